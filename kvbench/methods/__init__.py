@@ -1,0 +1,1 @@
+"""Compression methods, one file each; `conf/method/*.yaml` is their registry."""

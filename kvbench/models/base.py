@@ -1,0 +1,50 @@
+"""Values that every model's parts exchange."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from kvbench.segments import Segment
+
+
+@dataclass(frozen=True)
+class TextFeatures:
+    """Encoded prompts of unequal length, packed.
+
+    Attributes:
+        values: float32 [sum of lengths, channels].
+        lengths: words (tokens of the text encoder) of each prompt.
+    """
+
+    values: Tensor
+    lengths: tuple[int, ...]
+
+    def padded(self, words: int) -> tuple[Tensor, Tensor]:
+        """Values [prompts, words, channels], zero where a prompt is shorter, and bool [prompts, words]."""
+        values = self.values.new_zeros(len(self.lengths), words, self.values.shape[1])
+        mask = torch.arange(words, device=self.values.device) < torch.tensor(
+            self.lengths, device=self.values.device
+        ).unsqueeze(1)
+        values[mask] = self.values
+        return values, mask
+
+
+class Cache(Protocol):
+    """What a model needs of a cache (`kvbench.cache.KVCache`)."""
+
+    def reset(self, sequences: int) -> None:
+        """Starts a generation of that many sequences."""
+        ...
+
+    def begin(self, segment: Segment) -> None:
+        """Announces the segment whose tokens come next."""
+        ...
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Attention of q over the layer's cached past and the current k, v; all [sequences, heads, tokens, D]."""
+        ...
+
+

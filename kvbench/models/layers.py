@@ -1,0 +1,175 @@
+"""Building blocks of Infinity's transformer; parameter names are the official ones.
+
+Rounding: a block computes in the dtype of its own parameters (bf16 in the official runs, fp32 otherwise) and keeps norms,
+modulation, rotation and the residual stream where the official program, run under autocast, keeps them.
+"""
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from kvbench.models import rope
+
+Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
+
+
+class Rotation(NamedTuple):
+    """Cosines and sines of the current tokens, float32 [tokens, head_dim/2]."""
+
+    cos: Tensor
+    sin: Tensor
+
+
+class TextKeys(NamedTuple):
+    """A layer's keys and values of the text, [B, H, words, D], and which words exist, bool [B, 1, 1, words]."""
+
+    keys: Tensor
+    values: Tensor
+    mask: Tensor
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """x W^T + b with all three rounded to `dtype`."""
+    return F.linear(x.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype))
+
+
+def text_attention(q: Tensor, text: TextKeys) -> Tensor:
+    """Attention of q [B, H, tokens, D] over the text, scaled by 1/sqrt(D): [B, tokens, H*D]."""
+    if torch.is_grad_enabled():  # the fused kernel's backward pass is slow on CPU
+        scores = (q @ text.keys.transpose(-1, -2)).float() * q.shape[-1] ** -0.5
+        weights = scores.masked_fill(~text.mask, -math.inf).softmax(-1).to(q.dtype)
+        out = weights @ text.values
+    else:
+        out = F.scaled_dot_product_attention(q, text.keys, text.values, attn_mask=text.mask)
+    return out.transpose(1, 2).flatten(2)
+
+
+class SelfAttention(nn.Module):
+    """Cosine attention with a learned temperature per head; what is attended to is the caller's affair (`attend`)."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.scale_mul_1H11 = nn.Parameter(torch.full((1, heads, 1, 1), math.log(4.0)))
+        self.mat_qkv = nn.Linear(width, 3 * width, bias=False)
+        self.q_bias, self.v_bias = nn.Parameter(torch.zeros(width)), nn.Parameter(torch.zeros(width))
+        self.proj = nn.Linear(width, width)
+
+    def forward(self, h: Tensor, layer: int, rotation: Rotation, attend: Attend) -> Tensor:
+        """h [B, tokens, width], modulated and normalised, to [B, tokens, width]."""
+        weight = self.mat_qkv.weight
+        bias = torch.cat((self.q_bias, torch.zeros_like(self.q_bias), self.v_bias))
+        qkv = linear(h, weight, bias, weight.dtype)
+        q, k, v = qkv.unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        temperature = self.scale_mul_1H11.clamp_max(math.log(100)).float().exp()
+        q = rope.rotate(F.normalize(q.float(), dim=-1) * temperature, *rotation)
+        k = rope.rotate(F.normalize(k.float(), dim=-1), *rotation)
+        out = attend(layer, q.to(weight.dtype), k.to(weight.dtype), v)
+        return linear(out.transpose(1, 2).flatten(2), self.proj.weight, self.proj.bias, weight.dtype)
+
+
+class CrossAttention(nn.Module):
+    """Attention over the projected text, whose keys and values are computed once per image."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.mat_q = nn.Linear(width, width)
+        self.mat_kv = nn.Linear(width, 2 * width, bias=False)
+        self.v_bias = nn.Parameter(torch.zeros(width))
+        self.proj = nn.Linear(width, width)
+
+    def text_keys(self, context: Tensor, mask: Tensor, dtype: torch.dtype) -> TextKeys:
+        """Projects context [B, words, width]; `dtype` is what the attention itself is computed in."""
+        return project_text(context, self.mat_kv.weight, self.v_bias, self.heads, mask, dtype)
+
+    def forward(self, h: Tensor, text: TextKeys) -> Tensor:
+        """h [B, tokens, width], normalised, to [B, tokens, width]."""
+        dtype = self.mat_q.weight.dtype
+        q = linear(h, self.mat_q.weight, self.mat_q.bias, dtype).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+        out = text_attention(q.to(text.keys.dtype), text)
+        return linear(out, self.proj.weight, self.proj.bias, dtype)
+
+
+def project_text(
+    context: Tensor, weight: Tensor, v_bias: Tensor, heads: int, mask: Tensor, dtype: torch.dtype, compute: torch.dtype | None = None
+) -> TextKeys:
+    """Keys (no bias) and values of context [B, words, channels]; projected in `compute`, stored in `dtype`."""
+    bias = torch.cat((torch.zeros_like(v_bias), v_bias))
+    both = linear(context, weight, bias, compute or weight.dtype).unflatten(-1, (2, heads, -1))
+    keys, values = both.permute(2, 0, 3, 1, 4).to(dtype)
+    return TextKeys(keys, values, mask[:, None, None, :])
+
+
+class PooledText(nn.Module):
+    """One learned query attends to the text: the start token and the condition of every modulation."""
+
+    def __init__(self, text_width: int, width: int, heads: int) -> None:
+        super().__init__()
+        self.mat_q = nn.Parameter(torch.randn(1, heads, width // heads) * text_width**-0.5)
+        self.mat_kv = nn.Linear(text_width, 2 * width, bias=False)
+        self.v_bias = nn.Parameter(torch.zeros(width))
+        self.proj = nn.Linear(width, width)
+
+    def forward(self, values: Tensor, mask: Tensor, compute: torch.dtype, attention: torch.dtype) -> Tensor:
+        """values [B, words, text_width], mask bool [B, words] to [B, width]."""
+        heads = self.mat_q.shape[1]
+        text = project_text(values, self.mat_kv.weight, self.v_bias, heads, mask, attention, compute)
+        q = self.mat_q.unsqueeze(2).expand(len(values), -1, -1, -1).to(text.keys.dtype)
+        return linear(text_attention(q, text)[:, 0], self.proj.weight, self.proj.bias, compute)
+
+
+class FeedForward(nn.Module):
+    """Linear, GELU (tanh form), linear."""
+
+    def __init__(self, width: int, hidden: int) -> None:
+        super().__init__()
+        self.fc1, self.fc2 = nn.Linear(width, hidden), nn.Linear(hidden, width)
+
+    def forward(self, h: Tensor) -> Tensor:
+        dtype = self.fc1.weight.dtype
+        h = F.gelu(linear(h, self.fc1.weight, self.fc1.bias, dtype), approximate="tanh")
+        return linear(h, self.fc2.weight, self.fc2.bias, dtype)
+
+
+class Block(nn.Module):
+    """Self-attention and feed-forward under shared AdaLN, cross-attention ungated between them."""
+
+    def __init__(self, width: int, heads: int, hidden: int) -> None:
+        super().__init__()
+        self.width = width
+        self.ada_gss = nn.Parameter(torch.zeros(1, 1, 6, width))
+        self.sa = SelfAttention(width, heads)
+        self.ca = CrossAttention(width, heads)
+        self.ffn = FeedForward(width, hidden)
+        self.ca_norm = nn.LayerNorm(width, eps=1e-6)
+
+    def forward(
+        self, x: Tensor, layer: int, gss: Tensor, text: TextKeys, rotation: Rotation, attend: Attend
+    ) -> Tensor:
+        """One layer over the current tokens.
+
+        Args:
+            x: residual stream [B, tokens, width].
+            layer: index for `attend`.
+            gss: shared modulation float32 [B, 1, 6, width]: two gates, two scales, two shifts.
+            text: this layer's text keys and values.
+            rotation: rotary tables of the current tokens.
+            attend: (layer, q, k, v) -> attention output, all [B, H, tokens, D].
+        """
+        gate1, gate2, scale1, scale2, shift1, shift2 = (self.ada_gss + gss).unbind(2)
+        h = self.sa(modulated(x, scale1, shift1), layer, rotation, attend)
+        x = x + (h * gate1).to(h.dtype)
+        norm = self.ca_norm
+        h = F.layer_norm(x.float(), (self.width,), norm.weight.float(), norm.bias.float(), norm.eps)
+        x = x + self.ca(h, text).float()
+        return x + self.ffn(modulated(x, scale2, shift2)) * gate2
+
+
+def modulated(x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
+    """LayerNorm without weights, then x (1 + scale) + shift, in float32."""
+    return F.layer_norm(x.float(), x.shape[-1:], eps=1e-6) * (1 + scale) + shift

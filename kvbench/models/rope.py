@@ -1,0 +1,34 @@
+"""2-D rotary position embedding of Infinity: every scale is stretched onto one grid, rows and columns half a head each."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from kvbench.segments import Segment
+
+
+def positions(height: int, width: int, grid: tuple[int, int]) -> Tensor:
+    """(row, column) on `grid` of every token of a height x width scale, row-major: float32 [height*width, 2].
+
+    Index i of n goes to round(i * N / n), halves to the even number, as the official tables do.
+    """
+    rows = torch.round(torch.arange(height) * (grid[0] / height))
+    columns = torch.round(torch.arange(width) * (grid[1] / width))
+    return torch.stack(torch.meshgrid(rows, columns, indexing="ij"), -1).flatten(0, 1)
+
+
+def tables(
+    segments: Sequence[Segment], grid: tuple[int, int], head_dim: int, base: float, device: torch.device | str
+) -> tuple[Tensor, Tensor]:
+    """Cosines and sines, float32 [sum t_k, head_dim/2]: the first half of the angles turns with the row."""
+    frequencies = base ** (-torch.arange(0, head_dim // 2, 2).float() / (head_dim // 2))
+    where = torch.cat([positions(s.height, s.width, grid) for s in segments])
+    angles = torch.cat([where[:, :1] * frequencies, where[:, 1:] * frequencies], 1).to(device)
+    return angles.cos(), angles.sin()
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotates neighbouring pairs of float32 [..., tokens, head_dim] by the angles of [tokens, head_dim/2]."""
+    even, odd = x[..., 0::2], x[..., 1::2]
+    return torch.stack((even * cos - odd * sin, even * sin + odd * cos), -1).flatten(-2)

@@ -1,0 +1,153 @@
+"""Text encoders: Flan-T5 for the official models, a small trained one over a closed vocabulary for the embedded model."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from kvbench.models.base import TextFeatures
+
+PEOPLE = (
+    "man woman men women boy girl child person human adult teenager employee employer worker mother father sister "
+    "brother grandmother grandfather son daughter"
+).split()
+FACES = ". very smooth faces, good looking faces, face to the camera, perfect facial features"
+
+
+class TextEncoder(Protocol):
+    """Prompts in, packed features out."""
+
+    def encode(self, prompts: Sequence[str]) -> TextFeatures:
+        """Features of every prompt; an empty prompt has at least its end token."""
+        ...
+
+
+def with_faces(prompt: str) -> str:
+    """The official `positive prompt` option: prompts that mention people (as a substring) ask for good faces."""
+    return prompt + FACES if any(word in prompt for word in PEOPLE) else prompt
+
+
+class T5Encoder:
+    """Flan-T5 encoder through transformers, as Infinity calls it: fp16 weights, float32 features, no padding kept.
+
+    Args:
+        source: Hub id or local folder of the encoder.
+        revision: pinned Hub commit; None for a local folder.
+        device: where it runs.
+        dtype: float16 as the official program, float32 on a CPU.
+        positive_prompt: append the official faces suffix where people are mentioned.
+
+    Raises:
+        OSError: neither a readable folder nor a reachable Hub id.
+        ImportError: the `text` extra is not installed.
+    """
+
+    def __init__(
+        self,
+        source: str,
+        revision: str | None,
+        device: torch.device | str,
+        dtype: torch.dtype = torch.float16,
+        *,
+        positive_prompt: bool = False,
+    ) -> None:
+        from transformers import AutoTokenizer, T5EncoderModel
+
+        self._positive = positive_prompt
+        self._tokenizer = AutoTokenizer.from_pretrained(source, revision=revision, legacy=True, model_max_length=512)
+        self._model = T5EncoderModel.from_pretrained(source, revision=revision, dtype=dtype).eval().to(device)
+        self._device = device
+
+    @torch.inference_mode()
+    def encode(self, prompts: Sequence[str]) -> TextFeatures:
+        """Last hidden states, end token included, of at most 512 tokens a prompt."""
+        texts = [with_faces(prompt) if self._positive else prompt for prompt in prompts]
+        rows = [
+            self._model(self._tokenizer(text, truncation=True, return_tensors="pt").input_ids.to(self._device))
+            .last_hidden_state[0]
+            .float()
+            for text in texts
+        ]
+        return TextFeatures(torch.cat(rows), tuple(len(row) for row in rows))
+
+
+@dataclass(frozen=True)
+class VocabularyConfig:
+    """Shape of the closed-vocabulary encoder: words (0 pads), longest prompt, channels, layers, heads."""
+
+    words: int
+    longest: int
+    width: int
+    layers: int = 2
+    heads: int = 4
+
+
+class _TextBlock(nn.Module):
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.qkv, self.proj = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.fc1, self.fc2 = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        q, k, v = self.qkv(self.norm1(x)).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        scores = (q @ k.transpose(-1, -2)).float() * q.shape[-1] ** -0.5
+        weights = scores.masked_fill(~mask[:, None, None], -1e9).softmax(-1).to(v.dtype)
+        x = x + self.proj((weights @ v).transpose(1, 2).flatten(2))
+        return x + self.fc2(F.gelu(self.fc1(self.norm2(x))))
+
+
+class VocabularyEncoder(nn.Module):
+    """A small pre-norm transformer over words, trained together with the image transformer.
+
+    Args:
+        config: its shape.
+        tokenize: prompt to word numbers; may raise ValueError for an unknown word. Only `encode` needs it.
+    """
+
+    def __init__(self, config: VocabularyConfig, tokenize: Callable[[str], list[int]] | None = None) -> None:
+        super().__init__()
+        self.config, self._tokenize = config, tokenize
+        self.word = nn.Embedding(config.words, config.width)
+        self.place = nn.Embedding(config.longest, config.width)
+        self.text_blocks = nn.ModuleList(_TextBlock(config.width, config.heads) for _ in range(config.layers))
+        self.norm = nn.LayerNorm(config.width)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """int64 [B, words], 0 where padded, to [B, words, width]."""
+        mask = tokens > 0
+        x = self.word(tokens) + self.place.weight[: tokens.shape[1]]
+        for block in self.text_blocks:
+            x = block(x, mask)
+        return self.norm(x)
+
+    @torch.inference_mode()
+    def encode(self, prompts: Sequence[str]) -> TextFeatures:
+        """Packed features of captions of the closed grammar.
+
+        Raises:
+            ValueError: a word outside the vocabulary, or too many words.
+        """
+        if self._tokenize is None:
+            raise ValueError("this encoder was built without a tokenizer")
+        rows = [self._tokenize(prompt) for prompt in prompts]
+        tokens = nn.utils.rnn.pad_sequence([torch.tensor(row) for row in rows], batch_first=True)
+        features = self(tokens.to(self.word.weight.device)).float()
+        return TextFeatures(features[tokens.to(features.device) > 0], tuple(len(row) for row in rows))
+
+    @torch.no_grad()
+    def init_weights(self, generator: torch.Generator) -> None:
+        """Weights to train from: unit-variance layers, branches that start at zero."""
+        for parameter in self.parameters():
+            if parameter.ndim >= 2:
+                parameter.normal_(0, parameter.shape[-1] ** -0.5, generator=generator)
+        self.word.weight.normal_(0, 1.0, generator=generator)
+        self.place.weight.normal_(0, 0.5, generator=generator)
+        for block in self.text_blocks:
+            assert isinstance(block, _TextBlock)
+            block.proj.weight.zero_()
+            block.fc2.weight.zero_()

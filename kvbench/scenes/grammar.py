@@ -1,0 +1,157 @@
+"""Captions and layouts: a closed grammar that mirrors GenEval's six tasks.
+
+`single_object` and `two_object` prompts read like `colors` and `color_attr` prompts (everything is always named) but are
+judged on shapes alone. Metadata follow GenEval's lines: tag, include, exclude, prompt.
+"""
+
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvbench.scenes.world import BACKGROUNDS, COLORS, SHAPES, SIDE, Object, Scene, render
+
+TASKS = ("single_object", "two_object", "counting", "colors", "position", "color_attr")
+RELATIONS = ("left of", "right of", "above", "below")
+NUMBERS = {2: "two", 3: "three", 4: "four"}
+HELD_OUT = (("cyan", "triangle"), ("purple", "cross"), ("green", "ring"))
+MIX: Mapping[str, float] = {"colors": 0.28, "counting": 0.20, "color_attr": 0.17, "position": 0.35}
+
+_PAIRS = tuple((color, shape) for color in COLORS for shape in SHAPES)
+_WORDS = ("a", "and", "of", "on", "background", "left", "right", "above", "below", *NUMBERS.values())
+VOCABULARY = ("", "<end>", *_WORDS, *BACKGROUNDS, *COLORS, *SHAPES, *(shape + ("es" if shape == "cross" else "s") for shape in SHAPES))
+MAX_TOKENS = 14
+
+Pair = tuple[str, str]
+Meta = dict[str, object]
+
+
+def tokenize(text: str) -> list[int]:
+    """Word numbers of a caption, closed by <end>.
+
+    Raises:
+        ValueError: a word is not in the vocabulary, or the caption is too long.
+    """
+    words = text.lower().split()
+    unknown = [word for word in words if word not in VOCABULARY]
+    if unknown:
+        raise ValueError(f"prompt {text!r}: the scenes vocabulary has no word {unknown[0]!r}; it has {' '.join(VOCABULARY[2:])}")
+    if len(words) >= MAX_TOKENS:
+        raise ValueError(f"prompt {text!r}: {len(words)} words, at most {MAX_TOKENS - 1} are allowed")
+    return [*(VOCABULARY.index(word) for word in words), 1]
+
+
+def sample(
+    rng: np.random.Generator, task: str, *, pairs: Sequence[Pair] | None = None, relations: Sequence[str] = RELATIONS
+) -> tuple[Scene, str, Meta]:
+    """Draws a scene of a task with its caption and GenEval line.
+
+    Args:
+        rng: source of randomness.
+        task: one of `TASKS`.
+        pairs: (colour, shape) pairs of the first object; the default is all but the held-out ones, which is also what
+            the second object is drawn from.
+        relations: relations that position prompts may use.
+    """
+    seen = [pair for pair in _PAIRS if pair not in HELD_OUT]
+    first = _pick(rng, pairs or seen)
+    second = _pick(rng, [pair for pair in seen if pair[0] != first[0] and pair[1] != first[1]])
+    if task in ("single_object", "colors"):
+        body, objects = f"a {first[0]} {first[1]}", _single(rng, first)
+        include = [_clause(first, color=task == "colors")]
+    elif task == "counting":
+        count = int(rng.integers(2, 5))
+        body, objects = f"{NUMBERS[count]} {first[0]} {_plural(first[1])}", _group(rng, first, count)
+        include = [{**_clause(first, color=False), "count": count}]
+    elif task == "position":
+        relation = relations[int(rng.integers(len(relations)))]
+        body, objects = f"a {first[0]} {first[1]} {relation} a {second[0]} {second[1]}", _pair(rng, first, second, relation)
+        include = [_clause(second, color=False), {**_clause(first, color=False), "position": [relation, 0]}]
+    else:
+        body, objects = f"a {first[0]} {first[1]} and a {second[0]} {second[1]}", _pair(rng, first, second, "left of")
+        include = [_clause(pair, color=task == "color_attr") for pair in (first, second)]
+    background = list(BACKGROUNDS)[int(rng.integers(2))]
+    caption = f"{body} on a {background} background" if rng.random() < 0.3 else body
+    exclude = [{"class": first[1], "count": include[0]["count"] + 1}] if task == "counting" else []
+    return Scene(objects, background), caption, {"tag": task, "include": include, "exclude": exclude, "prompt": caption}
+
+
+def evaluation_prompts(
+    count: int, seed: int = 0, *, held_out: bool = False, relations: Sequence[str] = RELATIONS
+) -> list[Meta]:
+    """GenEval lines, the six tasks in turn; with `held_out` each prompt names a pair that training never showed."""
+    rng = np.random.default_rng([seed, 20_250, int(held_out)])
+    pairs = list(HELD_OUT) if held_out else None
+    return [sample(rng, TASKS[i % len(TASKS)], pairs=pairs, relations=relations)[2] for i in range(count)]
+
+
+def pool(
+    count: int, seed: int = 0, *, mix: Mapping[str, float] = MIX, processes: int = 1
+) -> tuple[NDArray[np.uint8], list[str]]:
+    """Training scenes: uint8 [count, 96, 96, 3] and their captions, the same whatever the number of processes."""
+    chunk = 1000
+    starts = range(0, count, chunk)
+    draw = partial(_chunk, seed=seed, mix=dict(mix))
+    sizes = [min(chunk, count - start) for start in starts]
+    if processes == 1:
+        parts = [draw(size, index) for index, size in enumerate(sizes)]
+    else:
+        with ProcessPoolExecutor(processes) as executor:
+            parts = list(executor.map(draw, sizes, range(len(sizes))))
+    return np.concatenate([images for images, _ in parts]), [text for _, texts in parts for text in texts]
+
+
+def _chunk(size: int, index: int, seed: int, mix: Mapping[str, float]) -> tuple[NDArray[np.uint8], list[str]]:
+    rng = np.random.default_rng([seed, 1, index])
+    tasks, weights = list(mix), np.array(list(mix.values()))
+    images = np.empty((size, SIDE, SIDE, 3), np.uint8)
+    captions = []
+    for row in range(size):
+        scene, caption, _ = sample(rng, tasks[rng.choice(len(tasks), p=weights / weights.sum())])
+        images[row] = render(scene)
+        captions.append(caption)
+    return images, captions
+
+
+def _pick(rng: np.random.Generator, pairs: Sequence[Pair]) -> Pair:
+    return pairs[int(rng.integers(len(pairs)))]
+
+
+def _plural(shape: str) -> str:
+    return shape + ("es" if shape == "cross" else "s")
+
+
+def _clause(pair: Pair, *, color: bool) -> dict[str, object]:
+    return {"class": pair[1], "count": 1, **({"color": pair[0]} if color else {})}
+
+
+def _placed(rng: np.random.Generator, pair: Pair, x: float, y: float, r: float) -> Object:
+    jitter = rng.uniform(-2, 2, 2)
+    return Object(pair[1], pair[0], x + float(jitter[0]), y + float(jitter[1]), r)
+
+
+def _single(rng: np.random.Generator, pair: Pair) -> tuple[Object, ...]:
+    places = ((48, 48), (30, 30), (66, 30), (30, 66), (66, 66))
+    x, y = places[int(rng.integers(len(places)))]
+    return (_placed(rng, pair, x, y, 23),)
+
+
+def _pair(rng: np.random.Generator, first: Pair, second: Pair, relation: str) -> tuple[Object, ...]:
+    side = 48 + (-10, 0, 10)[int(rng.integers(3))]
+    r = (15, 19)[int(rng.integers(2))]
+    near, far = (25, 71) if relation in ("left of", "above") else (71, 25)
+    if relation in ("left of", "right of"):
+        return _placed(rng, first, near, side, r), _placed(rng, second, far, side, r)
+    return _placed(rng, first, side, near, r), _placed(rng, second, side, far, r)
+
+
+def _group(rng: np.random.Generator, pair: Pair, count: int) -> tuple[Object, ...]:
+    if count == 2:
+        return _pair(rng, pair, pair, "left of")
+    corners = [(26, 26), (70, 26), (26, 70), (70, 70)]
+    if count == 3:
+        up = rng.random() < 0.5
+        corners = [(48, 26), (26, 70), (70, 70)] if up else [(26, 26), (70, 26), (48, 70)]
+    return tuple(_placed(rng, pair, x, y, 17) for x, y in corners)

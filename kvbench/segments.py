@@ -1,0 +1,84 @@
+"""Segments and shapes: the numbers that every budget, schedule and cache is made of."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+
+class Segment(NamedTuple):
+    """Tokens that enter the cache together: a scale, an image row, a prompt or a decode chunk."""
+
+    index: int
+    start: int
+    height: int
+    width: int
+    last: bool = False
+
+    @property
+    def length(self) -> int:
+        """Tokens in the segment (t_k)."""
+        return self.height * self.width
+
+    @property
+    def end(self) -> int:
+        """Position after the last token (c_k)."""
+        return self.start + self.length
+
+
+def next_scale(sizes: Sequence[tuple[int, int]]) -> tuple[Segment, ...]:
+    """Segments of a next-scale model, one per (height, width); nothing attends to the last one later."""
+    segments: list[Segment] = []
+    start = 0
+    for index, (height, width) in enumerate(sizes):
+        segments.append(Segment(index, start, height, width, last=index == len(sizes) - 1))
+        start += height * width
+    return tuple(segments)
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """What a cache and a method need to know of a model: shapes alone, no weights.
+
+    Attributes:
+        name: model name as in `conf/model`.
+        layers: self-attention layers L.
+        heads: KV heads per layer H.
+        head_dim: channels per head D.
+        segments: the generation schedule, K segments.
+        branches: sequences per prompt (2 with classifier-free guidance).
+        logit_scale: factor on q k^T (1 for Infinity, whose queries carry a learned scale).
+    """
+
+    name: str
+    layers: int
+    heads: int
+    head_dim: int
+    segments: tuple[Segment, ...]
+    branches: int = 2
+    logit_scale: float = 1.0
+
+    @cached_property
+    def lengths(self) -> tuple[int, ...]:
+        """t_k, tokens per segment."""
+        return tuple(segment.length for segment in self.segments)
+
+    @cached_property
+    def ends(self) -> tuple[int, ...]:
+        """c_k, tokens of segments 0..k together."""
+        return tuple(segment.end for segment in self.segments)
+
+    @property
+    def all_heads(self) -> int:
+        """T = layers x KV heads."""
+        return self.layers * self.heads
+
+    @property
+    def cached_length(self) -> int:
+        """c_{K-1} of the papers: tokens before the last segment, which is never cached."""
+        return self.segments[-1].start
+
+    @property
+    def full_tokens(self) -> int:
+        """Tokens of the full cache per sequence, T x c_{K-1}."""
+        return self.all_heads * self.cached_length

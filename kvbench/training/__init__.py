@@ -1,0 +1,1 @@
+"""Training of the embedded model `infinity_tiny`: tokenizer, transformer and feature network."""

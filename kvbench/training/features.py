@@ -1,0 +1,128 @@
+"""Training of the scenes feature network: it counts the objects of every colour and shape, and names the background."""
+
+import json
+import logging
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn import functional as F
+
+from kvbench.eval.features import SceneFeatures, to_unit
+from kvbench.scenes.grammar import TASKS, sample
+from kvbench.scenes.world import COLORS, SHAPES, SIDE, Scene, render
+from kvbench.training import checkpoint
+from kvbench.training.loop import Fit, generator
+from kvbench.training.optim import Average, Optimizer, warm_hold_decay
+
+log = logging.getLogger(__name__)
+
+PAIRS = tuple((color, shape) for color in COLORS for shape in SHAPES)
+MOST = 4  # objects of one kind a scene may hold
+OUTPUTS = len(PAIRS) * MOST + 1
+
+
+@dataclass(frozen=True)
+class FeatureRecipe:
+    """Settings of the feature network's training.
+
+    Attributes:
+        steps: optimiser steps.
+        batch: freshly drawn scenes per step.
+        muon: peak learning rate of the hidden convolutions.
+        adamw: peak learning rate of everything else.
+        average: decay of the averaged weights.
+        noise: highest standard deviation of the noise added to an image, uniform on [0, noise].
+        shift: largest shift of an image in pixels, so that layouts are not learnt by heart.
+        test: scenes of the accuracy measurement.
+        seed: seed of the weights and of every draw.
+    """
+
+    steps: int = 700
+    batch: int = 64
+    muon: float = 0.01
+    adamw: float = 2e-3
+    average: float = 0.99
+    noise: float = 0.08
+    shift: int = 5
+    test: int = 2000
+    seed: int = 0
+
+
+def labels(scene: Scene) -> NDArray[np.float32]:
+    """float32 [121]: for each (colour, shape) whether there is at least one, two, three, four; then whether it is dark."""
+    counts = [sum((item.color, item.shape) == pair for item in scene.objects) for pair in PAIRS]
+    steps = np.arange(1, MOST + 1)[None] <= np.array(counts)[:, None]
+    return np.append(steps.ravel(), scene.background == "dark").astype(np.float32)
+
+
+def train_features(path: Path, recipe: FeatureRecipe | None = None) -> dict[str, float]:
+    """Trains the network, writes it to `path` (float16 safetensors) and returns its accuracy on new scenes.
+
+    A checkpoint beside `path` lets an interrupted training go on.
+    """
+    recipe = recipe or FeatureRecipe()
+    rng = torch.get_rng_state()
+    torch.manual_seed(recipe.seed)
+    model = SceneFeatures(OUTPUTS)
+    torch.set_rng_state(rng)
+
+    def loss(step: int) -> Tensor:
+        images, targets = _draw(recipe.batch, [recipe.seed, 2, step])
+        return F.binary_cross_entropy_with_logits(model(_disturb(images, recipe, step)), targets)
+
+    average = Average(model, recipe.average)
+    optimizer = Optimizer(model, lambda name: "layers.0" not in name and "head" not in name, muon=recipe.muon, adamw=recipe.adamw)
+    settings: dict[str, object] = json.loads(json.dumps(asdict(recipe)))
+    Fit(
+        "features",
+        model,
+        optimizer,
+        average,
+        loss,
+        lambda step: warm_hold_decay(step, step / recipe.steps),
+        recipe.steps,
+        path.with_suffix(".checkpoint.safetensors"),
+        settings,
+    ).run()
+    half = {name: tensor.half() for name, tensor in average.tensors.items()}
+    model.load_state_dict({name: tensor.float() for name, tensor in half.items()})
+    accuracy = measure(model, recipe.test, recipe.seed)
+    checkpoint.save(path, half, {"recipe": settings, "accuracy": accuracy})
+    log.info("features: %s, accuracy %s", path, accuracy)
+    return accuracy
+
+
+@torch.inference_mode()
+def measure(model: SceneFeatures, count: int, seed: int) -> dict[str, float]:
+    """Share of `count` new scenes read right: all counts and the background together, the counts, the background."""
+    right = torch.zeros(count, 2, dtype=torch.bool)
+    for start in range(0, count, 100):
+        size = min(100, count - start)
+        images, targets = _draw(size, [seed, 3, start])
+        agree = (model(images) > 0) == (targets > 0.5)
+        right[start : start + size] = torch.stack([agree[:, :-1].all(1), agree[:, -1]], 1)
+    counts, background = right.float().mean(0).tolist()
+    return {"scenes": float(right.all(1).float().mean()), "counts": counts, "background": background, "n": count}
+
+
+def _draw(size: int, key: list[int]) -> tuple[Tensor, Tensor]:
+    """Images float32 [size, 3, 96, 96] in [0, 1] and labels [size, 121], the six tasks alike, no pair held out."""
+    rng = np.random.default_rng(key)
+    pixels = np.empty((size, SIDE, SIDE, 3), np.uint8)
+    targets = np.empty((size, OUTPUTS), np.float32)
+    for row in range(size):
+        scene, _, _ = sample(rng, TASKS[int(rng.integers(len(TASKS)))], pairs=PAIRS)
+        pixels[row], targets[row] = render(scene), labels(scene)
+    return to_unit(pixels), torch.from_numpy(targets)
+
+
+def _disturb(images: Tensor, recipe: FeatureRecipe, step: int) -> Tensor:
+    """Shifts the batch cyclically (its borders are background) and adds noise of a strength drawn per image."""
+    rng = generator(recipe.seed, 4, step)
+    dy, dx = torch.randint(-recipe.shift, recipe.shift + 1, (2,), generator=rng).tolist()
+    strength = torch.rand(len(images), 1, 1, 1, generator=rng) * recipe.noise
+    return images.roll((dy, dx), (2, 3)) + strength * torch.randn(images.shape, generator=rng)

@@ -1,0 +1,87 @@
+"""Muon for hidden matrices, AdamW for the rest, one learning-rate factor over both, and an averaged copy of the weights."""
+
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor, nn
+
+
+class Optimizer:
+    """Two optimisers behind one step.
+
+    Muon (orthogonalised momentum) takes every parameter of two or more dimensions that `hidden` accepts; convolution
+    kernels [out, in, h, w] are updated as [out, in*h*w] matrices. AdamW takes the rest.
+
+    Args:
+        model: module whose parameters are trained.
+        hidden: name -> whether Muon may take the parameter.
+        muon: peak learning rate of Muon.
+        adamw: peak learning rate of AdamW.
+        decay: weight decay of Muon's matrices.
+    """
+
+    def __init__(
+        self, model: nn.Module, hidden: Callable[[str], bool], *, muon: float, adamw: float, decay: float = 0.0
+    ) -> None:
+        matrices = [p for name, p in model.named_parameters() if p.ndim >= 2 and hidden(name)]
+        taken = {id(p) for p in matrices}
+        rest = [p for p in model.parameters() if id(p) not in taken]
+        # Muon wants two dimensions: these views share storage with the kernels they flatten.
+        self._pairs = [(p, nn.Parameter(p.data.flatten(1))) for p in matrices]
+        self._muon = torch.optim.Muon([flat for _, flat in self._pairs], lr=muon, weight_decay=decay)
+        self._adamw = torch.optim.AdamW(rest, lr=adamw, betas=(0.9, 0.97), weight_decay=0.0)
+        self._peak = (muon, adamw)
+        self._parameters = [*matrices, *rest]
+
+    def step(self, factor: float) -> None:
+        """Updates all parameters at `factor` times the peak rates and clears the gradients."""
+        nn.utils.clip_grad_norm_(self._parameters, 1.0)
+        for parameter, flat in self._pairs:
+            flat.grad = None if parameter.grad is None else parameter.grad.flatten(1)
+        for optimizer, peak in zip((self._muon, self._adamw), self._peak, strict=True):
+            for group in optimizer.param_groups:
+                group["lr"] = peak * factor
+            optimizer.step()
+        for parameter in self._parameters:
+            parameter.grad = None
+
+    def state(self) -> dict[str, Tensor]:
+        """Every state tensor under a flat name, for a checkpoint."""
+        return {
+            f"{label}.{index}.{key}": torch.as_tensor(value)
+            for label, optimizer in (("muon", self._muon), ("adamw", self._adamw))
+            for index, entry in optimizer.state_dict()["state"].items()
+            for key, value in entry.items()
+        }
+
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        """Restores what `state` returned."""
+        for label, optimizer in (("muon", self._muon), ("adamw", self._adamw)):
+            state: dict[int, dict[str, Tensor]] = {}
+            for name, tensor in tensors.items():
+                kind, index, key = name.split(".", 2)
+                if kind == label:
+                    state.setdefault(int(index), {})[key] = tensor
+            optimizer.load_state_dict({**optimizer.state_dict(), "state": state})
+
+
+class Average:
+    """Exponential moving average of a module's parameters."""
+
+    def __init__(self, model: nn.Module, decay: float) -> None:
+        self.decay = decay
+        self._live = dict(model.named_parameters())
+        self.tensors = {name: p.detach().clone() for name, p in self._live.items()}
+
+    @torch.no_grad()
+    def update(self, step: int) -> None:
+        """Takes in the parameters after `step` (from 0); early steps weigh more, so the start is forgotten soon."""
+        weight = 1 - min(self.decay, (1 + step) / (10 + step))
+        torch._foreach_lerp_(list(self.tensors.values()), [p.data for p in self._live.values()], weight)
+
+
+def warm_hold_decay(step: int, progress: float, *, warm: int = 40, hold: float = 0.4, floor: float = 0.02) -> float:
+    """Learning-rate factor: `warm` linear steps, constant until `progress` (0..1) passes `hold`, then linear to `floor`."""
+    if step < warm:
+        return (step + 1) / warm
+    return 1.0 if progress < hold else max(floor, floor + (1 - floor) * (1 - progress) / (1 - hold))

@@ -1,0 +1,103 @@
+"""Training of the tiny bitwise tokenizer on rendered scenes."""
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from kvbench.models.bsq import BSQ
+from kvbench.training.bits import straight_through_sums
+from kvbench.training.loop import Fit, generator
+from kvbench.training.optim import Average, Optimizer, warm_hold_decay
+
+
+@dataclass(frozen=True)
+class TokenizerRecipe:
+    """Settings of the tokenizer's training.
+
+    Attributes:
+        steps: optimiser steps.
+        batch: images per step.
+        muon: peak learning rate of convolutions and mixing matrices.
+        adamw: peak learning rate of everything else.
+        hold: share of the steps at the peak rate.
+        average: decay of the averaged weights.
+        prefix: share of each batch that is decoded from its first scales only, so that these describe the whole picture.
+        longest_prefix: the most scales such a prefix has.
+        flip: highest flip probability, uniform on [0, flip] for every second sample.
+        seed: seed of the weights and of every draw.
+    """
+
+    steps: int = 2400
+    batch: int = 32
+    muon: float = 0.012
+    adamw: float = 1.5e-3
+    hold: float = 0.4
+    average: float = 0.995
+    prefix: float = 0.5
+    longest_prefix: int = 7
+    flip: float = 0.04
+    seed: int = 0
+
+
+def to_signed(images: Tensor) -> Tensor:
+    """uint8 [B, H, W, 3] to float32 [B, 3, H, W] in [-1, 1]."""
+    return images.permute(0, 3, 1, 2).float() / 127.5 - 1
+
+
+def reconstruction_loss(decoded: Tensor, images: Tensor) -> Tensor:
+    """L1 + 4 MSE + 1/4 L1 of the differences between neighbours, on [B, 3, H, W] in [-1, 1]."""
+    error = decoded - images
+    edges = error.diff(dim=2).abs().mean() + error.diff(dim=3).abs().mean()
+    return error.abs().mean() + 4 * error.square().mean() + 0.25 * edges
+
+
+def fit(model: BSQ, images: Tensor, sizes: list[tuple[int, int]], recipe: TokenizerRecipe, path: Path) -> dict[str, Tensor]:
+    """Trains on uint8 [N, H, W, 3] images and returns the averaged weights by name; `path` is the checkpoint file."""
+
+    def loss(step: int) -> Tensor:
+        rng = generator(recipe.seed, 0, step)
+        index = torch.randint(len(images), (recipe.batch,), generator=rng)
+        batch = to_signed(images[index]).contiguous(memory_format=torch.channels_last)
+        flip = torch.rand(recipe.batch, generator=rng) * recipe.flip
+        flip = flip * (torch.rand(recipe.batch, generator=rng) < 0.5)
+        last = torch.randint(recipe.longest_prefix, (recipe.batch,), generator=rng)
+        whole = torch.rand(recipe.batch, generator=rng) >= recipe.prefix
+        last = torch.where(whole, len(sizes) - 1, last)
+        with torch.autocast("cpu", torch.bfloat16):
+            latents = model.encoder(batch)
+        sums, commitment = straight_through_sums(latents.float(), sizes, model.amplitudes, flip, rng)
+        with torch.autocast("cpu", torch.bfloat16):
+            decoded = model.decoder(sums[last, torch.arange(recipe.batch)])
+        return reconstruction_loss(decoded.float(), batch) + 0.1 * commitment
+
+    model.to(memory_format=torch.channels_last)
+    optimizer = Optimizer(
+        model, lambda name: "conv_in" not in name and "conv_out" not in name, muon=recipe.muon, adamw=recipe.adamw
+    )
+    average = Average(model, recipe.average)
+    Fit(
+        "tokenizer",
+        model,
+        optimizer,
+        average,
+        loss,
+        lambda step: warm_hold_decay(step, step / recipe.steps, hold=recipe.hold),
+        recipe.steps,
+        path,
+        json.loads(json.dumps(asdict(recipe))),
+    ).run()
+    return average.tensors
+
+
+@torch.inference_mode()
+def encode(model: BSQ, images: Tensor, batch: int = 256) -> Tensor:
+    """Encoder outputs float16 [N, d, h, w] of uint8 [N, H, W, 3] images."""
+    parts = []
+    for start in range(0, len(images), batch):
+        with torch.autocast("cpu", torch.bfloat16):
+            parts.append(model.encoder(to_signed(images[start : start + batch])).half())
+    return torch.cat(parts)
