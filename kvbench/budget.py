@@ -2,13 +2,9 @@
 
 from dataclasses import dataclass
 from fractions import Fraction
-from math import floor
+from math import ceil, floor
 
 from kvbench.segments import ModelSpec
-
-
-class InfeasibleBudget(ValueError):
-    """A budget below what a method must keep; the message names the smallest feasible one."""
 
 
 @dataclass(frozen=True)
@@ -37,14 +33,18 @@ class Budget:
         try:
             number = Fraction(str(value))
         except (ValueError, ZeroDivisionError):
-            raise ValueError(f"budget={value}: give a fraction in (0, 1] or a number of tokens per head") from None
+            raise ValueError(
+                f"budget={value}: give a fraction in (0, 1] or a number of tokens per head"
+            ) from None
         if number <= 0:
             raise ValueError(f"budget={value}: must be positive")
         if number > 1:
             if number.denominator != 1:
                 raise ValueError(f"budget={value}: above 1 it counts tokens per head and must be whole")
             if number > spec.cached_length:
-                raise ValueError(f"budget={value}: {spec.name} caches {spec.cached_length} tokens per head at most")
+                raise ValueError(
+                    f"budget={value}: {spec.name} caches {spec.cached_length} tokens per head at most"
+                )
             number /= spec.cached_length
         return cls(number * spec.full_tokens, spec.full_tokens, spec.all_heads)
 
@@ -62,3 +62,16 @@ class Budget:
     def tokens(self) -> int:
         """Whole tokens that fit, floor(B)."""
         return floor(self.capacity)
+
+
+class InfeasibleBudget(ValueError):
+    """A budget below what a method must keep; the message names the smallest feasible one."""
+
+    @classmethod
+    def of(cls, budget: Budget, sinks: int, needed: int, spec: ModelSpec) -> "InfeasibleBudget":
+        """The sinks alone need `needed` tokens per head."""
+        smallest = ceil(Fraction(needed, spec.cached_length) * 10**5) / 10**5
+        return cls(
+            f"budget={float(budget.fraction):g}: {sinks} sink scales need {needed} of {spec.cached_length} tokens per "
+            f"head; the smallest feasible budget is {smallest:g}, or lower `sinks`"
+        )

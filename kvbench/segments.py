@@ -9,7 +9,7 @@ from typing import NamedTuple
 class Segment(NamedTuple):
     """Tokens that enter the cache together: a scale, an image row, a prompt or a decode chunk."""
 
-    index: int
+    index: int  # type: ignore[assignment]  # hides tuple.index, which nobody asks a segment for
     start: int
     height: int
     width: int

@@ -42,6 +42,10 @@ class View(Protocol):
         """float32 [rows, slots]: attention each slot receives, mean over the current segment's queries."""
         ...
 
+    def segment_mass(self) -> Tensor:
+        """float32 [rows, at.index + 1]: `mass` summed over the slots of each source segment."""
+        ...
+
 
 class Method:
     """What a cache keeps. Subclasses are dataclasses; their fields are the method's settings.
@@ -49,21 +53,30 @@ class Method:
     Attributes:
         static: the answer of `keep` depends on the layer, the segment and the slots' positions only, never on data or
             sequence. The cache then asks once per (layer, segment) and reuses the answer.
+        strict: exceeding the budget is an error; otherwise the measured peak is what tables show.
+        observes_last: `keep` is also called at the last segment, where its answer is ignored.
         calibration: kind of the artifact that `prepare` needs, None for none.
     """
 
     static: ClassVar[bool] = False
+    strict: ClassVar[bool] = True
+    observes_last: ClassVar[bool] = False
     calibration: ClassVar[str | None] = None
 
     spec: ModelSpec
     budget: Budget
 
-    def prepare(self, spec: ModelSpec, budget: Budget, artifact: Artifact | None = None) -> None:
-        """Called once per model and budget, before any generation.
+    def check(self, spec: ModelSpec, budget: Budget) -> None:
+        """Refuses what can never work, from shapes alone, before weights are loaded or anything is calibrated.
 
         Raises:
             InfeasibleBudget: the budget is below what the method must keep.
+            ValueError: a setting does not fit the model.
         """
+
+    def prepare(self, spec: ModelSpec, budget: Budget, artifact: Artifact | None = None) -> None:
+        """Called once per model and budget, before any generation; raises what `check` raises."""
+        self.check(spec, budget)
         self.spec, self.budget = spec, budget
 
     def keep(self, view: View) -> Tensor | None:

@@ -1,0 +1,48 @@
+"""StreamingLLM: attention sinks and a recent window."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from kvbench.budget import Budget, InfeasibleBudget
+from kvbench.methods.base import Artifact, Method, View
+from kvbench.segments import ModelSpec
+
+
+@dataclass
+class StreamingLLM(Method):
+    """Keep the tokens of the sink scales and the most recent ones, the same number in every head (arXiv:2309.17453).
+
+    Every head gets floor(B / T) tokens: the sinks first, then the latest positions.
+
+    Differs from the paper in: sinks are whole scales instead of four tokens, and keys keep the rotation of their own
+    position (two-dimensional positions have no shifted counterpart).
+
+    Attributes:
+        sinks: leading scales that are always kept.
+    """
+
+    sinks: int
+
+    static: ClassVar[bool] = True
+
+    def check(self, spec: ModelSpec, budget: Budget) -> None:
+        """The sinks must fit."""
+        if not 0 <= self.sinks < len(spec.segments):
+            raise ValueError(f"sinks={self.sinks}: {spec.name} has {len(spec.segments)} scales")
+        needed = self._sink_tokens(spec)
+        if budget.per_head < needed:
+            raise InfeasibleBudget.of(budget, self.sinks, needed, spec)
+
+    def prepare(self, spec: ModelSpec, budget: Budget, artifact: Artifact | None = None) -> None:
+        """Turns the budget into a window."""
+        super().prepare(spec, budget, artifact)
+        self._recent = budget.tokens // spec.all_heads - self._sink_tokens(spec)
+
+    def keep(self, view: View) -> Tensor:
+        """Sinks and the latest tokens."""
+        return (view.position < self._sink_tokens(self.spec)) | (view.position >= view.at.end - self._recent)
+
+    def _sink_tokens(self, spec: ModelSpec) -> int:
+        return spec.ends[self.sinks - 1] if self.sinks else 0
