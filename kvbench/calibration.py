@@ -1,0 +1,125 @@
+"""Calibration: a method that keeps everything and watches, and the artifact it leaves."""
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar, Protocol
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+from kvbench.attention_by_scale import KIND
+from kvbench.budget import Budget
+from kvbench.cache import KVCache
+from kvbench.config import ConfigError
+from kvbench.methods.base import Artifact, Method, View
+from kvbench.models.base import Cache
+from kvbench.models.sampling import Noise, PromptNoise
+from kvbench.prompts import Prompt
+from kvbench.runs import write_whole
+from kvbench.segments import ModelSpec
+
+
+class Generator(Protocol):
+    """What calibration and runs need of a model."""
+
+    @property
+    def spec(self) -> ModelSpec:
+        """Shapes."""
+        ...
+
+    def generate(self, prompts: Sequence[str], cache: Cache, noise: Noise) -> Tensor:
+        """Images uint8 [B, H, W, 3]."""
+        ...
+
+
+@dataclass
+class AttentionByScale(Method):
+    """Keeps everything; sums the attention each scale's queries pay to each source scale, conditional rows only."""
+
+    observes_last: ClassVar[bool] = True
+
+    def prepare(self, spec: ModelSpec, budget: Budget, artifact: Artifact | None = None) -> None:
+        """Starts the sums."""
+        super().prepare(spec, budget, artifact)
+        scales = len(spec.segments)
+        self._sum = torch.zeros(spec.layers, spec.heads, scales, scales, dtype=torch.float64)
+        self._prompts = 0
+
+    def keep(self, view: View) -> None:
+        """Adds the segment's attention."""
+        conditional = view.sequences // self.spec.branches
+        mass = view.segment_mass().view(view.sequences, view.heads, -1)[:conditional].double().cpu()
+        self._sum[view.layer, :, view.at.index, : view.at.index + 1] += mass.sum(0)
+        if view.layer == 0 and view.at.index == 0:
+            self._prompts += conditional
+
+    def mass(self) -> Tensor:
+        """float64 [L, H, K, K], mean over prompts (`kvbench.attention_by_scale`)."""
+        return self._sum / self._prompts
+
+
+def calibrate(
+    model: Generator,
+    prompts: Sequence[Prompt],
+    seed: int,
+    device: str,
+    metadata: Mapping[str, object],
+    advance: Callable[[], None],
+) -> Artifact:
+    """Watches full-cache generations, one prompt at a time as the official program does.
+
+    Args:
+        model: loaded model.
+        prompts: calibration prompts.
+        seed: seed of their noise.
+        device: torch device.
+        metadata: provenance that later runs must agree with.
+        advance: called after every prompt.
+    """
+    observer = AttentionByScale()
+    observer.prepare(model.spec, Budget.parse(1, model.spec))
+    dtype = torch.bfloat16 if torch.device(device).type == "cuda" else torch.float32
+    cache = KVCache(model.spec, observer, dtype=dtype, device=device)
+    for prompt in prompts:
+        model.generate([prompt.text], cache, PromptNoise(seed, [prompt.index]))
+        advance()
+    return Artifact(KIND, {"mass": observer.mass()}, dict(metadata))
+
+
+def save_artifact(path: Path, artifact: Artifact) -> None:
+    """Writes an artifact as safetensors with its metadata, whole or not at all."""
+    header = {"kvbench": json.dumps({"kind": artifact.kind, **artifact.metadata}, sort_keys=True)}
+    write_whole(path, save({name: tensor.contiguous() for name, tensor in artifact.tensors.items()}, header))
+
+
+def load_artifact(path: Path, kind: str, expected: Mapping[str, object]) -> Artifact:
+    """Reads an artifact and makes sure that it belongs to this model, schedule and settings.
+
+    Raises:
+        ConfigError: unreadable, or made for something else; names the first field that differs.
+    """
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata = json.loads(file.metadata()["kvbench"])
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
+    except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
+        raise ConfigError(
+            f"calibration {path}: cannot be read ({error}); delete it to calibrate again"
+        ) from None
+    for name, value in {"kind": kind, **json.loads(json.dumps(expected))}.items():
+        if metadata.get(name) != value:
+            raise ConfigError(
+                f"calibration {path}: made for {name}={metadata.get(name)!r}, this run has {value!r}; calibrate again"
+            )
+    return Artifact(kind, tensors, metadata)
+
+
+def artifact_name(metadata: Mapping[str, object]) -> str:
+    """File name of the artifact that belongs to some metadata."""
+    text = json.dumps(metadata, sort_keys=True, default=str)
+    return f"calibration-{hashlib.sha256(text.encode()).hexdigest()[:10]}.safetensors"

@@ -1,0 +1,196 @@
+"""`task=plan`: schedule, memory and the largest batch, from a model's shapes alone."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from kvbench.attention_by_scale import KIND
+from kvbench.budget import Budget
+from kvbench.cache import CacheView
+from kvbench.config import ConfigError
+from kvbench.kernels.compact import empty_layout, plan, slots_seen
+from kvbench.memory import MIB, cache_bytes, paper_mib
+from kvbench.methods.base import Artifact, Method
+from kvbench.segments import ModelSpec
+
+
+@dataclass(frozen=True)
+class ScaleRow:
+    """One scale: its tokens, tokens so far, heads pruned per source, atoms evicted early, most tokens held."""
+
+    scale: int
+    size: str
+    tokens: int
+    cumulative: int
+    pruned: int | None
+    early: int | None
+    held: int
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a run would hold.
+
+    Attributes:
+        spec: the model.
+        budget: capacity B.
+        batch: prompts at a time.
+        scales: the schedule.
+        peak_tokens: most tokens one sequence holds between layers.
+        full_mib: full cache of the batch, papers' convention.
+        budget_mib: B of the batch, papers' convention.
+        peak_mib: measured peak of the schedule, papers' convention.
+        full_bytes: full cache in the stored dtype.
+        peak_bytes: peak in the stored dtype.
+        largest_batch: prompts that fit `gpu_gib` (0 if not even one does), for full cache and for this method.
+        order: where the order of heads comes from.
+    """
+
+    spec: ModelSpec
+    budget: Budget
+    batch: int
+    scales: tuple[ScaleRow, ...]
+    peak_tokens: int
+    full_mib: float
+    budget_mib: float
+    peak_mib: float
+    full_bytes: int
+    peak_bytes: int
+    largest_batch: dict[str, int]
+    order: str
+
+
+def make_plan(
+    spec: ModelSpec, budget: Budget, method: Method, parameters: int, batch: int, gpu_gib: float
+) -> Plan:
+    """Works out the plan of a static method.
+
+    Args:
+        spec: the model.
+        budget: capacity B.
+        method: not yet prepared; without an order file its heads are pruned in the order of their numbers, which
+            changes which heads are pruned but not how many.
+        parameters: weights of transformer and tokenizer.
+        batch: prompts at a time.
+        gpu_gib: memory to fill, GiB.
+
+    Raises:
+        ConfigError: the method's answers depend on data, or gpu_gib is not positive.
+    """
+    if gpu_gib <= 0:
+        raise ConfigError(f"plan.gpu_gib={gpu_gib}: must be positive")
+    if not type(method).static:
+        raise ConfigError(
+            f"task=plan: what {type(method).__name__} keeps depends on data; run it to measure its memory"
+        )
+    placeholder = type(method).calibration == KIND and getattr(method, "orders", None) is None
+    method.prepare(spec, budget, _placeholder(spec) if placeholder else None)
+    schedule = getattr(method, "schedule", None)
+    held = cached_after(spec, method) if schedule is None else schedule.cached_after
+    rows = tuple(
+        ScaleRow(
+            s.index,
+            f"{s.height}x{s.width}",
+            s.length,
+            s.end,
+            None if schedule is None else int(schedule.pruned[s.index]),
+            None if schedule is None else int(schedule.early[s.index]),
+            int(held[s.index].max()),
+        )
+        for s in spec.segments
+    )
+    peak = int(held.max())
+    return Plan(
+        spec,
+        budget,
+        batch,
+        rows,
+        peak,
+        paper_mib(spec.full_tokens, spec, batch),
+        paper_mib(float(budget.capacity), spec, batch),
+        paper_mib(peak, spec, batch),
+        cache_bytes(spec.full_tokens, spec, batch, 2),
+        cache_bytes(peak, spec, batch, 2),
+        {
+            name: largest_batch(spec, tokens, parameters, gpu_gib)
+            for name, tokens in (("full", spec.full_tokens), ("method", peak))
+        },
+        "head number (no calibration)"
+        if placeholder
+        else "as calibrated"
+        if schedule is not None
+        else "none needed",
+    )
+
+
+def cached_after(spec: ModelSpec, method: Method) -> np.ndarray[tuple[int, int], np.dtype[np.int64]]:
+    """int64 [K, L]: tokens one sequence holds after layer l of scale k under a prepared static method.
+
+    Found by asking the method exactly as the cache does; the last row is what is held while the last scale runs.
+    """
+    layouts = [empty_layout(spec.heads, "cpu")] * spec.layers
+    starts = torch.tensor([segment.start for segment in spec.segments])
+    held = np.zeros((len(spec.segments), spec.layers), np.int64)
+    tokens = [0] * spec.layers
+    for at in spec.segments:
+        for layer in range(spec.layers):
+            if not at.last:
+                position = slots_seen(layouts[layer], at.start, at.length)
+                segment = torch.bucketize(position, starts, right=True) - 1
+                keep = method.keep(CacheView(layer, at, 1, spec.heads, position, segment))
+                everything = torch.ones_like(position, dtype=torch.bool)
+                layouts[layer], _ = plan(
+                    layouts[layer], everything if keep is None else keep, at.start, at.length
+                )
+                tokens[layer] = layouts[layer].total
+            held[at.index, layer] = sum(tokens)
+    return held
+
+
+def largest_batch(spec: ModelSpec, tokens: int, parameters: int, gpu_gib: float) -> int:
+    """Largest number of prompts whose generation fits, by a stated model rather than a measurement.
+
+    bytes = 2 x parameters + batch x branches x (cache + rebuild + activations), in bf16, with
+    cache = 2 x 2 x D x tokens; rebuild = a second copy of one layer's keys, 2 x D x tokens / L;
+    activations of the last scale = t x width x (2 x 3 for q, k, v + 4 x 4 for the float32 residual stream, its norm
+    and two temporaries + 2 x 4 for the feed-forward's hidden state), width = H x D.
+    """
+    width = spec.heads * spec.head_dim
+    activations = spec.segments[-1].length * width * (2 * 3 + 4 * 4 + 2 * 4)
+    cache = 4 * spec.head_dim * tokens
+    per_prompt = spec.branches * (cache + cache // (2 * spec.layers) + activations)
+    return max(0, int((gpu_gib * 1024 * MIB - 2 * parameters) // per_prompt))
+
+
+def export(path: Path, spec: ModelSpec, budget: Budget, method: Method) -> None:
+    """Writes a HeatKV schedule as .npz: A, G bool [K, K, L, H], N [K], cached_after [K, L], B, t, c, s, budget.
+
+    Raises:
+        ConfigError: the method has no schedule, or the file cannot be written.
+    """
+    schedule = getattr(method, "schedule", None)
+    if schedule is None:
+        raise ConfigError(f"plan.export={path}: {type(method).__name__} has no schedule to export")
+    try:
+        np.savez_compressed(
+            path,
+            A=schedule.absent,
+            G=schedule.gone,
+            N=schedule.pruned.astype(np.int32),
+            cached_after=schedule.cached_after,
+            B=float(budget.capacity),
+            t=np.array(spec.lengths),
+            c=np.array(spec.ends),
+            s=method.sinks,  # type: ignore[attr-defined]
+            budget=float(budget.fraction),
+        )
+    except OSError as error:
+        raise ConfigError(f"plan.export={path}: cannot be written ({error})") from None
+
+
+def _placeholder(spec: ModelSpec) -> Artifact:
+    scales = len(spec.segments)
+    mass = torch.zeros(spec.layers, spec.heads, scales, scales, dtype=torch.float64)
+    return Artifact(KIND, {"mass": mass})
