@@ -1,6 +1,5 @@
 """Values that every model's parts exchange."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -46,5 +45,3 @@ class Cache(Protocol):
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Attention of q over the layer's cached past and the current k, v; all [sequences, heads, tokens, D]."""
         ...
-
-

@@ -119,13 +119,20 @@ class _Resample(nn.Module):
 
 
 class _Level(nn.Module):
-    def __init__(self, inputs: int, outputs: int, blocks: int) -> None:
+    """Residual blocks of one resolution, then the way to the next one (`downsample` or `upsample`), if there is one."""
+
+    def __init__(self, inputs: int, outputs: int, blocks: int, resample: str | None) -> None:
         super().__init__()
         self.block = nn.ModuleList(_ResBlock(inputs if i == 0 else outputs, outputs) for i in range(blocks))
+        if resample is not None:
+            self.add_module(resample, _Resample(outputs, down=resample == "downsample"))
 
     def forward(self, x: Tensor) -> Tensor:
         for block in self.block:
             x = block(x)
+        for name, module in self.named_children():
+            if name != "block":
+                x = module(x)
         return x
 
 
@@ -137,21 +144,19 @@ class Encoder(nn.Module):
         widths = config.encoder_widths
         self.stem = config.stem
         self.conv_in = _Conv(3 * config.stem**2, config.base)
-        self.down = nn.ModuleList()
-        for i, width in enumerate(widths):
-            level = _Level(widths[i - 1] if i else config.base, width, config.blocks)
-            if i < len(widths) - 1:
-                level.downsample = _Resample(width, down=True)
-            self.down.append(level)
+        last = len(widths) - 1
+        self.down = nn.ModuleList(
+            _Level(before, width, config.blocks, "downsample" if i < last else None)
+            for i, (before, width) in enumerate(zip((config.base, *widths[:-1]), widths, strict=True))
+        )
         self.mid = _Middle(widths[-1], config)
         self.norm_out, self.conv_out = _Norm(widths[-1]), _Conv(widths[-1], config.bits)
 
     def forward(self, images: Tensor) -> Tensor:
+        """Encodes."""
         x = self.conv_in(F.pixel_unshuffle(images, self.stem))
         for level in self.down:
             x = level(x)
-            if hasattr(level, "downsample"):
-                x = level.downsample(x)
         return self.conv_out(self.norm_out(self.mid(x)))
 
 
@@ -166,24 +171,20 @@ class Decoder(nn.Module):
         if config.mixers:
             self.place = nn.Parameter(torch.zeros(1, widths[-1], *config.grid))
         self.mid = _Middle(widths[-1], config)
-        levels: list[_Level] = []
-        for i, width in enumerate(widths):
-            level = _Level(widths[min(i + 1, len(widths) - 1)], width, config.blocks + 1)
-            if i > 0:
-                level.upsample = _Resample(width, down=False)
-            levels.append(level)
-        self.up = nn.ModuleList(levels)
+        self.up = nn.ModuleList(
+            _Level(before, width, config.blocks + 1, "upsample" if i else None)
+            for i, (width, before) in enumerate(zip(widths, (*widths[1:], widths[-1]), strict=True))
+        )
         self.norm_out, self.conv_out = _Norm(widths[0]), _Conv(widths[0], 3 * config.stem**2)
 
     def forward(self, latents: Tensor) -> Tensor:
+        """Decodes."""
         x = self.conv_in(latents)
         if hasattr(self, "place"):
             x = x + self.place
         x = self.mid(x)
         for level in reversed(self.up):
             x = level(x)
-            if hasattr(level, "upsample"):
-                x = level.upsample(x)
         return F.pixel_shuffle(self.conv_out(self.norm_out(x)), self.stem)
 
 
@@ -196,6 +197,15 @@ class BSQ(nn.Module):
         self.encoder, self.decoder = Encoder(config), Decoder(config)
         if config.scales:
             self.amplitudes = nn.Parameter(1.8 * 0.84 ** torch.arange(config.scales))
+
+    @torch.no_grad()
+    def close_branches(self) -> None:
+        """Zeroes the last layer of every residual branch, the state to train from."""
+        for module in self.modules():
+            if isinstance(module, _ResBlock):
+                module.conv2.conv.weight.zero_()
+            elif isinstance(module, _Mixer):
+                module.gather.weight.zero_()
 
     def codes(self, bits: Tensor, scale: int) -> Tensor:
         """Bits (bool or int) of one scale to codes of magnitude amplitude/sqrt(d), float32, same shape."""

@@ -18,7 +18,9 @@ class NotFinite(FloatingPointError):
     """Logits with NaN or infinity; the message names prompt and scale."""
 
 
-def guided_text(transformer: Infinity, text: TextFeatures, negative: TextFeatures | None) -> tuple[Tensor, Tensor]:
+def guided_text(
+    transformer: Infinity, text: TextFeatures, negative: TextFeatures | None
+) -> tuple[Tensor, Tensor]:
     """Conditional prompts followed by their unconditional twins, padded: values and mask of twice the prompts.
 
     Without negative prompts the twin of a prompt of n words is the first n rows of the learned unconditional text.
@@ -75,7 +77,9 @@ def generate(
     cache.reset(len(values))
     for segment, (cfg, tau) in zip(segments, scales, strict=True):
         cache.begin(segment)
-        logits = scale_logits(transformer, segment, condition, features, rotation, cache, cfg, tau, sampling, guided)
+        logits = scale_logits(
+            transformer, segment, condition, features, rotation, cache, cfg, tau, sampling, guided
+        )
         if not torch.isfinite(logits).all():
             bad = int((~torch.isfinite(logits)).flatten(1).any(1).nonzero()[0])
             raise NotFinite(f"logits are not finite: prompt {bad} of the batch, scale {segment.index}")
@@ -117,7 +121,11 @@ def scale_logits(
     x = transformer.embed(segment.index, condition, features)
     here = Rotation(*(table[segment.start : segment.end] for table in rotation))
     layers = transformer.layers
-    mixed = {len(layers) + offset for offset in sampling.cfg_layers if offset < 0} if guided and cfg != 1 else set()
+    mixed = (
+        {len(layers) + offset for offset in sampling.cfg_layers if offset < 0}
+        if guided and cfg != 1
+        else set()
+    )
     for layer, block in enumerate(layers):
         x = block(x, layer, condition.gss, condition.text[layer], here, cache.attend)
         if layer in mixed:
@@ -126,5 +134,7 @@ def scale_logits(
         logits = transformer.logits(x, condition) * (1 / tau)
         return cfg * logits[:prompts] + (1 - cfg) * logits[prompts:]
     scale, shift = condition.head
-    conditional = Condition(condition.start, condition.gss, (scale[:prompts], shift[:prompts]), condition.text)
+    conditional = Condition(
+        condition.start, condition.gss, (scale[:prompts], shift[:prompts]), condition.text
+    )
     return transformer.logits(x[:prompts], conditional) * (1 / tau)

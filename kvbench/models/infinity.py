@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from kvbench.models import rope
-from kvbench.models.layers import Attend, Block, PooledText, Rotation, TextKeys, linear, modulated
+from kvbench.models.layers import Block, PooledText, Rotation, TextKeys, linear, modulated
 from kvbench.segments import Segment
 
 
@@ -106,6 +106,7 @@ class Infinity(nn.Module):
     """The transformer: text and the running sum of codes in, bit logits out, one scale at a time or all at once.
 
     Attributes:
+        layers: the blocks in order.
         text_attention: dtype that attention over the text is computed in; None follows the blocks. The official program
             uses bf16 there even when everything else is fp32.
     """
@@ -127,6 +128,7 @@ class Infinity(nn.Module):
         self.head_nm = _HeadNorm(width)
         self.head = nn.Linear(width, 2 * config.token_channels)
         blocks = [Block(width, config.heads, config.feed_forward) for _ in range(config.depth)]
+        self.layers = tuple(blocks)
         per_chunk = config.depth // config.block_chunks
         if config.block_chunks == 1:
             self.blocks = nn.ModuleList(blocks)
@@ -136,13 +138,6 @@ class Infinity(nn.Module):
             )
 
     @property
-    def layers(self) -> list[Block]:
-        """The blocks in order."""
-        if self.config.block_chunks == 1:
-            return list(self.blocks)
-        return [block for chunk in self.block_chunks for block in chunk.module]
-
-    @property
     def compute(self) -> torch.dtype:
         """Dtype of the blocks, and of every linear layer the official program runs under autocast."""
         return self.layers[0].ffn.fc1.weight.dtype
@@ -150,7 +145,9 @@ class Infinity(nn.Module):
     def rotation(self, segments: Sequence[Segment], device: torch.device | str) -> Rotation:
         """Rotary tables of all segments' tokens."""
         config = self.config
-        return Rotation(*rope.tables(segments, config.rope_grid, config.width // config.heads, config.rope_base, device))
+        return Rotation(
+            *rope.tables(segments, config.rope_grid, config.width // config.heads, config.rope_base, device)
+        )
 
     def condition(self, values: Tensor, mask: Tensor) -> Condition:
         """Everything that depends on the text alone (values [B, words, text_width], mask bool [B, words])."""
@@ -158,7 +155,7 @@ class Infinity(nn.Module):
         attention = self.text_attention or compute
         values = self.text_norm(values)
         start = self.text_proj_for_sos.ca(values, mask, compute, attention)
-        first, second = self.text_proj_for_ca[0], self.text_proj_for_ca[2]
+        first, second = (layer for layer in self.text_proj_for_ca if isinstance(layer, nn.Linear))
         context = F.gelu(linear(values, first.weight, first.bias, compute), approximate="tanh")
         context = linear(context, second.weight, second.bias, compute)
         gss = self.shared_ada_lin(start.float()).unflatten(-1, (1, 6, -1))
@@ -167,7 +164,7 @@ class Infinity(nn.Module):
         return Condition(start, gss, (scale, shift), text)
 
     def embed(self, scale: int, condition: Condition, features: Tensor | None) -> Tensor:
-        """Input tokens of a scale: the start token for scale 0, else embedded features [B, t_k, token_channels]."""
+        """Input tokens of a scale: the start token for scale 0, else features [B, t_k, token_channels] embedded."""
         level = self.lvl_embed.weight[scale]
         if features is None:
             return condition.start[:, None] + self.pos_start + level
@@ -175,11 +172,11 @@ class Infinity(nn.Module):
         return (x + level).to(x.dtype)
 
     def logits(self, x: Tensor, condition: Condition) -> Tensor:
-        """Last hidden state [B, tokens, width] to float32 [B, tokens, 2 x token_channels]: channel 2j + v is bit j = v."""
+        """Last hidden state [B, tokens, width] to float32 [B, tokens, 2 x bits]: channel 2j + v is bit j = v."""
         return self.head(modulated(x, *condition.head))
 
     def forward(self, values: Tensor, mask: Tensor, features: Tensor, segments: Sequence[Segment]) -> Tensor:
-        """All scales in one pass, each token attending to its own and earlier scales (training, teacher forcing).
+        """All scales in one pass, each token attending to its own and earlier scales.
 
         Args:
             values: text [B, words, text_width].
@@ -197,7 +194,10 @@ class Infinity(nn.Module):
         rotation = self.rotation(segments, x.device)
 
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            return torch.cat([_attention(q[:, :, s.start : s.end], k[:, :, : s.end], v[:, :, : s.end]) for s in segments], 2)
+            return torch.cat(
+                [_attention(q[:, :, s.start : s.end], k[:, :, : s.end], v[:, :, : s.end]) for s in segments],
+                2,
+            )
 
         for layer, block in enumerate(self.layers):
             x = block(x, layer, condition.gss, condition.text[layer], rotation, attend)
@@ -209,10 +209,13 @@ class Infinity(nn.Module):
         for name, parameter in self.named_parameters():
             if parameter.ndim >= 2 and name.endswith("weight"):
                 parameter.normal_(0, parameter.shape[-1] ** -0.5, generator=generator)
+            elif name.endswith("bias"):
+                parameter.zero_()
         for parameter in (self.cfg_uncond, self.pos_start, self.text_proj_for_sos.ca.mat_q):
             parameter.normal_(0, 0.5, generator=generator)
         self.lvl_embed.weight.normal_(0, 0.3, generator=generator)
         for modulation in (self.shared_ada_lin[1], self.head_nm.ada_lin[1]):
+            assert isinstance(modulation, nn.Linear)
             modulation.weight.mul_(0.1)
             modulation.bias.zero_()
         self.head.weight.mul_(0.1)

@@ -1,7 +1,7 @@
 """Building blocks of Infinity's transformer; parameter names are the official ones.
 
-Rounding: a block computes in the dtype of its own parameters (bf16 in the official runs, fp32 otherwise) and keeps norms,
-modulation, rotation and the residual stream where the official program, run under autocast, keeps them.
+Rounding: a block computes in the dtype of its own parameters (bf16 in the official runs, fp32 otherwise) and keeps
+norms, modulation, rotation and the residual stream where the official program, run under autocast, keeps them.
 """
 
 import math
@@ -33,18 +33,18 @@ class TextKeys(NamedTuple):
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
-    """x W^T + b with all three rounded to `dtype`."""
+    """X W^T + b with all three rounded to `dtype`."""
     return F.linear(x.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype))
 
 
 def text_attention(q: Tensor, text: TextKeys) -> Tensor:
     """Attention of q [B, H, tokens, D] over the text, scaled by 1/sqrt(D): [B, tokens, H*D]."""
-    if torch.is_grad_enabled():  # the fused kernel's backward pass is slow on CPU
-        scores = (q @ text.keys.transpose(-1, -2)).float() * q.shape[-1] ** -0.5
-        weights = scores.masked_fill(~text.mask, -math.inf).softmax(-1).to(q.dtype)
-        out = weights @ text.values
-    else:
+    if q.is_cuda:
         out = F.scaled_dot_product_attention(q, text.keys, text.values, attn_mask=text.mask)
+    else:  # what the fused kernel rounds, spelled out; its own backward pass is slow on CPU
+        scores = (q.float() @ text.keys.float().transpose(-1, -2)) * q.shape[-1] ** -0.5
+        weights = scores.float().masked_fill(~text.mask, -math.inf).softmax(-1).to(q.dtype)
+        out = (weights.float() @ text.values.float()).to(q.dtype)
     return out.transpose(1, 2).flatten(2)
 
 
@@ -60,7 +60,7 @@ class SelfAttention(nn.Module):
         self.proj = nn.Linear(width, width)
 
     def forward(self, h: Tensor, layer: int, rotation: Rotation, attend: Attend) -> Tensor:
-        """h [B, tokens, width], modulated and normalised, to [B, tokens, width]."""
+        """H [B, tokens, width], modulated and normalised, to [B, tokens, width]."""
         weight = self.mat_qkv.weight
         bias = torch.cat((self.q_bias, torch.zeros_like(self.q_bias), self.v_bias))
         qkv = linear(h, weight, bias, weight.dtype)
@@ -88,15 +88,25 @@ class CrossAttention(nn.Module):
         return project_text(context, self.mat_kv.weight, self.v_bias, self.heads, mask, dtype)
 
     def forward(self, h: Tensor, text: TextKeys) -> Tensor:
-        """h [B, tokens, width], normalised, to [B, tokens, width]."""
+        """H [B, tokens, width], normalised, to [B, tokens, width]."""
         dtype = self.mat_q.weight.dtype
-        q = linear(h, self.mat_q.weight, self.mat_q.bias, dtype).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+        q = (
+            linear(h, self.mat_q.weight, self.mat_q.bias, dtype)
+            .unflatten(-1, (self.heads, -1))
+            .transpose(1, 2)
+        )
         out = text_attention(q.to(text.keys.dtype), text)
         return linear(out, self.proj.weight, self.proj.bias, dtype)
 
 
 def project_text(
-    context: Tensor, weight: Tensor, v_bias: Tensor, heads: int, mask: Tensor, dtype: torch.dtype, compute: torch.dtype | None = None
+    context: Tensor,
+    weight: Tensor,
+    v_bias: Tensor,
+    heads: int,
+    mask: Tensor,
+    dtype: torch.dtype,
+    compute: torch.dtype | None = None,
 ) -> TextKeys:
     """Keys (no bias) and values of context [B, words, channels]; projected in `compute`, stored in `dtype`."""
     bias = torch.cat((torch.zeros_like(v_bias), v_bias))
@@ -116,7 +126,7 @@ class PooledText(nn.Module):
         self.proj = nn.Linear(width, width)
 
     def forward(self, values: Tensor, mask: Tensor, compute: torch.dtype, attention: torch.dtype) -> Tensor:
-        """values [B, words, text_width], mask bool [B, words] to [B, width]."""
+        """Values [B, words, text_width], mask bool [B, words] to [B, width]."""
         heads = self.mat_q.shape[1]
         text = project_text(values, self.mat_kv.weight, self.v_bias, heads, mask, attention, compute)
         q = self.mat_q.unsqueeze(2).expand(len(values), -1, -1, -1).to(text.keys.dtype)
@@ -131,6 +141,7 @@ class FeedForward(nn.Module):
         self.fc1, self.fc2 = nn.Linear(width, hidden), nn.Linear(hidden, width)
 
     def forward(self, h: Tensor) -> Tensor:
+        """Maps h [B, tokens, width], modulated and normalised, to [B, tokens, width]."""
         dtype = self.fc1.weight.dtype
         h = F.gelu(linear(h, self.fc1.weight, self.fc1.bias, dtype), approximate="tanh")
         return linear(h, self.fc2.weight, self.fc2.bias, dtype)

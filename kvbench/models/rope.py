@@ -1,4 +1,4 @@
-"""2-D rotary position embedding of Infinity: every scale is stretched onto one grid, rows and columns half a head each."""
+"""2-D rotary positions of Infinity: every scale is stretched onto one grid; rows and columns turn half a head each."""
 
 from collections.abc import Sequence
 

@@ -21,16 +21,15 @@ class Sampling:
         cfg_layers: where guidance acts: 0 on the logits, -n on the hidden state after layer depth - n.
     """
 
-    cfg: float | tuple[float, ...] = 3.0
-    tau: float | tuple[float, ...] = 1.0
+    cfg: float | Sequence[float] = 3.0
+    tau: float | Sequence[float] = 1.0
     top_k: int = 900
     top_p: float = 0.97
-    cfg_layers: tuple[int, ...] = (0,)
+    cfg_layers: Sequence[int] = (0,)
 
     def __post_init__(self) -> None:
         for name, value in (("cfg", self.cfg), ("tau", self.tau)):
-            numbers = value if isinstance(value, tuple) else (value,)
-            if not numbers or min(numbers) <= 0:
+            if min([value] if isinstance(value, int | float) else value, default=0) <= 0:
                 raise ValueError(f"model.sampling.{name}={value}: must be positive")
         if not 0 < self.top_p <= 1:
             raise ValueError(f"model.sampling.top_p={self.top_p}: must lie in (0, 1]")
@@ -45,7 +44,7 @@ class Sampling:
         """
         columns = []
         for name, value in (("cfg", self.cfg), ("tau", self.tau)):
-            column = value if isinstance(value, tuple) else (value,) * scales
+            column = [value] * scales if isinstance(value, int | float) else list(value)
             if len(column) < scales:
                 raise ValueError(f"model.sampling.{name}: {len(column)} values for {scales} scales")
             columns.append(column[:scales])

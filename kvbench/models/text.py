@@ -1,4 +1,4 @@
-"""Text encoders: Flan-T5 for the official models, a small trained one over a closed vocabulary for the embedded model."""
+"""Text encoders: Flan-T5 for the official models, a small one over a closed vocabulary for the embedded model."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -10,10 +10,30 @@ from torch.nn import functional as F
 
 from kvbench.models.base import TextFeatures
 
-PEOPLE = (
-    "man woman men women boy girl child person human adult teenager employee employer worker mother father sister "
-    "brother grandmother grandfather son daughter"
-).split()
+PEOPLE = [
+    "man",
+    "woman",
+    "men",
+    "women",
+    "boy",
+    "girl",
+    "child",
+    "person",
+    "human",
+    "adult",
+    "teenager",
+    "employee",
+    "employer",
+    "worker",
+    "mother",
+    "father",
+    "sister",
+    "brother",
+    "grandmother",
+    "grandfather",
+    "son",
+    "daughter",
+]
 FACES = ". very smooth faces, good looking faces, face to the camera, perfect facial features"
 
 
@@ -34,21 +54,19 @@ class T5Encoder:
     """Flan-T5 encoder through transformers, as Infinity calls it: fp16 weights, float32 features, no padding kept.
 
     Args:
-        source: Hub id or local folder of the encoder.
-        revision: pinned Hub commit; None for a local folder.
+        folder: the encoder's files, configuration and tokenizer included.
         device: where it runs.
         dtype: float16 as the official program, float32 on a CPU.
         positive_prompt: append the official faces suffix where people are mentioned.
 
     Raises:
-        OSError: neither a readable folder nor a reachable Hub id.
+        OSError: the folder lacks a file.
         ImportError: the `text` extra is not installed.
     """
 
     def __init__(
         self,
-        source: str,
-        revision: str | None,
+        folder: str,
         device: torch.device | str,
         dtype: torch.dtype = torch.float16,
         *,
@@ -57,8 +75,11 @@ class T5Encoder:
         from transformers import AutoTokenizer, T5EncoderModel
 
         self._positive = positive_prompt
-        self._tokenizer = AutoTokenizer.from_pretrained(source, revision=revision, legacy=True, model_max_length=512)
-        self._model = T5EncoderModel.from_pretrained(source, revision=revision, dtype=dtype).eval().to(device)
+        self._tokenizer = AutoTokenizer.from_pretrained(
+            folder, legacy=True, model_max_length=512, local_files_only=True
+        )
+        self._model = T5EncoderModel.from_pretrained(folder, dtype=dtype, local_files_only=True)
+        self._model.eval().to(device)
         self._device = device
 
     @torch.inference_mode()
@@ -66,7 +87,9 @@ class T5Encoder:
         """Last hidden states, end token included, of at most 512 tokens a prompt."""
         texts = [with_faces(prompt) if self._positive else prompt for prompt in prompts]
         rows = [
-            self._model(self._tokenizer(text, truncation=True, return_tensors="pt").input_ids.to(self._device))
+            self._model(
+                self._tokenizer(text, truncation=True, return_tensors="pt").input_ids.to(self._device)
+            )
             .last_hidden_state[0]
             .float()
             for text in texts
@@ -142,9 +165,11 @@ class VocabularyEncoder(nn.Module):
     @torch.no_grad()
     def init_weights(self, generator: torch.Generator) -> None:
         """Weights to train from: unit-variance layers, branches that start at zero."""
-        for parameter in self.parameters():
+        for name, parameter in self.named_parameters():
             if parameter.ndim >= 2:
                 parameter.normal_(0, parameter.shape[-1] ** -0.5, generator=generator)
+            elif name.endswith("bias"):
+                parameter.zero_()
         self.word.weight.normal_(0, 1.0, generator=generator)
         self.place.weight.normal_(0, 0.5, generator=generator)
         for block in self.text_blocks:

@@ -1,7 +1,7 @@
 """Captions and layouts: a closed grammar that mirrors GenEval's six tasks.
 
-`single_object` and `two_object` prompts read like `colors` and `color_attr` prompts (everything is always named) but are
-judged on shapes alone. Metadata follow GenEval's lines: tag, include, exclude, prompt.
+`single_object` and `two_object` prompts read like `colors` and `color_attr` prompts (everything is always named) but
+are judged on shapes alone. Metadata follow GenEval's lines: tag, include, exclude, prompt.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,7 +21,15 @@ MIX: Mapping[str, float] = {"colors": 0.28, "counting": 0.20, "color_attr": 0.17
 
 _PAIRS = tuple((color, shape) for color in COLORS for shape in SHAPES)
 _WORDS = ("a", "and", "of", "on", "background", "left", "right", "above", "below", *NUMBERS.values())
-VOCABULARY = ("", "<end>", *_WORDS, *BACKGROUNDS, *COLORS, *SHAPES, *(shape + ("es" if shape == "cross" else "s") for shape in SHAPES))
+VOCABULARY = (
+    "",
+    "<end>",
+    *_WORDS,
+    *BACKGROUNDS,
+    *COLORS,
+    *SHAPES,
+    *(shape + ("es" if shape == "cross" else "s") for shape in SHAPES),
+)
 MAX_TOKENS = 14
 
 Pair = tuple[str, str]
@@ -37,14 +45,20 @@ def tokenize(text: str) -> list[int]:
     words = text.lower().split()
     unknown = [word for word in words if word not in VOCABULARY]
     if unknown:
-        raise ValueError(f"prompt {text!r}: the scenes vocabulary has no word {unknown[0]!r}; it has {' '.join(VOCABULARY[2:])}")
+        raise ValueError(
+            f"prompt {text!r}: the scenes vocabulary has no word {unknown[0]!r}; it has {' '.join(VOCABULARY[2:])}"
+        )
     if len(words) >= MAX_TOKENS:
         raise ValueError(f"prompt {text!r}: {len(words)} words, at most {MAX_TOKENS - 1} are allowed")
     return [*(VOCABULARY.index(word) for word in words), 1]
 
 
 def sample(
-    rng: np.random.Generator, task: str, *, pairs: Sequence[Pair] | None = None, relations: Sequence[str] = RELATIONS
+    rng: np.random.Generator,
+    task: str,
+    *,
+    pairs: Sequence[Pair] | None = None,
+    relations: Sequence[str] = RELATIONS,
 ) -> tuple[Scene, str, Meta]:
     """Draws a scene of a task with its caption and GenEval line.
 
@@ -58,6 +72,7 @@ def sample(
     seen = [pair for pair in _PAIRS if pair not in HELD_OUT]
     first = _pick(rng, pairs or seen)
     second = _pick(rng, [pair for pair in seen if pair[0] != first[0] and pair[1] != first[1]])
+    exclude: list[dict[str, object]] = []
     if task in ("single_object", "colors"):
         body, objects = f"a {first[0]} {first[1]}", _single(rng, first)
         include = [_clause(first, color=task == "colors")]
@@ -65,17 +80,27 @@ def sample(
         count = int(rng.integers(2, 5))
         body, objects = f"{NUMBERS[count]} {first[0]} {_plural(first[1])}", _group(rng, first, count)
         include = [{**_clause(first, color=False), "count": count}]
+        exclude = [{"class": first[1], "count": count + 1}]
     elif task == "position":
         relation = relations[int(rng.integers(len(relations)))]
-        body, objects = f"a {first[0]} {first[1]} {relation} a {second[0]} {second[1]}", _pair(rng, first, second, relation)
+        body, objects = (
+            f"a {first[0]} {first[1]} {relation} a {second[0]} {second[1]}",
+            _pair(rng, first, second, relation),
+        )
         include = [_clause(second, color=False), {**_clause(first, color=False), "position": [relation, 0]}]
     else:
-        body, objects = f"a {first[0]} {first[1]} and a {second[0]} {second[1]}", _pair(rng, first, second, "left of")
+        body, objects = (
+            f"a {first[0]} {first[1]} and a {second[0]} {second[1]}",
+            _pair(rng, first, second, "left of"),
+        )
         include = [_clause(pair, color=task == "color_attr") for pair in (first, second)]
     background = list(BACKGROUNDS)[int(rng.integers(2))]
     caption = f"{body} on a {background} background" if rng.random() < 0.3 else body
-    exclude = [{"class": first[1], "count": include[0]["count"] + 1}] if task == "counting" else []
-    return Scene(objects, background), caption, {"tag": task, "include": include, "exclude": exclude, "prompt": caption}
+    return (
+        Scene(objects, background),
+        caption,
+        {"tag": task, "include": include, "exclude": exclude, "prompt": caption},
+    )
 
 
 def evaluation_prompts(

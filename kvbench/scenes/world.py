@@ -40,7 +40,7 @@ class Scene:
 _ROWS, _COLUMNS = np.mgrid[0:SIDE, 0:SIDE].astype(np.float32) + 0.5
 
 
-def _distance(shape: str, x: NDArray[np.float32], y: NDArray[np.float32], r: float) -> NDArray[np.float32]:
+def _distance(shape: str, x: NDArray[np.floating], y: NDArray[np.floating], r: float) -> NDArray[np.floating]:
     """Signed distance in pixels to the outline, negative inside; x, y relative to the centre."""
     if shape == "circle":
         return np.hypot(x, y) - r
@@ -51,10 +51,9 @@ def _distance(shape: str, x: NDArray[np.float32], y: NDArray[np.float32], r: flo
     if shape == "triangle":
         slanted = (np.abs(x) * 2 - y - r) / 5**0.5
         return np.maximum(slanted, y - 0.85 * r)
-    bars = np.minimum(
+    return np.minimum(
         np.maximum(np.abs(x) - 0.32 * r, np.abs(y) - r), np.maximum(np.abs(x) - r, np.abs(y) - 0.32 * r)
     )
-    return bars
 
 
 def render(scene: Scene) -> NDArray[np.uint8]:

@@ -6,7 +6,11 @@ from torch.nn import functional as F
 
 
 def self_corrected_bits(
-    latents: Tensor, sizes: list[tuple[int, int]], amplitudes: Tensor, flip: Tensor, generator: torch.Generator
+    latents: Tensor,
+    sizes: list[tuple[int, int]],
+    amplitudes: Tensor,
+    flip: Tensor,
+    generator: torch.Generator,
 ) -> tuple[Tensor, Tensor]:
     """Targets and inputs of one training pass (Infinity section 3.3, bitwise self-correction).
 
@@ -42,7 +46,11 @@ def self_corrected_bits(
 
 
 def straight_through_sums(
-    latents: Tensor, sizes: list[tuple[int, int]], amplitudes: Tensor, flip: Tensor, generator: torch.Generator
+    latents: Tensor,
+    sizes: list[tuple[int, int]],
+    amplitudes: Tensor,
+    flip: Tensor,
+    generator: torch.Generator,
 ) -> tuple[Tensor, Tensor]:
     """Quantises with gradients: the decoder's input after every scale, and the commitment loss.
 
@@ -53,8 +61,8 @@ def straight_through_sums(
         latents: float [B, d, H, W], encoder output.
         sizes: (h, w) of every scale.
         amplitudes: float [scales], learned.
-        flip: float32 [B], probability that a bit of the sample is flipped.
-        generator: source of the flips.
+        flip: float32 [B] on the CPU, probability that a bit of the sample is flipped.
+        generator: source of the flips, on the CPU.
 
     Returns:
         Sums after each scale [scales, B, d, H, W] and the mean squared distance of residuals to their codes.
@@ -65,7 +73,9 @@ def straight_through_sums(
     commitment = latents.new_zeros(())
     for scale, size in enumerate(sizes):
         residual = F.interpolate(latents - summed, size, mode="area")
-        flips = torch.rand(residual.shape, generator=generator) < flip[:, None, None, None]
+        flips = (torch.rand(residual.shape, generator=generator) < flip[:, None, None, None]).to(
+            residual.device
+        )
         signs = torch.where((residual > 0) ^ flips, 1.0, -1.0)
         codes = signs * (amplitudes[scale] / channels**0.5)
         commitment = commitment + (residual - codes.detach()).square().mean()

@@ -30,4 +30,6 @@ def load(path: Path) -> tuple[dict[str, Tensor], dict[str, object]]:
 
 def group(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
     """Tensors whose name starts with `prefix` and a slash, without it."""
-    return {name[len(prefix) + 1 :]: tensor for name, tensor in tensors.items() if name.startswith(prefix + "/")}
+    return {
+        name[len(prefix) + 1 :]: tensor for name, tensor in tensors.items() if name.startswith(prefix + "/")
+    }

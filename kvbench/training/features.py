@@ -1,4 +1,4 @@
-"""Training of the scenes feature network: it counts the objects of every colour and shape, and names the background."""
+"""Training of the scenes feature network: it counts the objects of every colour and shape."""
 
 import json
 import logging
@@ -43,8 +43,8 @@ class FeatureRecipe:
 
     steps: int = 700
     batch: int = 64
-    muon: float = 0.01
-    adamw: float = 2e-3
+    muon: float = 0.03
+    adamw: float = 3e-3
     average: float = 0.99
     noise: float = 0.08
     shift: int = 5
@@ -53,29 +53,34 @@ class FeatureRecipe:
 
 
 def labels(scene: Scene) -> NDArray[np.float32]:
-    """float32 [121]: for each (colour, shape) whether there is at least one, two, three, four; then whether it is dark."""
+    """float32 [121]: at least one, two, three, four of each (colour, shape)? Then: is the background dark?"""
     counts = [sum((item.color, item.shape) == pair for item in scene.objects) for pair in PAIRS]
     steps = np.arange(1, MOST + 1)[None] <= np.array(counts)[:, None]
     return np.append(steps.ravel(), scene.background == "dark").astype(np.float32)
 
 
-def train_features(path: Path, recipe: FeatureRecipe | None = None) -> dict[str, float]:
+def train_features(path: Path, recipe: FeatureRecipe, device: str = "cpu") -> dict[str, float]:
     """Trains the network, writes it to `path` (float16 safetensors) and returns its accuracy on new scenes.
 
     A checkpoint beside `path` lets an interrupted training go on.
     """
-    recipe = recipe or FeatureRecipe()
     rng = torch.get_rng_state()
     torch.manual_seed(recipe.seed)
-    model = SceneFeatures(OUTPUTS)
+    model = SceneFeatures(OUTPUTS).to(device)
     torch.set_rng_state(rng)
 
     def loss(step: int) -> Tensor:
         images, targets = _draw(recipe.batch, [recipe.seed, 2, step])
-        return F.binary_cross_entropy_with_logits(model(_disturb(images, recipe, step)), targets)
+        disturbed = _disturb(images, recipe, step).to(device)
+        return F.binary_cross_entropy_with_logits(model(disturbed), targets.to(device))
 
     average = Average(model, recipe.average)
-    optimizer = Optimizer(model, lambda name: "layers.0" not in name and "head" not in name, muon=recipe.muon, adamw=recipe.adamw)
+    optimizer = Optimizer(
+        model,
+        lambda name: "layers.0" not in name and "head" not in name,
+        muon=recipe.muon,
+        adamw=recipe.adamw,
+    )
     settings: dict[str, object] = json.loads(json.dumps(asdict(recipe)))
     Fit(
         "features",
@@ -88,7 +93,10 @@ def train_features(path: Path, recipe: FeatureRecipe | None = None) -> dict[str,
         path.with_suffix(".checkpoint.safetensors"),
         settings,
     ).run()
-    half = {name: tensor.half() for name, tensor in average.tensors.items()}
+    model.load_state_dict(average.tensors)
+    model.cpu()
+    _rescale(model, recipe)
+    half = {name: tensor.half() for name, tensor in model.state_dict().items()}
     model.load_state_dict({name: tensor.float() for name, tensor in half.items()})
     accuracy = measure(model, recipe.test, recipe.seed)
     checkpoint.save(path, half, {"recipe": settings, "accuracy": accuracy})
@@ -98,7 +106,7 @@ def train_features(path: Path, recipe: FeatureRecipe | None = None) -> dict[str,
 
 @torch.inference_mode()
 def measure(model: SceneFeatures, count: int, seed: int) -> dict[str, float]:
-    """Share of `count` new scenes read right: all counts and the background together, the counts, the background."""
+    """Share of `count` new scenes read right: counts and background together, counts alone, background."""
     right = torch.zeros(count, 2, dtype=torch.bool)
     for start in range(0, count, 100):
         size = min(100, count - start)
@@ -106,11 +114,30 @@ def measure(model: SceneFeatures, count: int, seed: int) -> dict[str, float]:
         agree = (model(images) > 0) == (targets > 0.5)
         right[start : start + size] = torch.stack([agree[:, :-1].all(1), agree[:, -1]], 1)
     counts, background = right.float().mean(0).tolist()
-    return {"scenes": float(right.all(1).float().mean()), "counts": counts, "background": background, "n": count}
+    return {
+        "scenes": float(right.all(1).float().mean()),
+        "counts": counts,
+        "background": background,
+        "n": count,
+    }
+
+
+@torch.no_grad()
+def _rescale(model: SceneFeatures, recipe: FeatureRecipe) -> None:
+    """Gives the features unit mean variance over scenes, which sets the scale of distances; logits stay."""
+    images, _ = _draw(recipe.test, [recipe.seed, 5])
+    parts = [model.features(images[start : start + 100]) for start in range(0, recipe.test, 100)]
+    scale = torch.cat(parts).var(0).mean().sqrt()
+    # ReLU stages are homogeneous: dividing the input and the biases divides the output.
+    last = model.get_submodule(f"layers.{len(model.layers) - 1}")
+    for name, parameter in last.named_parameters():
+        if name != "refine.weight":
+            parameter.div_(scale)
+    model.head.weight.mul_(scale)
 
 
 def _draw(size: int, key: list[int]) -> tuple[Tensor, Tensor]:
-    """Images float32 [size, 3, 96, 96] in [0, 1] and labels [size, 121], the six tasks alike, no pair held out."""
+    """Images float32 [size, 3, 96, 96] in [0, 1] and labels [size, 121]; all tasks and pairs alike."""
     rng = np.random.default_rng(key)
     pixels = np.empty((size, SIDE, SIDE, 3), np.uint8)
     targets = np.empty((size, OUTPUTS), np.float32)
@@ -121,7 +148,7 @@ def _draw(size: int, key: list[int]) -> tuple[Tensor, Tensor]:
 
 
 def _disturb(images: Tensor, recipe: FeatureRecipe, step: int) -> Tensor:
-    """Shifts the batch cyclically (its borders are background) and adds noise of a strength drawn per image."""
+    """Shifts the batch cyclically (its borders are background), adds noise of a strength drawn per image."""
     rng = generator(recipe.seed, 4, step)
     dy, dx = torch.randint(-recipe.shift, recipe.shift + 1, (2,), generator=rng).tolist()
     strength = torch.rand(len(images), 1, 1, 1, generator=rng) * recipe.noise

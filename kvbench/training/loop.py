@@ -14,6 +14,9 @@ from kvbench.training.optim import Average, Optimizer
 
 log = logging.getLogger(__name__)
 
+CHECKPOINT_EVERY = 100
+"""Steps between checkpoints."""
+
 
 @dataclass
 class Fit:
@@ -29,7 +32,6 @@ class Fit:
         steps: how many.
         path: checkpoint file, read when it exists.
         recipe: settings that must agree with the checkpoint's.
-        every: steps between checkpoints.
     """
 
     name: str
@@ -41,7 +43,6 @@ class Fit:
     steps: int
     path: Path
     recipe: dict[str, object]
-    every: int = 100
 
     def run(self) -> None:
         """Trains to the end from the last checkpoint, or from the start.
@@ -64,7 +65,7 @@ class Fit:
                 smooth = value if step == first else 0.97 * smooth + 0.03 * value
                 bar.update()
                 bar.set_postfix(loss=f"{smooth:.4f}", refresh=False)
-                if (step + 1) % self.every == 0 or step + 1 == self.steps:
+                if (step + 1) % CHECKPOINT_EVERY == 0 or step + 1 == self.steps:
                     self._save(step + 1)
                     log.info("%s: step %d of %d, loss %.4f", self.name, step + 1, self.steps, smooth)
 
@@ -79,7 +80,9 @@ class Fit:
             return 0
         tensors, metadata = checkpoint.load(self.path)
         if metadata["recipe"] != self.recipe:
-            raise ValueError(f"{self.path} was made with another recipe: delete it, or set train.out to a new folder")
+            raise ValueError(
+                f"{self.path} was made with another recipe: delete it, or set train.out to a new folder"
+            )
         self.model.load_state_dict(checkpoint.group(tensors, "model"))
         with torch.no_grad():
             for name, tensor in checkpoint.group(tensors, "average").items():

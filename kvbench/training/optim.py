@@ -1,4 +1,4 @@
-"""Muon for hidden matrices, AdamW for the rest, one learning-rate factor over both, and an averaged copy of the weights."""
+"""Muon for hidden matrices, AdamW for the rest, one learning-rate factor over both, and averaged weights."""
 
 from collections.abc import Callable, Mapping
 
@@ -21,13 +21,19 @@ class Optimizer:
     """
 
     def __init__(
-        self, model: nn.Module, hidden: Callable[[str], bool], *, muon: float, adamw: float, decay: float = 0.0
+        self,
+        model: nn.Module,
+        hidden: Callable[[str], bool],
+        *,
+        muon: float,
+        adamw: float,
+        decay: float = 0.0,
     ) -> None:
         matrices = [p for name, p in model.named_parameters() if p.ndim >= 2 and hidden(name)]
         taken = {id(p) for p in matrices}
         rest = [p for p in model.parameters() if id(p) not in taken]
-        # Muon wants two dimensions: these views share storage with the kernels they flatten.
-        self._pairs = [(p, nn.Parameter(p.data.flatten(1))) for p in matrices]
+        # Muon wants two dimensions. `view` and not `flatten`: a copy (of a channels-last kernel) would train in vain.
+        self._pairs = [(p, nn.Parameter(p.data.view(len(p), -1))) for p in matrices]
         self._muon = torch.optim.Muon([flat for _, flat in self._pairs], lr=muon, weight_decay=decay)
         self._adamw = torch.optim.AdamW(rest, lr=adamw, betas=(0.9, 0.97), weight_decay=0.0)
         self._peak = (muon, adamw)
@@ -80,8 +86,10 @@ class Average:
         torch._foreach_lerp_(list(self.tensors.values()), [p.data for p in self._live.values()], weight)
 
 
-def warm_hold_decay(step: int, progress: float, *, warm: int = 40, hold: float = 0.4, floor: float = 0.02) -> float:
-    """Learning-rate factor: `warm` linear steps, constant until `progress` (0..1) passes `hold`, then linear to `floor`."""
+def warm_hold_decay(
+    step: int, progress: float, *, warm: int = 40, hold: float = 0.4, floor: float = 0.02
+) -> float:
+    """Learning-rate factor: `warm` linear steps, constant until `progress` passes `hold`, then linear to `floor`."""
     if step < warm:
         return (step + 1) / warm
     return 1.0 if progress < hold else max(floor, floor + (1 - floor) * (1 - progress) / (1 - hold))

@@ -17,8 +17,10 @@ from kvbench.models.pipeline import InfinityModel
 from kvbench.models.text import VocabularyEncoder
 from kvbench.scenes import grammar
 from kvbench.training import features, tokenizer, transformer
+from kvbench.training.features import FeatureRecipe
 from kvbench.training.loop import generator
-from kvbench.training.transformer import Corpus, TextToBits
+from kvbench.training.tokenizer import TokenizerRecipe
+from kvbench.training.transformer import Corpus, TextToBits, TransformerRecipe
 
 log = logging.getLogger(__name__)
 
@@ -31,52 +33,75 @@ class TrainSettings:
         out: folder of checkpoints and of the finished weights; training resumes from what lies there.
         pool: rendered scenes to train on.
         seed: seed of the scenes.
-        threads: torch threads.
-        compiled: use torch.compile for the transformer (needs a C++ compiler).
+        device: where networks are trained; a CPU and a GPU do not give the same weights.
+        threads: torch threads, on a CPU.
+        compiled: use torch.compile (needs a C++ compiler).
         tokenizer: recipe of the tokenizer.
         transformer: recipe of the transformer.
+        features: recipe of the feature network.
     """
 
-    out: Path
+    out: str
     pool: int = 60_000
     seed: int = 0
+    device: str = "cpu"
     threads: int = 2
     compiled: bool = True
-    tokenizer: tokenizer.TokenizerRecipe = field(default_factory=tokenizer.TokenizerRecipe)
-    transformer: transformer.TransformerRecipe = field(default_factory=transformer.TransformerRecipe)
+    tokenizer: TokenizerRecipe = field(default_factory=TokenizerRecipe)
+    transformer: TransformerRecipe = field(default_factory=TransformerRecipe)
+    features: FeatureRecipe = field(default_factory=FeatureRecipe)
 
 
 def train(model: InfinityModel, settings: TrainSettings) -> Path:
     """Trains `model`'s tokenizer, transformer and feature network; returns the folder with the finished weights."""
     torch.set_num_threads(settings.threads)
-    settings.out.mkdir(parents=True, exist_ok=True)
+    out = Path(settings.out).expanduser()
+    out.mkdir(parents=True, exist_ok=True)
     started = time.perf_counter()
     pixels, captions = grammar.pool(settings.pool, settings.seed, processes=settings.threads)
     images = torch.from_numpy(pixels)
-    bsq = BSQ(model.bsq_config)
-    _seeded(bsq, settings.tokenizer.seed)
+    bsq = _fresh_tokenizer(model, settings.tokenizer.seed).to(settings.device)
     sizes = [(s.height, s.width) for s in model.spec.segments]
-    weights = tokenizer.fit(bsq, images, sizes, settings.tokenizer, settings.out / "tokenizer.checkpoint.safetensors")
+    weights = tokenizer.fit(
+        bsq,
+        images,
+        sizes,
+        settings.tokenizer,
+        out / "tokenizer.checkpoint.safetensors",
+        compiled=settings.compiled,
+    )
     bsq.load_state_dict(weights)
-    _export(settings.out / "tokenizer.safetensors", weights, {"recipe": asdict(settings.tokenizer)})
-    corpus = Corpus(tokenizer.encode(bsq, images), _tokens(captions), bsq.amplitudes.detach().clone())
+    _export(out / "tokenizer.safetensors", weights, {"recipe": asdict(settings.tokenizer)})
+    corpus = Corpus(tokenizer.encode(bsq, images), _tokens(captions), bsq.amplitudes.detach().cpu())
     del images
-    network = TextToBits(VocabularyEncoder(model.text_config), Infinity(model.transformer_config))
+    network = TextToBits(VocabularyEncoder(model.text_config), Infinity(model.transformer))
     rng = generator(settings.transformer.seed, 3)
     network.text.init_weights(rng)
     network.transformer.init_weights(rng)
     weights = transformer.fit(
-        network,
+        network.to(settings.device),
         corpus,
         model.spec.segments,
         settings.transformer,
-        settings.out / "transformer.checkpoint.safetensors",
+        out / "transformer.checkpoint.safetensors",
         compiled=settings.compiled,
     )
-    _export(settings.out / "transformer.safetensors", weights, {"recipe": asdict(settings.transformer)})
-    features.train_features(settings.out / "features.safetensors")
-    log.info("trained in %.0f s: %s", time.perf_counter() - started, settings.out)
-    return settings.out
+    for part in ("transformer", "text"):
+        state = {
+            name.removeprefix(f"{part}."): w for name, w in weights.items() if name.startswith(f"{part}.")
+        }
+        _export(out / f"{part}.safetensors", state, {"recipe": asdict(settings.transformer)})
+    features.train_features(out / "features.safetensors", settings.features, settings.device)
+    log.info("trained in %.0f s: %s", time.perf_counter() - started, out)
+    return out
+
+
+def _fresh_tokenizer(model: InfinityModel, seed: int) -> BSQ:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        bsq = BSQ(model.tokenizer)
+    bsq.close_branches()
+    return bsq
 
 
 def _tokens(captions: list[str]) -> Tensor:
@@ -88,5 +113,5 @@ def _tokens(captions: list[str]) -> Tensor:
 
 
 def _export(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, object]) -> None:
-    half = {name: tensor.detach().half().contiguous() for name, tensor in tensors.items()}
+    half = {name: tensor.detach().cpu().half().contiguous() for name, tensor in tensors.items()}
     save_file(half, path, metadata={"kvbench": json.dumps(metadata, sort_keys=True)})

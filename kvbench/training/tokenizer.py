@@ -6,7 +6,6 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from kvbench.models.bsq import BSQ
 from kvbench.training.bits import straight_through_sums
@@ -25,13 +24,13 @@ class TokenizerRecipe:
         adamw: peak learning rate of everything else.
         hold: share of the steps at the peak rate.
         average: decay of the averaged weights.
-        prefix: share of each batch that is decoded from its first scales only, so that these describe the whole picture.
+        prefix: share of each batch decoded from its first scales only, so that these describe the whole picture.
         longest_prefix: the most scales such a prefix has.
         flip: highest flip probability, uniform on [0, flip] for every second sample.
         seed: seed of the weights and of every draw.
     """
 
-    steps: int = 2400
+    steps: int = 2000
     batch: int = 32
     muon: float = 0.012
     adamw: float = 1.5e-3
@@ -55,28 +54,51 @@ def reconstruction_loss(decoded: Tensor, images: Tensor) -> Tensor:
     return error.abs().mean() + 4 * error.square().mean() + 0.25 * edges
 
 
-def fit(model: BSQ, images: Tensor, sizes: list[tuple[int, int]], recipe: TokenizerRecipe, path: Path) -> dict[str, Tensor]:
-    """Trains on uint8 [N, H, W, 3] images and returns the averaged weights by name; `path` is the checkpoint file."""
+def fit(
+    model: BSQ,
+    images: Tensor,
+    sizes: list[tuple[int, int]],
+    recipe: TokenizerRecipe,
+    path: Path,
+    *,
+    compiled: bool,
+) -> dict[str, Tensor]:
+    """Trains on uint8 [N, H, W, 3] images and returns the averaged weights by name.
+
+    Args:
+        model: freshly initialised, on the device to train on.
+        images: on the CPU.
+        sizes: (h, w) of every scale.
+        recipe: settings.
+        path: checkpoint file (resumed when it exists).
+        compiled: use torch.compile (needs a C++ compiler; about 1.4 times faster on a CPU).
+    """
+    device = model.amplitudes.device
+    encode, decode = (
+        torch.compile(part, dynamic=False) if compiled else part for part in (model.encoder, model.decoder)
+    )
 
     def loss(step: int) -> Tensor:
         rng = generator(recipe.seed, 0, step)
         index = torch.randint(len(images), (recipe.batch,), generator=rng)
-        batch = to_signed(images[index]).contiguous(memory_format=torch.channels_last)
+        batch = to_signed(images[index].to(device)).contiguous(memory_format=torch.channels_last)
         flip = torch.rand(recipe.batch, generator=rng) * recipe.flip
         flip = flip * (torch.rand(recipe.batch, generator=rng) < 0.5)
         last = torch.randint(recipe.longest_prefix, (recipe.batch,), generator=rng)
         whole = torch.rand(recipe.batch, generator=rng) >= recipe.prefix
         last = torch.where(whole, len(sizes) - 1, last)
-        with torch.autocast("cpu", torch.bfloat16):
-            latents = model.encoder(batch)
+        with torch.autocast(device.type, torch.bfloat16):
+            latents = encode(batch)
         sums, commitment = straight_through_sums(latents.float(), sizes, model.amplitudes, flip, rng)
-        with torch.autocast("cpu", torch.bfloat16):
-            decoded = model.decoder(sums[last, torch.arange(recipe.batch)])
+        with torch.autocast(device.type, torch.bfloat16):
+            decoded = decode(sums[last.to(device), torch.arange(recipe.batch, device=device)])
         return reconstruction_loss(decoded.float(), batch) + 0.1 * commitment
 
-    model.to(memory_format=torch.channels_last)
     optimizer = Optimizer(
-        model, lambda name: "conv_in" not in name and "conv_out" not in name, muon=recipe.muon, adamw=recipe.adamw
+        model,
+        lambda name: "conv_in" not in name and "conv_out" not in name,
+        muon=recipe.muon,
+        adamw=recipe.adamw,
     )
     average = Average(model, recipe.average)
     Fit(
@@ -95,9 +117,10 @@ def fit(model: BSQ, images: Tensor, sizes: list[tuple[int, int]], recipe: Tokeni
 
 @torch.inference_mode()
 def encode(model: BSQ, images: Tensor, batch: int = 256) -> Tensor:
-    """Encoder outputs float16 [N, d, h, w] of uint8 [N, H, W, 3] images."""
+    """Encoder outputs float16 [N, d, h, w] of uint8 [N, H, W, 3] images, both on the CPU."""
+    device = model.amplitudes.device
     parts = []
     for start in range(0, len(images), batch):
-        with torch.autocast("cpu", torch.bfloat16):
-            parts.append(model.encoder(to_signed(images[start : start + batch])).half())
+        with torch.autocast(device.type, torch.bfloat16):
+            parts.append(model.encoder(to_signed(images[start : start + batch].to(device))).half().cpu())
     return torch.cat(parts)

@@ -44,7 +44,7 @@ class TransformerRecipe:
         seed: seed of the weights and of every draw.
     """
 
-    stages: tuple[Stage, ...] = (Stage(3, 128, 1000), Stage(6, 64, 2400), Stage(9, 32, 800))
+    stages: tuple[Stage, ...] = (Stage(3, 128, 1200), Stage(6, 64, 5600), Stage(9, 32, 1000))
     muon: float = 0.02
     adamw: float = 2e-3
     decay: float = 0.02
@@ -58,7 +58,7 @@ class TransformerRecipe:
 
 @dataclass(frozen=True)
 class Corpus:
-    """Encoded training scenes: latents float16 [N, d, H, W], tokens int64 [N, words] (0 pads), the codes' amplitudes."""
+    """Encoded scenes on the CPU: latents float16 [N, d, H, W], tokens int64 [N, words] (0 pads), codes' amplitudes."""
 
     latents: Tensor
     tokens: Tensor
@@ -73,7 +73,13 @@ class TextToBits(nn.Module):
         self.text, self.transformer = text, transformer
 
     def forward(
-        self, tokens: Tensor, dropped: Tensor, inputs: Tensor, targets: Tensor, weights: Tensor, segments: Sequence[Segment]
+        self,
+        tokens: Tensor,
+        dropped: Tensor,
+        inputs: Tensor,
+        targets: Tensor,
+        weights: Tensor,
+        segments: Sequence[Segment],
     ) -> Tensor:
         """Weighted mean of the bits' negative log-likelihood in nats.
 
@@ -122,8 +128,8 @@ class Batches:
             start += stage.steps
         return spent / total
 
-    def draw(self, step: int) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Sequence[Segment]]:
-        """Arguments of `TextToBits.forward` for one step."""
+    def draw(self, step: int) -> tuple[tuple[Tensor, ...], Sequence[Segment]]:
+        """Arguments of `TextToBits.forward` for one step: tensors on the CPU, and the scales."""
         stage, recipe = self.stage(step), self.recipe
         rng = generator(recipe.seed, 1, step)
         segments = self.segments[: stage.scales]
@@ -141,16 +147,22 @@ class Batches:
         lengths = torch.tensor([s.length for s in segments[1:]])
         inputs = inputs * ~blank[:, 1:].repeat_interleave(lengths, 1)[..., None]
         dropped = torch.rand(stage.batch, generator=rng) < recipe.text_dropout
-        return self.corpus.tokens[index], dropped, inputs, targets, token_weights(segments), segments
+        return (self.corpus.tokens[index], dropped, inputs, targets, token_weights(segments)), segments
 
 
 def fit(
-    model: TextToBits, corpus: Corpus, segments: Sequence[Segment], recipe: TransformerRecipe, path: Path, *, compiled: bool
+    model: TextToBits,
+    corpus: Corpus,
+    segments: Sequence[Segment],
+    recipe: TransformerRecipe,
+    path: Path,
+    *,
+    compiled: bool,
 ) -> dict[str, Tensor]:
     """Trains and returns the averaged weights by name.
 
     Args:
-        model: freshly initialised module, trained in place.
+        model: freshly initialised module on the device to train on, trained in place.
         corpus: encoded scenes.
         segments: the whole schedule.
         recipe: settings.
@@ -160,9 +172,12 @@ def fit(
     batches = Batches(corpus, segments, recipe)
     forward = torch.compile(model, dynamic=False) if compiled else model
 
+    device = model.transformer.cfg_uncond.device
+
     def loss(step: int) -> Tensor:
-        with torch.autocast("cpu", torch.bfloat16):
-            return forward(*batches.draw(step))
+        tensors, scales = batches.draw(step)
+        with torch.autocast(device.type, torch.bfloat16):
+            return forward(*(tensor.to(device) for tensor in tensors), scales)
 
     optimizer = Optimizer(
         model,

@@ -1,0 +1,57 @@
+"""Infinity's published scale schedules: (height, width) in tokens per scale, by aspect ratio and pixel count."""
+
+from types import MappingProxyType
+
+Size = tuple[int, int]
+
+SCALES = MappingProxyType({"0.06M": 7, "0.25M": 10, "0.60M": 12, "1M": 13})
+"""Leading scales of the one-megapixel schedule that each pixel count uses."""
+
+_TALL = MappingProxyType(
+    {
+        1: "1,1 2,2 4,4 6,6 8,8 12,12 16,16 20,20 24,24 32,32 40,40 48,48 64,64",
+        1.25: "1,1 2,2 3,3 5,4 10,8 15,12 20,16 25,20 30,24 35,28 45,36 55,44 70,56",
+        1.333: "1,1 2,2 4,3 8,6 12,9 16,12 20,15 24,18 28,21 36,27 48,36 60,45 72,54",
+        1.5: "1,1 2,2 3,2 6,4 9,6 15,10 21,14 27,18 33,22 39,26 48,32 63,42 78,52",
+        1.75: "1,1 2,2 3,3 7,4 11,6 14,8 21,12 28,16 35,20 42,24 56,32 70,40 84,48",
+        2: "1,1 2,2 4,2 6,3 10,5 16,8 22,11 30,15 38,19 46,23 60,30 74,37 90,45",
+        2.5: "1,1 2,2 5,2 10,4 15,6 20,8 25,10 30,12 40,16 50,20 65,26 80,32 100,40",
+        3: "1,1 2,2 6,2 9,3 15,5 21,7 27,9 36,12 45,15 54,18 72,24 90,30 111,37",
+    }
+)
+
+
+def _mirrored(ratio: float) -> float:
+    return int(1 / ratio * 1000) / 1000
+
+
+def _parse(text: str, *, swap: bool) -> tuple[Size, ...]:
+    sizes = [tuple(int(side) for side in pair.split(",")) for pair in text.split()]
+    return tuple((w, h) if swap else (h, w) for h, w in sizes)
+
+
+TEMPLATES = MappingProxyType(
+    {
+        key: _parse(text, swap=swap)
+        for ratio, text in _TALL.items()
+        for key, swap in ((ratio, False), (_mirrored(ratio), True))
+        if key != 1 or not swap
+    }
+)
+"""Height / width -> the 13 scales of one megapixel; rotary positions are stretched onto the last one at any size."""
+
+
+def nearest_ratio(aspect: float) -> float:
+    """The template closest to a wanted height / width, the first one on ties."""
+    return min(TEMPLATES, key=lambda ratio: abs(ratio - aspect))
+
+
+def schedule(aspect: float, pixels: str) -> tuple[Size, ...]:
+    """Scales for height / width `aspect` and a pixel count.
+
+    Raises:
+        ValueError: `pixels` is not one of `SCALES`.
+    """
+    if pixels not in SCALES:
+        raise ValueError(f"model.pixels={pixels}: must be one of {', '.join(SCALES)}")
+    return TEMPLATES[nearest_ratio(aspect)][: SCALES[pixels]]

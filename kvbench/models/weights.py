@@ -1,0 +1,197 @@
+"""Finding, reading and checking checkpoints; official files are converted to safetensors once."""
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from pickle import UnpicklingError
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+State = dict[str, Tensor]
+
+
+class WeightsError(RuntimeError):
+    """A checkpoint that is missing, unreadable or not what it should be; the message says what to do."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a checkpoint lies.
+
+    Attributes:
+        key: config key, for messages.
+        path: local file or folder; wins over the Hub.
+        repo: Hub id.
+        file: file or folder inside the repository, None for all of it.
+        revision: commit of the repository; a branch name is refused, since it may change.
+    """
+
+    key: str
+    path: str | None = None
+    repo: str | None = None
+    file: str | None = None
+    revision: str | None = None
+
+    def locate(self) -> Path:
+        """The local file or folder, downloaded from the Hub if need be.
+
+        Raises:
+            WeightsError: nothing there, no pinned revision, or the Hub cannot be reached.
+        """
+        if self.path is not None:
+            path = Path(self.path).expanduser()
+            if not path.exists():
+                raise WeightsError(f"{self.key}.path={path}: does not exist")
+            return path
+        if self.revision is None or not re.fullmatch(r"[0-9a-f]{40}", self.revision):
+            raise WeightsError(
+                f"{self.key}: weights missing. Give a local copy of {self.file} with {self.key}.path=..., "
+                f"or the commit (40 hex digits) of {self.repo} to download with {self.key}.revision=..."
+            )
+        return self._download()
+
+    def _download(self) -> Path:
+        try:
+            from huggingface_hub import snapshot_download
+            from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+        except ImportError:
+            raise WeightsError(f"{self.key}: install the `text` extra to download {self.repo}") from None
+        try:
+            wanted = None if self.file is None else [self.file, f"{self.file}/*"]
+            root = snapshot_download(str(self.repo), revision=self.revision, allow_patterns=wanted)
+        except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
+            raise WeightsError(
+                f"{self.key}: cannot download {self.repo}/{self.file} ({error}); give a local copy with {self.key}.path"
+            ) from None
+        return Path(root, self.file or "")
+
+
+def sha256(path: Path) -> str:
+    """Hash of a file, or of a folder's files in order of their names."""
+    digest = hashlib.sha256()
+    for part in [path] if path.is_file() else sorted(p for p in path.rglob("*") if p.is_file()):
+        with part.open("rb") as file:
+            while block := file.read(1 << 22):
+                digest.update(block)
+    return digest.hexdigest()
+
+
+def read(path: Path) -> State:
+    """Raw contents of a safetensors file, a torch file, or a sharded folder with a Hugging Face index.
+
+    Torch files are read with `weights_only=True`: nothing in them is executed.
+
+    Raises:
+        WeightsError: truncated, foreign or unsafe.
+    """
+    try:
+        if path.is_dir():
+            return _read_shards(path)
+        if path.suffix == ".safetensors":
+            return load_file(path)
+        return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    except (OSError, RuntimeError, ValueError, KeyError, EOFError, UnpicklingError, SafetensorError) as error:
+        raise WeightsError(f"{path}: not a readable checkpoint ({str(error).splitlines()[0]})") from None
+
+
+def _read_shards(folder: Path) -> State:
+    for name in ("model.safetensors.index.json", "pytorch_model.bin.index.json"):
+        if (folder / name).is_file():
+            shards = sorted(set(json.loads((folder / name).read_text())["weight_map"].values()))
+            merged: State = {}
+            for shard in shards:
+                if Path(shard).name != shard:
+                    raise ValueError(f"the index names a file outside the folder: {shard}")
+                merged |= read(folder / shard)
+            return merged
+    raise ValueError("no model.safetensors.index.json or pytorch_model.bin.index.json in the folder")
+
+
+def transformer_state(raw: Mapping[str, object]) -> State:
+    """Infinity's transformer out of any published form: flat, nested by the official trainer, with constant buffers."""
+    nested = raw.get("trainer")
+    if isinstance(nested, Mapping):
+        raw = nested.get("gpt_fsdp", nested)  # type: ignore[assignment]
+    dropped = ("lvl_1L", "attn_bias_for_masking", "Infinity_visible_kvlen", "Infinity_invisible_qlen")
+    state = {
+        k: v for k, v in raw.items() if isinstance(v, Tensor) and not k.endswith(("zero_k_bias", *dropped))
+    }
+    return {k: v.reshape(1, -1, 1, 1) if k.endswith("scale_mul_1H11") else v for k, v in state.items()}
+
+
+def tokenizer_state(raw: Mapping[str, object]) -> State:
+    """The tokenizer's weights: under `vae` in official files, convolutions and norms wrapped or not."""
+    inner = raw.get("vae", raw)
+    assert isinstance(inner, Mapping)
+    state = {
+        k: v for k, v in inner.items() if isinstance(v, Tensor) and k.startswith(("encoder.", "decoder."))
+    }
+    return {_wrapped(name): tensor for name, tensor in state.items()}
+
+
+def _wrapped(name: str) -> str:
+    parts = name.split(".")
+    owner, layer = ("", *parts)[-3:-1]
+    resampling = layer == "conv" and owner in ("downsample", "upsample")
+    if resampling or layer == "nin_shortcut" or (layer.startswith("conv") and layer != "conv"):
+        return ".".join([*parts[:-1], "conv", parts[-1]])
+    if layer.startswith("norm") and layer != "norm":
+        return ".".join([*parts[:-1], "norm", parts[-1]])
+    return name
+
+
+def check(state: Mapping[str, Tensor], module: nn.Module, name: str) -> None:
+    """Strict comparison of names and shapes with a module (which may live on the meta device).
+
+    Raises:
+        WeightsError: lists what is missing, unexpected, or of another shape.
+    """
+    expected = {k: tuple(v.shape) for k, v in module.state_dict().items()}
+    found = {k: tuple(v.shape) for k, v in state.items()}
+    problems = [f"missing {k}" for k in expected.keys() - found.keys()]
+    problems += [f"unexpected {k}" for k in found.keys() - expected.keys()]
+    problems += [
+        f"{k} is {found[k]}, should be {expected[k]}"
+        for k in expected.keys() & found.keys()
+        if expected[k] != found[k]
+    ]
+    if problems:
+        shown = "; ".join(sorted(problems)[:8])
+        raise WeightsError(f"{name}: the checkpoint does not fit in {len(problems)} places: {shown}")
+
+
+def converted(path: Path, clean: Callable[[Mapping[str, object]], State], digest: str) -> Path:
+    """A safetensors file with the cleaned state of a checkpoint, made on first use in the weights cache."""
+    root = Path(os.environ.get("KVBENCH_WEIGHTS", "~/.cache/kvbench/weights")).expanduser()
+    target = root / f"{path.stem}-{digest[:16]}.safetensors"
+    if not target.is_file():
+        root.mkdir(parents=True, exist_ok=True)
+        beside = target.with_suffix(f".{os.getpid()}.tmp")
+        save_file(
+            {k: v.contiguous() for k, v in clean(read(path)).items()},
+            beside,
+            metadata={"source_sha256": digest},
+        )
+        beside.replace(target)
+    return target
+
+
+def load_into(module: nn.Module, source: Source, clean: Callable[[Mapping[str, object]], State]) -> str:
+    """Fills a module built on the meta device with float32 weights; returns the SHA-256 of the source.
+
+    Raises:
+        WeightsError: see `Source.locate`, `read` and `check`.
+    """
+    path = source.locate()
+    digest = sha256(path)
+    state = load_file(path) if path.suffix == ".safetensors" else load_file(converted(path, clean, digest))
+    check(state, module, source.key)
+    module.load_state_dict({k: v.float() for k, v in state.items()}, assign=True)
+    return digest

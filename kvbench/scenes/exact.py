@@ -1,0 +1,73 @@
+"""Exactness: an image holds the objects its caption names and no others, wherever they are.
+
+Stricter than GenEval's verdict, which judges one aspect per task and mostly allows extra objects; laxer about position
+prompts, whose relation it ignores.
+"""
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import ClassVar
+
+from kvbench.eval.base import Better, Result, SkipEvaluation, mean_score, ok
+from kvbench.eval.images import ImageSet
+from kvbench.eval.weights import Weight
+from kvbench.scenes.detector import Instance, detect
+from kvbench.scenes.grammar import NUMBERS, Meta, Pair
+from kvbench.scenes.world import COLORS, SHAPES
+
+
+def named(caption: str) -> Counter[Pair]:
+    """How many objects of each (colour, shape) a caption names.
+
+    Raises:
+        ValueError: the caption names no object, or a colour is not between a number and a shape.
+    """
+    numbers = {"a": 1, **{word: count for count, word in NUMBERS.items()}}
+    shapes = {form: shape for shape in SHAPES for form in (shape, shape + "s", shape + "es")}
+    words = caption.lower().split()
+    objects: Counter[Pair] = Counter()
+    for i, word in enumerate(words):
+        if word not in COLORS:
+            continue
+        number, shape = " ".join(words[i - 1 : i]), " ".join(words[i + 1 : i + 2])
+        if number not in numbers or shape not in shapes:
+            raise ValueError(f"prompt {caption!r}: {word!r} must stand between a number or 'a' and a shape")
+        objects[word, shapes[shape]] += numbers[number]
+    if not objects:
+        raise ValueError(f"prompt {caption!r}: names no object such as 'a red ring'")
+    return objects
+
+
+def exact(found: Iterable[Instance], line: Meta) -> bool:
+    """Whether the detected objects are those of a line's prompt: none missing, none extra, every colour right.
+
+    Args:
+        found: what `detect` read from the image; shapes it could not name are not in it and go unnoticed.
+        line: GenEval line of `grammar.sample`; only its `prompt` is used, as four tasks leave colours out of clauses.
+    """
+    return Counter((item.color, item.label) for item in found) == named(str(line["prompt"]))
+
+
+@dataclass(frozen=True)
+class Exact:
+    """`exact[scenes]`: share of images that hold exactly the objects their prompt names."""
+
+    name: ClassVar[str] = "exact"
+    protocol: ClassVar[str] = "scenes"
+    needs_reference: ClassVar[bool] = False
+    packages: ClassVar[tuple[str, ...]] = ()
+    weights: ClassVar[tuple[Weight, ...]] = ()
+    gives: ClassVar[dict[str, Better]] = {"exact[scenes]": "higher"}
+
+    def run(self, images: ImageSet, reference: ImageSet | None, device: str) -> Result:
+        """Judges every image; neither the reference nor the device matters."""
+        if any("tag" not in images.meta(index) for index in images.indices):
+            raise SkipEvaluation("the prompts are not captions of the scenes grammar")
+        verdicts = [
+            exact(detect(images.image(index)), images.meta(index)) for [index] in images.batches(1, self.name)
+        ]
+        scores = {
+            "exact[scenes]": mean_score([float(v) for v in verdicts], "higher", clusters=images.clusters)
+        }
+        return ok(self, scores, {"index": list(images.indices), "exact": list(verdicts)})
