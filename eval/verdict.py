@@ -1,0 +1,244 @@
+"""GenEval's rules (Ghosh et al., arXiv:2310.11513): is an image correct, given what a detector found?"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+TASKS = ("single_object", "two_object", "counting", "colors", "position", "color_attr")
+
+Box = Sequence[float]
+
+
+class Instance(Protocol):
+    """A detected object."""
+
+    @property
+    def label(self) -> str:
+        """Its class."""
+        ...
+
+    @property
+    def score(self) -> float:
+        """Confidence, 0 to 1."""
+        ...
+
+    @property
+    def box(self) -> Box:
+        """Corners x0, y0, x1, y1 in pixels."""
+        ...
+
+    @property
+    def color(self) -> str | None:
+        """Name of its colour, if the detector knows it."""
+        ...
+
+
+Detector = Callable[[NDArray[np.uint8]], Sequence[Instance]]
+ColorOf = Callable[[Sequence[Instance], str], Sequence[str | None]]
+
+
+@dataclass(frozen=True)
+class Rules:
+    """Thresholds, by default the official ones.
+
+    Attributes:
+        threshold: detections must score above it.
+        counting_threshold: the same for counting prompts.
+        max_objects: most detections kept per class.
+        max_overlap: a box overlapping a better one of its class by this share is dropped; 1 keeps all.
+        position_threshold: share of the two sizes that does not count towards an offset.
+    """
+
+    threshold: float = 0.3
+    counting_threshold: float = 0.9
+    max_objects: int = 16
+    max_overlap: float = 1.0
+    position_threshold: float = 0.1
+
+
+OFFICIAL = Rules()
+
+
+@dataclass(frozen=True)
+class Clause:
+    """What a prompt asks of one class.
+
+    Attributes:
+        label: the class.
+        count: at least (include) or fewer than (exclude) so many.
+        color: their colour.
+        position: relation to the objects of an earlier clause, and its number.
+    """
+
+    label: str
+    count: int
+    color: str | None = None
+    position: tuple[str, int] | None = None
+
+    @classmethod
+    def parse(cls, entry: Mapping[str, object]) -> "Clause":
+        """Reads an entry of `include` or `exclude`."""
+        color, position = entry.get("color"), entry.get("position")
+        relation = None
+        if position is not None:
+            if not isinstance(position, Sequence) or len(position) != 2:
+                raise ValueError(f"position is [relation, clause], got {position!r}")
+            relation = (str(position[0]), int(position[1]))
+        return cls(
+            str(entry["class"]), int(str(entry["count"])), None if color is None else str(color), relation
+        )
+
+
+@dataclass(frozen=True)
+class Line:
+    """One GenEval prompt: its task and clauses."""
+
+    tag: str
+    include: tuple[Clause, ...]
+    exclude: tuple[Clause, ...] = ()
+
+    @classmethod
+    def parse(cls, meta: Mapping[str, object]) -> "Line":
+        """Reads a line of evaluation_metadata.jsonl.
+
+        Raises:
+            ValueError: a field is missing or malformed.
+        """
+        try:
+            line = cls(str(meta["tag"]), _clauses(meta.get("include")), _clauses(meta.get("exclude")))
+        except (KeyError, ValueError) as error:
+            raise ValueError(f"not a GenEval line ({type(error).__name__} {error}): {dict(meta)}") from error
+        if line.tag not in TASKS or not line.include:
+            raise ValueError(
+                f"not a GenEval line (tag of {', '.join(TASKS)} and a clause are needed): {dict(meta)}"
+            )
+        return line
+
+
+def geneval_image(
+    instances: Sequence[Instance],
+    metadata: Mapping[str, object],
+    color_of: ColorOf | None = None,
+    rules: Rules = OFFICIAL,
+) -> tuple[bool, list[str]]:
+    """Judges one image.
+
+    Args:
+        instances: what the detector found.
+        metadata: the prompt's GenEval line.
+        color_of: colours of boxes of a class; by default those the detector gave.
+        rules: thresholds.
+
+    Returns:
+        Whether it is correct, and what is wrong.
+    """
+    line = Line.parse(metadata)
+    found = keep_detections(instances, line.tag, rules)
+    reasons: list[str] = []
+    matched: list[Sequence[Instance] | None] = []
+    for clause in line.include:
+        boxes = found.get(clause.label, [])[: clause.count]
+        wrong = _judge(clause, boxes, matched, color_of or _detected_colors, rules)
+        reasons += wrong
+        matched.append(None if wrong else boxes)
+    for clause in line.exclude:
+        if (seen := len(found.get(clause.label, []))) >= clause.count:
+            reasons.append(f"expected {clause.label}<{clause.count}, found {seen}")
+    return not reasons, reasons
+
+
+def keep_detections(
+    instances: Sequence[Instance], tag: str, rules: Rules = OFFICIAL
+) -> dict[str, list[Instance]]:
+    """Detections that count, by class, best first."""
+    # The official detector's scores are float32 and so is the comparison.
+    threshold = np.float32(rules.counting_threshold if tag == "counting" else rules.threshold)
+    kept: dict[str, list[Instance]] = {}
+    for label in dict.fromkeys(item.label for item in instances):
+        ranked = sorted((i for i in instances if i.label == label), key=lambda i: -i.score)
+        ranked = [item for item in ranked if np.float32(item.score) > threshold][: rules.max_objects]
+        if chosen := _suppressed(ranked, rules.max_overlap):
+            kept[label] = chosen
+    return kept
+
+
+def relations(box: Box, target: Box, threshold: float = OFFICIAL.position_threshold) -> set[str]:
+    """Where `box` lies from `target`: left of, right of, above, below, up to two of them."""
+    (a, size_a), (b, size_b) = _center_and_size(box), _center_and_size(target)
+    offset = a - b
+    rest = np.maximum(np.abs(offset) - threshold * (size_a + size_b), 0) * np.sign(offset)
+    if (np.abs(rest) < 1e-3).all():
+        return set()
+    dx, dy = rest / np.linalg.norm(offset)
+    tests = {"left of": dx < -0.5, "right of": dx > 0.5, "above": dy < -0.5, "below": dy > 0.5}
+    return {name for name, holds in tests.items() if holds}
+
+
+def _clauses(entries: object) -> tuple[Clause, ...]:
+    if entries is None:
+        return ()
+    if not isinstance(entries, Sequence) or not all(isinstance(entry, Mapping) for entry in entries):
+        raise ValueError(f"a list of clauses is needed, got {entries!r}")
+    return tuple(Clause.parse(entry) for entry in entries)
+
+
+def _judge(
+    clause: Clause,
+    boxes: Sequence[Instance],
+    matched: Sequence[Sequence[Instance] | None],
+    color_of: ColorOf,
+    rules: Rules,
+) -> list[str]:
+    if len(boxes) < clause.count:
+        return [f"expected {clause.label}>={clause.count}, found {len(boxes)}"]
+    if clause.color is not None:
+        colors = list(color_of(boxes, clause.label))
+        if (hits := colors.count(clause.color)) < clause.count:
+            seen = ", ".join(str(color) for color in colors)
+            return [f"expected {clause.color} {clause.label}>={clause.count}, found {hits} (colours: {seen})"]
+    if clause.position is None:
+        return []
+    relation, number = clause.position
+    targets = matched[number]
+    if targets is None:
+        return [f"nothing for {clause.label} to be {relation}"]
+    for box in boxes:
+        for target in targets:
+            actual = relations(box.box, target.box, rules.position_threshold)
+            if relation not in actual:
+                seen = " and ".join(sorted(actual)) or "neither side of"
+                return [f"expected {clause.label} {relation} target, found {seen} target"]
+    return []
+
+
+def _detected_colors(boxes: Sequence[Instance], label: str) -> list[str | None]:
+    return [box.color for box in boxes]
+
+
+def _suppressed(ranked: list[Instance], max_overlap: float) -> list[Instance]:
+    if max_overlap >= 1:
+        return ranked
+    chosen: list[Instance] = []
+    for item in ranked:
+        if all(_overlap(item.box, better.box) < max_overlap for better in chosen):
+            chosen.append(item)
+    return chosen
+
+
+def _overlap(a: Box, b: Box) -> float:
+    """Intersection over union with the official convention that a box includes its last pixel."""
+
+    def area(x0: float, y0: float, x1: float, y1: float) -> float:
+        return max(x1 - x0 + 1, 0) * max(y1 - y0 + 1, 0)
+
+    shared = area(max(a[0], b[0]), max(a[1], b[1]), min(a[2], b[2]), min(a[3], b[3]))
+    union = area(*a) + area(*b) - shared
+    return shared / union if union else 0.0
+
+
+def _center_and_size(box: Box) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    corners = np.asarray(box, np.float64).reshape(2, 2)
+    return corners.mean(0), np.abs(corners[1] - corners[0])
