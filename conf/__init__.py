@@ -1,0 +1,1 @@
+"""Hydra configuration: what can be chosen, no logic."""

@@ -1,0 +1,265 @@
+"""Command line: `python run.py method=heatkv budget=0.04`. The only module that knows Hydra."""
+
+import difflib
+import logging
+import os
+import re
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import hydra
+import torch
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.utils import JobReturn
+from hydra.errors import HydraException, OverrideParseException
+from hydra.experimental.callback import Callback
+from hydra.utils import instantiate
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from rich.console import Console
+
+from kvbench import conf, report, runner
+from kvbench.attention_by_scale import KIND, rank_heads, scas
+from kvbench.budget import Budget
+from kvbench.cache import BudgetExceeded
+from kvbench.config import ConfigError, Settings
+from kvbench.eval.images import ImageSetError
+from kvbench.models.generation import NotFinite
+from kvbench.models.weights import WeightsError
+from kvbench.orders import write_orders
+from kvbench.plan import export, make_plan
+
+EXPECTED = (
+    ConfigError,
+    ValueError,
+    WeightsError,
+    BudgetExceeded,
+    NotFinite,
+    ImageSetError,
+    HydraException,
+    OmegaConfBaseException,
+    OSError,
+    torch.OutOfMemoryError,
+)
+"""What a user can cause: told in one line. Anything else is our fault and shows its traceback."""
+
+CONSOLE = Console(width=None if sys.stdout.isatty() else 160)
+log = logging.getLogger(__name__)
+
+
+class Summary(Callback):
+    """After a multirun: one table of all jobs, and a failing exit status if any failed."""
+
+    def __init__(self) -> None:
+        self._folders: list[Path] = []
+        self._failures: list[tuple[str, str]] = []
+
+    def on_job_end(self, config: DictConfig, job_return: JobReturn, **kwargs: object) -> None:
+        """Remembers what a job left."""
+        value = job_return._return_value
+        if isinstance(value, Path):
+            self._folders.append(value)
+        elif isinstance(value, str):
+            self._failures.append((" ".join(job_return.overrides or []), value))
+
+    def on_multirun_end(self, config: DictConfig, **kwargs: object) -> None:
+        """Prints the table."""
+        runs = [run for folder in dict.fromkeys(self._folders) for run in report.collect_one(folder)]
+        report.show_runs(CONSOLE, runs, self._failures)
+        if self._failures:
+            sys.exit(1)
+
+
+def main() -> None:
+    """Entry point."""
+    os.environ.setdefault("KVBENCH_ROOT", str(Path.cwd()))
+    logging.captureWarnings(capture=True)
+    problem = check_arguments(sys.argv[1:])
+    if problem is not None:
+        sys.exit(f"error: {problem}")
+    _hydra_main()
+
+
+@hydra.main(version_base="1.3", config_path="pkg://kvbench.conf", config_name="config")
+def _hydra_main(cfg: DictConfig) -> Path | str | None:
+    multirun = HydraConfig.get().mode == hydra.types.RunMode.MULTIRUN
+    try:
+        return TASKS[Settings.of(_values(cfg)).task](cfg)
+    except EXPECTED as error:
+        line = _one_line(error)
+    except Exception as error:  # our fault, but a sweep's other jobs are worth having
+        if not multirun:
+            raise
+        log.exception("a job of the sweep broke")
+        line = f"{type(error).__name__}: {' '.join(str(error).split())}"
+    if not multirun:
+        sys.exit(f"error: {line}")
+    CONSOLE.print(f"error: {line}", style="red", highlight=False, markup=False, soft_wrap=True)
+    return line
+
+
+def check_arguments(arguments: list[str]) -> str | None:
+    """Composes configurations before Hydra does, to tell what is wrong in one line (None: nothing)."""
+    try:
+        for overrides in _tried([a for a in arguments if not a.startswith("-")]):
+            with hydra.initialize_config_module("kvbench.conf", version_base="1.3"):
+                settings = Settings.of(_values(hydra.compose("config", overrides=overrides)))
+            if settings.task != "plan":
+                settings.runs_dir.mkdir(parents=True, exist_ok=True)
+    except OverrideParseException as error:
+        return f"{error.override}: cannot be read as key=value; quote values that hold one of = , [ ] {{ }} ~"
+    except (HydraException, OmegaConfBaseException, ConfigError) as error:
+        return _explained(str(error))
+    except OSError as error:
+        return f"runs_dir={settings.runs_dir}: cannot be written ({error})"
+    return None
+
+
+def _tried(arguments: list[str]) -> list[list[str]]:
+    """Overrides that try every value of every list once; a value is wrong by itself, not in a combination."""
+    parsed = [
+        o
+        for o in OverridesParser.create().parse_overrides(arguments)
+        if not o.key_or_group.startswith("hydra")
+    ]
+    listed = [o for o in parsed if o.is_choice_sweep()]
+    fixed = [str(o.input_line) for o in parsed if not o.is_sweep_override()]
+    swept = [[f"{o.get_key_element()}={value}" for value in o.sweep_string_iterator()] for o in listed]
+    first = [values[0] for values in swept]
+    others = [[*first[:i], value, *first[i + 1 :]] for i, values in enumerate(swept) for value in values[1:]]
+    return [fixed + chosen for chosen in [first, *others]]
+
+
+def _one_line(error: BaseException) -> str:
+    cause = error.__cause__ if isinstance(error, HydraException) else None
+    if cause is None:
+        return " ".join(str(error).split())
+    if not isinstance(cause, (*EXPECTED, TypeError)):
+        raise cause
+    key = re.search(r"full_key: (\S+)", str(error))
+    return f"{key[1]}: {cause}" if key is not None and isinstance(cause, TypeError) else _one_line(cause)
+
+
+def _explained(message: str) -> str:
+    """One line that names the key, out of Hydra's several."""
+    lines = [line.strip() for line in message.splitlines() if line.strip()]
+    if found := re.match(r"Could not override '(.+)'", lines[0]):
+        key = found[1]
+        near = difflib.get_close_matches(key, _keys(), 1)
+        return f"{key}: no such key" + (f"; did you mean {near[0]}?" if near else "")
+    if found := re.search(r"Could not (?:find|load) '(\w+)/(.+?)'", lines[0]):
+        group, choice = found.groups()
+        choices = ", ".join(p.stem for p in sorted(Path(conf.__file__).parent.glob(f"{group}/*.yaml")))
+        return f"{group}={choice}: no such choice" + (f"; choose from {choices}" if choices else "")
+    named = [line for line in lines if line.startswith(("Key '", "full_key"))]
+    return " ".join(dict.fromkeys([lines[0], *named]))
+
+
+def _keys() -> list[str]:
+    with hydra.initialize_config_module("kvbench.conf", version_base="1.3"):
+        values = _values(hydra.compose("config"))
+    inner = [
+        f"{key}.{name}"
+        for key, value in values.items()
+        if isinstance(value, dict)
+        for name in value
+        if name[0] != "_"
+    ]
+    return [*values, *inner]
+
+
+def task_run(cfg: DictConfig) -> Path | None:
+    """`task=run`: one run."""
+    outcome = runner.run(job_of(cfg))
+    if outcome.results is None:
+        CONSOLE.print(
+            f"this shard's share is done; the run is complete when the others are: {outcome.folder}"
+        )
+        return None
+    report.show_run(CONSOLE, outcome.results)
+    CONSOLE.print(
+        f"{'found finished' if outcome.reused else 'finished'}: {outcome.folder}",
+        highlight=False,
+        soft_wrap=True,
+    )
+    return outcome.folder
+
+
+def task_plan(cfg: DictConfig) -> None:
+    """`task=plan`: schedule and memory from shapes."""
+    settings, model, method = Settings.of(_values(cfg)), instantiate(cfg.model), instantiate(cfg.method)
+    budget = Budget.parse(settings.budget, model.spec)
+    plan = make_plan(model.spec, budget, method, model.parameters, settings.batch_size, settings.plan.gpu_gib)
+    report.show_plan(CONSOLE, plan)
+    if settings.plan.export is not None:
+        export(Path(settings.plan.export), model.spec, budget, method)
+        CONSOLE.print(f"schedule written to {settings.plan.export}", highlight=False, soft_wrap=True)
+
+
+def task_calibrate(cfg: DictConfig) -> None:
+    """`task=calibrate`: the artifact that calibrated methods use, and optionally an order file."""
+    job = job_of(cfg)
+    kind = type(job.method).calibration or KIND
+    job.model.load(job.settings.device)
+    path, metadata = runner.calibration_file(job, kind)
+    artifact = runner.observe(job, kind)
+    CONSOLE.print(f"calibration: {path}", highlight=False, soft_wrap=True)
+    if job.settings.calibrate.orders is not None:
+        orders = Path(job.settings.calibrate.orders)
+        write_orders(orders, rank_heads(scas(artifact.tensors["mass"])), job.settings.sinks, metadata)
+        CONSOLE.print(f"orders: {orders}", highlight=False, soft_wrap=True)
+
+
+def task_train(cfg: DictConfig) -> None:
+    """`task=train`: the embedded model from scratch."""
+    from kvbench.training.run import train
+
+    out = train(instantiate(cfg.model), instantiate(cfg.train))
+    CONSOLE.print(f"trained weights: {out}", highlight=False, soft_wrap=True)
+
+
+def task_report(cfg: DictConfig) -> None:
+    """`task=report`: one table of every finished run under `runs_dir`."""
+    runs_dir = Settings.of(_values(cfg)).runs_dir
+    runs = report.collect(runs_dir)
+    if not runs:
+        raise ConfigError(f"runs_dir={runs_dir}: holds no finished runs")
+    report.show_runs(CONSOLE, runs)
+    CONSOLE.print(f"written: {report.write_report(runs_dir, runs)}", highlight=False, soft_wrap=True)
+
+
+TASKS = {
+    "run": task_run,
+    "plan": task_plan,
+    "calibrate": task_calibrate,
+    "train": task_train,
+    "report": task_report,
+}
+
+
+def job_of(cfg: DictConfig) -> runner.Job:
+    """Objects of one run out of its configuration."""
+    values = _values(cfg)
+    settings = Settings.of(values)
+    if torch.device(settings.device).type == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(f"device={settings.device}: torch finds no GPU here; use device=cpu")
+    prompts = instantiate(cfg.prompts)
+    return runner.Job(
+        settings=settings,
+        model=instantiate(cfg.model),
+        method=instantiate(cfg.method),
+        method_name=HydraConfig.get().runtime.choices["method"],
+        prompts=prompts.load(),
+        config=values,
+        calibration_prompts=prompts.sibling(settings.calibrate.count, settings.calibrate.seed).load(),
+        evaluators={name: instantiate(node) for name, node in (cfg.eval or {}).items()},
+        logger=instantiate(cfg.logger) if cfg.logger else None,
+    )
+
+
+def _values(cfg: DictConfig) -> Mapping[str, object]:
+    values = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
+    assert isinstance(values, dict)
+    return values  # type: ignore[return-value]

@@ -1,0 +1,209 @@
+"""One run's settings, validated at the edge; inside, code receives these and never a raw configuration."""
+
+import importlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Literal, Union, get_args, get_origin, get_type_hints
+
+import torch
+
+TASKS = ("run", "plan", "calibrate", "train", "report")
+CACHE_DTYPES = ("auto", "float32", "bfloat16", "float16")
+GROUPS = ("model", "method", "prompts", "eval", "logger", "train", "sweeps")
+"""Keys of a configuration that hold objects (`_target_`) or nothing."""
+
+
+class ConfigError(ValueError):
+    """A setting that cannot be used; the message starts with its key."""
+
+
+@dataclass(frozen=True)
+class Shard:
+    """Which share of a run's blocks this process takes: block numbers congruent to `index` modulo `count`."""
+
+    index: int = 0
+    count: int = 1
+
+    def __post_init__(self) -> None:
+        if self.count < 1:
+            raise ConfigError(f"shard.count={self.count}: must be at least 1")
+        if not 0 <= self.index < self.count:
+            raise ConfigError(
+                f"shard.index={self.index}: must lie in 0..{self.count - 1} (shard.count={self.count})"
+            )
+
+
+@dataclass(frozen=True)
+class PlanSettings:
+    """What `task=plan` adds: memory that the largest batch fills (GiB), file for the schedule (.npz)."""
+
+    gpu_gib: float = 80.0
+    export: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.gpu_gib <= 0:
+            raise ConfigError(f"plan.gpu_gib={self.gpu_gib}: must be positive")
+
+
+@dataclass(frozen=True)
+class CalibrateSettings:
+    """Calibration prompts, the seed of their set and noise, and an order file to write (JSON)."""
+
+    count: int = 10
+    seed: int = 1
+    orders: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.count < 1:
+            raise ConfigError(f"calibrate.count={self.count}: must be at least 1")
+        if self.seed < 0:
+            raise ConfigError(f"calibrate.seed={self.seed}: must not be negative")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Settings that belong to no group.
+
+    Attributes:
+        task: what to do.
+        budget: fraction of the full cache or tokens per head, as written.
+        sinks: leading scales that methods never prune.
+        seed: seed of the noise.
+        batch_size: prompts generated together; changes rounding only.
+        device: torch device.
+        cache_dtype: of stored keys and values; auto is float32 on a CPU and bfloat16 on a GPU.
+        runs_dir: where run folders are.
+        shard: share of the prompts.
+        plan: of `task=plan`.
+        calibrate: of calibrations.
+    """
+
+    task: str
+    budget: float | int | str
+    sinks: int
+    seed: int
+    batch_size: int
+    device: str
+    cache_dtype: str
+    runs_dir: Path
+    shard: Shard = Shard()
+    plan: PlanSettings = PlanSettings()
+    calibrate: CalibrateSettings = CalibrateSettings()
+
+    def __post_init__(self) -> None:
+        for key, choices in (("task", TASKS), ("cache_dtype", CACHE_DTYPES)):
+            if getattr(self, key) not in choices:
+                raise ConfigError(f"{key}={getattr(self, key)}: must be one of {', '.join(choices)}")
+        for key, least in (("batch_size", 1), ("seed", 0), ("sinks", 0)):
+            if getattr(self, key) < least:
+                raise ConfigError(f"{key}={getattr(self, key)}: must be at least {least}")
+        try:
+            torch.device(self.device)
+        except RuntimeError:
+            raise ConfigError(
+                f"device={self.device}: not a torch device such as cpu, cuda or cuda:1"
+            ) from None
+
+    @classmethod
+    def of(cls, values: Mapping[str, object]) -> "Settings":
+        """Settings out of a resolved configuration, whose objects are checked too.
+
+        Raises:
+            ConfigError: an unknown key, a value of the wrong type or out of range.
+        """
+        own = {key: value for key, value in values.items() if key not in GROUPS}
+        check_fields(own, cls, "")
+        for group in GROUPS:
+            if group != "train" or values["task"] == "train":  # its modules take long to import
+                check_objects(values.get(group), group)
+        parts = {"shard": Shard, "plan": PlanSettings, "calibrate": CalibrateSettings}
+        for key, part in parts.items():
+            own[key] = part(**own.get(key, {}))  # type: ignore[arg-type]
+        return cls(**{**own, "runs_dir": Path(str(own["runs_dir"])).expanduser()})  # type: ignore[arg-type]
+
+
+def check_objects(node: object, key: str) -> None:
+    """Compares every `_target_` node with the fields of the dataclass that it names.
+
+    Raises:
+        ConfigError: naming the first key that does not fit.
+    """
+    if isinstance(node, list):
+        for number, item in enumerate(node):
+            check_objects(item, f"{key}[{number}]")
+    if not isinstance(node, Mapping):
+        return
+    target = _located(node.get("_target_"), key)
+    if isinstance(target, type) and is_dataclass(target):
+        check_fields(
+            {name: value for name, value in node.items() if not name.startswith("_")}, target, f"{key}."
+        )
+    for name, value in node.items():
+        check_objects(value, f"{key}.{name}")
+
+
+def check_fields(values: Mapping[str, object], target: type, prefix: str) -> None:
+    """Compares values with a dataclass's fields: every key known, every value of its type.
+
+    Raises:
+        ConfigError: naming the first key that does not fit.
+    """
+    hints = get_type_hints(target)
+    known = {field.name: hints[field.name] for field in fields(target) if field.init}
+    for name, value in values.items():
+        if name not in known:
+            raise ConfigError(f"{prefix}{name}: no such key; there are {', '.join(known)}")
+        hint = known[name]
+        if isinstance(value, Mapping) and is_dataclass(hint) and "_target_" not in value:
+            check_fields(value, hint, f"{prefix}{name}.")  # type: ignore[arg-type]
+        elif not _fits(value, hint):
+            raise ConfigError(f"{prefix}{name}={value}: must be {_wanted(hint)}")
+
+
+_SCALARS: dict[object, tuple[tuple[type, ...], str]] = {
+    int: ((int,), "a whole number"),
+    float: ((int, float), "a number"),
+    str: ((str,), "text"),
+    Path: ((str,), "a path"),
+    bool: ((bool,), "true or false"),
+    NoneType: ((NoneType,), "null"),
+}
+
+
+def _fits(value: object, hint: object) -> bool:
+    kind, parts = get_origin(hint), get_args(hint)
+    if hint in _SCALARS:
+        return isinstance(value, _SCALARS[hint][0]) and (hint is bool or not isinstance(value, bool))
+    if kind in (Union, UnionType):
+        return any(_fits(value, part) for part in parts)
+    if kind is Literal:
+        return value in parts
+    if kind in (tuple, list, Sequence):
+        if not isinstance(value, list | tuple):
+            return False
+        wanted = list(parts) if kind is tuple and parts[-1] is not Ellipsis else [parts[0]] * len(value)
+        return len(value) == len(wanted) and all(map(_fits, value, wanted))
+    return True
+
+
+def _wanted(hint: object) -> str:
+    kind, parts = get_origin(hint), get_args(hint)
+    if hint in _SCALARS:
+        return _SCALARS[hint][1]
+    if kind in (Union, UnionType):
+        return " or ".join(dict.fromkeys(_wanted(part) for part in parts))
+    if kind is Literal:
+        return f"one of {', '.join(map(str, parts))}"
+    return "a list" + (f" ({_wanted(parts[0])} each)" if parts else "")
+
+
+def _located(path: object, key: str) -> object:
+    if not isinstance(path, str):
+        return None
+    module, _, name = path.rpartition(".")
+    try:
+        return getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigError(f"{key}._target_={path}: cannot be imported ({error})") from None

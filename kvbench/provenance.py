@@ -1,0 +1,55 @@
+"""What made a run: code, versions, machine."""
+
+import hashlib
+import importlib.metadata
+import platform
+import subprocess
+from datetime import UTC, datetime
+from pathlib import Path
+
+import torch
+
+LIBRARIES = ("kvbench", "torch", "numpy", "safetensors", "hydra-core", "torchmetrics", "pillow", "scipy")
+
+
+def provenance(device: str) -> dict[str, object]:
+    """Commit and state of the checkout, library versions, processor and accelerator, threads, time."""
+    versions = {"python": platform.python_version()}
+    for name in LIBRARIES:
+        try:
+            versions[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            versions[name] = "not installed"
+    return {
+        "code": _checkout(),
+        "versions": versions,
+        "device": device,
+        "gpu": torch.cuda.get_device_name(device) if torch.device(device).type == "cuda" else None,
+        "cpu": platform.processor() or platform.machine(),
+        "threads": torch.get_num_threads(),
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+
+
+def _checkout() -> dict[str, str] | None:
+    root = Path(__file__).resolve().parent.parent
+    if not (root / ".git").exists():
+        return None
+    commit = _git(root, "rev-parse", "HEAD")
+    changes = _git(root, "diff", "HEAD")
+    if commit is None or changes is None:
+        return None
+    return {
+        "commit": commit.strip(),
+        "diff_sha256": hashlib.sha256(changes.encode()).hexdigest() if changes else "",
+    }
+
+
+def _git(root: Path, *arguments: str) -> str | None:
+    try:
+        done = subprocess.run(
+            ["git", *arguments], cwd=root, capture_output=True, text=True, check=True, errors="replace"
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return done.stdout

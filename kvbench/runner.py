@@ -1,0 +1,342 @@
+"""One run, start to end: calibration, reference, images, results."""
+
+import hashlib
+import json
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Protocol
+
+import torch
+import yaml
+from torch import Tensor
+from tqdm import tqdm
+
+from kvbench.budget import Budget
+from kvbench.cache import KVCache
+from kvbench.calibration import artifact_name, calibrate, load_artifact, save_artifact
+from kvbench.config import Settings
+from kvbench.eval.base import Evaluator
+from kvbench.methods.base import Artifact, Method
+from kvbench.methods.full import Full
+from kvbench.models.base import Cache
+from kvbench.models.sampling import Noise, PromptNoise
+from kvbench.prompts import Prompt, digest
+from kvbench.provenance import provenance
+from kvbench.runs import Identity, RunFolder, blocks, slug
+from kvbench.scoring import costs, pending, score, write_results
+from kvbench.segments import ModelSpec
+
+log = logging.getLogger(__name__)
+
+Config = Mapping[str, object]
+Drawn = tuple[list[dict[str, object]], Tensor]
+
+
+class ImageModel(Protocol):
+    """What a run needs of a model."""
+
+    name: str
+    weights_sha256: str
+
+    @property
+    def spec(self) -> ModelSpec:
+        """Shapes and schedule, without weights."""
+        ...
+
+    def load(self, device: str) -> None:
+        """Reads the weights."""
+        ...
+
+    def generate(self, prompts: Sequence[str], cache: Cache, noise: Noise) -> Tensor:
+        """Images uint8 [B, H, W, 3]."""
+        ...
+
+
+class Logger(Protocol):
+    """Where finished runs are sent."""
+
+    def send(self, name: str, folder: Path, results: Mapping[str, object]) -> None:
+        """Sends one run."""
+        ...
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run, with everything it is made of.
+
+    Attributes:
+        settings: what belongs to no group.
+        model: not yet loaded.
+        method: not yet prepared.
+        method_name: as in `conf/method`.
+        prompts: what to generate.
+        config: the resolved configuration, JSON values.
+        calibration_prompts: what a calibration watches.
+        evaluators: by config name.
+        logger: None to send nothing.
+    """
+
+    settings: Settings
+    model: ImageModel
+    method: Method
+    method_name: str
+    prompts: list[Prompt]
+    config: Config = field(default_factory=dict)
+    calibration_prompts: list[Prompt] = field(default_factory=list)
+    evaluators: Mapping[str, Evaluator] = field(default_factory=dict)
+    logger: Logger | None = None
+
+    @property
+    def reference(self) -> bool:
+        """Whether this is the uncompressed run that others are compared with."""
+        return isinstance(self.method, Full)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Dtype of stored keys and values."""
+        name = self.settings.cache_dtype
+        if name == "auto":
+            name = "bfloat16" if torch.device(self.settings.device).type == "cuda" else "float32"
+        return {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[name]
+
+    @cached_property
+    def budget(self) -> Budget:
+        """Capacity B; the reference has all of it, though what the config says must still be a budget."""
+        budget = Budget.parse(self.settings.budget, self.model.spec)
+        return Budget.parse(1, self.model.spec) if self.reference else budget
+
+    @property
+    def model_settings(self) -> Config:
+        """The model's settings without the places its weights come from."""
+        return {key: value for key, value in self.section("model").items() if key != "sources"}
+
+    def section(self, group: str) -> Config:
+        """A group of the configuration, empty if it has none."""
+        values = self.config.get(group)
+        return values if isinstance(values, Mapping) else {}
+
+    def as_reference(self) -> "Job":
+        """The run this one is compared with."""
+        method = {"_target_": f"{Full.__module__}.{Full.__qualname__}"}
+        return replace(
+            self,
+            method=Full(),
+            method_name="full",
+            settings=replace(self.settings, budget=1),
+            config={**self.config, "method": method, "budget": 1},
+        )
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A finished run, or this process's share of one.
+
+    Attributes:
+        folder: where it is.
+        results: contents of results.json; None while other shards are at work.
+        reused: nothing had to be done.
+    """
+
+    folder: Path
+    results: dict[str, object] | None
+    reused: bool = False
+
+
+def run(job: Job) -> Outcome:
+    """Does whatever of a run, its reference and its calibration is not done yet.
+
+    Raises:
+        ConfigError, ValueError, WeightsError, BudgetExceeded, NotFinite: see where they are defined; nothing that was
+            finished is lost.
+    """
+    job.method.check(job.model.spec, job.budget)
+    job.model.load(job.settings.device)
+    outcome = _complete(job.as_reference() if job.reference else job)
+    if job.logger is not None and outcome.results is not None:
+        job.logger.send(outcome.folder.name, outcome.folder, outcome.results)
+    return outcome
+
+
+def _complete(job: Job) -> Outcome:
+    folder = open_run(job)
+    known = folder.read_json("results.json") if folder.finished() else None
+    todo = pending(job.evaluators, job.section("eval"), known)
+    whole = len(folder.samples()) == len(job.prompts)
+    if known is not None and whole and not todo:
+        return Outcome(folder.path, known, reused=True)
+    if known is None:
+        folder.write("status", "running\n")
+    try:
+        reference = None if job.reference else _complete(job.as_reference()).folder
+        if not (whole or generate(job, folder)):
+            return Outcome(folder.path, None)
+        return Outcome(folder.path, finish(job, folder, reference, known, todo))
+    except Exception as error:
+        with suppress(OSError):  # the disk may be what failed
+            folder.write("status", f"failed: {' '.join(str(error).split())}\n")
+        raise
+
+
+def open_run(job: Job) -> RunFolder:
+    """Prepares the method and opens the folder that belongs to the job's identity."""
+    artifact, used = artifact_for(job)
+    job.method.prepare(job.model.spec, job.budget, artifact)
+    identity = Identity(
+        model=job.model_settings,
+        weights=job.model.weights_sha256,
+        method={key: value for key, value in job.section("method").items() if key != "orders"},
+        calibration=used,
+        budget=str(job.budget.capacity),
+        prompts=digest(job.prompts),
+        seed=job.settings.seed,
+        cache_dtype=str(job.dtype),
+        label="full" if job.reference else f"{slug(job.method_name)}-{float(job.budget.fraction):.4g}",
+    )
+    folder = RunFolder(job.settings.runs_dir, job.model.name, identity)
+    if not (folder.path / "config.yaml").is_file():
+        folder.write(
+            "config.yaml", yaml.safe_dump(dict(job.config), sort_keys=False, default_flow_style=None)
+        )
+        hashes = {"weights_sha256": job.model.weights_sha256, "calibration_sha256": used}
+        folder.write("provenance.json", json.dumps({**provenance(job.settings.device), **hashes}, indent=1))
+    return folder
+
+
+def artifact_for(job: Job) -> tuple[Artifact | None, str | None]:
+    """The calibration a method needs, found or made, and the SHA-256 of what it uses (artifact or order file)."""
+    orders = getattr(job.method, "orders", None)
+    if orders is not None:
+        return None, hashlib.sha256(Path(orders).read_bytes()).hexdigest()
+    kind = type(job.method).calibration
+    if kind is None:
+        return None, None
+    artifact = observe(job, kind)
+    path, _ = calibration_file(job, kind)
+    return artifact, hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def observe(job: Job, kind: str) -> Artifact:
+    """The calibration of a loaded model, read if it is there, else made and saved."""
+    path, metadata = calibration_file(job, kind)
+    settings = job.settings
+    if not path.is_file():
+        prompts = job.calibration_prompts
+        with tqdm(total=len(prompts), desc="calibration", unit="prompt") as bar:
+            artifact = calibrate(
+                job.model, prompts, settings.calibrate.seed, settings.device, metadata, bar.update
+            )
+        save_artifact(path, artifact)
+    return load_artifact(path, kind, metadata)
+
+
+def calibration_file(job: Job, kind: str) -> tuple[Path, dict[str, object]]:
+    """Where a calibration lies and what it must have been made with; the model is loaded."""
+    metadata: dict[str, object] = {
+        "kind": kind,
+        "model": job.model.name,
+        "weights_sha256": job.model.weights_sha256,
+        "sizes": [[s.height, s.width] for s in job.model.spec.segments],
+        "settings": job.model_settings,
+        "prompts": len(job.calibration_prompts),
+        "prompts_sha256": digest(job.calibration_prompts),
+        "seed": job.settings.calibrate.seed,
+        "device": torch.device(job.settings.device).type,
+    }
+    return job.settings.runs_dir / job.model.name / artifact_name(metadata), metadata
+
+
+def generate(job: Job, folder: RunFolder) -> bool:
+    """Generates this shard's missing blocks; returns whether every sample of the run is there.
+
+    Out of memory, it goes on with half as many prompts at a time.
+    """
+    settings = job.settings
+    done = folder.samples()
+    shard = blocks(len(job.prompts), settings.batch_size, settings.shard.index, settings.shard.count)
+    todo = [block for block in shard if any(index not in done for index in block)]
+    total, absent = sum(map(len, shard)), sum(map(len, todo))
+    limit = settings.batch_size
+    with tqdm(total=total, initial=total - absent, desc=folder.path.name, unit="image") as bar:
+        for block in todo:
+            start = block.start
+            while start < block.stop:
+                part = range(start, min(start + limit, block.stop))
+                drawn = _drawn_if_it_fits(job, part)
+                if drawn is None:
+                    limit = len(part) // 2
+                    log.warning("out of memory with %d prompts: going on with %d at a time", len(part), limit)
+                    continue
+                folder.add(drawn[0], drawn[1].numpy())
+                bar.update(len(part))
+                start = part.stop
+    return len(folder.samples()) == len(job.prompts)
+
+
+def _drawn_if_it_fits(job: Job, part: range) -> Drawn | None:
+    """Records and images of some prompts; None when memory does not suffice for them, but may for fewer."""
+    try:
+        return _draw(job, part)
+    except (RuntimeError, MemoryError) as error:
+        lacking = isinstance(error, torch.OutOfMemoryError | MemoryError) or "not enough memory" in str(error)
+        if not lacking or len(part) == 1:
+            raise
+    # Past the handler, so that the traceback no longer holds the tensors.
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+    return None
+
+
+def _draw(job: Job, part: range) -> Drawn:
+    settings, strict = job.settings, type(job.method).strict
+    cache = KVCache(job.model.spec, job.method, dtype=job.dtype, device=settings.device, strict=strict)
+    prompts = [job.prompts[index] for index in part]
+    gpu = torch.device(settings.device).type == "cuda"
+    if gpu:
+        torch.cuda.reset_peak_memory_stats(settings.device)
+    started = time.perf_counter()
+    images = job.model.generate([prompt.text for prompt in prompts], cache, PromptNoise(settings.seed, part))
+    seconds = time.perf_counter() - started
+    shared = {
+        "seed": settings.seed,
+        "batch": len(part),
+        "seconds": round(seconds / len(part), 5),
+        "peak_tokens": cache.ledger.peak_tokens,
+        "peak_bytes": cache.ledger.peak_bytes,
+        "rebuild_bytes": cache.ledger.rebuild_bytes,
+        "transient_bytes": cache.ledger.transient_bytes,
+        "gpu_peak_bytes": torch.cuda.max_memory_allocated(settings.device) if gpu else 0,
+    }
+    return [{"index": p.index, "prompt": p.text, "meta": p.meta, **shared} for p in prompts], images
+
+
+def finish(
+    job: Job, folder: RunFolder, reference: Path | None, known: Config | None, todo: Mapping[str, Evaluator]
+) -> dict[str, object]:
+    """Scores a complete run and writes its results.
+
+    Args:
+        job: the run.
+        folder: its folder, every sample there.
+        reference: folder of its finished reference.
+        known: results.json of an earlier call.
+        todo: evaluators that are not done yet.
+    """
+    samples = folder.tidy([prompt.index for prompt in job.prompts])
+    device = job.settings.device
+    scored = score(folder.path, reference, todo, job.section("eval"), device)
+    itemsize = torch.empty((), dtype=job.dtype).element_size()
+    head = {
+        "run": folder.path.name,
+        "reference": None if reference is None else reference.name,
+        "method": job.method_name,
+        "n": len(samples),
+        "config": job.config,
+        "provenance": folder.read_json("provenance.json"),
+        **costs(samples, job.model.spec, job.budget, itemsize, device),
+    }
+    return write_results(folder, known, scored, head)
