@@ -1,0 +1,186 @@
+"""The command line, on the model that ships."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from kvbench import cli
+
+ROOT = Path(__file__).resolve().parent.parent
+Command = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Command:
+    """Runs the command line in this process; gives exit status, standard output and standard error."""
+    monkeypatch.setenv("KVBENCH_ROOT", str(ROOT))
+    monkeypatch.chdir(tmp_path)
+
+    def call(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["run.py", *arguments])
+        status = 0
+        try:
+            cli.main()
+        except SystemExit as leaving:
+            status = 1 if isinstance(leaving.code, str) else int(leaving.code or 0)
+            if isinstance(leaving.code, str):
+                print(leaving.code, file=sys.stderr)
+        out, err = capsys.readouterr()
+        return status, out, err
+
+    return call
+
+
+def errors(err: str) -> list[str]:
+    """What is left of standard error without progress bars."""
+    return [
+        line for line in re.split(r"[\n\r]", err) if line.strip() and "it/s" not in line and "|" not in line
+    ]
+
+
+def results_in(runs_dir: Path, pattern: str) -> list[dict[str, dict[str, float]]]:
+    return [
+        json.loads(path.read_text())
+        for path in sorted(runs_dir.glob(f"infinity_tiny/{pattern}/results.json"))
+    ]
+
+
+def test_main_job_then_reuse_then_report(command: Command, tmp_path: Path) -> None:
+    job = (
+        "method=heatkv",
+        "budget=0.04",
+        "prompts.count=4",
+        "eval=[psnr,geneval,lpips]",
+        "calibrate.count=2",
+    )
+    status, out, _ = command(*job)
+    assert status == 0
+    [results] = results_in(tmp_path / "runs", "heatkv-0.04-*")
+    memory = results["memory"]
+    assert 0 < memory["peak_tokens"] <= memory["budget_tokens"]
+    assert (
+        memory["peak_bytes"] <= 1.01 * memory["full_bytes"] * memory["budget_tokens"] / memory["full_tokens"]
+    )
+    # With six layers one may hold most of the budget, and its keys exist twice while they move.
+    assert memory["peak_bytes"] <= memory["rebuild_bytes"] <= 1.5 * memory["peak_bytes"]
+    assert results["metrics"]["psnr"]["n"] == 4  # type: ignore[index]
+    assert "finished: runs/infinity_tiny/heatkv-0.04-" in out
+    assert "geneval[scenes]" in out
+    status, out, err = command(*job)
+    assert status == 0
+    assert "found finished: runs/infinity_tiny/heatkv-0.04-" in out
+    assert "image/s" not in err
+    status, out, _ = command("task=report")
+    assert status == 0
+    assert "heatkv" in (tmp_path / "runs" / "report.md").read_text()
+    assert "full" in out
+
+
+def test_sweep_ends_with_one_table_and_keeps_what_worked(command: Command, tmp_path: Path) -> None:
+    sweep = ("method=full,streaming_llm", "budget=0.001,0.1,0.2", "prompts.count=2", "eval=psnr")
+    status, out, _ = command("-m", *sweep)
+    assert status == 1
+    assert len(results_in(tmp_path / "runs", "full-*")) == 1
+    assert len(results_in(tmp_path / "runs", "streaming_llm-*")) == 2
+    table = out[out.rindex("± half") :]
+    rows = [line.split() for line in table.splitlines() if line.strip().startswith(("full", "streaming_llm"))]
+    assert [row[:2] for row in rows] == [["streaming_llm", "0.1"], ["streaming_llm", "0.2"], ["full", "1"]]
+    [failure] = [line for line in table.splitlines() if line.startswith("failed ")]
+    assert "smallest feasible budget is 0.00393" in failure
+    assert not (tmp_path / "multirun.yaml").exists()
+
+
+def test_plan_needs_no_weights(command: Command, tmp_path: Path) -> None:
+    plan = (
+        "task=plan",
+        "model=infinity_2b",
+        "method=heatkv",
+        "budget=0.1",
+        "batch_size=8",
+        "plan.export=out.npz",
+    )
+    status, out, _ = command(*plan)
+    assert status == 0
+    assert "38550.0" in out
+    assert "328960" in out
+    schedule = np.load(tmp_path / "out.npz")
+    assert schedule["G"].shape == (13, 13, 32, 16)
+    assert schedule["cached_after"].max() <= schedule["B"] == 328960
+    assert not (tmp_path / "runs").exists()
+
+
+def test_calibrate_writes_an_order_file_that_heatkv_reads(command: Command, tmp_path: Path) -> None:
+    status, out, _ = command("task=calibrate", "calibrate.count=2", "calibrate.orders=orders.json")
+    assert status == 0
+    assert "orders: orders.json" in out
+    assert len(json.loads((tmp_path / "orders.json").read_text())["orders"]) == 9 - 1 - 1
+    job = ("method=heatkv", "budget=0.1", "prompts.count=2", "eval=none", "calibrate.count=2")
+    assert command(*job, "method.orders=orders.json")[0] == 0
+    assert command(*job)[0] == 0
+    first, second = (tmp_path / "runs/infinity_tiny").glob("heatkv-0.1-*")
+    for index in range(2):
+        image = f"images/{index:06d}.png"
+        assert (first / image).read_bytes() == (second / image).read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["budgt=0.04"], "error: budgt: no such key; did you mean budget?"),
+        (["method=heatkv", "budget=0.001"], "the smallest feasible budget is 0.00393, or lower `sinks`"),
+        (["budget=3.5"], "error: budget=3.5: above 1 it counts tokens per head and must be whole"),
+        (["method=heatkv", "sinks=9"], "error: sinks=9"),
+        (
+            ["method=heatkv", "method.orders=nowhere.json"],
+            "error: method.orders=nowhere.json: cannot be read",
+        ),
+        (["model=infinity_2b"], "error: model.sources.transformer: weights missing"),
+        (["prompts=file", "prompts.path=nowhere.txt"], "error: prompts.path=nowhere.txt: cannot be read"),
+        (["task=report"], "error: runs_dir=runs: holds no finished runs"),
+        (
+            ["task=plan", "plan.export=nowhere/x.npz"],
+            "error: plan.export=nowhere/x.npz: Full has no schedule",
+        ),
+        (["model.sources.text.path=nowhere"], "error: model.sources.text.path=nowhere: does not exist"),
+    ],
+    ids=str,
+)
+def test_user_errors_are_one_line(command: Command, arguments: list[str], message: str) -> None:
+    status, _, err = command(*arguments)
+    [line] = errors(err)
+    assert status == 1
+    assert message in line
+
+
+def test_prompt_that_the_model_cannot_read_is_told(command: Command, tmp_path: Path) -> None:
+    (tmp_path / "mine.txt").write_text("a red circle\nan astronaut\n")
+    status, _, err = command("prompts=file", "prompts.path=mine.txt", "eval=none")
+    assert status == 1
+    assert "error: prompt 'an astronaut': the scenes vocabulary has no word 'an'" in err
+
+
+def test_program_starts_from_anywhere(tmp_path: Path) -> None:
+    program = [sys.executable, str(ROOT / "run.py"), "task=plan", "method=streaming_llm", "budget=0.1"]
+    done = subprocess.run(
+        program,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        timeout=120,
+    )
+    assert done.returncode == 0
+    assert "infinity_tiny" in done.stdout
+    assert list(tmp_path.iterdir()) == []
+    wrong = subprocess.run(
+        [*program[:2], "-m", "sweeps=nothing"], cwd=tmp_path, capture_output=True, text=True, timeout=120
+    )
+    assert wrong.returncode == 1
+    assert wrong.stderr == "error: sweeps=nothing: no such choice\n"

@@ -1,0 +1,189 @@
+"""Ragged attention, attention mass and row compaction against plain loops over rows."""
+
+from typing import NamedTuple
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from kvbench.kernels.attention_mass import attention_mass
+from kvbench.kernels.compact import Layout, empty_layout, plan, rebuild, slots_seen
+from kvbench.kernels.ragged_attention import attention_reference, attention_with_lse, dense, ragged_attention
+
+
+class Ragged(NamedTuple):
+    """Random rows: cached keys and values as lists of dense tensors and as flat storage."""
+
+    batch: int
+    rows: int
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    past: list[tuple[Tensor, Tensor]]
+    keys: Tensor
+    values: Tensor
+    layout: Layout
+    scale: float
+
+
+@st.composite
+def ragged(draw: st.DrawFn) -> Ragged:
+    batch, rows = draw(st.integers(1, 3)), draw(st.integers(1, 5))
+    held = draw(st.lists(st.integers(0, 7), min_size=rows, max_size=rows))
+    queries, tokens, channels = (
+        draw(st.integers(1, 6)),
+        draw(st.integers(1, 6)),
+        draw(st.sampled_from((4, 8, 16))),
+    )
+    generator = torch.Generator().manual_seed(draw(st.integers(0, 10**6)))
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator)
+
+    longest = max(held, default=0)
+    layout, keys, values = empty_layout(rows, "cpu"), normal(batch, 0, channels), normal(batch, 0, channels)
+    past = [(normal(batch, length, channels), normal(batch, length, channels)) for length in held]
+    if longest:
+        keep = torch.arange(longest) < torch.tensor(held)[:, None]
+        layout, tables = plan(layout, keep, 0, longest)
+        filled = []
+        for which in (0, 1):
+            current = torch.zeros(batch, rows, longest, channels)
+            for row, pair in enumerate(past):
+                current[:, row, : held[row]] = pair[which]
+            filled.append(rebuild(keys, current, tables, layout.total))
+        keys, values = filled
+    q, k, v = (
+        normal(batch, rows, queries, channels),
+        *(normal(batch, rows, tokens, channels) for _ in range(2)),
+    )
+    return Ragged(batch, rows, q, k, v, past, keys, values, layout, draw(st.sampled_from((1.0, 0.25))))
+
+
+def plain_probabilities(case: Ragged, row: int) -> Tensor:
+    keys = torch.cat((case.past[row][0], case.k[:, row]), 1).double()
+    return (case.q[:, row].double() @ keys.transpose(1, 2) * case.scale).softmax(-1)
+
+
+@given(ragged())
+@settings(max_examples=120, deadline=None)
+def test_ragged_attention_is_softmax_over_past_and_present(case: Ragged) -> None:
+    out = ragged_attention(case.q, case.k, case.v, case.keys, case.values, case.layout.groups, case.scale)
+    assert out.shape == case.q.shape
+    for row in range(case.rows):
+        values = torch.cat((case.past[row][1], case.v[:, row]), 1).double()
+        expected = plain_probabilities(case, row) @ values
+        torch.testing.assert_close(out[:, row].double(), expected, atol=1e-5, rtol=1e-4)
+
+
+@given(ragged())
+@settings(max_examples=80, deadline=None)
+def test_attention_mass_is_the_mean_of_the_matrix(case: Ragged) -> None:
+    longest, tokens = case.layout.positions.shape[1], case.k.shape[2]
+    for chunk in (256, 2):
+        mass = attention_mass(case.q, case.k, case.keys, case.layout.groups, longest, case.scale, chunk)
+        assert mass.shape == (case.batch, case.rows, longest + tokens)
+        torch.testing.assert_close(mass.sum(-1), torch.ones(case.batch, case.rows))
+        for row in range(case.rows):
+            expected = plain_probabilities(case, row).mean(1).float()
+            length = case.past[row][0].shape[1]
+            found = torch.cat((mass[:, row, :length], mass[:, row, longest:]), 1)
+            torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-4)
+            assert not mass[:, row, length:longest].any()
+
+
+@given(st.integers(1, 2), st.integers(1, 3), st.integers(1, 9), st.integers(1, 9), st.integers(0, 10**6))
+@settings(max_examples=60, deadline=None)
+def test_both_attentions_agree_with_double_precision(
+    batch: int, rows: int, queries: int, keys: int, seed: int
+) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    q, k, v = (torch.randn(batch, rows, n, 8, generator=generator) for n in (queries, keys, keys))
+    scores = q.double() @ k.double().transpose(2, 3) * 0.7
+    expected, expected_lse = scores.softmax(-1) @ v.double(), scores.logsumexp(-1)
+    for out, lse in (attention_with_lse(q, k, v, 0.7), attention_reference(q, k, v, 0.7, chunk=4)):
+        torch.testing.assert_close(out.double(), expected, atol=1e-5, rtol=1e-4)
+        torch.testing.assert_close(lse.double(), expected_lse, atol=1e-5, rtol=1e-5)
+        assert lse.dtype == torch.float32
+        assert out.dtype == q.dtype
+
+
+def test_large_scores_do_not_overflow() -> None:
+    q, k, v = (torch.full((1, 1, 2, 4), size) for size in (100.0, 100.0, 2.0))
+    out, lse = attention_with_lse(q, k, v, 1.0)
+    assert torch.equal(out, v)
+    assert torch.isfinite(lse).all()
+    layout, tables = plan(empty_layout(1, "cpu"), torch.ones(1, 2, dtype=torch.bool), 0, 2)
+    past = rebuild(torch.empty(1, 0, 4), -k, tables, layout.total)
+    merged = ragged_attention(q, k, v, past, v[0], layout.groups, 1.0)
+    assert torch.equal(merged, v)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_storage_of_fewer_bits_is_read_in_the_queries_dtype(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    q, k, v = torch.randn(3, 1, 2, 3, 8).unbind(0)
+    layout, tables = plan(empty_layout(2, "cpu"), torch.ones(2, 3, dtype=torch.bool), 0, 3)
+    stored = [rebuild(torch.empty(1, 0, 8, dtype=dtype), x, tables, layout.total) for x in (k, v)]
+    out = ragged_attention(q, k, v, *stored, layout.groups, 1.0)
+    assert out.dtype == torch.float32
+    keys, values = (torch.cat((x.to(dtype).float(), x), 2) for x in (k, v))
+    expected = (q @ keys.transpose(2, 3)).softmax(-1) @ values
+    torch.testing.assert_close(out, expected, atol=1e-5, rtol=1e-5)
+
+
+class Steps(NamedTuple):
+    """Random keep decisions for segments of some lengths, as a seed."""
+
+    rows: int
+    lengths: list[int]
+    seed: int
+    share: float
+
+
+@given(
+    st.builds(
+        Steps,
+        st.integers(1, 6),
+        st.lists(st.integers(1, 6), min_size=1, max_size=6),
+        st.integers(0, 10**6),
+        st.sampled_from((0.0, 0.3, 0.7, 1.0)),
+    )
+)
+@settings(max_examples=120, deadline=None)
+def test_plan_and_rebuild_equal_a_list_of_lists(steps: Steps) -> None:
+    generator = torch.Generator().manual_seed(steps.seed)
+    layout, storage = empty_layout(steps.rows, "cpu"), torch.empty(2, 0, 1)
+    model: list[list[int]] = [[] for _ in range(steps.rows)]
+    start = 0
+    for length in steps.lengths:
+        seen = slots_seen(layout, start, length)
+        keep = torch.rand(seen.shape, generator=generator) < steps.share
+        for row, held in enumerate(model):
+            chosen = {int(p) for p in seen[row][keep[row]] if p >= 0}
+            model[row] = [p for p in [*held, *range(start, start + length)] if p in chosen]
+        # Each stored value names its batch, row and position.
+        place = torch.arange(start, start + length) + 1000 * torch.arange(steps.rows)[:, None]
+        current = (place + 100_000 * torch.arange(2)[:, None, None]).float()[..., None]
+        layout, tables = plan(layout, keep, start, length)
+        storage = rebuild(storage, current, tables, layout.total)
+        start += length
+        assert layout.total == sum(map(len, model)) == storage.shape[1]
+        for row, held in enumerate(model):
+            assert [p for p in layout.positions[row].tolist() if p >= 0] == held
+            slots = storage[:, layout.offsets[row] : layout.offsets[row] + len(held), 0]
+            assert slots[0].tolist() == [1000 * row + p for p in held]
+            assert slots[1].tolist() == [100_000 + 1000 * row + p for p in held]
+        assert layout.positions.shape[1] == max(map(len, model))
+        grouped = [
+            (int(row), group.length)
+            for group in layout.groups
+            for row in (torch.arange(steps.rows) if group.rows is None else group.rows)
+        ]
+        assert sorted(grouped) == [(row, len(held)) for row, held in enumerate(model) if held]
+        for group in layout.groups:
+            members = torch.arange(steps.rows) if group.rows is None else group.rows
+            for values, row in zip(dense(storage, group)[0], members.tolist(), strict=True):
+                assert values[:, 0].tolist() == [1000 * row + p for p in model[row]]

@@ -1,0 +1,461 @@
+"""A run from start to end on a tiny model with random weights: identity, resume, shards, batches, failures.
+
+Also a program, `python tests/test_runner.py RUNS_DIR`: the run that a test kills.
+"""
+
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import ClassVar
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from PIL import Image
+from torch import Tensor
+
+from kvbench import runner
+from kvbench.budget import InfeasibleBudget
+from kvbench.cache import BudgetExceeded
+from kvbench.config import Settings, Shard
+from kvbench.eval.base import Result, Score, SkipEvaluation, ok
+from kvbench.eval.images import ImageSet
+from kvbench.eval.paired import Psnr
+from kvbench.methods.base import View
+from kvbench.methods.full import Full
+from kvbench.methods.heatkv import HeatKV
+from kvbench.methods.streaming_llm import StreamingLLM
+from kvbench.models.base import Cache
+from kvbench.models.sampling import Noise
+from kvbench.prompts import Prompt
+from kvbench.segments import ModelSpec, next_scale
+
+WIDTH, HEADS, LAYERS, BITS = 8, 2, 2, 3
+SPEC = ModelSpec("fake", LAYERS, HEADS, WIDTH // HEADS, next_scale([(1, 1), (2, 2), (3, 3), (4, 4)]))
+
+
+@dataclass
+class Fake:
+    """Random transformer over four scales with guidance, sampled bits, and images of 16 x 16 pixels.
+
+    Attributes:
+        salt: which random weights.
+        most: prompts beyond which memory does not suffice.
+        pause: seconds a batch takes longer than it has to.
+        batches: sizes that were asked for.
+    """
+
+    name: str = "fake"
+    salt: int = 0
+    most: int = 1000
+    pause: float = 0.0
+    spec: ModelSpec = SPEC
+    weights_sha256: str = field(default="", init=False)
+    batches: list[int] = field(default_factory=list, init=False)
+
+    def load(self, device: str) -> None:
+        rng = torch.Generator().manual_seed(self.salt)
+        self.qkv = torch.randn(LAYERS, WIDTH, 3 * WIDTH, generator=rng) / 3
+        self.head = torch.randn(WIDTH, BITS, generator=rng)
+        self.weights_sha256 = hashlib.sha256(self.qkv.numpy().tobytes()).hexdigest()
+
+    def generate(self, prompts: Sequence[str], cache: Cache, noise: Noise) -> Tensor:
+        count = len(prompts)
+        self.batches.append(count)
+        if count > self.most:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1 GiB")
+        time.sleep(self.pause)
+        cache.reset(2 * count)
+        text = torch.zeros(2 * count, 1, WIDTH)
+        for row, prompt in enumerate(prompts):
+            seed = int.from_bytes(hashlib.sha256(prompt.encode()).digest()[:4], "big")
+            text[row, 0] = torch.randn(WIDTH, generator=torch.Generator().manual_seed(seed))
+        carried = torch.zeros(count, 1, WIDTH)
+        for segment in self.spec.segments:
+            cache.begin(segment)
+            place = torch.arange(segment.length)[:, None] * 0.1 + torch.arange(WIDTH)
+            x = text + carried.repeat(2, 1, 1) + place.sin()
+            for layer in range(LAYERS):
+                q, k, v = (
+                    (x @ self.qkv[layer]).view(2 * count, segment.length, 3, HEADS, -1).permute(2, 0, 3, 1, 4)
+                )
+                x = x + cache.attend(layer, q, k, v).transpose(1, 2).flatten(2)
+            conditional, free = (x @ self.head).chunk(2)
+            p = (2 * conditional - free).sigmoid()
+            chances = torch.stack((1 - p, p), -1)
+            bits = (chances / noise.draw(p[0].numel() * 2).view(chances.shape)).argmax(-1).float()
+            carried = (bits.mean(1, keepdim=True) @ self.head.T) / 2
+        pixels = (bits * 150 + p * 100).round().to(torch.uint8).view(count, 4, 4, BITS)
+        return pixels.repeat_interleave(4, 1).repeat_interleave(4, 2)
+
+
+@dataclass(frozen=True)
+class Broken(Psnr):
+    """Fails until its setting says otherwise."""
+
+    name: ClassVar[str] = "broken"
+    gives: ClassVar[dict[str, str]] = {"broken": "higher"}
+    works: bool = False
+
+    def run(self, images: ImageSet, reference: ImageSet | None, device: str) -> Result:
+        if not self.works:
+            raise SkipEvaluation("not today")
+        return ok(self, {"broken": Score(1.0, "higher", n=len(images))})
+
+
+def job_in(root: Path, count: int = 10, method: object = None, **more: object) -> runner.Job:
+    values: dict[str, object] = {
+        "task": "run", "budget": 0.5, "sinks": 1, "seed": 0, "batch_size": 2, "device": "cpu",
+        "cache_dtype": "auto", "runs_dir": root,
+    }  # fmt: skip
+    values |= {key: more.pop(key) for key in list(more) if key in values or key == "shard"}
+    method = StreamingLLM(sinks=1) if method is None else method
+    config = {
+        "model": {"name": "fake", "sources": {"path": "/somewhere"}},
+        "method": {"_target_": type(method).__qualname__, **vars(method)},
+        "eval": {"psnr": {}},
+    }
+    return runner.Job(
+        **{
+            "settings": Settings(**values),  # type: ignore[arg-type]
+            "model": Fake(),
+            "method": method,
+            "method_name": "streaming_llm",
+            "prompts": [Prompt(i, f"prompt {i}", {"number": i}) for i in range(count)],
+            "config": config,
+            "calibration_prompts": [Prompt(i, f"calibration {i}") for i in range(2)],
+            "evaluators": {"psnr": Psnr()},
+            **more,
+        }  # type: ignore[arg-type]
+    )
+
+
+def images_of(folder: Path) -> dict[str, str]:
+    files = sorted((folder / "images").iterdir())
+    return {
+        path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in files if path.suffix == ".png"
+    }
+
+
+def identity(job: runner.Job) -> str:
+    job.model.load("cpu")
+    return runner.open_run(job).path.name
+
+
+def weights_of_fake() -> str:
+    model = Fake()
+    model.load("cpu")
+    return model.weights_sha256
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An uninterrupted run."""
+    outcome = runner.run(job_in(tmp_path_factory.mktemp("whole")))
+    assert outcome.results is not None
+    return outcome.folder
+
+
+def test_run_leaves_everything(whole: Path) -> None:
+    results = json.loads((whole / "results.json").read_text())
+    memory, full = results["memory"], 2 * 2 * 14
+    assert results["schema_version"] == 1
+    assert memory["full_tokens"] == full
+    assert memory["budget_tokens"] == full / 2
+    assert 0 < memory["peak_tokens"] <= full / 2
+    assert (
+        memory["peak_bytes"] == memory["peak_tokens"] * 4 * 2 * 4 * 2 * 2
+    )  # D, K and V, float32, guidance, batch
+    assert memory["full_bytes"] == full * 4 * 2 * 4 * 2 * 2
+    assert memory["paper_full_mib"] == full * 4 * 6 * 4 / 2**20
+    assert results["metrics"]["psnr"]["n"] == 10
+    assert results["latency"]["seconds_per_image"] > 0
+    assert results["provenance"]["weights_sha256"] == weights_of_fake()
+    assert (whole / "status").read_text() == "done\n"
+    assert yaml.safe_load((whole / "config.yaml").read_text())["model"]["name"] == "fake"
+    assert Image.open(whole / "contact_sheet.png").width > 4 * 32
+    lines = [json.loads(line) for line in (whole / "samples.jsonl").read_text().splitlines()]
+    assert [line["index"] for line in lines] == list(range(10))
+    assert lines[3]["meta"] == {"number": 3}
+
+
+def test_reference_is_a_run_of_its_own(whole: Path) -> None:
+    results = json.loads((whole / "results.json").read_text())
+    folder = whole.parent / results["reference"]
+    reference = json.loads((folder / "results.json").read_text())
+    assert reference["method"] == "full"
+    assert reference["reference"] is None
+    assert reference["memory"]["peak_tokens"] == reference["memory"]["full_tokens"]
+    assert reference["metrics"]["psnr"]["status"] == "skipped"
+    config = yaml.safe_load((folder / "config.yaml").read_text())
+    assert config["budget"] == 1
+    assert config["method"] == {"_target_": "kvbench.methods.full.Full"}
+
+
+def test_finished_run_is_reused(whole: Path) -> None:
+    job = job_in(whole.parent.parent)
+    outcome = runner.run(job)
+    assert outcome.reused
+    assert outcome.folder == whole
+    assert job.model.batches == []
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"device": "cpu:0"},
+        {"batch_size": 5},
+        {"shard": Shard(1, 2)},
+        {"evaluators": {}},
+        {"logger": object()},
+    ],
+    ids=lambda more: next(iter(more)),
+)
+def test_identity_ignores_what_cannot_change_images(tmp_path: Path, more: dict[str, object]) -> None:
+    assert identity(job_in(tmp_path, **more)) == identity(job_in(tmp_path))
+
+
+def test_identity_ignores_places(tmp_path: Path) -> None:
+    here, there = job_in(tmp_path / "a"), job_in(tmp_path / "b")
+    there = replace(
+        there, config={**there.config, "model": {"name": "fake", "sources": {"path": "/elsewhere"}}}
+    )
+    assert identity(here) == identity(there)
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"seed": 1},
+        {"budget": 0.6},
+        {"budget": "0.5000001"},
+        {"cache_dtype": "bfloat16"},
+        {"method": StreamingLLM(sinks=2)},
+        {"method": Full()},
+        {"model": Fake(salt=1)},
+        {"prompts": [Prompt(0, "another")]},
+        {"config": {"model": {"name": "fake", "sampling": {"cfg": 2}}, "method": {}}},
+    ],
+    ids=str,
+)
+def test_identity_holds_what_changes_images(tmp_path: Path, more: dict[str, object]) -> None:
+    assert identity(job_in(tmp_path, **more)) != identity(job_in(tmp_path))
+
+
+def test_full_ignores_the_budget_but_not_nonsense(tmp_path: Path) -> None:
+    folders = {
+        runner.run(job_in(tmp_path, method=Full(), budget=budget, count=2)).folder for budget in (0.04, 1, 7)
+    }
+    assert len(folders) == 1
+    with pytest.raises(ValueError, match=r"budget=2\.5"):
+        runner.run(job_in(tmp_path, method=Full(), budget=2.5))
+
+
+def test_calibration_is_made_once_and_belongs_to_the_identity(tmp_path: Path) -> None:
+    first = runner.run(job_in(tmp_path, method=HeatKV(sinks=1)))
+    [artifact] = (tmp_path / "fake").glob("calibration-*.safetensors")
+    made = artifact.stat().st_mtime_ns
+    second = runner.run(job_in(tmp_path, method=HeatKV(sinks=1), budget=0.6))
+    assert artifact.stat().st_mtime_ns == made
+    provenance = json.loads((first.folder / "provenance.json").read_text())
+    assert provenance["calibration_sha256"] == hashlib.sha256(artifact.read_bytes()).hexdigest()
+    assert second.results is not None
+    assert second.results["memory"]["peak_tokens"] <= second.results["memory"]["budget_tokens"]  # type: ignore[index]
+    other = [Prompt(0, "something else")]
+    assert identity(job_in(tmp_path, method=HeatKV(sinks=1), calibration_prompts=other)) != first.folder.name
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_shards_make_the_same_bytes(tmp_path: Path, whole: Path, order: tuple[int, int]) -> None:
+    first, second = (runner.run(job_in(tmp_path, shard=Shard(index, 2))) for index in order)
+    assert first.results is None
+    assert second.results is not None
+    assert images_of(second.folder) == images_of(whole)
+    ours, theirs = (json.loads((folder / "results.json").read_text()) for folder in (second.folder, whole))
+    assert ours["metrics"]["psnr"] == theirs["metrics"]["psnr"]
+
+
+@pytest.mark.parametrize("size", [1, 5, 10])
+def test_batch_size_changes_nothing_but_rounding(tmp_path: Path, whole: Path, size: int) -> None:
+    outcome = runner.run(job_in(tmp_path, batch_size=size))
+    ours, theirs = ImageSet(outcome.folder), ImageSet(whole)
+    for index in theirs.indices:
+        difference = ours.image(index).astype(int) - theirs.image(index)
+        assert np.abs(difference).max() <= 1
+
+
+class Killed(BaseException):
+    """Stands for the end of the process."""
+
+
+def interrupt(monkeypatch: pytest.MonkeyPatch, after: int, error: BaseException) -> Callable[[], int]:
+    calls = 0
+    fsync = os.fsync
+
+    def failing(descriptor: int) -> None:
+        nonlocal calls
+        calls += 1
+        if calls > after:
+            raise error
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", failing)
+    return lambda: calls
+
+
+def test_stopped_at_any_write_it_resumes_to_the_same_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected, after, stopped = images_of(runner.run(job_in(tmp_path / "whole", count=4)).folder), 0, True
+    while stopped:
+        root = tmp_path / str(after)
+        with monkeypatch.context() as patch:
+            interrupt(patch, after, Killed())
+            try:
+                runner.run(job_in(root, count=4))
+                stopped = False
+            except Killed:
+                pass
+        outcome = runner.run(job_in(root, count=4))
+        assert outcome.results is not None
+        assert images_of(outcome.folder) == expected
+        assert (outcome.folder / "status").read_text() == "done\n"
+        after += 1
+    assert after > 25  # every write of a run was tried
+
+
+def test_full_disk_is_told_and_nothing_finished_is_lost(
+    tmp_path: Path, whole: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        interrupt(patch, 27, OSError(28, "No space left on device"))
+        with pytest.raises(OSError, match="No space left"):
+            runner.run(job_in(tmp_path))
+    assert [path for path in tmp_path.rglob(".*") if path.is_file() and path.name != ".lock"] == []
+    job = job_in(tmp_path)
+    outcome = runner.run(job)
+    assert images_of(outcome.folder) == images_of(whole)
+    assert 0 < len(job.model.batches) < 10
+
+
+def test_killed_process_resumes_to_the_same_bytes(tmp_path: Path, whole: Path) -> None:
+    program = [sys.executable, __file__, str(tmp_path)]
+    for lines in (3, 8):
+        process = subprocess.Popen(program, env={**os.environ, "OMP_NUM_THREADS": "1"})
+        deadline = time.monotonic() + 60
+        while recorded(tmp_path) < lines and time.monotonic() < deadline and process.poll() is None:
+            time.sleep(0.01)
+        process.send_signal(signal.SIGKILL)
+        assert process.wait() == -signal.SIGKILL
+        assert recorded(tmp_path) >= lines
+    job = job_in(tmp_path)
+    outcome = runner.run(job)
+    assert images_of(outcome.folder) == images_of(whole)
+    assert sum(job.model.batches) < 20
+
+
+def recorded(root: Path) -> int:
+    return sum(path.read_bytes().count(b"\n") for path in root.rglob("samples.jsonl"))
+
+
+def test_two_processes_share_a_run(tmp_path: Path, whole: Path) -> None:
+    program = [sys.executable, __file__, str(tmp_path)]
+    both = [subprocess.Popen(program, env={**os.environ, "OMP_NUM_THREADS": "1"}) for _ in range(2)]
+    assert [process.wait(120) for process in both] == [0, 0]
+    [folder] = (tmp_path / "fake").glob("streaming_llm-*")
+    assert images_of(folder) == images_of(whole)
+    assert len((folder / "samples.jsonl").read_text().splitlines()) == 10
+
+
+def test_altered_image_is_made_again(tmp_path: Path, whole: Path) -> None:
+    folder = runner.run(job_in(tmp_path)).folder
+    (folder / "images/000004.png").write_bytes(b"")
+    job = job_in(tmp_path)
+    assert images_of(runner.run(job).folder) == images_of(whole)
+    assert job.model.batches == [2]
+
+
+def test_out_of_memory_goes_on_with_half(
+    tmp_path: Path, whole: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = Fake(most=2)
+    outcome = runner.run(job_in(tmp_path, model=model, batch_size=8))
+    assert outcome.results is not None
+    assert model.batches[:3] == [8, 4, 2]
+    assert model.batches.count(8) == 2  # once for the reference, once for the run
+    assert "out of memory with 8 prompts: going on with 4" in caplog.text
+    assert outcome.results["memory"]["batch"] == 2  # type: ignore[index]
+    assert images_of(outcome.folder) == images_of(whole)
+
+
+def test_out_of_memory_with_one_prompt_is_an_error(tmp_path: Path) -> None:
+    job = job_in(tmp_path, model=Fake(most=0))
+    with pytest.raises(torch.OutOfMemoryError):
+        runner.run(job)
+    [status] = tmp_path.glob("fake/full-*/status")
+    assert status.read_text().startswith("failed: CUDA out of memory")
+
+
+def test_infeasible_budget_is_refused_before_any_work(tmp_path: Path) -> None:
+    job = job_in(tmp_path, budget=0.01)
+    with pytest.raises(InfeasibleBudget, match=r"smallest feasible budget is 0\.07143"):
+        runner.run(job)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_method_that_keeps_too_much_is_stopped(tmp_path: Path) -> None:
+    @dataclass
+    class Greedy(StreamingLLM):
+        def keep(self, view: View) -> Tensor:
+            return torch.ones_like(view.position, dtype=torch.bool)
+
+    with pytest.raises(BudgetExceeded, match=r"Greedy: .* tokens held after layer"):
+        runner.run(job_in(tmp_path, method=Greedy(sinks=1)))
+    [status] = tmp_path.glob("fake/streaming_llm-*/status")
+    assert status.read_text().startswith("failed: Greedy")
+
+
+def test_only_missing_metrics_are_computed(tmp_path: Path) -> None:
+    skipped = {"psnr": Psnr(), "broken": Broken()}
+    config = {**job_in(tmp_path).config, "eval": {"psnr": {}, "broken": {"works": False}}}
+    first = runner.run(job_in(tmp_path, evaluators={"psnr": Psnr()}))
+    job = job_in(tmp_path, evaluators=skipped, config=config)
+    second = runner.run(job)
+    assert first.results is not None
+    assert second.results is not None
+    assert second.folder == first.folder
+    assert not second.reused
+    assert job.model.batches == []
+    assert second.results["metrics"]["psnr"] == first.results["metrics"]["psnr"]  # type: ignore[index]
+    assert second.results["evaluated"]["broken"]["status"] == "skipped"  # type: ignore[index]
+    assert runner.run(job_in(tmp_path, evaluators=skipped, config=config)).reused
+    works = {**config, "eval": {"psnr": {}, "broken": {"works": True}}}
+    third = runner.run(job_in(tmp_path, evaluators={**skipped, "broken": Broken(works=True)}, config=works))
+    assert third.results is not None
+    assert third.results["evaluated"]["broken"]["status"] == "ok"  # type: ignore[index]
+    assert third.results["metrics"]["broken"]["value"] == 1  # type: ignore[index]
+
+
+def test_finished_run_is_sent_to_the_logger(tmp_path: Path) -> None:
+    sent: list[tuple[str, Path]] = []
+
+    class Recorder:
+        def send(self, name: str, folder: Path, results: object) -> None:
+            sent.append((name, folder))
+
+    outcome = runner.run(job_in(tmp_path, logger=Recorder()))
+    assert sent == [(outcome.folder.name, outcome.folder)]
+
+
+if __name__ == "__main__":
+    runner.run(job_in(Path(sys.argv[1]), model=Fake(pause=0.1)))
