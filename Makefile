@@ -1,0 +1,51 @@
+VENV ?= .venv
+PYTHON ?= python3
+BIN := $(VENV)/bin
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+export OMP_NUM_THREADS ?= 1
+
+.PHONY: help demo test lint format check lock sweep report clean
+
+help:  ## this list
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## */\1\t/' | expand -t 12
+
+$(VENV)/stamp: pyproject.toml requirements.lock
+	$(PYTHON) -m venv $(VENV)
+	$(INSTALL) --require-hashes -r requirements.lock
+	$(INSTALL) --no-deps -e .
+	@touch $@
+
+demo: export OMP_NUM_THREADS = $(shell nproc)
+demo: $(VENV)/stamp  ## set up, run the main job, show where the result is
+	$(BIN)/python run.py method=heatkv budget=0.04
+
+test: $(VENV)/stamp  ## set up, run the tests
+	$(BIN)/python -m pytest -q -n 2
+
+lint: $(VENV)/stamp  ## style and types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	@rm -rf build/types && mkdir -p build/types/kvbench
+	@ln -s $(CURDIR)/kvbench/* $(CURDIR)/kernels $(CURDIR)/eval $(CURDIR)/conf build/types/kvbench/
+	cd build/types && MYPYPATH=. $(abspath $(BIN))/mypy --config-file $(CURDIR)/pyproject.toml --namespace-packages -p kvbench
+
+format:  ## put the code into the one format
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+check: lint test  ## everything that must be green
+
+lock:  ## pin every dependency, with hashes and without addresses
+	$(PYTHON) -m venv build/lock && build/lock/bin/pip install --quiet pip-tools
+	build/lock/bin/pip-compile --quiet --all-extras --generate-hashes --allow-unsafe --strip-extras --no-header \
+		--no-emit-index-url --no-emit-trusted-host --no-emit-find-links --output-file build/lock/all.txt pyproject.toml
+	sed -e '/^# WARNING: pip install/,/^    # via/d' build/lock/all.txt > requirements.lock
+
+sweep: $(VENV)/stamp  ## every method at three budgets
+	$(BIN)/python run.py -m sweeps=budget
+
+report: $(VENV)/stamp  ## one table of every finished run
+	$(BIN)/python run.py task=report
+
+clean:  ## remove what can be made again, but no runs
+	rm -rf build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis $(VENV)
