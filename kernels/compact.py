@@ -58,17 +58,17 @@ def slots_seen(layout: Layout, start: int, length: int) -> Tensor:
     return torch.cat((layout.positions, current.expand(len(layout.positions), -1)), 1)
 
 
-def plan(layout: Layout, keep: Tensor, start: int, length: int) -> tuple[Layout, Tables]:
+def plan(layout: Layout, keep: Tensor | None, start: int, length: int) -> tuple[Layout, Tables]:
     """Layout and copy tables after keeping some slots.
 
     Args:
         layout: before the segment.
-        keep: bool [rows, longest + length] over the slots of `slots_seen`; padding is ignored.
+        keep: bool [rows, longest + length] over the slots of `slots_seen`, padding ignored; None keeps all.
         start: position of the segment's first token.
         length: tokens of the segment.
     """
     seen = slots_seen(layout, start, length)
-    keep = keep & (seen >= 0)
+    keep = seen >= 0 if keep is None else keep & (seen >= 0)
     rows, longest = layout.positions.shape
     lengths = keep.sum(1)
     groups: list[Group] = []

@@ -204,11 +204,9 @@ class KVCache:
         layout = self._stores[layer].layout
         keep = self.method.keep(self._view(layer, q, k))
         uniform = not layout.groups or layout.groups[0].rows is None
-        if keep is None:
-            slots = layout.positions.shape[1] + at.length
-            keep = torch.ones(self._rows, slots, dtype=torch.bool, device=self._device)
         after, tables = plan(layout, keep, at.start, at.length)
-        change = _Rebuild(after, None if uniform and bool(keep.all()) else tables)
+        everything = after.total == layout.total + self._rows * at.length
+        change = _Rebuild(after, None if uniform and everything else tables)
         if self.method.static:
             self._plans[layer, at.index] = change
         return change

@@ -140,10 +140,7 @@ def cached_after(spec: ModelSpec, method: Method) -> np.ndarray[tuple[int, int],
                 position = slots_seen(layouts[layer], at.start, at.length)
                 segment = torch.bucketize(position, starts, right=True) - 1
                 keep = method.keep(CacheView(layer, at, 1, spec.heads, position, segment))
-                everything = torch.ones_like(position, dtype=torch.bool)
-                layouts[layer], _ = plan(
-                    layouts[layer], everything if keep is None else keep, at.start, at.length
-                )
+                layouts[layer], _ = plan(layouts[layer], keep, at.start, at.length)
                 tokens[layer] = layouts[layer].total
             held[at.index, layer] = sum(tokens)
     return held

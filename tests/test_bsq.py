@@ -1,33 +1,13 @@
 """The bitwise tokenizer: equal to the official one, and shapes and round trips of every option."""
 
-import json
-from pathlib import Path
-from typing import Any
-
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
 from torch.nn import functional as F
 
 from kvbench.models.bsq import BSQ, BSQConfig, resize
-
-GOLDEN = Path(__file__).parent / "golden" / "infinity"
-
-
-def packed(name: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Tensors and metadata of a reference file (`tests/golden/infinity/README.md`)."""
-    tensors, meta = {}, {}
-    for key, planes in np.load(GOLDEN / f"{name}.npz").items():
-        if key == "meta":
-            meta = json.loads(planes.tobytes())
-            continue
-        tensor, dtype, shape = key.split("|")
-        sizes = [int(size) for size in shape.split(",") if size]
-        tensors[tensor] = torch.from_numpy(np.ascontiguousarray(planes.T).view(dtype).reshape(sizes))
-    return tensors, meta
+from tests.reference import packed
 
 
 def official(name: str) -> BSQ:

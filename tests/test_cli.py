@@ -70,7 +70,7 @@ def test_main_job_then_reuse_then_report(command: Command, tmp_path: Path) -> No
     )
     # With six layers one may hold most of the budget, and its keys exist twice while they move.
     assert memory["peak_bytes"] <= memory["rebuild_bytes"] <= 1.5 * memory["peak_bytes"]
-    assert results["metrics"]["psnr"]["n"] == 4  # type: ignore[index]
+    assert results["metrics"]["psnr"]["n"] == 4
     assert "finished: runs/infinity_tiny/heatkv-0.04-" in out
     assert "geneval[scenes]" in out
     status, out, err = command(*job)

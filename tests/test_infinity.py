@@ -1,12 +1,9 @@
 """Infinity's transformer and its loop: equal to the official program, and to itself however it is run."""
 
-import json
 from dataclasses import replace
 from functools import lru_cache
-from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -21,22 +18,7 @@ from kvbench.models.generation import NotFinite, generate, next_features
 from kvbench.models.infinity import Infinity, InfinityConfig
 from kvbench.models.sampling import PromptNoise, Sampling, probabilities
 from kvbench.segments import Segment, next_scale
-
-GOLDEN = Path(__file__).parent / "golden" / "infinity"
-
-
-@lru_cache
-def packed(name: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Tensors and metadata of a reference file (`tests/golden/infinity/README.md`)."""
-    tensors, meta = {}, {}
-    for key, planes in np.load(GOLDEN / f"{name}.npz").items():
-        if key == "meta":
-            meta = json.loads(planes.tobytes())
-            continue
-        tensor, dtype, shape = key.split("|")
-        sizes = [int(size) for size in shape.split(",") if size]
-        tensors[tensor] = torch.from_numpy(np.ascontiguousarray(planes.T).view(dtype).reshape(sizes))
-    return tensors, meta
+from tests.reference import OneStream, packed
 
 
 class Growing:
@@ -53,20 +35,6 @@ class Growing:
             k, v = (torch.cat(pair, 2) for pair in zip(self.held[layer], (k, v), strict=True))
         self.held[layer] = (k, v)
         return F.scaled_dot_product_attention(q, k, v, scale=1.0)
-
-
-class OneStream:
-    """All prompts draw from one generator, as the official program does."""
-
-    def __init__(self, seed: int, prompts: int) -> None:
-        self._generator, self._prompts = torch.Generator().manual_seed(seed), prompts
-
-    def draw(self, count: int) -> Tensor:
-        return (
-            torch.empty(self._prompts * count)
-            .exponential_(generator=self._generator)
-            .view(self._prompts, count)
-        )
 
 
 @lru_cache

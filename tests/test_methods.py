@@ -175,7 +175,7 @@ def answers(name: str, budget: float | str) -> list[Asked]:
         )
         return kept
 
-    method.keep = keep  # type: ignore[method-assign]
+    method.keep = keep
     run(cache, inputs(2))
     return seen
 
@@ -205,7 +205,7 @@ def test_streaming_llm_keeps_exactly_sinks_and_recent(budget: str) -> None:
 def test_heatkv_keeps_what_its_schedule_says(name: str) -> None:
     cache = cache_of(name, "0.25")
     run(cache, inputs(2))
-    schedule = cache.method.schedule  # type: ignore[attr-defined]
+    schedule = cache.method.schedule
     # The cache moves on to the next scale's state as soon as a layer ran, so only whole scales compare.
     held = torch.tensor(cache.ledger.tokens_after)
     assert (held <= torch.from_numpy(schedule.cached_after)).all()

@@ -1,7 +1,4 @@
-"""A run from start to end on a tiny model with random weights: identity, resume, shards, batches, failures.
-
-Also a program, `python tests/test_runner.py RUNS_DIR`: the run that a test kills.
-"""
+"""A run from start to end on a tiny model with random weights: identity, resume, shards, batches, failures."""
 
 import hashlib
 import json
@@ -10,12 +7,10 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import numpy as np
 import pytest
@@ -27,7 +22,7 @@ from torch import Tensor
 from kvbench import runner
 from kvbench.budget import InfeasibleBudget
 from kvbench.cache import BudgetExceeded
-from kvbench.config import Settings, Shard
+from kvbench.config import Shard
 from kvbench.eval.base import Result, Score, SkipEvaluation, ok
 from kvbench.eval.images import ImageSet
 from kvbench.eval.paired import Psnr
@@ -35,68 +30,10 @@ from kvbench.methods.base import View
 from kvbench.methods.full import Full
 from kvbench.methods.heatkv import HeatKV
 from kvbench.methods.streaming_llm import StreamingLLM
-from kvbench.models.base import Cache
-from kvbench.models.sampling import Noise
 from kvbench.prompts import Prompt
-from kvbench.segments import ModelSpec, next_scale
+from tests.fake_run import Fake, job_in
 
-WIDTH, HEADS, LAYERS, BITS = 8, 2, 2, 3
-SPEC = ModelSpec("fake", LAYERS, HEADS, WIDTH // HEADS, next_scale([(1, 1), (2, 2), (3, 3), (4, 4)]))
-
-
-@dataclass
-class Fake:
-    """Random transformer over four scales with guidance, sampled bits, and images of 16 x 16 pixels.
-
-    Attributes:
-        salt: which random weights.
-        most: prompts beyond which memory does not suffice.
-        pause: seconds a batch takes longer than it has to.
-        batches: sizes that were asked for.
-    """
-
-    name: str = "fake"
-    salt: int = 0
-    most: int = 1000
-    pause: float = 0.0
-    spec: ModelSpec = SPEC
-    weights_sha256: str = field(default="", init=False)
-    batches: list[int] = field(default_factory=list, init=False)
-
-    def load(self, device: str) -> None:
-        rng = torch.Generator().manual_seed(self.salt)
-        self.qkv = torch.randn(LAYERS, WIDTH, 3 * WIDTH, generator=rng) / 3
-        self.head = torch.randn(WIDTH, BITS, generator=rng)
-        self.weights_sha256 = hashlib.sha256(self.qkv.numpy().tobytes()).hexdigest()
-
-    def generate(self, prompts: Sequence[str], cache: Cache, noise: Noise) -> Tensor:
-        count = len(prompts)
-        self.batches.append(count)
-        if count > self.most:
-            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1 GiB")
-        time.sleep(self.pause)
-        cache.reset(2 * count)
-        text = torch.zeros(2 * count, 1, WIDTH)
-        for row, prompt in enumerate(prompts):
-            seed = int.from_bytes(hashlib.sha256(prompt.encode()).digest()[:4], "big")
-            text[row, 0] = torch.randn(WIDTH, generator=torch.Generator().manual_seed(seed))
-        carried = torch.zeros(count, 1, WIDTH)
-        for segment in self.spec.segments:
-            cache.begin(segment)
-            place = torch.arange(segment.length)[:, None] * 0.1 + torch.arange(WIDTH)
-            x = text + carried.repeat(2, 1, 1) + place.sin()
-            for layer in range(LAYERS):
-                q, k, v = (
-                    (x @ self.qkv[layer]).view(2 * count, segment.length, 3, HEADS, -1).permute(2, 0, 3, 1, 4)
-                )
-                x = x + cache.attend(layer, q, k, v).transpose(1, 2).flatten(2)
-            conditional, free = (x @ self.head).chunk(2)
-            p = (2 * conditional - free).sigmoid()
-            chances = torch.stack((1 - p, p), -1)
-            bits = (chances / noise.draw(p[0].numel() * 2).view(chances.shape)).argmax(-1).float()
-            carried = (bits.mean(1, keepdim=True) @ self.head.T) / 2
-        pixels = (bits * 150 + p * 100).round().to(torch.uint8).view(count, 4, 4, BITS)
-        return pixels.repeat_interleave(4, 1).repeat_interleave(4, 2)
+PROGRAM = Path(__file__).with_name("fake_run.py")
 
 
 @dataclass(frozen=True)
@@ -111,33 +48,6 @@ class Broken(Psnr):
         if not self.works:
             raise SkipEvaluation("not today")
         return ok(self, {"broken": Score(1.0, "higher", n=len(images))})
-
-
-def job_in(root: Path, count: int = 10, method: object = None, **more: object) -> runner.Job:
-    values: dict[str, object] = {
-        "task": "run", "budget": 0.5, "sinks": 1, "seed": 0, "batch_size": 2, "device": "cpu",
-        "cache_dtype": "auto", "runs_dir": root,
-    }  # fmt: skip
-    values |= {key: more.pop(key) for key in list(more) if key in values or key == "shard"}
-    method = StreamingLLM(sinks=1) if method is None else method
-    config = {
-        "model": {"name": "fake", "sources": {"path": "/somewhere"}},
-        "method": {"_target_": type(method).__qualname__, **vars(method)},
-        "eval": {"psnr": {}},
-    }
-    return runner.Job(
-        **{
-            "settings": Settings(**values),  # type: ignore[arg-type]
-            "model": Fake(),
-            "method": method,
-            "method_name": "streaming_llm",
-            "prompts": [Prompt(i, f"prompt {i}", {"number": i}) for i in range(count)],
-            "config": config,
-            "calibration_prompts": [Prompt(i, f"calibration {i}") for i in range(2)],
-            "evaluators": {"psnr": Psnr()},
-            **more,
-        }  # type: ignore[arg-type]
-    )
 
 
 def images_of(folder: Path) -> dict[str, str]:
@@ -270,7 +180,7 @@ def test_calibration_is_made_once_and_belongs_to_the_identity(tmp_path: Path) ->
     provenance = json.loads((first.folder / "provenance.json").read_text())
     assert provenance["calibration_sha256"] == hashlib.sha256(artifact.read_bytes()).hexdigest()
     assert second.results is not None
-    assert second.results["memory"]["peak_tokens"] <= second.results["memory"]["budget_tokens"]  # type: ignore[index]
+    assert second.results["memory"]["peak_tokens"] <= second.results["memory"]["budget_tokens"]
     other = [Prompt(0, "something else")]
     assert identity(job_in(tmp_path, method=HeatKV(sinks=1), calibration_prompts=other)) != first.folder.name
 
@@ -349,7 +259,7 @@ def test_full_disk_is_told_and_nothing_finished_is_lost(
 
 
 def test_killed_process_resumes_to_the_same_bytes(tmp_path: Path, whole: Path) -> None:
-    program = [sys.executable, __file__, str(tmp_path)]
+    program = [sys.executable, str(PROGRAM), str(tmp_path)]
     for lines in (3, 8):
         process = subprocess.Popen(program, env={**os.environ, "OMP_NUM_THREADS": "1"})
         deadline = time.monotonic() + 60
@@ -369,7 +279,7 @@ def recorded(root: Path) -> int:
 
 
 def test_two_processes_share_a_run(tmp_path: Path, whole: Path) -> None:
-    program = [sys.executable, __file__, str(tmp_path)]
+    program = [sys.executable, str(PROGRAM), str(tmp_path)]
     both = [subprocess.Popen(program, env={**os.environ, "OMP_NUM_THREADS": "1"}) for _ in range(2)]
     assert [process.wait(120) for process in both] == [0, 0]
     [folder] = (tmp_path / "fake").glob("streaming_llm-*")
@@ -394,7 +304,7 @@ def test_out_of_memory_goes_on_with_half(
     assert model.batches[:3] == [8, 4, 2]
     assert model.batches.count(8) == 2  # once for the reference, once for the run
     assert "out of memory with 8 prompts: going on with 4" in caplog.text
-    assert outcome.results["memory"]["batch"] == 2  # type: ignore[index]
+    assert outcome.results["memory"]["batch"] == 2
     assert images_of(outcome.folder) == images_of(whole)
 
 
@@ -436,14 +346,14 @@ def test_only_missing_metrics_are_computed(tmp_path: Path) -> None:
     assert second.folder == first.folder
     assert not second.reused
     assert job.model.batches == []
-    assert second.results["metrics"]["psnr"] == first.results["metrics"]["psnr"]  # type: ignore[index]
-    assert second.results["evaluated"]["broken"]["status"] == "skipped"  # type: ignore[index]
+    assert second.results["metrics"]["psnr"] == first.results["metrics"]["psnr"]
+    assert second.results["evaluated"]["broken"]["status"] == "skipped"
     assert runner.run(job_in(tmp_path, evaluators=skipped, config=config)).reused
     works = {**config, "eval": {"psnr": {}, "broken": {"works": True}}}
     third = runner.run(job_in(tmp_path, evaluators={**skipped, "broken": Broken(works=True)}, config=works))
     assert third.results is not None
-    assert third.results["evaluated"]["broken"]["status"] == "ok"  # type: ignore[index]
-    assert third.results["metrics"]["broken"]["value"] == 1  # type: ignore[index]
+    assert third.results["evaluated"]["broken"]["status"] == "ok"
+    assert third.results["metrics"]["broken"]["value"] == 1
 
 
 def test_finished_run_is_sent_to_the_logger(tmp_path: Path) -> None:
@@ -455,7 +365,3 @@ def test_finished_run_is_sent_to_the_logger(tmp_path: Path) -> None:
 
     outcome = runner.run(job_in(tmp_path, logger=Recorder()))
     assert sent == [(outcome.folder.name, outcome.folder)]
-
-
-if __name__ == "__main__":
-    runner.run(job_in(Path(sys.argv[1]), model=Fake(pause=0.1)))

@@ -4,23 +4,9 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor
 
 from kvbench.models.sampling import PromptNoise, Sampling, choose, probabilities, prompt_seed
-
-
-class OneStream:
-    """All prompts draw from one generator, as the official program does."""
-
-    def __init__(self, seed: int, prompts: int) -> None:
-        self._generator, self._prompts = torch.Generator().manual_seed(seed), prompts
-
-    def draw(self, count: int) -> Tensor:
-        return (
-            torch.empty(self._prompts * count)
-            .exponential_(generator=self._generator)
-            .view(self._prompts, count)
-        )
+from tests.reference import OneStream
 
 
 @given(
@@ -115,4 +101,4 @@ def test_settings_per_scale() -> None:
 )
 def test_wrong_settings_are_refused(settings: dict[str, object], named: str) -> None:
     with pytest.raises(ValueError, match=f"model.sampling.{named}"):
-        Sampling(**settings)  # type: ignore[arg-type]
+        Sampling(**settings)
