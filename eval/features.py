@@ -4,7 +4,7 @@ It stands where Inception and AlexNet stand for photographs, and its scores carr
 (`fid_scenes`, `lpips_scenes`): they compare with each other, never with published FID or LPIPS.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -123,44 +123,55 @@ def _unit_length(maps: Tensor) -> Tensor:
     return maps / (maps.square().sum(1, keepdim=True).sqrt() + 1e-10)
 
 
-def scenes_weight(path: str | None) -> Weight:
-    """Where the scenes feature network lies: `path`, or features.safetensors in $KVBENCH_WEIGHTS."""
-    return Weight("features.safetensors", how="train it with: python run.py task=train", path=path)
-
-
 @dataclass(frozen=True)
-class LpipsScenes:
-    """`lpips_scenes`: perceptual distance to the reference on the scenes feature network.
+class OnScenes:
+    """What the metrics on the scenes feature network share.
 
     Attributes:
         path: weight file of the network.
     """
 
     path: str | None = None
-    name: ClassVar[str] = "lpips_scenes"
-    protocol: ClassVar[str] = "unit"
+    name: ClassVar[str]
     needs_reference: ClassVar[bool] = True
     packages: ClassVar[tuple[str, ...]] = ()
-    gives: ClassVar[dict[str, Better]] = {"lpips_scenes": "lower"}
 
     @property
     def weights(self) -> tuple[Weight, ...]:
-        """The scenes feature network."""
-        return (scenes_weight(self.path),)
+        """The scenes feature network: `path`, or features.safetensors in $KVBENCH_WEIGHTS."""
+        how = "train it with: python run.py task=train"
+        return (Weight("features.safetensors", how=how, path=self.path),)
+
+    def network(self, device: str) -> tuple[SceneFeatures, dict[str, str]]:
+        """The network and the hash of its file by name."""
+        file, sha256 = self.weights[0].require()
+        return SceneFeatures.load(file).to(device), {file.name: sha256}
+
+    def pairs(self, images: ImageSet, reference: ImageSet, device: str) -> Iterator[Tensor]:
+        """Batches in [0, 1], images first, then as many of the reference.
+
+        Both sides in one pass: equal images then have equal features, whatever the kernel.
+        """
+        for batch in images.batches(BATCH, self.name):
+            yield to_unit(np.concatenate([images.stack(batch), reference.stack(batch)]), device)
+
+
+@dataclass(frozen=True)
+class LpipsScenes(OnScenes):
+    """`lpips_scenes`: perceptual distance to the reference on the scenes feature network."""
+
+    name: ClassVar[str] = "lpips_scenes"
+    protocol: ClassVar[str] = "unit"
+    gives: ClassVar[Mapping[str, Better]] = {"lpips_scenes": "lower"}
 
     @torch.inference_mode()
     def run(self, images: ImageSet, reference: ImageSet | None, device: str) -> Result:
         """Distance of each image to the reference's, and their mean."""
         assert reference is not None
-        file, sha256 = self.weights[0].require()
-        network = SceneFeatures.load(file).to(device)
+        network, weights = self.network(device)
         values: list[float] = []
-        for batch in images.batches(BATCH, self.name):
-            # Both sides in one pass: equal images then have equal features, whatever the kernel.
-            maps = network.stages(
-                to_unit(np.concatenate([images.stack(batch), reference.stack(batch)]), device)
-            )
-            half = [m.chunk(2) for m in maps]
+        for both in self.pairs(images, reference, device):
+            half = [m.chunk(2) for m in network.stages(both)]
             values += perceptual_distance([a for a, _ in half], [b for _, b in half]).tolist()
         scores = {"lpips_scenes": mean_score(values, "lower", clusters=images.clusters)}
-        return ok(self, scores, {"index": images.indices, "lpips_scenes": values}, {file.name: sha256})
+        return ok(self, scores, {"index": images.indices, "lpips_scenes": values}, weights)

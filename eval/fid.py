@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from kvbench.eval.base import Better, Result, Score, SkipEvaluation, ok, with_interval
-from kvbench.eval.features import BATCH, SceneFeatures, scenes_weight, to_unit
+from kvbench.eval.features import OnScenes
 from kvbench.eval.frechet import Features, frechet_distance
 from kvbench.eval.images import ImageSet
 from kvbench.eval.intervals import jackknife
@@ -84,38 +84,22 @@ class Fid:
 
 
 @dataclass(frozen=True)
-class FidScenes:
-    """`fid_scenes`: the same distance on the features of the scenes network.
+class FidScenes(OnScenes):
+    """`fid_scenes`: the same distance on the features of the scenes network."""
 
-    Attributes:
-        path: weight file of the network.
-    """
-
-    path: str | None = None
     name: ClassVar[str] = "fid_scenes"
     protocol: ClassVar[str] = "paired"
-    needs_reference: ClassVar[bool] = True
-    packages: ClassVar[tuple[str, ...]] = ()
     gives: ClassVar[Mapping[str, Better]] = {"fid_scenes": "lower"}
-
-    @property
-    def weights(self) -> tuple[Weight, ...]:
-        """The scenes feature network."""
-        return (scenes_weight(self.path),)
 
     @torch.inference_mode()
     def run(self, images: ImageSet, reference: ImageSet | None, device: str) -> Result:
         """Features of both sides, then their distance."""
         assert reference is not None
-        file, sha256 = self.weights[0].require()
-        network = SceneFeatures.load(file).to(device)
-        parts = []
-        for batch in images.batches(BATCH, self.name):
-            both = np.concatenate([images.stack(batch), reference.stack(batch)])
-            parts.append(network.features(to_unit(both, device)).cpu().chunk(2))
+        network, weights = self.network(device)
+        parts = [network.features(both).cpu().chunk(2) for both in self.pairs(images, reference, device)]
         ours, theirs = (torch.cat(side).numpy() for side in zip(*parts, strict=True))
         scores = {"fid_scenes": distance_score(ours, theirs, images.clusters)}
-        return ok(self, scores, weights={file.name: sha256}, caveat=_caveat(ours))
+        return ok(self, scores, weights=weights, caveat=_caveat(ours))
 
 
 def distance_score(first: Features, second: Features, clusters: list[str]) -> Score:
