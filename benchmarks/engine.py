@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 import kvbench
-from kvbench.attention_by_scale import KIND
+from kvbench.attention_by_scale import AttentionByScale
 from kvbench.budget import Budget
 from kvbench.cache import KVCache
 from kvbench.methods.base import Artifact, Method
@@ -39,7 +39,7 @@ class PlainLoop:
     def begin(self, segment: Segment) -> None:
         """Nothing to prepare."""
 
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, plain: object = None) -> Tensor:
         """Concatenates, then attends."""
         if layer in self._keys:
             k = torch.cat((self._keys[layer], k), 2)
@@ -55,7 +55,9 @@ def prepared(model: InfinityModel, method: Method, budget: float) -> KVCache:
     mass = torch.rand(
         model.spec.layers, model.spec.heads, scales, scales, generator=generator, dtype=torch.float64
     )
-    method.prepare(model.spec, Budget.parse(budget, model.spec), Artifact(KIND, {"mass": mass}))
+    method.prepare(
+        model.spec, Budget.parse(budget, model.spec), Artifact(AttentionByScale.kind, {"mass": mass})
+    )
     return KVCache(model.spec, method, dtype=torch.float32)
 
 

@@ -9,6 +9,35 @@ from kvbench.kernels.compact import Group
 from kvbench.kernels.ragged_attention import dense
 
 
+def attention_scores(
+    q: Tensor, k: Tensor, past_keys: Tensor, groups: Sequence[Group], longest: int, scale: float
+) -> Tensor:
+    """Logits of every slot, before the softmax.
+
+    Args:
+        q: [batch, rows, queries, D].
+        k: current keys [batch, rows, tokens, D].
+        past_keys: flat storage [batch, slots, D].
+        groups: rows by cached length.
+        longest: slots of the longest row; shorter ones are -inf beyond their end.
+        scale: factor on q k^T.
+
+    Returns:
+        float32 [batch, rows, queries, longest + tokens].
+    """
+    q = q.float() * scale
+    current = q @ k.float().transpose(-1, -2)
+    if not longest:
+        return current
+    if groups[0].rows is None:
+        return torch.cat((q @ dense(past_keys, groups[0]).float().transpose(-1, -2), current), -1)
+    past = q.new_full((*q.shape[:3], longest), -torch.inf)
+    for group in groups:
+        keys = dense(past_keys, group).float()
+        past[:, group.rows, :, : group.length] = q[:, group.rows] @ keys.transpose(-1, -2)
+    return torch.cat((past, current), -1)
+
+
 def attention_mass(
     q: Tensor,
     k: Tensor,
@@ -16,9 +45,11 @@ def attention_mass(
     groups: Sequence[Group],
     longest: int,
     scale: float,
+    *,
+    power: int = 1,
     chunk: int = 256,
 ) -> Tensor:
-    """Mean over the queries of the attention probability of every slot.
+    """Mean over the queries of the attention probability of every slot, or of its powers.
 
     Args:
         q: [batch, rows, queries, D].
@@ -27,30 +58,15 @@ def attention_mass(
         groups: rows by cached length.
         longest: slots of the longest row; shorter ones are zero beyond their end.
         scale: factor on q k^T.
+        power: 2 for the mean square, from which a variance follows.
         chunk: queries at a time; peak memory is batch x rows x chunk x keys float32.
 
     Returns:
-        float32 [batch, rows, longest + tokens], each row summing to 1.
+        float32 [batch, rows, longest + tokens]; with power 1 each row sums to 1.
     """
     batch, rows, queries, _ = q.shape
     mass = q.new_zeros(batch, rows, longest + k.shape[2], dtype=torch.float32)
-    everyone = torch.arange(rows, device=q.device)
-    cached = {id(group): (everyone if group.rows is None else group.rows) for group in groups}
-    without = torch.ones(rows, dtype=torch.bool, device=q.device)
-    for members in cached.values():
-        without[members] = False
-    parts = [(cached[id(group)], dense(past_keys, group), group.length) for group in groups]
-    if without.any():
-        parts.append(
-            (without.nonzero().squeeze(1), q.new_empty(batch, int(without.sum()), 0, q.shape[-1]), 0)
-        )
-    for members, past, length in parts:
-        current = k.index_select(1, members).float()
-        total = mass.new_zeros(batch, len(members), length + k.shape[2])
-        for piece in q.index_select(1, members).split(chunk, 2):
-            scores = [piece.float() @ keys.float().transpose(-1, -2) * scale for keys in (past, current)]
-            total += torch.cat(scores, -1).softmax(-1).sum(2)
-        total /= queries
-        mass[:, members, :length] = total[..., :length]
-        mass[:, members, longest:] = total[..., length:]
-    return mass
+    for piece in q.split(chunk, 2):
+        probabilities = attention_scores(piece, k, past_keys, groups, longest, scale).softmax(-1)
+        mass += (probabilities if power == 1 else probabilities.pow_(power)).sum(2)
+    return mass.div_(queries)

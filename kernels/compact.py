@@ -79,19 +79,31 @@ def plan(layout: Layout, keep: Tensor | None, start: int, length: int) -> tuple[
         offsets[members] = total + size * torch.arange(len(members), device=offsets.device)
         groups.append(Group(None if len(members) == rows else members, total, size, len(members)))
         total += size * len(members)
-    rank = keep.cumsum(1) - 1
-    target = offsets[:, None] + rank
-    positions = seen.new_full((rows, int(lengths.max()) if rows else 0), -1)
     row, slot = keep.nonzero(as_tuple=True)
-    positions[row, rank[row, slot]] = seen[row, slot]
+    target = offsets[row] + (keep.cumsum(1) - 1)[row, slot]
     old, new = slot < longest, slot >= longest
     tables = Tables(
         layout.offsets[row[old]] + slot[old],
-        target[row[old], slot[old]],
+        target[old],
         row[new] * length + slot[new] - longest,
-        target[row[new], slot[new]],
+        target[new],
     )
-    return Layout(positions, offsets, tuple(groups), total), tables
+    return Layout(packed(seen, keep, -1), offsets, tuple(groups), total), tables
+
+
+def packed(values: Tensor, keep: Tensor, fill: float) -> Tensor:
+    """What belongs to the kept slots, moved to the front of each row and padded with `fill`.
+
+    Args:
+        values: one number per slot [rows, slots].
+        keep: bool [rows, slots].
+        fill: for rows that keep fewer than the most.
+    """
+    row, slot = keep.nonzero(as_tuple=True)
+    longest = int(keep.sum(1).max()) if len(keep) else 0
+    result = values.new_full((len(values), longest), fill)
+    result[row, (keep.cumsum(1) - 1)[row, slot]] = values[row, slot]
+    return result
 
 
 def rebuild(storage: Tensor, current: Tensor, tables: Tables, total: int) -> Tensor:

@@ -1,13 +1,37 @@
 """How much attention each head pays to each source scale, and the orders HeatKV makes of it."""
 
+from dataclasses import dataclass
+from typing import ClassVar
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-KIND = "attention_by_scale"
-"""Kind of the artifact. Its tensor `mass` is float64 [L, H, K, K]: [l, h, k, i] is the attention that the queries of
-scale k pay to scale i, mean over queries and calibration prompts."""
+from kvbench.methods.base import Observer, View
+from kvbench.segments import ModelSpec
+
+
+@dataclass
+class AttentionByScale(Observer):
+    """Calibrates S-CAS and CAS: the attention each scale's queries pay to each source scale, conditional rows only.
+
+    The tensor `mass` is float64 [L, H, K, K]: [l, h, k, i] is the attention that the queries of scale k pay to scale i,
+    mean over queries and prompts (HeatKV Eq. 2).
+    """
+
+    kind: ClassVar[str] = "attention_by_scale"
+    tensor: ClassVar[str] = "mass"
+
+    def shape(self, spec: ModelSpec) -> tuple[int, ...]:
+        """[L, H, K, K]."""
+        scales = len(spec.segments)
+        return (spec.layers, spec.heads, scales, scales)
+
+    def watch(self, view: View) -> None:
+        """Adds the segment's attention."""
+        index = view.at.index
+        self.sums[view.layer, :, index, : index + 1] += self.conditional(view.segment_mass()).sum(0)
 
 
 def scas(mass: Tensor) -> Tensor:

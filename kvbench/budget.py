@@ -59,6 +59,11 @@ class Budget:
         return self.capacity / self.heads
 
     @property
+    def head_tokens(self) -> int:
+        """Whole tokens that every head can have at once, floor(B / T)."""
+        return floor(self.per_head)
+
+    @property
     def tokens(self) -> int:
         """Whole tokens that fit, floor(B)."""
         return floor(self.capacity)
@@ -68,10 +73,15 @@ class InfeasibleBudget(ValueError):
     """A budget below what a method must keep; the message names the smallest feasible one."""
 
     @classmethod
-    def of(cls, budget: Budget, sinks: int, needed: int, spec: ModelSpec) -> "InfeasibleBudget":
-        """The sinks alone need `needed` tokens per head."""
+    def of(cls, budget: Budget, needed: int, spec: ModelSpec, why: str) -> "InfeasibleBudget":
+        """`why` needs `needed` tokens per head."""
         smallest = ceil(Fraction(needed, spec.cached_length) * 10**5) / 10**5
         return cls(
-            f"budget={float(budget.fraction):g}: {sinks} sink scales need {needed} of {spec.cached_length} tokens per "
-            f"head; the smallest feasible budget is {smallest:g}, or lower `sinks`"
+            f"budget={float(budget.fraction):g}: {why} need {needed} of {spec.cached_length} tokens per head; the "
+            f"smallest feasible budget is {smallest:g}"
         )
+
+    @classmethod
+    def of_sinks(cls, budget: Budget, sinks: int, needed: int, spec: ModelSpec) -> "InfeasibleBudget":
+        """The sinks alone need `needed` tokens per head."""
+        return cls(f"{cls.of(budget, needed, spec, f'{sinks} sink scales')}, or lower `sinks`")

@@ -1,16 +1,17 @@
 """The KV cache: attention over what a method kept, exact-size storage, a strict budget and three ledgers."""
 
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from kvbench.kernels.attention_mass import attention_mass
-from kvbench.kernels.compact import Layout, Tables, empty_layout, plan, rebuild, slots_seen
+from kvbench.kernels.compact import Layout, Tables, empty_layout, packed, plan, rebuild, slots_seen
 from kvbench.kernels.ragged_attention import attention_with_lse, dense, ragged_attention
 from kvbench.methods.base import Method
 from kvbench.segments import ModelSpec, Segment
+from kvbench.view import CacheView, Inputs, Store
 
 
 class BudgetExceeded(RuntimeError):
@@ -27,12 +28,14 @@ class Ledger:
         peak_bytes: storage between layers, whole batch.
         rebuild_bytes: storage at the worst instant of a rebuild, whole batch.
         transient_bytes: keys and values of the segment in flight, whole batch.
+        state_bytes: what the method keeps beside them (a score per slot, the last segment's keys), whole batch.
     """
 
     tokens_after: list[list[int]]
     peak_bytes: int = 0
     rebuild_bytes: int = 0
     transient_bytes: int = 0
+    state_bytes: int = 0
 
     @property
     def peak_tokens(self) -> int:
@@ -40,53 +43,10 @@ class Ledger:
         return max(max(row) for row in self.tokens_after)
 
 
-@dataclass
-class _Layer:
-    """One layer's storage: keys and values [batch, slots, D] and where the rows lie."""
-
-    layout: Layout
-    keys: Tensor
-    values: Tensor
-
-    @property
-    def bytes(self) -> int:
-        return self.keys.nbytes + self.values.nbytes
-
-
 class _Rebuild(NamedTuple):
     layout: Layout
     tables: Tables | None  # None: everything is appended in place
-
-
-@dataclass
-class CacheView:
-    """What a method sees of one layer right after a segment (see `kvbench.methods.base.View`)."""
-
-    layer: int
-    at: Segment
-    sequences: int
-    heads: int
-    position: Tensor
-    segment: Tensor
-    _inputs: tuple[Tensor, Tensor, "_Layer", float] | None = field(default=None, repr=False)
-
-    def mass(self) -> Tensor:
-        """float32 [rows, slots]: attention each slot receives, mean over the current queries.
-
-        Raises:
-            ValueError: the method is static, so it may not look at data.
-        """
-        if self._inputs is None:
-            raise ValueError("a static method cannot ask for attention: set `static = False`")
-        q, k, store, scale = self._inputs
-        longest = store.layout.positions.shape[1]
-        return attention_mass(q, k, store.keys, store.layout.groups, longest, scale).flatten(0, 1)
-
-    def segment_mass(self) -> Tensor:
-        """float32 [rows, at.index + 1]: `mass` summed over the slots of each source segment."""
-        mass = self.mass()
-        summed = mass.new_zeros(len(mass), self.at.index + 1)
-        return summed.scatter_add_(1, self.segment.clamp(min=0), mass)
+    state: Tensor | None
 
 
 class KVCache:
@@ -97,7 +57,6 @@ class KVCache:
         method: prepared for that model and its budget.
         dtype: of the stored keys and values.
         device: where they live.
-        strict: raise when the budget is exceeded; otherwise only record the peak.
     """
 
     def __init__(
@@ -107,14 +66,13 @@ class KVCache:
         *,
         dtype: torch.dtype,
         device: torch.device | str = "cpu",
-        strict: bool = True,
     ) -> None:
-        self.spec, self.method, self.strict = spec, method, strict
+        self.spec, self.method = spec, method
         self._dtype, self._device = dtype, torch.device(device)
         self._plans: dict[tuple[int, int], _Rebuild] = {}
         self._starts = torch.tensor([segment.start for segment in spec.segments], device=self._device)
         self.ledger = Ledger([[0] * spec.layers for _ in spec.segments])
-        self._stores: list[_Layer] = []
+        self._stores: list[Store] = []
         self._held: list[
             Tensor | int
         ] = []  # of every layer: tokens per sequence, one number if all hold as many
@@ -127,14 +85,16 @@ class KVCache:
         self._rows = spec.heads * sequences // self._batch
         nothing = torch.empty(self._batch, 0, spec.head_dim, dtype=self._dtype, device=self._device)
         layout = empty_layout(self._rows, self._device)
-        self._stores = [_Layer(layout, nothing, nothing) for _ in range(spec.layers)]
+        self._stores = [Store(layout, nothing, nothing) for _ in range(spec.layers)]
         self._held = [0] * spec.layers
 
     def begin(self, segment: Segment) -> None:
         """Announces the segment whose tokens every layer will see next."""
         self._segment = segment
 
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def attend(
+        self, layer: int, q: Tensor, k: Tensor, v: Tensor, plain: Callable[[], Tensor] | None = None
+    ) -> Tensor:
         """Attention over the layer's kept past and the whole current segment; then the method prunes the layer.
 
         Args:
@@ -142,12 +102,13 @@ class KVCache:
             q: [sequences, query heads, tokens, D]; query heads may be a multiple of the KV heads.
             k: [sequences, heads, tokens, D].
             v: likewise.
+            plain: computes the queries as projected, shaped like q; called only if the method asks for them.
 
         Returns:
             [sequences, query heads, tokens, D] in q's dtype.
 
         Raises:
-            BudgetExceeded: the cache holds more than its budget after this layer.
+            BudgetExceeded: the cache of a strict method holds more than its budget after this layer.
         """
         store, segment = self._stores[layer], self._segment
         folded = q.reshape(self._batch, self._rows, -1, q.shape[-1])
@@ -156,12 +117,12 @@ class KVCache:
         if segment.last:
             out = self._attention(folded, k, v, store)
             if self.method.observes_last:
-                self.method.keep(self._view(layer, folded, k))
+                self.method.keep(self._view(layer, folded, k, plain))
             self._account(layer)
             nothing = store.keys.new_empty(self._batch, 0, store.keys.shape[2])
-            self._stores[layer] = _Layer(empty_layout(self._rows, self._device), nothing, nothing)
+            self._stores[layer] = Store(empty_layout(self._rows, self._device), nothing, nothing)
             return out.view(q.shape)
-        change = self._rebuild(layer, folded, k)
+        change = self._rebuild(layer, folded, k, plain)
         if change.tables is None and self._dtype == q.dtype:
             # Nothing leaves: past and present lie together in the new storage, so one attention reads both.
             store = self._store(layer, k, v, change)
@@ -174,16 +135,17 @@ class KVCache:
         self._account(layer)
         return out.view(q.shape)
 
-    def _attention(self, q: Tensor, k: Tensor, v: Tensor, store: _Layer) -> Tensor:
+    def _attention(self, q: Tensor, k: Tensor, v: Tensor, store: Store) -> Tensor:
         return ragged_attention(q, k, v, store.keys, store.values, store.layout.groups, self.spec.logit_scale)
 
-    def _store(self, layer: int, k: Tensor, v: Tensor, change: _Rebuild) -> _Layer:
+    def _store(self, layer: int, k: Tensor, v: Tensor, change: _Rebuild) -> Store:
         store = self._stores[layer]
         # One after the other: the old keys are gone before the new values are made.
         keys = self._moved(store.keys, k, change)
         store.keys = keys
         values = self._moved(store.values, v, change)
-        self._stores[layer] = _Layer(change.layout, keys, values)
+        before = k if self.method.compares_keys else None
+        self._stores[layer] = Store(change.layout, keys, values, change.state, before)
         return self._stores[layer]
 
     def _moved(self, storage: Tensor, current: Tensor, change: _Rebuild) -> Tensor:
@@ -196,28 +158,36 @@ class KVCache:
         self.ledger.rebuild_bytes = max(self.ledger.rebuild_bytes, held)
         return moved
 
-    def _rebuild(self, layer: int, q: Tensor, k: Tensor) -> _Rebuild:
+    def _rebuild(self, layer: int, q: Tensor, k: Tensor, plain: Callable[[], Tensor] | None) -> _Rebuild:
         at = self._segment
         known = self._plans.get((layer, at.index))
         if known is not None:
             return known
         layout = self._stores[layer].layout
-        keep = self.method.keep(self._view(layer, q, k))
+        view = self._view(layer, q, k, plain)
+        keep = self.method.keep(view)
         uniform = not layout.groups or layout.groups[0].rows is None
         after, tables = plan(layout, keep, at.start, at.length)
         everything = after.total == layout.total + self._rows * at.length
-        change = _Rebuild(after, None if uniform and everything else tables)
+        state = None
+        if self.method.stateful:
+            exists = view.position >= 0
+            state = packed(view.state, exists if keep is None else keep & exists, 0)
+        change = _Rebuild(after, None if uniform and everything else tables, state)
         if self.method.static:
             self._plans[layer, at.index] = change
         return change
 
-    def _view(self, layer: int, q: Tensor, k: Tensor) -> CacheView:
+    def _view(self, layer: int, q: Tensor, k: Tensor, plain: Callable[[], Tensor] | None) -> CacheView:
         store, at = self._stores[layer], self._segment
         position = slots_seen(store.layout, at.start, at.length)
         segment = torch.bucketize(position, self._starts, right=True) - 1
+        state = torch.zeros(position.shape if self.method.stateful else (0, 0), device=position.device)
+        if store.state is not None:
+            state[:, : store.state.shape[1]] = store.state
         sequences = 1 if self.method.static else self._sequences
-        inputs = None if self.method.static else (q, k, store, self.spec.logit_scale)
-        return CacheView(layer, at, sequences, self.spec.heads, position, segment, inputs)
+        inputs = None if self.method.static else Inputs(q, k, plain, store, self.spec.logit_scale)
+        return CacheView(layer, at, sequences, self.spec.heads, position, segment, state, inputs)
 
     def _account(self, layer: int) -> None:
         store, at = self._stores[layer], self._segment
@@ -231,8 +201,11 @@ class KVCache:
         row[layer] = max(row[layer], tokens)
         held = sum(other.bytes for other in self._stores)
         self.ledger.peak_bytes = max(self.ledger.peak_bytes, held)
-        if self.strict and tokens > self.method.budget.capacity:
+        state = sum(other.state_bytes for other in self._stores)
+        self.ledger.state_bytes = max(self.ledger.state_bytes, state)
+        if self.method.strict and tokens > self.method.budget.capacity:
             raise BudgetExceeded(
                 f"{type(self.method).__name__}: {tokens} tokens held after layer {layer} of segment {at.index}, "
-                f"the budget is {float(self.method.budget.capacity):g}; lower what the method keeps or set strict=false"
+                f"the budget is {float(self.method.budget.capacity):g}; lower what the method keeps, or let it be "
+                "`strict = False`"
             )

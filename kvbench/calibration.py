@@ -1,4 +1,4 @@
-"""Calibration: a method that keeps everything and watches, and the artifact it leaves."""
+"""Calibration: methods that keep everything and watch, and the artifacts they leave."""
 
 import hashlib
 import json
@@ -12,11 +12,10 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from kvbench.attention_by_scale import KIND
 from kvbench.budget import Budget
 from kvbench.cache import KVCache
 from kvbench.config import ConfigError
-from kvbench.methods.base import Artifact, Method, View
+from kvbench.methods.base import Artifact, Method, Observer, View
 from kvbench.models.base import Cache
 from kvbench.models.sampling import Noise, PromptNoise
 from kvbench.prompts import Prompt
@@ -38,57 +37,55 @@ class Generator(Protocol):
 
 
 @dataclass
-class AttentionByScale(Method):
-    """Keeps everything; sums the attention each scale's queries pay to each source scale, conditional rows only."""
+class _Watching(Method):
+    """Several observers of the same generations."""
+
+    observers: Sequence[Observer]
 
     observes_last: ClassVar[bool] = True
+    compares_keys: ClassVar[bool] = True
 
     def prepare(self, spec: ModelSpec, budget: Budget, artifact: Artifact | None = None) -> None:
-        """Starts the sums."""
-        super().prepare(spec, budget, artifact)
-        scales = len(spec.segments)
-        self._sum = torch.zeros(spec.layers, spec.heads, scales, scales, dtype=torch.float64)
-        self._prompts = 0
+        """Prepares each."""
+        for observer in self.observers:
+            observer.prepare(spec, budget)
+        super().prepare(spec, budget)
 
     def keep(self, view: View) -> None:
-        """Adds the segment's attention."""
-        conditional = view.sequences // self.spec.branches
-        mass = view.segment_mass().view(view.sequences, view.heads, -1)[:conditional].double().cpu()
-        self._sum[view.layer, :, view.at.index, : view.at.index + 1] += mass.sum(0)
-        if view.layer == 0 and view.at.index == 0:
-            self._prompts += conditional
-
-    def mass(self) -> Tensor:
-        """float64 [L, H, K, K], mean over prompts (`kvbench.attention_by_scale`)."""
-        return self._sum / self._prompts
+        """Shows each the layer."""
+        for observer in self.observers:
+            observer.keep(view)
 
 
 def calibrate(
     model: Generator,
     prompts: Sequence[Prompt],
+    observers: Sequence[Observer],
     seed: int,
     device: str,
-    metadata: Mapping[str, object],
     advance: Callable[[], None],
-) -> Artifact:
+) -> list[dict[str, Tensor]]:
     """Watches full-cache generations, one prompt at a time as the official program does.
 
     Args:
         model: loaded model.
         prompts: calibration prompts.
-        seed: seed of their noise.
+        observers: what to watch for.
+        seed: seed of the prompts' noise.
         device: torch device.
-        metadata: provenance that later runs must agree with.
         advance: called after every prompt.
+
+    Returns:
+        What each observer found.
     """
-    observer = AttentionByScale()
-    observer.prepare(model.spec, Budget.parse(1, model.spec))
+    watching = _Watching(observers)
+    watching.prepare(model.spec, Budget.parse(1, model.spec))
     dtype = torch.bfloat16 if torch.device(device).type == "cuda" else torch.float32
-    cache = KVCache(model.spec, observer, dtype=dtype, device=device)
+    cache = KVCache(model.spec, watching, dtype=dtype, device=device)
     for prompt in prompts:
         model.generate([prompt.text], cache, PromptNoise(seed, [prompt.index]))
         advance()
-    return Artifact(KIND, {"mass": observer.mass()}, dict(metadata))
+    return [observer.tensors() for observer in observers]
 
 
 def save_artifact(path: Path, artifact: Artifact) -> None:

@@ -21,11 +21,12 @@ from omegaconf.errors import OmegaConfBaseException
 from rich.console import Console
 
 from kvbench import conf, report, runner
-from kvbench.attention_by_scale import KIND, rank_heads, scas
+from kvbench.attention_by_scale import AttentionByScale, rank_heads, scas
 from kvbench.budget import Budget
 from kvbench.cache import BudgetExceeded
 from kvbench.config import ConfigError, Settings
 from kvbench.eval.images import ImageSetError
+from kvbench.methods.base import Observer
 from kvbench.models.generation import NotFinite
 from kvbench.models.weights import WeightsError
 from kvbench.orders import write_orders
@@ -83,7 +84,7 @@ def main() -> None:
 
 
 @hydra.main(version_base="1.3", config_path="pkg://kvbench.conf", config_name="config")
-def _hydra_main(cfg: DictConfig) -> Path | str | None:
+def _hydra_main(cfg: DictConfig) -> Path | list[Path] | str | None:
     multirun = HydraConfig.get().mode == hydra.types.RunMode.MULTIRUN
     try:
         return TASKS[Settings.of(_values(cfg)).task](cfg)
@@ -198,18 +199,36 @@ def task_plan(cfg: DictConfig) -> None:
         CONSOLE.print(f"schedule written to {settings.plan.export}", highlight=False, soft_wrap=True)
 
 
-def task_calibrate(cfg: DictConfig) -> None:
-    """`task=calibrate`: the artifact that calibrated methods use, and optionally an order file."""
+def task_calibrate(cfg: DictConfig) -> list[Path]:
+    """`task=calibrate`: what the method needs (every method, if it needs nothing), and optionally an order file."""
     job = job_of(cfg)
-    kind = type(job.method).calibration or KIND
+    needs = job.method.needs()
+    observers = [needs] if isinstance(needs, Observer) else every_observer(cfg)
     job.model.load(job.settings.device)
-    path, metadata = runner.calibration_file(job, kind)
-    artifact = runner.observe(job, kind)
-    CONSOLE.print(f"calibration: {path}", highlight=False, soft_wrap=True)
-    if job.settings.calibrate.orders is not None:
-        orders = Path(job.settings.calibrate.orders)
-        write_orders(orders, rank_heads(scas(artifact.tensors["mass"])), job.settings.sinks, metadata)
-        CONSOLE.print(f"orders: {orders}", highlight=False, soft_wrap=True)
+    artifacts = runner.observe(job, observers)
+    paths = [runner.calibration_file(job, observer)[0] for observer in observers]
+    for observer, path in zip(observers, paths, strict=True):
+        CONSOLE.print(f"{observer.kind}: {path}", highlight=False, soft_wrap=True)
+    wanted = job.settings.calibrate.orders
+    for artifact in artifacts if wanted is not None else ():
+        if artifact.kind == AttentionByScale.kind:
+            ranks = rank_heads(scas(artifact.tensors["mass"]))
+            write_orders(Path(str(wanted)), ranks, job.settings.sinks, artifact.metadata)
+            CONSOLE.print(f"orders: {wanted}", highlight=False, soft_wrap=True)
+    return paths
+
+
+def every_observer(cfg: DictConfig) -> list[Observer]:
+    """What the methods of `conf/method` calibrate with at their defaults, each once."""
+    found: dict[str, Observer] = {}
+    other = cfg.copy()
+    OmegaConf.set_struct(other, False)
+    for path in sorted(Path(conf.__file__).parent.glob("method/*.yaml")):
+        other.method = OmegaConf.load(path)
+        needs = instantiate(other.method).needs()
+        if isinstance(needs, Observer):
+            found.setdefault(repr(needs), needs)
+    return list(found.values())
 
 
 def task_train(cfg: DictConfig) -> None:

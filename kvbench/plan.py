@@ -6,14 +6,13 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from kvbench.attention_by_scale import KIND
 from kvbench.budget import Budget
-from kvbench.cache import CacheView
 from kvbench.config import ConfigError
 from kvbench.kernels.compact import empty_layout, plan, slots_seen
 from kvbench.memory import MIB, cache_bytes, paper_mib
-from kvbench.methods.base import Artifact, Method
+from kvbench.methods.base import Artifact, Method, Observer
 from kvbench.segments import ModelSpec
+from kvbench.view import CacheView
 
 
 @dataclass(frozen=True)
@@ -70,8 +69,8 @@ def make_plan(
     Args:
         spec: the model.
         budget: capacity B.
-        method: not yet prepared; without an order file its heads are pruned in the order of their numbers, which
-            changes which heads are pruned but not how many.
+        method: not yet prepared; without a file its heads or layers are taken in the order of their numbers,
+            which changes which of them are pruned but not how many.
         parameters: weights of transformer and tokenizer.
         batch: prompts at a time.
         gpu_gib: memory to fill, GiB.
@@ -85,8 +84,9 @@ def make_plan(
         raise ConfigError(
             f"task=plan: what {type(method).__name__} keeps depends on data; run it to measure its memory"
         )
-    placeholder = type(method).calibration == KIND and getattr(method, "orders", None) is None
-    method.prepare(spec, budget, _placeholder(spec) if placeholder else None)
+    needs = method.needs()
+    placeholder = isinstance(needs, Observer)
+    method.prepare(spec, budget, _unseen(needs, spec) if isinstance(needs, Observer) else None)
     schedule = getattr(method, "schedule", None)
     held = cached_after(spec, method) if schedule is None else schedule.cached_after
     rows = tuple(
@@ -117,7 +117,7 @@ def make_plan(
             name: largest_batch(spec, tokens, parameters, gpu_gib)
             for name, tokens in (("full", spec.full_tokens), ("method", peak))
         },
-        "head number (no calibration)"
+        "their numbers (no calibration)"
         if placeholder
         else "as calibrated"
         if schedule is not None
@@ -139,7 +139,7 @@ def cached_after(spec: ModelSpec, method: Method) -> np.ndarray[tuple[int, int],
             if not at.last:
                 position = slots_seen(layouts[layer], at.start, at.length)
                 segment = torch.bucketize(position, starts, right=True) - 1
-                keep = method.keep(CacheView(layer, at, 1, spec.heads, position, segment))
+                keep = method.keep(CacheView(layer, at, 1, spec.heads, position, segment, torch.empty(0)))
                 layouts[layer], _ = plan(layouts[layer], keep, at.start, at.length)
                 tokens[layer] = layouts[layer].total
             held[at.index, layer] = sum(tokens)
@@ -187,7 +187,7 @@ def export(path: Path, spec: ModelSpec, budget: Budget, method: Method) -> None:
         raise ConfigError(f"plan.export={path}: cannot be written ({error})") from None
 
 
-def _placeholder(spec: ModelSpec) -> Artifact:
-    scales = len(spec.segments)
-    mass = torch.zeros(spec.layers, spec.heads, scales, scales, dtype=torch.float64)
-    return Artifact(KIND, {"mass": mass})
+def _unseen(observer: Observer, spec: ModelSpec) -> Artifact:
+    """A calibration that saw nothing."""
+    observer.prepare(spec, Budget.parse(1, spec))
+    return Artifact(observer.kind, observer.tensors())

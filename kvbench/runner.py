@@ -21,7 +21,7 @@ from kvbench.cache import KVCache
 from kvbench.calibration import artifact_name, calibrate, load_artifact, save_artifact
 from kvbench.config import Settings
 from kvbench.eval.base import Evaluator
-from kvbench.methods.base import Artifact, Method
+from kvbench.methods.base import Artifact, Method, Observer
 from kvbench.methods.full import Full
 from kvbench.models.base import Cache
 from kvbench.models.sampling import Noise, PromptNoise
@@ -185,11 +185,13 @@ def _complete(job: Job) -> Outcome:
 def open_run(job: Job) -> RunFolder:
     """Prepares the method and opens the folder that belongs to the job's identity."""
     artifact, used = artifact_for(job)
+    needs = job.method.needs()
+    given = str(needs) if isinstance(needs, Path) else object()  # where the file lies does not matter
     job.method.prepare(job.model.spec, job.budget, artifact)
     identity = Identity(
         model=job.model_settings,
         weights=job.model.weights_sha256,
-        method={key: value for key, value in job.section("method").items() if key != "orders"},
+        method={key: value for key, value in job.section("method").items() if value != given},
         calibration=used,
         budget=str(job.budget.capacity),
         prompts=digest(job.prompts),
@@ -208,36 +210,41 @@ def open_run(job: Job) -> RunFolder:
 
 
 def artifact_for(job: Job) -> tuple[Artifact | None, str | None]:
-    """The calibration a method needs, found or made, and the SHA-256 of what it uses (artifact or order file)."""
-    orders = getattr(job.method, "orders", None)
-    if orders is not None:
-        return None, hashlib.sha256(Path(orders).read_bytes()).hexdigest()
-    kind = type(job.method).calibration
-    if kind is None:
+    """The calibration a method needs, found or made, and the SHA-256 of what it uses (artifact or given file)."""
+    needs = job.method.needs()
+    if needs is None:
         return None, None
-    artifact = observe(job, kind)
-    path, _ = calibration_file(job, kind)
+    if isinstance(needs, Path):
+        return None, hashlib.sha256(needs.read_bytes()).hexdigest()
+    (artifact,) = observe(job, [needs])
+    path, _ = calibration_file(job, needs)
     return artifact, hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def observe(job: Job, kind: str) -> Artifact:
-    """The calibration of a loaded model, read if it is there, else made and saved."""
-    path, metadata = calibration_file(job, kind)
-    settings = job.settings
-    if not path.is_file():
-        prompts = job.calibration_prompts
+def observe(job: Job, observers: Sequence[Observer]) -> list[Artifact]:
+    """Calibrations of a loaded model, read if they are there; what is missing is made in one pass and saved."""
+    files = [calibration_file(job, observer) for observer in observers]
+    missing = [i for i, (path, _) in enumerate(files) if not path.is_file()]
+    if missing:
+        prompts, settings = job.calibration_prompts, job.settings
         with tqdm(total=len(prompts), desc="calibration", unit="prompt") as bar:
-            artifact = calibrate(
-                job.model, prompts, settings.calibrate.seed, settings.device, metadata, bar.update
-            )
-        save_artifact(path, artifact)
-    return load_artifact(path, kind, metadata)
+            watching = [observers[i] for i in missing]
+            seed = settings.calibrate.seed
+            tensors = calibrate(job.model, prompts, watching, seed, settings.device, bar.update)
+        for i, made in zip(missing, tensors, strict=True):
+            path, metadata = files[i]
+            save_artifact(path, Artifact(observers[i].kind, made, metadata))
+    return [
+        load_artifact(path, observer.kind, metadata)
+        for observer, (path, metadata) in zip(observers, files, strict=True)
+    ]
 
 
-def calibration_file(job: Job, kind: str) -> tuple[Path, dict[str, object]]:
+def calibration_file(job: Job, observer: Observer) -> tuple[Path, dict[str, object]]:
     """Where a calibration lies and what it must have been made with; the model is loaded."""
     metadata: dict[str, object] = {
-        "kind": kind,
+        "kind": observer.kind,
+        "observer": repr(observer),
         "model": job.model.name,
         "weights_sha256": job.model.weights_sha256,
         "sizes": [[s.height, s.width] for s in job.model.spec.segments],
@@ -292,8 +299,8 @@ def _drawn_if_it_fits(job: Job, part: range) -> Drawn | None:
 
 
 def _draw(job: Job, part: range) -> Drawn:
-    settings, strict = job.settings, type(job.method).strict
-    cache = KVCache(job.model.spec, job.method, dtype=job.dtype, device=settings.device, strict=strict)
+    settings = job.settings
+    cache = KVCache(job.model.spec, job.method, dtype=job.dtype, device=settings.device)
     prompts = [job.prompts[index] for index in part]
     gpu = torch.device(settings.device).type == "cuda"
     if gpu:
@@ -309,6 +316,7 @@ def _draw(job: Job, part: range) -> Drawn:
         "peak_bytes": cache.ledger.peak_bytes,
         "rebuild_bytes": cache.ledger.rebuild_bytes,
         "transient_bytes": cache.ledger.transient_bytes,
+        "state_bytes": cache.ledger.state_bytes,
         "gpu_peak_bytes": torch.cuda.max_memory_allocated(settings.device) if gpu else 0,
     }
     return [{"index": p.index, "prompt": p.text, "meta": p.meta, **shared} for p in prompts], images

@@ -61,7 +61,7 @@ def heads_to_prune(spec: ModelSpec, budget: Budget, sinks: int) -> Ints:
         )
     kept = spec.ends[sinks - 1] if sinks else 0
     if budget.per_head < kept:
-        raise InfeasibleBudget.of(budget, sinks, kept, spec)
+        raise InfeasibleBudget.of_sinks(budget, sinks, kept, spec)
     counts = np.zeros(scales, np.int64)
     for k in range(sinks, scales - 1):
         surplus = spec.ends[k] - budget.per_head

@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from kvbench.attention_by_scale import KIND, cas, rank_heads, scas
+from kvbench.attention_by_scale import AttentionByScale, cas, rank_heads, scas
 from kvbench.budget import Budget
 from kvbench.cache import KVCache
-from kvbench.calibration import AttentionByScale, artifact_name, calibrate, load_artifact, save_artifact
+from kvbench.calibration import artifact_name, calibrate, load_artifact, save_artifact
 from kvbench.config import ConfigError
 from kvbench.methods.base import Artifact
 from kvbench.methods.heatkv import HeatKV
@@ -25,6 +25,7 @@ from kvbench.orders import read_orders, write_orders
 from kvbench.prompts import Prompt
 from kvbench.segments import ModelSpec, next_scale
 
+KIND = AttentionByScale.kind
 TOY = np.load(Path(__file__).parent / "golden" / "heatkv" / "scas_toy.npz")
 D = 8
 SPEC = ModelSpec("small", 2, 3, D, next_scale([(1, 1), (2, 2), (3, 3), (4, 4)]), logit_scale=0.5)
@@ -132,21 +133,21 @@ def test_the_observer_equals_an_explicit_computation(prompts: int) -> None:
     for seed in range(2):
         model.generate(["a"] * prompts, cache, Reading(seed, prompts))
         expected += torch.stack([model.mass(prompt) for prompt in range(prompts)]).mean(0) / 2
-    torch.testing.assert_close(observer.mass(), expected, atol=1e-6, rtol=1e-5)
-    torch.testing.assert_close(observer.mass().sum(-1), torch.ones(SPEC.layers, SPEC.heads, 4).double())
+    torch.testing.assert_close(observer.tensors()["mass"], expected, atol=1e-6, rtol=1e-5)
+    torch.testing.assert_close(
+        observer.tensors()["mass"].sum(-1), torch.ones(SPEC.layers, SPEC.heads, 4).double()
+    )
 
 
 def test_calibrate_reports_progress_and_makes_a_usable_artifact() -> None:
     steps: list[int] = []
     lines = [Prompt(index, "x") for index in range(3)]
-    made = calibrate(Attending(), lines, 7, "cpu", {"model": "small"}, lambda: steps.append(1))
+    (made,) = calibrate(Attending(), lines, [AttentionByScale()], 7, "cpu", lambda: steps.append(1))
     assert len(steps) == 3
-    assert made.kind == KIND
-    assert made.metadata == {"model": "small"}
-    again = calibrate(Attending(), lines, 7, "cpu", {"model": "small"}, lambda: None)
-    assert torch.equal(made.tensors["mass"], again.tensors["mass"])
+    (again,) = calibrate(Attending(), lines, [AttentionByScale()], 7, "cpu", lambda: None)
+    assert torch.equal(made["mass"], again["mass"])
     method = HeatKV(1)
-    method.prepare(SPEC, Budget.parse("0.5", SPEC), made)
+    method.prepare(SPEC, Budget.parse("0.5", SPEC), Artifact(AttentionByScale.kind, made))
     assert method.schedule.cached_after.max() <= method.budget.capacity
 
 

@@ -79,7 +79,7 @@ def test_every_sweep_names_what_exists(path: Path) -> None:
         ("+method.sink_scale=2", "method.sink_scale"),
         ("model.sampling.cgf=2", "model.sampling.cgf"),
         ("shard.indx=1", "shard.indx: no such key; did you mean shard.index?"),
-        ("method=heatkvv", "method=heatkvv: no such choice; choose from binary_heatkv, full, heatkv"),
+        ("method=heatkvv", "method=heatkvv: no such choice; choose from ams_kv, ams_kv_fixed, binary_heatkv"),
         ("eval=[psnr,fdi]", "eval=fdi"),
         ("sweeps=nothing", "sweeps=nothing"),
         ("task=rnu", "task=rnu: must be one of run, plan, calibrate, train, report"),

@@ -30,7 +30,7 @@ class Growing:
     def begin(self, segment: Segment) -> None:
         pass
 
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, plain: object = None) -> Tensor:
         if layer in self.held:
             k, v = (torch.cat(pair, 2) for pair in zip(self.held[layer], (k, v), strict=True))
         self.held[layer] = (k, v)

@@ -83,7 +83,7 @@ def test_ragged_attention_is_softmax_over_past_and_present(case: Ragged) -> None
 def test_attention_mass_is_the_mean_of_the_matrix(case: Ragged) -> None:
     longest, tokens = case.layout.positions.shape[1], case.k.shape[2]
     for chunk in (256, 2):
-        mass = attention_mass(case.q, case.k, case.keys, case.layout.groups, longest, case.scale, chunk)
+        mass = attention_mass(case.q, case.k, case.keys, case.layout.groups, longest, case.scale, chunk=chunk)
         assert mass.shape == (case.batch, case.rows, longest + tokens)
         torch.testing.assert_close(mass.sum(-1), torch.ones(case.batch, case.rows))
         for row in range(case.rows):

@@ -11,12 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from kvbench.attention_by_scale import KIND
+from kvbench.attention_by_scale import AttentionByScale
 from kvbench.budget import Budget, InfeasibleBudget
 from kvbench.cache import KVCache
 from kvbench.methods.base import Artifact, Method, View
 from kvbench.methods.full import Full
-from kvbench.methods.heatkv import BinaryHeatKV, HeatKV, NaiveHeatKV
+from kvbench.methods.heatkv import BinaryHeatKV, HeatKV
 from kvbench.methods.streaming_llm import StreamingLLM
 from kvbench.segments import ModelSpec, next_scale
 
@@ -35,7 +35,7 @@ class HeaviestPerHead(Method):
         """The sinks must fit."""
         needed = spec.ends[self.sinks - 1]
         if budget.per_head < needed:
-            raise InfeasibleBudget.of(budget, self.sinks, needed, spec)
+            raise InfeasibleBudget.of_sinks(budget, self.sinks, needed, spec)
 
     def keep(self, view: View) -> Tensor | None:
         """Top slots by attention."""
@@ -53,7 +53,7 @@ METHODS: dict[str, Callable[[], Method]] = {
     "streaming_llm": lambda: StreamingLLM(SINKS),
     "heatkv": lambda: HeatKV(SINKS),
     "binary_heatkv": lambda: BinaryHeatKV(SINKS),
-    "naive_heatkv": lambda: NaiveHeatKV(SINKS),
+    "naive_heatkv": lambda: HeatKV(SINKS, naive=True),
     "own": lambda: HeaviestPerHead(SINKS),
 }
 COMPRESSING = [name for name in METHODS if name != "full"]
@@ -63,12 +63,16 @@ def artifact(seed: int = 0) -> Artifact:
     scales = len(SPEC.segments)
     shape = (SPEC.layers, SPEC.heads, scales, scales)
     mass = torch.rand(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-    return Artifact(KIND, {"mass": mass})
+    return Artifact(AttentionByScale.kind, {"mass": mass})
 
 
 def cache_of(name: str, budget: float | str, seed: int = 0) -> KVCache:
     method = METHODS[name]()
-    method.prepare(SPEC, Budget.parse(budget, SPEC), artifact(seed) if method.calibration == KIND else None)
+    method.prepare(
+        SPEC,
+        Budget.parse(budget, SPEC),
+        artifact(seed) if isinstance(method.needs(), AttentionByScale) else None,
+    )
     return KVCache(SPEC, method, dtype=torch.float32)
 
 
@@ -222,14 +226,14 @@ def test_a_budget_below_the_sinks_is_infeasible(name: str) -> None:
         cache_of(name, "0.05")
 
 
-@pytest.mark.parametrize("method", [HeatKV, BinaryHeatKV, NaiveHeatKV])
+@pytest.mark.parametrize("method", [HeatKV, BinaryHeatKV])
 def test_heatkv_without_order_says_what_to_do(method: type[HeatKV]) -> None:
     with pytest.raises(ValueError, match=r"method.orders: .*task=calibrate"):
         method(SINKS).prepare(SPEC, Budget.parse("0.5", SPEC))
 
 
 @pytest.mark.parametrize("sinks", [-1, 6])
-@pytest.mark.parametrize("method", [HeatKV, BinaryHeatKV, NaiveHeatKV, StreamingLLM])
+@pytest.mark.parametrize("method", [HeatKV, BinaryHeatKV, StreamingLLM])
 def test_sinks_out_of_range_are_refused(method: Callable[[int], Method], sinks: int) -> None:
     with pytest.raises(ValueError, match=f"sinks={sinks}"):
         method(sinks).check(SPEC, Budget.parse("0.5", SPEC))

@@ -9,9 +9,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from kvbench.attention_by_scale import KIND, cas, rank_heads, scas
+from kvbench.attention_by_scale import AttentionByScale, cas, rank_heads, scas
 from kvbench.budget import Budget
-from kvbench.methods.base import Artifact, Method, View
+from kvbench.methods.base import Artifact, Method, Observer, View
 from kvbench.orders import read_orders
 from kvbench.schedule import Schedule, by_head, by_source, heads_to_prune
 from kvbench.segments import ModelSpec
@@ -33,14 +33,18 @@ class HeatKV(Method):
     Attributes:
         sinks: leading scales that are never pruned.
         orders: official order file (JSON) in place of a calibration.
+        naive: evict at the start of a scale everything it will prune (E_k = G_k without G_{k-1}, section 3.3).
     """
 
     sinks: int
     orders: str | None = None
+    naive: bool = False
 
     static: ClassVar[bool] = True
-    calibration: ClassVar[str | None] = KIND
-    naive: ClassVar[bool] = False
+
+    def needs(self) -> Observer | Path:
+        """S-CAS and CAS come of one calibration."""
+        return AttentionByScale() if self.orders is None else Path(self.orders)
 
     def check(self, spec: ModelSpec, budget: Budget) -> None:
         """The sinks must fit, and an order file must belong to the model."""
@@ -74,18 +78,8 @@ class HeatKV(Method):
 
 
 @dataclass
-class NaiveHeatKV(HeatKV):
-    """HeatKV that evicts at the start of a scale everything the scale will prune (the paper's Table 3c).
-
-    Follows the paper.
-    """
-
-    naive: ClassVar[bool] = True
-
-
-@dataclass
 class BinaryHeatKV(HeatKV):
-    """Prune whole heads: all source scales past the sinks or none (the paper's Binary-HeatKV).
+    """Prune whole heads: all source scales past the sinks or none (Binary-HeatKV; with `naive`, Table 3c's "Naive").
 
     Heads are ranked once by CAS (Eq. 3).
 

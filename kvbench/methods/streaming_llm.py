@@ -14,13 +14,14 @@ from kvbench.segments import ModelSpec
 class StreamingLLM(Method):
     """Keep the tokens of the sink scales and the most recent ones, the same number in every head (arXiv:2309.17453).
 
-    Every head gets floor(B / T) tokens: the sinks first, then the latest positions.
+    Every head gets floor(B / T) tokens: the sinks first, then the latest positions. AMS-KV calls this STA; without
+    sinks it is the sliding window SWA (arXiv:2004.05150).
 
     Differs from the paper in: sinks are whole scales instead of four tokens, and keys keep the rotation of their own
     position (two-dimensional positions have no shifted counterpart).
 
     Attributes:
-        sinks: leading scales that are always kept.
+        sinks: leading scales that are always kept; 0 for a sliding window.
     """
 
     sinks: int
@@ -33,12 +34,12 @@ class StreamingLLM(Method):
             raise ValueError(f"sinks={self.sinks}: {spec.name} has {len(spec.segments)} scales")
         needed = self._sink_tokens(spec)
         if budget.per_head < needed:
-            raise InfeasibleBudget.of(budget, self.sinks, needed, spec)
+            raise InfeasibleBudget.of_sinks(budget, self.sinks, needed, spec)
 
     def prepare(self, spec: ModelSpec, budget: Budget, artifact: Artifact | None = None) -> None:
         """Turns the budget into a window."""
         super().prepare(spec, budget, artifact)
-        self._recent = budget.tokens // spec.all_heads - self._sink_tokens(spec)
+        self._recent = budget.head_tokens - self._sink_tokens(spec)
 
     def keep(self, view: View) -> Tensor:
         """Sinks and the latest tokens."""

@@ -1,5 +1,6 @@
 """Values that every model's parts exchange."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -42,6 +43,11 @@ class Cache(Protocol):
         """Announces the segment whose tokens come next."""
         ...
 
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Attention of q over the layer's cached past and the current k, v; all [sequences, heads, tokens, D]."""
+    def attend(
+        self, layer: int, q: Tensor, k: Tensor, v: Tensor, plain: Callable[[], Tensor] | None = None
+    ) -> Tensor:
+        """Attention of q over the layer's cached past and the current k, v; all [sequences, heads, tokens, D].
+
+        `plain` computes the queries as projected (before bias, norm, scale, rotation), for methods that score by them.
+        """
         ...

@@ -3,7 +3,7 @@
 Parameter names are those of the official checkpoints, so that loading can be strict.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -193,7 +193,7 @@ class Infinity(nn.Module):
         x = torch.cat([self.embed(k, condition, part) for k, part in enumerate(parts[: len(segments)])], 1)
         rotation = self.rotation(segments, x.device)
 
-        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor, plain: Callable[[], Tensor]) -> Tensor:
             return torch.cat(
                 [_attention(q[:, :, s.start : s.end], k[:, :, : s.end], v[:, :, : s.end]) for s in segments],
                 2,

@@ -14,7 +14,8 @@ from torch.nn import functional as F
 
 from kvbench.models import rope
 
-Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
+Attend = Callable[[int, Tensor, Tensor, Tensor, Callable[[], Tensor]], Tensor]
+"""(layer, q, k, v, plain) -> attention output, all [B, H, tokens, D]; `plain` computes q as projected."""
 
 
 class Rotation(NamedTuple):
@@ -68,7 +69,12 @@ class SelfAttention(nn.Module):
         temperature = self.scale_mul_1H11.clamp_max(math.log(100)).float().exp()
         q = rope.rotate(F.normalize(q.float(), dim=-1) * temperature, *rotation)
         k = rope.rotate(F.normalize(k.float(), dim=-1), *rotation)
-        out = attend(layer, q.to(weight.dtype), k.to(weight.dtype), v)
+
+        def plain() -> Tensor:
+            projected = linear(h, weight[: len(self.q_bias)], None, weight.dtype)
+            return projected.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+
+        out = attend(layer, q.to(weight.dtype), k.to(weight.dtype), v, plain)
         return linear(out.transpose(1, 2).flatten(2), self.proj.weight, self.proj.bias, weight.dtype)
 
 
@@ -170,7 +176,7 @@ class Block(nn.Module):
             gss: shared modulation float32 [B, 1, 6, width]: two gates, two scales, two shifts.
             text: this layer's text keys and values.
             rotation: rotary tables of the current tokens.
-            attend: (layer, q, k, v) -> attention output, all [B, H, tokens, D].
+            attend: what is attended to (`Attend`).
         """
         gate1, gate2, scale1, scale2, shift1, shift2 = (self.ada_gss + gss).unbind(2)
         h = self.sa(modulated(x, scale1, shift1), layer, rotation, attend)

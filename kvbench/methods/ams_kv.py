@@ -1,0 +1,268 @@
+"""AMS-KV: condensed and local scales, more of them in layers whose keys change from scale to scale (AAAI 2026)."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from kvbench.budget import Budget, InfeasibleBudget
+from kvbench.methods.base import Artifact, Method, Observer, View
+from kvbench.segments import ModelSpec, Segment
+
+Metric = Literal["neg_mse", "neg_l2_per_token", "neg_l2"]
+Resize = Literal["bilinear", "bicubic", "nearest"]
+
+
+def key_similarity(
+    k: Tensor, before: Tensor, at: Segment, earlier: Segment, metric: Metric, resize: Resize
+) -> Tensor:
+    """Similarity S of a scale's keys and the previous scale's, resized to its map (AMS-KV Eq. 3), float32 [rows].
+
+    Args:
+        k: [rows, at.length, D].
+        before: [rows, earlier.length, D].
+        at: the scale.
+        earlier: the one before.
+        metric: the paper writes a negative L2 norm; its thresholds around -0.008 fit a mean over tokens and channels of
+            the squared difference (`neg_mse`), not a norm over the map (`neg_l2`) or over each token's channels.
+        resize: the paper says two-dimensional interpolation.
+    """
+    maps = before.float().transpose(1, 2).unflatten(2, (earlier.height, earlier.width))
+    aligned = {} if resize == "nearest" else {"align_corners": False}
+    resized = F.interpolate(maps, (at.height, at.width), mode=resize, **aligned)
+    difference = k.float() - resized.flatten(2).transpose(1, 2)
+    if metric == "neg_mse":
+        return -difference.square().mean((1, 2))
+    return (
+        -difference.norm(dim=-1).mean(1)
+        if metric == "neg_l2_per_token"
+        else -difference.flatten(1).norm(dim=1)
+    )
+
+
+@dataclass
+class KeySimilarity(Observer):
+    """Calibrates S [L, K]: `key_similarity` of every layer and scale, mean over all rows; 0 at scale 0."""
+
+    metric: Metric = "neg_mse"
+    resize: Resize = "bilinear"
+
+    kind: ClassVar[str] = "key_similarity"
+    tensor: ClassVar[str] = "similarity"
+    compares_keys: ClassVar[bool] = True
+
+    def shape(self, spec: ModelSpec) -> tuple[int, ...]:
+        """[L, K]."""
+        return (spec.layers, len(spec.segments))
+
+    def watch(self, view: View) -> None:
+        """Adds the segment's similarity."""
+        at = view.at
+        if at.index:
+            earlier = self.spec.segments[at.index - 1]
+            rows = key_similarity(view.keys(), view.previous_keys(), at, earlier, self.metric, self.resize)
+            self.sums[view.layer, at.index] += rows.double().mean().cpu() * (
+                view.sequences // self.spec.branches
+            )
+
+
+@dataclass
+class AMSKV(Method):
+    """Per layer the condensed scales and the newest that fit C_min, or C_max once the layer's keys change much.
+
+    Algorithm 1 and its CLRU eviction (Algorithm 2): a layer starts with C_min; when it overflows and S (Eq. 3) lies
+    below theta it becomes cache-demanding for good and has C_max; a scale larger than the capacity is not cached. What
+    it holds depends on the input, so the budget is not enforced: the measured peak is what counts (arXiv:2511.16047).
+
+    Differs from the paper in: capacities are those of the last two scales that are ever read, since the last one never
+    is (the literal reading contradicts the published savings); a prompt's two branches decide together, so that batches
+    change nothing. Metric, interpolation and granularity are open choices.
+
+    Attributes:
+        condensed: leading scales that stay.
+        theta: threshold on S; it belongs to a model and a metric.
+        demanding: in place of theta, the share of layers to become demanding; theta is then the quantile of the
+            calibrated S at the first scale that overflows C_min.
+        metric: of `key_similarity`.
+        resize: of `key_similarity`.
+        granularity: evict the oldest tokens (Algorithm 2) or whole scales.
+        strict: true to stop when the budget is exceeded.
+    """
+
+    condensed: int = 2
+    theta: float = -0.008
+    demanding: float | None = None
+    metric: Metric = "neg_mse"
+    resize: Resize = "bilinear"
+    granularity: Literal["token", "scale"] = "token"
+    strict: bool = False
+
+    compares_keys: ClassVar[bool] = True
+
+    def needs(self) -> Observer | Path | None:
+        """The similarity profile if theta is to come of it."""
+        return None if self.demanding is None else KeySimilarity(self.metric, self.resize)
+
+    def check(self, spec: ModelSpec, budget: Budget) -> None:
+        """The condensed scales must leave two others, and the share must be one."""
+        check_condensed(self.condensed, spec)
+        if self.demanding is not None and not 0 <= self.demanding <= 1:
+            raise ValueError(f"method.demanding={self.demanding}: must lie in 0..1, or null to use theta")
+
+    def prepare(self, spec: ModelSpec, budget: Budget, artifact: Artifact | None = None) -> None:
+        """Works out capacities and threshold.
+
+        Raises:
+            ValueError: `demanding` without a calibration, or what `check` refuses.
+        """
+        super().prepare(spec, budget, artifact)
+        self.first, self.most = effective_capacities(spec, self.condensed)
+        self._demanding: list[Tensor] = [torch.zeros(0)] * spec.layers
+        self._theta = self.theta
+        if self.demanding is not None:
+            if artifact is None:
+                raise ValueError("method.demanding: calibrate first (python run.py task=calibrate)")
+            overflow = next(k for k, end in enumerate(spec.ends) if end > self.first)
+            profile = artifact.tensors["similarity"][:, overflow].sort().values
+            count = round(self.demanding * spec.layers)
+            # Halfway to the next layer, so that rounding does not decide; everything or nothing at the ends.
+            padded = torch.cat((profile.new_tensor([-torch.inf]), profile, profile.new_tensor([torch.inf])))
+            self._theta = float(padded[count : count + 2].mean())
+
+    def keep(self, view: View) -> Tensor:
+        """What Algorithm 1 leaves of the cache and the new scale."""
+        if view.at.index == 0:
+            self._demanding[view.layer] = torch.zeros(
+                view.sequences, dtype=torch.bool, device=view.position.device
+            )
+        demanding = self._demanding[view.layer]
+        held = (view.position >= 0).sum(1).view(view.sequences, view.heads)[:, 0]
+        undecided = ~demanding & (held > self.first)
+        if undecided.any() and view.at.length <= self.most:
+            demanding |= undecided & (self._similarity(view) < self._theta)
+        capacity = torch.where(demanding, self.most, self.first).repeat_interleave(view.heads)
+        return rolled(view, capacity, condensed_tokens(self.condensed, self.spec), self.granularity)
+
+    def _similarity(self, view: View) -> Tensor:
+        """S of every sequence, the same for the branches of a prompt."""
+        earlier = self.spec.segments[view.at.index - 1]
+        rows = key_similarity(view.keys(), view.previous_keys(), view.at, earlier, self.metric, self.resize)
+        branches = self.spec.branches
+        return rows.view(branches, -1, view.heads).mean((0, 2)).repeat(branches)
+
+
+@dataclass
+class AMSKVFixed(Method):
+    """AMS-KV at a given budget: which layers are cache-demanding is decided beforehand, and only as many as fit.
+
+    C_min and C_max are the condensed scales with one and with two more scales, the largest that C_min <= B / T allows;
+    the N layers of lowest calibrated similarity have C_max, N = floor((B / T - C_min) L / (C_max - C_min)).
+
+    Differs from the paper in: the paper has no such variant; its Table 2 comes closest, whose two placements of the
+    larger caches are `placement`.
+
+    Attributes:
+        condensed: leading scales that stay.
+        placement: layers with C_max: `similarity`, the lowest S at the scale that needs it, or `uniform` over depth.
+        metric: of `key_similarity`.
+        resize: of `key_similarity`.
+        granularity: evict the oldest tokens (Algorithm 2) or whole scales.
+    """
+
+    condensed: int = 2
+    placement: Literal["similarity", "uniform"] = "similarity"
+    metric: Metric = "neg_mse"
+    resize: Resize = "bilinear"
+    granularity: Literal["token", "scale"] = "token"
+
+    static: ClassVar[bool] = True
+
+    def needs(self) -> Observer | Path | None:
+        """The similarity profile, if placement follows it."""
+        return KeySimilarity(self.metric, self.resize) if self.placement == "similarity" else None
+
+    def check(self, spec: ModelSpec, budget: Budget) -> None:
+        """The condensed scales and one more must fit."""
+        check_condensed(self.condensed, spec)
+        needed = condensed_tokens(self.condensed, spec) + spec.lengths[0]
+        if budget.per_head < needed:
+            raise InfeasibleBudget.of(budget, needed, spec, f"{self.condensed} condensed scales and another")
+
+    def prepare(self, spec: ModelSpec, budget: Budget, artifact: Artifact | None = None) -> None:
+        """Gives every layer its capacity.
+
+        Raises:
+            ValueError: placement by similarity without a calibration.
+            InfeasibleBudget: what `check` refuses.
+        """
+        super().prepare(spec, budget, artifact)
+        self.scale, first, most = fixed_capacities(spec, budget, self.condensed)
+        number = int((budget.per_head - first) * spec.layers / (most - first))
+        if self.placement == "uniform":
+            layers = (torch.arange(number) + 0.5) * spec.layers / max(number, 1)
+            larger = layers.long()
+        elif artifact is None:
+            raise ValueError("method=ams_kv_fixed: calibrate first (python run.py task=calibrate)")
+        else:
+            larger = artifact.tensors["similarity"][:, self.scale + 1].sort(stable=True).indices[:number]
+        self.capacity = torch.full((spec.layers,), first)
+        self.capacity[larger] = most
+
+    def keep(self, view: View) -> Tensor:
+        """What CLRU leaves of the cache and the new scale."""
+        capacity = self.capacity[view.layer].to(view.position.device).expand(len(view.position))
+        return rolled(view, capacity, condensed_tokens(self.condensed, self.spec), self.granularity)
+
+
+def rolled(view: View, capacity: Tensor, condensed: int, granularity: Literal["token", "scale"]) -> Tensor:
+    """Algorithm 1's lines 5, 9 and 13 to 16 for given capacities: bool [rows, slots].
+
+    Args:
+        view: a layer.
+        capacity: int64 [rows].
+        condensed: tokens that stay (C_cds).
+        granularity: of eviction.
+    """
+    exists = view.position >= 0
+    current = view.position >= view.at.start
+    fits = view.at.length <= capacity[:, None]
+    overflows = exists.sum(1, keepdim=True) > capacity[:, None]
+    newer = exists.flip(1).cumsum(1).flip(1)  # slots from this one to the newest
+    if granularity == "scale":
+        newer = (
+            torch.zeros_like(newer)
+            .scatter_reduce(1, view.segment.clamp(min=0), newer * exists, "amax")
+            .gather(1, view.segment.clamp(min=0))
+        )
+    kept = (view.position < condensed) | (newer <= capacity[:, None] - condensed)
+    return exists & torch.where(overflows, torch.where(fits, kept, ~current), True)
+
+
+def condensed_tokens(condensed: int, spec: ModelSpec) -> int:
+    """C_cds in tokens."""
+    return spec.ends[condensed - 1] if condensed else 0
+
+
+def check_condensed(condensed: int, spec: ModelSpec) -> None:
+    """Refuses numbers of condensed scales that leave no two others (ValueError)."""
+    if not 0 <= condensed <= len(spec.segments) - 3:
+        raise ValueError(
+            f"method.condensed={condensed}: must lie in 0..{len(spec.segments) - 3} for {spec.name}"
+        )
+
+
+def effective_capacities(spec: ModelSpec, condensed: int) -> tuple[int, int]:
+    """C_min and C_max: the condensed scales with the last but one scale that is ever read, and with the last two."""
+    *_, earlier, later = spec.lengths[:-1]
+    tokens = condensed_tokens(condensed, spec)
+    return tokens + earlier, tokens + earlier + later
+
+
+def fixed_capacities(spec: ModelSpec, budget: Budget, condensed: int) -> tuple[int, int, int]:
+    """Largest scale a (of those with another read one after it) that C_min allows, C_min, C_max."""
+    tokens, lengths = condensed_tokens(condensed, spec), spec.lengths[:-1]
+    scale = max(k for k in range(len(lengths) - 1) if k == 0 or tokens + lengths[k] <= budget.per_head)
+    return scale, tokens + lengths[scale], tokens + lengths[scale] + lengths[scale + 1]

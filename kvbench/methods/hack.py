@@ -1,0 +1,126 @@
+"""HACK: contextual heads need few tokens, structural heads many (AAAI 2026, arXiv:2504.09261)."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from kvbench.budget import Budget, InfeasibleBudget
+from kvbench.methods.base import Artifact, Method, Observer, View
+from kvbench.methods.select import Rows, agreed, best, check_room, window
+from kvbench.segments import ModelSpec
+
+
+@dataclass
+class ColumnVariance(Observer):
+    """Calibrates sigma [L, H]: variance over the last scale's queries of what a slot receives, summed over slots.
+
+    Contextual heads, whose queries all look at the same keys, have a low one. Conditional rows only.
+    """
+
+    kind: ClassVar[str] = "column_variance"
+    tensor: ClassVar[str] = "sigma"
+
+    def shape(self, spec: ModelSpec) -> tuple[int, ...]:
+        """[L, H]."""
+        return (spec.layers, spec.heads)
+
+    def watch(self, view: View) -> None:
+        """Adds the last scale's variance."""
+        if view.at.last:
+            self.sums[view.layer] += self.conditional(view.column_variance()).sum(0)
+
+
+@dataclass
+class HACK(Method):
+    """Heads in two classes with a budget and a policy each; a few spaced queries stand for all of a scale's.
+
+    Contextual heads (the alpha x T of lowest column variance) keep the B_C tokens that receive most attention.
+    Structural heads keep the sink scales, the newest scale, and of the rest what receives most, B_S in all; if the
+    newest scale does not fit, part of it. alpha B_C + (1 - alpha) B_S is at most B / T.
+
+    Differs from the paper in: its code is not released and neither alpha nor B_C : B_S are given, so they are options;
+    tokens leave after their layer ran, as with every method here, instead of before attention, and what leaves at the
+    last scale is not merged into what stays.
+
+    Attributes:
+        sinks: leading scales that structural heads never lose.
+        alpha: share of contextual heads.
+        contextual: B_C as a share of B / T.
+        observed: evenly spaced queries that stand for all.
+        recent: which part of a newest scale that does not fit: `scored` (most attended) or `tail` (last in raster).
+        rows: who decides (`select.Rows`).
+    """
+
+    sinks: int
+    alpha: float = 0.5
+    contextual: float = 0.2
+    observed: int = 32
+    recent: Literal["scored", "tail"] = "scored"
+    rows: Rows = "per_row"
+
+    def needs(self) -> Observer | Path:
+        """The heads' classes."""
+        return ColumnVariance()
+
+    def check(self, spec: ModelSpec, budget: Budget) -> None:
+        """Settings must be usable, and both classes of heads must have room."""
+        if not 0 <= self.sinks < len(spec.segments):
+            raise ValueError(f"sinks={self.sinks}: {spec.name} has {len(spec.segments)} scales")
+        for name, share in (("alpha", self.alpha), ("contextual", self.contextual)):
+            if not 0 <= share <= 1:
+                raise ValueError(f"method.{name}={share}: must lie in 0..1")
+        if self.observed < 1:
+            raise ValueError(f"method.observed={self.observed}: must be at least 1")
+        check_room(spec, budget)
+        _, structural = self._rooms(spec, budget)
+        needed = self._sink_tokens(spec)
+        if structural < needed:
+            raise InfeasibleBudget.of_sinks(budget, self.sinks, needed, spec)
+
+    def prepare(self, spec: ModelSpec, budget: Budget, artifact: Artifact | None = None) -> None:
+        """Sorts the heads into classes.
+
+        Raises:
+            ValueError: no calibration.
+            InfeasibleBudget: the sinks do not fit.
+        """
+        super().prepare(spec, budget, artifact)
+        if artifact is None:
+            raise ValueError("method=hack: calibrate first (python run.py task=calibrate)")
+        order = artifact.tensors["sigma"].flatten().sort(stable=True).indices
+        classes = torch.zeros(spec.all_heads, dtype=torch.bool)
+        classes[order[: round(self.alpha * spec.all_heads)]] = True
+        self.is_contextual = classes.view(spec.layers, spec.heads)
+        contextual, structural = self._rooms(spec, budget)
+        self.rooms = torch.where(self.is_contextual, contextual, structural)
+
+    def keep(self, view: View) -> Tensor | None:
+        """The class's tokens of every head."""
+        device = view.position.device
+        room = self.rooms[view.layer].to(device).repeat(view.sequences)
+        if view.position.shape[1] <= int(room.min()):
+            return None
+        scores = agreed(
+            view.mass(window("uniform", view.at, self.observed)), view, self.rows, self.spec.branches
+        )
+        structural = ~self.is_contextual[view.layer].to(device).repeat(view.sequences)[:, None]
+        # A probability is at most 1, so whole numbers rank the structural heads' groups.
+        newest = view.position >= view.at.start
+        if self.recent == "tail":
+            raster = (view.position - view.at.start) / view.at.length
+            scores = torch.where(structural & newest, raster.to(scores), scores)
+        scores = scores + structural * (2.0 * newest + 4.0 * (view.segment < self.sinks))
+        return best(scores.masked_fill(view.position < 0, -torch.inf), room)
+
+    def _rooms(self, spec: ModelSpec, budget: Budget) -> tuple[int, int]:
+        """B_C and B_S in tokens per head."""
+        heads = spec.all_heads
+        few = round(self.alpha * heads)
+        contextual = max(1, int(self.contextual * budget.per_head)) if few < heads else budget.head_tokens
+        return contextual, (budget.tokens - few * contextual) // (heads - few) if few < heads else contextual
+
+    def _sink_tokens(self, spec: ModelSpec) -> int:
+        return spec.ends[self.sinks - 1] if self.sinks else 0

@@ -1,0 +1,52 @@
+"""AMS-KV's ablation: what each group of scales is worth."""
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from torch import Tensor
+
+from kvbench.budget import Budget
+from kvbench.methods.base import Method, View
+from kvbench.segments import ModelSpec
+
+
+@dataclass
+class ScaleGroups(Method):
+    """Cache everything but one group of source scales (AMS-KV, Table 1; it has no budget).
+
+    Condensed scales are the first two, local ones the last two that are ever read, intermediate ones those between.
+
+    Differs from the paper in: it does not say whether "local" moves along with the current scale. Here groups are fixed
+    by their place before the last scale, where the paper looks at attention (Figure 4), and what is removed is never
+    cached.
+
+    Attributes:
+        remove: which group.
+        condensed: scales at the start.
+        local: scales before the last one.
+    """
+
+    remove: Literal["none", "intermediate", "local", "condensed"] = "none"
+    condensed: int = 2
+    local: int = 2
+    strict: bool = False
+
+    static: ClassVar[bool] = True
+
+    def check(self, spec: ModelSpec, budget: Budget) -> None:
+        """The groups must fit."""
+        if self.condensed < 0 or self.local < 0 or self.condensed + self.local >= len(spec.segments):
+            raise ValueError(
+                f"method.condensed={self.condensed}, method.local={self.local}: {spec.name} caches "
+                f"{len(spec.segments) - 1} scales"
+            )
+
+    def keep(self, view: View) -> Tensor:
+        """All slots of the other groups."""
+        first, end = {
+            "none": (0, 0),
+            "condensed": (0, self.condensed),
+            "intermediate": (self.condensed, len(self.spec.segments) - 1 - self.local),
+            "local": (len(self.spec.segments) - 1 - self.local, len(self.spec.segments) - 1),
+        }[self.remove]
+        return (view.segment < first) | (view.segment >= end)
