@@ -27,7 +27,7 @@ from kvbench.cache import BudgetExceeded
 from kvbench.config import ConfigError, Settings
 from kvbench.eval.images import ImageSetError
 from kvbench.methods.base import Observer
-from kvbench.models.generation import NotFinite
+from kvbench.models.base import NotFinite
 from kvbench.models.weights import WeightsError
 from kvbench.orders import write_orders
 from kvbench.plan import export, make_plan

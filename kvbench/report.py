@@ -33,7 +33,8 @@ NARROW = {"peak tokens", "s/image", "n"}
 def show_run(console: Console, results: Results) -> None:
     """Prints memory, time and every metric of one run with its interval, or why it was not computed."""
     memory, latency = (_section(results, name) for name in ("memory", "latency"))
-    table = Table(title=f"{results['run']}   n = {results['n']}", title_justify="left")
+    title = f"{_model(results)}, {results['run']}   n = {results['n']}"
+    table = Table(title=title, title_justify="left")
     for name in ("", "value", "95 % interval", "n", "note"):
         table.add_column(name, justify="right" if name in ("value", "n") else "left")
     share = float(str(memory["peak_tokens"])) / float(str(memory["full_tokens"]))
@@ -250,4 +251,6 @@ def _value(run: Results, name: str) -> object:
 def _model(run: Results) -> str:
     config = _section(run, "config")
     model = config.get("model")
-    return str(model["name"]) if isinstance(model, Mapping) else "?"
+    if not isinstance(model, Mapping):
+        return "?"
+    return str(model["name"]) + (" (random weights)" if model.get("weights") == "random" else "")

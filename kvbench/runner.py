@@ -155,6 +155,9 @@ def run(job: Job) -> Outcome:
             finished is lost.
     """
     job.method.check(job.model.spec, job.budget)
+    check_prompts = getattr(job.model, "check_prompts", None)
+    if check_prompts is not None:  # models of classes have it: not every text is a class
+        check_prompts([prompt.text for prompt in (*job.prompts, *job.calibration_prompts)])
     job.model.load(job.settings.device)
     outcome = _complete(job.as_reference() if job.reference else job)
     if job.logger is not None and outcome.results is not None:

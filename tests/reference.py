@@ -27,14 +27,14 @@ def packed(name: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 
 class OneStream:
-    """All prompts draw from one generator, as the official program does."""
+    """All prompts draw from one `generator`, as official programs do."""
 
     def __init__(self, seed: int, prompts: int) -> None:
-        self._generator, self._prompts = torch.Generator().manual_seed(seed), prompts
+        self.generator, self._prompts = torch.Generator().manual_seed(seed), prompts
 
     def draw(self, count: int) -> Tensor:
         return (
             torch.empty(self._prompts * count)
-            .exponential_(generator=self._generator)
+            .exponential_(generator=self.generator)
             .view(self._prompts, count)
         )

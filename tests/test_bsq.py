@@ -6,7 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional as F
 
-from kvbench.models.bsq import BSQ, BSQConfig, resize
+from kvbench.models.autoencoder import resize
+from kvbench.models.bsq import BSQ, BSQConfig
 from tests.reference import packed
 
 

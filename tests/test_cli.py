@@ -166,6 +166,45 @@ def test_prompt_that_the_model_cannot_read_is_told(command: Command, tmp_path: P
     assert "error: prompt 'an astronaut': the scenes vocabulary has no word 'an'" in err
 
 
+def test_classes_from_end_to_end(command: Command, tmp_path: Path) -> None:
+    job = (
+        "model=var_tiny",
+        "prompts=imagenet",
+        "prompts.classes=[0,1,2]",
+        "prompts.per_class=2",
+        "eval=[psnr,ssim]",
+    )
+    for method, budget in (("streaming_llm", 0.3), ("heatkv", 0.5)):
+        status, out, _ = command(*job, f"method={method}", f"budget={budget}", "calibrate.count=2")
+        assert status == 0
+        assert "var_tiny (random weights)" in out
+        [path] = (tmp_path / "runs/var_tiny").glob(f"{method}-*/results.json")
+        results = json.loads(path.read_text())
+        assert 0 < results["memory"]["peak_tokens"] <= results["memory"]["budget_tokens"]
+        assert results["metrics"]["psnr"]["n"] == 6
+        assert 10 < results["metrics"]["psnr"]["value"] < 60
+    lines = [json.loads(line) for line in (path.parent / "samples.jsonl").read_text().splitlines()]
+    assert [line["prompt"] for line in lines] == ["0", "1", "2"] * 2
+    assert lines[1]["meta"]["class"] == 1
+
+
+@pytest.mark.parametrize("prompts", ["imagenet", "scenes"])
+def test_prompts_that_are_no_classes_are_told_before_any_work(
+    command: Command, tmp_path: Path, prompts: str
+) -> None:
+    status, _, err = command("model=var_tiny", f"prompts={prompts}", "eval=none")
+    assert status == 1
+    assert "var_tiny wants a class number from 0 to 9 (-1 for none)" in err
+    assert not (tmp_path / "runs" / "var_tiny").exists()
+
+
+def test_plan_of_a_class_conditional_model(command: Command) -> None:
+    status, out, _ = command("task=plan", "model=var_d30", "method=full")
+    assert status == 0
+    assert "var_d30: tokens one sequence holds" in out
+    assert "381600" in out  # 30 layers, 30 heads, 424 tokens before the last scale
+
+
 def test_program_starts_from_anywhere(tmp_path: Path) -> None:
     program = [sys.executable, str(ROOT / "run.py"), "task=plan", "method=streaming_llm", "budget=0.1"]
     done = subprocess.run(

@@ -55,7 +55,7 @@ def test_every_file_builds_its_object(path: Path, tmp_path: Path) -> None:
     elif group == "method":
         assert isinstance(instantiate(node), Method)
     elif group == "prompts":
-        assert len(instantiate(node).load()) == (2 if choice == "file" else 96)
+        assert len(instantiate(node).load()) == {"file": 2, "imagenet": 50_000}.get(choice, 96)
     elif node is not None:
         instantiate(node)
 
@@ -98,6 +98,8 @@ def test_every_sweep_names_what_exists(path: Path) -> None:
         ("plan.gpu_gib=big", "plan.gpu_gib=big: must be a number"),
         ("calibrate.count=0", "calibrate.count=0"),
         ("prompts.count=many", "prompts.count=many"),
+        ("model.weights=none", "model.weights=none: must be one of files, random"),
+        ("prompts.classes=[1]", "prompts.classes"),
         ("model.text=bert", "model.text=bert: must be one of t5, vocabulary"),
         ("model.sizes=[[1,1],[2]]", "model.sizes"),
         ("model.sampling.top_k=a", "model.sampling.top_k=a"),
@@ -143,7 +145,9 @@ def test_names_that_scripts_use() -> None:
     assert (orders.method.orders, orders.plan.export) == ("mine.json", "out.npz")
 
 
-@pytest.mark.parametrize(("model", "sinks"), [("infinity_tiny", 1), ("infinity_2b", 3), ("infinity_8b", 3)])
+@pytest.mark.parametrize(
+    ("model", "sinks"), [("infinity_tiny", 1), ("infinity_2b", 3), ("infinity_8b", 3), ("var_d30", 2)]
+)
 def test_sinks_come_from_the_model_unless_set(model: str, sinks: int) -> None:
     method = instantiate(composed(f"model={model}", "method=heatkv").method)
     assert isinstance(method, HeatKV)

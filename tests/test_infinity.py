@@ -12,9 +12,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from kvbench.models import generation
-from kvbench.models.base import TextFeatures
+from kvbench.models.base import NotFinite, TextFeatures
 from kvbench.models.bsq import BSQ, BSQConfig
-from kvbench.models.generation import NotFinite, generate, next_features
+from kvbench.models.generation import generate, next_features
 from kvbench.models.infinity import Infinity, InfinityConfig
 from kvbench.models.sampling import PromptNoise, Sampling, probabilities
 from kvbench.segments import Segment, next_scale

@@ -110,6 +110,18 @@ def test_models_share_a_table() -> None:
     assert "infinity_tiny" in text
 
 
+def test_random_weights_are_told() -> None:
+    run = results("heatkv", 0.1, 25.0, model="var_d30")
+    assert "random weights" not in shown(160, run)
+    run["config"] = {"model": {"name": "var_d30", "weights": "random"}}
+    assert "var_d30 (random weights)" in shown(160, run)
+    assert report.rows_of([run], "range")[0]["model"] == "var_d30 (random weights)"
+    console = Console(file=io.StringIO(), width=120)
+    report.show_run(console, run)
+    assert isinstance(console.file, io.StringIO)
+    assert "var_d30 (random weights)" in console.file.getvalue()
+
+
 def test_one_run_shows_metrics_and_why_one_is_missing() -> None:
     console = Console(file=io.StringIO(), width=120)
     report.show_run(console, RUNS[0])

@@ -10,6 +10,21 @@ from torch import Tensor
 from kvbench.segments import Segment
 
 
+class NotFinite(FloatingPointError):
+    """Logits with NaN or infinity; the message names prompt and scale."""
+
+
+def require_finite(logits: Tensor, scale: int) -> None:
+    """Checks the logits [prompts, ...] of a scale.
+
+    Raises:
+        NotFinite: some are not finite.
+    """
+    if not torch.isfinite(logits).all():
+        bad = int((~torch.isfinite(logits)).flatten(1).any(1).nonzero()[0])
+        raise NotFinite(f"logits are not finite: prompt {bad} of the batch, scale {scale}")
+
+
 @dataclass(frozen=True)
 class TextFeatures:
     """Encoded prompts of unequal length, packed.

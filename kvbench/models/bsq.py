@@ -1,7 +1,7 @@
 """Infinity's multi-scale bitwise tokenizer (BSQ-VAE): encoder, residual sign quantiser, decoder.
 
-One implementation for the official checkpoints and for the embedded model. Module names equal the official keys
-(`encoder.down.0.block.0.norm1.norm.weight`, ...). Source: Infinity (arXiv:2412.04431), section 3.2.
+One implementation for the official checkpoints and for the embedded model. Source: Infinity (arXiv:2412.04431),
+section 3.2.
 """
 
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-Size = tuple[int, int]
+from kvbench.models.autoencoder import Decoder, Encoder, Mixer, NetworkConfig, ResBlock, Size, resize
 
 
 @dataclass(frozen=True)
@@ -40,152 +40,23 @@ class BSQConfig:
     scales: int = 0
 
     @property
+    def networks(self) -> NetworkConfig:
+        """Shape of encoder and decoder."""
+        return NetworkConfig(
+            self.bits,
+            self.base,
+            self.encoder_widths,
+            self.decoder_widths,
+            self.blocks,
+            self.stem,
+            self.mixers,
+            self.grid,
+        )
+
+    @property
     def patch(self) -> int:
         """Pixels per latent cell and side."""
-        return self.stem * 2 ** (len(self.encoder_widths) - 1)
-
-
-class _Conv(nn.Module):
-    def __init__(self, inputs: int, outputs: int, kernel: int = 3, stride: int = 1, padding: int = 1) -> None:
-        super().__init__()
-        self.conv = nn.Conv2d(inputs, outputs, kernel, stride, padding)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.conv(x)
-
-
-class _Norm(nn.Module):
-    def __init__(self, channels: int) -> None:
-        super().__init__()
-        self.norm = nn.GroupNorm(32 if channels % 32 == 0 else 24, channels, eps=1e-6)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.silu(self.norm(x))
-
-
-class _ResBlock(nn.Module):
-    def __init__(self, inputs: int, outputs: int) -> None:
-        super().__init__()
-        self.norm1, self.conv1 = _Norm(inputs), _Conv(inputs, outputs)
-        self.norm2, self.conv2 = _Norm(outputs), _Conv(outputs, outputs)
-        if inputs != outputs:
-            self.nin_shortcut = _Conv(inputs, outputs, kernel=1, padding=0)
-
-    def forward(self, x: Tensor) -> Tensor:
-        h = self.conv2(self.norm2(self.conv1(self.norm1(x))))
-        return h + (self.nin_shortcut(x) if hasattr(self, "nin_shortcut") else x)
-
-
-class _Mixer(nn.Module):
-    """Residual MLP over positions, shared by all channels, then a residual 1x1 convolution."""
-
-    def __init__(self, channels: int, positions: int) -> None:
-        super().__init__()
-        self.norm = nn.GroupNorm(1, channels, eps=1e-6)
-        self.spread = nn.Linear(positions, positions)
-        self.gather = nn.Linear(positions, positions)
-        self.conv = nn.Conv2d(channels, channels, 1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        mixed = self.gather(F.silu(self.spread(self.norm(x).flatten(2)))).view_as(x)
-        x = x + mixed
-        return x + self.conv(F.silu(x))
-
-
-class _Middle(nn.Module):
-    def __init__(self, channels: int, config: BSQConfig) -> None:
-        super().__init__()
-        self.block_1, self.block_2 = _ResBlock(channels, channels), _ResBlock(channels, channels)
-        positions = config.grid[0] * config.grid[1]
-        self.mixers = nn.ModuleList(_Mixer(channels, positions) for _ in range(config.mixers))
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.block_1(x)
-        for mixer in self.mixers:
-            x = mixer(x)
-        return self.block_2(x)
-
-
-class _Resample(nn.Module):
-    """Halves the resolution by a strided convolution (`down`) or doubles it by nearest neighbours and one."""
-
-    def __init__(self, channels: int, *, down: bool) -> None:
-        super().__init__()
-        self.down = down
-        self.conv = _Conv(channels, channels, stride=2, padding=0) if down else _Conv(channels, channels)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.conv(F.pad(x, (0, 1, 0, 1)) if self.down else F.interpolate(x, scale_factor=2.0))
-
-
-class _Level(nn.Module):
-    """Residual blocks of one resolution, then the way to the next one (`downsample` or `upsample`), if there is one."""
-
-    def __init__(self, inputs: int, outputs: int, blocks: int, resample: str | None) -> None:
-        super().__init__()
-        self.block = nn.ModuleList(_ResBlock(inputs if i == 0 else outputs, outputs) for i in range(blocks))
-        if resample is not None:
-            self.add_module(resample, _Resample(outputs, down=resample == "downsample"))
-
-    def forward(self, x: Tensor) -> Tensor:
-        for block in self.block:
-            x = block(x)
-        for name, module in self.named_children():
-            if name != "block":
-                x = module(x)
-        return x
-
-
-class Encoder(nn.Module):
-    """Images [B, 3, H, W] in [-1, 1] to latents [B, d, H/patch, W/patch]."""
-
-    def __init__(self, config: BSQConfig) -> None:
-        super().__init__()
-        widths = config.encoder_widths
-        self.stem = config.stem
-        self.conv_in = _Conv(3 * config.stem**2, config.base)
-        last = len(widths) - 1
-        self.down = nn.ModuleList(
-            _Level(before, width, config.blocks, "downsample" if i < last else None)
-            for i, (before, width) in enumerate(zip((config.base, *widths[:-1]), widths, strict=True))
-        )
-        self.mid = _Middle(widths[-1], config)
-        self.norm_out, self.conv_out = _Norm(widths[-1]), _Conv(widths[-1], config.bits)
-
-    def forward(self, images: Tensor) -> Tensor:
-        """Encodes."""
-        x = self.conv_in(F.pixel_unshuffle(images, self.stem))
-        for level in self.down:
-            x = level(x)
-        return self.conv_out(self.norm_out(self.mid(x)))
-
-
-class Decoder(nn.Module):
-    """Latents [B, d, h, w] to images [B, 3, h*patch, w*patch], not clamped."""
-
-    def __init__(self, config: BSQConfig) -> None:
-        super().__init__()
-        widths = config.decoder_widths
-        self.stem = config.stem
-        self.conv_in = _Conv(config.bits, widths[-1])
-        if config.mixers:
-            self.place = nn.Parameter(torch.zeros(1, widths[-1], *config.grid))
-        self.mid = _Middle(widths[-1], config)
-        self.up = nn.ModuleList(
-            _Level(before, width, config.blocks + 1, "upsample" if i else None)
-            for i, (width, before) in enumerate(zip(widths, (*widths[1:], widths[-1]), strict=True))
-        )
-        self.norm_out, self.conv_out = _Norm(widths[0]), _Conv(widths[0], 3 * config.stem**2)
-
-    def forward(self, latents: Tensor) -> Tensor:
-        """Decodes."""
-        x = self.conv_in(latents)
-        if hasattr(self, "place"):
-            x = x + self.place
-        x = self.mid(x)
-        for level in reversed(self.up):
-            x = level(x)
-        return F.pixel_shuffle(self.conv_out(self.norm_out(x)), self.stem)
+        return self.networks.patch
 
 
 class BSQ(nn.Module):
@@ -194,7 +65,7 @@ class BSQ(nn.Module):
     def __init__(self, config: BSQConfig) -> None:
         super().__init__()
         self.config = config
-        self.encoder, self.decoder = Encoder(config), Decoder(config)
+        self.encoder, self.decoder = Encoder(config.networks), Decoder(config.networks)
         if config.scales:
             self.amplitudes = nn.Parameter(1.8 * 0.84 ** torch.arange(config.scales))
 
@@ -202,9 +73,9 @@ class BSQ(nn.Module):
     def close_branches(self) -> None:
         """Zeroes the last layer of every residual branch, the state to train from."""
         for module in self.modules():
-            if isinstance(module, _ResBlock):
+            if isinstance(module, ResBlock):
                 module.conv2.conv.weight.zero_()
-            elif isinstance(module, _Mixer):
+            elif isinstance(module, Mixer):
                 module.gather.weight.zero_()
 
     def codes(self, bits: Tensor, scale: int) -> Tensor:
@@ -235,8 +106,3 @@ class BSQ(nn.Module):
     def decode(self, summed: Tensor) -> Tensor:
         """Any prefix sum of codes [B, d, H, W] to an image [B, 3, .., ..] clamped to [-1, 1]."""
         return self.decoder(summed).clamp(-1, 1)
-
-
-def resize(x: Tensor, size: Size) -> Tensor:
-    """Bilinear resize without antialiasing, the identity when the size is the same already."""
-    return x if tuple(x.shape[2:]) == size else F.interpolate(x, size, mode="bilinear", align_corners=False)

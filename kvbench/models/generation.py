@@ -6,16 +6,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from kvbench.models.base import Cache, TextFeatures
-from kvbench.models.bsq import BSQ, resize
+from kvbench.models.autoencoder import resize
+from kvbench.models.base import Cache, TextFeatures, require_finite
+from kvbench.models.bsq import BSQ
 from kvbench.models.infinity import Condition, Infinity
 from kvbench.models.layers import Rotation
 from kvbench.models.sampling import Noise, Sampling, choose
 from kvbench.segments import Segment
-
-
-class NotFinite(FloatingPointError):
-    """Logits with NaN or infinity; the message names prompt and scale."""
 
 
 def guided_text(
@@ -65,7 +62,7 @@ def generate(
         NotFinite: logits are not finite.
     """
     scales = sampling.per_scale(len(segments))
-    guided = any(cfg != 1 for cfg, _ in scales)
+    guided = sampling.branches(len(segments)) == 2
     values, mask = guided_text(transformer, text, negative) if guided else text.padded(max(text.lengths))
     condition = transformer.condition(values, mask)
     rotation = transformer.rotation(segments, values.device)
@@ -80,9 +77,7 @@ def generate(
         logits = scale_logits(
             transformer, segment, condition, features, rotation, cache, cfg, tau, sampling, guided
         )
-        if not torch.isfinite(logits).all():
-            bad = int((~torch.isfinite(logits)).flatten(1).any(1).nonzero()[0])
-            raise NotFinite(f"logits are not finite: prompt {bad} of the batch, scale {segment.index}")
+        require_finite(logits, segment.index)
         bits = choose(logits.unflatten(-1, (-1, 2)), sampling, noise)
         bits = bits.unflatten(1, (segment.height, segment.width))
         if patch == 2:

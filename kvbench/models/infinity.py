@@ -3,7 +3,7 @@
 Parameter names are those of the official checkpoints, so that loading can be strict.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from kvbench.models import rope
-from kvbench.models.layers import Block, PooledText, Rotation, TextKeys, linear, modulated
+from kvbench.models.layers import Block, HeadNorm, PooledText, Rotation, TextKeys, by_scale, linear, modulated
 from kvbench.segments import Segment
 
 
@@ -87,12 +87,6 @@ class _PooledTextHolder(nn.Module):
         self.ca = pooled
 
 
-class _HeadNorm(nn.Module):
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.ada_lin = nn.Sequential(nn.SiLU(), nn.Linear(width, 2 * width))
-
-
 class _TextNorm(nn.Module):
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -125,7 +119,7 @@ class Infinity(nn.Module):
         self.lvl_embed = nn.Embedding(config.levels, width)
         self.word_embed = nn.Linear(config.token_channels, width)
         self.shared_ada_lin = nn.Sequential(nn.SiLU(), nn.Linear(width, 6 * width))
-        self.head_nm = _HeadNorm(width)
+        self.head_nm = HeadNorm(width)
         self.head = nn.Linear(width, 2 * config.token_channels)
         blocks = [Block(width, config.heads, config.feed_forward) for _ in range(config.depth)]
         self.layers = tuple(blocks)
@@ -193,12 +187,7 @@ class Infinity(nn.Module):
         x = torch.cat([self.embed(k, condition, part) for k, part in enumerate(parts[: len(segments)])], 1)
         rotation = self.rotation(segments, x.device)
 
-        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor, plain: Callable[[], Tensor]) -> Tensor:
-            return torch.cat(
-                [_attention(q[:, :, s.start : s.end], k[:, :, : s.end], v[:, :, : s.end]) for s in segments],
-                2,
-            )
-
+        attend = by_scale(segments)
         for layer, block in enumerate(self.layers):
             x = block(x, layer, condition.gss, condition.text[layer], rotation, attend)
         return self.logits(x, condition)
@@ -225,8 +214,3 @@ class Infinity(nn.Module):
             block.ffn.fc2.weight.zero_()
             block.ada_gss[:, :, :2] = 1.0
             block.sa.scale_mul_1H11.fill_(8.0).log_()
-
-
-def _attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    # Spelled out: on CPU the fused kernel's backward pass costs several times this.
-    return (q @ k.transpose(-1, -2)).float().softmax(-1).to(v.dtype) @ v

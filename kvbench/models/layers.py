@@ -1,11 +1,11 @@
-"""Building blocks of Infinity's transformer; parameter names are the official ones.
+"""Building blocks of Infinity's transformer, some of them VAR's too; parameter names are the official ones.
 
 Rounding: a block computes in the dtype of its own parameters (bf16 in the official runs, fp32 otherwise) and keeps
 norms, modulation, rotation and the residual stream where the official program, run under autocast, keeps them.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from kvbench.models import rope
+from kvbench.segments import Segment
 
 Attend = Callable[[int, Tensor, Tensor, Tensor, Callable[[], Tensor]], Tensor]
 """(layer, q, k, v, plain) -> attention output, all [B, H, tokens, D]; `plain` computes q as projected."""
@@ -60,15 +61,16 @@ class SelfAttention(nn.Module):
         self.q_bias, self.v_bias = nn.Parameter(torch.zeros(width)), nn.Parameter(torch.zeros(width))
         self.proj = nn.Linear(width, width)
 
-    def forward(self, h: Tensor, layer: int, rotation: Rotation, attend: Attend) -> Tensor:
-        """H [B, tokens, width], modulated and normalised, to [B, tokens, width]."""
+    def forward(self, h: Tensor, layer: int, rotation: Rotation | None, attend: Attend) -> Tensor:
+        """H [B, tokens, width], modulated and normalised, to [B, tokens, width]; None does not rotate."""
         weight = self.mat_qkv.weight
         bias = torch.cat((self.q_bias, torch.zeros_like(self.q_bias), self.v_bias))
         qkv = linear(h, weight, bias, weight.dtype)
         q, k, v = qkv.unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
         temperature = self.scale_mul_1H11.clamp_max(math.log(100)).float().exp()
-        q = rope.rotate(F.normalize(q.float(), dim=-1) * temperature, *rotation)
-        k = rope.rotate(F.normalize(k.float(), dim=-1), *rotation)
+        q, k = F.normalize(q.float(), dim=-1) * temperature, F.normalize(k.float(), dim=-1)
+        if rotation is not None:
+            q, k = rope.rotate(q, *rotation), rope.rotate(k, *rotation)
 
         def plain() -> Tensor:
             projected = linear(h, weight[: len(self.q_bias)], None, weight.dtype)
@@ -187,6 +189,30 @@ class Block(nn.Module):
         return x + self.ffn(modulated(x, scale2, shift2)) * gate2
 
 
+class HeadNorm(nn.Module):
+    """Scale and shift of the norm before the head, out of the condition."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.ada_lin = nn.Sequential(nn.SiLU(), nn.Linear(width, 2 * width))
+
+
 def modulated(x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
     """LayerNorm without weights, then x (1 + scale) + shift, in float32."""
     return F.layer_norm(x.float(), x.shape[-1:], eps=1e-6) * (1 + scale) + shift
+
+
+def by_scale(segments: Sequence[Segment]) -> Attend:
+    """Attention over all scales at once, each token looking at its own and earlier scales; logits are not scaled."""
+
+    def attend(layer: int, q: Tensor, k: Tensor, v: Tensor, plain: Callable[[], Tensor]) -> Tensor:
+        return torch.cat(
+            [_attention(q[:, :, s.start : s.end], k[:, :, : s.end], v[:, :, : s.end]) for s in segments], 2
+        )
+
+    return attend
+
+
+def _attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    # Spelled out: on CPU the fused kernel's backward pass costs several times this.
+    return (q @ k.transpose(-1, -2)).float().softmax(-1).to(v.dtype) @ v

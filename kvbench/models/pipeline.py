@@ -8,16 +8,25 @@ from importlib import resources
 from typing import Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from kvbench.models import schedules, weights
+from kvbench.models import schedules
+from kvbench.models.autoencoder import to_pixels
 from kvbench.models.base import Cache
 from kvbench.models.bsq import BSQ, BSQConfig
 from kvbench.models.generation import generate
 from kvbench.models.infinity import Infinity, InfinityConfig
 from kvbench.models.sampling import Noise, Sampling
-from kvbench.models.text import T5Encoder, TextEncoder, VocabularyConfig, VocabularyEncoder
-from kvbench.models.weights import Source
+from kvbench.models.text import HashedText, T5Encoder, TextEncoder, VocabularyConfig, VocabularyEncoder
+from kvbench.models.weights import (
+    Clean,
+    Source,
+    fill_random,
+    load_into,
+    sha256,
+    tokenizer_state,
+    transformer_state,
+)
 from kvbench.scenes import grammar
 from kvbench.segments import ModelSpec, next_scale
 
@@ -34,6 +43,8 @@ class InfinityModel:
         tokenizer: shape of the tokenizer.
         sampling: guidance, temperature, truncation.
         sources: where `transformer`, `tokenizer` and `text` come from; `pkg://` paths name packaged files.
+        weights: `files`, or `random` numbers in the model's shape (random features in place of Flan-T5), for timing and
+            tests.
         sizes: the scale schedule, empty to take it from `aspect` and `pixels`.
         aspect: wanted height / width.
         pixels: 0.06M, 0.25M, 0.60M or 1M.
@@ -50,6 +61,7 @@ class InfinityModel:
     tokenizer: BSQConfig
     sampling: Sampling
     sources: dict[str, Source]
+    weights: Literal["files", "random"] = "files"
     sizes: tuple[Size, ...] = ()
     aspect: float = 1.0
     pixels: str = "1M"
@@ -60,9 +72,6 @@ class InfinityModel:
     negative_prompt: str | None = None
     default_sinks: int = 3
     weights_sha256: str = field(default="", init=False, repr=False)
-
-    def __post_init__(self) -> None:
-        self.sampling.per_scale(len(self.spec.segments))
 
     @cached_property
     def spec(self) -> ModelSpec:
@@ -75,6 +84,7 @@ class InfinityModel:
             config.heads,
             config.width // config.heads,
             next_scale([(height, width) for height, width in sizes]),
+            self.sampling.branches(len(sizes)),
         )
 
     @property
@@ -104,8 +114,8 @@ class InfinityModel:
         with torch.device("meta"):
             self._transformer, self._tokenizer = Infinity(self.transformer).eval(), BSQ(self.tokenizer).eval()
         digests = [
-            weights.load_into(self._transformer, self.source("transformer"), weights.transformer_state),
-            weights.load_into(self._tokenizer, self.source("tokenizer"), weights.tokenizer_state),
+            self._fill(self._transformer, "transformer", transformer_state),
+            self._fill(self._tokenizer, "tokenizer", tokenizer_state),
         ]
         self._text = self._text_encoder(device, digests)
         self._transformer.to(device)
@@ -138,18 +148,23 @@ class InfinityModel:
                 self.sampling,
                 negative=negative,
             )
-            image = self._tokenizer.decode(summed)
-            return ((image + 1) * 127.5).round().to(torch.uint8).permute(0, 2, 3, 1).cpu()
+            return to_pixels(self._tokenizer.decode(summed))
+
+    def _fill(self, module: nn.Module, part: str, clean: Clean) -> str:
+        if self.weights == "random":
+            return fill_random(module)
+        return load_into(module, self.source(part), clean)
 
     def _text_encoder(self, device: torch.device | str, digests: list[str]) -> TextEncoder:
-        source = self.source("text")
         if self.text == "vocabulary":
             with torch.device("meta"):
                 encoder = VocabularyEncoder(self.text_config, grammar.tokenize).eval()
-            digests.append(weights.load_into(encoder, source, lambda raw: dict(raw)))  # type: ignore[arg-type]
+            digests.append(self._fill(encoder, "text", lambda raw: dict(raw)))  # type: ignore[arg-type]
             return encoder.to(device)
-        folder = source.locate()
-        digests.append(weights.sha256(folder))
+        if self.weights == "random":
+            return HashedText(self.transformer.text_width, device)
+        folder = self.source("text").locate()
+        digests.append(sha256(folder))
         dtype = torch.float16 if torch.device(device).type == "cuda" else torch.float32
         return T5Encoder(str(folder), device, dtype, positive_prompt=self.positive_prompt)
 

@@ -36,6 +36,10 @@ class Sampling:
         if self.top_k < 1:
             raise ValueError(f"model.sampling.top_k={self.top_k}: must be at least 1")
 
+    def branches(self, scales: int) -> int:
+        """Sequences per prompt: 2 if any scale is guided."""
+        return 2 if any(cfg != 1 for cfg, _ in self.per_scale(scales)) else 1
+
     def per_scale(self, scales: int) -> tuple[tuple[float, float], ...]:
         """(cfg, tau) of every scale.
 

@@ -1,5 +1,6 @@
 """Text encoders: Flan-T5 for the official models, a small one over a closed vocabulary for the embedded model."""
 
+import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -95,6 +96,28 @@ class T5Encoder:
             for text in texts
         ]
         return TextFeatures(torch.cat(rows), tuple(len(row) for row in rows))
+
+
+class HashedText:
+    """Stands in for a text encoder without weights: features drawn from each word's hash, and an end token.
+
+    Args:
+        width: channels of a word.
+        device: where the features go.
+    """
+
+    def __init__(self, width: int, device: torch.device | str) -> None:
+        self._width, self._device = width, device
+
+    def encode(self, prompts: Sequence[str]) -> TextFeatures:
+        """Unit-variance features of every prompt."""
+        words = [[*prompt.split(), ""] for prompt in prompts]
+        rows = [self._row(word) for row in words for word in row]
+        return TextFeatures(torch.stack(rows).to(self._device), tuple(map(len, words)))
+
+    def _row(self, word: str) -> Tensor:
+        seed = int.from_bytes(hashlib.sha256(word.encode()).digest()[:7])
+        return torch.randn(self._width, generator=torch.Generator().manual_seed(seed))
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 import os
 import re
 from collections.abc import Callable, Mapping
@@ -15,6 +16,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 State = dict[str, Tensor]
+Clean = Callable[[Mapping[str, object]], State]
+"""From a file's contents to a module's state: names as the module has them, nothing else."""
 
 
 class WeightsError(RuntimeError):
@@ -96,7 +99,10 @@ def read(path: Path) -> State:
             return _read_shards(path)
         if path.suffix == ".safetensors":
             return load_file(path)
-        return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        raw = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        if not isinstance(raw, Mapping):
+            raise ValueError(f"it holds a {type(raw).__name__}, not tensors by name")
+        return dict(raw)
     except (OSError, RuntimeError, ValueError, KeyError, EOFError, UnpicklingError, SafetensorError) as error:
         raise WeightsError(f"{path}: not a readable checkpoint ({str(error).splitlines()[0]})") from None
 
@@ -115,7 +121,7 @@ def _read_shards(folder: Path) -> State:
 
 
 def transformer_state(raw: Mapping[str, object]) -> State:
-    """Infinity's transformer out of any published form: flat, nested by the official trainer, with constant buffers."""
+    """A transformer out of any published form: flat, nested by Infinity's trainer, with constant buffers."""
     nested = raw.get("trainer")
     if isinstance(nested, Mapping):
         raw = nested.get("gpt_fsdp", nested)  # type: ignore[assignment]
@@ -133,6 +139,12 @@ def tokenizer_state(raw: Mapping[str, object]) -> State:
     state = {
         k: v for k, v in inner.items() if isinstance(v, Tensor) and k.startswith(("encoder.", "decoder."))
     }
+    return {_wrapped(name): tensor for name, tensor in state.items()}
+
+
+def vqvae_state(raw: Mapping[str, object]) -> State:
+    """VAR's tokenizer without its statistics of code use, convolutions and norms wrapped or not."""
+    state = {k: v for k, v in raw.items() if isinstance(v, Tensor) and not k.endswith("ema_vocab_hit_SV")}
     return {_wrapped(name): tensor for name, tensor in state.items()}
 
 
@@ -167,7 +179,7 @@ def check(state: Mapping[str, Tensor], module: nn.Module, name: str) -> None:
         raise WeightsError(f"{name}: the checkpoint does not fit in {len(problems)} places: {shown}")
 
 
-def converted(path: Path, clean: Callable[[Mapping[str, object]], State], digest: str) -> Path:
+def converted(path: Path, clean: Clean, digest: str) -> Path:
     """A safetensors file with the cleaned state of a checkpoint, made on first use in the weights cache."""
     root = Path(os.environ.get("KVBENCH_WEIGHTS", "~/.cache/kvbench/weights")).expanduser()
     target = root / f"{path.stem}-{digest[:16]}.safetensors"
@@ -183,7 +195,7 @@ def converted(path: Path, clean: Callable[[Mapping[str, object]], State], digest
     return target
 
 
-def load_into(module: nn.Module, source: Source, clean: Callable[[Mapping[str, object]], State]) -> str:
+def load_into(module: nn.Module, source: Source, clean: Clean) -> str:
     """Fills a module built on the meta device with float32 weights; returns the SHA-256 of the source.
 
     Raises:
@@ -195,3 +207,36 @@ def load_into(module: nn.Module, source: Source, clean: Callable[[Mapping[str, o
     check(state, module, source.key)
     module.load_state_dict({k: v.float() for k, v in state.items()}, assign=True)
     return digest
+
+
+RANDOM_RECIPE = 1
+"""Version of `fill_random`; it and the shapes stand for the numbers in a run's identity."""
+
+
+@torch.no_grad()
+def fill_random(module: nn.Module) -> str:
+    """Fills a module built on the meta device with float32 random numbers, the same ones every time.
+
+    Layers keep the variance of what they get, norms start as the identity, biases at 0, attention is sharpened
+    eightfold and gates are open: activations stay finite, and what attention returns can be seen in the images.
+
+    Returns:
+        SHA-256 of names, shapes and recipe, which determine the numbers.
+    """
+    module.to_empty(device="cpu")
+    generator = torch.Generator().manual_seed(0)
+    for owner in module.modules():
+        for name, parameter in owner.named_parameters(recurse=False):
+            if name.endswith("bias"):
+                parameter.zero_()
+            elif name == "scale_mul_1H11":
+                parameter.fill_(math.log(8))
+            elif name != "weight":
+                parameter.normal_(0, 0.5, generator=generator)
+            elif parameter.ndim == 1:
+                parameter.fill_(1)
+            else:
+                spread = 1.0 if isinstance(owner, nn.Embedding) else parameter[0].numel() ** -0.5
+                parameter.normal_(0, spread, generator=generator)
+    shapes = [[name, list(parameter.shape)] for name, parameter in module.named_parameters()]
+    return hashlib.sha256(json.dumps([RANDOM_RECIPE, shapes]).encode()).hexdigest()

@@ -1,0 +1,243 @@
+"""Convolutional encoder and decoder that multi-scale tokenizers share (Infinity's bitwise one, VAR's VQ-VAE).
+
+Module names equal the keys of Infinity's files (`encoder.down.0.block.0.norm1.norm.weight`). VAR's files lack the level
+inside convolutions and norms (`norm1.weight`); `kvbench.models.weights` adds it.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+Size = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class NetworkConfig:
+    """Shape of an encoder and a decoder.
+
+    Attributes:
+        latents: channels of the latent.
+        base: channels after the encoder's first convolution.
+        encoder_widths: channels of each resolution level of the encoder, highest resolution first.
+        decoder_widths: likewise of the decoder.
+        blocks: residual blocks per encoder level (the decoder has one more).
+        stem: pixel-unshuffle factor before the first and pixel-shuffle factor after the last convolution.
+        mixers: token-mixing blocks in the middle of encoder and decoder; they need a fixed `grid`.
+        grid: latent (H, W), only with mixers.
+        attention: attention after every block of the lowest resolution and once in the middle.
+    """
+
+    latents: int
+    base: int
+    encoder_widths: tuple[int, ...]
+    decoder_widths: tuple[int, ...]
+    blocks: int = 2
+    stem: int = 1
+    mixers: int = 0
+    grid: Size = (0, 0)
+    attention: bool = False
+
+    @property
+    def patch(self) -> int:
+        """Pixels per latent cell and side."""
+        return self.stem * 2 ** (len(self.encoder_widths) - 1)
+
+
+class Conv(nn.Module):
+    """A convolution under the name `conv`."""
+
+    def __init__(self, inputs: int, outputs: int, kernel: int = 3, stride: int = 1, padding: int = 1) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(inputs, outputs, kernel, stride, padding)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Convolves."""
+        return self.conv(x)
+
+
+class Norm(nn.Module):
+    """Group norm under the name `norm`, then SiLU."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.norm = nn.GroupNorm(32 if channels % 32 == 0 else 24, channels, eps=1e-6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalises and activates."""
+        return F.silu(self.norm(x))
+
+
+class ResBlock(nn.Module):
+    """Two convolutions and a shortcut, which is a 1x1 convolution where the channels change."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.norm1, self.conv1 = Norm(inputs), Conv(inputs, outputs)
+        self.norm2, self.conv2 = Norm(outputs), Conv(outputs, outputs)
+        if inputs != outputs:
+            self.nin_shortcut = Conv(inputs, outputs, kernel=1, padding=0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, inputs, H, W] to [B, outputs, H, W]."""
+        h = self.conv2(self.norm2(self.conv1(self.norm1(x))))
+        return h + (self.nin_shortcut(x) if hasattr(self, "nin_shortcut") else x)
+
+
+class Attention(nn.Module):
+    """Residual attention of one head over all positions, scaled by 1/sqrt(channels)."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.norm = nn.GroupNorm(32, channels, eps=1e-6)
+        self.qkv = nn.Conv2d(channels, 3 * channels, 1)
+        self.proj_out = nn.Conv2d(channels, channels, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, channels, H, W] to the same."""
+        q, k, v = self.qkv(self.norm(x)).flatten(2).transpose(1, 2).chunk(3, -1)
+        weights = (q @ k.transpose(1, 2) * x.shape[1] ** -0.5).softmax(-1)
+        return x + self.proj_out((weights @ v).transpose(1, 2).reshape(x.shape))
+
+
+class Mixer(nn.Module):
+    """Residual MLP over positions, shared by all channels, then a residual 1x1 convolution."""
+
+    def __init__(self, channels: int, positions: int) -> None:
+        super().__init__()
+        self.norm = nn.GroupNorm(1, channels, eps=1e-6)
+        self.spread = nn.Linear(positions, positions)
+        self.gather = nn.Linear(positions, positions)
+        self.conv = nn.Conv2d(channels, channels, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[B, channels, H, W] to the same."""
+        mixed = self.gather(F.silu(self.spread(self.norm(x).flatten(2)))).view_as(x)
+        x = x + mixed
+        return x + self.conv(F.silu(x))
+
+
+class _Middle(nn.Module):
+    def __init__(self, channels: int, config: NetworkConfig) -> None:
+        super().__init__()
+        self.block_1, self.block_2 = ResBlock(channels, channels), ResBlock(channels, channels)
+        positions = config.grid[0] * config.grid[1]
+        self.mixers = nn.ModuleList(Mixer(channels, positions) for _ in range(config.mixers))
+        if config.attention:
+            self.attn_1 = Attention(channels)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.block_1(x)
+        if hasattr(self, "attn_1"):
+            x = self.attn_1(x)
+        for mixer in self.mixers:
+            x = mixer(x)
+        return self.block_2(x)
+
+
+class _Resample(nn.Module):
+    """Halves the resolution by a strided convolution (`down`) or doubles it by nearest neighbours and one."""
+
+    def __init__(self, channels: int, *, down: bool) -> None:
+        super().__init__()
+        self.down = down
+        self.conv = Conv(channels, channels, stride=2, padding=0) if down else Conv(channels, channels)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.conv(F.pad(x, (0, 1, 0, 1)) if self.down else F.interpolate(x, scale_factor=2.0))
+
+
+class _Level(nn.Module):
+    """Blocks of one resolution, each followed by attention if there is any, then the way to the next resolution.
+
+    The way is `downsample`, `upsample`, or None at the end.
+    """
+
+    def __init__(self, inputs: int, outputs: int, blocks: int, resample: str | None, attention: bool) -> None:
+        super().__init__()
+        self.block = nn.ModuleList(ResBlock(inputs if i == 0 else outputs, outputs) for i in range(blocks))
+        self.attn = nn.ModuleList(Attention(outputs) if attention else nn.Identity() for _ in range(blocks))
+        self.resample = resample
+        if resample is not None:
+            self.add_module(resample, _Resample(outputs, down=resample == "downsample"))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block, attention in zip(self.block, self.attn, strict=True):
+            x = attention(block(x))
+        return x if self.resample is None else self.get_submodule(self.resample)(x)
+
+
+class Encoder(nn.Module):
+    """Images [B, 3, H, W] in [-1, 1] to latents [B, latents, H/patch, W/patch]."""
+
+    def __init__(self, config: NetworkConfig) -> None:
+        super().__init__()
+        widths = config.encoder_widths
+        self.stem = config.stem
+        self.conv_in = Conv(3 * config.stem**2, config.base)
+        last = len(widths) - 1
+        self.down = nn.ModuleList(
+            _Level(
+                before,
+                width,
+                config.blocks,
+                "downsample" if i < last else None,
+                config.attention and i == last,
+            )
+            for i, (before, width) in enumerate(zip((config.base, *widths[:-1]), widths, strict=True))
+        )
+        self.mid = _Middle(widths[-1], config)
+        self.norm_out, self.conv_out = Norm(widths[-1]), Conv(widths[-1], config.latents)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Encodes."""
+        x = self.conv_in(F.pixel_unshuffle(images, self.stem))
+        for level in self.down:
+            x = level(x)
+        return self.conv_out(self.norm_out(self.mid(x)))
+
+
+class Decoder(nn.Module):
+    """Latents [B, latents, h, w] to images [B, 3, h*patch, w*patch], not clamped."""
+
+    def __init__(self, config: NetworkConfig) -> None:
+        super().__init__()
+        widths = config.decoder_widths
+        last = len(widths) - 1
+        self.stem = config.stem
+        self.conv_in = Conv(config.latents, widths[-1])
+        if config.mixers:
+            self.place = nn.Parameter(torch.zeros(1, widths[-1], *config.grid))
+        self.mid = _Middle(widths[-1], config)
+        self.up = nn.ModuleList(
+            _Level(
+                before,
+                width,
+                config.blocks + 1,
+                "upsample" if i else None,
+                config.attention and i == last,
+            )
+            for i, (width, before) in enumerate(zip(widths, (*widths[1:], widths[-1]), strict=True))
+        )
+        self.norm_out, self.conv_out = Norm(widths[0]), Conv(widths[0], 3 * config.stem**2)
+
+    def forward(self, latents: Tensor) -> Tensor:
+        """Decodes."""
+        x = self.conv_in(latents)
+        if hasattr(self, "place"):
+            x = x + self.place
+        x = self.mid(x)
+        for level in reversed(self.up):
+            x = level(x)
+        return F.pixel_shuffle(self.conv_out(self.norm_out(x)), self.stem)
+
+
+def resize(x: Tensor, size: Size, mode: str = "bilinear") -> Tensor:
+    """Bilinear (or bicubic) resize without antialiasing, the identity when the size is the same already."""
+    return x if tuple(x.shape[2:]) == size else F.interpolate(x, size, mode=mode, align_corners=False)
+
+
+def to_pixels(images: Tensor) -> Tensor:
+    """Float [B, 3, H, W] in [-1, 1] to uint8 [B, H, W, 3] on the CPU, rounded half to even."""
+    return ((images + 1) * 127.5).round().to(torch.uint8).permute(0, 2, 3, 1).cpu()

@@ -1,0 +1,137 @@
+"""VAR's multi-scale VQ-VAE: encoder, residual vector quantiser, decoder.
+
+One quantiser serves every schedule of scales. Source: VAR (arXiv:2404.02905), section 3.2, algorithms 1 and 2.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from kvbench.models.autoencoder import Decoder, Encoder, NetworkConfig, Size, resize
+
+TICKS = (0.08333333333333333, 0.36111111111111105, 0.6388888888888888, 0.9166666666666666)
+"""Where the four convolutions lie between the first scale (0) and the last (1), to the last bit of a double.
+
+Some scales of published schedules lie exactly between two of these; which one is nearer follows from the rounding.
+"""
+SHARE = 0.5
+"""Weight of the convolution's output in a scale's codes; the rest is its input."""
+
+
+@dataclass(frozen=True)
+class VQConfig:
+    """Shape of a tokenizer.
+
+    Attributes:
+        codes: entries of the codebook.
+        channels: channels of the latent and of a code.
+        widths: channels of each resolution level of encoder and decoder, highest resolution first.
+        blocks: residual blocks per encoder level (the decoder has one more).
+    """
+
+    codes: int
+    channels: int
+    widths: tuple[int, ...]
+    blocks: int = 2
+
+    @property
+    def networks(self) -> NetworkConfig:
+        """Shape of encoder and decoder."""
+        widths = tuple(self.widths)
+        return NetworkConfig(self.channels, widths[0], widths, widths, self.blocks, attention=True)
+
+
+class _Convolutions(nn.Module):
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.qresi_ls = nn.ModuleList(nn.Conv2d(channels, channels, 3, padding=1) for _ in TICKS)
+
+
+class _Quantizer(nn.Module):
+    def __init__(self, config: VQConfig) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(config.codes, config.channels)
+        self.quant_resi = _Convolutions(config.channels)
+
+
+class VQVAE(nn.Module):
+    """The tokenizer: images to tokens per scale and back."""
+
+    def __init__(self, config: VQConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.encoder, self.decoder = Encoder(config.networks), Decoder(config.networks)
+        self.quantize = _Quantizer(config)
+        self.quant_conv = nn.Conv2d(config.channels, config.channels, 3, padding=1)
+        self.post_quant_conv = nn.Conv2d(config.channels, config.channels, 3, padding=1)
+
+    def latents(self, images: Tensor) -> Tensor:
+        """Images [B, 3, H, W] in [-1, 1] to latents [B, channels, H/patch, W/patch]."""
+        return self.quant_conv(self.encoder(images))
+
+    def codes(self, tokens: Tensor) -> Tensor:
+        """Tokens int64 [...] to codes float32 [..., channels]."""
+        return self.quantize.embedding(tokens)
+
+    def add(self, summed: Tensor, codes: Tensor, scale: int, scales: int) -> Tensor:
+        """Adds a scale's codes [B, h, w, channels] to the running sum [B, channels, H, W].
+
+        Args:
+            summed: the sum over the scales before.
+            codes: codes, or a mixture of codes.
+            scale: index of the scale.
+            scales: scales of the schedule, which say with `scale` which convolution follows the bicubic resize.
+        """
+        grid = (summed.shape[2], summed.shape[3])
+        resized = resize(codes.permute(0, 3, 1, 2), grid, "bicubic")
+        convolution = self.quantize.quant_resi.qresi_ls[convolution_of(scale, scales)]
+        return summed + (1 - SHARE) * resized + SHARE * convolution(resized)
+
+    @torch.no_grad()
+    def encode(self, latents: Tensor, sizes: Sequence[Size]) -> tuple[list[Tensor], Tensor]:
+        """Residual quantisation of latents [B, channels, H, W] to the nearest codes.
+
+        Args:
+            latents: float32.
+            sizes: (h, w) per scale, the last one the latents' own; any schedule will do.
+
+        Returns:
+            Tokens per scale, int64 [B, h, w], and the sum of all codes float32 [B, channels, H, W].
+
+        Raises:
+            ValueError: the last scale has another size than the latents.
+        """
+        if tuple(sizes[-1]) != tuple(latents.shape[2:]):
+            raise ValueError(
+                f"the last scale is {tuple(sizes[-1])}, the latents are {tuple(latents.shape[2:])}"
+            )
+        summed = torch.zeros_like(latents)
+        tokens: list[Tensor] = []
+        for scale, size in enumerate(sizes):
+            tokens.append(self._nearest(shrink(latents - summed, size)))
+            summed = self.add(summed, self.codes(tokens[-1]), scale, len(sizes))
+        return tokens, summed
+
+    def _nearest(self, residual: Tensor) -> Tensor:
+        book = self.quantize.embedding.weight
+        z = residual.permute(0, 2, 3, 1)
+        distance = z.square().sum(-1, keepdim=True) + book.square().sum(1) - 2 * (z @ book.T)
+        return distance.argmin(-1)
+
+    def decode(self, summed: Tensor) -> Tensor:
+        """Any prefix sum of codes [B, channels, H, W] to an image [B, 3, .., ..] clamped to [-1, 1]."""
+        return self.decoder(self.post_quant_conv(summed)).clamp(-1, 1)
+
+
+def convolution_of(scale: int, scales: int) -> int:
+    """Which of the four convolutions a scale uses: the nearest tick, the earlier one on ties."""
+    place = scale / (scales - 1)
+    return min(range(len(TICKS)), key=lambda j: abs(TICKS[j] - place))
+
+
+def shrink(x: Tensor, size: Size) -> Tensor:
+    """Averages [B, channels, H, W] over the (overlapping, where sizes do not divide) windows of a smaller grid."""
+    return F.adaptive_avg_pool2d(x, size)
