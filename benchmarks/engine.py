@@ -1,12 +1,14 @@
-"""Full-cache engine against a plain loop (torch.cat cache and SDPA, last scale stored as the official program does).
+"""Time per image of every method and of a plain loop (torch.cat cache and SDPA, last scale stored as officially).
 
-Same weights, same noise, same process, interleaved: python benchmarks/engine.py [--batch 8] [--repeats 9] [--threads 2]
+Same weights, same noise, same process, interleaved:
+python benchmarks/engine.py [--methods heatkv,h2o] [--budget 0.1] [--batch 8] [--repeats 9] [--threads 2]
 """
 
 import argparse
 import statistics
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
 import torch
 from hydra import compose, initialize_config_module
@@ -15,12 +17,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 import kvbench
-from kvbench.attention_by_scale import AttentionByScale
+from kvbench import conf
 from kvbench.budget import Budget
 from kvbench.cache import KVCache
-from kvbench.methods.base import Artifact, Method
-from kvbench.methods.full import Full
-from kvbench.methods.heatkv import HeatKV
+from kvbench.methods.base import Artifact, Observer
 from kvbench.models.base import Cache
 from kvbench.models.pipeline import InfinityModel
 from kvbench.models.sampling import PromptNoise
@@ -48,16 +48,15 @@ class PlainLoop:
         return F.scaled_dot_product_attention(q, k, v, scale=1.0)
 
 
-def prepared(model: InfinityModel, method: Method, budget: float) -> KVCache:
-    """A cache with a method; without a calibration the heads' numbers order them."""
-    scales = len(model.spec.segments)
-    generator = torch.Generator().manual_seed(0)
-    mass = torch.rand(
-        model.spec.layers, model.spec.heads, scales, scales, generator=generator, dtype=torch.float64
-    )
-    method.prepare(
-        model.spec, Budget.parse(budget, model.spec), Artifact(AttentionByScale.kind, {"mass": mass})
-    )
+def cache_of(name: str, model: InfinityModel, budget: str) -> KVCache:
+    """A cache with a method of `conf/method`; random numbers stand for its calibration, which costs no time."""
+    method = instantiate(compose("config", overrides=[f"method={name}"]).method)
+    needs, artifact = method.needs(), None
+    if isinstance(needs, Observer):
+        generator = torch.Generator().manual_seed(0)
+        values = torch.rand(needs.shape(model.spec), generator=generator, dtype=torch.float64)
+        artifact = Artifact(needs.kind, {needs.tensor: values})
+    method.prepare(model.spec, Budget.parse(1 if name == "full" else budget, model.spec), artifact)
     return KVCache(model.spec, method, dtype=torch.float32)
 
 
@@ -69,8 +68,11 @@ def timed(model: InfinityModel, prompts: Sequence[str], cache: Cache) -> float:
 
 
 def main() -> None:
-    """Prints medians in milliseconds per image and ratios to the plain loop."""
+    """Prints medians in milliseconds per image and ratios to the full cache."""
+    every = ",".join(sorted(path.stem for path in Path(conf.__file__).parent.glob("method/*.yaml")))
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--methods", default=every)
+    parser.add_argument("--budget", default="0.1")
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--repeats", type=int, default=9)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
@@ -78,29 +80,25 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     with initialize_config_module("kvbench.conf", version_base="1.3"):
         model = instantiate(compose("config").model)
+        names = dict.fromkeys(["full", *options.methods.split(",")])
+        caches: dict[str, Cache] = {"plain loop": PlainLoop()}
+        caches |= {name: cache_of(name, model, options.budget) for name in names}
     model.load("cpu")
     prompts = [str(line["prompt"]) for line in evaluation_prompts(options.batch)]
-    caches: dict[str, Cache] = {
-        "plain loop": PlainLoop(),
-        "engine, full": prepared(model, Full(), 1),
-        "engine, HeatKV 10 %": prepared(model, HeatKV(sinks=1), 0.1),
-    }
     seconds: dict[str, list[float]] = {name: [] for name in caches}
     for repeat in range(options.repeats + 2):
         for name, cache in caches.items():
             elapsed = timed(model, prompts, cache)
             if repeat >= 2:
                 seconds[name].append(elapsed)
-    base = statistics.median(seconds["plain loop"])
+    base = statistics.median(seconds["full"])
     lines = [
         f"kvbench {kvbench.__version__}, {model.name}, batch {options.batch}, {options.threads} threads, float32",
-        f"median of {options.repeats} after 2 warm-ups, interleaved",
+        f"budget {options.budget}; median of {options.repeats} after 2 warm-ups, interleaved",
     ]
     for name, values in seconds.items():
         median = statistics.median(values)
-        lines.append(
-            f"{name:22s} {1e3 * median / options.batch:8.2f} ms/image   {median / base:.3f} x plain loop"
-        )
+        lines.append(f"{name:22s} {1e3 * median / options.batch:8.2f} ms/image   {median / base:.3f} x full")
     print("\n".join(lines))
 
 

@@ -119,6 +119,7 @@ def costs(
         "full_bytes": cache_bytes(spec.full_tokens, spec, batch, itemsize),
         "rebuild_bytes": most("rebuild_bytes"),
         "transient_bytes": most("transient_bytes"),
+        "state_bytes": most("state_bytes"),
         "gpu_peak_bytes": most("gpu_peak_bytes"),
         "batch": batch,
         "paper_full_mib": paper_mib(spec.full_tokens, spec, batch),

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from kvbench.budget import Budget
 from kvbench.methods.base import Method, View
-from kvbench.methods.select import Rows, agreed, best, check_room, window
+from kvbench.methods.select import Rows, agreed, best, check_room, in_sinks, window
 from kvbench.segments import ModelSpec
 
 
@@ -26,12 +26,14 @@ class H2O(Method):
         norm: `none`, or `per_query` to divide by the number of queries that could see the token (ObservedAttention).
         observed: queries of a scale that count, evenly spaced and weighted to stand for all; null for all.
         rows: who decides (`select.Rows`).
+        sinks: leading scales that never leave; the paper protects none.
     """
 
     recent: float = 0.5
     norm: Literal["none", "per_query"] = "none"
     observed: int | None = None
     rows: Rows = "per_row"
+    sinks: int = 0
 
     stateful: ClassVar[bool] = True
 
@@ -41,7 +43,7 @@ class H2O(Method):
             raise ValueError(f"method.recent={self.recent}: must lie in 0..1")
         if self.observed is not None and self.observed < 1:
             raise ValueError(f"method.observed={self.observed}: must be at least 1, or null for all")
-        check_room(spec, budget)
+        check_room(spec, budget, self.sinks)
 
     def keep(self, view: View) -> Tensor | None:
         """The latest tokens and the heaviest of the rest."""
@@ -52,7 +54,7 @@ class H2O(Method):
             return None
         scores = agreed(self.importance(view), view, self.rows, self.spec.branches)
         latest = view.position >= at.end - int(self.recent * room)
-        return best(scores.masked_fill(latest, torch.inf), room)
+        return best(scores.masked_fill(latest | in_sinks(view, self.sinks), torch.inf), room)
 
     def importance(self, view: View) -> Tensor:
         """Accumulated attention float32 [rows, slots], per query that could see the slot if `norm` says so."""

@@ -67,14 +67,12 @@ class HACK(Method):
 
     def check(self, spec: ModelSpec, budget: Budget) -> None:
         """Settings must be usable, and both classes of heads must have room."""
-        if not 0 <= self.sinks < len(spec.segments):
-            raise ValueError(f"sinks={self.sinks}: {spec.name} has {len(spec.segments)} scales")
         for name, share in (("alpha", self.alpha), ("contextual", self.contextual)):
             if not 0 <= share <= 1:
                 raise ValueError(f"method.{name}={share}: must lie in 0..1")
         if self.observed < 1:
             raise ValueError(f"method.observed={self.observed}: must be at least 1")
-        check_room(spec, budget)
+        check_room(spec, budget, self.sinks)
         _, structural = self._rooms(spec, budget)
         needed = self._sink_tokens(spec)
         if structural < needed:

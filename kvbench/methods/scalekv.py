@@ -20,6 +20,7 @@ from kvbench.methods.select import (
     best,
     check_room,
     check_window,
+    in_sinks,
     in_window,
     pooled,
     window,
@@ -91,6 +92,7 @@ class ScaleKV(Method):
         pool: kind of smoothing; the paper averages, the released code takes the maximum.
         kernel: its width in slots, odd; 1 for none.
         rows: who decides (`select.Rows`).
+        sinks: leading scales that stay while a layer has room; the paper protects none.
         strict: keep the budget after every layer; false for the published order, whose peak is then measured.
     """
 
@@ -103,6 +105,7 @@ class ScaleKV(Method):
     pool: Pool = "avg"
     kernel: int = 5
     rows: Rows = "per_row"
+    sinks: int = 0
     strict: bool = True
 
     def needs(self) -> Observer | Path:
@@ -114,7 +117,7 @@ class ScaleKV(Method):
     def check(self, spec: ModelSpec, budget: Budget) -> None:
         """Settings must be usable, every head needs a token, and a budget file must belong to model and budget."""
         check_window(self.window, self.kernel)
-        check_room(spec, budget)
+        check_room(spec, budget, self.sinks)
         for name, share in (("drafters", self.drafters), ("strongest", self.strongest)):
             if not 0 <= share <= 1:
                 raise ValueError(f"method.{name}={share}: must lie in 0..1")
@@ -153,22 +156,26 @@ class ScaleKV(Method):
         else:
             scores = view.scores(chosen).softmax(-1).mean((1, 2))
         scores = agreed(scores, view, self.rows, self.spec.branches)
-        return select(scores, inside, room, self.pool, self.kernel, blank=self.released_queries)
+        sinks = in_sinks(view, self.sinks)
+        return select(scores, inside, sinks, room, self.pool, self.kernel, blank=self.released_queries)
 
 
-def select(scores: Tensor, inside: Tensor, room: int, pool: Pool, kernel: int, *, blank: bool) -> Tensor:
-    """The window and the best slots outside it by pooled score, `room` in every row.
+def select(
+    scores: Tensor, inside: Tensor, sinks: Tensor, room: int, pool: Pool, kernel: int, *, blank: bool
+) -> Tensor:
+    """The window, the sinks and the best slots outside them by pooled score, `room` in every row.
 
     Args:
         scores: [rows, slots].
         inside: bool [rows, slots], the window's slots.
+        sinks: likewise, slots that never leave.
         room: slots to keep.
         pool: kind of smoothing.
         kernel: its width.
         blank: the window counts as -inf in its neighbours' mean too, as in the released code, instead of as 0.
     """
     outside = scores.masked_fill(inside, -torch.inf if blank or pool == "max" else 0)
-    return best(pooled(outside, pool, kernel).masked_fill(inside, torch.inf), room)
+    return best(pooled(outside, pool, kernel).masked_fill(inside | sinks, torch.inf), room)
 
 
 def drafting(asi: Tensor, spec: ModelSpec, room: int, share: float) -> NDArray[np.bool_]:

@@ -69,6 +69,11 @@ def pooled(scores: Tensor, kind: Pool, size: int) -> Tensor:
     return pool(scores[:, None], size, stride=1, padding=size // 2)[:, 0]
 
 
+def in_sinks(view: View, sinks: int) -> Tensor:
+    """Slots bool [rows, slots] of the first `sinks` scales."""
+    return (view.segment >= 0) & (view.segment < sinks)
+
+
 def best(scores: Tensor, room: int | Tensor) -> Tensor:
     """The highest-scored slots of every row, bool [rows, slots]; the earlier one on ties.
 
@@ -99,7 +104,10 @@ def check_window(size: int, kernel: int) -> None:
         raise ValueError(f"method.kernel={kernel}: must be odd and positive")
 
 
-def check_room(spec: ModelSpec, budget: Budget, needed: int = 1, why: str = "the method's tokens") -> None:
-    """Refuses budgets that give a head fewer than `needed` tokens (InfeasibleBudget)."""
+def check_room(spec: ModelSpec, budget: Budget, sinks: int = 0) -> None:
+    """Refuses sinks that the model has not (ValueError), and budgets too small for them or for one token a head."""
+    if not 0 <= sinks < len(spec.segments):
+        raise ValueError(f"sinks={sinks}: {spec.name} has {len(spec.segments)} scales")
+    needed = spec.ends[sinks - 1] if sinks else 1
     if budget.head_tokens < needed:
-        raise InfeasibleBudget.of(budget, needed, spec, why)
+        raise InfeasibleBudget.of_sinks(budget, sinks, needed, spec)

@@ -16,6 +16,7 @@ from kvbench.methods.select import (
     best,
     check_room,
     check_window,
+    in_sinks,
     in_window,
     pooled,
     window,
@@ -45,6 +46,7 @@ class SnapKV(Method):
         pool: kind of smoothing.
         kernel: its width in slots, odd; 1 for none.
         rows: who decides (`select.Rows`).
+        sinks: leading scales that never leave; the paper protects none.
     """
 
     window: int = 16
@@ -54,11 +56,12 @@ class SnapKV(Method):
     pool: Pool = "max"
     kernel: int = 5
     rows: Rows = "per_row"
+    sinks: int = 0
 
     def check(self, spec: ModelSpec, budget: Budget) -> None:
         """Settings must be usable, and every head needs a token."""
         check_window(self.window, self.kernel)
-        check_room(spec, budget)
+        check_room(spec, budget, self.sinks)
 
     def keep(self, view: View) -> Tensor | None:
         """The window and the best of the rest."""
@@ -69,5 +72,6 @@ class SnapKV(Method):
         inside = in_window(view, chosen)
         scores = window_attention(view.scores(chosen), inside, softmax=self.softmax, group=self.group)
         outside = scores.masked_fill(inside, -torch.inf if self.pool == "max" else 0)
-        scores = pooled(outside, self.pool, self.kernel).masked_fill(inside, torch.inf)
+        always = inside | in_sinks(view, self.sinks)
+        scores = pooled(outside, self.pool, self.kernel).masked_fill(always, torch.inf)
         return best(agreed(scores, view, self.rows, self.spec.branches), room)
