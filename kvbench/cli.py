@@ -20,7 +20,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from rich.console import Console
 
-from kvbench import conf, report, runner
+from kvbench import conf, paper_memory, report, runner, summary
 from kvbench.attention_by_scale import AttentionByScale, rank_heads, scas
 from kvbench.budget import Budget
 from kvbench.cache import BudgetExceeded
@@ -31,6 +31,7 @@ from kvbench.models.base import NotFinite
 from kvbench.models.weights import WeightsError
 from kvbench.orders import write_orders
 from kvbench.plan import export, make_plan
+from kvbench.published import find
 
 EXPECTED = (
     ConfigError,
@@ -51,10 +52,11 @@ log = logging.getLogger(__name__)
 
 
 class Summary(Callback):
-    """After a multirun: one table of all jobs, and a failing exit status if any failed."""
+    """After a multirun: one table of all jobs, a published one beside it, and a failing exit status if any failed."""
 
     def __init__(self) -> None:
         self._folders: list[Path] = []
+        self._artifacts: list[Path] = []
         self._failures: list[tuple[str, str]] = []
 
     def on_job_end(self, config: DictConfig, job_return: JobReturn, **kwargs: object) -> None:
@@ -62,13 +64,23 @@ class Summary(Callback):
         value = job_return._return_value
         if isinstance(value, Path):
             self._folders.append(value)
+        elif isinstance(value, list):
+            self._artifacts.extend(value)
         elif isinstance(value, str):
             self._failures.append((" ".join(job_return.overrides or []), value))
 
     def on_multirun_end(self, config: DictConfig, **kwargs: object) -> None:
-        """Prints the table."""
-        runs = [run for folder in dict.fromkeys(self._folders) for run in report.collect_one(folder)]
+        """Prints the tables."""
+        folders = list(dict.fromkeys(self._folders))
+        runs = [run for folder in folders for run in report.collect_one(folder)]
         report.show_runs(CONSOLE, runs, self._failures)
+        if config.published is not None:
+            table, runs_dir = find(config.published), Path(config.runs_dir).expanduser()
+            if table.figure == "stability":
+                name, sinks = str(config.model.name), int(config.sinks)
+                summary.show_stability(CONSOLE, table, self._artifacts, sinks, name, runs_dir)
+            else:
+                summary.show_beside(CONSOLE, table, report.with_references(folders), runs_dir)
         if self._failures:
             sys.exit(1)
 
@@ -87,7 +99,7 @@ def main() -> None:
 def _hydra_main(cfg: DictConfig) -> Path | list[Path] | str | None:
     multirun = HydraConfig.get().mode == hydra.types.RunMode.MULTIRUN
     try:
-        return TASKS[Settings.of(_values(cfg)).task](cfg)
+        return TASKS[_settings(cfg).task](cfg)
     except EXPECTED as error:
         line = _one_line(error)
     except Exception as error:  # our fault, but a sweep's other jobs are worth having
@@ -106,7 +118,7 @@ def check_arguments(arguments: list[str]) -> str | None:
     try:
         for overrides in _tried([a for a in arguments if not a.startswith("-")]):
             with hydra.initialize_config_module("kvbench.conf", version_base="1.3"):
-                settings = Settings.of(_values(hydra.compose("config", overrides=overrides)))
+                settings = _settings(hydra.compose("config", overrides=overrides))
             if settings.task != "plan":
                 settings.runs_dir.mkdir(parents=True, exist_ok=True)
     except OverrideParseException as error:
@@ -189,14 +201,30 @@ def task_run(cfg: DictConfig) -> Path | None:
 
 
 def task_plan(cfg: DictConfig) -> None:
-    """`task=plan`: schedule and memory from shapes."""
-    settings, model, method = Settings.of(_values(cfg)), instantiate(cfg.model), instantiate(cfg.method)
+    """`task=plan`: schedule and memory from shapes, or a paper's memory column."""
+    settings = Settings.of(_values(cfg))
+    if settings.plan.table is not None:
+        _plan_table(settings.plan.table)
+        return
+    model, method = instantiate(cfg.model), instantiate(cfg.method)
     budget = Budget.parse(settings.budget, model.spec)
     plan = make_plan(model.spec, budget, method, model.parameters, settings.batch_size, settings.plan.gpu_gib)
     report.show_plan(CONSOLE, plan)
     if settings.plan.export is not None:
         export(Path(settings.plan.export), model.spec, budget, method)
         CONSOLE.print(f"schedule written to {settings.plan.export}", highlight=False, soft_wrap=True)
+
+
+def _plan_table(name: str) -> None:
+    """Prints a published memory column beside what the shapes of its models give."""
+    specs = {}
+    for model in paper_memory.models(name):
+        if (Path(conf.__file__).parent / "model" / f"{model}.yaml").is_file():
+            specs[model] = instantiate(hydra.compose("config", overrides=[f"model={model}"]).model).spec
+        else:
+            CONSOLE.print(f"left out: model={model} has no configuration here", highlight=False)
+    if claims := paper_memory.TABLES[name](specs):
+        summary.show_claims(CONSOLE, name, paper_memory.sources(name), claims)
 
 
 def task_calibrate(cfg: DictConfig) -> list[Path]:
@@ -241,12 +269,16 @@ def task_train(cfg: DictConfig) -> None:
 
 def task_report(cfg: DictConfig) -> None:
     """`task=report`: one table of every finished run under `runs_dir`."""
-    runs_dir = Settings.of(_values(cfg)).runs_dir
+    settings = Settings.of(_values(cfg))
+    runs_dir = settings.runs_dir
     runs = report.collect(runs_dir)
     if not runs:
         raise ConfigError(f"runs_dir={runs_dir}: holds no finished runs")
     report.show_runs(CONSOLE, runs)
     CONSOLE.print(f"written: {report.write_report(runs_dir, runs)}", highlight=False, soft_wrap=True)
+    if settings.published is not None:
+        summary.show_beside(CONSOLE, find(settings.published), runs, runs_dir)
+    summary.draw_fidelity(CONSOLE, runs, runs_dir, "fidelity")
 
 
 TASKS = {
@@ -276,6 +308,17 @@ def job_of(cfg: DictConfig) -> runner.Job:
         evaluators={name: instantiate(node) for name, node in (cfg.eval or {}).items()},
         logger=instantiate(cfg.logger) if cfg.logger else None,
     )
+
+
+def _settings(cfg: DictConfig) -> Settings:
+    settings = Settings.of(_values(cfg))
+    table = settings.plan.table
+    if table is not None and table not in paper_memory.TABLES:
+        choices = ", ".join(paper_memory.TABLES)
+        raise ConfigError(f"plan.table={table}: no memory column is worked out for it; choose from {choices}")
+    if settings.published is not None:
+        find(settings.published)
+    return settings
 
 
 def _values(cfg: DictConfig) -> Mapping[str, object]:

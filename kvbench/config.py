@@ -37,10 +37,11 @@ class Shard:
 
 @dataclass(frozen=True)
 class PlanSettings:
-    """What `task=plan` adds: memory that the largest batch fills (GiB), file for the schedule (.npz)."""
+    """What `task=plan` adds: memory the largest batch fills (GiB), a file for the schedule (.npz), a paper's table."""
 
     gpu_gib: float = 80.0
     export: str | None = None
+    table: str | None = None
 
     def __post_init__(self) -> None:
         if self.gpu_gib <= 0:
@@ -75,6 +76,7 @@ class Settings:
         device: torch device.
         cache_dtype: of stored keys and values; auto is float32 on a CPU and bfloat16 on a GPU.
         runs_dir: where run folders are.
+        published: table of a paper that the end of a sweep prints beside what it measured.
         shard: share of the prompts.
         plan: of `task=plan`.
         calibrate: of calibrations.
@@ -88,6 +90,7 @@ class Settings:
     device: str
     cache_dtype: str
     runs_dir: Path
+    published: str | None = None
     shard: Shard = Shard()
     plan: PlanSettings = PlanSettings()
     calibrate: CalibrateSettings = CalibrateSettings()

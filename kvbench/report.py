@@ -33,7 +33,7 @@ NARROW = {"peak tokens", "s/image", "n"}
 def show_run(console: Console, results: Results) -> None:
     """Prints memory, time and every metric of one run with its interval, or why it was not computed."""
     memory, latency = (_section(results, name) for name in ("memory", "latency"))
-    title = f"{_model(results)}, {results['run']}   n = {results['n']}"
+    title = f"{model_label(results)}, {results['run']}   n = {results['n']}"
     table = Table(title=title, title_justify="left")
     for name in ("", "value", "95 % interval", "n", "note"):
         table.add_column(name, justify="right" if name in ("value", "n") else "left")
@@ -99,7 +99,7 @@ def rows_of(runs: Sequence[Results], style: Style) -> list[Row]:
     names = [name for name in COLUMNS if any(_value(run, name) is not None for run in runs)]
 
     def place(run: Results) -> tuple[str, float, str]:
-        return _model(run), float(str(_section(run, "memory")["budget_tokens"])), str(run["method"])
+        return model_label(run), float(str(_section(run, "memory")["budget_tokens"])), str(run["method"])
 
     return [_row(run, names, style) for run in sorted(runs, key=place)]
 
@@ -131,6 +131,17 @@ def collect_one(folder: Path) -> list[Results]:
     """Results of one run folder, empty while it is not finished."""
     path = folder / "results.json"
     return [json.loads(path.read_text())] if path.is_file() else []
+
+
+def with_references(folders: Sequence[Path]) -> list[Results]:
+    """Results of some run folders and of the references they were compared with, each once."""
+    beside = [
+        folder.parent / str(run["reference"])
+        for folder in folders
+        for run in collect_one(folder)
+        if run["reference"] is not None
+    ]
+    return [run for folder in dict.fromkeys([*folders, *beside]) for run in collect_one(folder)]
 
 
 def write_report(runs_dir: Path, runs: Sequence[Results]) -> Path:
@@ -189,7 +200,7 @@ def _row(run: Results, names: Sequence[str], style: Style) -> Row:
     memory = _section(run, "memory")
     full, peak = float(str(memory["full_tokens"])), int(str(memory["peak_tokens"]))
     row = {
-        "model": _model(run),
+        "model": model_label(run),
         "method": str(run["method"]),
         "budget": f"{float(str(memory['budget_tokens'])) / full:.4g}",
         "peak tokens": str(peak),
@@ -198,11 +209,12 @@ def _row(run: Results, names: Sequence[str], style: Style) -> Row:
         "n": str(run["n"]),
     }
     for name in names:
-        row |= _metric(name, _section(run, "metrics").get(name), style)
+        row |= metric_cells(name, _section(run, "metrics").get(name), style)
     return row
 
 
-def _metric(name: str, entry: object, style: Style) -> Row:
+def metric_cells(name: str, entry: object, style: Style) -> Row:
+    """Cells of one metric of one run by column, `-` where it has no value."""
     value, interval, digits = None, None, DIGITS.get(name.partition("/")[0], 4)
     if isinstance(entry, Mapping):
         value, interval = entry["value"], entry["ci95"]
@@ -248,7 +260,8 @@ def _value(run: Results, name: str) -> object:
     return entry["value"] if isinstance(entry, Mapping) else None
 
 
-def _model(run: Results) -> str:
+def model_label(run: Results) -> str:
+    """Name of a run's model, and that its weights are random where they are."""
     config = _section(run, "config")
     model = config.get("model")
     if not isinstance(model, Mapping):

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kvbench import cli
+from kvbench import cli, paper_memory
 
 ROOT = Path(__file__).resolve().parent.parent
 Command = Callable[..., tuple[int, str, str]]
@@ -95,6 +95,52 @@ def test_sweep_ends_with_one_table_and_keeps_what_worked(command: Command, tmp_p
     [failure] = [line for line in table.splitlines() if line.startswith("failed ")]
     assert "smallest feasible budget is 0.00393" in failure
     assert not (tmp_path / "multirun.yaml").exists()
+
+
+def test_sweep_of_a_table_prints_it_beside_what_was_measured(command: Command, tmp_path: Path) -> None:
+    fewer = ("method=streaming_llm,full", "budget=0.04,0.1", "prompts.count=2", "eval=[psnr,lpips]")
+    status, out, _ = command("-m", "sweeps=heatkv_table1", *fewer)
+    assert status == 0
+    assert "Published: infinity_2b / infinity_8b, MS-COCO 2017 validation, batch 8; " in out
+    assert "measured: infinity_tiny, scenes, batch 2 " in out + " "
+    lines = (tmp_path / "runs" / "report-heatkv_table1.md").read_text().splitlines()
+    names, *rows = [
+        [cell.strip() for cell in line.split("|")[1:-1]] for line in lines if line.startswith("| ")
+    ]
+    table = {tuple(row[:2]): dict(zip(names, row, strict=True)) for row in rows}
+    assert list(table) == [("full", "1"), ("streaming_llm", "0.1"), ("streaming_llm", "0.04")]
+    row = table["streaming_llm", "0.04"]
+    assert row["psnr, infinity_2b / infinity_8b"] == "18.55 / 19.11"
+    assert float(row["psnr"].split()[0]) > 20
+    assert row["lpips"] == "skipped"
+    assert "fid_paired_clean" not in row
+    assert row["fid_paired_clean, infinity_2b / infinity_8b"] == "6.15 / 6.57"
+    assert table["full", "1"]["psnr"] == "-"
+
+
+def test_sweep_of_calibrations_ends_with_the_stability_of_their_rankings(
+    command: Command, tmp_path: Path
+) -> None:
+    sweep = ("sweeps=heatkv_fig6", "calibrate.seed=1,2", "calibrate.count=1")
+    status, out, _ = command("-m", *sweep)
+    assert status == 0
+    assert "2 calibrations, worst" in out
+    assert (tmp_path / "runs" / "heatkv_fig6.png").read_bytes().startswith(b"\x89PNG")
+    rows = (tmp_path / "runs" / "report-heatkv_fig6.md").read_text().splitlines()
+    assert [row.split("|")[1].strip() for row in rows[-7:]] == list(
+        "2345678"
+    )  # past the sink, before the last
+
+
+def test_memory_column_of_a_paper_from_shapes(command: Command) -> None:
+    status, out, _ = command("task=plan", "plan.table=heatkv_table1")
+    assert status == 0
+    assert out.count("reproduced") == 8
+    assert "17062.5 MiB" in out
+    for name in paper_memory.TABLES:
+        status, out, err = command("task=plan", f"plan.table={name}")
+        assert (status, errors(err)) == (0, [])
+        assert "reproduced" in out or "left out: model=var_d30 has no configuration here" in out
 
 
 def test_plan_needs_no_weights(command: Command, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from kvbench.config import ConfigError, Settings
 from kvbench.eval.base import Score
 from kvbench.methods.base import Method
 from kvbench.methods.heatkv import HeatKV
+from kvbench.published import find
 from kvbench.segments import ModelSpec
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -70,6 +71,19 @@ def test_every_sweep_names_what_exists(path: Path) -> None:
     assert check_arguments([f"sweeps={path.stem}"]) is None
 
 
+@pytest.mark.parametrize("path", [p for p in SWEEPS if p.stem != "budget"], ids=lambda path: path.stem)
+def test_a_sweep_ends_with_the_table_it_is_named_after(path: Path) -> None:
+    cfg = composed(f"sweeps={path.stem}")
+    table = find(cfg.published)
+    assert table.name == path.stem
+    params = {key: str(value).split(",") for key, value in OmegaConf.load(path).hydra.sweeper.params.items()}
+    for key in table.keys:
+        swept = params.get(key.replace("latency.batch", "batch_size"))
+        if swept is not None and key != "budget":
+            printed = {value for where in table.rows() for value in where.get(key, swept)}
+            assert set(swept) <= printed
+
+
 @pytest.mark.parametrize(
     ("override", "named"),
     [
@@ -96,6 +110,8 @@ def test_every_sweep_names_what_exists(path: Path) -> None:
         ("shard.count=0", "shard.count=0"),
         ("plan.gpu_gib=0", "plan.gpu_gib=0"),
         ("plan.gpu_gib=big", "plan.gpu_gib=big: must be a number"),
+        ("plan.table=ams_kv_table1", "plan.table=ams_kv_table1: no memory column is worked out for it"),
+        ("published=table1", "published=table1: no such table; choose from heatkv_table1, "),
         ("calibrate.count=0", "calibrate.count=0"),
         ("prompts.count=many", "prompts.count=many"),
         ("model.weights=none", "model.weights=none: must be one of files, random"),

@@ -15,6 +15,10 @@ MAY: dict[str, tuple[str, ...]] = {
     "kvbench.budget": ("kvbench.segments",),
     "kvbench.config": (),
     "kvbench.memory": NUMBERS,
+    "kvbench.published": ("kvbench.config",),
+    "kvbench.paper_memory": (*NUMBERS, "kvbench.memory", "kvbench.methods.ams_kv", "kvbench.published"),
+    "kvbench.stability": ("kvbench.attention_by_scale",),
+    "kvbench.plots": ("kvbench.published", "kvbench.runs"),
     "kvbench.schedule": NUMBERS,
     "kvbench.orders": NUMBERS,
     "kvbench.attention_by_scale": METHOD_BASE,
@@ -47,6 +51,10 @@ MAY: dict[str, tuple[str, ...]] = {
         "kvbench.prompts", "kvbench.runs",
     ),
     "kvbench.report": ("kvbench.plan", "kvbench.runs"),
+    "kvbench.summary": (
+        "kvbench.paper_memory", "kvbench.plots", "kvbench.published", "kvbench.report", "kvbench.runs",
+        "kvbench.stability",
+    ),
     "kvbench.runner": ("kvbench",),
     "kvbench.cli": ("kvbench",),
 }  # fmt: skip
