@@ -38,19 +38,24 @@ def show_run(console: Console, results: Results) -> None:
     for name in ("", "value", "95 % interval", "n", "note"):
         table.add_column(name, justify="right" if name in ("value", "n") else "left")
     share = float(str(memory["peak_tokens"])) / float(str(memory["full_tokens"]))
+    above = float(str(memory["peak_tokens"])) > float(str(memory["budget_tokens"]))
+    broken = ", above the budget: measured, not promised" if above else ""
+    between, rebuilt, flying = (
+        float(str(memory[name])) / 2**20 for name in ("peak_bytes", "rebuild_bytes", "transient_bytes")
+    )
     table.add_row(
         "cache, tokens per sequence",
         f"{memory['peak_tokens']}",
         "",
         "",
-        f"budget {memory['budget_tokens']:g} of {memory['full_tokens']} ({100 * share:.2f} % used at the peak)",
+        f"budget {memory['budget_tokens']:g} of {memory['full_tokens']} ({100 * share:.2f} % used at the peak{broken})",
     )
     table.add_row(
         "cache, MiB stored",
-        f"{float(str(memory['peak_bytes'])) / 2**20:.2f}",
+        f"{between:.2f}",
         "",
         "",
-        f"batch {memory['batch']}",
+        f"batch {memory['batch']}; {rebuilt:.2f} while a layer is rebuilt, {flying:.2f} more in flight",
     )
     table.add_row(
         "seconds per image",

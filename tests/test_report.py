@@ -33,7 +33,7 @@ def results(method: str, share: float, psnr: float | None, model: str = "infinit
         "config": {"model": {"name": model}, "method": {"sinks": 1}},
         "memory": {
             "budget_tokens": share * 1000, "peak_tokens": int(share * 990), "full_tokens": 1000,
-            "peak_bytes": 2**21, "batch": 8,
+            "peak_bytes": 2**21, "rebuild_bytes": 2**20, "transient_bytes": 2**19, "batch": 8,
         },
         "latency": {"seconds_per_image": 0.125, "device": "cpu", "batch": 8},
         "metrics": {
