@@ -9,6 +9,7 @@ from torch import Tensor
 
 from kvbench.kernels.attention_mass import attention_mass, attention_scores
 from kvbench.kernels.compact import Layout
+from kvbench.kernels.ragged_attention import dense
 from kvbench.segments import Segment
 
 
@@ -99,6 +100,15 @@ class CacheView:
     def keys(self) -> Tensor:
         """[rows, at.length, D]: the current segment's keys."""
         return self._seen.k.flatten(0, 1)
+
+    def cached_keys(self) -> Tensor:
+        """[rows, slots, D]: keys of all slots, cached and current; zeros where a row has no such slot."""
+        _, k, _, store, _ = self._seen
+        past = k.new_zeros(*k.shape[:2], store.layout.positions.shape[1], k.shape[3])
+        for group in store.layout.groups:
+            rows = slice(None) if group.rows is None else group.rows
+            past[:, rows, : group.length] = dense(store.keys, group).to(k.dtype)
+        return torch.cat((past, k), 2).flatten(0, 1)
 
     def previous_keys(self) -> Tensor:
         """[rows, tokens, D]: those of the segment before."""

@@ -14,107 +14,19 @@ from kvbench.budget import Budget
 from kvbench.cache import BudgetExceeded, KVCache
 from kvbench.methods.base import Method, View
 from kvbench.methods.full import Full
-from kvbench.segments import ModelSpec, next_scale
-
-D = 8
-
-
-def small(
-    layers: int = 2, heads: int = 3, sides: tuple[int, ...] = (1, 2, 3, 4), scale: float = 1.0
-) -> ModelSpec:
-    return ModelSpec(
-        "small", layers, heads, D, next_scale([(side, side) for side in sides]), logit_scale=scale
-    )
-
-
-def prepared(method: Method, spec: ModelSpec, budget: float | str = 1) -> Method:
-    method.prepare(spec, Budget.parse(budget, spec))
-    return method
-
-
-def tokens_of(
-    spec: ModelSpec, sequences: int, seed: int = 0, groups: int = 1
-) -> list[list[tuple[Tensor, ...]]]:
-    """Random (q, k, v) per segment and layer."""
-    generator = torch.Generator().manual_seed(seed)
-    return [
-        [
-            tuple(
-                torch.randn(sequences, spec.heads * fold, segment.length, D, generator=generator)
-                for fold in (groups, 1, 1)
-            )
-            for _ in range(spec.layers)
-        ]
-        for segment in spec.segments
-    ]
-
-
-def run(cache: KVCache, spec: ModelSpec, inputs: list[list[tuple[Tensor, ...]]]) -> list[Tensor]:
-    cache.reset(len(inputs[0][0][0]))
-    out = []
-    for segment, layers in zip(spec.segments, inputs, strict=True):
-        cache.begin(segment)
-        out += [cache.attend(layer, *qkv) for layer, qkv in enumerate(layers)]
-    return out
-
-
-def dense(
-    spec: ModelSpec, inputs: list[list[tuple[Tensor, ...]]], seen: Tensor | None = None
-) -> list[Tensor]:
-    """Softmax attention over everything so far; `seen` bool [K, L, H, positions] masks each past."""
-    out = []
-    for segment, layers in zip(spec.segments, inputs, strict=True):
-        for layer, (q, _, _) in enumerate(layers):
-            k, v = (torch.cat([inputs[i][layer][n] for i in range(segment.index + 1)], 2) for n in (1, 2))
-            fold = q.shape[1] // spec.heads
-            k, v = (x.repeat_interleave(fold, 1).double() for x in (k, v))
-            scores = q.double() @ k.transpose(2, 3) * spec.logit_scale
-            if seen is not None:
-                mask = seen[segment.index, layer, :, : segment.end].repeat_interleave(fold, 0)
-                scores = scores.masked_fill(~mask[None, :, None], -torch.inf)
-            out.append((scores.softmax(-1) @ v).float())
-    return out
-
-
-@dataclass
-class Drawn(Method):
-    """Keeps what a table says: bool [K, L, H, positions], what is still there when a segment starts."""
-
-    seen: Tensor
-
-    static: ClassVar[bool] = True
-
-    def keep(self, view: View) -> Tensor:
-        """Slots that the next segment sees."""
-        table = self.seen[view.at.index + 1, view.layer]
-        return table.gather(1, view.position.clamp(min=0))
-
-
-@dataclass
-class DrawnPerSequence(Drawn):
-    """The same through the path of methods that look at data."""
-
-    static: ClassVar[bool] = False
-
-    def keep(self, view: View) -> Tensor:
-        """Slots that the next segment sees."""
-        table = self.seen[view.at.index + 1, view.layer].repeat(view.sequences, 1)
-        return table.gather(1, view.position.clamp(min=0))
-
-
-def draw_seen(spec: ModelSpec, seed: int, share: float) -> Tensor:
-    """What is dropped never comes back; a segment always sees all of itself."""
-    generator = torch.Generator().manual_seed(seed)
-    seen = torch.ones(len(spec.segments), spec.layers, spec.heads, spec.segments[-1].end, dtype=torch.bool)
-    for segment in spec.segments[1:]:
-        kept = torch.rand(spec.layers, spec.heads, segment.start, generator=generator) < share
-        seen[segment.index, ..., : segment.start] = seen[segment.index - 1, ..., : segment.start] & kept
-    return seen
-
-
-def close(found: list[Tensor], expected: list[Tensor]) -> None:
-    for one, other in zip(found, expected, strict=True):
-        torch.testing.assert_close(one, other, atol=2e-5, rtol=1e-4)
+from kvbench.segments import ModelSpec
+from tests.engine import (
+    D,
+    Drawn,
+    DrawnPerSequence,
+    close,
+    dense,
+    draw_seen,
+    prepared,
+    run,
+    small,
+    tokens_of,
+)
 
 
 @pytest.mark.parametrize("groups", [1, 2])
@@ -187,17 +99,6 @@ def test_a_view_shows_positions_in_order_and_the_attention() -> None:
         torch.testing.assert_close(mass, expected, atol=1e-6, rtol=1e-4)
         sums = torch.stack([part.sum(1) for part in expected.split(spec.lengths[: index + 1], 1)], 1)
         torch.testing.assert_close(by_segment, sums, atol=1e-6, rtol=1e-4)
-
-
-def test_a_static_method_may_not_look_at_data() -> None:
-    spec = small()
-
-    class Peeking(Full):
-        def keep(self, view: View) -> None:
-            view.mass()
-
-    with pytest.raises(ValueError, match="a static method cannot look at data"):
-        run(KVCache(spec, prepared(Peeking(), spec), dtype=torch.float32), spec, tokens_of(spec, 2))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -1,6 +1,6 @@
-"""Calibration: equal to the official accumulator; artifacts and order files only fit what they belong to."""
+"""Calibration: equal to the official accumulator, all kinds in one pass; artifacts only fit what they belong to."""
 
-import json
+import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,18 +12,24 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from kvbench import cli
 from kvbench.attention_by_scale import AttentionByScale, cas, rank_heads, scas
 from kvbench.budget import Budget
 from kvbench.cache import KVCache
 from kvbench.calibration import artifact_name, calibrate, load_artifact, save_artifact
 from kvbench.config import ConfigError
-from kvbench.methods.base import Artifact
+from kvbench.methods.ams_kv import KeySimilarity
+from kvbench.methods.base import Artifact, Observer
+from kvbench.methods.hack import ColumnVariance
 from kvbench.methods.heatkv import HeatKV
+from kvbench.methods.scalekv import AttentionSelectivity
 from kvbench.models.base import Cache
 from kvbench.models.sampling import Noise
-from kvbench.orders import read_orders, write_orders
 from kvbench.prompts import Prompt
+from kvbench.runner import Job, calibration_file, observe
 from kvbench.segments import ModelSpec, next_scale
+from tests.fake_run import SPEC as FAKE_SPEC
+from tests.fake_run import Fake, job_in
 
 KIND = AttentionByScale.kind
 TOY = np.load(Path(__file__).parent / "golden" / "heatkv" / "scas_toy.npz")
@@ -203,69 +209,117 @@ def test_names_of_artifacts_follow_their_metadata() -> None:
     assert artifact_name(dict(reversed(METADATA.items()))) == artifact_name(METADATA)
 
 
-def some_ranks() -> np.ndarray:
-    return rank_heads(torch.rand(2, 3, 4, generator=torch.Generator().manual_seed(0)))
+def every() -> list[Observer]:
+    return [AttentionByScale(), AttentionSelectivity(), ColumnVariance(), KeySimilarity()]
 
 
-@pytest.mark.parametrize("sinks", [0, 1, 2])
-def test_orders_come_back(sinks: int, tmp_path: Path) -> None:
-    path, ranks = tmp_path / "orders.json", some_ranks()
-    write_orders(path, ranks, sinks, METADATA)
-    found = read_orders(path, SPEC, sinks)
-    assert np.array_equal(found[sinks:3], ranks[sinks:3])
-    stored = json.loads(path.read_text())
-    assert stored["metadata"] == METADATA
-    path.write_text(json.dumps(stored["orders"]))
-    assert np.array_equal(read_orders(path, SPEC, sinks)[sinks:3], ranks[sinks:3])
-    if sinks < 2:
-        assert np.array_equal(read_orders(path, SPEC, sinks + 1)[sinks + 1 : 3], ranks[sinks + 1 : 3])
-    if sinks:
-        with pytest.raises(ValueError, match=f"{3 - sinks} orders, small with sinks={sinks - 1} needs"):
-            read_orders(path, SPEC, sinks - 1)
+def calibrating(path: Path, **more: object) -> Job:
+    """A job whose model is loaded."""
+    job = job_in(path, **more)
+    job.model.load("cpu")
+    return job
 
 
-@pytest.mark.parametrize(
-    ("content", "why"),
-    [
-        ("{", "cannot be read"),
-        ('{"metadata": {}}', "no orders"),
-        ("[]", "0 orders"),
-        (json.dumps([[[h, j] for h in range(3) for j in range(2)]] * 4), "more than small has sources"),
-        (json.dumps([[[0, 0]] * 6] * 3), "not a permutation of the 6"),
-        (json.dumps([[[h, j] for h in range(2) for j in range(3)]] * 3), "not a permutation of the 6"),
-        (json.dumps([[[0, 0], [1]]] * 3), "source scale 0 is not a permutation"),
-        (json.dumps([["x"]] * 3), "not a permutation"),
-        (
-            json.dumps([[[-1, 0], *([h, j] for h in range(3) for j in range(2) if h + j)]] * 3),
-            "not a permutation",
-        ),
-    ],
-)
-def test_wrong_order_files_are_refused(content: str, why: str, tmp_path: Path) -> None:
-    path = tmp_path / "orders.json"
-    path.write_text(content)
-    with pytest.raises(ValueError, match=rf"method.orders=.*{why}"):
-        read_orders(path, SPEC, 0)
-    with pytest.raises(ValueError, match=r"method\.orders="):
-        HeatKV(0, str(path)).check(SPEC, Budget.parse("0.5", SPEC))
+def test_one_pass_makes_every_artifact(tmp_path: Path) -> None:
+    job = calibrating(tmp_path / "runs")
+    artifacts = observe(job, every())
+    assert job.model.batches == [1, 1]  # both prompts once, whatever is watched
+    assert [artifact.kind for artifact in artifacts] == [
+        "attention_by_scale", "attention_selectivity", "column_variance", "key_similarity",
+    ]  # fmt: skip
+    for observer, artifact in zip(every(), artifacts, strict=True):
+        path, metadata = calibration_file(job, observer)
+        assert path.is_file()
+        assert artifact.metadata == metadata
+        assert metadata["observer"] == repr(observer)
+        [values] = artifact.tensors.values()
+        assert values.shape == observer.shape(FAKE_SPEC)
+        assert values.dtype == torch.float64
+        assert values.isfinite().all()
+        assert values.abs().sum() > 0
+        [alone] = observe(calibrating(tmp_path / "alone"), [observer])
+        assert torch.equal(alone.tensors[observer.tensor], values)
+    assert len(list((tmp_path / "runs" / "fake").glob("calibration-*"))) == 4
 
 
-def test_a_missing_order_file_and_one_of_another_model_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="cannot be read"):
-        read_orders(tmp_path / "gone.json", SPEC, 0)
-    path = tmp_path / "orders.json"
-    write_orders(path, some_ranks(), 0, {})
-    with pytest.raises(ValueError, match=r"not a permutation of the 8 \[head, layer\] pairs of other"):
-        read_orders(path, replace(SPEC, name="other", heads=4), 0)
+def test_calibrations_are_reused_and_repeat_to_the_byte(tmp_path: Path) -> None:
+    first, again = calibrating(tmp_path / "first"), calibrating(tmp_path / "again")
+    observe(first, every()[:2])
+    observe(first, every())
+    assert first.model.batches == [1] * 4  # the second pass for the two that were missing
+    observe(first, every())
+    assert first.model.batches == [1] * 4
+    observe(again, every())
+    for observer in every():
+        one, other = (calibration_file(job, observer)[0].read_bytes() for job in (first, again))
+        assert one == other
 
 
-def test_a_written_order_makes_the_schedule_of_its_calibration(tmp_path: Path) -> None:
-    path = tmp_path / "orders.json"
-    mass = torch.rand(2, 3, 4, 4, generator=torch.Generator().manual_seed(1)).double()
-    write_orders(path, rank_heads(scas(mass)), 1, {})
-    budget = Budget.parse("0.4", SPEC)
-    read, made = HeatKV(1, str(path)), HeatKV(1)
-    read.prepare(SPEC, budget)
-    made.prepare(SPEC, budget, Artifact(KIND, {"mass": mass}))
-    assert np.array_equal(read.schedule.absent, made.schedule.absent)
-    assert read.schedule.absent.any()
+OTHERS: dict[str, dict[str, object]] = {
+    "model": {"model": Fake(name="other")},
+    "weights_sha256": {"model": Fake(salt=1)},
+    "sizes": {"model": Fake(spec=replace(FAKE_SPEC, segments=next_scale([(1, 1), (2, 3), (3, 3), (4, 4)])))},
+    "prompts": {"calibration_prompts": [Prompt(0, "calibration 0")]},
+    "prompts_sha256": {"calibration_prompts": [Prompt(i, f"another {i}") for i in range(2)]},
+}
+SETTINGS: dict[str, tuple[Observer, Observer]] = {
+    "queries": (AttentionSelectivity(), AttentionSelectivity(queries=8)),
+    "strongest": (AttentionSelectivity(), AttentionSelectivity(strongest=0.1)),
+    "metric": (KeySimilarity(), KeySimilarity(metric="neg_l2")),
+    "resize": (KeySimilarity(), KeySimilarity(resize="nearest")),
+}
+
+
+@pytest.mark.parametrize("observer", every(), ids=lambda observer: observer.kind)
+@pytest.mark.parametrize("field", OTHERS)
+def test_a_calibration_of_something_else_is_neither_found_nor_taken(
+    field: str, observer: Observer, tmp_path: Path
+) -> None:
+    own, other = calibrating(tmp_path), calibrating(tmp_path, **OTHERS[field])
+    observe(own, [observer])
+    (mine, _), (theirs, _) = calibration_file(own, observer), calibration_file(other, observer)
+    assert mine != theirs
+    theirs.parent.mkdir(exist_ok=True)
+    shutil.copy(mine, theirs)
+    with pytest.raises(ConfigError, match=rf"made for {field}=.*calibrate again"):
+        observe(other, [observer])
+
+
+@pytest.mark.parametrize("field", SETTINGS)
+def test_a_calibration_with_other_settings_is_neither_found_nor_taken(field: str, tmp_path: Path) -> None:
+    job, (own, other) = calibrating(tmp_path), SETTINGS[field]
+    observe(job, [own])
+    (mine, _), (theirs, _) = (calibration_file(job, observer) for observer in (own, other))
+    assert mine != theirs
+    shutil.copy(mine, theirs)
+    with pytest.raises(ConfigError, match=rf"made for observer=.*, this run has .*{field}=.*calibrate again"):
+        observe(job, [other])
+
+
+def test_a_calibration_of_one_kind_is_not_taken_for_another(tmp_path: Path) -> None:
+    job = calibrating(tmp_path)
+    observe(job, every())
+    for observer, next_one in zip(every()[-2::-1], every()[:0:-1], strict=True):
+        (mine, _), (theirs, _) = (calibration_file(job, one) for one in (observer, next_one))
+        shutil.copy(mine, theirs)
+        with pytest.raises(ConfigError, match=f"made for kind='{observer.kind}'"):
+            observe(job, [next_one])
+
+
+def test_the_command_makes_every_artifact(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], root: Path
+) -> None:
+    monkeypatch.setenv("KVBENCH_ROOT", str(root))
+    monkeypatch.chdir(tmp_path)
+    words = (
+        "task=calibrate",
+        "model=var_tiny",
+        "prompts=imagenet",
+        "prompts.classes=[0,1,2]",
+        "calibrate.count=2",
+    )
+    monkeypatch.setattr("sys.argv", ["run.py", *words])
+    cli.main()
+    lines = [line.split(": ") for line in capsys.readouterr().out.splitlines() if "calibration-" in line]
+    assert {kind for kind, _ in lines} == {observer.kind for observer in every()}
+    assert all((tmp_path / path).is_file() for _, path in lines)

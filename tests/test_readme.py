@@ -1,7 +1,12 @@
 """The README's recipe for a new method is a whole, working method, and its commands name keys that exist."""
 
+import json
+import os
 import re
 import shlex
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -14,6 +19,36 @@ from kvbench.plan import cached_after
 from kvbench.segments import ModelSpec, next_scale
 
 SPEC = ModelSpec("small", 3, 2, 8, next_scale([(1, 1), (2, 2), (3, 3), (5, 5), (6, 6)]))
+
+
+HEAVIEST = '''"""Keep what the newest scale looks at."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from kvbench.methods.base import Method, View
+
+
+@dataclass
+class Heaviest(Method):
+    """Keep the slots that receive most attention, the same number in every row.
+
+    Attributes:
+        squared: weigh by the square.
+    """
+
+    squared: bool = False
+
+    def keep(self, view: View) -> Tensor:
+        """The most attended slots."""
+        mass = view.mass() ** (2 if self.squared else 1)
+        few = min(self.budget.head_tokens, mass.shape[1])
+        kept = torch.zeros_like(mass, dtype=torch.bool)
+        return kept.scatter(1, mass.topk(few, sorted=False).indices, True)
+'''
+HEAVIEST_CONFIG = "_target_: kvbench.methods.heaviest.Heaviest\nsquared: false\n"
 
 
 def block(root: Path, language: str, after: str) -> str:
@@ -41,6 +76,47 @@ def test_the_new_method_keeps_to_any_budget_in_under_50_lines(root: Path) -> Non
         held = cached_after(SPEC, method)
         assert held.max() <= capacity.capacity
         assert held.max() > 0.5 * capacity.capacity
+
+
+def checkout_with(root: Path, path: Path, files: dict[str, str]) -> None:
+    """A copy of the program with further files."""
+    for folder in ("kvbench", "kernels", "eval", "conf"):
+        shutil.copytree(root / folder, path / folder, ignore=shutil.ignore_patterns("assets", "__pycache__"))
+    shutil.copy(root / "run.py", path)
+    (path / "kvbench" / "assets").symlink_to(root / "kvbench" / "assets")
+    for name, text in files.items():
+        assert not (path / name).exists()
+        (path / name).write_text(text)
+
+
+def test_new_methods_of_two_files_each_run_in_a_sweep(root: Path, tmp_path: Path) -> None:
+    files = {
+        "kvbench/methods/newest.py": block(root, "python", "## Add a method"),
+        "conf/method/newest.yaml": block(root, "yaml", "## Add a method"),
+        "kvbench/methods/heaviest.py": HEAVIEST,
+        "conf/method/heaviest.yaml": HEAVIEST_CONFIG,
+    }
+    assert all(len(text.splitlines()) < 50 for text in files.values())
+    checkout_with(root, tmp_path, files)
+    sweep = ["method=newest,heaviest", "budget=0.1,0.3", "prompts.count=2", "eval=psnr"]
+    done = subprocess.run(
+        [sys.executable, "run.py", "-m", *sweep],
+        cwd=tmp_path, capture_output=True, text=True, timeout=300,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(tmp_path)},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "failed" not in done.stdout
+    runs = tmp_path / "runs" / "infinity_tiny"
+    for method in ("newest", "heaviest"):
+        quality = []
+        for budget in (0.1, 0.3):
+            [path] = runs.glob(f"{method}-{budget}-*/results.json")
+            results = json.loads(path.read_text())
+            memory = results["memory"]
+            assert 0.5 * memory["budget_tokens"] < memory["peak_tokens"] <= memory["budget_tokens"]
+            quality.append(results["metrics"]["psnr"]["value"])
+        assert quality[0] < quality[1]
+        assert f" {method} " in done.stdout
 
 
 def commands(root: Path) -> list[str]:

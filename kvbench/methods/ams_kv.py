@@ -159,7 +159,8 @@ class AMSKVFixed(Method):
     """AMS-KV at a given budget: which layers are cache-demanding is decided beforehand, and only as many as fit.
 
     C_min and C_max are the condensed scales with one and with two more scales, the largest that C_min <= B / T allows;
-    the N layers of lowest calibrated similarity have C_max, N = floor((B / T - C_min) L / (C_max - C_min)).
+    the N layers of lowest calibrated similarity have C_max, N = floor((B / T - C_min) L / (C_max - C_min)). Where that
+    is all of them, each has floor(B / T).
 
     Differs from the paper in: the paper has no such variant; its Table 2 comes closest, whose two placements of the
     larger caches are `placement`.
@@ -209,7 +210,8 @@ class AMSKVFixed(Method):
         else:
             larger = artifact.tensors["similarity"][:, self.scale + 1].sort(stable=True).indices[:number]
         self.capacity = torch.full((spec.layers,), first)
-        self.capacity[larger] = most
+        # With room left when every layer has C_max, nothing is gained by staying below the budget.
+        self.capacity[larger] = most if number < spec.layers else budget.head_tokens
 
     def keep(self, view: View) -> Tensor:
         """What CLRU leaves of the cache and the new scale."""
@@ -232,11 +234,9 @@ def rolled(view: View, capacity: Tensor, condensed: int, granularity: Literal["t
     overflows = exists.sum(1, keepdim=True) > capacity[:, None]
     newer = exists.flip(1).cumsum(1).flip(1)  # slots from this one to the newest
     if granularity == "scale":
-        newer = (
-            torch.zeros_like(newer)
-            .scatter_reduce(1, view.segment.clamp(min=0), newer * exists, "amax")
-            .gather(1, view.segment.clamp(min=0))
-        )
+        source = view.segment.clamp(min=0)
+        of_source = newer.new_zeros(len(newer), view.at.index + 1)
+        newer = of_source.scatter_reduce(1, source, newer * exists, "amax").gather(1, source)
     kept = (view.position < condensed) | (newer <= capacity[:, None] - condensed)
     return exists & torch.where(overflows, torch.where(fits, kept, ~current), True)
 

@@ -84,6 +84,10 @@ class View(Protocol):
         """[rows, at.length, D]: the current segment's keys."""
         ...
 
+    def cached_keys(self) -> Tensor:
+        """[rows, slots, D]: keys of all slots, cached and current; zeros where a row has no such slot."""
+        ...
+
     def previous_keys(self) -> Tensor:
         """[rows, tokens, D]: those of the segment before, for methods that `compare_keys`; not at segment 0."""
         ...

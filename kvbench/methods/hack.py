@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from kvbench.budget import Budget, InfeasibleBudget
+from kvbench.budget import Budget
 from kvbench.methods.base import Artifact, Method, Observer, View
 from kvbench.methods.select import Rows, agreed, best, check_room, window
 from kvbench.segments import ModelSpec
@@ -66,17 +66,13 @@ class HACK(Method):
         return ColumnVariance()
 
     def check(self, spec: ModelSpec, budget: Budget) -> None:
-        """Settings must be usable, and both classes of heads must have room."""
+        """Settings must be usable, and the sinks must fit (structural heads have at least the mean)."""
         for name, share in (("alpha", self.alpha), ("contextual", self.contextual)):
             if not 0 <= share <= 1:
                 raise ValueError(f"method.{name}={share}: must lie in 0..1")
         if self.observed < 1:
             raise ValueError(f"method.observed={self.observed}: must be at least 1")
         check_room(spec, budget, self.sinks)
-        _, structural = self._rooms(spec, budget)
-        needed = self._sink_tokens(spec)
-        if structural < needed:
-            raise InfeasibleBudget.of_sinks(budget, self.sinks, needed, spec)
 
     def prepare(self, spec: ModelSpec, budget: Budget, artifact: Artifact | None = None) -> None:
         """Sorts the heads into classes.
@@ -114,11 +110,11 @@ class HACK(Method):
         return best(scores.masked_fill(view.position < 0, -torch.inf), room)
 
     def _rooms(self, spec: ModelSpec, budget: Budget) -> tuple[int, int]:
-        """B_C and B_S in tokens per head."""
-        heads = spec.all_heads
+        """B_C and B_S in tokens per head; what structural heads cannot use goes to contextual ones."""
+        heads, most = spec.all_heads, spec.cached_length
         few = round(self.alpha * heads)
-        contextual = max(1, int(self.contextual * budget.per_head)) if few < heads else budget.head_tokens
-        return contextual, (budget.tokens - few * contextual) // (heads - few) if few < heads else contextual
-
-    def _sink_tokens(self, spec: ModelSpec) -> int:
-        return spec.ends[self.sinks - 1] if self.sinks else 0
+        if few in (0, heads):
+            return budget.head_tokens, budget.head_tokens
+        contextual = max(1, int(self.contextual * budget.per_head))
+        contextual = max(contextual, (budget.tokens - (heads - few) * most) // few)
+        return contextual, min(most, (budget.tokens - few * contextual) // (heads - few))

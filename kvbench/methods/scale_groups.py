@@ -21,12 +21,12 @@ class ScaleGroups(Method):
     cached.
 
     Attributes:
-        remove: which group.
+        remove: which group; `all` leaves nothing of the past.
         condensed: scales at the start.
         local: scales before the last one.
     """
 
-    remove: Literal["none", "intermediate", "local", "condensed"] = "none"
+    remove: Literal["none", "intermediate", "local", "condensed", "all"] = "none"
     condensed: int = 2
     local: int = 2
     strict: bool = False
@@ -45,6 +45,7 @@ class ScaleGroups(Method):
         """All slots of the other groups."""
         first, end = {
             "none": (0, 0),
+            "all": (0, len(self.spec.segments)),
             "condensed": (0, self.condensed),
             "intermediate": (self.condensed, len(self.spec.segments) - 1 - self.local),
             "local": (len(self.spec.segments) - 1 - self.local, len(self.spec.segments) - 1),

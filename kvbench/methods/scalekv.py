@@ -239,14 +239,17 @@ def shrunk_early(capacity: Ints, spec: ModelSpec, total: int) -> Ints:
         total: tokens that one head of every layer may hold together.
     """
     held = capacity.copy()
+    before = np.minimum(held[0], spec.lengths[0])
     for k in range(1, len(held)):
-        before, after = held[k - 1], np.minimum(held[k], held[k - 1] + spec.lengths[k])
+        after = np.minimum(held[k], before + spec.lengths[k])
         for layer in range(spec.layers):
             excess = int(after[: layer + 1].sum() + before[layer + 1 :].sum()) - total
             for deep in range(spec.layers - 1, layer, -1):
                 given = min(max(excess, 0), max(before[deep] - after[deep], 0))
                 before[deep] -= given
                 excess -= given
+                held[k - 1, deep] = before[deep] if given else held[k - 1, deep]
+        before = after
     return held
 
 

@@ -96,10 +96,12 @@ def agreed(scores: Tensor, view: View, rows: Rows, branches: int) -> Tensor:
     return shared.repeat(branches, 1)
 
 
-def check_window(size: int, kernel: int) -> None:
-    """Refuses windows that are no squares and pools that have no middle (ValueError)."""
-    if size < 1 or int(size**0.5) ** 2 != size:
-        raise ValueError(f"method.window={size}: must be a square number such as 16")
+def check_window(size: int, kernel: int, kind: Window = "grid") -> None:
+    """Refuses empty windows, grids that are no squares, and pools that have no middle (ValueError)."""
+    if size < 1:
+        raise ValueError(f"method.window={size}: must be at least 1")
+    if kind == "grid" and int(size**0.5) ** 2 != size:
+        raise ValueError(f"method.window={size}: a grid has a square number such as 16")
     if kernel < 1 or kernel % 2 == 0:
         raise ValueError(f"method.kernel={kernel}: must be odd and positive")
 
@@ -110,4 +112,8 @@ def check_room(spec: ModelSpec, budget: Budget, sinks: int = 0) -> None:
         raise ValueError(f"sinks={sinks}: {spec.name} has {len(spec.segments)} scales")
     needed = spec.ends[sinks - 1] if sinks else 1
     if budget.head_tokens < needed:
-        raise InfeasibleBudget.of_sinks(budget, sinks, needed, spec)
+        raise (
+            InfeasibleBudget.of_sinks(budget, sinks, needed, spec)
+            if sinks
+            else InfeasibleBudget.of(budget, needed, spec, "the method's tokens")
+        )

@@ -60,7 +60,7 @@ class SnapKV(Method):
 
     def check(self, spec: ModelSpec, budget: Budget) -> None:
         """Settings must be usable, and every head needs a token."""
-        check_window(self.window, self.kernel)
+        check_window(self.window, self.kernel, self.queries)
         check_room(spec, budget, self.sinks)
 
     def keep(self, view: View) -> Tensor | None:

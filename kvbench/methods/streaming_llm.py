@@ -5,8 +5,9 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from kvbench.budget import Budget, InfeasibleBudget
+from kvbench.budget import Budget
 from kvbench.methods.base import Artifact, Method, View
+from kvbench.methods.select import check_room
 from kvbench.segments import ModelSpec
 
 
@@ -29,12 +30,8 @@ class StreamingLLM(Method):
     static: ClassVar[bool] = True
 
     def check(self, spec: ModelSpec, budget: Budget) -> None:
-        """The sinks must fit."""
-        if not 0 <= self.sinks < len(spec.segments):
-            raise ValueError(f"sinks={self.sinks}: {spec.name} has {len(spec.segments)} scales")
-        needed = self._sink_tokens(spec)
-        if budget.per_head < needed:
-            raise InfeasibleBudget.of_sinks(budget, self.sinks, needed, spec)
+        """The sinks must fit, and every head needs a token."""
+        check_room(spec, budget, self.sinks)
 
     def prepare(self, spec: ModelSpec, budget: Budget, artifact: Artifact | None = None) -> None:
         """Turns the budget into a window."""
