@@ -145,15 +145,27 @@ class Evaluator(Protocol):
 
 
 def evaluate(
-    evaluators: Sequence[Evaluator], images: ImageSet, reference: ImageSet | None = None, device: str = "cpu"
+    evaluators: Sequence[Evaluator],
+    images: ImageSet,
+    reference: ImageSet | None = None,
+    device: str = "cpu",
+    *,
+    same_seeds: bool = True,
 ) -> list[Result]:
     """Runs evaluators one after another; what one of them lacks or breaks on stays its own result.
+
+    Args:
+        evaluators: what to run.
+        images: what to score.
+        reference: what to compare with, sample by sample.
+        device: torch device.
+        same_seeds: refuse a pair of samples with unequal seeds.
 
     Raises:
         ImageSetError: images and reference do not hold the same samples.
     """
     if reference is not None:
-        check_pairs(images, reference)
+        check_pairs(images, reference, same_seeds=same_seeds)
     return [_evaluate(evaluator, images, reference, device) for evaluator in evaluators]
 
 

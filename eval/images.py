@@ -55,7 +55,7 @@ class ImageSet:
 
     def __init__(self, folder: Path | str, limit: int | None = None) -> None:
         self.folder = Path(folder)
-        records = _records(self.folder / "samples.jsonl")
+        records = read_samples(self.folder / "samples.jsonl")
         self._check_names(set(records))
         self.samples = {index: self._checked(records[index]) for index in sorted(records)[:limit]}
         self.indices = list(self.samples)
@@ -133,8 +133,8 @@ class ImageSet:
         return Sample(sample.index, sample.seed, sample.prompt, sample.sha256, sample.meta, size)
 
 
-def check_pairs(images: ImageSet, reference: ImageSet) -> None:
-    """Makes sure that two sets hold the same samples: index, seed, prompt and image size.
+def check_pairs(images: ImageSet, reference: ImageSet, *, same_seeds: bool = True) -> None:
+    """Makes sure that two sets hold the same samples: index, seed (unless told otherwise), prompt and image size.
 
     Raises:
         ImageSetError: naming the first differences.
@@ -144,14 +144,15 @@ def check_pairs(images: ImageSet, reference: ImageSet) -> None:
         raise ImageSetError(f"{names}indices missing from the first: {_some(missing)}")
     if extra := sorted(set(images.indices) - set(reference.indices)):
         raise ImageSetError(f"{names}indices missing from the reference: {_some(extra)}")
-    for attribute in ("seed", "prompt", "size"):
+    for attribute in ("seed", "prompt", "size") if same_seeds else ("prompt", "size"):
         for index in images.indices:
             ours, theirs = (getattr(side.samples[index], attribute) for side in (images, reference))
             if ours != theirs:
                 raise ImageSetError(f"{names}sample {index} has {attribute} {ours!r} and {theirs!r}")
 
 
-def _records(path: Path) -> dict[int, Sample]:
+def read_samples(path: Path) -> dict[int, Sample]:
+    """Records of a samples.jsonl by index; ImageSetError if it cannot be read or holds none."""
     if not path.is_file():
         raise ImageSetError(f"{path} is missing: one JSON line per image with index, seed, prompt and sha256")
     found: dict[int, Sample] = {}

@@ -25,6 +25,7 @@ from kvbench.attention_by_scale import AttentionByScale, rank_heads, scas
 from kvbench.budget import Budget
 from kvbench.cache import BudgetExceeded
 from kvbench.config import ConfigError, Settings
+from kvbench.differences import show_against
 from kvbench.eval.images import ImageSetError
 from kvbench.methods.base import Observer
 from kvbench.models.base import NotFinite
@@ -200,6 +201,21 @@ def task_run(cfg: DictConfig) -> Path | None:
     return outcome.folder
 
 
+def task_evaluate(cfg: DictConfig) -> Path:
+    """`task=evaluate`: adds metrics to a finished run without generating again."""
+    outcome = runner.rescore(job_of(cfg))
+    assert outcome.results is not None
+    report.show_run(CONSOLE, outcome.results)
+    return outcome.folder
+
+
+def task_bounds(cfg: DictConfig) -> None:
+    """`task=bounds`: full cache against full cache, in another batch size and with other seeds."""
+    job = job_of(cfg)
+    folders = [runner.run(bound).folder for bound in job.bounds()]
+    report.show_runs(CONSOLE, [run for folder in folders for run in report.collect_one(folder)])
+
+
 def task_plan(cfg: DictConfig) -> None:
     """`task=plan`: schedule and memory from shapes, or a paper's memory column."""
     settings = Settings.of(_values(cfg))
@@ -276,6 +292,8 @@ def task_report(cfg: DictConfig) -> None:
         raise ConfigError(f"runs_dir={runs_dir}: holds no finished runs")
     report.show_runs(CONSOLE, runs)
     CONSOLE.print(f"written: {report.write_report(runs_dir, runs)}", highlight=False, soft_wrap=True)
+    if settings.against is not None:
+        show_against(CONSOLE, runs, runs_dir, settings.against)
     if settings.published is not None:
         summary.show_beside(CONSOLE, find(settings.published), runs, runs_dir)
     summary.draw_fidelity(CONSOLE, runs, runs_dir, "fidelity")
@@ -283,6 +301,8 @@ def task_report(cfg: DictConfig) -> None:
 
 TASKS = {
     "run": task_run,
+    "evaluate": task_evaluate,
+    "bounds": task_bounds,
     "plan": task_plan,
     "calibrate": task_calibrate,
     "train": task_train,

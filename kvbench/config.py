@@ -9,7 +9,7 @@ from typing import Literal, Union, get_args, get_origin, get_type_hints
 
 import torch
 
-TASKS = ("run", "plan", "calibrate", "train", "report")
+TASKS = ("run", "evaluate", "bounds", "plan", "calibrate", "train", "report")
 CACHE_DTYPES = ("auto", "float32", "bfloat16", "float16")
 GROUPS = ("model", "method", "prompts", "eval", "logger", "train", "sweeps")
 """Keys of a configuration that hold objects (`_target_`) or nothing."""
@@ -77,6 +77,7 @@ class Settings:
         cache_dtype: of stored keys and values; auto is float32 on a CPU and bfloat16 on a GPU.
         runs_dir: where run folders are.
         published: table of a paper that the end of a sweep prints beside what it measured.
+        against: method that `task=report` compares all others with, sample by sample.
         shard: share of the prompts.
         plan: of `task=plan`.
         calibrate: of calibrations.
@@ -91,6 +92,7 @@ class Settings:
     cache_dtype: str
     runs_dir: Path
     published: str | None = None
+    against: str | None = None
     shard: Shard = Shard()
     plan: PlanSettings = PlanSettings()
     calibrate: CalibrateSettings = CalibrateSettings()

@@ -19,7 +19,7 @@ from tqdm import tqdm
 from kvbench.budget import Budget
 from kvbench.cache import KVCache
 from kvbench.calibration import artifact_name, calibrate, load_artifact, save_artifact
-from kvbench.config import Settings
+from kvbench.config import ConfigError, Settings
 from kvbench.eval.base import Evaluator
 from kvbench.methods.base import Artifact, Method, Observer
 from kvbench.methods.full import Full
@@ -79,6 +79,7 @@ class Job:
         calibration_prompts: what a calibration watches.
         evaluators: by config name.
         logger: None to send nothing.
+        bounded: the job whose reference this full-cache run with other rounding or other seeds is compared with.
     """
 
     settings: Settings
@@ -90,11 +91,12 @@ class Job:
     calibration_prompts: list[Prompt] = field(default_factory=list)
     evaluators: Mapping[str, Evaluator] = field(default_factory=dict)
     logger: Logger | None = None
+    bounded: "Job | None" = None
 
     @property
     def reference(self) -> bool:
         """Whether this is the uncompressed run that others are compared with."""
-        return isinstance(self.method, Full)
+        return isinstance(self.method, Full) and self.bounded is None
 
     @property
     def dtype(self) -> torch.dtype:
@@ -108,7 +110,7 @@ class Job:
     def budget(self) -> Budget:
         """Capacity B; the reference has all of it, though what the config says must still be a budget."""
         budget = Budget.parse(self.settings.budget, self.model.spec)
-        return Budget.parse(1, self.model.spec) if self.reference else budget
+        return Budget.parse(1, self.model.spec) if isinstance(self.method, Full) else budget
 
     @property
     def model_settings(self) -> Config:
@@ -120,8 +122,23 @@ class Job:
         values = self.config.get(group)
         return values if isinstance(values, Mapping) else {}
 
+    def bounds(self) -> "list[Job]":
+        """Two full-cache runs to compare with the reference: in another batch size, and with other seeds.
+
+        The first is what rounding alone changes, the second what an image has in common with any other of its prompt.
+        """
+        full, settings = self.as_reference(), self.settings
+        other = settings.batch_size // 2 or 2
+        changed = {
+            f"full, batch {other}": replace(full.settings, batch_size=other),
+            f"full, seed {settings.seed + 1}": replace(full.settings, seed=settings.seed + 1),
+        }
+        return [replace(full, method_name=name, settings=s, bounded=self) for name, s in changed.items()]
+
     def as_reference(self) -> "Job":
         """The run this one is compared with."""
+        if self.bounded is not None:
+            return self.bounded.as_reference()
         method = {"_target_": f"{Full.__module__}.{Full.__qualname__}"}
         return replace(
             self,
@@ -154,15 +171,35 @@ def run(job: Job) -> Outcome:
         ConfigError, ValueError, WeightsError, BudgetExceeded, NotFinite: see where they are defined; nothing that was
             finished is lost.
     """
+    _load(job)
+    outcome = _complete(job.as_reference() if job.reference else job)
+    if job.logger is not None and outcome.results is not None:
+        job.logger.send(outcome.folder.name, outcome.folder, outcome.results)
+    return outcome
+
+
+def rescore(job: Job) -> Outcome:
+    """Adds metrics to a finished run; no image is generated.
+
+    Raises:
+        ConfigError: the run or its reference is not finished.
+    """
+    _load(job)
+    for needed in (job.as_reference(), *(() if job.reference else (job,))):
+        folder = open_run(needed)
+        if not folder.finished():
+            raise ConfigError(
+                f"task=evaluate: {folder.path} is not a finished run; generate it with task=run"
+            )
+    return _complete(job.as_reference() if job.reference else job)
+
+
+def _load(job: Job) -> None:
     job.method.check(job.model.spec, job.budget)
     check_prompts = getattr(job.model, "check_prompts", None)
     if check_prompts is not None:  # models of classes have it: not every text is a class
         check_prompts([prompt.text for prompt in (*job.prompts, *job.calibration_prompts)])
     job.model.load(job.settings.device)
-    outcome = _complete(job.as_reference() if job.reference else job)
-    if job.logger is not None and outcome.results is not None:
-        job.logger.send(outcome.folder.name, outcome.folder, outcome.results)
-    return outcome
 
 
 def _complete(job: Job) -> Outcome:
@@ -200,7 +237,8 @@ def open_run(job: Job) -> RunFolder:
         prompts=digest(job.prompts),
         seed=job.settings.seed,
         cache_dtype=str(job.dtype),
-        label="full" if job.reference else f"{slug(job.method_name)}-{float(job.budget.fraction):.4g}",
+        label=_label(job),
+        bound=None if job.bounded is None else job.method_name,
     )
     folder = RunFolder(job.settings.runs_dir, job.model.name, identity)
     if not (folder.path / "config.yaml").is_file():
@@ -210,6 +248,12 @@ def open_run(job: Job) -> RunFolder:
         hashes = {"weights_sha256": job.model.weights_sha256, "calibration_sha256": used}
         folder.write("provenance.json", json.dumps({**provenance(job.settings.device), **hashes}, indent=1))
     return folder
+
+
+def _label(job: Job) -> str:
+    if isinstance(job.method, Full):
+        return slug(job.method_name)
+    return f"{slug(job.method_name)}-{float(job.budget.fraction):.4g}"
 
 
 def artifact_for(job: Job) -> tuple[Artifact | None, str | None]:
@@ -339,7 +383,8 @@ def finish(
     """
     samples = folder.tidy([prompt.index for prompt in job.prompts])
     device = job.settings.device
-    scored = score(folder.path, reference, todo, job.section("eval"), device)
+    seeds = job.bounded is None or job.bounded.settings.seed == job.settings.seed
+    scored = score(folder.path, reference, todo, job.section("eval"), device, same_seeds=seeds)
     itemsize = torch.empty((), dtype=job.dtype).element_size()
     head = {
         "run": folder.path.name,

@@ -37,6 +37,7 @@ class Identity:
         seed: seed of the noise.
         cache_dtype: dtype of stored keys and values.
         label: readable start of the folder's name; not hashed.
+        bound: what sets a bound's run apart from the reference, which it equals in everything above; None otherwise.
     """
 
     model: Mapping[str, object]
@@ -48,11 +49,14 @@ class Identity:
     seed: int
     cache_dtype: str
     label: str = ""
+    bound: str | None = None
 
     @property
     def hash(self) -> str:
         """Ten hex digits."""
         values = {name: value for name, value in vars(self).items() if name != "label"}
+        if self.bound is None:
+            del values["bound"]
         return hashlib.sha256(json.dumps(values, sort_keys=True, default=str).encode()).hexdigest()[:10]
 
 

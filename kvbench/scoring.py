@@ -45,16 +45,30 @@ def _current(evaluator: Evaluator, settings: object, entry: Mapping[str, object]
 
 
 def score(
-    folder: Path, reference: Path | None, evaluators: Mapping[str, Evaluator], settings: Record, device: str
+    folder: Path,
+    reference: Path | None,
+    evaluators: Mapping[str, Evaluator],
+    settings: Record,
+    device: str,
+    *,
+    same_seeds: bool = True,
 ) -> dict[str, dict[str, object]]:
     """Runs evaluators on a complete run and writes what they found under metrics/; also draws the contact sheet.
+
+    Args:
+        folder: the run.
+        reference: the run it is compared with.
+        evaluators: by config name.
+        settings: their settings by the same names.
+        device: torch device.
+        same_seeds: refuse a reference whose samples had other seeds.
 
     Returns:
         `evaluated` (how each evaluator fared, by config name) and `metrics` (one entry per metric) of results.json.
     """
     images = ImageSet(folder)
     other = None if reference is None else ImageSet(reference)
-    results = evaluate(list(evaluators.values()), images, other, device)
+    results = evaluate(list(evaluators.values()), images, other, device, same_seeds=same_seeds)
     evaluated: dict[str, object] = {}
     metrics: dict[str, object] = {}
     for (name, evaluator), result in zip(evaluators.items(), results, strict=True):

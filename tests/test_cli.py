@@ -83,6 +83,24 @@ def test_main_job_then_reuse_then_report(command: Command, tmp_path: Path) -> No
     assert "full" in out
 
 
+def test_bounds_later_metrics_and_differences(command: Command, tmp_path: Path) -> None:
+    shared = ("prompts.count=4", "eval=psnr")
+    assert command("-m", "method=streaming_llm,swa", "budget=0.2", *shared)[0] == 0
+    status, out, _ = command("task=bounds", *shared)
+    assert status == 0
+    assert "full, batch 4" in out
+    assert "full, seed 1" in out
+    job = ("method=streaming_llm", "budget=0.2", "prompts.count=4")
+    assert "ssim" in command("task=evaluate", *job, "eval=ssim")[1]
+    assert command("task=evaluate", "method=swa", "budget=0.5", *shared)[0] == 1
+    status, out, _ = command("task=report", "against=streaming_llm")
+    assert status == 0
+    report = (tmp_path / "runs" / "report-against-streaming_llm.md").read_text()
+    assert "difference to streaming_llm at the same budget" in out
+    assert [line.split(" | ")[1] for line in report.splitlines() if "infinity_tiny" in line] == ["swa"]
+    assert "no two finished runs differ" in command("task=report", "against=h2o")[1]
+
+
 def test_sweep_ends_with_one_table_and_keeps_what_worked(command: Command, tmp_path: Path) -> None:
     sweep = ("method=full,streaming_llm", "budget=0.001,0.1,0.2", "prompts.count=2", "eval=psnr")
     status, out, _ = command("-m", *sweep)

@@ -55,6 +55,7 @@ MAY: dict[str, tuple[str, ...]] = {
         "kvbench.paper_memory", "kvbench.plots", "kvbench.published", "kvbench.report", "kvbench.runs",
         "kvbench.stability",
     ),
+    "kvbench.differences": ("kvbench.eval", "kvbench.published", "kvbench.report", "kvbench.runs"),
     "kvbench.runner": ("kvbench",),
     "kvbench.cli": ("kvbench",),
 }  # fmt: skip

@@ -94,6 +94,7 @@ def test_sinks_out_of_range_are_refused(method: Callable[[int], Method], sinks: 
         ("condensed", {2, 3, 4}),
         ("intermediate", {0, 1, 3, 4}),
         ("local", {0, 1, 2}),
+        ("all", set()),
     ],
 )
 def test_scale_groups_leave_one_group_out(remove: str, left: set[int]) -> None:

@@ -79,7 +79,8 @@ class ScaleKV(Method):
     Differs from the paper in: calibration settings that it does not give (K', sampled queries, number of drafters) are
     options; the released tables show another budget rule than the paper's linear decay, and we follow the tables. In
     the authors' program drafters grow before refiners shrink, which exceeds the budget by up to 25 % between layers;
-    with `strict` as many of the deepest layers as needed shrink one scale earlier.
+    with `strict` as many of the deepest layers as needed shrink one scale earlier. A room of less than twice the window
+    shrinks the window.
 
     Attributes:
         drafters: share of the (layer, scale) pairs with a budget that draft (published: 9 of 160 and 15 of 200).
