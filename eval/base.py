@@ -27,6 +27,8 @@ log = logging.getLogger(__name__)
 Better = Literal["higher", "lower"]
 Status = Literal["ok", "skipped", "failed"]
 LIBRARIES = ("kvbench", "torch", "numpy", "scipy", "pillow", "torchvision")
+DISTRIBUTIONS = {"cleanfid": "clean-fid", "torch_fidelity": "torch-fidelity"}
+"""Packages that are installed under another name than they are imported."""
 
 
 class SkipEvaluation(Exception):
@@ -117,12 +119,15 @@ class Evaluator(Protocol):
     Attributes:
         name: names its result.
         needs_reference: compares with a reference set, sample by sample.
-        packages: packages it imports.
     """
 
     name: ClassVar[str]
     needs_reference: ClassVar[bool]
-    packages: ClassVar[tuple[str, ...]]
+
+    @property
+    def packages(self) -> tuple[str, ...]:
+        """Packages it imports."""
+        ...
 
     @property
     def protocol(self) -> str:
@@ -172,7 +177,10 @@ def evaluate(
 def missing(evaluator: Evaluator) -> list[str]:
     """What an evaluator lacks, each with its remedy; empty if it can run."""
     packages = [name for name in evaluator.packages if importlib.util.find_spec(name) is None]
-    lacking = [f"package missing: {name}. Get it with: pip install {name}" for name in packages]
+    lacking = [
+        f"package missing: {name}. Get it with: pip install {DISTRIBUTIONS.get(name, name)}"
+        for name in packages
+    ]
     return lacking + [weight.remedy() for weight in evaluator.weights if weight.find() is None]
 
 
@@ -262,7 +270,7 @@ def _provenance(
     versions = {"python": platform.python_version()}
     for name in (*LIBRARIES, *evaluator.packages):
         try:
-            versions[name] = importlib.metadata.version(name.replace("cleanfid", "clean-fid"))
+            versions[name] = importlib.metadata.version(DISTRIBUTIONS.get(name, name))
         except importlib.metadata.PackageNotFoundError:
             log.debug("%s is not installed", name)
     return {
@@ -285,6 +293,11 @@ def _setting(value: object) -> object:
         return value
     if isinstance(value, Weight):
         return value.file
+    if is_dataclass(value) and not isinstance(value, type):
+        return {
+            "is": type(value).__qualname__,
+            **{f.name: _setting(getattr(value, f.name)) for f in fields(value)},
+        }
     qualified = getattr(value, "__qualname__", None)
     return repr(value) if qualified is None else f"{value.__module__}.{qualified}"
 

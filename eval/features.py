@@ -4,8 +4,10 @@ It stands where Inception and AlexNet stand for photographs, and its scores carr
 (`fid_scenes`, `lpips_scenes`): they compare with each other, never with published FID or LPIPS.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
@@ -16,12 +18,16 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from kvbench.eval.base import Better, Result, mean_score, ok
+from kvbench.eval.base import Better, Result, mean_score
 from kvbench.eval.images import ImageSet
+from kvbench.eval.spaces import Source, Space, finish
+from kvbench.eval.store import Arrays, Held, held
 from kvbench.eval.weights import Weight
 
 WIDTHS = (16, 32, 48, 64)
 BATCH = 64
+
+SCENES = Weight("features.safetensors", how="train it with: python run.py task=train")
 
 
 class Stage(nn.Module):
@@ -124,54 +130,83 @@ def _unit_length(maps: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class OnScenes:
-    """What the metrics on the scenes feature network share.
+class Scenes(Space):
+    """The space of the scenes network: 64 features, images at their own size.
 
-    Attributes:
-        path: weight file of the network.
+    A run and its reference go through the network together, once: pooled features of both sides and the
+    perceptual distance, which needs the maps, come out of the same pass and are stored as one entry.
     """
 
-    path: str | None = None
-    name: ClassVar[str]
-    needs_reference: ClassVar[bool] = True
-    packages: ClassVar[tuple[str, ...]] = ()
+    batch: int = BATCH
+    network: Weight = SCENES
+    name: ClassVar[str] = "scenes"
+    paired: ClassVar[str] = "scenes"
+    real: ClassVar[str] = "real_scenes"
 
-    @property
-    def weights(self) -> tuple[Weight, ...]:
-        """The scenes feature network: `path`, or features.safetensors in $KVBENCH_WEIGHTS."""
-        how = "train it with: python run.py task=train"
-        return (Weight("features.safetensors", how=how, path=self.path),)
+    @torch.inference_mode()
+    def compute(self, source: Source, file: Path, device: str) -> Arrays:
+        """`features` float32 [n, 64] of one set."""
+        network = SceneFeatures.load(file).to(device)
+        stacks = source.stacks(self.batch, self.name)
+        return {
+            "features": np.concatenate([network.features(to_unit(s, device)).cpu().numpy() for s in stacks])
+        }
 
-    def network(self, device: str) -> tuple[SceneFeatures, dict[str, str]]:
-        """The network and the hash of its file by name."""
-        file, sha256 = self.weights[0].require()
-        return SceneFeatures.load(file).to(device), {file.name: sha256}
+    def pair(self, images: ImageSet, reference: ImageSet, device: str) -> tuple[Held, Held]:
+        """Features of both sides."""
+        both = self.together(images, reference, device)
+        ours, theirs = ({"features": both.arrays[side]} for side in ("images", "reference"))
+        return Held(ours, both.reused), Held(theirs, both.reused)
 
-    def pairs(self, images: ImageSet, reference: ImageSet, device: str) -> Iterator[Tensor]:
-        """Batches in [0, 1], images first, then as many of the reference.
+    def together(self, images: ImageSet, reference: ImageSet, device: str) -> Held:
+        """`images` and `reference` float32 [n, 64], `distance` float32 [n]."""
+        file, sha256 = self.weight.require()
+        digest = hashlib.sha256(f"{images.digest} {reference.digest}".encode()).hexdigest()
+        compute = partial(self._compute_pair, images, reference, file, device)
+        return held(digest, f"{self.name}_pair", sha256, images.indices, compute)
 
-        Both sides in one pass: equal images then have equal features, whatever the kernel.
-        """
-        for batch in images.batches(BATCH, self.name):
-            yield to_unit(np.concatenate([images.stack(batch), reference.stack(batch)]), device)
+    @torch.inference_mode()
+    def _compute_pair(self, images: ImageSet, reference: ImageSet, file: Path, device: str) -> Arrays:
+        network = SceneFeatures.load(file).to(device)
+        parts: dict[str, list[Tensor]] = {"images": [], "reference": [], "distance": []}
+        for batch in images.batches(self.batch, self.name):
+            # Both sides in one batch: equal images then have equal features, whatever the kernel.
+            stages = network.stages(
+                to_unit(np.concatenate([images.stack(batch), reference.stack(batch)]), device)
+            )
+            ours, theirs = zip(*(maps.chunk(2) for maps in stages), strict=True)
+            parts["images"].append(ours[-1].mean((2, 3)))
+            parts["reference"].append(theirs[-1].mean((2, 3)))
+            parts["distance"].append(perceptual_distance(ours, theirs))
+        return {name: torch.cat(part).cpu().numpy() for name, part in parts.items()}
 
 
 @dataclass(frozen=True)
-class LpipsScenes(OnScenes):
-    """`lpips_scenes`: perceptual distance to the reference on the scenes feature network."""
+class LpipsScenes:
+    """`lpips_scenes`: perceptual distance to the reference on the scenes network.
 
+    Attributes:
+        space: the network.
+    """
+
+    space: Scenes = field(default_factory=Scenes)
     name: ClassVar[str] = "lpips_scenes"
     protocol: ClassVar[str] = "unit"
+    needs_reference: ClassVar[bool] = True
+    packages: ClassVar[tuple[str, ...]] = ()
     gives: ClassVar[Mapping[str, Better]] = {"lpips_scenes": "lower"}
 
-    @torch.inference_mode()
+    @property
+    def weights(self) -> tuple[Weight, ...]:
+        """The scenes network."""
+        return (self.space.weight,)
+
     def run(self, images: ImageSet, reference: ImageSet | None, device: str) -> Result:
         """Distance of each image to the reference's, and their mean."""
         assert reference is not None
-        network, weights = self.network(device)
-        values: list[float] = []
-        for both in self.pairs(images, reference, device):
-            half = [m.chunk(2) for m in network.stages(both)]
-            values += perceptual_distance([a for a, _ in half], [b for _, b in half]).tolist()
-        scores = {"lpips_scenes": mean_score(values, "lower", clusters=images.clusters)}
-        return ok(self, scores, {"index": images.indices, "lpips_scenes": values}, weights)
+        both = self.space.together(images, reference, device)
+        values = both.arrays["distance"].tolist()
+        score = mean_score(values, "lower", clusters=images.clusters)
+        result = finish(self, {"lpips_scenes": score}, {"images": both, "reference": both})
+        result.samples = {"index": list(images.indices), "lpips_scenes": values}
+        return result

@@ -1,5 +1,7 @@
 """Frechet distance between Gaussians fitted to features, in float64, without a matrix square root."""
 
+from collections.abc import Callable
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -25,9 +27,7 @@ def frechet_distance(first: Features, second: Features) -> float:
     Raises:
         ValueError: fewer than two samples, unequal dimensions, or features that are not finite.
     """
-    a, b = _checked(first), _checked(second)
-    if a.shape[1] != b.shape[1]:
-        raise ValueError(f"features have {a.shape[1]} and {b.shape[1]} dimensions")
+    a, b = checked(first, second)
     if min(len(a), len(b)) > a.shape[1]:
         return frechet_from_moments(*_moments(a), *_moments(b))
     shift = (a.mean(0) - b.mean(0)).square().sum()
@@ -38,23 +38,73 @@ def frechet_distance(first: Features, second: Features) -> float:
 
 def frechet_from_moments(mean1: Tensor, cov1: Tensor, mean2: Tensor, cov2: Tensor) -> float:
     """The same from float64 means [D] and covariances [D, D], through the symmetric S1^1/2 S2 S1^1/2."""
-    values, vectors = torch.linalg.eigh(cov1)
-    root = (vectors * values.clamp(min=0).sqrt()) @ vectors.T
+    root = _square_root(cov1)
     cross = torch.linalg.eigvalsh(root @ cov2 @ root).clamp(min=0).sqrt().sum()
     return float((mean1 - mean2).square().sum() + cov1.trace() + cov2.trace() - 2 * cross)
+
+
+def frechet_to(mean: Tensor, covariance: Tensor) -> Callable[[Features], float]:
+    """The distance of features [n, D] to a given Gaussian, whose square root R is found once.
+
+    With few samples the last trace is the sum of singular values of A R, in the terms of `frechet_distance`,
+    which loses no digits on their singular covariance.
+
+    Args:
+        mean: float64 [D].
+        covariance: float64 [D, D].
+
+    Returns:
+        A function that raises what `frechet_distance` does.
+    """
+    root, variance = _square_root(covariance), covariance.trace()
+
+    def distance(features: Features) -> float:
+        [data] = checked(features)
+        if data.shape[1] != len(mean):
+            raise ValueError(f"features have {data.shape[1]} and {len(mean)} dimensions")
+        centre, count = data.mean(0), len(data)
+        scaled = (data - centre) / (count - 1) ** 0.5
+        if count <= len(mean):
+            cross = torch.linalg.svdvals(scaled @ root).sum()
+        else:
+            cross = torch.linalg.eigvalsh(root @ (scaled.T @ scaled) @ root).clamp(min=0).sqrt().sum()
+        return float((centre - mean).square().sum() + scaled.square().sum() + variance - 2 * cross)
+
+    return distance
+
+
+def moments(features: Features) -> tuple[Tensor, Tensor]:
+    """Mean [D] and unbiased covariance [D, D], float64, of features [n, D].
+
+    Raises:
+        ValueError: fewer than two samples, or features that are not finite.
+    """
+    [data] = checked(features)
+    return _moments(data)
+
+
+def checked(*sets: Features, least: int = 2) -> list[Tensor]:
+    """Sets of features [n, D] as float64.
+
+    Raises:
+        ValueError: fewer than `least` samples, unequal dimensions, or features that are not finite.
+    """
+    for features in sets:
+        if features.ndim != 2 or len(features) < least:
+            raise ValueError(f"at least {least} samples are needed, got features of shape {features.shape}")
+        if not np.isfinite(features).all():
+            row = int(np.flatnonzero(~np.isfinite(features).all(1))[0])
+            raise ValueError(f"features of sample {row} are not finite")
+    if len({features.shape[1] for features in sets}) > 1:
+        raise ValueError(f"features have {' and '.join(str(f.shape[1]) for f in sets)} dimensions")
+    return [torch.from_numpy(np.asarray(features, np.float64)) for features in sets]
+
+
+def _square_root(covariance: Tensor) -> Tensor:
+    values, vectors = torch.linalg.eigh(covariance)
+    return (vectors * values.clamp(min=0).sqrt()) @ vectors.T
 
 
 def _moments(features: Tensor) -> tuple[Tensor, Tensor]:
     centred = features - features.mean(0)
     return features.mean(0), centred.T @ centred / (len(features) - 1)
-
-
-def _checked(features: Features) -> Tensor:
-    if features.ndim != 2 or len(features) < 2:
-        raise ValueError(
-            f"a Frechet distance needs at least two samples, got features of shape {features.shape}"
-        )
-    if not np.isfinite(features).all():
-        row = int(np.flatnonzero(~np.isfinite(features).all(1))[0])
-        raise ValueError(f"features of sample {row} are not finite")
-    return torch.from_numpy(np.asarray(features, np.float64))

@@ -103,6 +103,10 @@ class ImageSet:
                 yield batch
                 bar.update(len(batch))
 
+    def stacks(self, size: int, title: str) -> Iterator[NDArray[np.uint8]]:
+        """Pixels uint8 [N, H, W, 3] of all images in order, in the batches of `batches`."""
+        return map(self.stack, self.batches(size, title))
+
     def _path(self, index: int) -> Path:
         return self.folder / "images" / f"{index:06d}.png"
 

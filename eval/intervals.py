@@ -82,6 +82,14 @@ def stratified(strata: Mapping[str, tuple[Sequence[float], Sequence[Hashable]]])
     return percentile(np.mean(draws, 0), f"stratified bootstrap {RESAMPLES} seed {SEED}")
 
 
+def deal(clusters: Sequence[Hashable], groups: int = GROUPS) -> NDArray[np.int64]:
+    """Group of each sample: clusters (prompts) dealt whole, in seeded random order, to at most `groups` groups."""
+    members = _numbered(clusters)
+    count = int(members.max()) + 1
+    hands: NDArray[np.int64] = np.random.default_rng(SEED).permutation(count) % min(groups, count)
+    return hands[members]
+
+
 def jackknife(
     statistic: Callable[[NDArray[np.int64]], float],
     value: float,
@@ -99,14 +107,16 @@ def jackknife(
     Returns:
         value -+ 1.96 standard errors, or None when leaving out a group leaves fewer than two samples.
     """
-    members = _numbered(clusters)
-    count = int(members.max()) + 1
-    groups = min(groups, count)
-    deal = np.random.default_rng(SEED).permutation(count) % groups
-    kept = [np.flatnonzero(deal[members] != group) for group in range(groups)]
-    if groups < 2 or min(len(k) for k in kept) < 2:
+    dealt = deal(clusters, groups)
+    kept = [np.flatnonzero(dealt != group) for group in range(int(dealt.max()) + 1)]
+    if min(len(k) for k in kept) < 2:
         return None
-    left_out = np.array([statistic(k) for k in kept])
+    return around(value, np.array([statistic(k) for k in kept]))
+
+
+def around(value: float, left_out: Floats) -> Interval:
+    """Jackknife interval around `value` from the values found without each of the groups, [groups]."""
+    groups = len(left_out)
     se = float(np.sqrt((groups - 1) / groups * np.square(left_out - left_out.mean()).sum()))
     return Interval(value - NORMAL * se, value + NORMAL * se, se, f"jackknife {groups} groups seed {SEED}")
 

@@ -1,6 +1,8 @@
-"""Shared set-up: the checkout importable without installation, one thread per process."""
+"""Shared set-up: the checkout importable without installation, one thread per process, a feature store of its own."""
 
+import os
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -9,6 +11,8 @@ import torch
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 torch.set_num_threads(1)
+_STORE = tempfile.TemporaryDirectory(prefix="kvbench-features-")
+os.environ["KVBENCH_FEATURES"] = _STORE.name
 
 
 @pytest.fixture(scope="session")

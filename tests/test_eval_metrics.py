@@ -1,37 +1,27 @@
-"""Paired and distribution metrics against the stored references and independent implementations."""
+"""Paired metrics against the stored references and independent implementations."""
 
-import hashlib
-import json
 import math
 import socket
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from PIL import Image
 from safetensors.torch import load_file
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
-from kvbench.eval.base import Result, evaluate
-from kvbench.eval.features import LpipsScenes, SceneFeatures, perceptual_distance, to_unit
-from kvbench.eval.fid import INCEPTION, Fid, FidScenes
-from kvbench.eval.frechet import frechet_distance, frechet_from_moments
+from kvbench.eval.base import evaluate
+from kvbench.eval.dists import VGG16, Dists
+from kvbench.eval.features import perceptual_distance, to_unit
 from kvbench.eval.images import ImageSet
+from kvbench.eval.ms_ssim import MsSsim, ms_ssim
 from kvbench.eval.paired import ALEXNET, Lpips, Psnr, Ssim, decibels, squared_error, ssim_map
 from kvbench.eval.weights import file_sha256
-
-GOLDEN = Path(__file__).parent / "golden" / "eval"
-EXPECTED = json.loads((GOLDEN / "expected.json").read_text())
-PAIRS = {pair["name"]: pair for pair in EXPECTED["pairs"]}
-JIT_IS_DEPRECATED = pytest.mark.filterwarnings(
-    "ignore:.*torch.jit:FutureWarning", "ignore::DeprecationWarning"
-)
-FEATURES = Path(__file__).parents[1] / "kvbench" / "assets" / "infinity_tiny" / "features.safetensors"
+from tests.image_sets import EXPECTED, GOLDEN, PAIRS, golden_pair, make_set, only, pixels
 
 
 @pytest.fixture(scope="module")
@@ -47,32 +37,9 @@ def offline(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(socket.socket, "connect", refuse)
 
 
-def pixels(name: str, side: str) -> np.ndarray:
-    return np.array(Image.open(GOLDEN / side / f"{name}.png"))
-
-
-def make_set(folder: Path, images: list[np.ndarray]) -> ImageSet:
-    (folder / "images").mkdir(parents=True)
-    with (folder / "samples.jsonl").open("w") as file:
-        for index, image in enumerate(images):
-            path = folder / "images" / f"{index:06d}.png"
-            Image.fromarray(image).save(path)
-            sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
-            file.write(json.dumps({"index": index, "seed": 0, "prompt": str(index), "sha256": sha256}) + "\n")
-    return ImageSet(folder)
-
-
 @pytest.fixture(scope="module")
 def golden_sets(tmp_path_factory: pytest.TempPathFactory) -> tuple[ImageSet, ImageSet]:
-    folder = tmp_path_factory.mktemp("golden")
-    cmp, ref = (make_set(folder / side, [pixels(name, side) for name in PAIRS]) for side in ("cmp", "ref"))
-    return cmp, ref
-
-
-def only(evaluator: object, images: ImageSet, reference: ImageSet) -> Result:
-    [result] = evaluate([evaluator], images, reference)
-    assert result.status == "ok", result.provenance.get("traceback", result.reason)
-    return result
+    return golden_pair(tmp_path_factory.mktemp("golden"))
 
 
 # PSNR and SSIM
@@ -197,166 +164,100 @@ def test_lpips_runs_on_a_checked_local_trunk(tmp_path: Path, golden_sets: tuple[
     assert found == pytest.approx([e.item() for e in expected], rel=1e-4)
 
 
-# Frechet distance and FID
+# MS-SSIM and DISTS
 
 
-def test_frechet_distance_equals_the_stored_values(arrays: dict[str, Tensor]) -> None:
-    def found(first: Tensor, second: Tensor) -> float:
-        return frechet_distance(first.numpy(), second.numpy())
+def slow_ms_ssim(x: np.ndarray, y: np.ndarray) -> float:
+    """Wang et al. (2003) in float64 with scipy's filter, borders as torchmetrics has them."""
+    from scipy.ndimage import gaussian_filter
 
-    ref, cmp = arrays["features_ref"], arrays["features_cmp"]
-    stored = EXPECTED["fid"]
-    assert found(ref, cmp) == pytest.approx(stored["linear16_paired"]["mpmath40"], abs=1e-12)
-    assert found(ref[:40], cmp[20:]) == pytest.approx(
-        stored["linear16_unpaired_40_44"]["mpmath40"], abs=1e-12
+    def blur(plane: np.ndarray) -> np.ndarray:
+        return gaussian_filter(plane, 1.5, mode="mirror", radius=5, axes=(0, 1))
+
+    a, b, terms = x.astype(np.float64), y.astype(np.float64), []
+    for _ in range(5):
+        mean_a, mean_b = blur(a), blur(b)
+        var_a, var_b = blur(a * a) - mean_a**2, blur(b * b) - mean_b**2
+        cov = blur(a * b) - mean_a * mean_b
+        contrast = (2 * cov + 58.5225) / (var_a + var_b + 58.5225)
+        whole = contrast * (2 * mean_a * mean_b + 6.5025) / (mean_a**2 + mean_b**2 + 6.5025)
+        terms.append(contrast[5:-5, 5:-5].mean())
+        a, b = (z.reshape(len(z) // 2, 2, z.shape[1] // 2, 2, 3).mean((1, 3)) for z in (a, b))
+    terms[-1] = whole.mean()
+    exponents = np.float32([0.0448, 0.2856, 0.3001, 0.2363, 0.1333])  # torchmetrics holds them in float32
+    return float(np.prod(np.maximum(terms, 0) ** exponents.astype(np.float64)))
+
+
+def enlarged(name: str, side: str) -> np.ndarray:
+    return pixels(name, side).repeat(3, 0).repeat(3, 1)
+
+
+@pytest.mark.parametrize(("double", "tolerance"), [(True, 1e-9), (False, 1e-4)])
+def test_ms_ssim_follows_its_definition_and_leaves_small_images_out(
+    tmp_path: Path, double: bool, tolerance: float
+) -> None:
+    names = ["s64_000", "s64_001", "s64_003", "s32_000"]
+    sides = [make_set(tmp_path / side, [enlarged(name, side) for name in names]) for side in ("cmp", "ref")]
+    result = only(MsSsim(batch=2, double=double), *sides)
+    expected = [slow_ms_ssim(enlarged(name, "cmp"), enlarged(name, "ref")) for name in names[:3]]
+    assert result.samples == {"index": [0, 1, 2], "ms_ssim": pytest.approx(expected, abs=tolerance)}
+    assert result.scores["ms_ssim"].value == pytest.approx(np.mean(expected), abs=tolerance)
+    assert result.scores["ms_ssim"].n == 3
+    assert result.reason == "1 of 4 images are smaller than 176 pixels, which five scales need"
+    same = only(MsSsim(double=double), sides[1], sides[1])
+    assert same.scores["ms_ssim"].value == pytest.approx(1, abs=tolerance)
+
+
+def test_ms_ssim_of_small_images_is_skipped(golden_sets: tuple[ImageSet, ImageSet]) -> None:
+    [result] = evaluate([MsSsim()], *golden_sets)
+    assert (result.status, result.reason) == (
+        "skipped",
+        "64 of 64 images are smaller than 176 pixels, which five scales need",
     )
-    deficient = found(arrays["rank_deficient_ref"], arrays["rank_deficient_cmp"])
-    assert deficient == pytest.approx(stored["rank_deficient_24x48"]["mpmath40"], abs=1e-12)
-    assert abs(found(ref, ref)) < 1e-9
 
 
-@given(
-    n=st.integers(2, 30),
-    m=st.integers(2, 30),
-    dim=st.integers(1, 12),
-    seed=st.integers(0, 99),
-    shift=st.floats(0, 3),
-)
-@settings(max_examples=40, deadline=None)
-def test_both_routes_agree_and_the_distance_is_a_distance(
-    n: int, m: int, dim: int, seed: int, shift: float
+@pytest.mark.parametrize(("height", "fits"), [(175, False), (176, True)])
+def test_ms_ssim_knows_the_least_size(height: int, fits: bool) -> None:
+    images = np.random.default_rng(0).integers(0, 256, (1, height, 180, 3), np.uint8)
+    if fits:
+        assert ms_ssim(images, images, "cpu", double=True) == pytest.approx([1], abs=1e-6)
+    else:
+        with pytest.raises(ValueError, match="must be larger"):
+            ms_ssim(images, images, "cpu", double=True)
+
+
+def test_dists_equals_torchmetrics_on_the_same_weights(
+    tmp_path: Path, golden_sets: tuple[ImageSet, ImageSet], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rng = np.random.default_rng(seed)
-    a, b = rng.normal(size=(n, dim)), rng.normal(shift, 2, size=(m, dim))
-    value = frechet_distance(a, b)
-    moments = [torch.from_numpy(part) for x in (a, b) for part in (x.mean(0), np.atleast_2d(np.cov(x.T)))]
-    assert value == pytest.approx(frechet_from_moments(*moments), abs=1e-6 * (1 + abs(value)))
-    assert value == pytest.approx(frechet_distance(b, a), abs=1e-9 * (1 + abs(value)))
-    assert value > -1e-9
-    assert frechet_distance(a, a + shift) == pytest.approx(dim * shift**2, abs=1e-8)
+    from torchmetrics.functional.image import dists as oracle
+    from torchvision.models import vgg
 
-
-def test_bad_features_are_refused() -> None:
-    good = np.zeros((4, 3))
-    with pytest.raises(ValueError, match="at least two samples"):
-        frechet_distance(good[:1], good)
-    with pytest.raises(ValueError, match="3 and 2 dimensions"):
-        frechet_distance(good, good[:, :2])
-    bad = good.copy()
-    bad[2, 1] = math.nan
-    with pytest.raises(ValueError, match="sample 2 are not finite"):
-        frechet_distance(good, bad)
-
-
-class Pooled(nn.Module):
-    """Stands in for Inception's layers: 2048 fixed linear features of an 8 x 8 thumbnail."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(192, 2048)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.linear(F.adaptive_avg_pool2d(x, 8).flatten(1))
-
-
-class Network(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = Pooled()
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.layers(x)
-
-
-@pytest.fixture
-def inception(tmp_path: Path) -> Path:
     torch.manual_seed(0)
-    path = tmp_path / INCEPTION.file
-    torch.jit.script(Network()).save(str(path))
-    return path
+    trunk = vgg.make_layers(vgg.cfgs["D"])
+    for module in trunk:
+        if isinstance(module, torch.nn.Conv2d):  # keep the variance of the signal through 13 layers
+            torch.nn.init.kaiming_normal_(module.weight)
+    file = tmp_path / "vgg.pth"
+    torch.save({f"features.{name}": tensor for name, tensor in trunk.state_dict().items()}, file)
+    weight = replace(VGG16, file=file.name, sha256=file_sha256(file))
+    found = only(Dists(path=str(file), trunk=weight), *golden_sets)
+    monkeypatch.setattr(oracle, "vgg16", lambda weights: SimpleNamespace(features=trunk))
+    monkeypatch.setattr(oracle.torch, "load", partial(torch.load, weights_only=True))
+    network = oracle.DISTSNetwork()
+    with torch.no_grad():
+        stacks = [to_unit(side.stack(side.indices[32:])) for side in golden_sets]
+        expected = network(*stacks).tolist()
+    assert found.samples is not None
+    assert found.samples["dists"][32:] == pytest.approx(expected, abs=2e-5)
+    assert abs(found.samples["dists"][30]) < 1e-6  # equal images
+    assert found.provenance["weights"]["vgg.pth"] == weight.sha256
 
 
-@JIT_IS_DEPRECATED
-def test_fid_follows_the_clean_protocol(inception: Path, golden_sets: tuple[ImageSet, ImageSet]) -> None:
-    from cleanfid.fid import get_folder_features
-    from cleanfid.inception_torchscript import InceptionV3W
-
-    network = replace(INCEPTION, sha256=file_sha256(inception))
-    evaluator = Fid(path=str(inception), batch=7, network=network)
-    result = only(evaluator, *golden_sets)
-    oracle = InceptionV3W(str(inception.parent), download=False, resize_inside=False)
-    sides = [
-        get_folder_features(
-            str(side.folder / "images"),
-            oracle,
-            num_workers=0,
-            device=torch.device("cpu"),
-            mode="clean",
-            verbose=False,
-        )
-        for side in golden_sets
-    ]
-    ours = evaluator.features(golden_sets[0], inception, "cpu")
-    np.testing.assert_allclose(ours, sides[0], rtol=1e-5, atol=1e-5)
-    assert result.scores["fid_paired_clean"].value == pytest.approx(frechet_distance(*sides), rel=1e-5)
-    assert "biased upward" in str(result.reason)
-    assert result.provenance["weights"] == {INCEPTION.file: network.sha256}
-
-
-@JIT_IS_DEPRECATED
-def test_fid_of_one_image_is_skipped(inception: Path, tmp_path: Path) -> None:
-    one = make_set(tmp_path / "one", [pixels("s64_000", "ref")])
-    network = replace(INCEPTION, sha256=file_sha256(inception))
-    [result] = evaluate([Fid(path=str(inception), network=network)], one, one)
-    assert (result.status, result.scores["fid_paired_clean"].value) == ("skipped", None)
-    assert "too few samples" in str(result.reason)
-
-
-# The scenes feature network
-
-
-def test_scenes_network_is_small_and_reads_any_size() -> None:
-    network = SceneFeatures.load(FEATURES)
-    assert sum(p.numel() for p in network.parameters()) < 250_000
-    images = torch.rand(3, 3, 96, 96)
-    stages = network.stages(images)
-    assert [tuple(s.shape[1:]) for s in stages] == [(16, 48, 48), (32, 24, 24), (48, 12, 12), (64, 6, 6)]
-    assert network.features(images).shape == (3, 64)
-    assert torch.allclose(network.features(images), stages[-1].mean((2, 3)))
-    assert network.features(torch.rand(2, 3, 40, 64)).shape == (2, 64)
-
-
-def test_scenes_metrics_grow_with_the_damage(tmp_path: Path) -> None:
-    reference_images = [pixels(f"s64_{i:03d}", "ref") for i in range(32)]
-    reference = make_set(tmp_path / "ref", reference_images)
-    rng = np.random.default_rng(0)
-    noise = rng.normal(size=(32, 64, 64, 3))
-    values = []
-    for level in (0, 4, 16, 48):
-        damaged = [
-            np.clip(i + level * n, 0, 255).astype(np.uint8)
-            for i, n in zip(reference_images, noise, strict=True)
-        ]
-        images = make_set(tmp_path / str(level), damaged)
-        results = evaluate([LpipsScenes(str(FEATURES)), FidScenes(str(FEATURES))], images, reference)
-        values.append([results[0].scores["lpips_scenes"].value, results[1].scores["fid_scenes"].value])
-    assert values[0][0] == 0
-    assert abs(values[0][1]) < 1e-9
-    assert (np.diff(np.array(values), axis=0) > 0).all()
-
-
-def test_scenes_metrics_without_weights_are_skipped(
-    tmp_path: Path, golden_sets: tuple[ImageSet, ImageSet]
-) -> None:
-    for evaluator in (
-        LpipsScenes(str(tmp_path / "none.safetensors")),
-        FidScenes(str(tmp_path / "none.safetensors")),
-    ):
-        [result] = evaluate([evaluator], *golden_sets)
-        assert result.status == "skipped"
-        assert "python run.py task=train" in str(result.reason)
-
-
-def test_another_network_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="not a scenes feature network"):
-        SceneFeatures.load(GOLDEN / "arrays.safetensors")
+def test_dists_refuses_another_network(tmp_path: Path, golden_sets: tuple[ImageSet, ImageSet]) -> None:
+    file = tmp_path / "vgg.pth"
+    torch.save({"features.0.weight": torch.zeros(64, 3, 3, 3)}, file)
+    own = replace(VGG16, sha256=file_sha256(file))
+    [wrong, other] = evaluate([Dists(path=str(file)), Dists(path=str(file), trunk=own)], *golden_sets)
+    assert (wrong.status, other.status) == ("failed", "failed")
+    assert "is not vgg16-397923af.pth" in str(wrong.reason)
+    assert "is not a VGG16 state dict: it has no features.0.bias" in str(other.reason)

@@ -1,0 +1,140 @@
+"""Features on disk: computed once for a set of images, a protocol and a weight file, then read by every metric.
+
+A file appears whole or not at all and carries a hash of its numbers; one that is damaged, or was made by another
+version of a library that reads or resizes images, is computed again.
+"""
+
+import contextlib
+import hashlib
+import importlib.metadata
+import json
+import logging
+import os
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
+
+log = logging.getLogger(__name__)
+
+INDEX, METADATA = "index", "kvbench"
+LIBRARIES = ("torch", "pillow")  # what decodes, resizes and multiplies
+RECENT = 4  # sets kept in memory: a run and its reference on two networks
+
+Arrays = Mapping[str, NDArray[np.float32]]
+
+_recent: OrderedDict[Path, Arrays] = OrderedDict()
+
+
+@dataclass(frozen=True)
+class Held:
+    """Features of a set of images.
+
+    Attributes:
+        arrays: float32 [n, ...] by name, one row per image.
+        reused: they were there; False if they were computed for this call.
+    """
+
+    arrays: Arrays
+    reused: bool
+
+
+def folder() -> Path:
+    """$KVBENCH_FEATURES, else ~/.cache/kvbench/features."""
+    return Path(os.environ.get("KVBENCH_FEATURES") or "~/.cache/kvbench/features").expanduser()
+
+
+def forget() -> None:
+    """Drops what is kept in memory; files stay."""
+    _recent.clear()
+
+
+def held(
+    digest: str, protocol: str, sha256: str, indices: Sequence[int], compute: Callable[[], Arrays]
+) -> Held:
+    """Features out of the store, or computed and stored.
+
+    Without a writable store they are kept in memory for this process, with a warning.
+
+    Args:
+        digest: of the images.
+        protocol: names resizer and network.
+        sha256: of the weight file.
+        indices: number of the sample behind each row.
+        compute: gives float32 arrays with one row per index.
+
+    Raises:
+        ValueError: computed features are not finite, or not one row per image.
+    """
+    path = folder() / f"{digest}-{protocol}-{sha256[:8]}.safetensors"
+    identity = {"images": digest, "protocol": protocol, "weights": sha256}
+    identity |= {name: importlib.metadata.version(name) for name in LIBRARIES}
+    known = _recent.get(path) or _read(path, identity, indices)
+    arrays = known
+    if arrays is None:
+        arrays = compute()
+        _check(arrays, protocol, indices)
+        _write(path, identity, arrays, indices)
+    _recent[path] = arrays
+    _recent.move_to_end(path)
+    while len(_recent) > RECENT:
+        _recent.popitem(last=False)
+    return Held(arrays, reused=known is not None)
+
+
+def _check(arrays: Arrays, protocol: str, indices: Sequence[int]) -> None:
+    for name, array in arrays.items():
+        if len(array) != len(indices):
+            raise ValueError(f"{protocol}: {len(array)} rows of {name} for {len(indices)} images")
+        finite = np.isfinite(array).reshape(len(array), -1).all(1)
+        if not finite.all():
+            raise ValueError(f"{protocol}: {name} of image {indices[int(np.argmin(finite))]} are not finite")
+
+
+def _read(path: Path, identity: Mapping[str, str], indices: Sequence[int]) -> Arrays | None:
+    try:
+        if not path.is_file():
+            return None
+        with safe_open(path, "np") as file:
+            metadata = json.loads((file.metadata() or {}).get(METADATA, "{}"))
+            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118, it is no mapping
+    except (SafetensorError, OSError, ValueError) as error:
+        log.warning("%s cannot be read (%s): its features are computed again", path, error)
+        return None
+    if metadata.pop("content", None) != _content(arrays):
+        log.warning("%s is damaged: its features are computed again", path)
+        return None
+    if metadata != identity or arrays.pop(INDEX).tolist() != list(indices):
+        log.info("%s was made with other versions or images: its features are computed again", path)
+        return None
+    return arrays
+
+
+def _write(path: Path, identity: Mapping[str, str], arrays: Arrays, indices: Sequence[int]) -> None:
+    whole: dict[str, NDArray[np.generic]] = {**arrays, INDEX: np.asarray(indices, np.int64)}
+    beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # One entry: the order of several would differ from file to file.
+        metadata = json.dumps({**identity, "content": _content(whole)}, sort_keys=True)
+        save_file(whole, beside, {METADATA: metadata})
+        with beside.open("rb") as file:
+            os.fsync(file.fileno())
+        beside.replace(path)
+    except (SafetensorError, OSError) as error:
+        with contextlib.suppress(OSError):
+            beside.unlink()
+        log.warning("features cannot be kept in %s (%s): the next process computes them again", path, error)
+
+
+def _content(arrays: Mapping[str, NDArray[np.generic]]) -> str:
+    digest = hashlib.sha256()
+    for name in sorted(arrays):
+        digest.update(f"{name} {arrays[name].dtype} {arrays[name].shape}\n".encode())
+        digest.update(np.ascontiguousarray(arrays[name]).data)
+    return digest.hexdigest()
