@@ -4,7 +4,7 @@ BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help demo test lint format check lock sweep report clean
+.PHONY: help demo weights test lint format check lock sweep report clean
 
 help:  ## this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## */\1\t/' | expand -t 12
@@ -18,6 +18,9 @@ $(VENV)/stamp: pyproject.toml requirements.lock
 demo: export OMP_NUM_THREADS = $(shell nproc)
 demo: $(VENV)/stamp  ## set up, run the main job, show where the result is
 	$(BIN)/python run.py method=heatkv budget=0.04
+
+weights: $(VENV)/stamp  ## find or download what the metrics need, say what is left to do
+	$(BIN)/python -m kvbench.eval.fetch
 
 test: $(VENV)/stamp  ## set up, run the tests
 	$(BIN)/python -m pytest -q -n 2

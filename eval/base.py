@@ -20,14 +20,14 @@ import torch
 
 from kvbench.eval.images import ImageSet, check_pairs
 from kvbench.eval.intervals import Interval, bootstrap
-from kvbench.eval.weights import Weight
+from kvbench.eval.weights import Snapshot, Weight
 
 log = logging.getLogger(__name__)
 
 Better = Literal["higher", "lower"]
 Status = Literal["ok", "skipped", "failed"]
 LIBRARIES = ("kvbench", "torch", "numpy", "scipy", "pillow", "torchvision")
-DISTRIBUTIONS = {"cleanfid": "clean-fid", "torch_fidelity": "torch-fidelity"}
+DISTRIBUTIONS = {"cleanfid": "clean-fid", "open_clip": "open_clip_torch", "torch_fidelity": "torch-fidelity"}
 """Packages that are installed under another name than they are imported."""
 
 
@@ -140,8 +140,8 @@ class Evaluator(Protocol):
         ...
 
     @property
-    def weights(self) -> tuple[Weight, ...]:
-        """Files it needs."""
+    def weights(self) -> tuple[Weight | Snapshot, ...]:
+        """Files and folders it needs."""
         ...
 
     def run(self, images: ImageSet, reference: ImageSet | None, device: str) -> Result:
@@ -188,7 +188,7 @@ def ok(
     evaluator: Evaluator,
     scores: dict[str, Score],
     samples: Mapping[str, Sequence[object]] | None = None,
-    weights: Mapping[str, str] | None = None,
+    weights: Mapping[str, str | dict[str, str]] | None = None,
     caveat: str | None = None,
 ) -> Result:
     """A finished result; `weights` are the hashes of the files used."""
@@ -291,7 +291,7 @@ def _identity(images: ImageSet) -> dict[str, object]:
 def _setting(value: object) -> object:
     if isinstance(value, str | int | float | bool | None):
         return value
-    if isinstance(value, Weight):
+    if isinstance(value, Weight | Snapshot):
         return value.file
     if is_dataclass(value) and not isinstance(value, type):
         return {

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from kvbench.eval.base import Better, Result, mean_score, ok
 from kvbench.eval.features import to_unit
 from kvbench.eval.images import ImageSet
-from kvbench.eval.spaces import full_float32
+from kvbench.eval.tf32 import full_float32
 from kvbench.eval.weights import Weight
 
 BLOCKS = (

@@ -4,7 +4,6 @@ A space is the protocol of a metric. Its features come from the store, so that a
 network once, however many metrics ask.
 """
 
-import contextlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -17,6 +16,7 @@ from numpy.typing import NDArray
 from kvbench.eval.base import Evaluator, Result, Score, SkipEvaluation, ok
 from kvbench.eval.images import ImageSet
 from kvbench.eval.store import Arrays, Held, held
+from kvbench.eval.tf32 import full_float32
 from kvbench.eval.weights import Weight
 
 Features = NDArray[np.float32]
@@ -229,14 +229,3 @@ def finish(
 def provenance(sides: Mapping[str, Held]) -> dict[str, str]:
     """`reused` or `computed` by side."""
     return {side: "reused" if one.reused else "computed" for side, one in sides.items()}
-
-
-@contextlib.contextmanager
-def full_float32() -> Iterator[None]:
-    """Switches TF32 off: it moves FID in the third digit."""
-    cudnn, matmul = torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
-    try:
-        torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
-        yield
-    finally:
-        torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = cudnn, matmul

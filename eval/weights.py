@@ -12,6 +12,10 @@ from importlib.resources import files
 from pathlib import Path
 
 CHUNK = 1 << 20
+HOME_VARIABLE = "KVBENCH_WEIGHTS"
+HOME = "~/.cache/kvbench/weights"
+"""Where files go that no library keeps a cache for."""
+HUB_CACHES = ("$HF_HUB_CACHE", "$HF_HOME/hub", "~/.cache/huggingface/hub")
 
 
 class WeightError(RuntimeError):
@@ -46,9 +50,14 @@ class Weight:
         if self.path is not None:
             candidates = [_resolve(self.path)]
         else:
-            folders = ("$KVBENCH_WEIGHTS", *self.places)
-            candidates = [Path(os.path.expandvars(folder)).expanduser() / self.file for folder in folders]
+            folders = (f"${HOME_VARIABLE}", *self.places)
+            candidates = [_expanded(folder) / self.file for folder in folders]
         return next((path for path in candidates if path.is_file()), None)
+
+    @property
+    def home(self) -> Path:
+        """Where a fetched file goes: $KVBENCH_WEIGHTS if it is set, else the last of its places."""
+        return _home(self.places) / self.file
 
     def require(self) -> tuple[Path, str]:
         """The file and its SHA-256.
@@ -72,12 +81,91 @@ class Weight:
         if not self.url:
             return missing + self.how
         facts = [f"{self.size / 1e6:.0f} MB"] if self.size else []
-        facts += [f"sha256 {self.sha256}"] if self.sha256 else []
-        places = ("$KVBENCH_WEIGHTS", *self.places)
-        folder = places[0] if "KVBENCH_WEIGHTS" in os.environ else places[-1]
+        facts.append(
+            f"sha256 {self.sha256}" if self.sha256 else "its hash is not published; it will be recorded"
+        )
+        places = (f"${HOME_VARIABLE}", *self.places)
+        folder = places[0] if HOME_VARIABLE in os.environ else places[-1]
         command = f"curl -fL --create-dirs -o {folder}/{self.file} {self.url}"
         known = f"Get {self.url} ({', '.join(facts)}), put it in {' or '.join(places)}"
         return f"{missing}{known}, for example: {command}"
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A folder of files out of one repository of the Hugging Face Hub.
+
+    Attributes:
+        repo: owner/name; the folder is called by the name.
+        files: what has to be in it.
+        revision: branch or commit to fetch.
+        sha256: known hashes by file; the other files' hashes are recorded all the same.
+        path: the folder itself, if configured.
+    """
+
+    repo: str
+    files: tuple[str, ...]
+    revision: str = "main"
+    sha256: tuple[tuple[str, str], ...] = ()
+    path: str | None = None
+
+    @property
+    def file(self) -> str:
+        """The folder's name."""
+        return self.repo.rpartition("/")[2]
+
+    @property
+    def home(self) -> Path:
+        """Where a fetched folder goes."""
+        return _home((HOME,)) / self.file
+
+    def find(self) -> Path | None:
+        """The configured folder, else one in $KVBENCH_WEIGHTS, ours or the Hub's cache; None unless complete."""
+        folders = self._folders() if self.path is None else [_resolve(self.path)]
+        whole = (folder for folder in folders if all((folder / file).is_file() for file in self.files))
+        return next(whole, None)
+
+    def require(self) -> tuple[Path, dict[str, str]]:
+        """The folder and the SHA-256 of every file, by repository and name.
+
+        Raises:
+            WeightError: a file is missing, or its hash is not the expected one.
+        """
+        folder = self.find()
+        if folder is None:
+            raise WeightError(self.remedy())
+        hashes = {}
+        for file in self.files:
+            part = Weight(f"{self.repo}/{file}", sha256=dict(self.sha256).get(file), path=str(folder / file))
+            hashes[part.file] = part.require()[1]
+        return folder, hashes
+
+    def remedy(self) -> str:
+        """What to do when it is missing: one line with repository, files, places and command."""
+        lacking = self.files
+        if self.path is not None:
+            folder = _resolve(self.path)
+            lacking = tuple(file for file in self.files if not (folder / file).is_file())
+        folder_name = f"${HOME_VARIABLE}" if HOME_VARIABLE in os.environ else HOME
+        return (
+            f"weights missing: {self.file if self.path is None else self.path} (files: {', '.join(lacking)}). "
+            f"Get https://huggingface.co/{self.repo}, put it in ${HOME_VARIABLE}/{self.file} or {HOME}/{self.file}, "
+            f"for example: hf download {self.repo} --revision {self.revision} "
+            f"--local-dir {folder_name}/{self.file} {' '.join(self.files)}"
+        )
+
+    def url(self, file: str) -> str:
+        """Address of one of its files."""
+        return f"https://huggingface.co/{self.repo}/resolve/{self.revision}/{file}"
+
+    def _folders(self) -> list[Path]:
+        own = [_expanded(folder) / self.file for folder in (f"${HOME_VARIABLE}", HOME)]
+        for cache in HUB_CACHES:
+            root = _expanded(cache) / f"models--{self.repo.replace('/', '--')}"
+            branch = root / "refs" / self.revision
+            commit = branch.read_text(encoding="utf-8").strip() if branch.is_file() else self.revision
+            own.append(root / "snapshots" / commit)
+        return own
 
 
 def file_sha256(path: Path) -> str:
@@ -95,8 +183,16 @@ def _hash(path: Path, size: int, modified: int) -> str:  # size and time are par
     return digest.hexdigest()
 
 
+def _expanded(folder: str) -> Path:
+    return Path(os.path.expandvars(folder)).expanduser()
+
+
+def _home(places: tuple[str, ...]) -> Path:
+    return _expanded(f"${HOME_VARIABLE}" if HOME_VARIABLE in os.environ else (places or (HOME,))[-1])
+
+
 def _resolve(path: str) -> Path:
     if not path.startswith("pkg://"):
-        return Path(os.path.expandvars(path)).expanduser()
+        return _expanded(path)
     package, _, inside = path.removeprefix("pkg://").partition("/")
     return Path(str(files(package) / inside))

@@ -27,6 +27,7 @@ from kvbench.cache import BudgetExceeded
 from kvbench.config import ConfigError, Settings
 from kvbench.differences import show_against
 from kvbench.eval.images import ImageSetError
+from kvbench.job import Job
 from kvbench.methods.base import Observer
 from kvbench.models.base import NotFinite
 from kvbench.models.weights import WeightsError
@@ -310,14 +311,14 @@ TASKS = {
 }
 
 
-def job_of(cfg: DictConfig) -> runner.Job:
+def job_of(cfg: DictConfig) -> Job:
     """Objects of one run out of its configuration."""
     values = _values(cfg)
     settings = Settings.of(values)
     if torch.device(settings.device).type == "cuda" and not torch.cuda.is_available():
         raise ConfigError(f"device={settings.device}: torch finds no GPU here; use device=cpu")
     prompts = instantiate(cfg.prompts)
-    return runner.Job(
+    return Job(
         settings=settings,
         model=instantiate(cfg.model),
         method=instantiate(cfg.method),

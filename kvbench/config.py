@@ -76,6 +76,7 @@ class Settings:
         device: torch device.
         cache_dtype: of stored keys and values; auto is float32 on a CPU and bfloat16 on a GPU.
         runs_dir: where run folders are.
+        require: evaluators (names in `eval`) that must not be skipped.
         published: table of a paper that the end of a sweep prints beside what it measured.
         against: method that `task=report` compares all others with, sample by sample.
         shard: share of the prompts.
@@ -91,6 +92,7 @@ class Settings:
     device: str
     cache_dtype: str
     runs_dir: Path
+    require: tuple[str, ...] = ()
     published: str | None = None
     against: str | None = None
     shard: Shard = Shard()
@@ -126,6 +128,7 @@ class Settings:
         parts = {"shard": Shard, "plan": PlanSettings, "calibrate": CalibrateSettings}
         for key, part in parts.items():
             own[key] = part(**own.get(key, {}))  # type: ignore[arg-type]
+        own["require"] = tuple(own.get("require", ()))  # type: ignore[arg-type]
         return cls(**{**own, "runs_dir": Path(str(own["runs_dir"])).expanduser()})  # type: ignore[arg-type]
 
 

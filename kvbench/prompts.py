@@ -1,6 +1,8 @@
 """Prompt sets: the embedded scenes grammar, ImageNet's classes, and files."""
 
+import csv
 import hashlib
+import io
 import json
 import random
 from dataclasses import dataclass, field, replace
@@ -115,23 +117,27 @@ def imagenet_names() -> list[str]:
 
 @dataclass(frozen=True)
 class PromptFile:
-    """Prompts of a file: one per line of a text file, or JSON lines with `prompt` (a line's rest is metadata).
+    """Prompts of a file: lines of a .txt, or .jsonl or .csv with `prompt` (a line's rest is metadata).
 
     Attributes:
-        path: .txt or .jsonl.
+        path: .txt, .jsonl or .csv.
         count: the first so many, None for all.
+        per_prompt: images of every prompt, one after another, numbered by `image_index` in their metadata.
     """
 
     path: str
     count: int | None = None
+    per_prompt: int = 1
 
     def __post_init__(self) -> None:
-        if self.count is not None and self.count < 1:
-            raise ConfigError(f"prompts.count={self.count}: must be at least 1")
+        for name in ("count", "per_prompt"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigError(f"prompts.{name}={value}: must be at least 1")
 
     def sibling(self, count: int, seed: int) -> "PromptFile":
         """The first prompts of the same file, for calibration."""
-        return replace(self, count=count)
+        return replace(self, count=count, per_prompt=1)
 
     def load(self) -> list[Prompt]:
         """The prompts.
@@ -141,24 +147,48 @@ class PromptFile:
         """
         path = Path(self.path).expanduser()
         try:
-            lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+            text = path.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"prompts.path={path}: cannot be read ({error})") from None
-        if not lines:
+        parse = {".jsonl": _json_lines, ".csv": _table}.get(path.suffix, _plain_lines)
+        entries = parse(path, text)[: self.count]
+        if not entries:
             raise ConfigError(f"prompts.path={path}: holds no prompts")
-        return [_prompt(path, index, line) for index, line in enumerate(lines[: self.count])]
+        repeated = [(entry, image) for entry in entries for image in range(self.per_prompt)]
+        return [
+            Prompt(index, text, meta if self.per_prompt == 1 else {**meta, "image_index": image})
+            for index, ((text, meta), image) in enumerate(repeated)
+        ]
 
 
-def _prompt(path: Path, index: int, line: str) -> Prompt:
-    if path.suffix != ".jsonl":
-        return Prompt(index, line.strip())
-    try:
-        record = json.loads(line)
-        return Prompt(index, str(record["prompt"]), record)
-    except (ValueError, KeyError, TypeError):
-        raise ConfigError(
-            f"prompts.path={path}: line {index + 1} is not a JSON object with `prompt`"
-        ) from None
+def _plain_lines(path: Path, text: str) -> list[tuple[str, dict[str, object]]]:
+    return [(line.strip(), {}) for line in text.split("\n") if line.strip()]
+
+
+def _json_lines(path: Path, text: str) -> list[tuple[str, dict[str, object]]]:
+    found = []
+    for number, line in enumerate(text.split("\n"), 1):
+        if line.strip():
+            try:
+                record = json.loads(line)
+                found.append((str(record["prompt"]), record))
+            except (ValueError, KeyError, TypeError):
+                raise ConfigError(
+                    f"prompts.path={path}: line {number} is not a JSON object with `prompt`"
+                ) from None
+    return found
+
+
+def _table(path: Path, text: str) -> list[tuple[str, dict[str, object]]]:
+    rows = csv.DictReader(io.StringIO(text, newline=""))
+    if "prompt" not in (rows.fieldnames or ()):
+        raise ConfigError(f"prompts.path={path}: its first line names no column `prompt`")
+    found: list[tuple[str, dict[str, object]]] = []
+    for row in rows:
+        if None in row or not (row["prompt"] or "").strip():
+            raise ConfigError(f"prompts.path={path}: line {rows.line_num} has no prompt, or too many columns")
+        found.append((row["prompt"].strip(), dict(row)))
+    return found
 
 
 def digest(prompts: list[Prompt]) -> str:

@@ -6,147 +6,30 @@ import logging
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 import torch
 import yaml
 from torch import Tensor
 from tqdm import tqdm
 
-from kvbench.budget import Budget
 from kvbench.cache import KVCache
 from kvbench.calibration import artifact_name, calibrate, load_artifact, save_artifact
-from kvbench.config import ConfigError, Settings
+from kvbench.config import ConfigError
 from kvbench.eval.base import Evaluator
-from kvbench.methods.base import Artifact, Method, Observer
+from kvbench.job import Config, Job
+from kvbench.methods.base import Artifact, Observer
 from kvbench.methods.full import Full
-from kvbench.models.base import Cache
-from kvbench.models.sampling import Noise, PromptNoise
-from kvbench.prompts import Prompt, digest
+from kvbench.models.sampling import PromptNoise
+from kvbench.prompts import digest
 from kvbench.provenance import provenance
 from kvbench.runs import Identity, RunFolder, blocks, slug
-from kvbench.scoring import costs, pending, score, write_results
-from kvbench.segments import ModelSpec
+from kvbench.scoring import check_required, check_scored, costs, pending, score, write_results
 
 log = logging.getLogger(__name__)
 
-Config = Mapping[str, object]
 Drawn = tuple[list[dict[str, object]], Tensor]
-
-
-class ImageModel(Protocol):
-    """What a run needs of a model."""
-
-    name: str
-    weights_sha256: str
-
-    @property
-    def spec(self) -> ModelSpec:
-        """Shapes and schedule, without weights."""
-        ...
-
-    def load(self, device: str) -> None:
-        """Reads the weights."""
-        ...
-
-    def generate(self, prompts: Sequence[str], cache: Cache, noise: Noise) -> Tensor:
-        """Images uint8 [B, H, W, 3]."""
-        ...
-
-
-class Logger(Protocol):
-    """Where finished runs are sent."""
-
-    def send(self, name: str, folder: Path, results: Mapping[str, object]) -> None:
-        """Sends one run."""
-        ...
-
-
-@dataclass(frozen=True)
-class Job:
-    """One run, with everything it is made of.
-
-    Attributes:
-        settings: what belongs to no group.
-        model: not yet loaded.
-        method: not yet prepared.
-        method_name: as in `conf/method`.
-        prompts: what to generate.
-        config: the resolved configuration, JSON values.
-        calibration_prompts: what a calibration watches.
-        evaluators: by config name.
-        logger: None to send nothing.
-        bounded: the job whose reference this full-cache run with other rounding or other seeds is compared with.
-    """
-
-    settings: Settings
-    model: ImageModel
-    method: Method
-    method_name: str
-    prompts: list[Prompt]
-    config: Config = field(default_factory=dict)
-    calibration_prompts: list[Prompt] = field(default_factory=list)
-    evaluators: Mapping[str, Evaluator] = field(default_factory=dict)
-    logger: Logger | None = None
-    bounded: "Job | None" = None
-
-    @property
-    def reference(self) -> bool:
-        """Whether this is the uncompressed run that others are compared with."""
-        return isinstance(self.method, Full) and self.bounded is None
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Dtype of stored keys and values."""
-        name = self.settings.cache_dtype
-        if name == "auto":
-            name = "bfloat16" if torch.device(self.settings.device).type == "cuda" else "float32"
-        return {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[name]
-
-    @cached_property
-    def budget(self) -> Budget:
-        """Capacity B; the reference has all of it, though what the config says must still be a budget."""
-        budget = Budget.parse(self.settings.budget, self.model.spec)
-        return Budget.parse(1, self.model.spec) if isinstance(self.method, Full) else budget
-
-    @property
-    def model_settings(self) -> Config:
-        """The model's settings without the places its weights come from."""
-        return {key: value for key, value in self.section("model").items() if key != "sources"}
-
-    def section(self, group: str) -> Config:
-        """A group of the configuration, empty if it has none."""
-        values = self.config.get(group)
-        return values if isinstance(values, Mapping) else {}
-
-    def bounds(self) -> "list[Job]":
-        """Two full-cache runs to compare with the reference: in another batch size, and with other seeds.
-
-        The first is what rounding alone changes, the second what an image has in common with any other of its prompt.
-        """
-        full, settings = self.as_reference(), self.settings
-        other = settings.batch_size // 2 or 2
-        changed = {
-            f"full, batch {other}": replace(full.settings, batch_size=other),
-            f"full, seed {settings.seed + 1}": replace(full.settings, seed=settings.seed + 1),
-        }
-        return [replace(full, method_name=name, settings=s, bounded=self) for name, s in changed.items()]
-
-    def as_reference(self) -> "Job":
-        """The run this one is compared with."""
-        if self.bounded is not None:
-            return self.bounded.as_reference()
-        method = {"_target_": f"{Full.__module__}.{Full.__qualname__}"}
-        return replace(
-            self,
-            method=Full(),
-            method_name="full",
-            settings=replace(self.settings, budget=1),
-            config={**self.config, "method": method, "budget": 1},
-        )
 
 
 @dataclass(frozen=True)
@@ -175,7 +58,7 @@ def run(job: Job) -> Outcome:
     outcome = _complete(job.as_reference() if job.reference else job)
     if job.logger is not None and outcome.results is not None:
         job.logger.send(outcome.folder.name, outcome.folder, outcome.results)
-    return outcome
+    return _checked(job, outcome)
 
 
 def rescore(job: Job) -> Outcome:
@@ -191,10 +74,19 @@ def rescore(job: Job) -> Outcome:
             raise ConfigError(
                 f"task=evaluate: {folder.path} is not a finished run; generate it with task=run"
             )
-    return _complete(job.as_reference() if job.reference else job)
+    return _checked(job, _complete(job.as_reference() if job.reference else job))
+
+
+def _checked(job: Job, outcome: Outcome) -> Outcome:
+    if outcome.results is not None:
+        # The reference has nothing to be compared with.
+        named = [n for n in job.settings.require if not (job.reference and job.evaluators[n].needs_reference)]
+        check_scored(job.evaluators, named, outcome.results)
+    return outcome
 
 
 def _load(job: Job) -> None:
+    check_required(job.evaluators, job.settings.require)
     job.method.check(job.model.spec, job.budget)
     check_prompts = getattr(job.model, "check_prompts", None)
     if check_prompts is not None:  # models of classes have it: not every text is a class

@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from kvbench.budget import Budget
+from kvbench.config import ConfigError
 from kvbench.eval.base import Evaluator, Result, evaluate, missing
 from kvbench.eval.images import ImageSet
 from kvbench.memory import cache_bytes, paper_mib
@@ -42,6 +43,36 @@ def _current(evaluator: Evaluator, settings: object, entry: Mapping[str, object]
     if entry is None or entry["settings"] != settings or entry["status"] == "failed":
         return False
     return not entry["lacking"] or bool(missing(evaluator))
+
+
+def check_required(evaluators: Mapping[str, Evaluator], required: Sequence[str]) -> None:
+    """Makes sure that evaluators have what they need.
+
+    Raises:
+        ConfigError: a required one is not in `eval`, or lacks packages or files.
+    """
+    for name in required:
+        if name not in evaluators:
+            raise ConfigError(
+                f"require={name}: eval does not have it; it has {', '.join(evaluators) or 'nothing'}"
+            )
+        if lacking := missing(evaluators[name]):
+            raise ConfigError(f"require={name}: {'; '.join(lacking)}")
+
+
+def check_scored(evaluators: Mapping[str, Evaluator], required: Sequence[str], results: Record) -> None:
+    """Makes sure that required evaluators were neither skipped nor failed.
+
+    Raises:
+        ConfigError: one was; its metrics' reasons say why.
+    """
+    entries, metrics = results["evaluated"], results["metrics"]
+    assert isinstance(entries, Mapping)
+    assert isinstance(metrics, Mapping)
+    for name in required:
+        if (status := entries[name]["status"]) != "ok":
+            reasons = {metrics[metric]["reason"] for metric in evaluators[name].gives if metric in metrics}
+            raise ConfigError(f"require={name}: {status} ({'; '.join(sorted(map(str, reasons)))})")
 
 
 def score(

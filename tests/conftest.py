@@ -1,6 +1,7 @@
 """Shared set-up: the checkout importable without installation, one thread per process, a feature store of its own."""
 
 import os
+import socket
 import sys
 import tempfile
 from pathlib import Path
@@ -19,3 +20,16 @@ os.environ["KVBENCH_FEATURES"] = _STORE.name
 def root() -> Path:
     """The checkout."""
     return ROOT
+
+
+@pytest.fixture
+def offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """No network, no weights but those that a test makes."""
+
+    def refuse(*_: object) -> None:
+        raise AssertionError("network access")
+
+    monkeypatch.setattr(socket.socket, "connect", refuse)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for name in ("KVBENCH_WEIGHTS", "HF_HOME", "HF_HUB_CACHE", "TORCH_HOME"):
+        monkeypatch.delenv(name, raising=False)

@@ -15,6 +15,7 @@ from torch import Tensor
 from kvbench import runner
 from kvbench.config import Settings
 from kvbench.eval.paired import Psnr
+from kvbench.job import Job
 from kvbench.methods.streaming_llm import StreamingLLM
 from kvbench.models.base import Cache
 from kvbench.models.sampling import Noise
@@ -80,7 +81,7 @@ class Fake:
         return pixels.repeat_interleave(4, 1).repeat_interleave(4, 2)
 
 
-def job_in(root: Path, count: int = 10, method: object = None, **more: object) -> runner.Job:
+def job_in(root: Path, count: int = 10, method: object = None, **more: object) -> Job:
     values: dict[str, object] = {
         "task": "run", "budget": 0.5, "sinks": 1, "seed": 0, "batch_size": 2, "device": "cpu",
         "cache_dtype": "auto", "runs_dir": root,
@@ -92,7 +93,7 @@ def job_in(root: Path, count: int = 10, method: object = None, **more: object) -
         "method": {"_target_": type(method).__qualname__, **vars(method)},
         "eval": {"psnr": {}},
     }
-    return runner.Job(
+    return Job(
         **{
             "settings": Settings(**values),
             "model": Fake(),

@@ -1,5 +1,6 @@
 """Every configuration file composes and builds its object; a wrong key is one line that names it."""
 
+import json
 from pathlib import Path
 
 import hydra
@@ -38,12 +39,36 @@ def values(cfg: DictConfig) -> dict[str, object]:
     return {str(key): value for key, value in container.items()}
 
 
+PROMPTS = {"imagenet": 50_000, "imagenet50k": 50_000, "file": 2, "geneval": 4, "hpsv2": 4, "dpg": 4}
+PROMPTS |= {"parti": 1, "coco5k": 2, "coco30k": 2}
+
+
+def stand_in(choice: str, folder: Path) -> list[str]:
+    """Overrides that point a prompt set to a small file of its kind."""
+    captions = [{"image_id": number, "caption": "a dog"} for number in range(2)]
+    line = {"tag": "single_object", "include": [{"class": "dog", "count": 1}], "prompt": "a dog"}
+    contents = {
+        "file": "a red circle\n\ntwo blue rings\n",
+        "geneval": json.dumps(line),
+        "parti": "Prompt\tCategory\tChallenge\na dog\tAnimals\tBasic\n",
+        "coco5k": json.dumps({"images": [{"id": 0}, {"id": 1}], "annotations": captions}),
+    }
+    contents["coco30k"] = contents["coco5k"]
+    for style in ("anime", "concept-art", "paintings", "photo"):
+        (folder / f"{style}.json").write_text('["a dog"]')
+    (folder / "item.txt").write_text("a dog")
+    if choice in contents:
+        (folder / "prompts").write_text(contents[choice])
+    more = ["prompts.count=2"] if choice == "coco30k" else []
+    where = {**dict.fromkeys(contents, folder / "prompts"), "hpsv2": folder, "dpg": folder}
+    return [f"prompts.path={where[choice]}", *more] if choice in where else []
+
+
 @pytest.mark.parametrize("path", FILES, ids=lambda path: f"{path.parent.name}={path.stem}")
 def test_every_file_builds_its_object(path: Path, tmp_path: Path) -> None:
     group, choice = path.parent.name, path.stem
-    (tmp_path / "prompts.txt").write_text("a red circle\n\ntwo blue rings\n")
     task = "train" if group == "train" else "run"
-    more = [f"prompts.path={tmp_path}/prompts.txt"] if choice == "file" else []
+    more = stand_in(choice, tmp_path) if group == "prompts" else []
     cfg = composed(f"{group}={choice}", f"task={task}", *more)
     Settings.of(values(cfg))
     node = cfg.get(group)
@@ -56,7 +81,9 @@ def test_every_file_builds_its_object(path: Path, tmp_path: Path) -> None:
     elif group == "method":
         assert isinstance(instantiate(node), Method)
     elif group == "prompts":
-        assert len(instantiate(node).load()) == {"file": 2, "imagenet": 50_000}.get(choice, 96)
+        prompts = instantiate(node).load()
+        assert len(prompts) == PROMPTS.get(choice, 96)
+        assert len(instantiate(node).sibling(1, 0).load()) == 1
     elif node is not None:
         instantiate(node)
 
@@ -121,6 +148,8 @@ def test_a_sweep_ends_with_the_table_it_is_named_after(path: Path) -> None:
         ("model.sampling.top_k=a", "model.sampling.top_k=a"),
         ("eval.ssim.double=3", "eval.ssim.double=3: must be true or false"),
         ("prompts=file", "prompts.path"),
+        ("require=fid", "require=fid: must be a list (text each)"),
+        ("+prompts.draw=1", "prompts.draw: no such key"),
         ("a=b=c", "a=b=c"),
     ],
 )

@@ -34,10 +34,11 @@ MAY: dict[str, tuple[str, ...]] = {
     "kvbench.cache": (*METHOD_BASE, "kvbench.kernels", "kvbench.view"),
     "kvbench.models": (*NUMBERS, "kvbench.models", "kvbench.scenes"),
     "kvbench.prompts": ("kvbench.config", "kvbench.scenes"),
+    "kvbench.prompt_sets": ("kvbench.config", "kvbench.eval", "kvbench.prompts"),
     "kvbench.provenance": (),
     "kvbench.runs": ("kvbench.config",),
     "kvbench.logger": ("kvbench.config",),
-    "kvbench.scoring": (*NUMBERS, "kvbench.eval", "kvbench.memory", "kvbench.runs", "kvbench.sheet"),
+    "kvbench.scoring": (*NUMBERS, "kvbench.config", "kvbench.eval", "kvbench.memory", "kvbench.runs", "kvbench.sheet"),
     "kvbench.sheet": ("kvbench.eval",),
     "kvbench.training": (
         "kvbench.segments", "kvbench.models", "kvbench.scenes", "kvbench.training", "kvbench.eval.features",
@@ -54,6 +55,9 @@ MAY: dict[str, tuple[str, ...]] = {
     "kvbench.summary": (
         "kvbench.paper_memory", "kvbench.plots", "kvbench.published", "kvbench.report", "kvbench.runs",
         "kvbench.stability",
+    ),
+    "kvbench.job": (
+        *METHOD_BASE, "kvbench.methods.full", "kvbench.config", "kvbench.eval", "kvbench.models", "kvbench.prompts",
     ),
     "kvbench.differences": ("kvbench.eval", "kvbench.published", "kvbench.report", "kvbench.runs"),
     "kvbench.runner": ("kvbench",),

@@ -4,13 +4,14 @@ import sys
 from collections import Counter
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvbench.config import ConfigError
 from kvbench.prompts import ImageNet, digest, imagenet_names
 
 
+@settings(deadline=None)  # the first example imports torchvision
 @given(
     classes=st.lists(st.integers(0, 999), min_size=1, max_size=9, unique=True),
     per_class=st.integers(1, 5),
@@ -67,7 +68,7 @@ def test_names_are_metadata_and_not_needed(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.parametrize(
-    ("settings", "named"),
+    ("values", "named"),
     [
         ({"classes": ()}, r"prompts\.classes=\[\]"),
         ({"classes": (3, 1000)}, r"prompts\.classes: 1000 is not a number from 0 to 999"),
@@ -76,6 +77,6 @@ def test_names_are_metadata_and_not_needed(monkeypatch: pytest.MonkeyPatch) -> N
         ({"count": 0}, r"prompts\.count=0"),
     ],
 )
-def test_wrong_settings_are_refused(settings: dict[str, object], named: str) -> None:
+def test_wrong_settings_are_refused(values: dict[str, object], named: str) -> None:
     with pytest.raises(ConfigError, match=named):
-        ImageNet(**settings)  # type: ignore[arg-type]
+        ImageNet(**values)  # type: ignore[arg-type]

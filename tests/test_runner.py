@@ -22,10 +22,11 @@ from torch import Tensor
 from kvbench import runner
 from kvbench.budget import InfeasibleBudget
 from kvbench.cache import BudgetExceeded
-from kvbench.config import Shard
+from kvbench.config import ConfigError, Shard
 from kvbench.eval.base import Result, Score, SkipEvaluation, ok
 from kvbench.eval.images import ImageSet
-from kvbench.eval.paired import Psnr
+from kvbench.eval.paired import Lpips, Psnr
+from kvbench.job import Job
 from kvbench.methods.base import View
 from kvbench.methods.full import Full
 from kvbench.methods.heatkv import HeatKV
@@ -57,7 +58,7 @@ def images_of(folder: Path) -> dict[str, str]:
     }
 
 
-def identity(job: runner.Job) -> str:
+def identity(job: Job) -> str:
     job.model.load("cpu")
     return runner.open_run(job).path.name
 
@@ -365,3 +366,35 @@ def test_finished_run_is_sent_to_the_logger(tmp_path: Path) -> None:
 
     outcome = runner.run(job_in(tmp_path, logger=Recorder()))
     assert sent == [(outcome.folder.name, outcome.folder)]
+
+
+# require
+
+
+@pytest.mark.parametrize(
+    ("evaluators", "named"),
+    [
+        ({"psnr": Psnr()}, "require=lpips: eval does not have it; it has psnr"),
+        ({"lpips": Lpips("nowhere.pth")}, "require=lpips: weights missing: nowhere.pth"),
+    ],
+)
+def test_what_is_required_and_missing_stops_a_run_before_it_starts(
+    tmp_path: Path, evaluators: dict[str, object], named: str
+) -> None:
+    job = job_in(tmp_path, evaluators=evaluators)
+    job = replace(job, settings=replace(job.settings, require=("lpips",)))
+    with pytest.raises(ConfigError, match=named):
+        runner.run(job)
+    assert job.model.batches == []
+    assert not job.settings.runs_dir.exists() or list(job.settings.runs_dir.iterdir()) == []
+
+
+def test_what_is_required_must_have_been_scored(tmp_path: Path) -> None:
+    job = job_in(tmp_path, evaluators={"psnr": Psnr(), "broken": Broken()})
+    required = replace(job, settings=replace(job.settings, require=("psnr",)))
+    assert runner.run(required).results is not None
+    assert (
+        runner.run(replace(required, method=Full())).results is not None
+    )  # the reference has no PSNR of its own
+    with pytest.raises(ConfigError, match=r"^require=broken: skipped \(not today\)"):
+        runner.run(replace(job, settings=replace(job.settings, require=("broken",))))
