@@ -27,7 +27,11 @@ from kvbench.eval.weights import Weight
 WIDTHS = (16, 32, 48, 64)
 BATCH = 64
 
-SCENES = Weight("features.safetensors", how="train it with: python run.py task=train")
+SCENES = Weight(
+    "features.safetensors",
+    how="train it with: python run.py task=train",
+    path="pkg://kvbench/assets/infinity_tiny/features.safetensors",
+)
 
 
 class Stage(nn.Module):

@@ -59,8 +59,7 @@ class ImageSet:
         self._check_names(set(records))
         self.samples = {index: self._checked(records[index]) for index in sorted(records)[:limit]}
         self.indices = list(self.samples)
-        joined = "".join(f"{index} {sample.sha256}\n" for index, sample in self.samples.items())
-        self.digest = hashlib.sha256(joined.encode()).hexdigest()
+        self.digest = self._digest()
 
     def __len__(self) -> int:
         return len(self.indices)
@@ -106,6 +105,10 @@ class ImageSet:
     def stacks(self, size: int, title: str) -> Iterator[NDArray[np.uint8]]:
         """Pixels uint8 [N, H, W, 3] of all images in order, in the batches of `batches`."""
         return map(self.stack, self.batches(size, title))
+
+    def _digest(self) -> str:
+        joined = "".join(f"{index} {sample.sha256}\n" for index, sample in self.samples.items())
+        return hashlib.sha256(joined.encode()).hexdigest()
 
     def _path(self, index: int) -> Path:
         return self.folder / "images" / f"{index:06d}.png"
