@@ -85,7 +85,7 @@ class AMSKV(Method):
         condensed: leading scales that stay.
         theta: threshold on S; it belongs to a model and a metric.
         demanding: in place of theta, the share of layers to become demanding; theta is then the quantile of the
-            calibrated S at the first scale that overflows C_min.
+            layers' lowest calibrated S over the scales that overflow C_min.
         metric: of `key_similarity`.
         resize: of `key_similarity`.
         granularity: evict the oldest tokens (Algorithm 2) or whole scales.
@@ -126,7 +126,8 @@ class AMSKV(Method):
             if artifact is None:
                 raise ValueError("method.demanding: calibrate first (python run.py task=calibrate)")
             overflow = next(k for k, end in enumerate(spec.ends) if end > self.first)
-            profile = artifact.tensors["similarity"][:, overflow].sort().values
+            lowest = artifact.tensors["similarity"][:, overflow:-1].min(1).values  # any of these scales may promote
+            profile = lowest.sort().values
             count = round(self.demanding * spec.layers)
             # Halfway to the next layer, so that rounding does not decide; everything or nothing at the ends.
             padded = torch.cat((profile.new_tensor([-torch.inf]), profile, profile.new_tensor([torch.inf])))
