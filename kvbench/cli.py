@@ -74,8 +74,7 @@ class Summary(Callback):
     def on_multirun_end(self, config: DictConfig, **kwargs: object) -> None:
         """Prints the tables."""
         folders = list(dict.fromkeys(self._folders))
-        runs = [run for folder in folders for run in report.collect_one(folder)]
-        report.show_runs(CONSOLE, runs, self._failures)
+        report.show_runs(CONSOLE, report.with_bounds(folders), self._failures)
         if config.published is not None:
             table, runs_dir = find(config.published), Path(config.runs_dir).expanduser()
             if table.figure == "stability":

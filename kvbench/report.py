@@ -149,6 +149,23 @@ def with_references(folders: Sequence[Path]) -> list[Results]:
     return [run for folder in dict.fromkeys([*folders, *beside]) for run in collect_one(folder)]
 
 
+def with_bounds(folders: Sequence[Path]) -> list[Results]:
+    """Results of some run folders, and of the bounds of their references where `task=bounds` made them."""
+    references = {
+        (folder.parent, str(run["reference"] or run["run"]))
+        for folder in folders
+        for run in collect_one(folder)
+    }
+    bounds = [
+        folder
+        for parent in sorted({parent for parent, _ in references})
+        for folder in sorted(parent.glob("full-*"))
+        for run in collect_one(folder)
+        if (parent, str(run["reference"])) in references
+    ]
+    return [run for folder in dict.fromkeys([*folders, *bounds]) for run in collect_one(folder)]
+
+
 def write_report(runs_dir: Path, runs: Sequence[Results]) -> Path:
     """Writes report.md and report.csv beside the runs; returns the former."""
     write_whole(runs_dir / "report.csv", comma_separated(rows_of(runs, "columns")).encode())
@@ -231,7 +248,7 @@ def metric_cells(name: str, entry: object, style: Style) -> Row:
         }
     if value is None:
         return {name: "-"}
-    text = f"{value:.{digits}f}"
+    text = f"{round(value, digits) + 0.0:.{digits}f}"  # no minus before a zero
     if low is None or high is None or style == "none":
         return {name: text}
     spread = (

@@ -90,6 +90,7 @@ def test_bounds_later_metrics_and_differences(command: Command, tmp_path: Path) 
     assert status == 0
     assert "full, batch 4" in out
     assert "full, seed 1" in out
+    assert "full, batch 4" in command("-m", "method=streaming_llm,swa", "budget=0.2", *shared)[1]
     job = ("method=streaming_llm", "budget=0.2", "prompts.count=4")
     assert "ssim" in command("task=evaluate", *job, "eval=ssim")[1]
     assert command("task=evaluate", "method=swa", "budget=0.5", *shared)[0] == 1

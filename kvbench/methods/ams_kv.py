@@ -126,7 +126,9 @@ class AMSKV(Method):
             if artifact is None:
                 raise ValueError("method.demanding: calibrate first (python run.py task=calibrate)")
             overflow = next(k for k, end in enumerate(spec.ends) if end > self.first)
-            lowest = artifact.tensors["similarity"][:, overflow:-1].min(1).values  # any of these scales may promote
+            lowest = (
+                artifact.tensors["similarity"][:, overflow:-1].min(1).values
+            )  # any of these scales may promote
             profile = lowest.sort().values
             count = round(self.demanding * spec.layers)
             # Halfway to the next layer, so that rounding does not decide; everything or nothing at the ends.
