@@ -4,10 +4,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
+import numpy as np
+from numpy.typing import NDArray
+
 from kvbench.eval.base import Better, Result, Score, with_interval
 from kvbench.eval.dataset import DatasetError, OnDataset, dataset_moments
 from kvbench.eval.frechet import Features, frechet_distance, frechet_to
-from kvbench.eval.images import ImageSet
+from kvbench.eval.images import ImageSet, check_pairs
 from kvbench.eval.intervals import jackknife
 from kvbench.eval.spaces import InSpace, few_samples, finish, require_samples
 
@@ -36,6 +39,29 @@ class Fid(InSpace):
         [name] = self.gives
         score = distance_score(first, second, images.clusters)
         return finish(self, {name: score}, {"images": ours, "reference": theirs}, _singular(first))
+
+
+def fid_difference(
+    evaluator: Fid, ours: ImageSet, theirs: ImageSet, reference: ImageSet, device: str = "cpu"
+) -> Score:
+    """What the distance of one run to the reference is above another run's, prompts left out alike on all sides.
+
+    Raises:
+        ImageSetError: the three do not hold the same samples.
+    """
+    for side in (ours, theirs):
+        check_pairs(side, reference)
+    (first, base), (second, _) = (
+        [held.arrays["features"] for held in evaluator.space.pair(side, reference, device)]
+        for side in (ours, theirs)
+    )
+
+    def difference(kept: NDArray[np.int64]) -> float:
+        return frechet_distance(first[kept], base[kept]) - frechet_distance(second[kept], base[kept])
+
+    value = difference(np.arange(len(first)))
+    score = Score(value, "lower", "", len(first))
+    return with_interval(score, jackknife(difference, value, ours.clusters))
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,8 @@ from kvbench.budget import Budget
 from kvbench.cache import BudgetExceeded
 from kvbench.config import ConfigError, Settings
 from kvbench.differences import show_against
+from kvbench.eval.base import missing
+from kvbench.eval.fid import Fid
 from kvbench.eval.images import ImageSetError
 from kvbench.job import Job
 from kvbench.methods.base import Observer
@@ -293,7 +295,9 @@ def task_report(cfg: DictConfig) -> None:
     report.show_runs(CONSOLE, runs)
     CONSOLE.print(f"written: {report.write_report(runs_dir, runs)}", highlight=False, soft_wrap=True)
     if settings.against is not None:
-        show_against(CONSOLE, runs, runs_dir, settings.against)
+        chosen = [instantiate(node) for node in (cfg.eval or {}).values()]
+        distances = [one for one in chosen if isinstance(one, Fid) and not missing(one)]
+        show_against(CONSOLE, runs, runs_dir, settings.against, distances)
     if settings.published is not None:
         summary.show_beside(CONSOLE, find(settings.published), runs, runs_dir)
     summary.draw_fidelity(CONSOLE, runs, runs_dir, "fidelity")

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,12 +12,14 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from kvbench.eval.features import Scenes
+from kvbench.eval.fid import Fid, fid_difference
 from kvbench.eval.frechet import frechet_distance, frechet_from_moments, frechet_to, moments
 from kvbench.eval.inception_score import inception_score
 from kvbench.eval.intervals import deal
 from kvbench.eval.kid import draw_subsets, kid, paired_kid
 from kvbench.eval.precision_recall import leave_groups_out, precision_recall
-from tests.image_sets import EXPECTED, GOLDEN
+from tests.image_sets import EXPECTED, FEATURES, GOLDEN, make_set
 
 Sets = dict[str, np.ndarray]
 
@@ -260,3 +263,22 @@ def test_bad_logits_and_unequal_pairs_are_refused() -> None:
         inception_score(np.array([[0.0], [math.nan]]), 5)
     with pytest.raises(ValueError, match="paired sets have 3 and 4 samples"):
         kid(np.zeros((3, 2)), np.zeros((4, 2)), paired=True)
+
+
+def test_a_difference_of_distances_is_jackknifed_over_the_same_prompts(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    base = rng.integers(40, 216, (24, 16, 16, 3))
+    noise = rng.normal(0, 1, base.shape)
+    near, far, reference = (
+        make_set(tmp_path / name, list(np.clip(base + scale * noise, 0, 255).astype(np.uint8)))
+        for name, scale in (("near", 4), ("far", 30), ("base", 0))
+    )
+    evaluator = Fid(space=Scenes(path=str(FEATURES)))
+    score = fid_difference(evaluator, far, near, reference)
+    apart = [evaluator.run(side, reference, "cpu").scores["fid_scenes"].value for side in (far, near)]
+    assert score.value == pytest.approx(apart[0] - apart[1])
+    assert score.value > 0
+    assert score.ci95 is not None
+    assert score.ci95[0] < score.value < score.ci95[1]
+    nothing = fid_difference(evaluator, near, near, reference)
+    assert (nothing.value, nothing.ci95) == (0, (0, 0))

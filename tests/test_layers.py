@@ -59,7 +59,9 @@ MAY: dict[str, tuple[str, ...]] = {
     "kvbench.job": (
         *METHOD_BASE, "kvbench.methods.full", "kvbench.config", "kvbench.eval", "kvbench.models", "kvbench.prompts",
     ),
-    "kvbench.differences": ("kvbench.eval", "kvbench.published", "kvbench.report", "kvbench.runs"),
+    "kvbench.differences": (
+        "kvbench.config", "kvbench.eval", "kvbench.published", "kvbench.report", "kvbench.runs",
+    ),
     "kvbench.runner": ("kvbench",),
     "kvbench.cli": ("kvbench",),
 }  # fmt: skip
