@@ -1,6 +1,7 @@
 """Every method against one of them at the same budget: paired differences of finished runs."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 
 from rich.box import SIMPLE_HEAD
@@ -37,6 +38,7 @@ def rows_against(
         if against in (run["method"], run["run"]):
             partners.setdefault(_place(run), []).append(run)
     found = []
+    images = cache(ImageSet)  # partner and reference come with every run
     for run in sorted(runs, key=lambda run: (*map(str, _place(run)), str(run["run"]))):
         chosen = partners.get(_place(run), [])
         if len(chosen) > 1:
@@ -45,7 +47,7 @@ def rows_against(
         if not chosen or run is chosen[0] or run["reference"] is None:
             continue
         scores = differences(_folder(run, runs_dir), _folder(chosen[0], runs_dir))
-        scores |= _distances(run, chosen[0], runs_dir, distances)
+        scores |= _distances(run, chosen[0], runs_dir, distances, images)
         row = {"model": report.model_label(run), "run": str(run["run"])}
         for name in [name for name in report.COLUMNS if name in scores]:
             cell = {"value": scores[name].value, "ci95": scores[name].ci95}
@@ -55,12 +57,14 @@ def rows_against(
     return [{name: row.get(name, "-") for name in names} for row in found]
 
 
-def _distances(run: Run, partner: Run, runs_dir: Path, distances: Sequence[Fid]) -> dict[str, Score]:
+def _distances(
+    run: Run, partner: Run, runs_dir: Path, distances: Sequence[Fid], images: Callable[[Path], ImageSet]
+) -> dict[str, Score]:
     if not distances:
         return {}
     folder = _folder(run, runs_dir)
     reference = folder.with_name(str(run["reference"]))
-    ours, theirs, base = (ImageSet(path) for path in (folder, _folder(partner, runs_dir), reference))
+    ours, theirs, base = (images(path) for path in (folder, _folder(partner, runs_dir), reference))
     return {next(iter(one.gives)): fid_difference(one, ours, theirs, base) for one in distances}
 
 

@@ -12,7 +12,7 @@ from math import floor
 from typing import Literal
 
 from kvbench.memory import MIB, paper_mib
-from kvbench.methods.ams_kv import condensed_tokens, effective_capacities
+from kvbench.methods.ams_kv import effective_capacities
 from kvbench.published import Table, find, model_of
 from kvbench.segments import ModelSpec
 
@@ -222,7 +222,7 @@ def _text_claims(specs: Specs) -> list[Claim]:
     if "var_d30" in specs:
         spec, printed = specs["var_d30"], str(text["var_d30 (largest saving)"][0].cells["saving %"])
         capacity = (
-            condensed_tokens(CONDENSED, spec) + spec.lengths[-4],
+            spec.leading_tokens(CONDENSED) + spec.lengths[-4],
             effective_capacities(spec, CONDENSED)[1],
         )
         held = two_class_tokens(spec, spec.layers // 6, capacity)

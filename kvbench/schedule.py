@@ -59,7 +59,7 @@ def heads_to_prune(spec: ModelSpec, budget: Budget, sinks: int) -> Ints:
         raise ValueError(
             f"sinks={sinks}: {spec.name} has {scales} scales, of which at most {scales - 1} can be sinks"
         )
-    kept = spec.ends[sinks - 1] if sinks else 0
+    kept = spec.leading_tokens(sinks)
     if budget.per_head < kept:
         raise InfeasibleBudget.of_sinks(budget, sinks, kept, spec)
     counts = np.zeros(scales, np.int64)

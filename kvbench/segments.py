@@ -68,6 +68,10 @@ class ModelSpec:
         """c_k, tokens of segments 0..k together."""
         return tuple(segment.end for segment in self.segments)
 
+    def leading_tokens(self, scales: int) -> int:
+        """Tokens of the first so many scales, per head."""
+        return self.ends[scales - 1] if scales else 0
+
     @property
     def all_heads(self) -> int:
         """T = layers x KV heads."""

@@ -140,7 +140,7 @@ def listening(method: Method) -> list[Asked]:
         seen.append(Asked(view.layer, view.at.index, view.position.clone(), shown))
         return kept
 
-    method.keep = keep  # type: ignore[method-assign]
+    method.keep = keep
     return seen
 
 

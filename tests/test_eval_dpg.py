@@ -26,12 +26,12 @@ pytestmark = pytest.mark.usefixtures("offline")
 def questions_of(item: Mapping[str, object]) -> list[Question]:
     return [
         Question(q["qid"], q["question"], q["tuple"], tuple(p for p in q["dependency"] if p))
-        for q in item["questions"]  # type: ignore[attr-defined]
+        for q in item["questions"]
     ]
 
 
 def answered(item: Mapping[str, object], image: int) -> dict[int, bool]:
-    return {int(n): text == "yes" for n, text in item["answers"][image].items()}  # type: ignore[index]
+    return {int(n): text == "yes" for n, text in item["answers"][image].items()}
 
 
 @pytest.mark.parametrize("item", GOLDEN["items"], ids=lambda item: item["id"])

@@ -79,4 +79,4 @@ def test_names_are_metadata_and_not_needed(monkeypatch: pytest.MonkeyPatch) -> N
 )
 def test_wrong_settings_are_refused(values: dict[str, object], named: str) -> None:
     with pytest.raises(ConfigError, match=named):
-        ImageNet(**values)  # type: ignore[arg-type]
+        ImageNet(**values)

@@ -95,4 +95,4 @@ def test_late_mixtures_are_nearly_draws() -> None:
 )
 def test_wrong_settings_are_refused(settings: dict[str, float], named: str) -> None:
     with pytest.raises(ValueError, match=f"model.sampling.{named}"):
-        VARSampling(**settings)  # type: ignore[arg-type]
+        VARSampling(**settings)

@@ -43,7 +43,7 @@ def make_set(
 
 def only(evaluator: object, images: ImageSet) -> Result:
     """The result of one evaluator that has to work."""
-    [result] = evaluate([evaluator], images)  # type: ignore[list-item]
+    [result] = evaluate([evaluator], images)
     assert result.status == "ok", result.provenance.get("traceback", result.reason)
     return result
 

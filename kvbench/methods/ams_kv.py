@@ -147,7 +147,7 @@ class AMSKV(Method):
         if undecided.any() and view.at.length <= self.most:
             demanding |= undecided & (self._similarity(view) < self._theta)
         capacity = torch.where(demanding, self.most, self.first).repeat_interleave(view.heads)
-        return rolled(view, capacity, condensed_tokens(self.condensed, self.spec), self.granularity)
+        return rolled(view, capacity, self.spec.leading_tokens(self.condensed), self.granularity)
 
     def _similarity(self, view: View) -> Tensor:
         """S of every sequence, the same for the branches of a prompt."""
@@ -191,7 +191,7 @@ class AMSKVFixed(Method):
     def check(self, spec: ModelSpec, budget: Budget) -> None:
         """The condensed scales and one more must fit."""
         check_condensed(self.condensed, spec)
-        needed = condensed_tokens(self.condensed, spec) + spec.lengths[0]
+        needed = spec.leading_tokens(self.condensed) + spec.lengths[0]
         if budget.per_head < needed:
             raise InfeasibleBudget.of(budget, needed, spec, f"{self.condensed} condensed scales and another")
 
@@ -219,7 +219,7 @@ class AMSKVFixed(Method):
     def keep(self, view: View) -> Tensor:
         """What CLRU leaves of the cache and the new scale."""
         capacity = self.capacity[view.layer].to(view.position.device).expand(len(view.position))
-        return rolled(view, capacity, condensed_tokens(self.condensed, self.spec), self.granularity)
+        return rolled(view, capacity, self.spec.leading_tokens(self.condensed), self.granularity)
 
 
 def rolled(view: View, capacity: Tensor, condensed: int, granularity: Literal["token", "scale"]) -> Tensor:
@@ -244,11 +244,6 @@ def rolled(view: View, capacity: Tensor, condensed: int, granularity: Literal["t
     return exists & torch.where(overflows, torch.where(fits, kept, ~current), True)
 
 
-def condensed_tokens(condensed: int, spec: ModelSpec) -> int:
-    """C_cds in tokens."""
-    return spec.ends[condensed - 1] if condensed else 0
-
-
 def check_condensed(condensed: int, spec: ModelSpec) -> None:
     """Refuses numbers of condensed scales that leave no two others (ValueError)."""
     if not 0 <= condensed <= len(spec.segments) - 3:
@@ -260,12 +255,12 @@ def check_condensed(condensed: int, spec: ModelSpec) -> None:
 def effective_capacities(spec: ModelSpec, condensed: int) -> tuple[int, int]:
     """C_min and C_max: the condensed scales with the last but one scale that is ever read, and with the last two."""
     *_, earlier, later = spec.lengths[:-1]
-    tokens = condensed_tokens(condensed, spec)
+    tokens = spec.leading_tokens(condensed)
     return tokens + earlier, tokens + earlier + later
 
 
 def fixed_capacities(spec: ModelSpec, budget: Budget, condensed: int) -> tuple[int, int, int]:
     """Largest scale a (of those with another read one after it) that C_min allows, C_min, C_max."""
-    tokens, lengths = condensed_tokens(condensed, spec), spec.lengths[:-1]
+    tokens, lengths = spec.leading_tokens(condensed), spec.lengths[:-1]
     scale = max(k for k in range(len(lengths) - 1) if k == 0 or tokens + lengths[k] <= budget.per_head)
     return scale, tokens + lengths[scale], tokens + lengths[scale] + lengths[scale + 1]

@@ -110,7 +110,7 @@ def check_room(spec: ModelSpec, budget: Budget, sinks: int = 0) -> None:
     """Refuses sinks that the model has not (ValueError), and budgets too small for them or for one token a head."""
     if not 0 <= sinks < len(spec.segments):
         raise ValueError(f"sinks={sinks}: {spec.name} has {len(spec.segments)} scales")
-    needed = spec.ends[sinks - 1] if sinks else 1
+    needed = spec.leading_tokens(sinks) or 1
     if budget.head_tokens < needed:
         raise (
             InfeasibleBudget.of_sinks(budget, sinks, needed, spec)

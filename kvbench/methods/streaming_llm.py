@@ -36,11 +36,9 @@ class StreamingLLM(Method):
     def prepare(self, spec: ModelSpec, budget: Budget, artifact: Artifact | None = None) -> None:
         """Turns the budget into a window."""
         super().prepare(spec, budget, artifact)
-        self._recent = budget.head_tokens - self._sink_tokens(spec)
+        self._sinks = spec.leading_tokens(self.sinks)
+        self._recent = budget.head_tokens - self._sinks
 
     def keep(self, view: View) -> Tensor:
         """Sinks and the latest tokens."""
-        return (view.position < self._sink_tokens(self.spec)) | (view.position >= view.at.end - self._recent)
-
-    def _sink_tokens(self, spec: ModelSpec) -> int:
-        return spec.ends[self.sinks - 1] if self.sinks else 0
+        return (view.position < self._sinks) | (view.position >= view.at.end - self._recent)
