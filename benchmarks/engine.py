@@ -1,4 +1,4 @@
-"""Time per image of every method and of a plain loop (torch.cat cache and SDPA, last scale stored as officially).
+"""Time per image of every method, and of a plain loop that does what the official program does (`plain_loop.py`).
 
 Same weights, same noise, same process, interleaved:
 python benchmarks/engine.py [--methods heatkv,h2o] [--budget 0.1] [--batch 8] [--repeats 9] [--threads 2]
@@ -13,8 +13,7 @@ from pathlib import Path
 import torch
 from hydra import compose, initialize_config_module
 from hydra.utils import instantiate
-from torch import Tensor
-from torch.nn import functional as F
+from plain_loop import PlainCache, plain_loop
 
 import kvbench
 from kvbench import conf
@@ -25,27 +24,6 @@ from kvbench.models.base import Cache
 from kvbench.models.pipeline import InfinityModel
 from kvbench.models.sampling import PromptNoise
 from kvbench.scenes.grammar import evaluation_prompts
-from kvbench.segments import Segment
-
-
-class PlainLoop:
-    """The cache of the official program: keys and values concatenated at every scale, the last one included."""
-
-    def reset(self, sequences: int) -> None:
-        """Drops everything."""
-        self._keys: dict[int, Tensor] = {}
-        self._values: dict[int, Tensor] = {}
-
-    def begin(self, segment: Segment) -> None:
-        """Nothing to prepare."""
-
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, plain: object = None) -> Tensor:
-        """Concatenates, then attends."""
-        if layer in self._keys:
-            k = torch.cat((self._keys[layer], k), 2)
-            v = torch.cat((self._values[layer], v), 2)
-        self._keys[layer], self._values[layer] = k, v
-        return F.scaled_dot_product_attention(q, k, v, scale=1.0)
 
 
 def cache_of(name: str, model: InfinityModel, budget: str) -> KVCache:
@@ -81,14 +59,14 @@ def main() -> None:
     with initialize_config_module("kvbench.conf", version_base="1.3"):
         model = instantiate(compose("config").model)
         names = dict.fromkeys(["full", *options.methods.split(",")])
-        caches: dict[str, Cache] = {"plain loop": PlainLoop()}
-        caches |= {name: cache_of(name, model, options.budget) for name in names}
+        caches: dict[str, Cache] = {name: cache_of(name, model, options.budget) for name in names}
     model.load("cpu")
+    pairs = {"plain loop": (plain_loop(model), PlainCache())} | {n: (model, c) for n, c in caches.items()}
     prompts = [str(line["prompt"]) for line in evaluation_prompts(options.batch)]
-    seconds: dict[str, list[float]] = {name: [] for name in caches}
+    seconds: dict[str, list[float]] = {name: [] for name in pairs}
     for repeat in range(options.repeats + 2):
-        for name, cache in caches.items():
-            elapsed = timed(model, prompts, cache)
+        for name, (runner, cache) in pairs.items():
+            elapsed = timed(runner, prompts, cache)
             if repeat >= 2:
                 seconds[name].append(elapsed)
     base = statistics.median(seconds["full"])

@@ -32,7 +32,7 @@ MAY: dict[str, tuple[str, ...]] = {
     "kvbench.conf": (),
     "kvbench.view": ("kvbench.segments", "kvbench.kernels"),
     "kvbench.cache": (*METHOD_BASE, "kvbench.kernels", "kvbench.view"),
-    "kvbench.models": (*NUMBERS, "kvbench.models", "kvbench.scenes"),
+    "kvbench.models": (*NUMBERS, "kvbench.kernels", "kvbench.models", "kvbench.scenes"),
     "kvbench.prompts": ("kvbench.config", "kvbench.scenes"),
     "kvbench.prompt_sets": ("kvbench.config", "kvbench.eval", "kvbench.prompts"),
     "kvbench.provenance": (),

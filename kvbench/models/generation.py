@@ -10,7 +10,6 @@ from kvbench.models.autoencoder import resize
 from kvbench.models.base import Cache, TextFeatures, require_finite
 from kvbench.models.bsq import BSQ
 from kvbench.models.infinity import Condition, Infinity
-from kvbench.models.layers import Rotation
 from kvbench.models.sampling import Noise, Sampling, choose
 from kvbench.segments import Segment
 
@@ -101,7 +100,7 @@ def scale_logits(
     segment: Segment,
     condition: Condition,
     features: Tensor | None,
-    rotation: Rotation,
+    rotation: Tensor,
     cache: Cache,
     cfg: float,
     tau: float,
@@ -114,7 +113,7 @@ def scale_logits(
     if features is not None and guided:
         features = features.repeat(2, 1, 1)
     x = transformer.embed(segment.index, condition, features)
-    here = Rotation(*(table[segment.start : segment.end] for table in rotation))
+    here = rotation[segment.start : segment.end]
     layers = transformer.layers
     mixed = (
         {len(layers) + offset for offset in sampling.cfg_layers if offset < 0}
@@ -122,14 +121,12 @@ def scale_logits(
         else set()
     )
     for layer, block in enumerate(layers):
-        x = block(x, layer, condition.gss, condition.text[layer], here, cache.attend)
+        x = block(x, layer, condition.layers[layer], here, cache.attend)
         if layer in mixed:
             x = (cfg * x[:prompts] + (1 - cfg) * x[prompts:]).repeat(2, 1, 1)
     if guided and cfg != 1 and 0 in sampling.cfg_layers:
         logits = transformer.logits(x, condition) * (1 / tau)
         return cfg * logits[:prompts] + (1 - cfg) * logits[prompts:]
     scale, shift = condition.head
-    conditional = Condition(
-        condition.start, condition.gss, (scale[:prompts], shift[:prompts]), condition.text
-    )
+    conditional = Condition(condition.start, (scale[:prompts], shift[:prompts]), condition.layers)
     return transformer.logits(x[:prompts], conditional) * (1 / tau)

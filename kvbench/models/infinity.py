@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from kvbench.kernels.modulate import modulate
 from kvbench.models import rope
-from kvbench.models.layers import Block, HeadNorm, PooledText, Rotation, TextKeys, by_scale, linear, modulated
+from kvbench.models.layers import Block, HeadNorm, LayerCondition, PooledText, by_scale, linear
 from kvbench.segments import Segment
 
 
@@ -64,15 +65,13 @@ class Condition:
 
     Attributes:
         start: pooled text [B, width], also the condition of the head's modulation.
-        gss: shared modulation float32 [B, 1, 6, width].
         head: scale and shift of the head's norm, float32 [B, 1, width] each.
-        text: keys and values per layer.
+        layers: what each layer needs.
     """
 
     start: Tensor
-    gss: Tensor
     head: tuple[Tensor, Tensor]
-    text: tuple[TextKeys, ...]
+    layers: tuple[LayerCondition, ...]
 
 
 class _Chunk(nn.Module):
@@ -136,12 +135,10 @@ class Infinity(nn.Module):
         """Dtype of the blocks, and of every linear layer the official program runs under autocast."""
         return self.layers[0].ffn.fc1.weight.dtype
 
-    def rotation(self, segments: Sequence[Segment], device: torch.device | str) -> Rotation:
-        """Rotary tables of all segments' tokens."""
+    def rotation(self, segments: Sequence[Segment], device: torch.device | str) -> Tensor:
+        """Rotations of all segments' tokens, complex64 [sum t_k, D/2]."""
         config = self.config
-        return Rotation(
-            *rope.tables(segments, config.rope_grid, config.width // config.heads, config.rope_base, device)
-        )
+        return rope.tables(segments, config.rope_grid, config.width // config.heads, config.rope_base, device)
 
     def condition(self, values: Tensor, mask: Tensor) -> Condition:
         """Everything that depends on the text alone (values [B, words, text_width], mask bool [B, words])."""
@@ -150,12 +147,12 @@ class Infinity(nn.Module):
         values = self.text_norm(values)
         start = self.text_proj_for_sos.ca(values, mask, compute, attention)
         first, second = (layer for layer in self.text_proj_for_ca if isinstance(layer, nn.Linear))
-        context = F.gelu(linear(values, first.weight, first.bias, compute), approximate="tanh")
+        context = linear(values, first.weight, first.bias, compute, gelu=True)
         context = linear(context, second.weight, second.bias, compute)
         gss = self.shared_ada_lin(start.float()).unflatten(-1, (1, 6, -1))
         scale, shift = self.head_nm.ada_lin(start.float()).unflatten(-1, (1, 2, -1)).unbind(2)
-        text = tuple(block.ca.text_keys(context, mask, attention) for block in self.layers)
-        return Condition(start, gss, (scale, shift), text)
+        layers = tuple(block.condition(gss, context, mask, attention) for block in self.layers)
+        return Condition(start, (scale, shift), layers)
 
     def embed(self, scale: int, condition: Condition, features: Tensor | None) -> Tensor:
         """Input tokens of a scale: the start token for scale 0, else features [B, t_k, token_channels] embedded."""
@@ -167,7 +164,8 @@ class Infinity(nn.Module):
 
     def logits(self, x: Tensor, condition: Condition) -> Tensor:
         """Last hidden state [B, tokens, width] to float32 [B, tokens, 2 x bits]: channel 2j + v is bit j = v."""
-        return self.head(modulated(x, *condition.head))
+        h = modulate(x, *condition.head, torch.float32)
+        return linear(h, self.head.weight, self.head.bias, torch.float32)
 
     def forward(self, values: Tensor, mask: Tensor, features: Tensor, segments: Sequence[Segment]) -> Tensor:
         """All scales in one pass, each token attending to its own and earlier scales.
@@ -189,7 +187,7 @@ class Infinity(nn.Module):
 
         attend = by_scale(segments)
         for layer, block in enumerate(self.layers):
-            x = block(x, layer, condition.gss, condition.text[layer], rotation, attend)
+            x = block(x, layer, condition.layers[layer], rotation, attend)
         return self.logits(x, condition)
 
     @torch.no_grad()

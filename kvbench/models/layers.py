@@ -12,41 +12,68 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from kvbench.models import rope
+from kvbench.kernels import linear as fused
+from kvbench.kernels.modulate import modulate
+from kvbench.kernels.qk_norm_rope import qk_norm_rope
 from kvbench.segments import Segment
 
 Attend = Callable[[int, Tensor, Tensor, Tensor, Callable[[], Tensor]], Tensor]
 """(layer, q, k, v, plain) -> attention output, all [B, H, tokens, D]; `plain` computes q as projected."""
 
 
-class Rotation(NamedTuple):
-    """Cosines and sines of the current tokens, float32 [tokens, head_dim/2]."""
-
-    cos: Tensor
-    sin: Tensor
-
-
 class TextKeys(NamedTuple):
-    """A layer's keys and values of the text, [B, H, words, D], and which words exist, bool [B, 1, 1, words]."""
+    """A layer's keys and values of the text, [B, H, words, D]; -inf [B, 1, 1, words] where a word is absent, else 0."""
 
     keys: Tensor
     values: Tensor
-    mask: Tensor
+    absent: Tensor
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
-    """X W^T + b with all three rounded to `dtype`."""
-    return F.linear(x.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype))
+class Projection(NamedTuple):
+    """What self-attention adds to its projection, [3 width], and the lengths of queries and keys, float32 [2, H]."""
+
+    bias: Tensor
+    lengths: Tensor
+
+
+class LayerCondition(NamedTuple):
+    """What one layer needs at every scale and computes once.
+
+    Attributes:
+        modulation: two gates, two scales, two shifts, float32 [B, 1, width] each.
+        projection: of the self-attention.
+        text: keys and values of the text.
+    """
+
+    modulation: tuple[Tensor, ...]
+    projection: Projection
+    text: TextKeys
+
+
+def linear(
+    x: Tensor, weight: Tensor, bias: Tensor | None, dtype: torch.dtype, *, gelu: bool = False
+) -> Tensor:
+    """X W^T + b with all three rounded to `dtype`, then GELU (tanh form) if asked."""
+    return fused.linear(x.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype), gelu=gelu)
 
 
 def text_attention(q: Tensor, text: TextKeys) -> Tensor:
     """Attention of q [B, H, tokens, D] over the text, scaled by 1/sqrt(D): [B, tokens, H*D]."""
     if q.is_cuda:
-        out = F.scaled_dot_product_attention(q, text.keys, text.values, attn_mask=text.mask)
-    else:  # what the fused kernel rounds, spelled out; its own backward pass is slow on CPU
-        scores = (q.float() @ text.keys.float().transpose(-1, -2)) * q.shape[-1] ** -0.5
-        weights = scores.float().masked_fill(~text.mask, -math.inf).softmax(-1).to(q.dtype)
-        out = (weights.float() @ text.values.float()).to(q.dtype)
+        out = F.scaled_dot_product_attention(q, text.keys, text.values, attn_mask=text.absent)
+    else:
+        # What the fused kernel rounds, spelled out: its backward pass is slow on a CPU. Words come before tokens
+        # because a softmax over a few of the fastest dimension's numbers is slow as well.
+        rows = (
+            q.float(),
+            text.keys.float(),
+            text.values.float(),
+            text.absent.float().mT.expand(-1, q.shape[1], -1, 1),
+        )
+        queries, keys, values, absent = (x.reshape(-1, *x.shape[2:]) for x in rows)
+        scores = torch.baddbmm(absent, keys, queries.mT, alpha=q.shape[-1] ** -0.5)
+        weights = scores.softmax(1).to(q.dtype).float()
+        out = (weights.mT @ values).to(q.dtype).view(q.shape)
     return out.transpose(1, 2).flatten(2)
 
 
@@ -61,22 +88,25 @@ class SelfAttention(nn.Module):
         self.q_bias, self.v_bias = nn.Parameter(torch.zeros(width)), nn.Parameter(torch.zeros(width))
         self.proj = nn.Linear(width, width)
 
-    def forward(self, h: Tensor, layer: int, rotation: Rotation | None, attend: Attend) -> Tensor:
+    def projection(self) -> Projection:
+        """What does not change from scale to scale."""
+        bias = torch.cat((self.q_bias, torch.zeros_like(self.q_bias), self.v_bias))
+        temperature = self.scale_mul_1H11.flatten().clamp_max(math.log(100)).float().exp()
+        return Projection(bias, torch.stack((temperature, torch.ones_like(temperature))))
+
+    def forward(
+        self, h: Tensor, layer: int, projection: Projection, rotation: Tensor | None, attend: Attend
+    ) -> Tensor:
         """H [B, tokens, width], modulated and normalised, to [B, tokens, width]; None does not rotate."""
         weight = self.mat_qkv.weight
-        bias = torch.cat((self.q_bias, torch.zeros_like(self.q_bias), self.v_bias))
-        qkv = linear(h, weight, bias, weight.dtype)
-        q, k, v = qkv.unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
-        temperature = self.scale_mul_1H11.clamp_max(math.log(100)).float().exp()
-        q, k = F.normalize(q.float(), dim=-1) * temperature, F.normalize(k.float(), dim=-1)
-        if rotation is not None:
-            q, k = rope.rotate(q, *rotation), rope.rotate(k, *rotation)
+        qkv = linear(h, weight, projection.bias, weight.dtype).unflatten(-1, (3, self.heads, -1))
+        q, k, v = qk_norm_rope(qkv, projection.lengths, rotation)
 
         def plain() -> Tensor:
             projected = linear(h, weight[: len(self.q_bias)], None, weight.dtype)
             return projected.unflatten(-1, (self.heads, -1)).transpose(1, 2)
 
-        out = attend(layer, q.to(weight.dtype), k.to(weight.dtype), v, plain)
+        out = attend(layer, q, k, v, plain)
         return linear(out.transpose(1, 2).flatten(2), self.proj.weight, self.proj.bias, weight.dtype)
 
 
@@ -120,7 +150,8 @@ def project_text(
     bias = torch.cat((torch.zeros_like(v_bias), v_bias))
     both = linear(context, weight, bias, compute or weight.dtype).unflatten(-1, (2, heads, -1))
     keys, values = both.permute(2, 0, 3, 1, 4).to(dtype)
-    return TextKeys(keys, values, mask[:, None, None, :])
+    absent = torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, -math.inf)
+    return TextKeys(keys, values, absent[:, None, None])
 
 
 class PooledText(nn.Module):
@@ -151,7 +182,7 @@ class FeedForward(nn.Module):
     def forward(self, h: Tensor) -> Tensor:
         """Maps h [B, tokens, width], modulated and normalised, to [B, tokens, width]."""
         dtype = self.fc1.weight.dtype
-        h = F.gelu(linear(h, self.fc1.weight, self.fc1.bias, dtype), approximate="tanh")
+        h = linear(h, self.fc1.weight, self.fc1.bias, dtype, gelu=True)
         return linear(h, self.fc2.weight, self.fc2.bias, dtype)
 
 
@@ -167,26 +198,37 @@ class Block(nn.Module):
         self.ffn = FeedForward(width, hidden)
         self.ca_norm = nn.LayerNorm(width, eps=1e-6)
 
+    def condition(self, gss: Tensor, context: Tensor, mask: Tensor, attention: torch.dtype) -> LayerCondition:
+        """What the layer needs at every scale.
+
+        Args:
+            gss: shared modulation float32 [B, 1, 6, width].
+            context: text [B, words, width].
+            mask: bool [B, words], which words exist.
+            attention: dtype that attention over the text is computed in.
+        """
+        modulation = (self.ada_gss + gss).unbind(2)
+        return LayerCondition(modulation, self.sa.projection(), self.ca.text_keys(context, mask, attention))
+
     def forward(
-        self, x: Tensor, layer: int, gss: Tensor, text: TextKeys, rotation: Rotation, attend: Attend
+        self, x: Tensor, layer: int, condition: LayerCondition, rotation: Tensor, attend: Attend
     ) -> Tensor:
         """One layer over the current tokens.
 
         Args:
             x: residual stream [B, tokens, width].
             layer: index for `attend`.
-            gss: shared modulation float32 [B, 1, 6, width]: two gates, two scales, two shifts.
-            text: this layer's text keys and values.
-            rotation: rotary tables of the current tokens.
+            condition: of this layer.
+            rotation: of the current tokens, complex64 [tokens, D/2].
             attend: what is attended to (`Attend`).
         """
-        gate1, gate2, scale1, scale2, shift1, shift2 = (self.ada_gss + gss).unbind(2)
-        h = self.sa(modulated(x, scale1, shift1), layer, rotation, attend)
-        x = x + (h * gate1).to(h.dtype)
-        norm = self.ca_norm
+        gate1, gate2, scale1, scale2, shift1, shift2 = condition.modulation
+        dtype, norm = self.ffn.fc1.weight.dtype, self.ca_norm
+        h = self.sa(modulate(x, scale1, shift1, dtype), layer, condition.projection, rotation, attend)
+        x = gated(x, h, gate1, rounded=True)
         h = F.layer_norm(x.float(), (self.width,), norm.weight.float(), norm.bias.float(), norm.eps)
-        x = x + self.ca(h, text).float()
-        return x + self.ffn(modulated(x, scale2, shift2)) * gate2
+        x = x + self.ca(h, condition.text).float()
+        return gated(x, self.ffn(modulate(x, scale2, shift2, dtype)), gate2, rounded=False)
 
 
 class HeadNorm(nn.Module):
@@ -197,9 +239,11 @@ class HeadNorm(nn.Module):
         self.ada_lin = nn.Sequential(nn.SiLU(), nn.Linear(width, 2 * width))
 
 
-def modulated(x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
-    """LayerNorm without weights, then x (1 + scale) + shift, in float32."""
-    return F.layer_norm(x.float(), x.shape[-1:], eps=1e-6) * (1 + scale) + shift
+def gated(x: Tensor, h: Tensor, gate: Tensor, *, rounded: bool) -> Tensor:
+    """X + h gate; the product rounded to h's dtype first, as the official in-place product is, or not."""
+    if rounded and h.dtype != torch.float32:
+        return x + (h * gate).to(h.dtype)
+    return torch.addcmul(x, h, gate)
 
 
 def by_scale(segments: Sequence[Segment]) -> Attend:

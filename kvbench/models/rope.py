@@ -20,15 +20,9 @@ def positions(height: int, width: int, grid: tuple[int, int]) -> Tensor:
 
 def tables(
     segments: Sequence[Segment], grid: tuple[int, int], head_dim: int, base: float, device: torch.device | str
-) -> tuple[Tensor, Tensor]:
-    """Cosines and sines, float32 [sum t_k, head_dim/2]: the first half of the angles turns with the row."""
+) -> Tensor:
+    """Rotations complex64 [sum t_k, head_dim/2], cos + i sin: the first half of the angles turns with the row."""
     frequencies = base ** (-torch.arange(0, head_dim // 2, 2).float() / (head_dim // 2))
     where = torch.cat([positions(s.height, s.width, grid) for s in segments])
     angles = torch.cat([where[:, :1] * frequencies, where[:, 1:] * frequencies], 1).to(device)
-    return angles.cos(), angles.sin()
-
-
-def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotates neighbouring pairs of float32 [..., tokens, head_dim] by the angles of [tokens, head_dim/2]."""
-    even, odd = x[..., 0::2], x[..., 1::2]
-    return torch.stack((even * cos - odd * sin, even * sin + odd * cos), -1).flatten(-2)
+    return torch.complex(angles.cos(), angles.sin())

@@ -12,7 +12,17 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from kvbench.models.layers import Attend, FeedForward, HeadNorm, SelfAttention, by_scale, linear, modulated
+from kvbench.kernels.modulate import modulate
+from kvbench.models.layers import (
+    Attend,
+    FeedForward,
+    HeadNorm,
+    Projection,
+    SelfAttention,
+    by_scale,
+    gated,
+    linear,
+)
 from kvbench.segments import Segment, next_scale
 
 
@@ -61,11 +71,13 @@ class Condition:
     Attributes:
         start: class embedding float32 [B, width].
         modulation: two gates, two scales, two shifts per layer, [B, 1, 6, width].
+        projections: of each layer's self-attention.
         head: scale and shift of the head's norm, [B, 1, width] each.
     """
 
     start: Tensor
     modulation: tuple[Tensor, ...]
+    projections: tuple[Projection, ...]
     head: tuple[Tensor, Tensor]
 
 
@@ -87,19 +99,23 @@ class VARBlock(nn.Module):
             return self.ada_gss.float() + shared
         return _modulate(self.ada_lin, start, self.ffn.fc1.weight.dtype)
 
-    def forward(self, x: Tensor, layer: int, modulation: Tensor, attend: Attend) -> Tensor:
+    def forward(
+        self, x: Tensor, layer: int, modulation: Tensor, projection: Projection, attend: Attend
+    ) -> Tensor:
         """One layer over the current tokens.
 
         Args:
             x: residual stream float32 [B, tokens, width].
             layer: index for `attend`.
             modulation: of this layer, [B, 1, 6, width].
+            projection: of its self-attention.
             attend: (layer, q, k, v) -> attention output, all [B, H, tokens, D].
         """
         gate1, gate2, scale1, scale2, shift1, shift2 = modulation.unbind(2)
-        h = self.attn(modulated(x, scale1, shift1), layer, None, attend)
-        x = x + (h * gate1).to(h.dtype)  # rounded to the block's dtype, as the official in-place product is
-        return x + self.ffn(modulated(x, scale2, shift2)) * gate2
+        dtype = self.ffn.fc1.weight.dtype
+        h = self.attn(modulate(x, scale1, shift1, dtype), layer, projection, None, attend)
+        x = gated(x, h, gate1, rounded=True)
+        return gated(x, self.ffn(modulate(x, scale2, shift2, dtype)), gate2, rounded=False)
 
 
 class VAR(nn.Module):
@@ -137,7 +153,8 @@ class VAR(nn.Module):
         shared = _modulate(self.shared_ada_lin, start, compute).float() if self.config.shared_aln else None
         modulation = tuple(block.modulation(start, shared) for block in self.layers)
         scale, shift = _modulate(self.head_nm.ada_lin, start, compute).unbind(2)
-        return Condition(start, modulation, (scale, shift))
+        projections = tuple(block.attn.projection() for block in self.layers)
+        return Condition(start, modulation, projections, (scale, shift))
 
     def embed(self, segment: Segment, condition: Condition, features: Tensor | None) -> Tensor:
         """Input tokens of a scale: the class for scale 0, else features [B, t_k, channels] embedded."""
@@ -148,7 +165,7 @@ class VAR(nn.Module):
 
     def logits(self, x: Tensor, condition: Condition) -> Tensor:
         """Last hidden state [B, tokens, width] to float32 [B, tokens, codes]."""
-        x = modulated(x, *condition.head)
+        x = modulate(x, *condition.head, self.compute)
         return linear(x, self.head.weight, self.head.bias, self.compute).float()
 
     def scale(
@@ -176,7 +193,7 @@ class VAR(nn.Module):
 
     def _through(self, x: Tensor, condition: Condition, attend: Attend) -> Tensor:
         for layer, block in enumerate(self.layers):
-            x = block(x, layer, condition.modulation[layer], attend)
+            x = block(x, layer, condition.modulation[layer], condition.projections[layer], attend)
         return x
 
 

@@ -1,0 +1,111 @@
+"""What the official program does, on our weights: the baseline that the engine is measured against.
+
+Every layer in the plainest operations: keys (float32) and values concatenated with all earlier ones, the last scale
+included; the text projected again at every scale; norms, modulation, rotation and activation one operation each.
+Images are equal to the engine's up to rounding (`tests/test_plain_loop.py`).
+"""
+
+import math
+from copy import copy
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from kvbench.models.layers import Attend, Block, CrossAttention, LayerCondition, TextKeys
+from kvbench.models.pipeline import InfinityModel
+from kvbench.segments import Segment
+
+
+class PlainCache:
+    """Keys and values concatenated at every scale, the last one included."""
+
+    def reset(self, sequences: int) -> None:
+        """Drops everything."""
+        self._held: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def begin(self, segment: Segment) -> None:
+        """Nothing to prepare."""
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, plain: object = None) -> Tensor:
+        """Concatenates, then attends in v's dtype; keys stay in the dtype they come in."""
+        if layer in self._held:
+            k, v = (torch.cat(pair, 2) for pair in zip(self._held[layer], (k, v), strict=True))
+        self._held[layer] = (k, v)
+        return F.scaled_dot_product_attention(q.to(v.dtype), k.to(v.dtype), v, scale=1.0)
+
+
+class PlainText(CrossAttention):
+    """Attention over the text, whose keys and values are made again at every scale."""
+
+    def text_keys(self, context: Tensor, mask: Tensor, dtype: torch.dtype) -> TextKeys:
+        """The text as it is."""
+        return TextKeys(context, context, mask[:, None, None])
+
+    def forward(self, h: Tensor, text: TextKeys) -> Tensor:
+        """H [B, tokens, width], normalised, to [B, tokens, width]."""
+        dtype = self.mat_q.weight.dtype
+        q = F.linear(h.to(dtype), self.mat_q.weight, self.mat_q.bias)
+        bias = torch.cat((torch.zeros_like(self.v_bias), self.v_bias))
+        both = F.linear(text.keys.to(dtype), self.mat_kv.weight, bias).unflatten(-1, (2, self.heads, -1))
+        k, v = both.permute(2, 0, 3, 1, 4)
+        q = q.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+        out = F.scaled_dot_product_attention(q, k, v, attn_mask=text.absent)
+        return F.linear(out.transpose(1, 2).flatten(2), self.proj.weight, self.proj.bias)
+
+
+class PlainBlock(Block):
+    """One layer of Infinity, operation by operation."""
+
+    def __init__(self, width: int, heads: int, hidden: int) -> None:
+        super().__init__(width, heads, hidden)
+        self.ca = PlainText(width, heads)
+
+    def forward(
+        self, x: Tensor, layer: int, condition: LayerCondition, rotation: Tensor, attend: Attend
+    ) -> Tensor:
+        """One layer over the current tokens; arguments as of `Block`."""
+        gate1, gate2, scale1, scale2, shift1, shift2 = condition.modulation
+        h = self._self_attention(self._modulated(x, scale1, shift1), layer, rotation, attend)
+        x = x + (h * gate1).to(h.dtype)
+        norm = self.ca_norm
+        h = F.layer_norm(x.float(), (self.width,), norm.weight.float(), norm.bias.float(), norm.eps)
+        x = x + self.ca(h, condition.text).float()
+        h, ffn = self._modulated(x, scale2, shift2), self.ffn
+        h = F.gelu(F.linear(h, ffn.fc1.weight, ffn.fc1.bias), approximate="tanh")
+        return x + F.linear(h, ffn.fc2.weight, ffn.fc2.bias) * gate2
+
+    def _modulated(self, x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
+        h = F.layer_norm(x.float(), (self.width,), eps=1e-6) * (scale + 1) + shift
+        return h.to(self.ffn.fc1.weight.dtype)
+
+    def _self_attention(self, h: Tensor, layer: int, rotation: Tensor, attend: Attend) -> Tensor:
+        sa = self.sa
+        bias = torch.cat((sa.q_bias, torch.zeros_like(sa.q_bias), sa.v_bias))
+        qkv = F.linear(h, sa.mat_qkv.weight, bias).unflatten(-1, (3, sa.heads, -1))
+        q, k, v = qkv.permute(2, 0, 3, 1, 4)
+        temperature = sa.scale_mul_1H11.clamp_max(math.log(100)).exp()
+        q, k = F.normalize(q.float(), dim=-1) * temperature, F.normalize(k.float(), dim=-1)
+        q, k = _rotated(torch.stack((q, k)), rotation)
+        out = attend(layer, q, k, v, lambda: q)
+        return F.linear(out.transpose(1, 2).flatten(2), sa.proj.weight, sa.proj.bias)
+
+
+def plain_loop(model: InfinityModel) -> InfinityModel:
+    """The loaded model with every layer replaced, weights shared; to be run with a `PlainCache`."""
+    other, transformer = copy(model), copy(model._transformer)
+    config = transformer.config
+    with torch.device("meta"):
+        blocks = tuple(
+            PlainBlock(config.width, config.heads, config.feed_forward) for _ in transformer.layers
+        )
+    for block, source in zip(blocks, transformer.layers, strict=True):
+        block.load_state_dict(source.state_dict(), assign=True)
+    transformer.layers, other._transformer = blocks, transformer
+    return other
+
+
+def _rotated(qk: Tensor, rotation: Tensor) -> Tensor:
+    first, second = qk.unflatten(-1, (-1, 2)).unbind(-1)
+    cos, sin = rotation.real, rotation.imag
+    return torch.stack((cos * first - sin * second, sin * first + cos * second), -1).flatten(-2)
