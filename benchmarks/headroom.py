@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from hydra import compose, initialize_config_module
-from hydra.utils import instantiate
+from build import built, composed
 from torch import Tensor
 from tqdm import tqdm
 
@@ -109,8 +108,7 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, default=256)
     parser.add_argument("--search", type=int, default=16)
     options = parser.parse_args()
-    with initialize_config_module("kvbench.conf", version_base="1.3"):
-        model = instantiate(compose("config").model)
+    model = built(composed()["model"])
     model.load("cpu")
     measure = Measure(model, options.prompts, 0)
     choices = {"no past": frozenset[Block](), "sink alone": every_block(model, 1)}

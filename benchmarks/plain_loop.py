@@ -2,7 +2,7 @@
 
 Every layer in the plainest operations: keys (float32) and values concatenated with all earlier ones, the last scale
 included; the text projected again at every scale; norms, modulation, rotation and activation one operation each.
-Images are equal to the engine's up to rounding (`tests/test_plain_loop.py`).
+Images are equal to the engine's up to rounding (`tests/test_benchmarks.py`).
 """
 
 import math

@@ -6,8 +6,7 @@ python benchmarks/tokenizer.py [--scenes 256]
 import argparse
 
 import torch
-from hydra import compose, initialize_config_module
-from hydra.utils import instantiate
+from build import built, composed
 from torch import Tensor
 
 from kvbench.models import weights
@@ -32,8 +31,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--scenes", type=int, default=256)
     options = parser.parse_args()
-    with initialize_config_module("kvbench.conf", version_base="1.3"):
-        model = instantiate(compose("config").model)
+    model = built(composed()["model"])
     bsq = BSQ(model.tokenizer).eval()
     weights.load_into(bsq, model.source("tokenizer"), weights.tokenizer_state)
     images = to_signed(torch.from_numpy(pool(options.scenes, SEED)[0]))

@@ -20,7 +20,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from rich.console import Console
 
-from kvbench import conf, paper_memory, report, runner, summary
+from kvbench import conf, paper_memory, profile_report, profiler, report, runner, summary
 from kvbench.attention_by_scale import AttentionByScale, rank_heads, scas
 from kvbench.budget import Budget
 from kvbench.cache import BudgetExceeded
@@ -277,6 +277,15 @@ def every_observer(cfg: DictConfig) -> list[Observer]:
     return list(found.values())
 
 
+def task_profile(cfg: DictConfig) -> None:
+    """`task=profile`: time, memory and phases over batch sizes."""
+    job = job_of(cfg)
+    CONSOLE.print(profiler.announced(job), highlight=False, soft_wrap=True)
+    path, found = profiler.profile(job)
+    profile_report.show_profile(CONSOLE, found)
+    CONSOLE.print(f"written: {path}", highlight=False, soft_wrap=True)
+
+
 def task_train(cfg: DictConfig) -> None:
     """`task=train`: the embedded model from scratch."""
     from kvbench.training.run import train
@@ -309,6 +318,7 @@ TASKS = {
     "bounds": task_bounds,
     "plan": task_plan,
     "calibrate": task_calibrate,
+    "profile": task_profile,
     "train": task_train,
     "report": task_report,
 }

@@ -9,7 +9,7 @@ from typing import Literal, Union, get_args, get_origin, get_type_hints
 
 import torch
 
-TASKS = ("run", "evaluate", "bounds", "plan", "calibrate", "train", "report")
+TASKS = ("run", "evaluate", "bounds", "plan", "calibrate", "profile", "train", "report")
 CACHE_DTYPES = ("auto", "float32", "bfloat16", "float16")
 GROUPS = ("model", "method", "prompts", "eval", "logger", "train", "sweeps")
 """Keys of a configuration that hold objects (`_target_`) or nothing."""
@@ -64,6 +64,44 @@ class CalibrateSettings:
 
 
 @dataclass(frozen=True)
+class ProfileSettings:
+    """What `task=profile` measures.
+
+    Attributes:
+        batch_sizes: prompts at a time, each measured.
+        warmup: generations that are not timed, per batch size and cache.
+        repeats: generations that are.
+        against_full: time the full cache beside the method, in turns.
+        largest: look for the largest batch that fits the GPU.
+        trace: file for a Chrome trace of one batch, .json.
+    """
+
+    batch_sizes: tuple[int, ...] = (1, 2, 4, 8)
+    warmup: int = 2
+    repeats: int = 9
+    against_full: bool = True
+    largest: bool = False
+    trace: str | None = None
+
+    def __post_init__(self) -> None:
+        if not self.batch_sizes or min(self.batch_sizes) < 1:
+            raise ConfigError(f"profile.batch_sizes={list(self.batch_sizes)}: name numbers of at least 1")
+        for key, least in (("warmup", 0), ("repeats", 1)):
+            if getattr(self, key) < least:
+                raise ConfigError(f"profile.{key}={getattr(self, key)}: must be at least {least}")
+        if self.trace is not None and not Path(self.trace).expanduser().parent.is_dir():
+            raise ConfigError(f"profile.trace={self.trace}: its folder does not exist")
+
+
+PARTS: dict[str, type] = {
+    "shard": Shard,
+    "plan": PlanSettings,
+    "calibrate": CalibrateSettings,
+    "profile": ProfileSettings,
+}
+
+
+@dataclass(frozen=True)
 class Settings:
     """Settings that belong to no group.
 
@@ -82,6 +120,7 @@ class Settings:
         shard: share of the prompts.
         plan: of `task=plan`.
         calibrate: of calibrations.
+        profile: of `task=profile`.
     """
 
     task: str
@@ -98,6 +137,7 @@ class Settings:
     shard: Shard = Shard()
     plan: PlanSettings = PlanSettings()
     calibrate: CalibrateSettings = CalibrateSettings()
+    profile: ProfileSettings = ProfileSettings()
 
     def __post_init__(self) -> None:
         for key, choices in (("task", TASKS), ("cache_dtype", CACHE_DTYPES)):
@@ -112,6 +152,10 @@ class Settings:
             raise ConfigError(
                 f"device={self.device}: not a torch device such as cpu, cuda or cuda:1"
             ) from None
+        if self.task == "profile" and self.profile.largest and torch.device(self.device).type != "cuda":
+            raise ConfigError(
+                f"profile.largest=true: finds what fits a GPU's memory and device={self.device}; use device=cuda"
+            )
 
     @classmethod
     def of(cls, values: Mapping[str, object]) -> "Settings":
@@ -125,9 +169,9 @@ class Settings:
         for group in GROUPS:
             if group != "train" or values["task"] == "train":  # its modules take long to import
                 check_objects(values.get(group), group)
-        parts = {"shard": Shard, "plan": PlanSettings, "calibrate": CalibrateSettings}
-        for key, part in parts.items():
-            own[key] = part(**own.get(key, {}))  # type: ignore[arg-type]
+        for key, part in PARTS.items():
+            given: Mapping[str, object] = own.get(key, {})  # type: ignore[assignment]
+            own[key] = part(**{k: tuple(v) if isinstance(v, list) else v for k, v in given.items()})
         own["require"] = tuple(own.get("require", ()))  # type: ignore[arg-type]
         return cls(**{**own, "runs_dir": Path(str(own["runs_dir"])).expanduser()})  # type: ignore[arg-type]
 

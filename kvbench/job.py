@@ -14,7 +14,7 @@ from kvbench.config import Settings
 from kvbench.eval.base import Evaluator
 from kvbench.methods.base import Method
 from kvbench.methods.full import Full
-from kvbench.models.base import Cache
+from kvbench.models.base import Cache, Calls
 from kvbench.models.sampling import Noise
 from kvbench.prompts import Prompt
 from kvbench.segments import ModelSpec
@@ -31,6 +31,16 @@ class ImageModel(Protocol):
     @property
     def spec(self) -> ModelSpec:
         """Shapes and schedule, without weights."""
+        ...
+
+    @property
+    def parameters(self) -> int:
+        """Parameters of transformer and tokenizer, without weights."""
+        ...
+
+    @property
+    def calls(self) -> Calls:
+        """What a profiler may watch, once loaded."""
         ...
 
     def load(self, device: str) -> None:

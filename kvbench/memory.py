@@ -1,5 +1,7 @@
 """Memory of a KV cache in tokens, in real bytes, and in the unit the papers print."""
 
+import torch
+
 from kvbench.segments import ModelSpec
 
 PAPER_BYTES = 6
@@ -15,3 +17,12 @@ def cache_bytes(tokens: float, spec: ModelSpec, batch: int, itemsize: int) -> in
 def paper_mib(tokens: float, spec: ModelSpec, batch: int) -> float:
     """MiB as HeatKV and ScaleKV print them (38550 for Infinity-2B, batch 8, full cache)."""
     return tokens * spec.head_dim * PAPER_BYTES * spec.branches * batch / MIB
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error says that memory did not suffice, on a GPU or on a CPU."""
+    said = (
+        "not enough memory",
+        "CUBLAS_STATUS_ALLOC_FAILED",
+    )  # by torch's CPU allocator, by cuBLAS for its workspace
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or any(one in str(error) for one in said)

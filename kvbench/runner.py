@@ -19,6 +19,7 @@ from kvbench.calibration import artifact_name, calibrate, load_artifact, save_ar
 from kvbench.config import ConfigError
 from kvbench.eval.base import Evaluator
 from kvbench.job import Config, Job
+from kvbench.memory import is_out_of_memory
 from kvbench.methods.base import Artifact, Observer
 from kvbench.methods.full import Full
 from kvbench.models.sampling import PromptNoise
@@ -129,7 +130,7 @@ def open_run(job: Job) -> RunFolder:
         prompts=digest(job.prompts),
         seed=job.settings.seed,
         cache_dtype=str(job.dtype),
-        label=_label(job),
+        label=label_of(job),
         bound=None if job.bounded is None else job.method_name,
     )
     folder = RunFolder(job.settings.runs_dir, job.model.name, identity)
@@ -142,7 +143,8 @@ def open_run(job: Job) -> RunFolder:
     return folder
 
 
-def _label(job: Job) -> str:
+def label_of(job: Job) -> str:
+    """Readable start of the name of what belongs to a job: its method and budget."""
     if isinstance(job.method, Full):
         return slug(job.method_name)
     return f"{slug(job.method_name)}-{float(job.budget.fraction):.4g}"
@@ -228,8 +230,7 @@ def _drawn_if_it_fits(job: Job, part: range) -> Drawn | None:
     try:
         return _draw(job, part)
     except (RuntimeError, MemoryError) as error:
-        lacking = isinstance(error, torch.OutOfMemoryError | MemoryError) or "not enough memory" in str(error)
-        if not lacking or len(part) == 1:
+        if not is_out_of_memory(error) or len(part) == 1:
             raise
     # Past the handler, so that the traceback no longer holds the tensors.
     if torch.cuda.is_available():

@@ -215,6 +215,12 @@ def test_calibrate_writes_an_order_file_that_heatkv_reads(command: Command, tmp_
             ["task=plan", "plan.export=nowhere/x.npz"],
             "error: plan.export=nowhere/x.npz: Full has no schedule",
         ),
+        (
+            ["task=profile", "profile.largest=true"],
+            "error: profile.largest=true: finds what fits a GPU's memory",
+        ),
+        (["task=profile", "model=infinity_2b"], "model.weights=random fills the model with random numbers"),
+        (["task=profile", "budget=0.001", "method=heatkv"], "the smallest feasible budget is 0.00393"),
         (["model.sources.text.path=nowhere"], "error: model.sources.text.path=nowhere: does not exist"),
     ],
     ids=str,
@@ -263,6 +269,41 @@ def test_prompts_that_are_no_classes_are_told_before_any_work(
     assert status == 1
     assert "var_tiny wants a class number from 0 to 9 (-1 for none)" in err
     assert not (tmp_path / "runs" / "var_tiny").exists()
+
+
+def test_profile_of_both_families(command: Command, tmp_path: Path) -> None:
+    quick = ("task=profile", "profile.batch_sizes=[2]", "profile.warmup=0", "profile.repeats=1", "budget=0.3")
+    status, out, err = command(*quick, "method=heatkv", "profile.trace=trace.json")
+    assert (status, errors(err)) == (0, [])
+    assert "full cache at batch 2: 0.01 GiB in float32" in out
+    assert "calibration: random numbers (timing only)" in out
+    assert "aten::addmm" in out
+    assert json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    [path] = (tmp_path / "runs/profile").glob("infinity_tiny-heatkv-0.3-*.json")
+    mine, full = json.loads(path.read_text())["rows"]
+    assert set(mine["phases"]["seconds"]) == {"text", "transformer", "cache", "decode", "rest"}
+    assert all(seconds > 0 for seconds in mine["phases"]["seconds"].values())
+    assert sum(mine["phases"]["seconds"].values()) == pytest.approx(mine["phases"]["total"])
+    assert 0.9 < mine["kv"]["peak_of_budget"] <= 1.01
+    assert full["kv"]["peak_bytes"] == full["kv"]["full_bytes"] == mine["kv"]["full_bytes"]
+    status, out, err = command(
+        *quick, "model=var_tiny", "prompts=imagenet", "prompts.classes=[0,1]", "method=h2o"
+    )
+    assert (status, errors(err)) == (0, [])
+    assert out.count("var_tiny (random weights)") == 2
+    [path] = (tmp_path / "runs/profile").glob("var_tiny-h2o-0.3-*.json")
+    mine, full = json.loads(path.read_text())["rows"]
+    assert set(mine["phases"]["seconds"]) == {"transformer", "cache", "decode", "rest"}
+    assert mine["kv"]["state_bytes"] > full["kv"]["state_bytes"] == 0
+
+
+def test_profile_uses_the_calibration_of_a_run(command: Command) -> None:
+    shared = ("method=heatkv", "budget=0.3", "calibrate.count=1")
+    assert command("task=calibrate", *shared)[0] == 0
+    quick = ("profile.batch_sizes=[1]", "profile.warmup=0", "profile.repeats=1")
+    status, out, _ = command("task=profile", *shared, *quick)
+    assert status == 0
+    assert "calibration: runs/infinity_tiny/calibration-" in out
 
 
 def test_plan_of_a_class_conditional_model(command: Command) -> None:

@@ -123,7 +123,10 @@ def test_a_sweep_ends_with_the_table_it_is_named_after(path: Path) -> None:
         ("method=heatkvv", "method=heatkvv: no such choice; choose from ams_kv, ams_kv_fixed, binary_heatkv"),
         ("eval=[psnr,fdi]", "eval=fdi"),
         ("sweeps=nothing", "sweeps=nothing"),
-        ("task=rnu", "task=rnu: must be one of run, evaluate, bounds, plan, calibrate, train, report"),
+        (
+            "task=rnu",
+            "task=rnu: must be one of run, evaluate, bounds, plan, calibrate, profile, train, report",
+        ),
         ("cache_dtype=int8", "cache_dtype=int8"),
         ("seed=abc", "seed=abc: must be a whole number"),
         ("seed=1.5", "seed=1.5"),

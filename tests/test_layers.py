@@ -63,6 +63,16 @@ MAY: dict[str, tuple[str, ...]] = {
         "kvbench.config", "kvbench.eval", "kvbench.published", "kvbench.report", "kvbench.runs",
     ),
     "kvbench.runner": ("kvbench",),
+    "kvbench.stopwatch": ("kvbench.models.base",),
+    "kvbench.trace": (),
+    "kvbench.bench": (
+        *METHOD_BASE, "kvbench.cache", "kvbench.job", "kvbench.memory", "kvbench.models", "kvbench.stopwatch",
+    ),
+    "kvbench.profiler": (
+        *METHOD_BASE, "kvbench.bench", "kvbench.calibration", "kvbench.job", "kvbench.memory", "kvbench.methods.full",
+        "kvbench.models", "kvbench.prompts", "kvbench.provenance", "kvbench.runner", "kvbench.runs", "kvbench.trace",
+    ),
+    "kvbench.profile_report": ("kvbench.memory",),
     "kvbench.cli": ("kvbench",),
 }  # fmt: skip
 NEVER: dict[str, tuple[str, ...]] = {

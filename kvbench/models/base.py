@@ -1,6 +1,6 @@
 """Values that every model's parts exchange."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -8,6 +8,9 @@ import torch
 from torch import Tensor
 
 from kvbench.segments import Segment
+
+Calls = Mapping[str, Sequence[tuple[object, str]]]
+"""Parts of a loaded model by phase (`text`, `transformer`, `decode`): objects and the names of their methods."""
 
 
 class NotFinite(FloatingPointError):

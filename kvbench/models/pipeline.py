@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from kvbench.models import schedules
 from kvbench.models.autoencoder import to_pixels
-from kvbench.models.base import Cache
+from kvbench.models.base import Cache, Calls
 from kvbench.models.bsq import BSQ, BSQConfig
 from kvbench.models.generation import generate
 from kvbench.models.infinity import Infinity, InfinityConfig
@@ -104,6 +104,17 @@ class InfinityModel:
         with torch.device("meta"):
             modules = (Infinity(self.transformer), BSQ(self.tokenizer))
         return sum(p.numel() for module in modules for p in module.parameters())
+
+    @property
+    def calls(self) -> Calls:
+        """What a profiler may watch of a loaded model."""
+        transformer = self._transformer
+        passes = [(transformer, name) for name in ("condition", "rotation", "embed", "logits")]
+        return {
+            "text": [(self._text, "encode")],
+            "transformer": [*passes, *((block, "forward") for block in transformer.layers)],
+            "decode": [(self._tokenizer, "decode")],
+        }
 
     def load(self, device: torch.device | str) -> None:
         """Builds the networks and fills them: float32 on a CPU, bf16 blocks on a GPU as in the official runs.

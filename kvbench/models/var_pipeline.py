@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from kvbench.models.autoencoder import to_pixels
-from kvbench.models.base import Cache
+from kvbench.models.base import Cache, Calls
 from kvbench.models.sampling import Noise
 from kvbench.models.var import VAR, VARConfig
 from kvbench.models.var_generation import generate
@@ -70,6 +70,12 @@ class VARModel:
         with torch.device("meta"):
             modules = (VAR(self.transformer), VQVAE(self.tokenizer))
         return sum(p.numel() for module in modules for p in module.parameters())
+
+    @property
+    def calls(self) -> Calls:
+        """What a profiler may watch of a loaded model; there is no text."""
+        passes = [(self._transformer, name) for name in ("condition", "scale")]
+        return {"transformer": passes, "decode": [(self._tokenizer, "decode")]}
 
     def check_prompts(self, prompts: Sequence[str]) -> None:
         """Makes sure that every prompt names a class.

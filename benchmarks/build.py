@@ -1,0 +1,107 @@
+"""Objects out of conf/*.yaml without Hydra, so that benchmarks run where torch and PyYAML are all there is.
+
+Understands what conf/ uses of Hydra: groups, `defaults` within a group, `_target_`, `${key}`, overrides `key=value`.
+Importing it makes this checkout's kvbench importable from anywhere.
+"""
+
+import importlib
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+ROOT = Path(__file__).resolve().parent.parent
+CONF = ROOT / "conf"
+GROUPS = ("model", "method", "prompts")
+"""What benchmarks choose; the other groups are left out."""
+
+sys.path.insert(0, str(ROOT))
+
+
+def choices(overrides: Sequence[str] = ()) -> dict[str, str]:
+    """What is chosen in each of `GROUPS`."""
+    defaults = _read(CONF / "config.yaml")["defaults"]
+    chosen = {group: name for entry in defaults if isinstance(entry, dict) for group, name in entry.items()}
+    chosen |= dict(override.split("=", 1) for override in overrides)
+    return {group: chosen[group] for group in GROUPS}
+
+
+def composed(overrides: Sequence[str] = ()) -> dict[str, Any]:
+    """The configuration that `python run.py <overrides>` has, interpolations resolved, without Hydra's own keys.
+
+    Raises:
+        ValueError: an override that names no key, or a choice without a file.
+    """
+    values = _read(CONF / "config.yaml")
+    for name in ("defaults", "hydra"):
+        del values[name]
+    values |= {group: _choice(group, name) for group, name in choices(overrides).items()}
+    for override in overrides:
+        key, _, text = override.partition("=")
+        if key not in GROUPS:
+            _put(values, key, yaml.safe_load(text))
+    resolved: dict[str, Any] = _resolved(values, values)
+    return resolved
+
+
+def built(node: Any) -> Any:
+    """The object that a node's `_target_` names, everything inside built first; plain values as they are."""
+    if isinstance(node, list):
+        return [built(item) for item in node]
+    if not isinstance(node, Mapping):
+        return node
+    values = {key: built(value) for key, value in node.items() if key not in ("_target_", "_convert_")}
+    if "_target_" not in node:
+        return values
+    module, _, name = node["_target_"].rpartition(".")
+    return getattr(importlib.import_module(module), name)(**values)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    values: dict[str, Any] = yaml.safe_load(path.read_text())
+    return values
+
+
+def _choice(group: str, name: str) -> dict[str, Any]:
+    path = CONF / group / f"{name}.yaml"
+    if not path.is_file():
+        there = ", ".join(sorted(other.stem for other in path.parent.glob("*.yaml")))
+        raise ValueError(f"{group}={name}: no such choice; choose from {there}")
+    own, values = _read(path), dict[str, Any]()
+    for base in own.pop("defaults", ()):
+        values = _merged(values, _choice(group, base))
+    return _merged(values, own)
+
+
+def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    both = {
+        key: _merged(below[key], value)
+        if isinstance(value, dict) and isinstance(below.get(key), dict)
+        else value
+        for key, value in above.items()
+    }
+    return {**below, **both}
+
+
+def _put(values: dict[str, Any], key: str, value: object) -> None:
+    *parents, last = key.split(".")
+    for parent in parents:
+        values = values.get(parent) or {}
+    if last not in values:
+        raise ValueError(f"{key}: no such key")
+    values[last] = value
+
+
+def _resolved(node: Any, values: Mapping[str, Any]) -> Any:
+    if isinstance(node, dict):
+        return {key: _resolved(value, values) for key, value in node.items()}
+    if isinstance(node, list):
+        return [_resolved(item, values) for item in node]
+    if isinstance(node, str) and node.startswith("${") and node.endswith("}"):
+        found: Any = values
+        for part in node[2:-1].split("."):
+            found = found[part]
+        return _resolved(found, values)
+    return node

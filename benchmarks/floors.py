@@ -1,0 +1,96 @@
+"""What attention, attention mass and rebuilds must cost at least: operations and bytes, counted from a schedule."""
+
+from typing import NamedTuple
+
+import numpy as np
+from build import ROOT
+from numpy.typing import NDArray
+
+from kvbench.attention_by_scale import AttentionByScale
+from kvbench.budget import Budget
+from kvbench.methods.heatkv import HeatKV
+from kvbench.schedule import Schedule, by_source
+from kvbench.segments import ModelSpec
+
+Ints = NDArray[np.int64]
+ORDERS = ROOT / "tests" / "golden" / "heatkv"
+SIDES = (1, 2, 4, 6, 8, 12, 16, 20, 24, 32, 40, 48, 64)
+"""Scales of the schedule that published orders belong to."""
+
+
+class Work(NamedTuple):
+    """Floating-point operations, and bytes that have to be read or written once."""
+
+    flops: float
+    bytes: float
+
+
+class Ceilings(NamedTuple):
+    """What the device was seen to do: operations per second in a large matrix product, bytes per second in a copy."""
+
+    flops: float
+    bytes: float
+
+    def floors(self, work: Work) -> tuple[float, float]:
+        """Seconds that some work takes at least, by its operations and by its bytes."""
+        return work.flops / self.flops, work.bytes / self.bytes
+
+
+def heatkv(spec: ModelSpec, budget: Budget, sinks: int) -> tuple[Schedule, str]:
+    """HeatKV's schedule, and where its order of heads comes from: the authors, or random numbers."""
+    path = ORDERS / f"orders_{spec.name.removeprefix('infinity_')}.npz"
+    sides = tuple(segment.height for segment in spec.segments)
+    if path.is_file() and sides == SIDES and sinks == 3:
+        ranks = np.zeros((len(sides), spec.layers, spec.heads), np.int64)
+        ranks[sinks:-1] = np.load(path)["rank"]
+        return by_source(spec, budget, sinks, ranks), "published order of heads"
+    method = HeatKV(sinks)
+    method.prepare(spec, budget, AttentionByScale().stand_in(spec))
+    return method.schedule, "random order of heads"
+
+
+def past_tokens(spec: ModelSpec, schedule: Schedule) -> Ints:
+    """int64 [K, L, H]: cached tokens that the queries of each scale see."""
+    lengths = np.array(spec.lengths)
+    past = [np.einsum("i,ilh->lh", lengths[:k], ~schedule.absent[k, :k]) for k in range(len(lengths))]
+    return np.stack(past).astype(np.int64)
+
+
+def share_of_full(spec: ModelSpec, past: Ints, scales: slice = slice(None)) -> float:
+    """Operations of attention over some scales, all by default, relative to the full cache's: a floor of its time."""
+    lengths, ends = (np.array(values)[scales] for values in (spec.lengths, spec.ends))
+    seen = (past[scales] + lengths[:, None, None]).sum((1, 2))
+    return float((lengths * seen).sum() / (lengths * ends).sum() / spec.all_heads)
+
+
+def attention(queries: int, keys: Ints, dim: int, sequences: int, itemsize: int) -> Work:
+    """Of softmax(q k^T) v.
+
+    Args:
+        queries: of every row.
+        keys: of every row, past and present.
+        dim: channels per head.
+        sequences: each has these rows.
+        itemsize: bytes of a number.
+    """
+    seen, rows = int(keys.sum()), keys.size
+    moved = 2 * seen + 2 * rows * queries
+    return Work(4.0 * dim * queries * seen * sequences, float(itemsize * dim * moved * sequences))
+
+
+def mass(queries: int, keys: Ints, dim: int, sequences: int, itemsize: int) -> Work:
+    """Of the mean over queries of softmax(q k^T), written in float32; arguments as of `attention`."""
+    seen, rows = int(keys.sum()), keys.size
+    moved = itemsize * dim * (seen + rows * queries) + 4 * seen
+    return Work(2.0 * dim * queries * seen * sequences, float(moved * sequences))
+
+
+def rebuild(kept: int, dim: int, sequences: int, itemsize: int) -> Work:
+    """Of copying keys and values of `kept` tokens a sequence."""
+    return Work(0.0, 4.0 * itemsize * dim * kept * sequences)
+
+
+def spread(mean: float, rows: int, ratio: float = 15) -> Ints:
+    """Lengths of rows in equal steps, the longest `ratio` times the shortest, with a given mean."""
+    shortest = 2 * mean / (1 + ratio)
+    return np.linspace(shortest, ratio * shortest, rows).round().astype(np.int64)

@@ -1,0 +1,199 @@
+"""Kernels as they are called, at one scale of a model: inputs of its shapes, timed on the device."""
+
+import statistics
+import time
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from floors import Ceilings, Ints
+from torch import Tensor
+from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from kvbench.kernels import attention_mass as mass_kernel
+from kvbench.kernels import compact, ragged_attention
+from kvbench.kernels.compact import Layout
+from kvbench.schedule import Schedule
+from kvbench.segments import ModelSpec, Segment
+
+ROTATED = 2**28
+"""Bytes that the input sets of one case should exceed together, so that no cache level holds the next one."""
+
+
+class Inputs(NamedTuple):
+    """Queries, keys and values of a segment [sequences, heads, tokens, D], flat storage [sequences, slots, D]."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    keys: Tensor
+    values: Tensor
+
+
+# The kernels as they are called, in one place.
+
+
+def ragged(x: Inputs, layout: Layout, scale: float) -> Tensor:
+    """Attention of a segment."""
+    return ragged_attention.ragged_attention(x.q, x.k, x.v, x.keys, x.values, layout.groups, scale)
+
+
+def mass(x: Inputs, layout: Layout, scale: float) -> Tensor:
+    """Attention that every slot receives."""
+    longest = layout.positions.shape[1]
+    return mass_kernel.attention_mass(x.q, x.k, x.keys, layout.groups, longest, scale)
+
+
+def rebuilder(before: Layout, keep: Tensor, at: Segment) -> tuple[Layout, Callable[[Inputs], object]]:
+    """Layout after a segment, and what moves keys and values into it."""
+    after, tables = compact.plan(before, keep, at.start, at.length)
+
+    def rebuilt(x: Inputs) -> object:
+        pairs = ((x.keys, x.k), (x.values, x.v))
+        return [compact.rebuild(storage, current, tables, after.total) for storage, current in pairs]
+
+    return after, rebuilt
+
+
+def layout_of(keep: Tensor) -> Layout:
+    """Rows that hold the chosen of the first positions, bool [rows, positions]."""
+    return compact.plan(compact.empty_layout(len(keep), keep.device), keep, 0, keep.shape[1])[0]
+
+
+def sdpa(q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+    """What everything is compared with."""
+    backend = sdpa_kernel(SDPBackend.FLASH_ATTENTION) if q.is_cuda else nullcontext()
+    with backend:
+        return F.scaled_dot_product_attention(q, k, v, scale=scale)
+
+
+@dataclass
+class Timer:
+    """Median seconds of a call on a device, over input sets in turn.
+
+    On a GPU, events stand around every call, behind a filler that keeps the device busy while the host launches it.
+    """
+
+    device: str
+    repeats: int
+
+    def __post_init__(self) -> None:
+        self.gpu = torch.device(self.device).type == "cuda"
+        self._filler = torch.empty(ROTATED if self.gpu else 0, dtype=torch.uint8, device=self.device)
+
+    def __call__(self, call: Callable[[Inputs], object], sets: list[Inputs]) -> float:
+        """Times it after two calls that do not count (the first may compile)."""
+        seconds: list[Callable[[], float]] = []
+        for repeat in range(self.repeats + 2):
+            seconds.append(self._once(call, sets[repeat % len(sets)]))
+        if self.gpu:
+            torch.cuda.synchronize(self.device)
+        return statistics.median(one() for one in seconds[2:])
+
+    def _once(self, call: Callable[[Inputs], object], x: Inputs) -> Callable[[], float]:
+        if not self.gpu:
+            start = time.perf_counter()
+            call(x)
+            elapsed = time.perf_counter() - start
+            return lambda: elapsed
+        before, after = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        self._filler.zero_()
+        before.record()
+        call(x)
+        after.record()
+        return lambda: before.elapsed_time(after) / 1e3
+
+
+def ceilings(timer: Timer, dtype: torch.dtype) -> Ceilings:
+    """Rates of a large matrix product and of a large copy (bytes read and written both count)."""
+    side, size = (8192, 2**29) if timer.gpu else (768, 2**25)
+    a, b = (torch.randn(side, side, device=timer.device).to(dtype) for _ in range(2))
+    source = torch.empty(size, dtype=torch.uint8, device=timer.device)
+    target = torch.empty_like(source)
+    nothing = [Inputs(a, a, a, a, a)]
+    product = timer(lambda _: a @ b, nothing)
+    copy = timer(lambda _: target.copy_(source), nothing)
+    return Ceilings(2 * side**3 / product, 2 * size / copy)
+
+
+class Case:
+    """One scale of a model: makes inputs and times what attends to them.
+
+    Args:
+        spec: the model.
+        at: the scale.
+        sequences: prompts times branches.
+        dtype: of everything.
+        timer: of the device.
+    """
+
+    def __init__(
+        self, spec: ModelSpec, at: Segment, sequences: int, dtype: torch.dtype, timer: Timer
+    ) -> None:
+        self.spec, self.at, self.sequences, self.dtype, self.timer = spec, at, sequences, dtype, timer
+
+    def inputs(self, slots: int, tokens: int | None = None) -> list[Inputs]:
+        """Random input sets whose storage has so many slots a sequence; keys and values of the segment by default."""
+        spec, tokens = self.spec, self.at.length if tokens is None else tokens
+        one = self.sequences * (2 * slots + spec.heads * (2 * tokens + self.at.length)) * spec.head_dim
+        count = min(8, 1 + ROTATED // (one * torch.empty((), dtype=self.dtype).element_size()))
+        shapes = [(spec.heads, n, spec.head_dim) for n in (self.at.length, tokens, tokens)]
+        shapes += [(slots, spec.head_dim)] * 2  # type: ignore[list-item]
+        make = [
+            [torch.randn(self.sequences, *shape, device=self.timer.device).to(self.dtype) for shape in shapes]
+            for _ in range(count if self.timer.gpu else 1)
+        ]
+        return [Inputs(q * spec.head_dim**-0.5 / spec.logit_scale, *rest) for q, *rest in make]
+
+    def dense(self, keys: int) -> float:
+        """Seconds of SDPA with so many keys in every row."""
+        return self.timer(lambda x: sdpa(x.q, x.k, x.v, self.spec.logit_scale), self.inputs(0, keys))
+
+    def ragged(self, layout: Layout) -> float:
+        """Seconds of ragged attention."""
+        call: Callable[[Inputs], object] = lambda x: ragged(x, layout, self.spec.logit_scale)  # noqa: E731
+        return self.timer(call, self.inputs(layout.total))
+
+    def mass(self, layout: Layout) -> float:
+        """Seconds of attention mass."""
+        call: Callable[[Inputs], object] = lambda x: mass(x, layout, self.spec.logit_scale)  # noqa: E731
+        return self.timer(call, self.inputs(layout.total))
+
+    def rebuild(self, before: Layout, keep: Tensor) -> tuple[float, int]:
+        """Seconds of moving keys and values, and the slots there are afterwards."""
+        after, call = rebuilder(before, keep, self.at)
+        return self.timer(call, self.inputs(before.total)), after.total
+
+    def lengths(self, lengths: Ints) -> Layout:
+        """Rows of given lengths."""
+        steps = torch.arange(int(lengths.max()), device=self.timer.device)
+        return layout_of(steps < torch.from_numpy(lengths).to(self.timer.device).unsqueeze(1))
+
+
+class Held:
+    """Rows as HeatKV leaves them.
+
+    Args:
+        spec: the model.
+        schedule: its schedule.
+        device: where layouts are.
+    """
+
+    def __init__(self, spec: ModelSpec, schedule: Schedule, device: str) -> None:
+        self._heads, self._device = spec.heads, device
+        self._absent = torch.from_numpy(schedule.absent).to(device)
+        self._starts = torch.tensor([segment.start for segment in spec.segments], device=device)
+
+    def layout(self, layer: int, at: Segment) -> Layout:
+        """Of a layer when a scale starts."""
+        return layout_of(
+            self.kept(layer, at.index, torch.arange(at.start, device=self._device).expand(self._heads, -1))
+        )
+
+    def kept(self, layer: int, scale: int, positions: Tensor) -> Tensor:
+        """Whether heads hold positions [heads, n] when a scale starts, bool of that shape."""
+        source = torch.bucketize(positions.clamp(min=0).contiguous(), self._starts, right=True) - 1
+        return ~self._absent[scale, :, layer].T.gather(1, source)

@@ -1,0 +1,173 @@
+"""Kernels at a model's real shapes, scale by scale: ragged attention, attention mass and rebuilds under HeatKV.
+
+Beside each: its floors by operations and by bytes at ceilings measured on this device first, and SDPA (flash on a GPU)
+at equal work and on the full cache. Ends with attention over a whole generation against SDPA on the full cache.
+
+python benchmarks/kernels.py --device cuda --model infinity_2b [--budget 0.1] [--batch 8] [--quick] [--floors]
+"""
+
+import argparse
+import statistics
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import floors
+import numpy as np
+import torch
+from build import built, composed
+from floors import Ceilings, Ints
+from kernel_cases import Case, Held, Timer, ceilings
+
+from kvbench.budget import Budget
+from kvbench.kernels.compact import slots_seen
+from kvbench.segments import Segment
+
+GOAL = 0.6
+"""Time of attention relative to SDPA on the full cache that we want at 10 %."""
+
+
+class Attention(NamedTuple):
+    """Seconds at one scale: floors by operations and bytes, SDPA on the full cache and at equal work, three raggeds."""
+
+    operations: float
+    bytes: float
+    full: float
+    dense: float
+    heatkv: float
+    equal: float
+    spread: float
+
+
+def attention(one: Case, held: Held, past: Ints, found: Ceilings, layers: range) -> tuple[Attention, float]:
+    """Seconds of one scale, means over some layers, and operations of a layer; `past` int64 [L, H] is its rows'."""
+    at, spec = one.at, one.spec
+    works = [
+        floors.attention(at.length, past[layer] + at.length, spec.head_dim, one.sequences, one.dtype.itemsize)
+        for layer in layers
+    ]
+    operations, moved = np.mean([found.floors(work) for work in works], 0).tolist()
+    mean = float(past[list(layers)].mean())
+    seconds = Attention(
+        operations,
+        moved,
+        one.dense(at.end),
+        one.dense(at.length + round(mean)),
+        statistics.fmean(one.ragged(held.layout(layer, at)) for layer in layers),
+        one.ragged(one.lengths(np.full(spec.heads, round(mean)))),
+        one.ragged(one.lengths(floors.spread(mean, spec.heads))),
+    )
+    return seconds, statistics.fmean(work.flops for work in works)
+
+
+def show_attention(cases: list[Case], held: Held, past: Ints, found: Ceilings, quick: bool) -> None:
+    """Prints ragged attention scale by scale, then over a whole generation."""
+    print(
+        "\nragged attention of a layer, ms (heatkv: mean of layers; equal, 15-fold: rows of such lengths, same mean)"
+    )
+    heading(
+        "past longest",
+        "operations bytes sdpa-full sdpa-equal heatkv equal 15-fold TFLOP/s x-floor x-equal x-full",
+    )
+    spec = cases[0].spec
+    layers = range(0, spec.layers, max(1, spec.layers // 4) if quick else 1)
+    whole = []
+    for one in cases:
+        rows = past[one.at.index]
+        t, operations = attention(one, held, rows, found, layers)
+        ratios = (operations / t.heatkv / 1e12, t.heatkv / max(t[:2]), t.heatkv / t.dense, t.heatkv / t.full)
+        line(one.at, (round(float(rows.mean())), int(rows.max())), [1e3 * seconds for seconds in t], ratios)
+        whole.append((t.full, t.heatkv, max(t[:2])))
+    full, mine, floor = (spec.layers * sum(column) for column in zip(*whole, strict=True))
+    print(
+        f"attention of a whole generation: {1e3 * full:.2f} ms by SDPA on the full cache, {1e3 * mine:.2f} ms with "
+        f"HeatKV, {mine / full:.3f} of it (goal at 10 %: {GOAL}); floor {1e3 * floor:.2f} ms, {floor / full:.3f}"
+    )
+
+
+def show_mass(cases: list[Case], past: Ints, found: Ceilings) -> None:
+    """Prints attention mass scale by scale, the last left out: nothing is pruned there."""
+    print("\nattention mass of a layer, ms (rows of equal length)")
+    heading("past", "operations bytes mass sdpa-equal x-floor x-equal")
+    for one in cases[:-1]:
+        at, spec = one.at, one.spec
+        mean = round(float(past[at.index].mean()))
+        rows = np.full(spec.heads, mean)
+        work = floors.mass(at.length, rows + at.length, spec.head_dim, one.sequences, one.dtype.itemsize)
+        floor = found.floors(work)
+        mine, equal = one.mass(one.lengths(rows)), one.dense(mean + at.length)
+        line(at, (mean,), [1e3 * t for t in (*floor, mine, equal)], (mine / max(floor), mine / equal))
+
+
+def show_rebuilds(cases: list[Case], held: Held, found: Ceilings) -> None:
+    """Prints rebuilds scale by scale, the last left out: nothing is stored there."""
+    print("\nkeys and values of the middle layer rebuilt under HeatKV, ms")
+    heading("slots", "bytes rebuild x-floor")
+    for one in cases[:-1]:
+        at, spec = one.at, one.spec
+        layer = spec.layers // 2
+        before = held.layout(layer, at)
+        slots = slots_seen(before, at.start, at.length)
+        mine, kept = one.rebuild(before, held.kept(layer, at.index + 1, slots))
+        floor = max(found.floors(floors.rebuild(kept, spec.head_dim, one.sequences, one.dtype.itemsize)))
+        line(at, (kept,), [1e3 * floor, 1e3 * mine], (mine / floor,))
+
+
+def heading(counts: str, columns: str) -> None:
+    """Prints names of columns."""
+    print(f"{'scale':>12s}" + "".join(f"{name:>9s}" for name in counts.split()), end="")
+    print("".join(f"{name:>12s}" for name in columns.split()))
+
+
+def line(at: Segment, counts: Sequence[int], milliseconds: Sequence[float], ratios: Sequence[float]) -> None:
+    """Prints one scale."""
+    size = f"{at.index}: {at.height}x{at.width}"
+    print(f"{size:>12s}" + "".join(f"{count:9d}" for count in counts), end="")
+    print(
+        "".join(f"{value:12.4f}" for value in milliseconds) + "".join(f"{value:12.2f}" for value in ratios),
+        flush=True,
+    )
+
+
+def main() -> None:
+    """Prints everything."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--model", default="infinity_tiny")
+    parser.add_argument("--budget", default="0.1")
+    parser.add_argument("--batch", type=int, default=8)
+    parser.add_argument("--repeats", type=int, default=20)
+    parser.add_argument("--quick", action="store_true", help="a quarter of the layers, five repeats")
+    parser.add_argument("--floors", action="store_true", help="count operations, time nothing")
+    options = parser.parse_args()
+    model = built(composed([f"model={options.model}"])["model"])
+    spec, budget = model.spec, Budget.parse(options.budget, model.spec)
+    schedule, order = floors.heatkv(spec, budget, model.default_sinks)
+    past = floors.past_tokens(spec, schedule)
+    share = floors.share_of_full(spec, past)
+    print(
+        f"{spec.name}, HeatKV at {float(budget.fraction):g} of the full cache ({order}): attention does {share:.4f} of "
+        f"the full cache's operations, at the last scale {floors.share_of_full(spec, past, slice(-1, None)):.4f}"
+    )
+    if options.floors:
+        return
+    timer = Timer(options.device, 5 if options.quick else options.repeats)
+    dtype = torch.bfloat16 if timer.gpu else torch.float32
+    name = torch.cuda.get_device_name(options.device) if timer.gpu else f"{torch.get_num_threads()} threads"
+    found = ceilings(timer, dtype)
+    print(
+        f"{name}, torch {torch.__version__}, {dtype}, batch {options.batch} of {spec.branches} sequences; "
+        f"ceilings: {found.flops / 1e12:.2f} TFLOP/s, {found.bytes / 1e9:.1f} GB/s"
+    )
+
+    cases = [Case(spec, at, options.batch * spec.branches, dtype, timer) for at in spec.segments]
+    held = Held(spec, schedule, options.device)
+    with torch.inference_mode():
+        show_attention(cases, held, past, found, options.quick)
+        show_mass(cases, past, found)
+        show_rebuilds(cases, held, found)
+
+
+if __name__ == "__main__":
+    main()

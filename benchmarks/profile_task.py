@@ -1,0 +1,43 @@
+"""`task=profile` without Hydra: the overrides and the output of `python run.py task=profile`.
+
+python benchmarks/profile_task.py model=infinity_2b model.weights=random device=cuda method=heatkv budget=0.1
+"""
+
+import sys
+
+from build import built, choices, composed
+from rich.console import Console
+
+from kvbench import profiler
+from kvbench.config import Settings
+from kvbench.job import Job
+from kvbench.profile_report import show_profile
+
+
+def main() -> None:
+    """Measures, prints, writes."""
+    overrides = [*sys.argv[1:], "task=profile"]
+    values = composed(overrides)
+    settings = Settings.of(values)
+    prompts = built(values["prompts"])
+    job = Job(
+        settings=settings,
+        model=built(values["model"]),
+        method=built(values["method"]),
+        method_name=choices(overrides)["method"],
+        prompts=prompts.load(),
+        config=values,
+        calibration_prompts=prompts.sibling(settings.calibrate.count, settings.calibrate.seed).load(),
+    )
+    console = Console(width=None if sys.stdout.isatty() else 160)
+    console.print(profiler.announced(job), highlight=False, soft_wrap=True)
+    path, found = profiler.profile(job)
+    show_profile(console, found)
+    console.print(f"written: {path}", highlight=False, soft_wrap=True)
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except ValueError as error:
+        sys.exit(f"error: {error}")
