@@ -7,12 +7,13 @@ Images are equal to the engine's up to rounding (`tests/test_benchmarks.py`).
 
 import math
 from copy import copy
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from kvbench.models.layers import Attend, Block, CrossAttention, LayerCondition, TextKeys
+from kvbench.models.layers import Attend, Block
 from kvbench.models.pipeline import InfinityModel
 from kvbench.segments import Segment
 
@@ -35,45 +36,47 @@ class PlainCache:
         return F.scaled_dot_product_attention(q.to(v.dtype), k.to(v.dtype), v, scale=1.0)
 
 
-class PlainText(CrossAttention):
-    """Attention over the text, whose keys and values are made again at every scale."""
+class PlainCondition(NamedTuple):
+    """Shared modulation [B, 1, 6, width], the text [B, words, width], 0 or -inf for its words [B, 1, 1, words]."""
 
-    def text_keys(self, context: Tensor, mask: Tensor, dtype: torch.dtype) -> TextKeys:
-        """The text as it is."""
-        return TextKeys(context, context, mask[:, None, None])
-
-    def forward(self, h: Tensor, text: TextKeys) -> Tensor:
-        """H [B, tokens, width], normalised, to [B, tokens, width]."""
-        dtype = self.mat_q.weight.dtype
-        q = F.linear(h.to(dtype), self.mat_q.weight, self.mat_q.bias)
-        bias = torch.cat((torch.zeros_like(self.v_bias), self.v_bias))
-        both = F.linear(text.keys.to(dtype), self.mat_kv.weight, bias).unflatten(-1, (2, self.heads, -1))
-        k, v = both.permute(2, 0, 3, 1, 4)
-        q = q.unflatten(-1, (self.heads, -1)).transpose(1, 2)
-        out = F.scaled_dot_product_attention(q, k, v, attn_mask=text.absent)
-        return F.linear(out.transpose(1, 2).flatten(2), self.proj.weight, self.proj.bias)
+    gss: Tensor
+    context: Tensor
+    absent: Tensor
 
 
 class PlainBlock(Block):
     """One layer of Infinity, operation by operation."""
 
-    def __init__(self, width: int, heads: int, hidden: int) -> None:
-        super().__init__(width, heads, hidden)
-        self.ca = PlainText(width, heads)
+    def condition(self, gss: Tensor, context: Tensor, mask: Tensor, attention: torch.dtype) -> PlainCondition:
+        """Nothing is computed ahead."""
+        return PlainCondition(
+            gss, context, torch.zeros(mask.shape).masked_fill(~mask, -math.inf)[:, None, None]
+        )
 
     def forward(
-        self, x: Tensor, layer: int, condition: LayerCondition, rotation: Tensor, attend: Attend
+        self, x: Tensor, layer: int, condition: PlainCondition, rotation: Tensor, attend: Attend
     ) -> Tensor:
         """One layer over the current tokens; arguments as of `Block`."""
-        gate1, gate2, scale1, scale2, shift1, shift2 = condition.modulation
+        gate1, gate2, scale1, scale2, shift1, shift2 = (self.ada_gss + condition.gss).unbind(2)
         h = self._self_attention(self._modulated(x, scale1, shift1), layer, rotation, attend)
         x = x + (h * gate1).to(h.dtype)
         norm = self.ca_norm
         h = F.layer_norm(x.float(), (self.width,), norm.weight.float(), norm.bias.float(), norm.eps)
-        x = x + self.ca(h, condition.text).float()
+        x = x + self._text_attention(h, condition).float()
         h, ffn = self._modulated(x, scale2, shift2), self.ffn
         h = F.gelu(F.linear(h, ffn.fc1.weight, ffn.fc1.bias), approximate="tanh")
         return x + F.linear(h, ffn.fc2.weight, ffn.fc2.bias) * gate2
+
+    def _text_attention(self, h: Tensor, condition: PlainCondition) -> Tensor:
+        ca = self.ca
+        dtype = ca.mat_q.weight.dtype
+        q = F.linear(h.to(dtype), ca.mat_q.weight, ca.mat_q.bias)
+        bias = torch.cat((torch.zeros_like(ca.v_bias), ca.v_bias))
+        both = F.linear(condition.context.to(dtype), ca.mat_kv.weight, bias)
+        k, v = both.unflatten(-1, (2, ca.heads, -1)).permute(2, 0, 3, 1, 4)
+        q = q.unflatten(-1, (ca.heads, -1)).transpose(1, 2)
+        out = F.scaled_dot_product_attention(q, k, v, attn_mask=condition.absent.to(q))
+        return F.linear(out.transpose(1, 2).flatten(2), ca.proj.weight, ca.proj.bias)
 
     def _modulated(self, x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
         h = F.layer_norm(x.float(), (self.width,), eps=1e-6) * (scale + 1) + shift

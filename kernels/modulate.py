@@ -8,12 +8,12 @@ EPSILON = 1e-6
 """Added to the variance, as in the official models."""
 
 
-def modulate(x: Tensor, scale: Tensor, shift: Tensor, dtype: torch.dtype) -> Tensor:
-    """LayerNorm(x) (1 + scale) + shift, computed in float32.
+def modulate(x: Tensor, factor: Tensor, shift: Tensor, dtype: torch.dtype) -> Tensor:
+    """LayerNorm(x) factor + shift, computed in float32.
 
     Args:
         x: [B, tokens, width].
-        scale: [B, 1, width].
+        factor: [B, 1, width], width contiguous.
         shift: likewise.
         dtype: of the result.
 
@@ -23,9 +23,9 @@ def modulate(x: Tensor, scale: Tensor, shift: Tensor, dtype: torch.dtype) -> Ten
     if x.is_cuda:
         from kvbench.kernels.modulate_triton import modulate_triton
 
-        return modulate_triton(x, scale, shift, dtype)
+        return modulate_triton(x, factor, shift, dtype, EPSILON)
     x = x.float()
     # With weights torch's CPU kernel takes half the time that it takes without.
     one, zero = x.new_ones(x.shape[-1]), x.new_zeros(x.shape[-1])
     normalized = F.layer_norm(x, x.shape[-1:], one, zero, EPSILON)
-    return torch.addcmul(shift, normalized, 1 + scale).to(dtype)
+    return torch.addcmul(shift, normalized, factor).to(dtype)

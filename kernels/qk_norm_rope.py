@@ -21,7 +21,7 @@ def qk_norm_rope(qkv: Tensor, lengths: Tensor, rotation: Tensor | None) -> tuple
     if qkv.is_cuda:
         from kvbench.kernels.qk_norm_rope_triton import qk_norm_rope_triton
 
-        return qk_norm_rope_triton(qkv, lengths, rotation)
+        return qk_norm_rope_triton(qkv, lengths, rotation, EPSILON)
     qk = qkv[:, :, :2].float()
     factor = lengths[..., None] / torch.linalg.vector_norm(qk, dim=-1, keepdim=True).clamp_min(EPSILON)
     if rotation is not None:

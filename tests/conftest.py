@@ -12,6 +12,8 @@ import torch
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 torch.set_num_threads(1)
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"  # read when a kernel is defined, so before any test imports one
 _STORE = tempfile.TemporaryDirectory(prefix="kvbench-features-")
 os.environ["KVBENCH_FEATURES"] = _STORE.name
 

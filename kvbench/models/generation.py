@@ -127,6 +127,6 @@ def scale_logits(
     if guided and cfg != 1 and 0 in sampling.cfg_layers:
         logits = transformer.logits(x, condition) * (1 / tau)
         return cfg * logits[:prompts] + (1 - cfg) * logits[prompts:]
-    scale, shift = condition.head
-    conditional = Condition(condition.start, (scale[:prompts], shift[:prompts]), condition.layers)
+    factor, shift = condition.head
+    conditional = Condition(condition.start, (factor[:prompts], shift[:prompts]), condition.layers)
     return transformer.logits(x[:prompts], conditional) * (1 / tau)

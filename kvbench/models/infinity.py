@@ -65,7 +65,7 @@ class Condition:
 
     Attributes:
         start: pooled text [B, width], also the condition of the head's modulation.
-        head: scale and shift of the head's norm, float32 [B, 1, width] each.
+        head: factor and shift of the head's norm, float32 [B, 1, width] each.
         layers: what each layer needs.
     """
 
@@ -152,7 +152,7 @@ class Infinity(nn.Module):
         gss = self.shared_ada_lin(start.float()).unflatten(-1, (1, 6, -1))
         scale, shift = self.head_nm.ada_lin(start.float()).unflatten(-1, (1, 2, -1)).unbind(2)
         layers = tuple(block.condition(gss, context, mask, attention) for block in self.layers)
-        return Condition(start, (scale, shift), layers)
+        return Condition(start, (1 + scale, shift), layers)
 
     def embed(self, scale: int, condition: Condition, features: Tensor | None) -> Tensor:
         """Input tokens of a scale: the start token for scale 0, else features [B, t_k, token_channels] embedded."""

@@ -36,16 +36,33 @@ class Projection(NamedTuple):
     lengths: Tensor
 
 
+class Modulation(NamedTuple):
+    """Gate, factor and shift of the attention (1) and of the feed-forward layer (2), [B, 1, width] each."""
+
+    gate1: Tensor
+    gate2: Tensor
+    factor1: Tensor
+    factor2: Tensor
+    shift1: Tensor
+    shift2: Tensor
+
+    @classmethod
+    def of(cls, gss: Tensor) -> "Modulation":
+        """Out of two gates, two scales, two shifts [B, 1, 6, width]; a factor is 1 + scale."""
+        gate1, gate2, scale1, scale2, shift1, shift2 = gss.unbind(2)
+        return cls(gate1, gate2, 1 + scale1, 1 + scale2, shift1, shift2)
+
+
 class LayerCondition(NamedTuple):
     """What one layer needs at every scale and computes once.
 
     Attributes:
-        modulation: two gates, two scales, two shifts, float32 [B, 1, width] each.
+        modulation: float32.
         projection: of the self-attention.
         text: keys and values of the text.
     """
 
-    modulation: tuple[Tensor, ...]
+    modulation: Modulation
     projection: Projection
     text: TextKeys
 
@@ -207,7 +224,7 @@ class Block(nn.Module):
             mask: bool [B, words], which words exist.
             attention: dtype that attention over the text is computed in.
         """
-        modulation = (self.ada_gss + gss).unbind(2)
+        modulation = Modulation.of(self.ada_gss + gss)
         return LayerCondition(modulation, self.sa.projection(), self.ca.text_keys(context, mask, attention))
 
     def forward(
@@ -222,13 +239,13 @@ class Block(nn.Module):
             rotation: of the current tokens, complex64 [tokens, D/2].
             attend: what is attended to (`Attend`).
         """
-        gate1, gate2, scale1, scale2, shift1, shift2 = condition.modulation
+        gate1, gate2, factor1, factor2, shift1, shift2 = condition.modulation
         dtype, norm = self.ffn.fc1.weight.dtype, self.ca_norm
-        h = self.sa(modulate(x, scale1, shift1, dtype), layer, condition.projection, rotation, attend)
+        h = self.sa(modulate(x, factor1, shift1, dtype), layer, condition.projection, rotation, attend)
         x = gated(x, h, gate1, rounded=True)
         h = F.layer_norm(x.float(), (self.width,), norm.weight.float(), norm.bias.float(), norm.eps)
         x = x + self.ca(h, condition.text).float()
-        return gated(x, self.ffn(modulate(x, scale2, shift2, dtype)), gate2, rounded=False)
+        return gated(x, self.ffn(modulate(x, factor2, shift2, dtype)), gate2, rounded=False)
 
 
 class HeadNorm(nn.Module):

@@ -17,6 +17,7 @@ from kvbench.models.layers import (
     Attend,
     FeedForward,
     HeadNorm,
+    Modulation,
     Projection,
     SelfAttention,
     by_scale,
@@ -70,13 +71,13 @@ class Condition:
 
     Attributes:
         start: class embedding float32 [B, width].
-        modulation: two gates, two scales, two shifts per layer, [B, 1, 6, width].
+        modulation: of each layer.
         projections: of each layer's self-attention.
-        head: scale and shift of the head's norm, [B, 1, width] each.
+        head: factor and shift of the head's norm, [B, 1, width] each.
     """
 
     start: Tensor
-    modulation: tuple[Tensor, ...]
+    modulation: tuple[Modulation, ...]
     projections: tuple[Projection, ...]
     head: tuple[Tensor, Tensor]
 
@@ -100,22 +101,22 @@ class VARBlock(nn.Module):
         return _modulate(self.ada_lin, start, self.ffn.fc1.weight.dtype)
 
     def forward(
-        self, x: Tensor, layer: int, modulation: Tensor, projection: Projection, attend: Attend
+        self, x: Tensor, layer: int, modulation: Modulation, projection: Projection, attend: Attend
     ) -> Tensor:
         """One layer over the current tokens.
 
         Args:
             x: residual stream float32 [B, tokens, width].
             layer: index for `attend`.
-            modulation: of this layer, [B, 1, 6, width].
+            modulation: of this layer.
             projection: of its self-attention.
             attend: (layer, q, k, v) -> attention output, all [B, H, tokens, D].
         """
-        gate1, gate2, scale1, scale2, shift1, shift2 = modulation.unbind(2)
+        gate1, gate2, factor1, factor2, shift1, shift2 = modulation
         dtype = self.ffn.fc1.weight.dtype
-        h = self.attn(modulate(x, scale1, shift1, dtype), layer, projection, None, attend)
+        h = self.attn(modulate(x, factor1, shift1, dtype), layer, projection, None, attend)
         x = gated(x, h, gate1, rounded=True)
-        return gated(x, self.ffn(modulate(x, scale2, shift2, dtype)), gate2, rounded=False)
+        return gated(x, self.ffn(modulate(x, factor2, shift2, dtype)), gate2, rounded=False)
 
 
 class VAR(nn.Module):
@@ -151,10 +152,10 @@ class VAR(nn.Module):
         """Everything that depends on the classes alone (int64 [B]; `config.classes` is no class)."""
         start, compute = self.class_emb(labels), self.compute
         shared = _modulate(self.shared_ada_lin, start, compute).float() if self.config.shared_aln else None
-        modulation = tuple(block.modulation(start, shared) for block in self.layers)
+        modulation = tuple(Modulation.of(block.modulation(start, shared)) for block in self.layers)
         scale, shift = _modulate(self.head_nm.ada_lin, start, compute).unbind(2)
         projections = tuple(block.attn.projection() for block in self.layers)
-        return Condition(start, modulation, projections, (scale, shift))
+        return Condition(start, modulation, projections, (1 + scale, shift))
 
     def embed(self, segment: Segment, condition: Condition, features: Tensor | None) -> Tensor:
         """Input tokens of a scale: the class for scale 0, else features [B, t_k, channels] embedded."""

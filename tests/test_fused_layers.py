@@ -1,0 +1,128 @@
+"""Linear, modulate and qk_norm_rope: equal to their definitions in float64, on a CPU and as Triton programs."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.nn import functional as F
+
+from kvbench.kernels import modulate, qk_norm_rope
+from kvbench.kernels.linear import linear
+from tests.triton_device import DEVICE, needs_triton
+
+DTYPES = st.sampled_from([torch.float32, torch.bfloat16, torch.float16])
+TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 2**-8, torch.float16: 2**-11}
+
+
+def close(found: Tensor, expected: Tensor, dtype: torch.dtype) -> None:
+    """Equal up to one rounding to `dtype` of numbers as large as the largest."""
+    error = (found.cpu().double() - expected).abs().max() / expected.abs().max().clamp_min(1e-30)
+    assert error <= 2 * TOLERANCE[dtype], error
+
+
+def random(seed: int, *shape: int) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+@given(
+    st.integers(0, 2**20), st.lists(st.integers(1, 7), min_size=1, max_size=3),
+    st.integers(1, 40), st.integers(1, 40), st.booleans(), st.booleans(),
+)  # fmt: skip
+@settings(max_examples=60, deadline=None)
+def test_linear(seed: int, rows: list[int], width: int, out: int, bias: bool, gelu: bool) -> None:
+    x, weight, b = random(seed, *rows, width), random(seed + 1, out, width), random(seed + 2, out)
+    found = linear(x, weight, b if bias else None, gelu=gelu)
+    expected = x.double() @ weight.double().T + (b.double() if bias else 0)
+    close(found, F.gelu(expected, approximate="tanh") if gelu else expected, torch.float32)
+    assert found.shape == (*rows, out)
+
+
+def test_linear_learns() -> None:
+    x, weight, bias = random(0, 3, 5), random(1, 4, 5).requires_grad_(), random(2, 4).requires_grad_()
+    linear(x, weight, bias, gelu=True).sum().backward()
+    assert weight.grad is not None
+    slope = torch.func.grad(lambda b: F.gelu(x @ weight.detach().T + b, approximate="tanh").sum())
+    torch.testing.assert_close(bias.grad, slope(bias.detach()))
+
+
+def modulated(x: Tensor, factor: Tensor, shift: Tensor) -> Tensor:
+    x = x.double()
+    x = (x - x.mean(-1, keepdim=True)) / (x.var(-1, correction=0, keepdim=True) + 1e-6).sqrt()
+    return x * factor.double() + shift.double()
+
+
+def modulate_on_gpu(*given: Any) -> Tensor:
+    from kvbench.kernels.modulate_triton import modulate_triton
+
+    return modulate_triton(*(x.to(DEVICE) if isinstance(x, Tensor) else x for x in given), modulate.EPSILON)
+
+
+@pytest.mark.parametrize(
+    "program", [modulate.modulate, pytest.param(modulate_on_gpu, marks=needs_triton)], ids=["torch", "triton"]
+)
+@given(
+    st.integers(0, 2**20), st.integers(1, 3), st.integers(1, 5), st.integers(2, 150), DTYPES, DTYPES, DTYPES
+)  # fmt: skip
+@settings(max_examples=25, deadline=None)
+def test_modulate(
+    program: Callable[..., Tensor], seed: int, batch: int, tokens: int, width: int,
+    stream: torch.dtype, condition: torch.dtype, dtype: torch.dtype,
+) -> None:  # fmt: skip
+    x = (3 * random(seed, batch, tokens, width) + 1).to(stream)
+    factor, shift = random(seed + 1, batch, 1, 6, width).to(condition).unbind(2)[2:4]
+    found = program(x, factor, shift, dtype)
+    assert found.dtype == dtype
+    if x.double().std(-1, correction=0).min() > 1e-2:  # a constant row is all rounding
+        close(found, modulated(x, factor, shift), dtype)
+
+
+def turned(qkv: Tensor, lengths: Tensor, angles: Tensor | None) -> tuple[Tensor, ...]:
+    """By two-by-two matrices."""
+    q, k, v = qkv.double().permute(2, 0, 3, 1, 4)
+    parts = []
+    for x, length in zip((q, k), lengths.double(), strict=True):
+        x = x / x.norm(dim=-1, keepdim=True) * length[:, None, None]
+        if angles is not None:
+            a = angles.double()
+            turn = torch.stack((a.cos(), -a.sin(), a.sin(), a.cos()), -1).unflatten(-1, (2, 2))
+            x = (turn @ x.unflatten(-1, (-1, 2, 1))).flatten(-3)
+        parts.append(x)
+    return (*parts, v)
+
+
+def qk_norm_rope_on_gpu(*given: Tensor | None) -> tuple[Tensor, ...]:
+    from kvbench.kernels.qk_norm_rope_triton import qk_norm_rope_triton
+
+    qkv, lengths, rotation = (None if x is None else x.to(DEVICE) for x in given)
+    assert qkv is not None
+    assert lengths is not None
+    return qk_norm_rope_triton(qkv, lengths, rotation, qk_norm_rope.EPSILON)
+
+
+@pytest.mark.parametrize(
+    "program",
+    [qk_norm_rope.qk_norm_rope, pytest.param(qk_norm_rope_on_gpu, marks=needs_triton)],
+    ids=["torch", "triton"],
+)
+@given(
+    st.integers(0, 2**20), st.integers(1, 3), st.integers(1, 40), st.integers(1, 3),
+    st.sampled_from([16, 24, 64]), DTYPES, st.booleans(),
+)  # fmt: skip
+@settings(max_examples=20, deadline=None)
+def test_qk_norm_rope(
+    program: Callable[..., tuple[Tensor, ...]], seed: int, batch: int, tokens: int, heads: int, dim: int,
+    dtype: torch.dtype, rotate: bool,
+) -> None:  # fmt: skip
+    qkv = random(seed, batch, tokens, 3, heads, dim).to(dtype)
+    lengths = torch.stack((random(seed + 1, heads).exp(), torch.ones(heads)))
+    angles = random(seed + 2, tokens, dim // 2) if rotate else None
+    rotation = None if angles is None else torch.polar(torch.ones_like(angles), angles)
+    found = program(qkv, lengths, rotation)
+    for part, expected in zip(found, turned(qkv, lengths, angles), strict=True):
+        assert part.dtype == dtype
+        assert part.shape == (batch, heads, tokens, dim)
+        close(part, expected, dtype)
