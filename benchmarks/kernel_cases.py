@@ -38,22 +38,21 @@ class Inputs(NamedTuple):
 
 def ragged(x: Inputs, layout: Layout, scale: float) -> Tensor:
     """Attention of a segment."""
-    return ragged_attention.ragged_attention(x.q, x.k, x.v, x.keys, x.values, layout.groups, scale)
+    return ragged_attention.ragged_attention(*x, layout, scale)[0]
 
 
 def mass(x: Inputs, layout: Layout, scale: float) -> Tensor:
     """Attention that every slot receives."""
-    longest = layout.positions.shape[1]
-    return mass_kernel.attention_mass(x.q, x.k, x.keys, layout.groups, longest, scale)
+    return mass_kernel.attention_mass(x.q, x.k, x.keys, layout, scale)
 
 
 def rebuilder(before: Layout, keep: Tensor, at: Segment) -> tuple[Layout, Callable[[Inputs], object]]:
     """Layout after a segment, and what moves keys and values into it."""
-    after, tables = compact.plan(before, keep, at.start, at.length)
+    after, source = compact.plan(before, keep, at.start, at.length)
 
     def rebuilt(x: Inputs) -> object:
         pairs = ((x.keys, x.k), (x.values, x.v))
-        return [compact.rebuild(storage, current, tables, after.total) for storage, current in pairs]
+        return [compact.rebuild(storage, current, source) for storage, current in pairs]
 
     return after, rebuilt
 

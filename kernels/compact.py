@@ -1,4 +1,4 @@
-"""Rows of any length in one exact-size buffer, and the index tables that rebuild it after a segment.
+"""Rows of any length in one exact-size buffer, and the index table that rebuilds it after a segment.
 
 Storage is flat, [batch, slots, D]: the slots of a row are neighbours in position order, and rows of equal length are
 neighbours too, so that each such group is a dense [batch, rows, length, D] view and no row is padded to the longest.
@@ -6,10 +6,13 @@ neighbours too, so that each such group is a dense [batch, rows, length, D] view
 (sequence, head) pairs are rows.
 """
 
+from itertools import groupby
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+PIECE_BYTES = 1 << 20  # what the CPU copies at a time: its gather stays in the second-level cache
 
 
 class Group(NamedTuple):
@@ -27,29 +30,51 @@ class Layout(NamedTuple):
     Attributes:
         positions: int64 [rows, longest], token position of each slot, -1 past a row's end.
         offsets: int64 [rows], first slot of each row in the flat buffer.
+        lengths: int32 [rows], slots of each row.
+        order: int32 [rows], rows longest first, equal ones in order; they lie in the buffer in this order.
+        counts: the lengths again, on the host.
         groups: rows by length, empty rows left out.
         total: slots of all rows.
     """
 
     positions: Tensor
     offsets: Tensor
+    lengths: Tensor
+    order: Tensor
+    counts: tuple[int, ...]
     groups: tuple[Group, ...]
     total: int
 
+    @property
+    def longest(self) -> int:
+        """Slots of the longest row."""
+        return self.positions.shape[1]
 
-class Tables(NamedTuple):
-    """Flat slots to copy: from the old buffer and from the current segment, and where each goes."""
 
-    old_from: Tensor
-    old_to: Tensor
-    new_from: Tensor
-    new_to: Tensor
+def arranged(positions: Tensor, counts: list[int]) -> Layout:
+    """The layout of rows that hold `counts` tokens at `positions` [rows, longest]."""
+    order = sorted(range(len(counts)), key=lambda row: -counts[row])
+    offsets, sizes, total = [0] * len(counts), [], 0
+    for length, equal in groupby(order, key=counts.__getitem__):
+        rows = list(equal)
+        for place, row in enumerate(rows):
+            offsets[row] = total + place * length
+        sizes.append((length, len(rows)))
+        total += length * len(rows)
+    # One transfer; out of pageable memory it never waits for the device.
+    table = torch.tensor((offsets, counts, order), dtype=torch.int64).to(positions.device, non_blocking=True)
+    groups, first, slot = [], 0, 0
+    for length, size in sizes:
+        if length:
+            rows_of = None if size == len(counts) else table[2, first : first + size]
+            groups.append(Group(rows_of, slot, length, size))
+        first, slot = first + size, slot + length * size
+    return Layout(positions, table[0], table[1].int(), table[2].int(), tuple(counts), tuple(groups), total)
 
 
 def empty_layout(rows: int, device: torch.device | str) -> Layout:
     """Layout of rows that hold nothing."""
-    zeros = torch.zeros(rows, dtype=torch.int64, device=device)
-    return Layout(zeros.new_zeros(rows, 0), zeros, (), 0)
+    return arranged(torch.empty(rows, 0, dtype=torch.int64, device=device), [0] * rows)
 
 
 def slots_seen(layout: Layout, start: int, length: int) -> Tensor:
@@ -58,67 +83,92 @@ def slots_seen(layout: Layout, start: int, length: int) -> Tensor:
     return torch.cat((layout.positions, current.expand(len(layout.positions), -1)), 1)
 
 
-def plan(layout: Layout, keep: Tensor | None, start: int, length: int) -> tuple[Layout, Tables]:
-    """Layout and copy tables after keeping some slots.
+def plan(layout: Layout, keep: Tensor | None, start: int, length: int) -> tuple[Layout, Tensor]:
+    """Layout and source table after keeping some slots; reads the number of kept slots on the host, once.
 
     Args:
         layout: before the segment.
         keep: bool [rows, longest + length] over the slots of `slots_seen`, padding ignored; None keeps all.
         start: position of the segment's first token.
         length: tokens of the segment.
+
+    Returns:
+        The new layout, and where its flat slots come from, int32 [total]: slot x of the old buffer, or, where negative,
+        token -1 - x of the current segment, whose rows lie behind each other.
     """
     seen = slots_seen(layout, start, length)
     keep = seen >= 0 if keep is None else keep & (seen >= 0)
-    rows, longest = layout.positions.shape
-    lengths = keep.sum(1)
-    groups: list[Group] = []
-    offsets = torch.zeros_like(layout.offsets)
-    total = 0
-    for size in sorted(set(lengths.tolist()) - {0}, reverse=True):
-        members = (lengths == size).nonzero().squeeze(1)
-        offsets[members] = total + size * torch.arange(len(members), device=offsets.device)
-        groups.append(Group(None if len(members) == rows else members, total, size, len(members)))
-        total += size * len(members)
-    row, slot = keep.nonzero(as_tuple=True)
-    target = offsets[row] + (keep.cumsum(1) - 1)[row, slot]
-    old, new = slot < longest, slot >= longest
-    tables = Tables(
-        layout.offsets[row[old]] + slot[old],
-        target[old],
-        row[new] * length + slot[new] - longest,
-        target[new],
-    )
-    return Layout(packed(seen, keep, -1), offsets, tuple(groups), total), tables
+    counts = keep.sum(1).tolist()
+    after = arranged(packed(seen, keep, -1, max(counts, default=0)), counts)
+    row = torch.arange(len(counts), device=seen.device)[:, None]
+    old = layout.offsets[:, None] + torch.arange(layout.longest, device=seen.device)
+    new = -1 - row * length - torch.arange(length, device=seen.device)
+    target = (after.offsets[:, None] + keep.cumsum(1) - 1).masked_fill_(~keep, after.total)
+    source = torch.empty(
+        after.total + 1, dtype=torch.int32, device=seen.device
+    )  # what leaves goes to the last entry
+    source.scatter_(0, target.flatten(), torch.cat((old, new), 1).flatten().int())
+    return after, source[: after.total]
 
 
-def packed(values: Tensor, keep: Tensor, fill: float) -> Tensor:
+def packed(values: Tensor, keep: Tensor, fill: float, longest: int) -> Tensor:
     """What belongs to the kept slots, moved to the front of each row and padded with `fill`.
 
     Args:
         values: one number per slot [rows, slots].
         keep: bool [rows, slots].
         fill: for rows that keep fewer than the most.
+        longest: the most that a row keeps.
     """
-    row, slot = keep.nonzero(as_tuple=True)
-    longest = int(keep.sum(1).max()) if len(keep) else 0
-    result = values.new_full((len(values), longest), fill)
-    result[row, (keep.cumsum(1) - 1)[row, slot]] = values[row, slot]
-    return result
+    result = values.new_full((len(values), longest + 1), fill)  # what leaves goes to the last column
+    result.scatter_(1, (keep.cumsum(1) - 1).masked_fill_(~keep, longest), values)
+    return result[:, :longest].contiguous()
 
 
-def rebuild(storage: Tensor, current: Tensor, tables: Tables, total: int) -> Tensor:
-    """Copies kept slots into a new buffer of exactly `total` slots.
+def padded(storage: Tensor, layout: Layout) -> Tensor:
+    """Every row's slots side by side, [batch, rows, longest, D]; past a row's end any finite or stored number.
+
+    A view where all rows are equally long, else a copy.
+    """
+    if layout.groups and layout.groups[0].rows is None:
+        return dense(storage, layout.groups[0])
+    if not layout.total:
+        return storage.new_empty(storage.shape[0], len(layout.counts), 0, storage.shape[2])
+    slot = layout.offsets[:, None] + torch.arange(layout.longest, device=storage.device)
+    slot.clamp_(max=layout.total - 1)
+    return storage.index_select(1, slot.flatten()).unflatten(1, slot.shape)
+
+
+def dense(storage: Tensor, group: Group) -> Tensor:
+    """A group's slots as a view [batch, rows, length, D] of flat storage [batch, slots, D]."""
+    stop = group.start + group.size * group.length
+    return storage[:, group.start : stop].unflatten(1, (group.size, group.length))
+
+
+def rebuild(storage: Tensor, current: Tensor, source: Tensor) -> Tensor:
+    """Copies kept slots into a new buffer of exactly as many; on CUDA in one launch.
 
     Args:
         storage: flat buffer [batch, slots, D].
-        current: the segment's keys or values [batch, rows, length, D].
-        tables: what goes where.
-        total: slots of the new layout.
+        current: the segment's keys or values [batch, rows, length, D], of any dtype and strides.
+        source: of the new slots, see `plan`.
+
+    Returns:
+        [batch, total, D] in the storage's dtype.
     """
-    result = storage.new_empty(storage.shape[0], total, storage.shape[2])
-    if len(tables.old_from):
-        result.index_copy_(1, tables.old_to, storage.index_select(1, tables.old_from))
-    if len(tables.new_from):
-        flat = current.reshape(current.shape[0], -1, current.shape[-1])
-        result.index_copy_(1, tables.new_to, flat.index_select(1, tables.new_from).to(storage.dtype))
+    if storage.is_cuda:
+        from kvbench.kernels.compact_triton import rebuild_triton
+
+        return rebuild_triton(storage, current, source)
+    batch, _, channels = storage.shape
+    result = storage.new_empty(batch, len(source), channels)
+    flat = current.flatten(1, 2)
+    step = max(1, PIECE_BYTES // max(1, batch * channels * storage.itemsize))
+    for piece, out in zip(source.split(step), result.split(step, 1), strict=True):
+        old = piece >= 0
+        for buffer, chosen, index in ((storage, old, piece), (flat, ~old, ~piece)):
+            target = chosen.nonzero().squeeze(1)
+            if len(target):
+                found = buffer.index_select(1, index[target])
+                out.index_copy_(1, target, found.to(out.dtype))
     return result

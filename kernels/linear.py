@@ -21,8 +21,8 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None, *, gelu: bool = False
         [..., out] in x's dtype.
     """
     if _onednn(x, weight):
-        activation = ("gelu", [], "tanh") if gelu else ("none", [], "")
-        return torch.ops.mkldnn._linear_pointwise(x, weight, bias, *activation)
+        activation, form = ("gelu", "tanh") if gelu else ("none", "")
+        return torch.ops.mkldnn._linear_pointwise(x, weight, bias, activation, [], form)
     y = F.linear(x, weight, bias)
     return F.gelu(y, approximate="tanh") if gelu else y
 
@@ -30,4 +30,5 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None, *, gelu: bool = False
 def _onednn(x: Tensor, weight: Tensor) -> bool:
     learning = torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad)
     plain = x.device.type == "cpu" and x.dtype == torch.float32 and x.numel() > 0
-    return plain and not learning and torch.backends.mkldnn.enabled and torch.backends.mkldnn.is_available()
+    usable = torch.backends.mkldnn.is_available() and bool(torch.backends.mkldnn.enabled)
+    return plain and not learning and usable

@@ -28,22 +28,25 @@ def _kernel(
         even, odd = tl.split(tl.reshape(x, (BLOCK_T, BLOCK_D // 2, 2)))
         x = tl.reshape(tl.join(even * cos - odd * sin, even * sin + odd * cos), (BLOCK_T, BLOCK_D))
     x *= factor[:, None]
-    batch = tl.num_programs(2)
-    row = ((part * batch + sequence) * heads + head) * tokens + token
+    row = ((part * tl.num_programs(2) + sequence) * tokens + token) * heads + head
     tl.store(out + row[:, None] * DIM + lane[None, :], x.to(out.dtype.element_ty), mask=inside)
 
 
 def qk_norm_rope_triton(
     qkv: Tensor, lengths: Tensor, rotation: Tensor | None, epsilon: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """See `kvbench.kernels.qk_norm_rope.qk_norm_rope`; v is a view of qkv."""
+    """See `kvbench.kernels.qk_norm_rope.qk_norm_rope`.
+
+    Heads stay inside tokens, as in the projection, so that attention's output is merged without a copy.
+    """
     batch, tokens, _, heads, dim = qkv.shape
     qkv = qkv.contiguous()
-    out = qkv.new_empty(2, batch, heads, tokens, dim)
+    out = qkv.new_empty(2, batch, tokens, heads, dim)
     table = torch.view_as_real(rotation) if rotation is not None else lengths
     grid = (triton.cdiv(tokens, BLOCK_T), 2 * heads, batch)
     _kernel[grid](
         qkv, lengths, table, out, tokens, heads,
         dim, triton.next_power_of_2(dim), BLOCK_T, rotation is not None, epsilon,
     )  # fmt: skip
-    return out[0], out[1], qkv[:, :, 2].transpose(1, 2)
+    q, k = out.transpose(2, 3)
+    return q, k, qkv[:, :, 2].transpose(1, 2)

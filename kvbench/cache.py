@@ -7,8 +7,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from kvbench.kernels.compact import Layout, Tables, empty_layout, packed, plan, rebuild, slots_seen
-from kvbench.kernels.ragged_attention import attention_with_lse, dense, ragged_attention
+from kvbench.kernels.compact import Layout, dense, empty_layout, packed, plan, rebuild, slots_seen
+from kvbench.kernels.ragged_attention import attention_with_lse, ragged_attention
 from kvbench.methods.base import Method
 from kvbench.segments import ModelSpec, Segment
 from kvbench.view import CacheView, Inputs, Store
@@ -45,7 +45,7 @@ class Ledger:
 
 class _Rebuild(NamedTuple):
     layout: Layout
-    tables: Tables | None  # None: everything is appended in place
+    source: Tensor | None  # None: everything is appended in place
     state: Tensor | None
 
 
@@ -69,6 +69,7 @@ class KVCache:
     ) -> None:
         self.spec, self.method = spec, method
         self._dtype, self._device = dtype, torch.device(device)
+        self._empty = empty_layout(0, self._device)
         self._plans: dict[tuple[int, int], _Rebuild] = {}
         self._starts = torch.tensor([segment.start for segment in spec.segments], device=self._device)
         self.ledger = Ledger([[0] * spec.layers for _ in spec.segments])
@@ -84,8 +85,9 @@ class KVCache:
         self._batch = sequences if self.method.static else 1
         self._rows = spec.heads * sequences // self._batch
         nothing = torch.empty(self._batch, 0, spec.head_dim, dtype=self._dtype, device=self._device)
-        layout = empty_layout(self._rows, self._device)
-        self._stores = [Store(layout, nothing, nothing) for _ in range(spec.layers)]
+        if len(self._empty.counts) != self._rows:
+            self._empty = empty_layout(self._rows, self._device)
+        self._stores = [Store(self._empty, nothing, nothing) for _ in range(spec.layers)]
         self._held = [0] * spec.layers
 
     def begin(self, segment: Segment) -> None:
@@ -115,28 +117,38 @@ class KVCache:
         k, v = (x.reshape(self._batch, self._rows, -1, x.shape[-1]) for x in (k, v))
         self.ledger.transient_bytes = max(self.ledger.transient_bytes, k.nbytes + v.nbytes)
         if segment.last:
-            out = self._attention(folded, k, v, store)
+            out, lse = self._attention(folded, k, v, store)
             if self.method.observes_last:
-                self.method.keep(self._view(layer, folded, k, plain))
+                self.method.keep(self._view(layer, folded, k, plain, lse))
             self._account(layer)
             nothing = store.keys.new_empty(self._batch, 0, store.keys.shape[2])
-            self._stores[layer] = Store(empty_layout(self._rows, self._device), nothing, nothing)
+            self._stores[layer] = Store(self._empty, nothing, nothing)
             return out.view(q.shape)
-        change = self._rebuild(layer, folded, k, plain)
-        if change.tables is None and self._dtype == q.dtype:
-            # Nothing leaves: past and present lie together in the new storage, so one attention reads both.
-            store = self._store(layer, k, v, change)
-            (group,) = store.layout.groups
-            keys, values = dense(store.keys, group), dense(store.values, group)
-            out, _ = attention_with_lse(folded, keys, values, self.spec.logit_scale)
+        if q.is_cuda:
+            out, lse = self._attention(folded, k, v, store)
+            self._store(layer, k, v, self._rebuild(layer, folded, k, plain, lse))
         else:
-            out = self._attention(folded, k, v, store)
-            self._store(layer, k, v, change)
+            out = self._rebuilt_before(layer, folded, k, v, plain)
         self._account(layer)
         return out.view(q.shape)
 
-    def _attention(self, q: Tensor, k: Tensor, v: Tensor, store: Store) -> Tensor:
-        return ragged_attention(q, k, v, store.keys, store.values, store.layout.groups, self.spec.logit_scale)
+    def _rebuilt_before(
+        self, layer: int, q: Tensor, k: Tensor, v: Tensor, plain: Callable[[], Tensor] | None
+    ) -> Tensor:
+        """Attention where reading the past and the present apart is slower than together."""
+        change = self._rebuild(layer, q, k, plain)
+        if change.source is not None or self._dtype != q.dtype:
+            out, _ = self._attention(q, k, v, self._stores[layer])
+            self._store(layer, k, v, change)
+            return out
+        # Nothing leaves: past and present lie together in the new storage, so one attention reads both.
+        store = self._store(layer, k, v, change)
+        (group,) = store.layout.groups
+        keys, values = dense(store.keys, group), dense(store.values, group)
+        return attention_with_lse(q, keys, values, self.spec.logit_scale)[0]
+
+    def _attention(self, q: Tensor, k: Tensor, v: Tensor, store: Store) -> tuple[Tensor, Tensor]:
+        return ragged_attention(q, k, v, store.keys, store.values, store.layout, self.spec.logit_scale)
 
     def _store(self, layer: int, k: Tensor, v: Tensor, change: _Rebuild) -> Store:
         store = self._stores[layer]
@@ -149,36 +161,45 @@ class KVCache:
         return self._stores[layer]
 
     def _moved(self, storage: Tensor, current: Tensor, change: _Rebuild) -> Tensor:
-        if change.tables is None:
+        if change.source is None:
             past = storage.unflatten(1, (self._rows, -1)) if storage.shape[1] else current[:, :, :0]
             moved = torch.cat((past.to(self._dtype), current.to(self._dtype)), 2).flatten(1, 2)
         else:
-            moved = rebuild(storage, current, change.tables, change.layout.total)
+            moved = rebuild(storage, current, change.source)
         held = sum(store.bytes for store in self._stores) + moved.nbytes
         self.ledger.rebuild_bytes = max(self.ledger.rebuild_bytes, held)
         return moved
 
-    def _rebuild(self, layer: int, q: Tensor, k: Tensor, plain: Callable[[], Tensor] | None) -> _Rebuild:
+    def _rebuild(
+        self,
+        layer: int,
+        q: Tensor,
+        k: Tensor,
+        plain: Callable[[], Tensor] | None,
+        lse: Tensor | None = None,
+    ) -> _Rebuild:
         at = self._segment
         known = self._plans.get((layer, at.index))
         if known is not None:
             return known
         layout = self._stores[layer].layout
-        view = self._view(layer, q, k, plain)
+        view = self._view(layer, q, k, plain, lse)
         keep = self.method.keep(view)
         uniform = not layout.groups or layout.groups[0].rows is None
-        after, tables = plan(layout, keep, at.start, at.length)
+        after, source = plan(layout, keep, at.start, at.length)
         everything = after.total == layout.total + self._rows * at.length
         state = None
         if self.method.stateful:
             exists = view.position >= 0
-            state = packed(view.state, exists if keep is None else keep & exists, 0)
-        change = _Rebuild(after, None if uniform and everything else tables, state)
+            state = packed(view.state, exists if keep is None else keep & exists, 0, after.longest)
+        change = _Rebuild(after, None if uniform and everything else source, state)
         if self.method.static:
             self._plans[layer, at.index] = change
         return change
 
-    def _view(self, layer: int, q: Tensor, k: Tensor, plain: Callable[[], Tensor] | None) -> CacheView:
+    def _view(
+        self, layer: int, q: Tensor, k: Tensor, plain: Callable[[], Tensor] | None, lse: Tensor | None
+    ) -> CacheView:
         store, at = self._stores[layer], self._segment
         position = slots_seen(store.layout, at.start, at.length)
         segment = torch.bucketize(position, self._starts, right=True) - 1
@@ -186,7 +207,7 @@ class KVCache:
         if store.state is not None:
             state[:, : store.state.shape[1]] = store.state
         sequences = 1 if self.method.static else self._sequences
-        inputs = None if self.method.static else Inputs(q, k, plain, store, self.spec.logit_scale)
+        inputs = None if self.method.static else Inputs(q, k, plain, store, self.spec.logit_scale, lse)
         return CacheView(layer, at, sequences, self.spec.heads, position, segment, state, inputs)
 
     def _account(self, layer: int) -> None:
@@ -194,13 +215,14 @@ class KVCache:
         if self.method.static:
             self._held[layer] = store.layout.total
         else:
-            lengths = (store.layout.positions >= 0).sum(1)
-            self._held[layer] = lengths.view(-1, self.spec.heads).sum(1).cpu()
-        tokens = int(torch.as_tensor(sum(self._held)).max())
+            counts = store.layout.counts
+            self._held[layer] = torch.tensor(counts).view(-1, self.spec.heads).sum(1)
+        held = sum(self._held)
+        tokens = held if isinstance(held, int) else int(held.max())
         row = self.ledger.tokens_after[at.index]
         row[layer] = max(row[layer], tokens)
-        held = sum(other.bytes for other in self._stores)
-        self.ledger.peak_bytes = max(self.ledger.peak_bytes, held)
+        stored = sum(other.bytes for other in self._stores)
+        self.ledger.peak_bytes = max(self.ledger.peak_bytes, stored)
         state = sum(other.state_bytes for other in self._stores)
         self.ledger.state_bytes = max(self.ledger.state_bytes, state)
         if self.method.strict and tokens > self.method.budget.capacity:

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from kvbench.kernels.attention_mass import attention_mass, attention_scores
-from kvbench.kernels.compact import Layout
-from kvbench.kernels.ragged_attention import dense
+from kvbench.kernels.compact import Layout, padded
 from kvbench.segments import Segment
 
 
@@ -47,6 +46,7 @@ class Inputs(NamedTuple):
     plain: Callable[[], Tensor] | None
     store: Store
     scale: float
+    lse: Tensor | None  # float32 [batch, rows, queries], of the queries' scores, where attention came first
 
 
 @dataclass
@@ -68,13 +68,14 @@ class CacheView:
 
     def mass(self, queries: Tensor | None = None) -> Tensor:
         """float32 [rows, slots]: attention each slot receives, mean over the chosen queries."""
-        return self._mass(self._queries(self._seen.q, queries)).flatten(0, 1)
+        return self._mass(queries).flatten(0, 1)
 
     def segment_mass(self) -> Tensor:
         """float32 [rows, at.index + 1]: `mass` summed over the slots of each source segment."""
         mass = self.mass()
-        summed = mass.new_zeros(len(mass), self.at.index + 1)
-        return summed.scatter_add_(1, self.segment.clamp(min=0), mass)
+        # Not scattered: what atomic additions sum to depends on their order.
+        sums = [(mass * (self.segment == source)).sum(1) for source in range(self.at.index + 1)]
+        return torch.stack(sums, 1)
 
     def scores(self, queries: Tensor) -> Tensor:
         """float32 [rows, query heads per KV head, queries, slots]: scaled q k^T of a few chosen queries."""
@@ -94,8 +95,7 @@ class CacheView:
 
     def column_variance(self) -> Tensor:
         """float32 [rows]: variance over all queries of the attention a slot receives, summed over slots."""
-        q = self._seen.q
-        return (self._mass(q, power=2) - self._mass(q).square()).sum(-1).flatten()
+        return (self._mass(power=2) - self._mass().square()).sum(-1).flatten()
 
     def keys(self) -> Tensor:
         """[rows, at.length, D]: the current segment's keys."""
@@ -103,12 +103,9 @@ class CacheView:
 
     def cached_keys(self) -> Tensor:
         """[rows, slots, D]: keys of all slots, cached and current; zeros where a row has no such slot."""
-        _, k, _, store, _ = self._seen
-        past = k.new_zeros(*k.shape[:2], store.layout.positions.shape[1], k.shape[3])
-        for group in store.layout.groups:
-            rows = slice(None) if group.rows is None else group.rows
-            past[:, rows, : group.length] = dense(store.keys, group).to(k.dtype)
-        return torch.cat((past, k), 2).flatten(0, 1)
+        k, store = self._seen.k, self._seen.store
+        past = padded(store.keys, store.layout).to(k.dtype)
+        return torch.cat((past * (store.layout.positions >= 0)[..., None], k), 2).flatten(0, 1)
 
     def previous_keys(self) -> Tensor:
         """[rows, tokens, D]: those of the segment before."""
@@ -126,6 +123,7 @@ class CacheView:
         return self._given
 
     def _queries(self, q: Tensor, chosen: Tensor | None) -> Tensor:
+        """Of values [batch, rows, queries, ...] those of the chosen tokens."""
         if chosen is None:
             return q
         tokens = self.at.length  # heads of one KV head lie behind each other
@@ -134,10 +132,9 @@ class CacheView:
 
     def _scores(self, q: Tensor, scale: float) -> Tensor:
         store = self._seen.store
-        longest = store.layout.positions.shape[1]
-        return attention_scores(q, self._seen.k, store.keys, store.layout.groups, longest, scale)
+        return attention_scores(q, self._seen.k, store.keys, store.layout, scale)
 
-    def _mass(self, q: Tensor, power: int = 1) -> Tensor:
-        _, k, _, store, scale = self._seen
-        longest = store.layout.positions.shape[1]
-        return attention_mass(q, k, store.keys, store.layout.groups, longest, scale, power=power)
+    def _mass(self, queries: Tensor | None = None, power: int = 1) -> Tensor:
+        q, k, _, store, scale, lse = self._seen
+        q, lse = self._queries(q, queries), None if lse is None else self._queries(lse, queries)
+        return attention_mass(q, k, store.keys, store.layout, scale, power=power, lse=lse)

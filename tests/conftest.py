@@ -1,4 +1,4 @@
-"""Shared set-up: the checkout importable without installation, one thread per process, a feature store of its own."""
+"""Shared set-up: the checkout importable, one thread per process, kernels interpreted, a feature store of its own."""
 
 import os
 import socket

@@ -1,5 +1,9 @@
 """Ragged attention, attention mass and row compaction against plain loops over rows."""
 
+import os
+import subprocess
+import sys
+from pathlib import Path
 from typing import NamedTuple
 
 import pytest
@@ -8,9 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from kvbench.kernels.attention_mass import attention_mass
-from kvbench.kernels.compact import Layout, empty_layout, plan, rebuild, slots_seen
-from kvbench.kernels.ragged_attention import attention_reference, attention_with_lse, dense, ragged_attention
+from kvbench.kernels import compact
+from kvbench.kernels.attention_mass import attention_mass, attention_scores
+from kvbench.kernels.compact import Layout, dense, empty_layout, plan, rebuild, slots_seen
+from kvbench.kernels.ragged_attention import attention_reference, attention_with_lse, ragged_attention
+from tests.reference_attention import attention, received, scores
+
+ROOT = Path(__file__).resolve().parent.parent
 
 
 class Ragged(NamedTuple):
@@ -47,13 +55,13 @@ def ragged(draw: st.DrawFn) -> Ragged:
     past = [(normal(batch, length, channels), normal(batch, length, channels)) for length in held]
     if longest:
         keep = torch.arange(longest) < torch.tensor(held)[:, None]
-        layout, tables = plan(layout, keep, 0, longest)
+        layout, source = plan(layout, keep, 0, longest)
         filled = []
         for which in (0, 1):
             current = torch.zeros(batch, rows, longest, channels)
             for row, pair in enumerate(past):
                 current[:, row, : held[row]] = pair[which]
-            filled.append(rebuild(keys, current, tables, layout.total))
+            filled.append(rebuild(keys, current, source))
         keys, values = filled
     q, k, v = (
         normal(batch, rows, queries, channels),
@@ -62,36 +70,54 @@ def ragged(draw: st.DrawFn) -> Ragged:
     return Ragged(batch, rows, q, k, v, past, keys, values, layout, draw(st.sampled_from((1.0, 0.25))))
 
 
-def plain_probabilities(case: Ragged, row: int) -> Tensor:
-    keys = torch.cat((case.past[row][0], case.k[:, row]), 1).double()
-    return (case.q[:, row].double() @ keys.transpose(1, 2) * case.scale).softmax(-1)
-
-
-@given(ragged())
+@given(ragged(), st.booleans())
 @settings(max_examples=120, deadline=None)
-def test_ragged_attention_is_softmax_over_past_and_present(case: Ragged) -> None:
-    out = ragged_attention(case.q, case.k, case.v, case.keys, case.values, case.layout.groups, case.scale)
+def test_ragged_attention_is_softmax_over_past_and_present(case: Ragged, causal: bool) -> None:
+    out, lse = ragged_attention(
+        case.q, case.k, case.v, case.keys, case.values, case.layout, case.scale, causal=causal
+    )
     assert out.shape == case.q.shape
-    for row in range(case.rows):
-        values = torch.cat((case.past[row][1], case.v[:, row]), 1).double()
-        expected = plain_probabilities(case, row) @ values
+    assert lse.dtype == torch.float32
+    for row, past in enumerate(case.past):
+        present = (case.k[:, row], case.v[:, row])
+        expected, expected_lse = attention(case.q[:, row], past, present, case.scale, causal)
         torch.testing.assert_close(out[:, row].double(), expected, atol=1e-5, rtol=1e-4)
+        torch.testing.assert_close(lse[:, row].double(), expected_lse, atol=1e-5, rtol=1e-5)
 
 
-@given(ragged())
+@given(ragged(), st.sampled_from((1, 2)), st.booleans())
 @settings(max_examples=80, deadline=None)
-def test_attention_mass_is_the_mean_of_the_matrix(case: Ragged) -> None:
-    longest, tokens = case.layout.positions.shape[1], case.k.shape[2]
+def test_attention_mass_is_the_mean_of_the_matrix(case: Ragged, power: int, known: bool) -> None:
+    longest, tokens = case.layout.longest, case.k.shape[2]
+    lse = None
+    if known:
+        lse = ragged_attention(case.q, case.k, case.v, case.keys, case.values, case.layout, case.scale)[1]
     for chunk in (256, 2):
-        mass = attention_mass(case.q, case.k, case.keys, case.layout.groups, longest, case.scale, chunk=chunk)
+        mass = attention_mass(
+            case.q, case.k, case.keys, case.layout, case.scale, power=power, lse=lse, chunk=chunk
+        )
         assert mass.shape == (case.batch, case.rows, longest + tokens)
-        torch.testing.assert_close(mass.sum(-1), torch.ones(case.batch, case.rows))
-        for row in range(case.rows):
-            expected = plain_probabilities(case, row).mean(1).float()
-            length = case.past[row][0].shape[1]
+        if power == 1:
+            torch.testing.assert_close(mass.sum(-1), torch.ones(case.batch, case.rows), atol=1e-5, rtol=0)
+        for row, (keys, _) in enumerate(case.past):
+            expected = received(case.q[:, row], keys, case.k[:, row], case.scale, power).float()
+            length = keys.shape[1]
             found = torch.cat((mass[:, row, :length], mass[:, row, longest:]), 1)
             torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-4)
             assert not mass[:, row, length:longest].any()
+
+
+@given(ragged())
+@settings(max_examples=40, deadline=None)
+def test_attention_scores_are_the_logits(case: Ragged) -> None:
+    found = attention_scores(case.q, case.k, case.keys, case.layout, case.scale)
+    longest = case.layout.longest
+    for row, (keys, _) in enumerate(case.past):
+        expected = scores(case.q[:, row], keys, case.k[:, row], case.scale).float()
+        length = keys.shape[1]
+        shown = torch.cat((found[:, row, :, :length], found[:, row, :, longest:]), 2)
+        torch.testing.assert_close(shown, expected, atol=1e-5, rtol=1e-4)
+        assert (found[:, row, :, length:longest] == -torch.inf).all()
 
 
 @given(st.integers(1, 2), st.integers(1, 3), st.integers(1, 9), st.integers(1, 9), st.integers(0, 10**6))
@@ -101,8 +127,8 @@ def test_both_attentions_agree_with_double_precision(
 ) -> None:
     generator = torch.Generator().manual_seed(seed)
     q, k, v = (torch.randn(batch, rows, n, 8, generator=generator) for n in (queries, keys, keys))
-    scores = q.double() @ k.double().transpose(2, 3) * 0.7
-    expected, expected_lse = scores.softmax(-1) @ v.double(), scores.logsumexp(-1)
+    logits = q.double() @ k.double().transpose(2, 3) * 0.7
+    expected, expected_lse = logits.softmax(-1) @ v.double(), logits.logsumexp(-1)
     for out, lse in (attention_with_lse(q, k, v, 0.7), attention_reference(q, k, v, 0.7, chunk=4)):
         torch.testing.assert_close(out.double(), expected, atol=1e-5, rtol=1e-4)
         torch.testing.assert_close(lse.double(), expected_lse, atol=1e-5, rtol=1e-5)
@@ -115,9 +141,9 @@ def test_large_scores_do_not_overflow() -> None:
     out, lse = attention_with_lse(q, k, v, 1.0)
     assert torch.equal(out, v)
     assert torch.isfinite(lse).all()
-    layout, tables = plan(empty_layout(1, "cpu"), torch.ones(1, 2, dtype=torch.bool), 0, 2)
-    past = rebuild(torch.empty(1, 0, 4), -k, tables, layout.total)
-    merged = ragged_attention(q, k, v, past, v[0], layout.groups, 1.0)
+    layout, source = plan(empty_layout(1, "cpu"), torch.ones(1, 2, dtype=torch.bool), 0, 2)
+    past = rebuild(torch.empty(1, 0, 4), -k, source)
+    merged, _ = ragged_attention(q, k, v, past, v[0], layout, 1.0)
     assert torch.equal(merged, v)
 
 
@@ -125,9 +151,9 @@ def test_large_scores_do_not_overflow() -> None:
 def test_storage_of_fewer_bits_is_read_in_the_queries_dtype(dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     q, k, v = torch.randn(3, 1, 2, 3, 8).unbind(0)
-    layout, tables = plan(empty_layout(2, "cpu"), torch.ones(2, 3, dtype=torch.bool), 0, 3)
-    stored = [rebuild(torch.empty(1, 0, 8, dtype=dtype), x, tables, layout.total) for x in (k, v)]
-    out = ragged_attention(q, k, v, *stored, layout.groups, 1.0)
+    layout, source = plan(empty_layout(2, "cpu"), torch.ones(2, 3, dtype=torch.bool), 0, 3)
+    stored = [rebuild(torch.empty(1, 0, 8, dtype=dtype), x, source) for x in (k, v)]
+    out, _ = ragged_attention(q, k, v, *stored, layout, 1.0)
     assert out.dtype == torch.float32
     keys, values = (torch.cat((x.to(dtype).float(), x), 2) for x in (k, v))
     expected = (q @ keys.transpose(2, 3)).softmax(-1) @ values
@@ -167,8 +193,8 @@ def test_plan_and_rebuild_equal_a_list_of_lists(steps: Steps) -> None:
         # Each stored value names its batch, row and position.
         place = torch.arange(start, start + length) + 1000 * torch.arange(steps.rows)[:, None]
         current = (place + 100_000 * torch.arange(2)[:, None, None]).float()[..., None]
-        layout, tables = plan(layout, keep, start, length)
-        storage = rebuild(storage, current, tables, layout.total)
+        layout, source = plan(layout, keep, start, length)
+        storage = rebuild(storage, current, source)
         start += length
         assert layout.total == sum(map(len, model)) == storage.shape[1]
         for row, held in enumerate(model):
@@ -176,7 +202,10 @@ def test_plan_and_rebuild_equal_a_list_of_lists(steps: Steps) -> None:
             slots = storage[:, layout.offsets[row] : layout.offsets[row] + len(held), 0]
             assert slots[0].tolist() == [1000 * row + p for p in held]
             assert slots[1].tolist() == [100_000 + 1000 * row + p for p in held]
-        assert layout.positions.shape[1] == max(map(len, model))
+        assert layout.longest == layout.positions.shape[1] == max(map(len, model))
+        assert layout.lengths.tolist() == list(layout.counts) == [len(held) for held in model]
+        assert layout.order.tolist() == sorted(range(steps.rows), key=lambda row: -len(model[row]))
+        assert (layout.lengths.dtype, layout.order.dtype) == (torch.int32, torch.int32)
         grouped = [
             (int(row), group.length)
             for group in layout.groups
@@ -187,3 +216,23 @@ def test_plan_and_rebuild_equal_a_list_of_lists(steps: Steps) -> None:
             members = torch.arange(steps.rows) if group.rows is None else group.rows
             for values, row in zip(dense(storage, group)[0], members.tolist(), strict=True):
                 assert values[:, 0].tolist() == [1000 * row + p for p in model[row]]
+
+
+def test_a_large_rebuild_is_copied_piece_by_piece(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    layout, source = plan(empty_layout(3, "cpu"), None, 0, 50)
+    storage = rebuild(torch.empty(2, 0, 8, dtype=torch.bfloat16), torch.randn(2, 3, 50, 8), source)
+    current = torch.randn(2, 30, 3, 8).transpose(1, 2)
+    layout, source = plan(layout, torch.rand(3, 80) < 0.6, 50, 30)
+    whole = rebuild(storage, current, source)
+    monkeypatch.setattr(compact, "PIECE_BYTES", 7 * 2 * 8 * 2)
+    assert torch.equal(rebuild(storage, current, source), whole)
+    assert whole.shape == (2, layout.total, 8)
+
+
+def test_triton_is_only_imported_for_cuda_tensors() -> None:
+    code = (
+        "import sys; sys.modules['triton'] = None; from kvbench import cache, view; "
+        "assert not any(name.endswith('_triton') for name in sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, env={**os.environ, "PYTHONPATH": str(ROOT)})

@@ -4,11 +4,14 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from kvbench import cache as cache_module
 from kvbench.attention_by_scale import AttentionByScale
 from kvbench.budget import Budget
 from kvbench.cache import KVCache
 from kvbench.methods.base import Artifact, Method
+from kvbench.methods.full import Full
 from kvbench.methods.heatkv import BinaryHeatKV, HeatKV
 from kvbench.methods.scale_groups import ScaleGroups
 from kvbench.methods.streaming_llm import StreamingLLM
@@ -112,3 +115,59 @@ def test_scale_groups_leave_one_group_out(remove: str, left: set[int]) -> None:
 def test_groups_that_overlap_are_refused() -> None:
     with pytest.raises(ValueError, match=r"method\.condensed=3, method\.local=3: small caches 5 scales"):
         ScaleGroups(condensed=3, local=3).check(SPEC, Budget.parse(1, SPEC))
+
+
+class Recorder(TorchDispatchMode):
+    """Names of the operations that run while it is on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: set[str] = set()
+        self.on = True
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        if self.on:
+            self.names.add(func.name().removeprefix("aten::").split(".")[0])
+        return func(*args, **(kwargs or {}))
+
+
+# What makes the host wait for a device: numbers read from it, sizes that depend on data, tensors made of host numbers.
+WAITS = {
+    "_local_scalar_dense", "item", "is_nonzero", "equal", "nonzero", "masked_select", "unique", "_unique2",
+    "lift_fresh", "bincount", "repeat_interleave",
+}  # fmt: skip
+
+
+def test_a_wait_is_recorded() -> None:
+    with Recorder() as recorder:
+        torch.tensor([1.0]).max().item()
+        (torch.ones(3) > 0).nonzero()
+    assert {"lift_fresh", "_local_scalar_dense", "nonzero"} <= recorder.names & WAITS
+
+
+@pytest.mark.parametrize("name", [*METHODS, "full"])
+def test_from_the_second_generation_on_nothing_waits_for_the_device(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = (
+        cache_of(name, "0.3")
+        if name in METHODS
+        else KVCache(SPEC, prepared(Full(), SPEC), dtype=torch.float32)
+    )
+    inputs = tokens_of(SPEC, 2)
+    expected = run(cache, SPEC, inputs)
+    recorder, rebuild = Recorder(), cache_module.rebuild
+
+    def unrecorded(*args: torch.Tensor) -> torch.Tensor:
+        """On CUDA this is one launch; what stands for it on the CPU looks at the table."""
+        recorder.on = False
+        moved = rebuild(*args)
+        recorder.on = True
+        return moved
+
+    monkeypatch.setattr(cache_module, "rebuild", unrecorded)
+    with recorder:
+        found = run(cache, SPEC, inputs)
+    assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
+    assert "_scaled_dot_product_flash_attention_for_cpu" in recorder.names
+    assert not recorder.names & WAITS

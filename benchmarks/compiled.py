@@ -1,0 +1,259 @@
+"""What the compiler makes of every Triton kernel: registers, spills, shared memory, matrix and copy instructions.
+
+No GPU is needed: kernels are compiled ahead of time for the H100/H200 (sm_90) and the A100 (sm_80).
+python benchmarks/compiled.py [--only attention] [--arch 90 80]
+"""
+
+import argparse
+import re
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import build  # noqa: F401 - makes this checkout's kvbench importable
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from kvbench.kernels import (
+    attention_mass_triton,
+    compact_triton,
+    modulate_triton,
+    qk_norm_rope_triton,
+    ragged_attention_triton,
+)
+from kvbench.kernels.launch_triton import UNIT
+
+TYPES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
+
+
+class Variant(NamedTuple):
+    """One kernel as one generation uses it.
+
+    Attributes:
+        name: for the table.
+        kernel: the jitted function.
+        signature: types of the arguments that carry none in the kernel; pointers are taken to be aligned.
+        constants: compile-time arguments.
+        options: `num_warps`, `num_stages`.
+    """
+
+    name: str
+    kernel: Any
+    signature: dict[str, str]
+    constants: dict[str, Any]
+    options: dict[str, int]
+
+
+@dataclass
+class Compiled:
+    """What came out; `copies` are asynchronous ones, per loop, outermost loops in order."""
+
+    registers: int
+    spilled: int
+    shared: int
+    matrix: int
+    copies: tuple[int, ...]
+    while_loops: int
+
+
+def attention(dtype: torch.dtype, head_dim: int, queries: int, rows: int, *, causal: bool = False) -> Variant:
+    """The attention that so many queries on so many rows would use."""
+    short, sizes = (
+        TYPES[dtype],
+        ragged_attention_triton.tile(head_dim, dtype, queries, rows, torch.device("cpu")),
+    )
+    pointers = dict.fromkeys(("q", "k", "v", "past_keys", "past_values", "out"), f"*{short}")
+    pointers |= {"partial": "*fp32", "lse": "*fp32", "offsets": "*i64", "lengths": "*i32", "order": "*i32"}
+    constants = {
+        "UNIT": UNIT, "HEAD_DIM": head_dim, "BLOCK_D": triton.next_power_of_2(head_dim), "BLOCK_M": sizes.queries,
+        "BLOCK_N": sizes.keys, "CAUSAL": causal, "PRECISION": "ieee" if short == "fp32" else "tf32",
+    }  # fmt: skip
+    options = {"num_warps": sizes.warps, "num_stages": sizes.stages}
+    return Variant(
+        f"attention {short}", ragged_attention_triton.attention_kernel, pointers, constants, options
+    )
+
+
+def merge(dtype: torch.dtype, head_dim: int) -> Variant:
+    """The merge of split attentions."""
+    pointers = {"partial": "*fp32", "partial_lse": "*fp32", "out": f"*{TYPES[dtype]}", "lse": "*fp32"}
+    constants = {
+        "UNIT": UNIT,
+        "HEAD_DIM": head_dim,
+        "BLOCK_D": triton.next_power_of_2(head_dim),
+        "BLOCK_M": 16,
+    }
+    return Variant("merge", ragged_attention_triton.merge_kernel, pointers, constants, {})
+
+
+def mass(dtype: torch.dtype, head_dim: int) -> Iterator[Variant]:
+    """Both passes of the attention that keys receive."""
+    short = TYPES[dtype]
+    pointers = dict.fromkeys(("q", "k", "past_keys"), f"*{short}")
+    pointers |= {"lse": "*fp32", "mass": "*fp32", "offsets": "*i64", "lengths": "*i32", "order": "*i32"}
+    block, keys, warps = attention_mass_triton.block_sizes(head_dim, dtype)
+    constants = {
+        "UNIT": UNIT, "HEAD_DIM": head_dim, "BLOCK_D": triton.next_power_of_2(head_dim), "BLOCK_M": block,
+        "BLOCK_N": keys, "PRECISION": "ieee" if short == "fp32" else "tf32",
+    }  # fmt: skip
+    yield Variant(
+        f"sums {short}", attention_mass_triton.sum_kernel, pointers, constants, {"num_warps": warps}
+    )
+    yield Variant(
+        f"mass {short}",
+        attention_mass_triton.mass_kernel,
+        pointers,
+        constants | {"POWER": 1},
+        {"num_warps": warps},
+    )
+
+
+def copy(dtype: torch.dtype, head_dim: int) -> Variant:
+    """The rebuild of one buffer."""
+    short = TYPES[dtype]
+    pointers = {"storage": f"*{short}", "current": f"*{short}", "source": "*i32", "result": f"*{short}"}
+    constants = {"UNIT": UNIT, "HEAD_DIM": head_dim, "BLOCK_D": triton.next_power_of_2(head_dim)}
+    return Variant(
+        f"copy {short}", compact_triton.copy_kernel, pointers, constants | {"BLOCK": compact_triton.BLOCK}, {}
+    )
+
+
+def layers(dtype: torch.dtype, head_dim: int, width: int) -> Iterator[Variant]:
+    """What stands between a layer's matrix products."""
+    short, integers = TYPES[dtype], dict.fromkeys(("tokens", "heads", "factor_stride", "shift_stride"), "i32")
+    pointers = {"qkv": f"*{short}", "lengths": "*fp32", "rotation": "*fp32", "out": f"*{short}"}
+    constants = {
+        "DIM": head_dim, "BLOCK_D": triton.next_power_of_2(head_dim), "BLOCK_T": qk_norm_rope_triton.BLOCK_T,
+        "ROTATE": True, "EPSILON": 1e-12,
+    }  # fmt: skip
+    yield Variant(f"norm, rope {short}", qk_norm_rope_triton._kernel, integers | pointers, constants, {})
+    pointers = {"x": "*fp32", "factor": "*fp32", "shift": "*fp32", "out": f"*{short}"}
+    block = triton.next_power_of_2(width)
+    constants = {"WIDTH": width, "BLOCK": block, "EPSILON": 1e-6}
+    warps = {"num_warps": max(1, min(8, block // 512))}
+    yield Variant(f"modulate {short}", modulate_triton._kernel, integers | pointers, constants, warps)
+
+
+def variants() -> Iterator[Variant]:
+    """Every kernel, in the forms that real models use."""
+    bf16, fp32 = torch.bfloat16, torch.float32
+    for head_dim in (64, 128, 256):
+        for queries, rows in ((1, 1), (64, 1), (4096, 64)):
+            yield attention(bf16, head_dim, queries, rows)
+    yield attention(bf16, 128, 4096, 64, causal=True)
+    yield attention(bf16, 96, 4096, 64)
+    for head_dim in (64, 128, 256):
+        yield attention(fp32, head_dim, 4096, 64)
+    yield merge(bf16, 128)
+    for dtype, head_dim in ((bf16, 64), (bf16, 128), (bf16, 256), (fp32, 64), (fp32, 128)):
+        yield from mass(dtype, head_dim)
+    yield copy(bf16, 64)
+    yield copy(bf16, 128)
+    yield from layers(bf16, 128, 2048)
+
+
+def compile_variant(variant: Variant, arch: int) -> Compiled:
+    """Compiles for one architecture (80 or 90) and reads the results."""
+    kernel, constants = variant.kernel, variant.constants
+    signature = {
+        p.name: "constexpr" if p.name in constants else p.annotation_type or variant.signature[p.name]
+        for p in kernel.params
+    }
+    aligned = {
+        (index,): [["tt.divisibility", 16]]
+        for index, kind in enumerate(signature.values())
+        if kind.startswith("*")
+    }
+    source = ASTSource(kernel, signature, constants, aligned)
+    result = triton.compile(
+        source, target=GPUTarget("cuda", arch, 32), options=variant.options | {"enable_fp_fusion": True}
+    )
+    ptx, ir = result.asm["ptx"], result.asm["ttgir"]
+    usage = resources(result.asm["cubin"])
+    return Compiled(
+        registers=_number(r"REG:(\d+)", usage),
+        spilled=_number(r"STACK:(\d+)", usage) + _number(r"LOCAL:(\d+)", usage),
+        shared=result.metadata.shared,
+        matrix=len(re.findall(r"wgmma\.mma_async|mma\.sync", ptx)),
+        copies=tuple(body.count("ttg.async_copy_global_to_local") for body in loops(ir)),
+        while_loops=ir.count("scf.while"),
+    )
+
+
+def resources(cubin: bytes) -> str:
+    """What the disassembler that comes with Triton says of a program: its registers, its stack."""
+    program = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        command = [str(program), "--dump-resource-usage", file.name]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+def loops(ir: str) -> Iterator[str]:
+    """Bodies of the outermost counted loops."""
+    body: list[str] = []
+    indent = None
+    for line in ir.splitlines():
+        depth = len(line) - len(line.lstrip())
+        if indent is None and "scf.for" in line:
+            indent, body = depth, []
+        elif indent is not None and depth == indent and line.lstrip().startswith("}"):
+            yield "\n".join(body)
+            indent = None
+        elif indent is not None:
+            body.append(line)
+
+
+def _number(pattern: str, text: str) -> int:
+    found = re.search(pattern, text)
+    if found is None:
+        raise ValueError(f"no {pattern!r} in: {text}")
+    return int(found[1])
+
+
+def main() -> None:
+    """Prints the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", default="", help="kernels whose name contains this")
+    parser.add_argument("--arch", type=int, nargs="+", default=[90, 80])
+    chosen = parser.parse_args()
+    head = "{:<18} {:>3} {:<44} {:>5} {:>5} {:>6} {:>7} {:>6} {:<14} {:>5}"
+    columns = (
+        "kernel",
+        "sm",
+        "constants",
+        "warps",
+        "regs",
+        "spills",
+        "shared",
+        "matrix",
+        "copies in loops",
+        "while",
+    )
+    print(head.format(*columns))
+    for variant in variants():
+        if chosen.only not in variant.name:
+            continue
+        said = " ".join(
+            f"{k}={v}" for k, v in variant.constants.items() if k not in ("UNIT", "BLOCK_D", "PRECISION")
+        )
+        for arch in chosen.arch:
+            out = compile_variant(variant, arch)
+            copies = "+".join(map(str, out.copies)) or "-"
+            print(
+                head.format(
+                    variant.name, arch, said, variant.options.get("num_warps", 4), out.registers, out.spilled,
+                    out.shared, out.matrix, copies, out.while_loops,
+                ),
+                flush=True,
+            )  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,54 @@
+"""What the Triton kernels share: strides they may rely on, and how many programs a device runs at a time."""
+
+from functools import cache
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+UNIT = 8  # strides and head dims are multiples of it, so that rows start on 16 bytes in any 16-bit dtype
+LOG2_E = 1.4426950408889634
+
+
+def in_units(tensor: Tensor) -> tuple[Tensor, list[int]]:
+    """A tensor whose rows start on multiples of `UNIT` elements, and its strides but the last in units.
+
+    Kernels take strides in units because only a factor known at compile time tells them that loads are aligned, and
+    Triton would compile a variant for every pattern of divisible strides. What does not fit is copied.
+
+    Args:
+        tensor: [..., D].
+
+    Raises:
+        ValueError: D is no multiple of `UNIT`.
+    """
+    if tensor.shape[-1] % UNIT:
+        raise ValueError(f"head dim {tensor.shape[-1]}: kernels on CUDA need a multiple of {UNIT}")
+    strides = tensor.stride()
+    # The stride of a dimension of one element is never used.
+    used = [stride if size > 1 else 0 for stride, size in zip(strides, tensor.shape, strict=True)]
+    if strides[-1] != 1 or any(stride % UNIT for stride in used[:-1]):
+        tensor = tensor.contiguous()
+        used = list(tensor.stride())
+    return tensor, [stride // UNIT for stride in used[:-1]]
+
+
+@cache
+def processors(device: torch.device) -> int:
+    """Multiprocessors of a CUDA device; elsewhere, where kernels are only interpreted, those of an H200."""
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 132
+
+
+@triton.jit
+def load_tile(base, stride, slot, channel, fits, keep, WHOLE_D: tl.constexpr, WHOLE: tl.constexpr):
+    """[slots, channels] from `base`, zeros where masked; no mask at all for a whole tile of a whole head."""
+    place = base + slot[:, None] * stride + channel[None, :]
+    if WHOLE and WHOLE_D:
+        return tl.load(place)
+    elif WHOLE:
+        return tl.load(place, mask=fits[None, :], other=0.0)
+    elif WHOLE_D:
+        return tl.load(place, mask=keep[:, None], other=0.0)
+    else:
+        return tl.load(place, mask=keep[:, None] & fits[None, :], other=0.0)

@@ -1,0 +1,28 @@
+"""Attention of one row in double precision, as plain as it can be written."""
+
+import torch
+from torch import Tensor
+
+Pair = tuple[Tensor, Tensor]
+
+
+def scores(q: Tensor, past: Tensor, k: Tensor, scale: float, causal: bool = False) -> Tensor:
+    """float64 [batch, queries, length + tokens] of q [batch, queries, D] and keys [batch, length or tokens, D]."""
+    found = q.double() @ torch.cat((past.double(), k.double()), 1).transpose(1, 2) * scale
+    if causal:
+        length, tokens = past.shape[1], k.shape[1]
+        for query in range(q.shape[1]):
+            found[:, query, length + query % tokens + 1 :] = -torch.inf
+    return found
+
+
+def attention(q: Tensor, past: Pair, present: Pair, scale: float, causal: bool) -> tuple[Tensor, Tensor]:
+    """Output [batch, queries, D] and log-sum-exp [batch, queries], both float64."""
+    found = scores(q, past[0], present[0], scale, causal)
+    values = torch.cat((past[1].double(), present[1].double()), 1)
+    return found.softmax(-1) @ values, found.logsumexp(-1)
+
+
+def received(q: Tensor, past: Tensor, k: Tensor, scale: float, power: int) -> Tensor:
+    """float64 [batch, length + tokens]: mean over the queries of the probability's power."""
+    return scores(q, past, k, scale).softmax(-1).pow(power).mean(1)
