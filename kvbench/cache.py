@@ -20,7 +20,7 @@ class BudgetExceeded(RuntimeError):
 
 @dataclass
 class Ledger:
-    """Peaks over every generation since the cache was made.
+    """Peaks of one generation.
 
     Attributes:
         tokens_after: tokens one sequence holds after layer l of segment k, [K][L], the most of any sequence; the last
@@ -50,7 +50,12 @@ class _Rebuild(NamedTuple):
 
 
 class KVCache:
-    """Keys and values of one batch of generations, kept as a method decides.
+    """Keys and values of one batch of generations after the other, kept as a method decides.
+
+    What a static method keeps is worked out in the first generation; later ones look it up.
+
+    Attributes:
+        ledger: of the generation that runs, or of the last.
 
     Args:
         spec: the model's shapes.
@@ -72,23 +77,23 @@ class KVCache:
         self._empty = empty_layout(0, self._device)
         self._plans: dict[tuple[int, int], _Rebuild] = {}
         self._starts = torch.tensor([segment.start for segment in spec.segments], device=self._device)
-        self.ledger = Ledger([[0] * spec.layers for _ in spec.segments])
-        self._stores: list[Store] = []
-        self._held: list[
-            Tensor | int
-        ] = []  # of every layer: tokens per sequence, one number if all hold as many
+        self.reset(0)
 
     def reset(self, sequences: int) -> None:
-        """Starts a generation of `sequences` sequences; whatever was held is dropped."""
+        """Starts a generation of `sequences` sequences and its ledger; whatever was held is dropped."""
         spec = self.spec
+        self.ledger = Ledger([[0] * spec.layers for _ in spec.segments])
         self._sequences = sequences
-        self._batch = sequences if self.method.static else 1
-        self._rows = spec.heads * sequences // self._batch
+        self._batch, self._rows = (
+            (sequences, spec.heads) if self.method.static else (1, spec.heads * sequences)
+        )
         nothing = torch.empty(self._batch, 0, spec.head_dim, dtype=self._dtype, device=self._device)
         if len(self._empty.counts) != self._rows:
             self._empty = empty_layout(self._rows, self._device)
         self._stores = [Store(self._empty, nothing, nothing) for _ in range(spec.layers)]
-        self._held = [0] * spec.layers
+        self._stored = 0  # bytes of all stores
+        # Of every layer: tokens per sequence, one number if all hold as many.
+        self._held: list[Tensor | int] = [0] * spec.layers
 
     def begin(self, segment: Segment) -> None:
         """Announces the segment whose tokens every layer will see next."""
@@ -121,6 +126,7 @@ class KVCache:
             if self.method.observes_last:
                 self.method.keep(self._view(layer, folded, k, plain, lse))
             self._account(layer)
+            self._stored -= store.bytes
             nothing = store.keys.new_empty(self._batch, 0, store.keys.shape[2])
             self._stores[layer] = Store(self._empty, nothing, nothing)
             return out.view(q.shape)
@@ -166,8 +172,8 @@ class KVCache:
             moved = torch.cat((past.to(self._dtype), current.to(self._dtype)), 2).flatten(1, 2)
         else:
             moved = rebuild(storage, current, change.source)
-        held = sum(store.bytes for store in self._stores) + moved.nbytes
-        self.ledger.rebuild_bytes = max(self.ledger.rebuild_bytes, held)
+        self.ledger.rebuild_bytes = max(self.ledger.rebuild_bytes, self._stored + moved.nbytes)
+        self._stored += moved.nbytes - storage.nbytes
         return moved
 
     def _rebuild(
@@ -221,10 +227,10 @@ class KVCache:
         tokens = held if isinstance(held, int) else int(held.max())
         row = self.ledger.tokens_after[at.index]
         row[layer] = max(row[layer], tokens)
-        stored = sum(other.bytes for other in self._stores)
-        self.ledger.peak_bytes = max(self.ledger.peak_bytes, stored)
-        state = sum(other.state_bytes for other in self._stores)
-        self.ledger.state_bytes = max(self.ledger.state_bytes, state)
+        self.ledger.peak_bytes = max(self.ledger.peak_bytes, self._stored)
+        if self.method.stateful or self.method.compares_keys:
+            state = sum(other.state_bytes for other in self._stores)
+            self.ledger.state_bytes = max(self.ledger.state_bytes, state)
         if self.method.strict and tokens > self.method.budget.capacity:
             raise BudgetExceeded(
                 f"{type(self.method).__name__}: {tokens} tokens held after layer {layer} of segment {at.index}, "

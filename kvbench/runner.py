@@ -209,12 +209,13 @@ def generate(job: Job, folder: RunFolder) -> bool:
     todo = [block for block in shard if any(index not in done for index in block)]
     total, absent = sum(map(len, shard)), sum(map(len, todo))
     limit = settings.batch_size
+    cache = KVCache(job.model.spec, job.method, dtype=job.dtype, device=settings.device)
     with tqdm(total=total, initial=total - absent, desc=folder.path.name, unit="image") as bar:
         for block in todo:
             start = block.start
             while start < block.stop:
                 part = range(start, min(start + limit, block.stop))
-                drawn = _drawn_if_it_fits(job, part)
+                drawn = _drawn_if_it_fits(job, cache, part)
                 if drawn is None:
                     limit = len(part) // 2
                     log.warning("out of memory with %d prompts: going on with %d at a time", len(part), limit)
@@ -225,22 +226,22 @@ def generate(job: Job, folder: RunFolder) -> bool:
     return len(folder.samples()) == len(job.prompts)
 
 
-def _drawn_if_it_fits(job: Job, part: range) -> Drawn | None:
+def _drawn_if_it_fits(job: Job, cache: KVCache, part: range) -> Drawn | None:
     """Records and images of some prompts; None when memory does not suffice for them, but may for fewer."""
     try:
-        return _draw(job, part)
+        return _draw(job, cache, part)
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error) or len(part) == 1:
             raise
     # Past the handler, so that the traceback no longer holds the tensors.
+    cache.reset(0)
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
     return None
 
 
-def _draw(job: Job, part: range) -> Drawn:
+def _draw(job: Job, cache: KVCache, part: range) -> Drawn:
     settings = job.settings
-    cache = KVCache(job.model.spec, job.method, dtype=job.dtype, device=settings.device)
     prompts = [job.prompts[index] for index in part]
     gpu = torch.device(settings.device).type == "cuda"
     if gpu:

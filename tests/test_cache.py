@@ -119,6 +119,19 @@ def test_bytes_are_exact(dtype: torch.dtype, sequences: int) -> None:
     assert ledger.rebuild_bytes == (42 + 42 + 15 / 2) * per_token
 
 
+@pytest.mark.parametrize("kind", [Drawn, DrawnPerSequence])
+def test_a_ledger_is_of_one_generation(kind: type[Drawn] | type[DrawnPerSequence]) -> None:
+    spec = small()
+    kept = draw_seen(spec, 3, 0.5)
+    again = KVCache(spec, prepared(kind(kept), spec), dtype=torch.float32)
+    for sequences in (3, 1, 2):
+        inputs = tokens_of(spec, sequences, sequences)
+        fresh = KVCache(spec, prepared(kind(kept), spec), dtype=torch.float32)
+        for out, expected in zip(run(again, spec, inputs), run(fresh, spec, inputs), strict=True):
+            torch.testing.assert_close(out, expected, atol=0, rtol=0)
+        assert again.ledger == fresh.ledger
+
+
 @given(seed=st.integers(0, 10**6), share=st.sampled_from((0.1, 0.5, 0.9)))
 @settings(max_examples=25, deadline=None)
 def test_ragged_bytes_are_exact(seed: int, share: float) -> None:
