@@ -26,7 +26,7 @@ class Work(NamedTuple):
 
 
 class Ceilings(NamedTuple):
-    """What the device was seen to do: operations per second in a large matrix product, bytes per second in a copy."""
+    """What a device can do: operations per second in a large matrix product, bytes per second in a copy."""
 
     flops: float
     bytes: float

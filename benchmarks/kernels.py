@@ -3,7 +3,8 @@
 Beside each: its floors by operations and by bytes at ceilings measured on this device first, and SDPA (flash on a GPU)
 at equal work and on the full cache. Ends with attention over a whole generation against SDPA on the full cache.
 
-python benchmarks/kernels.py --device cuda --model infinity_2b [--budget 0.1] [--batch 8] [--quick] [--floors]
+python benchmarks/kernels.py --device cuda --model infinity_2b [--budget 0.1] [--batch 8] [--quick]
+python benchmarks/kernels.py --model infinity_2b --floors 989 4800   (TFLOP/s, GB/s: no device, no times)
 """
 
 import argparse
@@ -20,7 +21,8 @@ from kernel_cases import Case, Held, Timer, ceilings
 
 from kvbench.budget import Budget
 from kvbench.kernels.compact import slots_seen
-from kvbench.segments import Segment
+from kvbench.schedule import Schedule
+from kvbench.segments import ModelSpec, Segment
 
 GOAL = 0.6
 """Time of attention relative to SDPA on the full cache that we want at 10 %."""
@@ -112,6 +114,28 @@ def show_rebuilds(cases: list[Case], held: Held, found: Ceilings) -> None:
         line(at, (kept,), [1e3 * floor, 1e3 * mine], (mine / floor,))
 
 
+def show_floors(spec: ModelSpec, past: Ints, schedule: Schedule, sequences: int, given: Ceilings) -> None:
+    """Prints what a generation in 16 bits must take at given rates."""
+    size = (spec.head_dim, sequences, 2)
+    full = np.broadcast_to(np.array([s.start for s in spec.segments])[:, None, None], past.shape)
+    pruned = spec.segments[:-1]
+    works = {
+        "attention, full cache": [
+            floors.attention(s.length, full[s.index] + s.length, *size) for s in spec.segments
+        ],
+        "attention, HeatKV": [
+            floors.attention(s.length, past[s.index] + s.length, *size) for s in spec.segments
+        ],
+        "mass, full cache": [floors.mass(s.length, full[s.index] + s.length, *size) for s in pruned],
+        "rebuilds, HeatKV": [floors.rebuild(int(past[s.index + 1].sum()), *size) for s in pruned],
+    }
+    print(f"{sequences} sequences, bf16, at {given.flops / 1e12:g} TFLOP/s and {given.bytes / 1e9:g} GB/s")
+    print(f"{'ms per generation':24s}{'operations':>12s}{'bytes':>12s}")
+    for name, parts in works.items():
+        times = np.sum([given.floors(part) for part in parts], 0)
+        print(f"{name:24s}" + "".join(f"{1e3 * seconds:12.3f}" for seconds in times))
+
+
 def heading(counts: str, columns: str) -> None:
     """Prints names of columns."""
     print(f"{'scale':>12s}" + "".join(f"{name:>9s}" for name in counts.split()), end="")
@@ -139,7 +163,13 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--repeats", type=int, default=20)
     parser.add_argument("--quick", action="store_true", help="a quarter of the layers, five repeats")
-    parser.add_argument("--floors", action="store_true", help="count operations, time nothing")
+    parser.add_argument(
+        "--floors",
+        nargs=2,
+        type=float,
+        metavar=("TFLOP/s", "GB/s"),
+        help="count at these rates, time nothing",
+    )
     options = parser.parse_args()
     model = built(composed([f"model={options.model}"])["model"])
     spec, budget = model.spec, Budget.parse(options.budget, model.spec)
@@ -150,7 +180,10 @@ def main() -> None:
         f"{spec.name}, HeatKV at {float(budget.fraction):g} of the full cache ({order}): attention does {share:.4f} of "
         f"the full cache's operations, at the last scale {floors.share_of_full(spec, past, slice(-1, None)):.4f}"
     )
+    sequences = options.batch * spec.branches
     if options.floors:
+        tera, giga = options.floors
+        show_floors(spec, past, schedule, sequences, Ceilings(1e12 * tera, 1e9 * giga))
         return
     timer = Timer(options.device, 5 if options.quick else options.repeats)
     dtype = torch.bfloat16 if timer.gpu else torch.float32
@@ -161,7 +194,7 @@ def main() -> None:
         f"ceilings: {found.flops / 1e12:.2f} TFLOP/s, {found.bytes / 1e9:.1f} GB/s"
     )
 
-    cases = [Case(spec, at, options.batch * spec.branches, dtype, timer) for at in spec.segments]
+    cases = [Case(spec, at, sequences, dtype, timer) for at in spec.segments]
     held = Held(spec, schedule, options.device)
     with torch.inference_mode():
         show_attention(cases, held, past, found, options.quick)

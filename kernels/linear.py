@@ -9,7 +9,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None, *, gelu: bool = False
     """X W^T + b, then GELU (tanh form) if asked.
 
     On a CPU in float32 and without gradients oneDNN does both at once: it uses the widest vectors whoever made the
-    processor, where the BLAS behind `torch.nn.functional.linear` may not (`benchmarks/linear.py` times both).
+    processor, where the BLAS behind `torch.nn.functional.linear` may not (`benchmarks/layers.py` times both).
 
     Args:
         x: [..., in].

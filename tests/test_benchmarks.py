@@ -133,9 +133,13 @@ def test_lengths_that_differ_fifteenfold(rows: int, monkeypatch: pytest.MonkeyPa
 def test_they_run_without_hydra(tmp_path: Path) -> None:
     text = output("engine.py", tmp_path, "--repeats", "1", "--batch", "2", "--methods", "heatkv")
     assert "x full" in text
-    text = output("kernels.py", tmp_path, "--floors", "--model", "infinity_2b")
+    text = output("kernels.py", tmp_path, "--floors", "989", "4800", "--model", "infinity_2b")
     assert "published order of heads" in text
     assert "0.4738 of the full cache's operations" in text
+    seen = sum(side**2 * sum(other**2 for other in MEGAPIXEL if other <= side) for side in MEGAPIXEL)
+    operations = 4 * seen * 2048 * 32 * 16  # width, layers, sequences
+    [line] = [line.split() for line in text.splitlines() if line.startswith("attention, full cache")]
+    assert float(line[3]) == pytest.approx(1e3 * operations / 989e12, rel=1e-5)
     quick = (
         "profile.batch_sizes=[1]",
         "profile.repeats=1",
@@ -145,6 +149,16 @@ def test_they_run_without_hydra(tmp_path: Path) -> None:
     )
     text = output("profile_task.py", tmp_path, *quick)
     assert "written: runs/profile/infinity_tiny-heatkv-0.1-" in text
+
+
+def test_layers_are_measured(tmp_path: Path) -> None:
+    lines = output("layers.py", tmp_path, "--batch", "1", "--repeats", "1").splitlines()
+    rows = {line[:16].strip(): [float(value) for value in line[16:].split()] for line in lines[2:]}
+    assert {"modulate", "norm, rotation"} < rows.keys()
+    operations = {name: row[0] / rows["proj"][0] for name, row in rows.items()}
+    assert operations["qkv"] == pytest.approx(3, rel=0.01)
+    assert operations["fc1, GELU"] == operations["fc2"] == pytest.approx(4, rel=0.01)
+    assert all(ours > 0 and theirs > 0 for _, _, ours, theirs, *_ in rows.values())
 
 
 def test_kernels_are_measured_at_every_scale(tmp_path: Path) -> None:

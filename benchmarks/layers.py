@@ -1,0 +1,190 @@
+"""What surrounds attention, over a whole generation: linear layers, modulation, norm and rotation.
+
+Beside each: its floors by operations and by bytes at ceilings measured on this device first, and torch's own
+operations at the same work (`torch.nn.functional.linear` and GELU; norm, product and sum; norm, product, rotation).
+
+python benchmarks/layers.py [--device cuda] [--model infinity_2b] [--batch 8] [--repeats 20]
+"""
+
+import argparse
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from build import built, composed
+from floors import Work
+from kernel_cases import Timer, ceilings
+from torch import Tensor
+from torch.nn import functional as F
+
+from kvbench.kernels.linear import linear
+from kvbench.kernels.modulate import EPSILON, modulate
+from kvbench.kernels.qk_norm_rope import qk_norm_rope
+from kvbench.models import rope
+
+
+class Layer(NamedTuple):
+    """Inputs of one layer at one scale.
+
+    Attributes:
+        x: residual stream float32 [B, tokens, width].
+        h: the same in the layers' dtype.
+        wide: after the first feed-forward layer, [B, tokens, hidden].
+        condition: factor and shift, float32 [B, 1, width].
+        qkv: [B, tokens, 3, H, D].
+        lengths: float32 [2, H].
+        rotation: complex64 [tokens, D/2].
+        weights: of `LINEARS`, [out, in].
+        biases: likewise, [out].
+    """
+
+    x: Tensor
+    h: Tensor
+    wide: Tensor
+    condition: tuple[Tensor, Tensor]
+    qkv: Tensor
+    lengths: Tensor
+    rotation: Tensor
+    weights: dict[str, Tensor]
+    biases: dict[str, Tensor]
+
+
+LINEARS = {
+    "qkv": (3, 1),
+    "proj": (1, 1),
+    "q of text": (1, 1),
+    "proj of text": (1, 1),
+    "fc1, GELU": (0, 1),
+    "fc2": (1, 0),
+}
+"""Output and input channels in widths; 0 is the feed-forward layer's own."""
+
+
+def plainly_linear(x: Tensor, weight: Tensor, bias: Tensor, *, gelu: bool) -> Tensor:
+    """One operation after the other."""
+    y = F.linear(x, weight, bias)
+    return F.gelu(y, approximate="tanh") if gelu else y
+
+
+def plainly_modulated(x: Tensor, factor: Tensor, shift: Tensor, dtype: torch.dtype) -> Tensor:
+    """Likewise."""
+    return (F.layer_norm(x, x.shape[-1:], eps=EPSILON) * factor + shift).to(dtype)
+
+
+def plainly_rotated(qkv: Tensor, lengths: Tensor, rotation: Tensor) -> tuple[Tensor, ...]:
+    """Likewise."""
+    q, k, v = qkv.permute(2, 0, 3, 1, 4)
+    q, k = (
+        F.normalize(x.float(), dim=-1) * length[:, None, None]
+        for x, length in zip((q, k), lengths, strict=True)
+    )
+    even, odd = torch.stack((q, k)).unflatten(-1, (-1, 2)).unbind(-1)
+    cos, sin = rotation.real, rotation.imag
+    q, k = torch.stack((cos * even - sin * odd, sin * even + cos * odd), -1).flatten(-2).to(qkv.dtype)
+    return q, k, v
+
+
+Call = Callable[[Layer], object]
+
+
+def linears(name: str) -> tuple[Call, Call]:
+    """Ours and torch's for one linear layer."""
+    gelu, wide = name.endswith("GELU"), LINEARS[name][1] == 0
+
+    def ours(one: Layer) -> object:
+        return linear(one.wide if wide else one.h, one.weights[name], one.biases[name], gelu=gelu)
+
+    def plain(one: Layer) -> object:
+        return plainly_linear(one.wide if wide else one.h, one.weights[name], one.biases[name], gelu=gelu)
+
+    return ours, plain
+
+
+def calls() -> dict[str, tuple[Call, Call, int]]:
+    """Ours, torch's, and how often a layer does it."""
+    found = {name: (*linears(name), 1) for name in LINEARS}
+    found["modulate"] = (
+        lambda one: modulate(one.x, *one.condition, one.h.dtype),
+        lambda one: plainly_modulated(one.x, *one.condition, one.h.dtype),
+        2,
+    )
+    found["norm, rotation"] = (
+        lambda one: qk_norm_rope(one.qkv, one.lengths, one.rotation),
+        lambda one: plainly_rotated(one.qkv, one.lengths, one.rotation),
+        1,
+    )
+    return found
+
+
+def work(name: str, one: Layer) -> Work:
+    """What a call must do at least."""
+    size = one.h.element_size()
+    if name == "modulate":
+        return Work(0.0, one.x.numel() * (4.0 + size))
+    if name == "norm, rotation":
+        return Work(0.0, one.qkv.numel() * 2 / 3 * 2.0 * size)
+    x, weight = one.wide if LINEARS[name][1] == 0 else one.h, one.weights[name]
+    out = x.numel() // x.shape[-1] * len(weight)
+    return Work(2.0 * x.numel() * len(weight), float(size) * (x.numel() + out + weight.numel()))
+
+
+def main() -> None:
+    """Prints a line per kernel."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--model", default="infinity_tiny")
+    parser.add_argument("--batch", type=int, default=8)
+    parser.add_argument("--repeats", type=int, default=20)
+    options = parser.parse_args()
+    model = built(composed([f"model={options.model}"])["model"])
+    config, spec = model.transformer, model.spec
+    timer = Timer(options.device, options.repeats)
+    dtype = torch.bfloat16 if timer.gpu else torch.float32
+    found = ceilings(timer, dtype)
+    width, hidden = config.width, config.feed_forward
+
+    def random(*shape: int, dtype: torch.dtype = dtype) -> Tensor:
+        return torch.randn(*shape, device=options.device).to(dtype)
+
+    sizes = {name: [n * width or hidden for n in ratio] for name, ratio in LINEARS.items()}
+    weights = {name: random(*size) for name, size in sizes.items()}
+    biases = {name: random(size[0]) for name, size in sizes.items()}
+    turns = rope.tables(spec.segments, config.rope_grid, spec.head_dim, config.rope_base, options.device)
+    sequences = options.batch * spec.branches
+    totals: dict[str, list[float]] = {name: [0.0] * 4 for name in calls()}
+    with torch.inference_mode():
+        for at in spec.segments:
+            rows = (sequences, at.length)
+            x = random(*rows, width, dtype=torch.float32)
+            scale, shift = (random(sequences, 1, width, dtype=torch.float32) for _ in range(2))
+            one = Layer(
+                x, x.to(dtype), random(*rows, hidden), (scale, shift), random(*rows, 3, spec.heads, spec.head_dim),
+                torch.ones(2, spec.heads, device=options.device), turns[at.start : at.end], weights, biases,
+            )  # fmt: skip
+            for name, (ours, plain, times) in calls().items():
+                seconds = (*found.floors(work(name, one)), timer(ours, [one]), timer(plain, [one]))
+                totals[name] = [
+                    a + times * spec.layers * b for a, b in zip(totals[name], seconds, strict=True)
+                ]
+    print(
+        f"{spec.name}, a generation of {options.batch} prompts, {sequences} sequences, {dtype}, torch "
+        f"{torch.__version__}; ceilings: {found.flops / 1e12:.2f} TFLOP/s, {found.bytes / 1e9:.1f} GB/s"
+    )
+    print(
+        f"{'ms':16s}"
+        + "".join(f"{name:>12s}" for name in ("operations", "bytes", "ours", "torch", "x-floor", "x-torch"))
+    )
+    for name, values in totals.items():
+        operations, moved, ours, plain = values
+        ratios = (ours / max(operations, moved), ours / plain)
+        print(
+            f"{name:16s}"
+            + "".join(f"{v * 1e3:12.3f}" for v in values)
+            + "".join(f"{r:12.2f}" for r in ratios)
+        )
+
+
+if __name__ == "__main__":
+    main()
