@@ -1,7 +1,7 @@
 """Attention of a segment's queries over each row's own cached keys and the whole current segment.
 
 On CUDA one kernel reads both where they lie. Elsewhere rows of equal length are put together with the present, one
-such group after the other: a fused kernel over the copy costs less there than two attentions and their merger.
+such group after the other: dense products over the copy cost less there than two attentions and their merger.
 """
 
 from collections.abc import Iterator
@@ -11,11 +11,15 @@ from torch import Tensor
 
 from kvbench.kernels.compact import Layout, dense
 
+PIECE_BYTES = 4 << 20
+"""Scores that exist at a time outside CUDA. They stay in the cache, where torch's batched products and softmax are up
+to twice as fast as its fused attention at the sizes of small models (`benchmarks/kernels.py`)."""
 
-def attention_with_lse(
-    q: Tensor, k: Tensor, v: Tensor, scale: float, tokens: int | None = None
-) -> tuple[Tensor, Tensor]:
-    """Attention and its log-sum-exp in torch's own operations.
+
+def dense_attention(
+    q: Tensor, k: Tensor, v: Tensor, scale: float, *, tokens: int | None = None, lse: bool = False
+) -> tuple[Tensor, Tensor | None]:
+    """Attention in torch's own operations, float32 inside, piece by piece.
 
     Args:
         q: [batch, rows, queries, D].
@@ -23,33 +27,31 @@ def attention_with_lse(
         v: likewise.
         scale: factor on q k^T.
         tokens: the last so many keys are seen causally: query m sees of them the first m % tokens + 1; None: all.
+        lse: whether the log-sum-exp is wanted.
 
     Returns:
-        Output in q's dtype [batch, rows, queries, D], float32 log-sum-exp [batch, rows, queries].
+        Output in q's dtype [batch, rows, queries, D]; float32 log-sum-exp [batch, rows, queries] or None.
     """
-    if q.device.type != "cpu":
-        return attention_reference(q, k, v, scale, tokens)
-    mask = None
-    if tokens is not None:
-        seen = seen_by(q.shape[2], k.shape[2], tokens, q.device)
-        mask = q.new_zeros(seen.shape).masked_fill_(~seen, -torch.inf)
-    return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, attn_mask=mask, scale=scale)
-
-
-def attention_reference(
-    q: Tensor, k: Tensor, v: Tensor, scale: float, tokens: int | None = None, *, chunk: int = 1024
-) -> tuple[Tensor, Tensor]:
-    """The same in plain operations, float32 inside, `chunk` queries at a time."""
-    outs, lses = [], []
-    seen = None if tokens is None else seen_by(q.shape[2], k.shape[2], tokens, q.device)
-    for start in range(0, q.shape[2], chunk):
-        scores = q[:, :, start : start + chunk].float() @ k.float().transpose(-1, -2) * scale
-        if seen is not None:
-            scores.masked_fill_(~seen[start : start + chunk], -torch.inf)
-        lse = scores.logsumexp(-1)
-        outs.append(((scores - lse[..., None]).exp() @ v.float()).to(q.dtype))
-        lses.append(lse)
-    return torch.cat(outs, 2), torch.cat(lses, 2)
+    queries, keys, values = (x.float().flatten(0, 1) for x in (q, k, v))
+    pairs, count, _ = queries.shape
+    hidden = None if tokens is None else ~seen_by(count, keys.shape[1], tokens, q.device)
+    out, sums = torch.empty_like(queries), queries.new_empty(pairs, count)
+    rows = max(1, PIECE_BYTES // (4 * count * keys.shape[1]))
+    some = count if rows > 1 else max(1, min(count, PIECE_BYTES // (4 * keys.shape[1])))
+    buffer = queries.new_empty(min(rows, pairs), some, keys.shape[1])
+    for row in range(0, pairs, rows):
+        for start in range(0, count, some):
+            at = (slice(row, row + rows), slice(start, start + some))
+            asked = queries[at]
+            scores = buffer[: len(asked), : asked.shape[1]]
+            torch.baddbmm(scores, asked, keys[at[0]].mT, beta=0, alpha=scale, out=scores)
+            if hidden is not None:
+                scores.masked_fill_(hidden[at[1]], -torch.inf)
+            if lse:
+                torch.logsumexp(scores, -1, out=sums[at])
+            torch.softmax(scores, -1, out=scores)
+            torch.bmm(scores, values[at[0]], out=out[at])
+    return out.view(q.shape).to(q.dtype), sums.view(q.shape[:3]) if lse else None
 
 
 def seen_by(queries: int, keys: int, tokens: int, device: torch.device) -> Tensor:
@@ -68,7 +70,8 @@ def ragged_attention(
     scale: float,
     *,
     causal: bool = False,
-) -> tuple[Tensor, Tensor]:
+    lse: bool = False,
+) -> tuple[Tensor, Tensor | None]:
     """Queries over the row's cached slots and the tokens of the current segment.
 
     q, k and v may have any strides. On CUDA, D is a multiple of 8 and at most 256.
@@ -83,23 +86,29 @@ def ragged_attention(
         layout: where rows lie in the storage.
         scale: factor on q k^T, positive.
         causal: current tokens are seen by themselves and those after them; else by all.
+        lse: whether the log-sum-exp is wanted.
 
     Returns:
-        Output in q's dtype [batch, rows, queries, D], float32 log-sum-exp [batch, rows, queries].
+        Output in q's dtype [batch, rows, queries, D]; float32 log-sum-exp [batch, rows, queries], or None if it was
+        not wanted and not needed.
     """
     if q.is_cuda:
         from kvbench.kernels.ragged_attention_triton import ragged_attention_triton
 
         return ragged_attention_triton(q, k, v, past_keys, past_values, layout, scale, causal=causal)
     tokens = k.shape[2] if causal else None
-    out, lse = torch.empty_like(q), q.new_empty(q.shape[:3], dtype=torch.float32)
+    out = torch.empty_like(q)
+    sums = q.new_empty(q.shape[:3], dtype=torch.float32) if lse else None
     for rows, keys, values in _groups(k, v, past_keys, past_values, layout):
         if rows is None:
-            return attention_with_lse(q, keys, values, scale, tokens)
-        part, part_lse = attention_with_lse(q.index_select(1, rows), keys, values, scale, tokens)
+            return dense_attention(q, keys, values, scale, tokens=tokens, lse=lse)
+        part, part_sums = dense_attention(
+            q.index_select(1, rows), keys, values, scale, tokens=tokens, lse=lse
+        )
         out.index_copy_(1, rows, part)
-        lse.index_copy_(1, rows, part_lse)
-    return out, lse
+        if sums is not None and part_sums is not None:
+            sums.index_copy_(1, rows, part_sums)
+    return out, sums
 
 
 def _groups(
@@ -110,11 +119,15 @@ def _groups(
         yield None, k, v
         return
     for group in layout.groups:
-        parts = []
-        for storage, current in ((past_keys, k), (past_values, v)):
-            present = current if group.rows is None else current.index_select(1, group.rows)
-            parts.append(torch.cat((dense(storage, group).to(current.dtype), present), 2))
-        yield group.rows, *parts
+        keys, values = (
+            torch.cat((dense(storage, group).to(current.dtype), _of(current, group.rows)), 2)
+            for storage, current in ((past_keys, k), (past_values, v))
+        )
+        yield group.rows, keys, values
     empty = layout.order[sum(group.size for group in layout.groups) :].long()
     if len(empty):
-        yield empty, k.index_select(1, empty), v.index_select(1, empty)
+        yield empty, _of(k, empty), _of(v, empty)
+
+
+def _of(x: Tensor, rows: Tensor | None) -> Tensor:
+    return x if rows is None else x.index_select(1, rows)

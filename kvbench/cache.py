@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from kvbench.kernels.compact import Layout, dense, empty_layout, packed, plan, rebuild, slots_seen
-from kvbench.kernels.ragged_attention import attention_with_lse, ragged_attention
+from kvbench.kernels.ragged_attention import dense_attention, ragged_attention
 from kvbench.methods.base import Method
 from kvbench.segments import ModelSpec, Segment
 from kvbench.view import CacheView, Inputs, Store
@@ -151,9 +151,9 @@ class KVCache:
         store = self._store(layer, k, v, change)
         (group,) = store.layout.groups
         keys, values = dense(store.keys, group), dense(store.values, group)
-        return attention_with_lse(q, keys, values, self.spec.logit_scale)[0]
+        return dense_attention(q, keys, values, self.spec.logit_scale)[0]
 
-    def _attention(self, q: Tensor, k: Tensor, v: Tensor, store: Store) -> tuple[Tensor, Tensor]:
+    def _attention(self, q: Tensor, k: Tensor, v: Tensor, store: Store) -> tuple[Tensor, Tensor | None]:
         return ragged_attention(q, k, v, store.keys, store.values, store.layout, self.spec.logit_scale)
 
     def _store(self, layer: int, k: Tensor, v: Tensor, change: _Rebuild) -> Store:

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from itertools import product
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,9 +14,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from kvbench.kernels import compact
+from kvbench.kernels import ragged_attention as module
 from kvbench.kernels.attention_mass import attention_mass, attention_scores
 from kvbench.kernels.compact import Layout, dense, empty_layout, plan, rebuild, slots_seen
-from kvbench.kernels.ragged_attention import attention_reference, attention_with_lse, ragged_attention
+from kvbench.kernels.ragged_attention import dense_attention, ragged_attention
 from tests.reference_attention import attention, received, scores
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -74,9 +76,10 @@ def ragged(draw: st.DrawFn) -> Ragged:
 @settings(max_examples=120, deadline=None)
 def test_ragged_attention_is_softmax_over_past_and_present(case: Ragged, causal: bool) -> None:
     out, lse = ragged_attention(
-        case.q, case.k, case.v, case.keys, case.values, case.layout, case.scale, causal=causal
+        case.q, case.k, case.v, case.keys, case.values, case.layout, case.scale, causal=causal, lse=True
     )
     assert out.shape == case.q.shape
+    assert lse is not None
     assert lse.dtype == torch.float32
     for row, past in enumerate(case.past):
         present = (case.k[:, row], case.v[:, row])
@@ -91,7 +94,9 @@ def test_attention_mass_is_the_mean_of_the_matrix(case: Ragged, power: int, know
     longest, tokens = case.layout.longest, case.k.shape[2]
     lse = None
     if known:
-        lse = ragged_attention(case.q, case.k, case.v, case.keys, case.values, case.layout, case.scale)[1]
+        _, lse = ragged_attention(
+            case.q, case.k, case.v, case.keys, case.values, case.layout, case.scale, lse=True
+        )
     for chunk in (256, 2):
         mass = attention_mass(
             case.q, case.k, case.keys, case.layout, case.scale, power=power, lse=lse, chunk=chunk
@@ -120,26 +125,37 @@ def test_attention_scores_are_the_logits(case: Ragged) -> None:
         assert (found[:, row, :, length:longest] == -torch.inf).all()
 
 
-@given(st.integers(1, 2), st.integers(1, 3), st.integers(1, 9), st.integers(1, 9), st.integers(0, 10**6))
-@settings(max_examples=60, deadline=None)
-def test_both_attentions_agree_with_double_precision(
-    batch: int, rows: int, queries: int, keys: int, seed: int
+@given(
+    st.integers(1, 2), st.integers(1, 3), st.integers(1, 9), st.integers(1, 9), st.booleans(),
+    st.sampled_from((1, 64, 300, 1 << 20)), st.integers(0, 10**6),
+)  # fmt: skip
+@settings(max_examples=100, deadline=None)
+def test_dense_attention_agrees_with_double_precision(
+    batch: int, rows: int, queries: int, keys: int, causal: bool, piece: int, seed: int
 ) -> None:
     generator = torch.Generator().manual_seed(seed)
     q, k, v = (torch.randn(batch, rows, n, 8, generator=generator) for n in (queries, keys, keys))
+    tokens = min(keys, queries) if causal else None
     logits = q.double() @ k.double().transpose(2, 3) * 0.7
+    for query, key in product(range(queries), range(keys)) if tokens else ():
+        if key - (keys - tokens) > query % tokens:
+            logits[:, :, query, key] = -torch.inf
     expected, expected_lse = logits.softmax(-1) @ v.double(), logits.logsumexp(-1)
-    for out, lse in (attention_with_lse(q, k, v, 0.7), attention_reference(q, k, v, 0.7, chunk=4)):
-        torch.testing.assert_close(out.double(), expected, atol=1e-5, rtol=1e-4)
-        torch.testing.assert_close(lse.double(), expected_lse, atol=1e-5, rtol=1e-5)
-        assert lse.dtype == torch.float32
-        assert out.dtype == q.dtype
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "PIECE_BYTES", piece)
+        out, lse = dense_attention(q, k, v, 0.7, tokens=tokens, lse=True)
+        assert dense_attention(q, k, v, 0.7, tokens=tokens)[1] is None
+    assert lse is not None
+    torch.testing.assert_close(out.double(), expected, atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(lse.double(), expected_lse, atol=1e-5, rtol=1e-5)
+    assert (lse.dtype, out.dtype) == (torch.float32, q.dtype)
 
 
 def test_large_scores_do_not_overflow() -> None:
     q, k, v = (torch.full((1, 1, 2, 4), size) for size in (100.0, 100.0, 2.0))
-    out, lse = attention_with_lse(q, k, v, 1.0)
+    out, lse = dense_attention(q, k, v, 1.0, lse=True)
     assert torch.equal(out, v)
+    assert lse is not None
     assert torch.isfinite(lse).all()
     layout, source = plan(empty_layout(1, "cpu"), torch.ones(1, 2, dtype=torch.bool), 0, 2)
     past = rebuild(torch.empty(1, 0, 4), -k, source)
