@@ -131,12 +131,14 @@ def layers(dtype: torch.dtype, head_dim: int, width: int) -> Iterator[Variant]:
         "DIM": head_dim, "BLOCK_D": triton.next_power_of_2(head_dim), "BLOCK_T": qk_norm_rope_triton.BLOCK_T,
         "ROTATE": True, "EPSILON": 1e-12,
     }  # fmt: skip
-    yield Variant(f"norm, rope {short}", qk_norm_rope_triton._kernel, integers | pointers, constants, {})
+    yield Variant(
+        f"norm, rope {short}", qk_norm_rope_triton.norm_rope_kernel, integers | pointers, constants, {}
+    )
     pointers = {"x": "*fp32", "factor": "*fp32", "shift": "*fp32", "out": f"*{short}"}
     block = triton.next_power_of_2(width)
     constants = {"WIDTH": width, "BLOCK": block, "EPSILON": 1e-6}
     warps = {"num_warps": max(1, min(8, block // 512))}
-    yield Variant(f"modulate {short}", modulate_triton._kernel, integers | pointers, constants, warps)
+    yield Variant(f"modulate {short}", modulate_triton.modulate_kernel, integers | pointers, constants, warps)
 
 
 def variants() -> Iterator[Variant]:

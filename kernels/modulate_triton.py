@@ -7,10 +7,11 @@ from torch import Tensor
 
 
 @triton.jit(do_not_specialize=["tokens"])
-def _kernel(
+def modulate_kernel(
     x, factor, shift, out, tokens, factor_stride, shift_stride,
     WIDTH: tl.constexpr, BLOCK: tl.constexpr, EPSILON: tl.constexpr,
 ):  # fmt: skip
+    """One token; a condition belongs to the `tokens` tokens of a sequence."""
     row = tl.program_id(0).to(tl.int64)
     sequence = row // tokens
     lane = tl.arange(0, BLOCK)
@@ -29,7 +30,7 @@ def modulate_triton(x: Tensor, factor: Tensor, shift: Tensor, dtype: torch.dtype
     batch, tokens, width = x.shape
     x, block = x.contiguous(), triton.next_power_of_2(width)
     out = torch.empty_like(x, dtype=dtype)
-    _kernel[(batch * tokens,)](
+    modulate_kernel[(batch * tokens,)](
         x, factor, shift, out, tokens, factor.stride(0), shift.stride(0),
         width, block, epsilon, num_warps=max(1, min(8, block // 512)),
     )  # fmt: skip

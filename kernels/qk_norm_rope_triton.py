@@ -10,10 +10,11 @@ BLOCK_T = 32
 
 
 @triton.jit(do_not_specialize=["tokens"])
-def _kernel(
+def norm_rope_kernel(
     qkv, lengths, rotation, out, tokens, heads,
     DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_T: tl.constexpr, ROTATE: tl.constexpr, EPSILON: tl.constexpr,
 ):  # fmt: skip
+    """Block of tokens; head, and queries or keys; sequence."""
     head, sequence, part = tl.program_id(1) // 2, tl.program_id(2).to(tl.int64), tl.program_id(1) % 2
     token = tl.program_id(0) * BLOCK_T + tl.arange(0, BLOCK_T)
     lane = tl.arange(0, BLOCK_D)
@@ -44,7 +45,7 @@ def qk_norm_rope_triton(
     out = qkv.new_empty(2, batch, tokens, heads, dim)
     table = torch.view_as_real(rotation) if rotation is not None else lengths
     grid = (triton.cdiv(tokens, BLOCK_T), 2 * heads, batch)
-    _kernel[grid](
+    norm_rope_kernel[grid](
         qkv, lengths, table, out, tokens, heads,
         dim, triton.next_power_of_2(dim), BLOCK_T, rotation is not None, epsilon,
     )  # fmt: skip

@@ -25,7 +25,8 @@ COUNT = """
 import json, sys, torch, triton
 from triton import knobs
 from triton.backends.compiler import GPUTarget
-from kvbench.kernels import attention_mass_triton, compact_triton, ragged_attention_triton
+from kvbench.kernels import attention_mass_triton, compact_triton, modulate_triton, qk_norm_rope_triton
+from kvbench.kernels import ragged_attention_triton
 from kvbench.kernels.compact import empty_layout, plan
 
 class Driver:
@@ -48,7 +49,10 @@ for batch in (1, 2, 16):
     storage = torch.empty(batch, 0, channels, dtype=torch.bfloat16)
     for length in (1, 4, 16, 36, 64, 144, 256, 400, 576, 1024, 1600, 2304, 4096):
         qkv = torch.empty(batch, length, 3, rows, channels, dtype=torch.bfloat16)
-        q, k, v = (x.transpose(1, 2) for x in qkv.unbind(2))
+        stream, condition = torch.empty(batch, length, rows * channels), torch.empty(batch, 6, 1, rows * channels)
+        modulate_triton.modulate_triton(stream, condition[:, 2] + 1, condition[:, 4], torch.bfloat16, 1e-6)
+        turns = torch.empty(length, channels // 2, dtype=torch.complex64)
+        q, k, v = qk_norm_rope_triton.qk_norm_rope_triton(qkv, torch.ones(2, rows), turns, 1e-12)
         ragged_attention_triton.ragged_attention_triton(q, k, v, storage, storage, layout, 1.0)
         attention_mass_triton.attention_mass_triton(q, k, storage, layout, 1.0)
         attention_mass_triton.attention_mass_triton(q[:, :, -1:], k, storage, layout, 1.0)
@@ -89,4 +93,6 @@ def test_a_generation_compiles_few_variants(root: Path) -> None:
         "sum_kernel": 1,
         "mass_kernel": 1,
         "copy_kernel": 1,
+        "norm_rope_kernel": 1,
+        "modulate_kernel": 1,
     }
