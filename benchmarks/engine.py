@@ -6,6 +6,7 @@ python benchmarks/engine.py --model infinity_2b --device cuda   (random weights)
 """
 
 import argparse
+import math
 import statistics
 import time
 from collections.abc import Sequence
@@ -26,7 +27,7 @@ from kvbench.scenes.grammar import evaluation_prompts
 
 def cache_of(name: str, model: InfinityModel, budget: str, device: str) -> KVCache:
     """A cache with a method of `conf/method`; random numbers stand for its calibration, which costs no time."""
-    method = built(composed([f"method={name}"])["method"])
+    method = built(composed([f"model={model.name}", f"method={name}"])["method"])
     needs = method.needs()
     artifact = needs.stand_in(model.spec) if isinstance(needs, Observer) else None
     method.prepare(model.spec, Budget.parse(1 if name == "full" else budget, model.spec), artifact)
@@ -34,11 +35,16 @@ def cache_of(name: str, model: InfinityModel, budget: str, device: str) -> KVCac
     return KVCache(model.spec, method, dtype=dtype, device=device)
 
 
-def timed(model: InfinityModel, prompts: Sequence[str], cache: Cache) -> float:
-    """Seconds of one batch, up to its images on the CPU."""
-    started = time.perf_counter()
-    model.generate(prompts, cache, PromptNoise(0, range(len(prompts)))).cpu()
-    return time.perf_counter() - started
+def timed(model: InfinityModel, prompts: Sequence[str], cache: Cache) -> float | None:
+    """Seconds of one batch, up to its images on the CPU; None when memory does not suffice."""
+    started, elapsed = time.perf_counter(), None
+    try:
+        model.generate(prompts, cache, PromptNoise(0, range(len(prompts))))
+        elapsed = time.perf_counter() - started
+    except torch.OutOfMemoryError:
+        pass
+    cache.reset(0)  # the plain one holds all keys until then
+    return elapsed
 
 
 def main() -> None:
@@ -63,17 +69,22 @@ def main() -> None:
     prompts = [str(line["prompt"]) for line in evaluation_prompts(options.batch)]
     seconds: dict[str, list[float]] = {name: [] for name in pairs}
     for repeat in range(options.repeats + 2):
-        for name, (runner, cache) in pairs.items():
+        for name, (runner, cache) in list(pairs.items()):
             elapsed = timed(runner, prompts, cache)
-            if repeat >= 2:
+            if elapsed is None:
+                del pairs[name]
+            elif repeat >= 2:
                 seconds[name].append(elapsed)
-    base = statistics.median(seconds["full"])
+    base = statistics.median(seconds["full"] or [math.nan])
     lines = [
         f"kvbench {kvbench.__version__}, {model.name}, batch {options.batch}, "
         f"{options.threads} threads, {options.device}, weights: {weights}",
         f"budget {options.budget}; median of {options.repeats} after 2 warm-ups, interleaved",
     ]
     for name, values in seconds.items():
+        if name not in pairs:
+            lines.append(f"{name:22s} out of memory")
+            continue
         median = statistics.median(values)
         lines.append(f"{name:22s} {1e3 * median / options.batch:8.2f} ms/image   {median / base:.3f} x full")
     print("\n".join(lines))

@@ -6,12 +6,14 @@ Images are equal to the engine's up to rounding (`tests/test_benchmarks.py`).
 """
 
 import math
+from contextlib import nullcontext
 from copy import copy
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from kvbench.models.layers import Attend, Block
 from kvbench.models.pipeline import InfinityModel
@@ -49,9 +51,8 @@ class PlainBlock(Block):
 
     def condition(self, gss: Tensor, context: Tensor, mask: Tensor, attention: torch.dtype) -> PlainCondition:
         """Nothing is computed ahead."""
-        return PlainCondition(
-            gss, context, torch.zeros(mask.shape).masked_fill(~mask, -math.inf)[:, None, None]
-        )
+        absent = torch.zeros(mask.shape, device=mask.device).masked_fill_(~mask, -math.inf)
+        return PlainCondition(gss, context, absent[:, None, None])
 
     def forward(
         self, x: Tensor, layer: int, condition: PlainCondition, rotation: Tensor, attend: Attend
@@ -75,7 +76,9 @@ class PlainBlock(Block):
         both = F.linear(condition.context.to(dtype), ca.mat_kv.weight, bias)
         k, v = both.unflatten(-1, (2, ca.heads, -1)).permute(2, 0, 3, 1, 4)
         q = q.unflatten(-1, (ca.heads, -1)).transpose(1, 2)
-        out = F.scaled_dot_product_attention(q, k, v, attn_mask=condition.absent.to(q))
+        # As in the engine: cuDNN plans masks of odd lengths anew, or not at all.
+        with sdpa_kernel([SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]) if q.is_cuda else nullcontext():
+            out = F.scaled_dot_product_attention(q, k, v, attn_mask=condition.absent.to(q))
         return F.linear(out.transpose(1, 2).flatten(2), ca.proj.weight, ca.proj.bias)
 
     def _modulated(self, x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:

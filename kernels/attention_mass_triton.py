@@ -10,7 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kvbench.kernels.compact import Layout
-from kvbench.kernels.launch_triton import LOG2_E, UNIT, in_units, load_tile
+from kvbench.kernels.launch_triton import LOG2_E, UNIT, cdiv, in_units, load_tile, next_power_of_2
 
 
 @triton.jit(
@@ -214,16 +214,14 @@ def attention_mass_triton(
     strides = (past_keys.shape[1], *q_strides, *k_strides)
     block, keys, warps = block_sizes(channels, q.dtype)
     options = {
-        "UNIT": UNIT, "HEAD_DIM": channels, "BLOCK_D": max(16, triton.next_power_of_2(channels)), "BLOCK_M": block,
+        "UNIT": UNIT, "HEAD_DIM": channels, "BLOCK_D": max(16, next_power_of_2(channels)), "BLOCK_M": block,
         "BLOCK_N": keys, "PRECISION": "ieee" if q.dtype == torch.float32 else "tf32", "enable_fp_fusion": True,
         "num_warps": warps,
     }  # fmt: skip
     if lse is None:
         lse = q.new_empty(batch, rows, queries, dtype=torch.float32)
-        sum_kernel[triton.cdiv(queries, block), batch, rows](
-            q, k, past_keys, lse, *where, *strides, **options
-        )
-    tiles = triton.cdiv(longest, keys) + triton.cdiv(tokens, keys)
+        sum_kernel[cdiv(queries, block), batch, rows](q, k, past_keys, lse, *where, *strides, **options)
+    tiles = cdiv(longest, keys) + cdiv(tokens, keys)
     mass_kernel[tiles, batch, rows](
         q, k, past_keys, lse, mass, *where, longest, *strides, **options, POWER=power
     )

@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kvbench.kernels.launch_triton import UNIT, in_units
+from kvbench.kernels.launch_triton import UNIT, cdiv, in_units, next_power_of_2
 
 BLOCK = 64  # slots per program
 
@@ -72,9 +72,9 @@ def rebuild_triton(storage: Tensor, current: Tensor, source: Tensor) -> Tensor:
     if not result.numel():
         return result
     current, strides = in_units(current)
-    grid = (triton.cdiv(len(source), BLOCK), batch)
+    grid = (cdiv(len(source), BLOCK), batch)
     copy_kernel[grid](
         storage, current, source, result, slots, len(source), current.shape[2], *strides,
-        UNIT=UNIT, HEAD_DIM=channels, BLOCK_D=triton.next_power_of_2(channels), BLOCK=BLOCK,
+        UNIT=UNIT, HEAD_DIM=channels, BLOCK_D=next_power_of_2(channels), BLOCK=BLOCK,
     )  # fmt: skip
     return result

@@ -34,6 +34,16 @@ def in_units(tensor: Tensor) -> tuple[Tensor, list[int]]:
     return tensor, [stride // UNIT for stride in used[:-1]]
 
 
+def cdiv(count: int, size: int) -> int:
+    """How many of some size cover a count; Triton's own takes microseconds at every launch."""
+    return -(-count // size)
+
+
+def next_power_of_2(number: int) -> int:
+    """Least power of two that is not below a positive number; likewise."""
+    return 1 << (number - 1).bit_length()
+
+
 @cache
 def processors(device: torch.device) -> int:
     """Multiprocessors of a CUDA device; elsewhere, where kernels are only interpreted, those of an H200."""

@@ -1,4 +1,4 @@
-"""Adaptive layer norm: norm without weights, scaled and shifted by a condition, cast for the layer that follows."""
+"""Layer norms, scaled and shifted by a condition or by weights, cast for the layer that follows."""
 
 import torch
 from torch import Tensor
@@ -20,7 +20,7 @@ def modulate(x: Tensor, factor: Tensor, shift: Tensor, dtype: torch.dtype) -> Te
     Returns:
         [B, tokens, width].
     """
-    if x.is_cuda:
+    if x.is_cuda and not torch.is_grad_enabled():  # the kernel has no backward pass
         from kvbench.kernels.modulate_triton import modulate_triton
 
         return modulate_triton(x, factor, shift, dtype, EPSILON)
@@ -29,3 +29,20 @@ def modulate(x: Tensor, factor: Tensor, shift: Tensor, dtype: torch.dtype) -> Te
     one, zero = x.new_ones(x.shape[-1]), x.new_zeros(x.shape[-1])
     normalized = F.layer_norm(x, x.shape[-1:], one, zero, EPSILON)
     return torch.addcmul(shift, normalized, factor).to(dtype)
+
+
+def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, dtype: torch.dtype) -> Tensor:
+    """LayerNorm(x) weight + bias, computed in float32.
+
+    Args:
+        x: [B, tokens, width].
+        weight: [width].
+        bias: likewise.
+        dtype: of the result.
+
+    Returns:
+        [B, tokens, width].
+    """
+    if x.is_cuda and not torch.is_grad_enabled():
+        return modulate(x, weight.expand(len(x), 1, -1), bias.expand(len(x), 1, -1), dtype)
+    return F.layer_norm(x.float(), x.shape[-1:], weight.float(), bias.float(), EPSILON).to(dtype)

@@ -5,6 +5,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kvbench.kernels.launch_triton import next_power_of_2
+
 
 @triton.jit(do_not_specialize=["tokens"])
 def modulate_kernel(
@@ -28,7 +30,7 @@ def modulate_kernel(
 def modulate_triton(x: Tensor, factor: Tensor, shift: Tensor, dtype: torch.dtype, epsilon: float) -> Tensor:
     """See `kvbench.kernels.modulate.modulate`."""
     batch, tokens, width = x.shape
-    x, block = x.contiguous(), triton.next_power_of_2(width)
+    x, block = x.contiguous(), next_power_of_2(width)
     out = torch.empty_like(x, dtype=dtype)
     modulate_kernel[(batch * tokens,)](
         x, factor, shift, out, tokens, factor.stride(0), shift.stride(0),

@@ -5,6 +5,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kvbench.kernels.launch_triton import cdiv, next_power_of_2
+
 BLOCK_T = 32
 """Tokens of a program."""
 
@@ -44,10 +46,10 @@ def qk_norm_rope_triton(
     qkv = qkv.contiguous()
     out = qkv.new_empty(2, batch, tokens, heads, dim)
     table = torch.view_as_real(rotation) if rotation is not None else lengths
-    grid = (triton.cdiv(tokens, BLOCK_T), 2 * heads, batch)
+    grid = (cdiv(tokens, BLOCK_T), 2 * heads, batch)
     norm_rope_kernel[grid](
         qkv, lengths, table, out, tokens, heads,
-        dim, triton.next_power_of_2(dim), BLOCK_T, rotation is not None, epsilon,
+        dim, next_power_of_2(dim), BLOCK_T, rotation is not None, epsilon,
     )  # fmt: skip
     q, k = out.transpose(2, 3)
     return q, k, qkv[:, :, 2].transpose(1, 2)

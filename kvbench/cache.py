@@ -92,8 +92,9 @@ class KVCache:
             self._empty = empty_layout(self._rows, self._device)
         self._stores = [Store(self._empty, nothing, nothing) for _ in range(spec.layers)]
         self._stored = 0  # bytes of all stores
-        # Of every layer: tokens per sequence, one number if all hold as many.
-        self._held: list[Tensor | int] = [0] * spec.layers
+        # Tokens that each sequence holds, one number if all hold as many: of every layer, and of all together.
+        self._held = [[0] * (self._rows // spec.heads)] * spec.layers
+        self._tokens = self._held[0]
 
     def begin(self, segment: Segment) -> None:
         """Announces the segment whose tokens every layer will see next."""
@@ -198,7 +199,9 @@ class KVCache:
         if self.method.stateful:
             exists = view.position >= 0
             state = packed(view.state, exists if keep is None else keep & exists, 0, after.longest)
-        change = _Rebuild(after, None if uniform and everything else source, state)
+        # A GPU copies by a table as fast as without one; torch joins a past and a strided present more slowly.
+        appended = uniform and everything and not q.is_cuda
+        change = _Rebuild(after, None if appended else source, state)
         if self.method.static:
             self._plans[layer, at.index] = change
         return change
@@ -218,13 +221,12 @@ class KVCache:
 
     def _account(self, layer: int) -> None:
         store, at = self._stores[layer], self._segment
-        if self.method.static:
-            self._held[layer] = store.layout.total
-        else:
-            counts = store.layout.counts
-            self._held[layer] = torch.tensor(counts).view(-1, self.spec.heads).sum(1)
-        held = sum(self._held)
-        tokens = held if isinstance(held, int) else int(held.max())
+        counts, heads, before = store.layout.counts, self.spec.heads, self._held[layer]
+        held = self._held[layer] = [sum(counts[row : row + heads]) for row in range(0, len(counts), heads)]
+        self._tokens = [
+            total + now - then for total, now, then in zip(self._tokens, held, before, strict=True)
+        ]
+        tokens = max(self._tokens, default=0)
         row = self.ledger.tokens_after[at.index]
         row[layer] = max(row[layer], tokens)
         self.ledger.peak_bytes = max(self.ledger.peak_bytes, self._stored)

@@ -128,7 +128,7 @@ class CacheView:
             return q
         tokens = self.at.length  # heads of one KV head lie behind each other
         folds = torch.arange(q.shape[2] // tokens, device=q.device)[:, None] * tokens
-        return q.index_select(2, (folds + chosen.to(q.device)).flatten())
+        return q.index_select(2, (folds + chosen.to(q.device, non_blocking=True)).flatten())
 
     def _scores(self, q: Tensor, scale: float) -> Tensor:
         store = self._seen.store

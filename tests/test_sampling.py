@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvbench.models.sampling import PromptNoise, Sampling, choose, probabilities, prompt_seed
+from kvbench.models.sampling import MANY, PromptNoise, Sampling, choose, probabilities, prompt_seed
 from tests.reference import OneStream
 
 
@@ -102,3 +102,16 @@ def test_settings_per_scale() -> None:
 def test_wrong_settings_are_refused(settings: dict[str, object], named: str) -> None:
     with pytest.raises(ValueError, match=f"model.sampling.{named}"):
         Sampling(**settings)
+
+
+def test_long_streams_do_not_depend_on_the_batch() -> None:
+    together = PromptNoise(3, range(3))
+    for count in (MANY, 7, MANY + 1):
+        drawn = together.draw(count)
+        assert (drawn.shape, drawn.dtype) == ((3, count), torch.float32)
+        if count == MANY:
+            first = drawn
+    alone = PromptNoise(3, [1])
+    assert torch.equal(first[1], alone.draw(MANY)[0])
+    alone.draw(7)
+    assert torch.equal(drawn[1], alone.draw(MANY + 1)[0])

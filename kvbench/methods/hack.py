@@ -90,17 +90,20 @@ class HACK(Method):
         self.is_contextual = classes.view(spec.layers, spec.heads)
         contextual, structural = self._rooms(spec, budget)
         self.rooms = torch.where(self.is_contextual, contextual, structural)
+        self._least = self.rooms.amin(1).tolist()  # asked on the host, for which no device has to be waited
 
     def keep(self, view: View) -> Tensor | None:
         """The class's tokens of every head."""
         device = view.position.device
-        room = self.rooms[view.layer].to(device).repeat(view.sequences)
-        if view.position.shape[1] <= int(room.min()):
+        if view.position.shape[1] <= self._least[view.layer]:
             return None
+        room = self.rooms[view.layer].to(device, non_blocking=True).repeat(view.sequences)
         scores = agreed(
             view.mass(window("uniform", view.at, self.observed)), view, self.rows, self.spec.branches
         )
-        structural = ~self.is_contextual[view.layer].to(device).repeat(view.sequences)[:, None]
+        structural = (
+            ~self.is_contextual[view.layer].to(device, non_blocking=True).repeat(view.sequences)[:, None]
+        )
         # A probability is at most 1, so whole numbers rank the structural heads' groups.
         newest = view.position >= view.at.start
         if self.recent == "tail":

@@ -37,7 +37,8 @@ def window(kind: Window, at: Segment, count: int) -> Tensor:
 
 def in_window(view: View, chosen: Tensor) -> Tensor:
     """Slots bool [rows, slots] of chosen tokens of the current segment."""
-    return torch.isin(view.position, view.at.start + chosen.to(view.position.device))
+    # Out of pageable memory nothing waits for the device.
+    return torch.isin(view.position, view.at.start + chosen.to(view.position.device, non_blocking=True))
 
 
 def window_size(wanted: int, room: int) -> int:

@@ -76,8 +76,9 @@ def generate(
         logits = scale_logits(
             transformer, segment, condition, features, rotation, cache, cfg, tau, sampling, guided
         )
-        require_finite(logits, segment.index)
+        # The host draws its noise while a GPU is still at the logits, then waits to check them.
         bits = choose(logits.unflatten(-1, (-1, 2)), sampling, noise)
+        require_finite(logits, segment.index)
         bits = bits.unflatten(1, (segment.height, segment.width))
         if patch == 2:
             bits = F.pixel_shuffle(bits.permute(0, 3, 1, 2).float(), 2).permute(0, 2, 3, 1) > 0

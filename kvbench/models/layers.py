@@ -11,9 +11,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from kvbench.kernels import linear as fused
-from kvbench.kernels.modulate import modulate
+from kvbench.kernels.modulate import EPSILON, layer_norm, modulate
 from kvbench.kernels.qk_norm_rope import qk_norm_rope
 from kvbench.segments import Segment
 
@@ -77,7 +78,9 @@ def linear(
 def text_attention(q: Tensor, text: TextKeys) -> Tensor:
     """Attention of q [B, H, tokens, D] over the text, scaled by 1/sqrt(D): [B, tokens, H*D]."""
     if q.is_cuda:
-        out = F.scaled_dot_product_attention(q, text.keys, text.values, attn_mask=text.absent)
+        # Left to choose, torch takes cuDNN's on an H100, which is planned anew for every number of words and of tokens.
+        with sdpa_kernel([SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]):
+            out = F.scaled_dot_product_attention(q, text.keys, text.values, attn_mask=text.absent)
     else:
         # What the fused kernel rounds, spelled out: its backward pass is slow on a CPU. Words come before tokens
         # because a softmax over a few of the fastest dimension's numbers is slow as well.
@@ -167,8 +170,10 @@ def project_text(
     bias = torch.cat((torch.zeros_like(v_bias), v_bias))
     both = linear(context, weight, bias, compute or weight.dtype).unflatten(-1, (2, heads, -1))
     keys, values = both.permute(2, 0, 3, 1, 4).to(dtype)
-    absent = torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, -math.inf)
-    return TextKeys(keys, values, absent[:, None, None])
+    # Rows of the mask start on multiples of 16 numbers: fused attention would copy others at every call.
+    wide = torch.zeros(len(mask), 1, 1, -(-mask.shape[1] // 16) * 16, dtype=dtype, device=mask.device)
+    absent = wide[..., : mask.shape[1]].masked_fill_(~mask[:, None, None], -math.inf)
+    return TextKeys(keys, values, absent)
 
 
 class PooledText(nn.Module):
@@ -213,7 +218,7 @@ class Block(nn.Module):
         self.sa = SelfAttention(width, heads)
         self.ca = CrossAttention(width, heads)
         self.ffn = FeedForward(width, hidden)
-        self.ca_norm = nn.LayerNorm(width, eps=1e-6)
+        self.ca_norm = nn.LayerNorm(width, eps=EPSILON)
 
     def condition(self, gss: Tensor, context: Tensor, mask: Tensor, attention: torch.dtype) -> LayerCondition:
         """What the layer needs at every scale.
@@ -243,8 +248,8 @@ class Block(nn.Module):
         dtype, norm = self.ffn.fc1.weight.dtype, self.ca_norm
         h = self.sa(modulate(x, factor1, shift1, dtype), layer, condition.projection, rotation, attend)
         x = gated(x, h, gate1, rounded=True)
-        h = F.layer_norm(x.float(), (self.width,), norm.weight.float(), norm.bias.float(), norm.eps)
-        x = x + self.ca(h, condition.text).float()
+        h = layer_norm(x, norm.weight, norm.bias, dtype)
+        x = x.float() + self.ca(h, condition.text)
         return gated(x, self.ffn(modulate(x, factor2, shift2, dtype)), gate2, rounded=False)
 
 
@@ -257,9 +262,12 @@ class HeadNorm(nn.Module):
 
 
 def gated(x: Tensor, h: Tensor, gate: Tensor, *, rounded: bool) -> Tensor:
-    """X + h gate; the product rounded to h's dtype first, as the official in-place product is, or not."""
+    """X + h gate; the product rounded to h's dtype first, as the official in-place product is, or not.
+
+    Without gradients h may be overwritten: a third of the memory traffic.
+    """
     if rounded and h.dtype != torch.float32:
-        return x + (h * gate).to(h.dtype)
+        return x + ((h * gate).to(h.dtype) if torch.is_grad_enabled() else h.mul_(gate))
     return torch.addcmul(x, h, gate)
 
 

@@ -31,6 +31,8 @@ from kvbench.scenes import grammar
 from kvbench.segments import ModelSpec, next_scale
 
 Size = tuple[int, int]
+DECODED = 2**20
+"""Pixels that are decoded at a time."""
 
 
 @dataclass
@@ -159,7 +161,10 @@ class InfinityModel:
                 self.sampling,
                 negative=negative,
             )
-            return to_pixels(self._tokenizer.decode(summed))
+            # As many images at a time as fill a GPU: a megapixel takes 4 GiB, more than its share of the cache.
+            height, width = summed.shape[2:]
+            some = max(1, DECODED // (height * width * self.tokenizer.patch**2))
+            return torch.cat([to_pixels(self._tokenizer.decode(part)) for part in summed.split(some)])
 
     def _fill(self, module: nn.Module, part: str, clean: Clean) -> str:
         if self.weights == "random":

@@ -22,7 +22,7 @@ def tables(
     segments: Sequence[Segment], grid: tuple[int, int], head_dim: int, base: float, device: torch.device | str
 ) -> Tensor:
     """Rotations complex64 [sum t_k, head_dim/2], cos + i sin: the first half of the angles turns with the row."""
-    frequencies = base ** (-torch.arange(0, head_dim // 2, 2).float() / (head_dim // 2))
-    where = torch.cat([positions(s.height, s.width, grid) for s in segments])
-    angles = torch.cat([where[:, :1] * frequencies, where[:, 1:] * frequencies], 1).to(device)
+    frequencies = (base ** (-torch.arange(0, head_dim // 2, 2).float() / (head_dim // 2))).to(device)
+    where = torch.cat([positions(s.height, s.width, grid) for s in segments]).to(device)
+    angles = torch.cat([where[:, :1] * frequencies, where[:, 1:] * frequencies], 1)
     return torch.complex(angles.cos(), angles.sin())

@@ -1,12 +1,17 @@
 """Sampling settings, per-prompt noise, and the choice of bits."""
 
 import hashlib
+import os
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from torch import Tensor
+
+MANY = 2**16
+"""Numbers of one prompt that take longer to draw than a thread to start."""
 
 
 @dataclass(frozen=True)
@@ -70,9 +75,15 @@ class PromptNoise:
         self._generators = [torch.Generator().manual_seed(prompt_seed(seed, index)) for index in indices]
 
     def draw(self, count: int) -> Tensor:
-        """Exp(1) variables float32 [prompts, count]."""
-        rows = [torch.empty(count).exponential_(generator=generator) for generator in self._generators]
-        return torch.stack(rows)
+        """Exp(1) variables float32 [prompts, count]; many of them at a time in threads, for a GPU may be waiting."""
+
+        def row(generator: torch.Generator) -> Tensor:
+            return torch.empty(count).exponential_(generator=generator)
+
+        if count < MANY or len(self._generators) == 1:
+            return torch.stack([row(generator) for generator in self._generators])
+        with ThreadPoolExecutor(min(len(self._generators), os.cpu_count() or 1)) as threads:
+            return torch.stack(list(threads.map(row, self._generators)))
 
 
 def prompt_seed(seed: int, index: int) -> int:

@@ -41,8 +41,9 @@ def generate(
         cache.begin(segment)
         progress = segment.index / last.index
         logits = guided(transformer.scale(segment, condition, features, cache.attend), sampling.cfg, progress)
-        require_finite(logits, segment.index)
+        # The host draws its noise while a GPU is still at the logits, then waits to check them.
         codes = draw(logits, tokenizer, noise, sampling, progress)
+        require_finite(logits, segment.index)
         codes = codes.unflatten(1, (segment.height, segment.width))
         summed = tokenizer.add(summed, codes, segment.index, len(segments))
         if not segment.last:
