@@ -12,8 +12,7 @@ from torch import Tensor
 from kvbench.kernels.compact import Layout, dense
 
 PIECE_BYTES = 4 << 20
-"""Scores that exist at a time outside CUDA. They stay in the cache, where torch's batched products and softmax are up
-to twice as fast as its fused attention at the sizes of small models (`benchmarks/kernels.py`)."""
+"""Bytes of scores that exist at a time outside CUDA, so that they stay in the cache."""
 
 
 def dense_attention(
