@@ -10,7 +10,7 @@ from torch import Tensor
 
 from kvbench.kernels.compact import Layout, empty_layout, plan, slots_seen
 from tests.reference_attention import attention, received
-from tests.triton_device import DEVICE
+from tests.triton_device import DEVICE, needs_loops
 
 pytest.importorskip("triton")
 
@@ -86,6 +86,7 @@ CASES = {
 }
 
 
+@needs_loops
 @given(
     **CASES,
     stored=st.sampled_from((None, torch.bfloat16, torch.float32)),
@@ -125,6 +126,7 @@ def test_attention(
         torch.testing.assert_close(lse[:, row].double(), expected_lse, atol=2e-5, rtol=1e-5)
 
 
+@needs_loops
 @given(**CASES, power=st.sampled_from((1, 2)), known=st.booleans())
 @settings(max_examples=20, deadline=None)
 def test_mass(
@@ -192,6 +194,7 @@ def test_rebuild(
                 assert torch.equal(storage[:, first + slot], expected)
 
 
+@needs_loops
 def test_output_lies_as_the_queries_lie() -> None:
     case = make(2, [3, 0], 1, 5, 16)
     out, _ = ragged_attention_triton.ragged_attention_triton(*case, 1.0)
@@ -200,6 +203,7 @@ def test_output_lies_as_the_queries_lie() -> None:
     assert ragged_attention_triton.ragged_attention_triton(*case, 1.0)[0].is_contiguous()
 
 
+@needs_loops
 def test_rows_that_start_anywhere_are_copied_first() -> None:
     case = make(1, [5, 2], 1, 3, 16)
     wide = torch.randn(1, 2, 3, 17, device=DEVICE)
@@ -215,6 +219,7 @@ def test_rows_that_start_anywhere_are_copied_first() -> None:
         ragged_attention_triton.ragged_attention_triton(*make(1, [2], 1, 2, 12), 1.0)
 
 
+@needs_loops
 def test_large_scores_do_not_overflow() -> None:
     case = make(1, [40, 1], 1, 3, 16)
     case = case._replace(q=case.q * 20, k=case.k * 20, keys=case.keys * 20)
