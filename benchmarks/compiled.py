@@ -22,7 +22,9 @@ from triton.compiler import ASTSource
 from kvbench.kernels import (
     attention_mass_triton,
     compact_triton,
+    modulate,
     modulate_triton,
+    qk_norm_rope,
     qk_norm_rope_triton,
     ragged_attention_triton,
 )
@@ -129,15 +131,15 @@ def layers(dtype: torch.dtype, head_dim: int, width: int) -> Iterator[Variant]:
     pointers = {"qkv": f"*{short}", "lengths": "*fp32", "rotation": "*fp32", "out": f"*{short}"}
     constants = {
         "DIM": head_dim, "BLOCK_D": triton.next_power_of_2(head_dim), "BLOCK_T": qk_norm_rope_triton.BLOCK_T,
-        "ROTATE": True, "EPSILON": 1e-12,
+        "ROTATE": True, "EPSILON": qk_norm_rope.EPSILON,
     }  # fmt: skip
     yield Variant(
         f"norm, rope {short}", qk_norm_rope_triton.norm_rope_kernel, integers | pointers, constants, {}
     )
     pointers = {"x": "*fp32", "factor": "*fp32", "shift": "*fp32", "out": f"*{short}"}
     block = triton.next_power_of_2(width)
-    constants = {"WIDTH": width, "BLOCK": block, "EPSILON": 1e-6}
-    warps = {"num_warps": max(1, min(8, block // 512))}
+    constants = {"WIDTH": width, "BLOCK": block, "EPSILON": modulate.EPSILON}
+    warps = {"num_warps": modulate_triton.warps(block)}
     yield Variant(f"modulate {short}", modulate_triton.modulate_kernel, integers | pointers, constants, warps)
 
 

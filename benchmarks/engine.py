@@ -18,6 +18,7 @@ from plain_loop import PlainCache, plain_loop
 import kvbench
 from kvbench.budget import Budget
 from kvbench.cache import KVCache
+from kvbench.memory import if_it_fits
 from kvbench.methods.base import Observer
 from kvbench.models.base import Cache
 from kvbench.models.pipeline import InfinityModel
@@ -37,14 +38,11 @@ def cache_of(name: str, model: InfinityModel, budget: str, device: str) -> KVCac
 
 def timed(model: InfinityModel, prompts: Sequence[str], cache: Cache) -> float | None:
     """Seconds of one batch, up to its images on the CPU; None when memory does not suffice."""
-    started, elapsed = time.perf_counter(), None
-    try:
-        model.generate(prompts, cache, PromptNoise(0, range(len(prompts))))
-        elapsed = time.perf_counter() - started
-    except torch.OutOfMemoryError:
-        pass
+    started = time.perf_counter()
+    images = if_it_fits(lambda: model.generate(prompts, cache, PromptNoise(0, range(len(prompts)))))
+    elapsed = time.perf_counter() - started
     cache.reset(0)  # the plain one holds all keys until then
-    return elapsed
+    return None if images is None else elapsed
 
 
 def main() -> None:

@@ -8,10 +8,9 @@ import sys
 from build import built, choices, composed
 from rich.console import Console
 
-from kvbench import profiler
 from kvbench.config import Settings
 from kvbench.job import Job
-from kvbench.profile_report import show_profile
+from kvbench.profile_report import profile_and_show
 
 
 def main() -> None:
@@ -29,11 +28,7 @@ def main() -> None:
         config=values,
         calibration_prompts=prompts.sibling(settings.calibrate.count, settings.calibrate.seed).load(),
     )
-    console = Console(width=None if sys.stdout.isatty() else 160)
-    console.print(profiler.announced(job), highlight=False, soft_wrap=True)
-    path, found = profiler.profile(job)
-    show_profile(console, found)
-    console.print(f"written: {path}", highlight=False, soft_wrap=True)
+    profile_and_show(Console(width=None if sys.stdout.isatty() else 160), job)
 
 
 if __name__ == "__main__":

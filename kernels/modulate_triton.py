@@ -34,6 +34,11 @@ def modulate_triton(x: Tensor, factor: Tensor, shift: Tensor, dtype: torch.dtype
     out = torch.empty_like(x, dtype=dtype)
     modulate_kernel[(batch * tokens,)](
         x, factor, shift, out, tokens, factor.stride(0), shift.stride(0),
-        width, block, epsilon, num_warps=max(1, min(8, block // 512)),
+        width, block, epsilon, num_warps=warps(block),
     )  # fmt: skip
     return out
+
+
+def warps(block: int) -> int:
+    """Of a program whose row has so many lanes: one for 512 of them, 8 at most."""
+    return max(1, min(8, block // 512))

@@ -4,7 +4,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from itertools import cycle, islice
-from typing import TypeVar
 
 import numpy as np
 import torch
@@ -12,7 +11,7 @@ import torch
 from kvbench.budget import Budget
 from kvbench.cache import KVCache
 from kvbench.job import Job
-from kvbench.memory import cache_bytes, is_out_of_memory
+from kvbench.memory import cache_bytes, if_it_fits
 from kvbench.methods.base import Method
 from kvbench.models.sampling import PromptNoise
 from kvbench.stopwatch import Clock, HostClock, Phases, StreamClock
@@ -21,7 +20,6 @@ LARGEST = 4096
 """Prompts at which the search for the largest batch stops."""
 
 Row = dict[str, object]
-T = TypeVar("T")
 
 
 @dataclass
@@ -80,7 +78,7 @@ class Bench:
 
     def fits(self, contestant: Contestant, batch: int) -> bool:
         """Whether memory suffices for a batch size."""
-        return self._tried(partial(self._memory_of, contestant, batch)) is not None
+        return if_it_fits(partial(self._memory_of, contestant, batch)) is not None
 
     def _cache(self, contestant: Contestant) -> KVCache:
         job = self._job
@@ -100,21 +98,9 @@ class Bench:
         self._advance()
         return seconds
 
-    def _tried(self, work: Callable[[], T]) -> T | None:
-        """Its result, None when memory does not suffice."""
-        try:
-            return work()
-        except (RuntimeError, MemoryError) as error:
-            if not is_out_of_memory(error):
-                raise
-        # Past the handler, so that the traceback no longer holds the tensors.
-        if self._gpu:
-            torch.cuda.empty_cache()
-        return None
-
     def _memory(self, contestants: list[Contestant], batch: int) -> dict[str, Row | None]:
         """The ledger and the allocator's peak, each contestant alone, and the time of a first generation."""
-        return {c.name: self._tried(partial(self._memory_of, c, batch)) for c in contestants}
+        return {c.name: if_it_fits(partial(self._memory_of, c, batch)) for c in contestants}
 
     def _memory_of(self, contestant: Contestant, batch: int) -> Row:
         job, device = self._job, self._job.settings.device
@@ -151,7 +137,7 @@ class Bench:
         failed: set[str] = set()
         for repeat in range(settings.warmup + settings.repeats):
             for name in list(caches)[:: 1 if repeat % 2 else -1]:
-                elapsed = self._tried(partial(self._timed, caches[name], batch))
+                elapsed = if_it_fits(partial(self._timed, caches[name], batch))
                 if elapsed is None:
                     failed.add(name)
                     del caches[name]
@@ -162,7 +148,7 @@ class Bench:
         }
 
     def _phases(self, contestants: list[Contestant], batch: int) -> dict[str, Row | None]:
-        return {c.name: self._tried(partial(self._phases_of, c, batch)) for c in contestants}
+        return {c.name: if_it_fits(partial(self._phases_of, c, batch)) for c in contestants}
 
     def _phases_of(self, contestant: Contestant, batch: int) -> Row:
         cache, phases = self._cache(contestant), Phases(self._stream)

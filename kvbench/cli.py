@@ -20,7 +20,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from rich.console import Console
 
-from kvbench import conf, paper_memory, profile_report, profiler, report, runner, summary
+from kvbench import conf, paper_memory, profile_report, report, runner, summary
 from kvbench.attention_by_scale import AttentionByScale, rank_heads, scas
 from kvbench.budget import Budget
 from kvbench.cache import BudgetExceeded
@@ -279,11 +279,7 @@ def every_observer(cfg: DictConfig) -> list[Observer]:
 
 def task_profile(cfg: DictConfig) -> None:
     """`task=profile`: time, memory and phases over batch sizes."""
-    job = job_of(cfg)
-    CONSOLE.print(profiler.announced(job), highlight=False, soft_wrap=True)
-    path, found = profiler.profile(job)
-    profile_report.show_profile(CONSOLE, found)
-    CONSOLE.print(f"written: {path}", highlight=False, soft_wrap=True)
+    profile_report.profile_and_show(CONSOLE, job_of(cfg))
 
 
 def task_train(cfg: DictConfig) -> None:

@@ -107,6 +107,17 @@ class Job:
         budget = Budget.parse(self.settings.budget, self.model.spec)
         return Budget.parse(1, self.model.spec) if isinstance(self.method, Full) else budget
 
+    def check(self) -> None:
+        """Refuses, before weights are read, a budget that the method and prompts that the model cannot work with.
+
+        Raises:
+            ValueError: naming what does not fit.
+        """
+        self.method.check(self.model.spec, self.budget)
+        check_prompts = getattr(self.model, "check_prompts", None)
+        if check_prompts is not None:  # models of classes have it: not every text is a class
+            check_prompts([prompt.text for prompt in (*self.prompts, *self.calibration_prompts)])
+
     @property
     def model_settings(self) -> Config:
         """The model's settings without the places its weights come from."""

@@ -1,8 +1,13 @@
 """Memory of a KV cache in tokens, in real bytes, and in the unit the papers print."""
 
+from collections.abc import Callable
+from typing import TypeVar
+
 import torch
 
 from kvbench.segments import ModelSpec
+
+T = TypeVar("T")
 
 PAPER_BYTES = 6
 """Bytes per (token, channel) as the papers count: keys in fp32, values in 16 bits."""
@@ -19,10 +24,26 @@ def paper_mib(tokens: float, spec: ModelSpec, batch: int) -> float:
     return tokens * spec.head_dim * PAPER_BYTES * spec.branches * batch / MIB
 
 
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error says that memory did not suffice, on a GPU or on a CPU."""
-    said = (
-        "not enough memory",
-        "CUBLAS_STATUS_ALLOC_FAILED",
-    )  # by torch's CPU allocator, by cuBLAS for its workspace
+def if_it_fits(work: Callable[[], T], release: Callable[[], object] = lambda: None) -> T | None:
+    """Result of some work, None when memory did not suffice for it; any other error is raised.
+
+    Args:
+        work: what may need too much.
+        release: lets go of what it has left behind, before a GPU's free memory is given back.
+    """
+    try:
+        return work()
+    except (RuntimeError, MemoryError) as error:
+        if not _is_out_of_memory(error):
+            raise
+    # Past the handler, so that the traceback no longer holds the tensors.
+    release()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+    return None
+
+
+def _is_out_of_memory(error: BaseException) -> bool:
+    # What torch's allocator says on a CPU, and cuBLAS when there is no room for its workspace.
+    said = ("not enough memory", "CUBLAS_STATUS_ALLOC_FAILED")
     return isinstance(error, torch.OutOfMemoryError | MemoryError) or any(one in str(error) for one in said)

@@ -8,11 +8,21 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from kvbench.job import Job
 from kvbench.memory import MIB
+from kvbench.profiler import announced, profile
 
 Found = Mapping[str, Any]
 """Contents of a profile's file (`kvbench.profiler`)."""
 PHASES = ("text", "transformer", "cache", "decode", "rest")
+
+
+def profile_and_show(console: Console, job: Job) -> None:
+    """Says what is about to be measured, measures it, prints the tables and where they were written."""
+    console.print(announced(job), highlight=False, soft_wrap=True)
+    path, found = profile(job)
+    show_profile(console, found)
+    console.print(f"written: {path}", highlight=False, soft_wrap=True)
 
 
 def show_profile(console: Console, found: Found) -> None:

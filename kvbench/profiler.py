@@ -107,10 +107,7 @@ def _largest(bench: Bench, contestant: Contestant, known: int, bar: "tqdm[object
 
 
 def _load(job: Job) -> None:
-    job.method.check(job.model.spec, job.budget)
-    check_prompts = getattr(job.model, "check_prompts", None)
-    if check_prompts is not None:  # models of classes have it: not every text is a class
-        check_prompts([prompt.text for prompt in job.prompts])
+    job.check()
     try:
         job.model.load(job.settings.device)
     except WeightsError as error:

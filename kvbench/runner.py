@@ -7,6 +7,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -19,7 +20,7 @@ from kvbench.calibration import artifact_name, calibrate, load_artifact, save_ar
 from kvbench.config import ConfigError
 from kvbench.eval.base import Evaluator
 from kvbench.job import Config, Job
-from kvbench.memory import is_out_of_memory
+from kvbench.memory import if_it_fits
 from kvbench.methods.base import Artifact, Observer
 from kvbench.methods.full import Full
 from kvbench.models.sampling import PromptNoise
@@ -88,10 +89,7 @@ def _checked(job: Job, outcome: Outcome) -> Outcome:
 
 def _load(job: Job) -> None:
     check_required(job.evaluators, job.settings.require)
-    job.method.check(job.model.spec, job.budget)
-    check_prompts = getattr(job.model, "check_prompts", None)
-    if check_prompts is not None:  # models of classes have it: not every text is a class
-        check_prompts([prompt.text for prompt in (*job.prompts, *job.calibration_prompts)])
+    job.check()
     job.model.load(job.settings.device)
 
 
@@ -228,16 +226,8 @@ def generate(job: Job, folder: RunFolder) -> bool:
 
 def _drawn_if_it_fits(job: Job, cache: KVCache, part: range) -> Drawn | None:
     """Records and images of some prompts; None when memory does not suffice for them, but may for fewer."""
-    try:
-        return _draw(job, cache, part)
-    except (RuntimeError, MemoryError) as error:
-        if not is_out_of_memory(error) or len(part) == 1:
-            raise
-    # Past the handler, so that the traceback no longer holds the tensors.
-    cache.reset(0)
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
-    return None
+    draw = partial(_draw, job, cache, part)
+    return draw() if len(part) == 1 else if_it_fits(draw, partial(cache.reset, 0))
 
 
 def _draw(job: Job, cache: KVCache, part: range) -> Drawn:

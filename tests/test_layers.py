@@ -72,7 +72,7 @@ MAY: dict[str, tuple[str, ...]] = {
         *METHOD_BASE, "kvbench.bench", "kvbench.calibration", "kvbench.job", "kvbench.memory", "kvbench.methods.full",
         "kvbench.models", "kvbench.prompts", "kvbench.provenance", "kvbench.runner", "kvbench.runs", "kvbench.trace",
     ),
-    "kvbench.profile_report": ("kvbench.memory",),
+    "kvbench.profile_report": ("kvbench.job", "kvbench.memory", "kvbench.profiler"),
     "kvbench.cli": ("kvbench",),
 }  # fmt: skip
 NEVER: dict[str, tuple[str, ...]] = {

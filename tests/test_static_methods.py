@@ -125,7 +125,7 @@ class Recorder(TorchDispatchMode):
         self.names: set[str] = set()
         self.on = True
 
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         if self.on:
             self.names.add(func.name().removeprefix("aten::").split(".")[0])
         return func(*args, **(kwargs or {}))
