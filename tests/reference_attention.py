@@ -26,3 +26,24 @@ def attention(q: Tensor, past: Pair, present: Pair, scale: float, causal: bool) 
 def received(q: Tensor, past: Tensor, k: Tensor, scale: float, power: int) -> Tensor:
     """float64 [batch, length + tokens]: mean over the queries of the probability's power."""
     return scores(q, past, k, scale).softmax(-1).pow(power).mean(1)
+
+
+def agrees(found: Pair, q: Tensor, past: Pair, present: Pair, scale: float, causal: bool) -> None:
+    """Assert that an output and a log-sum-exp are those of `attention`, up to `rounding`."""
+    for part, expected, bound in zip(
+        found, attention(q, past, present, scale, causal), rounding(q, past, present, scale), strict=True
+    ):
+        excess = (part.double() - expected).abs() / bound
+        assert excess.max() <= 1, excess.max()
+
+
+def rounding(q: Tensor, past: Pair, present: Pair, scale: float) -> tuple[Tensor, Tensor]:
+    """What float32 arithmetic may add to the output [batch, queries, 1] and to the log-sum-exp [batch, queries].
+
+    A logit is a sum of products: as exact as those are large. Its error multiplies the probability, and so the values.
+    Probabilities are rounded to q's dtype before they meet the values, and the output once more.
+    """
+    logit = scores(q.abs(), past[0].abs(), present[0].abs(), abs(scale)).amax(-1)
+    logit = 4 * torch.finfo(torch.float32).eps * (1 + logit)
+    largest = torch.cat((past[1], present[1]), 1).double().abs().amax((1, 2))[:, None]
+    return ((logit + torch.finfo(q.dtype).eps) * largest)[..., None], logit
