@@ -18,7 +18,7 @@ from plain_loop import PlainCache, plain_loop
 import kvbench
 from kvbench.budget import Budget
 from kvbench.cache import KVCache
-from kvbench.memory import if_it_fits
+from kvbench.memory import if_it_fits, keep_freed_memory
 from kvbench.methods.base import Observer
 from kvbench.models.base import Cache
 from kvbench.models.pipeline import InfinityModel
@@ -58,6 +58,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
+    keep_freed_memory()
     weights = "files" if options.model == "infinity_tiny" else "random"
     model = built(composed([f"model={options.model}", f"model.weights={weights}"])["model"])
     names = dict.fromkeys(["full", *options.methods.split(",")])

@@ -21,6 +21,7 @@ from kernel_cases import Case, Held, Timer, ceilings
 
 from kvbench.budget import Budget
 from kvbench.kernels.compact import slots_seen
+from kvbench.memory import keep_freed_memory
 from kvbench.schedule import Schedule
 from kvbench.segments import ModelSpec, Segment
 
@@ -171,6 +172,7 @@ def main() -> None:
         help="count at these rates, time nothing",
     )
     options = parser.parse_args()
+    keep_freed_memory()
     model = built(composed([f"model={options.model}"])["model"])
     spec, budget = model.spec, Budget.parse(options.budget, model.spec)
     schedule, order = floors.heatkv(spec, budget, model.default_sinks)

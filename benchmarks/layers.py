@@ -1,7 +1,8 @@
-"""What surrounds attention, over a whole generation: linear layers, modulation, norm and rotation.
+"""What surrounds attention, over a whole generation, and on a CPU the product inside attention over the full cache.
 
 Beside each: its floors by operations and by bytes at ceilings measured on this device first, and torch's own
-operations at the same work (`torch.nn.functional.linear` and GELU; norm, product and sum; norm, product, rotation).
+operations at the same work (`torch.nn.functional.linear` and GELU; linear, SDPA, linear, sum; norm, product and sum;
+norm, product, rotation; `torch.bmm`).
 
 python benchmarks/layers.py [--device cuda] [--model infinity_2b] [--batch 8] [--repeats 20]
 """
@@ -19,8 +20,11 @@ from torch.nn import functional as F
 
 from kvbench.kernels.linear import linear
 from kvbench.kernels.modulate import EPSILON, modulate
+from kvbench.kernels.products import wide_products
 from kvbench.kernels.qk_norm_rope import qk_norm_rope
+from kvbench.memory import keep_freed_memory
 from kvbench.models import rope
+from kvbench.models.cross_attention import AbsorbedText, CrossAttention, TextKeys, project_text
 
 
 class Layer(NamedTuple):
@@ -36,6 +40,9 @@ class Layer(NamedTuple):
         rotation: complex64 [tokens, D/2].
         weights: of `LINEARS`, [out, in].
         biases: likewise, [out].
+        cross: attention over the text.
+        text: what it reads, as the engine prepares it and plainly.
+        keys: of all tokens seen, [B H, seen, D].
     """
 
     x: Tensor
@@ -47,13 +54,19 @@ class Layer(NamedTuple):
     rotation: Tensor
     weights: dict[str, Tensor]
     biases: dict[str, Tensor]
+    cross: CrossAttention
+    text: tuple[TextKeys | AbsorbedText, TextKeys]
+    keys: Tensor
+
+    @property
+    def queries(self) -> Tensor:
+        """[B H, tokens, D]."""
+        return self.qkv[:, :, 0].transpose(1, 2).flatten(0, 1)
 
 
 LINEARS = {
     "qkv": (3, 1),
     "proj": (1, 1),
-    "q of text": (1, 1),
-    "proj of text": (1, 1),
     "fc1, GELU": (0, 1),
     "fc2": (1, 0),
 }
@@ -84,6 +97,19 @@ def plainly_rotated(qkv: Tensor, lengths: Tensor, rotation: Tensor) -> tuple[Ten
     return q, k, v
 
 
+def plainly_crossed(h: Tensor, cross: CrossAttention, text: TextKeys, x: Tensor) -> Tensor:
+    """Likewise."""
+    q = F.linear(h, cross.mat_q.weight, cross.mat_q.bias).unflatten(-1, (cross.heads, -1)).transpose(1, 2)
+    out = F.scaled_dot_product_attention(q, text.keys, text.values, attn_mask=text.absent)
+    return x + F.linear(out.transpose(1, 2).flatten(2), cross.proj.weight, cross.proj.bias)
+
+
+def widely(first: Tensor, second: Tensor) -> Tensor:
+    """A batched product as `kernels/ragged_attention.py` does it on a CPU."""
+    with wide_products(first.numel() * second.shape[-1]):
+        return torch.bmm(first, second)
+
+
 Call = Callable[[Layer], object]
 
 
@@ -100,7 +126,7 @@ def linears(name: str) -> tuple[Call, Call]:
     return ours, plain
 
 
-def calls() -> dict[str, tuple[Call, Call, int]]:
+def calls(gpu: bool) -> dict[str, tuple[Call, Call, int]]:
     """Ours, torch's, and how often a layer does it."""
     found = {name: (*linears(name), 1) for name in LINEARS}
     found["modulate"] = (
@@ -113,6 +139,17 @@ def calls() -> dict[str, tuple[Call, Call, int]]:
         lambda one: plainly_rotated(one.qkv, one.lengths, one.rotation),
         1,
     )
+    found["text"] = (
+        lambda one: one.cross(one.h, one.text[0], one.x),
+        lambda one: plainly_crossed(one.h, one.cross, one.text[1], one.x),
+        1,
+    )
+    if not gpu:
+        found["q k^T"] = (
+            lambda one: widely(one.queries, one.keys.mT),
+            lambda one: torch.bmm(one.queries, one.keys.mT),
+            1,
+        )
     return found
 
 
@@ -123,6 +160,18 @@ def work(name: str, one: Layer) -> Work:
         return Work(0.0, one.x.numel() * (4.0 + size))
     if name == "norm, rotation":
         return Work(0.0, one.qkv.numel() * 2 / 3 * 2.0 * size)
+    if name == "q k^T":
+        pairs, seen, dim = one.keys.shape
+        tokens = one.x.shape[1]
+        return Work(
+            2.0 * pairs * tokens * seen * dim, 4.0 * pairs * (tokens * dim + seen * dim + tokens * seen)
+        )
+    if name == "text":
+        width, columns = one.x.shape[-1], one.cross.heads * one.text[1].keys.shape[2]
+        apart = 2 * width**2 + 2 * width * one.text[1].keys.shape[2]
+        return Work(
+            2.0 * one.x[..., 0].numel() * min(apart, 2 * width * columns), one.x.numel() * (8.0 + size)
+        )
     x, weight = one.wide if LINEARS[name][1] == 0 else one.h, one.weights[name]
     out = x.numel() // x.shape[-1] * len(weight)
     return Work(2.0 * x.numel() * len(weight), float(size) * (x.numel() + out + weight.numel()))
@@ -138,6 +187,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--repeats", type=int, default=20)
     options = parser.parse_args()
+    keep_freed_memory()
     model = built(composed([f"model={options.model}"])["model"])
     config, spec = model.transformer, model.spec
     timer = Timer(options.device, options.repeats)
@@ -151,10 +201,18 @@ def main() -> None:
     sizes = {name: [n * width or hidden for n in ratio] for name, ratio in LINEARS.items()}
     weights = {name: random(*size) for name, size in sizes.items()}
     biases = {name: random(size[0]) for name, size in sizes.items()}
+    cross = CrossAttention(width, spec.heads).to(options.device, dtype)
+    mask = torch.ones(
+        options.batch * spec.branches, config.text_maxlen, dtype=torch.bool, device=options.device
+    )
     turns = rope.tables(spec.segments, config.rope_grid, spec.head_dim, config.rope_base, options.device)
     sequences = options.batch * spec.branches
-    totals: dict[str, list[float]] = {name: [0.0] * 4 for name in calls()}
+    kernels = calls(timer.gpu)
+    totals: dict[str, list[float]] = {name: [0.0] * 4 for name in kernels}
     with torch.inference_mode():
+        context = random(*mask.shape, width)
+        plain_text = project_text(context, cross.mat_kv.weight, cross.v_bias, spec.heads, mask, dtype)
+        text = (cross.of(context, mask, dtype), plain_text)
         for at in spec.segments:
             rows = (sequences, at.length)
             x = random(*rows, width, dtype=torch.float32)
@@ -162,8 +220,9 @@ def main() -> None:
             one = Layer(
                 x, x.to(dtype), random(*rows, hidden), (scale, shift), random(*rows, 3, spec.heads, spec.head_dim),
                 torch.ones(2, spec.heads, device=options.device), turns[at.start : at.end], weights, biases,
+                cross, text, random(sequences * spec.heads, at.end, spec.head_dim),
             )  # fmt: skip
-            for name, (ours, plain, times) in calls().items():
+            for name, (ours, plain, times) in kernels.items():
                 seconds = (*found.floors(work(name, one)), timer(ours, [one]), timer(plain, [one]))
                 totals[name] = [
                     a + times * spec.layers * b for a, b in zip(totals[name], seconds, strict=True)

@@ -10,11 +10,13 @@ from rich.console import Console
 
 from kvbench.config import Settings
 from kvbench.job import Job
+from kvbench.memory import keep_freed_memory
 from kvbench.profile_report import profile_and_show
 
 
 def main() -> None:
     """Measures, prints, writes."""
+    keep_freed_memory()
     overrides = [*sys.argv[1:], "task=profile"]
     values = composed(overrides)
     settings = Settings.of(values)

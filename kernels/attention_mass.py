@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from kvbench.kernels.compact import Layout, padded
+from kvbench.kernels.products import wide_products
 
 
 def attention_scores(q: Tensor, k: Tensor, past_keys: Tensor, layout: Layout, scale: float) -> Tensor:
@@ -77,7 +78,8 @@ def _absent(layout: Layout) -> Tensor | None:
 
 
 def _scores(q: Tensor, keys: Tensor, absent: Tensor | None, scale: float) -> Tensor:
-    scores = (q.float() * scale) @ keys.transpose(-1, -2)
+    with wide_products(q.numel() * keys.shape[2]):
+        scores = (q.float() * scale) @ keys.mT
     if absent is not None:
         scores[..., : absent.shape[1]].masked_fill_(absent[:, None], -torch.inf)
     return scores

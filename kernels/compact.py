@@ -12,13 +12,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-PIECE_BYTES = 1 << 20  # what the CPU copies at a time: its gather stays in the second-level cache
-
 
 class Group(NamedTuple):
-    """Rows of one length: which (None: all, in order), first slot in the flat buffer, slots per row, how many rows."""
+    """Rows of one length, neighbours in `Layout.order`: first slot in the flat buffer, slots per row, how many rows."""
 
-    rows: Tensor | None
     start: int
     length: int
     size: int
@@ -32,8 +29,9 @@ class Layout(NamedTuple):
         offsets: int64 [rows], first slot of each row in the flat buffer.
         lengths: int32 [rows], slots of each row.
         order: int32 [rows], rows longest first, equal ones in order; they lie in the buffer in this order.
+        places: int32 [rows], where each row comes in that order.
         counts: the lengths again, on the host.
-        groups: rows by length, empty rows left out.
+        groups: rows by length.
         total: slots of all rows.
     """
 
@@ -41,9 +39,15 @@ class Layout(NamedTuple):
     offsets: Tensor
     lengths: Tensor
     order: Tensor
+    places: Tensor
     counts: tuple[int, ...]
     groups: tuple[Group, ...]
     total: int
+
+    @property
+    def uniform(self) -> bool:
+        """Whether all rows are equally long."""
+        return self.total == self.longest * len(self.counts)
 
     @property
     def longest(self) -> int:
@@ -54,22 +58,17 @@ class Layout(NamedTuple):
 def arranged(positions: Tensor, counts: list[int]) -> Layout:
     """The layout of rows that hold `counts` tokens at `positions` [rows, longest]."""
     order = sorted(range(len(counts)), key=lambda row: -counts[row])
-    offsets, sizes, total = [0] * len(counts), [], 0
+    offsets, places, groups, total = [0] * len(counts), [0] * len(counts), [], 0
+    for place, row in enumerate(order):
+        offsets[row], places[row] = total, place
+        total += counts[row]
     for length, equal in groupby(order, key=counts.__getitem__):
         rows = list(equal)
-        for place, row in enumerate(rows):
-            offsets[row] = total + place * length
-        sizes.append((length, len(rows)))
-        total += length * len(rows)
+        groups.append(Group(offsets[rows[0]], length, len(rows)))
     # One transfer; out of pageable memory it never waits for the device.
-    table = torch.tensor((offsets, counts, order), dtype=torch.int64).to(positions.device, non_blocking=True)
-    groups, first, slot = [], 0, 0
-    for length, size in sizes:
-        if length:
-            rows_of = None if size == len(counts) else table[2, first : first + size]
-            groups.append(Group(rows_of, slot, length, size))
-        first, slot = first + size, slot + length * size
-    return Layout(positions, table[0], table[1].int(), table[2].int(), tuple(counts), tuple(groups), total)
+    table = torch.tensor((offsets, counts, order, places), dtype=torch.int64)
+    at, *others = table.to(positions.device, non_blocking=True)
+    return Layout(positions, at, *(other.int() for other in others), tuple(counts), tuple(groups), total)
 
 
 def empty_layout(rows: int, device: torch.device | str) -> Layout:
@@ -130,10 +129,8 @@ def padded(storage: Tensor, layout: Layout) -> Tensor:
 
     A view where all rows are equally long, else a copy.
     """
-    if layout.groups and layout.groups[0].rows is None:
+    if layout.uniform:
         return dense(storage, layout.groups[0])
-    if not layout.total:
-        return storage.new_empty(storage.shape[0], len(layout.counts), 0, storage.shape[2])
     slot = layout.offsets[:, None] + torch.arange(layout.longest, device=storage.device)
     slot.clamp_(max=layout.total - 1)
     return storage.index_select(1, slot.flatten()).unflatten(1, slot.shape)
@@ -146,7 +143,7 @@ def dense(storage: Tensor, group: Group) -> Tensor:
 
 
 def rebuild(storage: Tensor, current: Tensor, source: Tensor) -> Tensor:
-    """Copies kept slots into a new buffer of exactly as many; on CUDA in one launch.
+    """Copies kept slots into a new buffer of exactly as many; on CUDA in one launch, else by a copy of all there is.
 
     Args:
         storage: flat buffer [batch, slots, D].
@@ -160,15 +157,8 @@ def rebuild(storage: Tensor, current: Tensor, source: Tensor) -> Tensor:
         from kvbench.kernels.compact_triton import rebuild_triton
 
         return rebuild_triton(storage, current, source)
-    batch, _, channels = storage.shape
-    result = storage.new_empty(batch, len(source), channels)
-    flat = current.flatten(1, 2)
-    step = max(1, PIECE_BYTES // max(1, batch * channels * storage.itemsize))
-    for piece, out in zip(source.split(step), result.split(step, 1), strict=True):
-        old = piece >= 0
-        for buffer, chosen, index in ((storage, old, piece), (flat, ~old, ~piece)):
-            target = chosen.nonzero().squeeze(1)
-            if len(target):
-                found = buffer.index_select(1, index[target])
-                out.index_copy_(1, target, found.to(out.dtype))
-    return result
+    slots, shape = storage.shape[1], current.shape[1:3]
+    joined = storage.new_empty(storage.shape[0], slots + shape.numel(), storage.shape[2])
+    joined[:, :slots] = storage
+    joined[:, slots:].unflatten(1, shape).copy_(current)
+    return joined.index_select(1, torch.where(source < 0, slots - 1 - source, source))

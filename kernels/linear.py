@@ -4,22 +4,29 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from kvbench.kernels.products import WORTH
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None, *, gelu: bool = False) -> Tensor:
-    """X W^T + b, then GELU (tanh form) if asked.
+
+def linear(
+    x: Tensor, weight: Tensor, bias: Tensor | None, dtype: torch.dtype | None = None, *, gelu: bool = False
+) -> Tensor:
+    """X W^T + b with all three rounded to `dtype`, then GELU (tanh form) if asked.
 
     On a CPU in float32 and without gradients oneDNN does both at once: it uses the widest vectors whoever made the
     processor, where the BLAS behind `torch.nn.functional.linear` may not (`benchmarks/layers.py` times both).
 
     Args:
         x: [..., in].
-        weight: [out, in], of x's dtype.
-        bias: [out], likewise, or None.
+        weight: [out, in].
+        bias: [out] or None.
+        dtype: None: all are of x's.
         gelu: whether the activation follows.
 
     Returns:
-        [..., out] in x's dtype.
+        [..., out] in that dtype.
     """
+    if dtype is not None:
+        x, weight, bias = x.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
     if _onednn(x, weight):
         activation, form = ("gelu", "tanh") if gelu else ("none", "")
         return torch.ops.mkldnn._linear_pointwise(x, weight, bias, activation, [], form)
@@ -29,6 +36,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None, *, gelu: bool = False
 
 def _onednn(x: Tensor, weight: Tensor) -> bool:
     learning = torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad)
-    plain = x.device.type == "cpu" and x.dtype == torch.float32 and x.numel() > 0
-    usable = torch.backends.mkldnn.is_available() and bool(torch.backends.mkldnn.enabled)
+    plain = x.device.type == "cpu" and x.dtype == torch.float32
+    worth = x.numel() * len(weight) >= WORTH
+    usable = worth and torch.backends.mkldnn.is_available() and bool(torch.backends.mkldnn.enabled)
     return plain and not learning and usable

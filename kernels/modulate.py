@@ -1,5 +1,7 @@
 """Layer norms, scaled and shifted by a condition or by weights, cast for the layer that follows."""
 
+from functools import cache
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -26,9 +28,14 @@ def modulate(x: Tensor, factor: Tensor, shift: Tensor, dtype: torch.dtype) -> Te
         return modulate_triton(x, factor, shift, dtype, EPSILON)
     x = x.float()
     # With weights torch's CPU kernel takes half the time that it takes without.
-    one, zero = x.new_ones(x.shape[-1]), x.new_zeros(x.shape[-1])
-    normalized = F.layer_norm(x, x.shape[-1:], one, zero, EPSILON)
+    normalized = F.layer_norm(x, x.shape[-1:], *_identity(x.shape[-1], x.device), EPSILON)
     return torch.addcmul(shift, normalized, factor).to(dtype)
+
+
+@cache
+def _identity(width: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    with torch.inference_mode(mode=False):  # training may come later in this process
+        return torch.ones(width, device=device), torch.zeros(width, device=device)
 
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, dtype: torch.dtype) -> Tensor:

@@ -130,14 +130,14 @@ class KVCache:
             self._stored -= store.bytes
             nothing = store.keys.new_empty(self._batch, 0, store.keys.shape[2])
             self._stores[layer] = Store(self._empty, nothing, nothing)
-            return out.view(q.shape)
+            return out.reshape(q.shape)
         if q.is_cuda:
             out, lse = self._attention(folded, k, v, store)
             self._store(layer, k, v, self._rebuild(layer, folded, k, plain, lse))
         else:
             out = self._rebuilt_before(layer, folded, k, v, plain)
         self._account(layer)
-        return out.view(q.shape)
+        return out.reshape(q.shape)
 
     def _rebuilt_before(
         self, layer: int, q: Tensor, k: Tensor, v: Tensor, plain: Callable[[], Tensor] | None
@@ -192,7 +192,6 @@ class KVCache:
         layout = self._stores[layer].layout
         view = self._view(layer, q, k, plain, lse)
         keep = self.method.keep(view)
-        uniform = not layout.groups or layout.groups[0].rows is None
         after, source = plan(layout, keep, at.start, at.length)
         everything = after.total == layout.total + self._rows * at.length
         state = None
@@ -200,7 +199,7 @@ class KVCache:
             exists = view.position >= 0
             state = packed(view.state, exists if keep is None else keep & exists, 0, after.longest)
         # A GPU copies by a table as fast as without one; torch joins a past and a strided present more slowly.
-        appended = uniform and everything and not q.is_cuda
+        appended = layout.uniform and everything and not q.is_cuda
         change = _Rebuild(after, None if appended else source, state)
         if self.method.static:
             self._plans[layer, at.index] = change

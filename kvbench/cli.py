@@ -30,6 +30,7 @@ from kvbench.eval.base import missing
 from kvbench.eval.fid import Fid
 from kvbench.eval.images import ImageSetError
 from kvbench.job import Job
+from kvbench.memory import keep_freed_memory
 from kvbench.methods.base import Observer
 from kvbench.models.base import NotFinite
 from kvbench.models.weights import WeightsError
@@ -92,6 +93,7 @@ def main() -> None:
     """Entry point."""
     os.environ.setdefault("KVBENCH_ROOT", str(Path.cwd()))
     logging.captureWarnings(capture=True)
+    keep_freed_memory()
     problem = check_arguments(sys.argv[1:])
     if problem is not None:
         sys.exit(f"error: {problem}")

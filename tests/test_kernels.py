@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
@@ -12,7 +13,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from kvbench.kernels import compact
 from kvbench.kernels import ragged_attention as module
 from kvbench.kernels.attention_mass import attention_mass, attention_scores
 from kvbench.kernels.compact import Layout, dense, empty_layout, plan, rebuild, slots_seen
@@ -216,28 +216,27 @@ def test_plan_and_rebuild_equal_a_list_of_lists(steps: Steps) -> None:
         assert layout.lengths.tolist() == list(layout.counts) == [len(held) for held in model]
         assert layout.order.tolist() == sorted(range(steps.rows), key=lambda row: -len(model[row]))
         assert (layout.lengths.dtype, layout.order.dtype) == (torch.int32, torch.int32)
-        grouped = [
-            (int(row), group.length)
-            for group in layout.groups
-            for row in (torch.arange(steps.rows) if group.rows is None else group.rows)
-        ]
-        assert sorted(grouped) == [(row, len(held)) for row, held in enumerate(model) if held]
+        assert [layout.order[place] for place in layout.places] == list(range(steps.rows))
+        assert layout.uniform == (len({len(held) for held in model}) == 1)
+        members = iter(layout.order.tolist())
         for group in layout.groups:
-            members = torch.arange(steps.rows) if group.rows is None else group.rows
-            for values, row in zip(dense(storage, group)[0], members.tolist(), strict=True):
+            for values, row in zip(dense(storage, group)[0], islice(members, group.size), strict=True):
                 assert values[:, 0].tolist() == [1000 * row + p for p in model[row]]
+        assert not list(members)
 
 
-def test_a_large_rebuild_is_copied_piece_by_piece(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rebuild_casts_to_the_storage() -> None:
     torch.manual_seed(0)
     layout, source = plan(empty_layout(3, "cpu"), None, 0, 50)
-    storage = rebuild(torch.empty(2, 0, 8, dtype=torch.bfloat16), torch.randn(2, 3, 50, 8), source)
-    current = torch.randn(2, 30, 3, 8).transpose(1, 2)
-    layout, source = plan(layout, torch.rand(3, 80) < 0.6, 50, 30)
-    whole = rebuild(storage, current, source)
-    monkeypatch.setattr(compact, "PIECE_BYTES", 7 * 2 * 8 * 2)
-    assert torch.equal(rebuild(storage, current, source), whole)
-    assert whole.shape == (2, layout.total, 8)
+    first, second = torch.randn(2, 3, 50, 8), torch.randn(2, 30, 3, 8).transpose(1, 2)
+    storage = rebuild(torch.empty(2, 0, 8, dtype=torch.bfloat16), first, source)
+    keep = torch.rand(3, 80) < 0.6
+    layout, source = plan(layout, keep, 50, 30)
+    found = rebuild(storage, second, source)
+    assert found.dtype == torch.bfloat16
+    whole = torch.cat((first, second), 2).bfloat16()
+    for row, start in enumerate(layout.offsets.tolist()):
+        assert torch.equal(found[:, start : start + layout.counts[row]], whole[:, row, keep[row]])
 
 
 def test_triton_is_only_imported_for_cuda_tensors() -> None:

@@ -10,9 +10,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from kvbench.kernels.linear import linear
 from kvbench.kernels.modulate import modulate
 from kvbench.models import rope
-from kvbench.models.layers import Block, HeadNorm, LayerCondition, PooledText, by_scale, linear
+from kvbench.models.cross_attention import PooledText
+from kvbench.models.layers import Block, HeadNorm, LayerCondition, by_scale
 from kvbench.segments import Segment
 
 

@@ -10,24 +10,15 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from kvbench.kernels import linear as fused
+from kvbench.kernels.linear import linear
 from kvbench.kernels.modulate import EPSILON, layer_norm, modulate
 from kvbench.kernels.qk_norm_rope import qk_norm_rope
+from kvbench.models.cross_attention import AbsorbedText, CrossAttention, TextKeys
 from kvbench.segments import Segment
 
 Attend = Callable[[int, Tensor, Tensor, Tensor, Callable[[], Tensor]], Tensor]
 """(layer, q, k, v, plain) -> attention output, all [B, H, tokens, D]; `plain` computes q as projected."""
-
-
-class TextKeys(NamedTuple):
-    """A layer's keys and values of the text, [B, H, words, D]; -inf [B, 1, 1, words] where a word is absent, else 0."""
-
-    keys: Tensor
-    values: Tensor
-    absent: Tensor
 
 
 class Projection(NamedTuple):
@@ -65,36 +56,7 @@ class LayerCondition(NamedTuple):
 
     modulation: Modulation
     projection: Projection
-    text: TextKeys
-
-
-def linear(
-    x: Tensor, weight: Tensor, bias: Tensor | None, dtype: torch.dtype, *, gelu: bool = False
-) -> Tensor:
-    """X W^T + b with all three rounded to `dtype`, then GELU (tanh form) if asked."""
-    return fused.linear(x.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype), gelu=gelu)
-
-
-def text_attention(q: Tensor, text: TextKeys) -> Tensor:
-    """Attention of q [B, H, tokens, D] over the text, scaled by 1/sqrt(D): [B, tokens, H*D]."""
-    if q.is_cuda:
-        # Left to choose, torch takes cuDNN's on an H100, which is planned anew for every number of words and of tokens.
-        with sdpa_kernel([SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]):
-            out = F.scaled_dot_product_attention(q, text.keys, text.values, attn_mask=text.absent)
-    else:
-        # What the fused kernel rounds, spelled out: its backward pass is slow on a CPU. Words come before tokens
-        # because a softmax over a few of the fastest dimension's numbers is slow as well.
-        rows = (
-            q.float(),
-            text.keys.float(),
-            text.values.float(),
-            text.absent.float().mT.expand(-1, q.shape[1], -1, 1),
-        )
-        queries, keys, values, absent = (x.reshape(-1, *x.shape[2:]) for x in rows)
-        scores = torch.baddbmm(absent, keys, queries.mT, alpha=q.shape[-1] ** -0.5)
-        weights = scores.softmax(1).to(q.dtype).float()
-        out = (weights.mT @ values).to(q.dtype).view(q.shape)
-    return out.transpose(1, 2).flatten(2)
+    text: TextKeys | AbsorbedText
 
 
 class SelfAttention(nn.Module):
@@ -128,70 +90,6 @@ class SelfAttention(nn.Module):
 
         out = attend(layer, q, k, v, plain)
         return linear(out.transpose(1, 2).flatten(2), self.proj.weight, self.proj.bias, weight.dtype)
-
-
-class CrossAttention(nn.Module):
-    """Attention over the projected text, whose keys and values are computed once per image."""
-
-    def __init__(self, width: int, heads: int) -> None:
-        super().__init__()
-        self.heads = heads
-        self.mat_q = nn.Linear(width, width)
-        self.mat_kv = nn.Linear(width, 2 * width, bias=False)
-        self.v_bias = nn.Parameter(torch.zeros(width))
-        self.proj = nn.Linear(width, width)
-
-    def text_keys(self, context: Tensor, mask: Tensor, dtype: torch.dtype) -> TextKeys:
-        """Projects context [B, words, width]; `dtype` is what the attention itself is computed in."""
-        return project_text(context, self.mat_kv.weight, self.v_bias, self.heads, mask, dtype)
-
-    def forward(self, h: Tensor, text: TextKeys) -> Tensor:
-        """H [B, tokens, width], normalised, to [B, tokens, width]."""
-        dtype = self.mat_q.weight.dtype
-        q = (
-            linear(h, self.mat_q.weight, self.mat_q.bias, dtype)
-            .unflatten(-1, (self.heads, -1))
-            .transpose(1, 2)
-        )
-        out = text_attention(q.to(text.keys.dtype), text)
-        return linear(out, self.proj.weight, self.proj.bias, dtype)
-
-
-def project_text(
-    context: Tensor,
-    weight: Tensor,
-    v_bias: Tensor,
-    heads: int,
-    mask: Tensor,
-    dtype: torch.dtype,
-    compute: torch.dtype | None = None,
-) -> TextKeys:
-    """Keys (no bias) and values of context [B, words, channels]; projected in `compute`, stored in `dtype`."""
-    bias = torch.cat((torch.zeros_like(v_bias), v_bias))
-    both = linear(context, weight, bias, compute or weight.dtype).unflatten(-1, (2, heads, -1))
-    keys, values = both.permute(2, 0, 3, 1, 4).to(dtype)
-    # Rows of the mask start on multiples of 16 numbers: fused attention would copy others at every call.
-    wide = torch.zeros(len(mask), 1, 1, -(-mask.shape[1] // 16) * 16, dtype=dtype, device=mask.device)
-    absent = wide[..., : mask.shape[1]].masked_fill_(~mask[:, None, None], -math.inf)
-    return TextKeys(keys, values, absent)
-
-
-class PooledText(nn.Module):
-    """One learned query attends to the text: the start token and the condition of every modulation."""
-
-    def __init__(self, text_width: int, width: int, heads: int) -> None:
-        super().__init__()
-        self.mat_q = nn.Parameter(torch.randn(1, heads, width // heads) * text_width**-0.5)
-        self.mat_kv = nn.Linear(text_width, 2 * width, bias=False)
-        self.v_bias = nn.Parameter(torch.zeros(width))
-        self.proj = nn.Linear(width, width)
-
-    def forward(self, values: Tensor, mask: Tensor, compute: torch.dtype, attention: torch.dtype) -> Tensor:
-        """Values [B, words, text_width], mask bool [B, words] to [B, width]."""
-        heads = self.mat_q.shape[1]
-        text = project_text(values, self.mat_kv.weight, self.v_bias, heads, mask, attention, compute)
-        q = self.mat_q.unsqueeze(2).expand(len(values), -1, -1, -1).to(text.keys.dtype)
-        return linear(text_attention(q, text)[:, 0], self.proj.weight, self.proj.bias, compute)
 
 
 class FeedForward(nn.Module):
@@ -230,7 +128,7 @@ class Block(nn.Module):
             attention: dtype that attention over the text is computed in.
         """
         modulation = Modulation.of(self.ada_gss + gss)
-        return LayerCondition(modulation, self.sa.projection(), self.ca.text_keys(context, mask, attention))
+        return LayerCondition(modulation, self.sa.projection(), self.ca.of(context, mask, attention))
 
     def forward(
         self, x: Tensor, layer: int, condition: LayerCondition, rotation: Tensor, attend: Attend
@@ -249,7 +147,7 @@ class Block(nn.Module):
         h = self.sa(modulate(x, factor1, shift1, dtype), layer, condition.projection, rotation, attend)
         x = gated(x, h, gate1, rounded=True)
         h = layer_norm(x, norm.weight, norm.bias, dtype)
-        x = x.float() + self.ca(h, condition.text)
+        x = self.ca(h, condition.text, x.float())
         return gated(x, self.ffn(modulate(x, factor2, shift2, dtype)), gate2, rounded=False)
 
 
@@ -264,11 +162,12 @@ class HeadNorm(nn.Module):
 def gated(x: Tensor, h: Tensor, gate: Tensor, *, rounded: bool) -> Tensor:
     """X + h gate; the product rounded to h's dtype first, as the official in-place product is, or not.
 
-    Without gradients h may be overwritten: a third of the memory traffic.
+    Without gradients h is overwritten where its dtype allows: less memory traffic.
     """
+    free = not torch.is_grad_enabled()
     if rounded and h.dtype != torch.float32:
-        return x + ((h * gate).to(h.dtype) if torch.is_grad_enabled() else h.mul_(gate))
-    return torch.addcmul(x, h, gate)
+        return x + (h.mul_(gate) if free else (h * gate).to(h.dtype))
+    return torch.addcmul(x, h, gate, out=h if free and x.dtype == h.dtype == gate.dtype else None)
 
 
 def by_scale(segments: Sequence[Segment]) -> Attend:

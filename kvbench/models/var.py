@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from kvbench.kernels.linear import linear
 from kvbench.kernels.modulate import modulate
 from kvbench.models.layers import (
     Attend,
@@ -22,7 +23,6 @@ from kvbench.models.layers import (
     SelfAttention,
     by_scale,
     gated,
-    linear,
 )
 from kvbench.segments import Segment, next_scale
 

@@ -1,0 +1,141 @@
+"""Attention over the text, whose keys and values are computed once per image; parameter names are the official ones."""
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from kvbench.kernels.linear import linear
+from kvbench.kernels.products import wide_products
+
+
+class TextKeys(NamedTuple):
+    """A layer's keys and values of the text, [B, H, words, D]; -inf [B, 1, 1, words] where a word is absent, else 0."""
+
+    keys: Tensor
+    values: Tensor
+    absent: Tensor
+
+
+class AbsorbedText(NamedTuple):
+    """The same with the projections of queries and output multiplied in: fewer operations per token if words are few.
+
+    Attributes:
+        keys: [B, H words, width], through the queries' projection and scaled by 1/sqrt(D).
+        bias: what they add to a score, [B, H words, 1]; -inf where a word is absent.
+        values: [B, H words, width], through the output's projection, its bias included.
+    """
+
+    keys: Tensor
+    bias: Tensor
+    values: Tensor
+
+
+class CrossAttention(nn.Module):
+    """Attention over the projected text."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.mat_q = nn.Linear(width, width)
+        self.mat_kv = nn.Linear(width, 2 * width, bias=False)
+        self.v_bias = nn.Parameter(torch.zeros(width))
+        self.proj = nn.Linear(width, width)
+
+    def of(self, context: Tensor, mask: Tensor, dtype: torch.dtype) -> TextKeys | AbsorbedText:
+        """What `forward` needs of a text.
+
+        Args:
+            context: [B, words, width].
+            mask: bool [B, words], which words exist.
+            dtype: that the attention itself is computed in.
+        """
+        text = project_text(context, self.mat_kv.weight, self.v_bias, self.heads, mask, dtype)
+        width = len(self.v_bias)
+        # Other dtypes round the queries in between, as the official program does.
+        exact = dtype == self.mat_q.weight.dtype == torch.float32
+        return self._absorbed(text) if exact and mask.shape[1] * (self.heads - 1) < width else text
+
+    def _absorbed(self, text: TextKeys) -> AbsorbedText:
+        keys = text.keys * text.keys.shape[-1] ** -0.5
+        asking = self.mat_q.weight.unflatten(0, (self.heads, -1))  # [H, D, width]
+        telling = self.proj.weight.T.unflatten(0, (self.heads, -1))
+        with wide_products(keys.numel() * len(self.v_bias)):
+            # The probabilities of a head sum to 1, so every word of every head can carry its share of the bias.
+            values = text.values @ telling + self.proj.bias / self.heads
+            bias = keys @ self.mat_q.bias.view(self.heads, -1, 1) + text.absent.mT
+            return AbsorbedText((keys @ asking).flatten(1, 2), bias.flatten(1, 2), values.flatten(1, 2))
+
+    def forward(self, h: Tensor, text: TextKeys | AbsorbedText, x: Tensor) -> Tensor:
+        """Residual stream x [B, tokens, width] and attention of h, x normalised, to [B, tokens, width]."""
+        if isinstance(text, AbsorbedText):
+            with wide_products(h.numel() * text.keys.shape[1]):
+                scores = torch.baddbmm(text.bias, text.keys, h.mT)
+                weights = scores.unflatten(1, (self.heads, -1)).softmax(2).flatten(1, 2)
+                return torch.baddbmm(x, weights.mT, text.values)
+        dtype = self.mat_q.weight.dtype
+        q = linear(h, self.mat_q.weight, self.mat_q.bias, dtype).unflatten(-1, (self.heads, -1))
+        out = text_attention(q.transpose(1, 2).to(text.keys.dtype), text)
+        return x + linear(out, self.proj.weight, self.proj.bias, dtype)
+
+
+class PooledText(nn.Module):
+    """One learned query attends to the text: the start token and the condition of every modulation."""
+
+    def __init__(self, text_width: int, width: int, heads: int) -> None:
+        super().__init__()
+        self.mat_q = nn.Parameter(torch.randn(1, heads, width // heads) * text_width**-0.5)
+        self.mat_kv = nn.Linear(text_width, 2 * width, bias=False)
+        self.v_bias = nn.Parameter(torch.zeros(width))
+        self.proj = nn.Linear(width, width)
+
+    def forward(self, values: Tensor, mask: Tensor, compute: torch.dtype, attention: torch.dtype) -> Tensor:
+        """Values [B, words, text_width], mask bool [B, words] to [B, width]."""
+        heads = self.mat_q.shape[1]
+        text = project_text(values, self.mat_kv.weight, self.v_bias, heads, mask, attention, compute)
+        q = self.mat_q.unsqueeze(2).expand(len(values), -1, -1, -1).to(text.keys.dtype)
+        return linear(text_attention(q, text)[:, 0], self.proj.weight, self.proj.bias, compute)
+
+
+def project_text(
+    context: Tensor,
+    weight: Tensor,
+    v_bias: Tensor,
+    heads: int,
+    mask: Tensor,
+    dtype: torch.dtype,
+    compute: torch.dtype | None = None,
+) -> TextKeys:
+    """Keys (no bias) and values of context [B, words, channels]; projected in `compute`, stored in `dtype`."""
+    bias = torch.cat((torch.zeros_like(v_bias), v_bias))
+    both = linear(context, weight, bias, compute or weight.dtype).unflatten(-1, (2, heads, -1))
+    keys, values = both.permute(2, 0, 3, 1, 4).to(dtype)
+    # Rows of the mask start on multiples of 16 numbers: fused attention would copy others at every call.
+    wide = torch.zeros(len(mask), 1, 1, -(-mask.shape[1] // 16) * 16, dtype=dtype, device=mask.device)
+    absent = wide[..., : mask.shape[1]].masked_fill_(~mask[:, None, None], -math.inf)
+    return TextKeys(keys, values, absent)
+
+
+def text_attention(q: Tensor, text: TextKeys) -> Tensor:
+    """Attention of q [B, H, tokens, D] over the text, scaled by 1/sqrt(D): [B, tokens, H*D]."""
+    if q.is_cuda:
+        # Left to choose, torch takes cuDNN's on an H100, which is planned anew for every number of words and of tokens.
+        with sdpa_kernel([SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]):
+            out = F.scaled_dot_product_attention(q, text.keys, text.values, attn_mask=text.absent)
+    else:
+        # What the fused kernel rounds, spelled out: its backward pass is slow on a CPU. Words come before tokens
+        # because a softmax over a few of the fastest dimension's numbers is slow as well.
+        rows = (
+            q.float(),
+            text.keys.float(),
+            text.values.float(),
+            text.absent.float().mT.expand(-1, q.shape[1], -1, 1),
+        )
+        queries, keys, values, absent = (x.reshape(-1, *x.shape[2:]) for x in rows)
+        scores = torch.baddbmm(absent, keys, queries.mT, alpha=q.shape[-1] ** -0.5)
+        weights = scores.softmax(1).to(q.dtype).float()
+        out = (weights.mT @ values).to(q.dtype).view(q.shape)
+    return out.transpose(1, 2).flatten(2)
