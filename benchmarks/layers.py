@@ -106,7 +106,7 @@ def plainly_crossed(h: Tensor, cross: CrossAttention, text: TextKeys, x: Tensor)
 
 def widely(first: Tensor, second: Tensor) -> Tensor:
     """A batched product as `kernels/ragged_attention.py` does it on a CPU."""
-    with wide_products(first.numel() * second.shape[-1]):
+    with wide_products(first.numel() * second.shape[-1], first.device):
         return torch.bmm(first, second)
 
 

@@ -78,7 +78,7 @@ def _absent(layout: Layout) -> Tensor | None:
 
 
 def _scores(q: Tensor, keys: Tensor, absent: Tensor | None, scale: float) -> Tensor:
-    with wide_products(q.numel() * keys.shape[2]):
+    with wide_products(q.numel() * keys.shape[2], q.device):
         scores = (q.float() * scale) @ keys.mT
     if absent is not None:
         scores[..., : absent.shape[1]].masked_fill_(absent[:, None], -torch.inf)

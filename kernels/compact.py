@@ -68,7 +68,8 @@ def arranged(positions: Tensor, counts: list[int]) -> Layout:
     # One transfer; out of pageable memory it never waits for the device.
     table = torch.tensor((offsets, counts, order, places), dtype=torch.int64)
     at, *others = table.to(positions.device, non_blocking=True)
-    return Layout(positions, at, *(other.int() for other in others), tuple(counts), tuple(groups), total)
+    lengths, by_length, place_of = (other.int() for other in others)
+    return Layout(positions, at, lengths, by_length, place_of, tuple(counts), tuple(groups), total)
 
 
 def empty_layout(rows: int, device: torch.device | str) -> Layout:

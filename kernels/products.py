@@ -3,41 +3,43 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
+from typing import Any
 
 import torch
 
 WORTH = 1 << 21
 """Multiplications from which oneDNN's products are faster in spite of what a call of it costs."""
+SETTINGS: Any = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]  # the module is replaced by an object
 
 
 @contextmanager
-def wide_products(multiplications: int) -> Iterator[None]:
-    """Batched products of so many multiplications on a CPU go to oneDNN, where it computes them in full float32.
+def wide_products(multiplications: int, device: torch.device) -> Iterator[None]:
+    """Batched products of so many multiplications go to oneDNN on a CPU, where it computes them in full float32.
 
     torch sends float32 products there only if bfloat16 would do for their arithmetic. A processor without units for
     matrices has no use for that permission and computes in float32 all the same, two to three times as fast as the
     BLAS that is asked otherwise (`benchmarks/layers.py` times both). Where the permission is used it is not given.
     """
-    if multiplications < WORTH or not _exact():
+    if device.type != "cpu" or multiplications < WORTH or not _exact():
         yield
         return
-    matmul = torch.backends.mkldnn.matmul
-    before = matmul.fp32_precision
-    matmul.fp32_precision = "bf16"
+    with _permitted():
+        yield
+
+
+@contextmanager
+def _permitted() -> Iterator[None]:
+    before = SETTINGS.fp32_precision
+    SETTINGS.fp32_precision = "bf16"
     try:
         yield
     finally:
-        matmul.fp32_precision = before
+        SETTINGS.fp32_precision = before
 
 
 @cache
 def _exact() -> bool:
     """Whether products are exact with that permission: numbers times one lose no digit."""
-    matmul = torch.backends.mkldnn.matmul
-    before = matmul.fp32_precision
-    matmul.fp32_precision = "bf16"
-    try:
-        numbers = torch.linspace(1, 2, 64 * 64).expand(2, -1).unflatten(1, (64, 64))
+    numbers = torch.linspace(1, 2, 64 * 64).expand(2, -1).unflatten(1, (64, 64))
+    with _permitted():
         return torch.equal(numbers @ torch.eye(64).expand(2, -1, -1), numbers)
-    finally:
-        matmul.fp32_precision = before

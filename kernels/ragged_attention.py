@@ -109,20 +109,12 @@ def _attention(
     q: Tensor, parts: Sequence[Pair], scale: float, tokens: int | None, lse: bool
 ) -> tuple[Tensor, Tensor | None]:
     """`dense_attention` over the keys and values of all parts together."""
+    if len(q) == 1 < q.shape[1]:  # pieces are cut along the first dimension
+        parts = [(k.transpose(0, 1), v.transpose(0, 1)) for k, v in parts]
+        out, sums = _attention(q.transpose(0, 1), parts, scale, tokens, lse)
+        return out.transpose(0, 1), None if sums is None else sums.transpose(0, 1)
     out = q.new_empty(q.shape, dtype=torch.float32)
     sums = q.new_empty(q.shape[:3], dtype=torch.float32) if lse else None
-    if len(q) == 1:  # pieces are cut along the first dimension
-        by_row = [(k.transpose(0, 1), v.transpose(0, 1)) for k, v in parts]
-        turned = None if sums is None else sums.transpose(0, 1)
-        _fill(out.transpose(0, 1), turned, q.transpose(0, 1), by_row, scale, tokens)
-    else:
-        _fill(out, sums, q, parts, scale, tokens)
-    return out.to(q.dtype), sums
-
-
-def _fill(
-    out: Tensor, sums: Tensor | None, q: Tensor, parts: Sequence[Pair], scale: float, tokens: int | None
-) -> None:
     outer, inner, count, channels = q.shape
     keys = sum(k.shape[2] for k, _ in parts)
     width = keys if len(parts) == 1 else -(-keys // LANES) * LANES
@@ -130,8 +122,10 @@ def _fill(
     rows = max(1, min(outer, PIECE_BYTES // (4 * inner * count * width)))
     some = count if rows > 1 else max(1, min(count, PIECE_BYTES // (4 * inner * width)))
     buffer = out.new_empty(rows * inner, some, width)
-    padded = out.new_zeros(2, rows, inner, width, channels) if len(parts) > 1 else None
-    with wide_products(buffer.numel() * channels):
+    padded = out.new_empty(2, rows, inner, width, channels) if len(parts) > 1 else None
+    if padded is not None and width > keys:
+        padded[..., keys:, :] = 0
+    with wide_products(buffer.numel() * channels, q.device):
         for row in range(0, outer, rows):
             at = slice(row, row + rows)
             k, v = _joined([(k[at], v[at]) for k, v in parts], padded)
@@ -139,13 +133,15 @@ def _fill(
                 asked = q[at, :, start : start + some].float().flatten(0, 1)
                 scores = buffer[: len(asked), : asked.shape[1]]
                 torch.baddbmm(scores, asked, k.mT, beta=0, alpha=scale, out=scores)
-                scores[..., keys:] = -torch.inf
+                if width > keys:
+                    scores[..., keys:] = -torch.inf
                 if hidden is not None:
                     scores[..., :keys].masked_fill_(hidden[start : start + some], -torch.inf)
                 if sums is not None:
                     torch.logsumexp(scores, -1, out=sums[at, :, start : start + some].flatten(0, 1))
                 torch.softmax(scores, -1, out=scores)
                 torch.bmm(scores, v, out=out[at, :, start : start + some].flatten(0, 1))
+    return out.to(q.dtype), sums
 
 
 def _joined(parts: Sequence[Pair], padded: Tensor | None) -> tuple[Tensor, Tensor]:

@@ -10,11 +10,12 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional as F
 
-from kvbench.kernels import modulate, qk_norm_rope
+from kvbench.kernels import modulate, products, qk_norm_rope
 from kvbench.kernels.linear import linear
 from tests.triton_device import DEVICE, needs_triton
 
 DTYPES = st.sampled_from([torch.float32, torch.bfloat16, torch.float16])
+CPU = torch.device("cpu")
 SINGLE = torch.finfo(torch.float32).eps
 
 
@@ -44,6 +45,36 @@ def test_linear(seed: int, rows: list[int], width: int, out: int, bias: bool, ge
     through = x.double().abs() @ weight.double().abs().T + (b.double().abs() if bias else 0)
     close(found, F.gelu(expected, approximate="tanh") if gelu else expected, torch.float32, through)
     assert found.shape == (*rows, out)
+
+
+@given(st.integers(0, 2**20), st.integers(1, 20), st.integers(1, 90), st.integers(1, 90), st.integers(1, 90))
+@settings(max_examples=60, deadline=None)
+def test_wide_products_are_as_exact_as_any(
+    seed: int, batch: int, rows: int, inner: int, columns: int
+) -> None:
+    first, second = random(seed, batch, rows, inner), random(seed + 1, batch, columns, inner).mT
+    with products.wide_products(products.WORTH, CPU):
+        found = first @ second
+    close(
+        found, first.double() @ second.double(), torch.float32, first.double().abs() @ second.double().abs()
+    )
+
+
+@pytest.mark.parametrize("exact", [True, False])
+def test_products_elsewhere_are_left_alone(exact: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(products, "_exact", lambda: exact)
+    before = products.SETTINGS.fp32_precision
+    with products.wide_products(products.WORTH - 1, CPU):
+        assert products.SETTINGS.fp32_precision == before
+
+    def fails() -> None:
+        with products.wide_products(products.WORTH, CPU):
+            assert (products.SETTINGS.fp32_precision == "bf16") == exact
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        fails()
+    assert products.SETTINGS.fp32_precision == before
 
 
 def test_linear_learns() -> None:
@@ -85,6 +116,15 @@ def test_modulate(
     assert found.dtype == dtype
     expected, through = modulated(x, factor, shift)
     close(found, expected, dtype, through)
+
+
+def test_modulate_learns_after_inference() -> None:
+    x = random(0, 2, 3, 177)
+    with torch.inference_mode():
+        modulate.modulate(x, x[:, :1], x[:, :1], torch.float32)
+    factor = x[:, :1].clone().requires_grad_()
+    modulate.modulate(x, factor, x[:, :1], torch.float32).sum().backward()
+    assert factor.grad is not None
 
 
 def turned(qkv: Tensor, lengths: Tensor, angles: Tensor | None) -> tuple[Tensor, ...]:

@@ -63,16 +63,17 @@ class CrossAttention(nn.Module):
         keys = text.keys * text.keys.shape[-1] ** -0.5
         asking = self.mat_q.weight.unflatten(0, (self.heads, -1))  # [H, D, width]
         telling = self.proj.weight.T.unflatten(0, (self.heads, -1))
-        with wide_products(keys.numel() * len(self.v_bias)):
+        with wide_products(keys.numel() * len(self.v_bias), keys.device):
             # The probabilities of a head sum to 1, so every word of every head can carry its share of the bias.
-            values = text.values @ telling + self.proj.bias / self.heads
+            values = torch.einsum("bhwd,hdc->bhwc", text.values, telling) + self.proj.bias / self.heads
             bias = keys @ self.mat_q.bias.view(self.heads, -1, 1) + text.absent.mT
-            return AbsorbedText((keys @ asking).flatten(1, 2), bias.flatten(1, 2), values.flatten(1, 2))
+            keys = torch.einsum("bhwd,hdc->bhwc", keys, asking)
+            return AbsorbedText(keys.flatten(1, 2), bias.flatten(1, 2), values.flatten(1, 2))
 
     def forward(self, h: Tensor, text: TextKeys | AbsorbedText, x: Tensor) -> Tensor:
         """Residual stream x [B, tokens, width] and attention of h, x normalised, to [B, tokens, width]."""
         if isinstance(text, AbsorbedText):
-            with wide_products(h.numel() * text.keys.shape[1]):
+            with wide_products(h.numel() * text.keys.shape[1], h.device):
                 scores = torch.baddbmm(text.bias, text.keys, h.mT)
                 weights = scores.unflatten(1, (self.heads, -1)).softmax(2).flatten(1, 2)
                 return torch.baddbmm(x, weights.mT, text.values)
