@@ -1,4 +1,4 @@
-"""Memory of a KV cache in tokens, in real bytes, and in the unit the papers print."""
+"""Memory of a KV cache in tokens, in real bytes, and in the unit the papers print; and what a process may keep of its own."""
 
 import ctypes
 import sys
@@ -29,7 +29,7 @@ def paper_mib(tokens: float, spec: ModelSpec, batch: int) -> float:
 def keep_freed_memory() -> None:
     """Lets this process keep what it frees, where its C library gives large blocks back to the system at once (glibc).
 
-    Otherwise every large tensor on a CPU is faulted in anew, page by page: a tenth of a batch's time.
+    Otherwise every large tensor on a CPU is faulted in anew, page by page.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
     if mallopt is not None:
