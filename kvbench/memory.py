@@ -1,4 +1,4 @@
-"""Memory of a KV cache in tokens, in real bytes, and in the unit the papers print; and what a process may keep of its own."""
+"""Memory of a KV cache in tokens, in real bytes, and in the unit the papers print; memory of the process."""
 
 import ctypes
 import sys
