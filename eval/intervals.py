@@ -29,9 +29,14 @@ class Interval:
 
 
 def percentile(estimates: Floats, method: str) -> Interval:
-    """Interval between the 2.5 and 97.5 percentiles of resampled estimates [resamples]."""
-    low, high = np.percentile(estimates, (2.5, 97.5))
-    return Interval(float(low), float(high), float(estimates.std(ddof=1)), method)
+    """Interval between the 2.5 and 97.5 percentiles of resampled estimates [resamples].
+
+    With infinite ones among them (resamples of identical images only) it ends at estimates instead of between two, and
+    has no standard error (nan).
+    """
+    finite = bool(np.isfinite(estimates).all())
+    low, high = np.percentile(estimates, (2.5, 97.5), method="linear" if finite else "nearest")
+    return Interval(float(low), float(high), float(estimates.std(ddof=1)) if finite else float("nan"), method)
 
 
 def resampled_means(

@@ -1,6 +1,7 @@
 """Intervals: the stored resamples, clusters and strata, the jackknife."""
 
 import json
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -81,3 +82,13 @@ def test_distance_score_is_centred_on_the_distance() -> None:
     assert score.ci95 is not None
     assert sum(score.ci95) / 2 == pytest.approx(score.value)
     assert score.n == 60
+
+
+def test_infinite_estimates_end_an_interval() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        some = percentile(np.array([np.inf] * 3 + list(range(97)), np.float64), "")
+        most = percentile(np.array([np.inf] * 99 + [5.0]), "")
+    assert (some.low, some.high) == (2, np.inf)
+    assert (most.low, most.high) == (np.inf, np.inf)
+    assert np.isnan(some.se)
