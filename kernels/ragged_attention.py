@@ -124,7 +124,7 @@ def _attention(
     buffer = out.new_empty(rows * inner, some, width)
     padded = out.new_empty(2, rows, inner, width, channels) if len(parts) > 1 else None
     if padded is not None and width > keys:
-        padded[..., keys:, :] = 0
+        padded[..., keys:, :].zero_()
     with wide_products(buffer.numel() * channels, q.device):
         for row in range(0, outer, rows):
             at = slice(row, row + rows)
@@ -134,7 +134,7 @@ def _attention(
                 scores = buffer[: len(asked), : asked.shape[1]]
                 torch.baddbmm(scores, asked, k.mT, beta=0, alpha=scale, out=scores)
                 if width > keys:
-                    scores[..., keys:] = -torch.inf
+                    scores[..., keys:].fill_(-torch.inf)
                 if hidden is not None:
                     scores[..., :keys].masked_fill_(hidden[start : start + some], -torch.inf)
                 if sums is not None:
