@@ -167,11 +167,9 @@ def work(name: str, one: Layer) -> Work:
             2.0 * pairs * tokens * seen * dim, 4.0 * pairs * (tokens * dim + seen * dim + tokens * seen)
         )
     if name == "text":
-        width, columns = one.x.shape[-1], one.cross.heads * one.text[1].keys.shape[2]
-        apart = 2 * width**2 + 2 * width * one.text[1].keys.shape[2]
-        return Work(
-            2.0 * one.x[..., 0].numel() * min(apart, 2 * width * columns), one.x.numel() * (8.0 + size)
-        )
+        _, heads, words, _ = one.text[1].keys.shape
+        channels = min(one.x.shape[-1] + words, heads * words)  # projections apart, or absorbed
+        return Work(4.0 * one.x.numel() * channels, one.x.numel() * (8.0 + size))
     x, weight = one.wide if LINEARS[name][1] == 0 else one.h, one.weights[name]
     out = x.numel() // x.shape[-1] * len(weight)
     return Work(2.0 * x.numel() * len(weight), float(size) * (x.numel() + out + weight.numel()))
@@ -202,11 +200,9 @@ def main() -> None:
     weights = {name: random(*size) for name, size in sizes.items()}
     biases = {name: random(size[0]) for name, size in sizes.items()}
     cross = CrossAttention(width, spec.heads).to(options.device, dtype)
-    mask = torch.ones(
-        options.batch * spec.branches, config.text_maxlen, dtype=torch.bool, device=options.device
-    )
-    turns = rope.tables(spec.segments, config.rope_grid, spec.head_dim, config.rope_base, options.device)
     sequences = options.batch * spec.branches
+    mask = torch.ones(sequences, config.text_maxlen, dtype=torch.bool, device=options.device)
+    turns = rope.tables(spec.segments, config.rope_grid, spec.head_dim, config.rope_base, options.device)
     kernels = calls(timer.gpu)
     totals: dict[str, list[float]] = {name: [0.0] * 4 for name in kernels}
     with torch.inference_mode():

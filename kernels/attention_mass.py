@@ -74,7 +74,7 @@ def _keys(k: Tensor, past_keys: Tensor, layout: Layout) -> Tensor:
 
 def _absent(layout: Layout) -> Tensor | None:
     """Bool [rows, longest], where a row has ended; None if all are equally long."""
-    return layout.positions < 0 if len(set(layout.counts)) > 1 else None
+    return None if layout.uniform else layout.positions < 0
 
 
 def _scores(q: Tensor, keys: Tensor, absent: Tensor | None, scale: float) -> Tensor:

@@ -38,5 +38,5 @@ def _onednn(x: Tensor, weight: Tensor) -> bool:
     learning = torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad)
     plain = x.device.type == "cpu" and x.dtype == torch.float32
     worth = x.numel() * len(weight) >= WORTH
-    usable = worth and torch.backends.mkldnn.is_available() and bool(torch.backends.mkldnn.enabled)
-    return plain and not learning and usable
+    usable = torch.backends.mkldnn.is_available() and bool(torch.backends.mkldnn.enabled)
+    return plain and worth and usable and not learning

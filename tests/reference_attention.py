@@ -42,8 +42,9 @@ def rounding(q: Tensor, past: Pair, present: Pair, scale: float) -> tuple[Tensor
 
     A logit is a sum of products: as exact as those are large. Its error multiplies the probability, and so the values.
     Probabilities are rounded to q's dtype before they meet the values, and the output once more.
+    A log-sum-exp is rounded in both bases and at every step between.
     """
     logit = scores(q.abs(), past[0].abs(), present[0].abs(), abs(scale)).amax(-1)
-    logit = 4 * torch.finfo(torch.float32).eps * (1 + logit)
+    logit = torch.finfo(torch.float32).eps * (1 + logit)
     largest = torch.cat((past[1], present[1]), 1).double().abs().amax((1, 2))[:, None]
-    return ((logit + torch.finfo(q.dtype).eps) * largest)[..., None], logit
+    return ((logit + torch.finfo(q.dtype).eps) * largest)[..., None], 4 * logit
