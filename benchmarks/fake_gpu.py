@@ -29,9 +29,9 @@ from kvbench.methods.base import Method, Observer
 from kvbench.methods.full import Full
 from kvbench.models.base import compute_dtype
 from kvbench.models.infinity.model import InfinityModel
-from kvbench.models.infinity.text import HashedText
 from kvbench.models.infinity.tokenizer import BSQ
 from kvbench.models.infinity.transformer import Infinity
+from kvbench.models.text import HashedText
 from kvbench.models.var.model import VARModel
 from kvbench.models.var.tokenizer import VQVAE
 from kvbench.models.var.transformer import VAR

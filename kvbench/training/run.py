@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from kvbench.models.infinity.model import InfinityModel
-from kvbench.models.infinity.text import VocabularyEncoder
 from kvbench.models.infinity.tokenizer import BSQ
 from kvbench.models.infinity.transformer import Infinity
+from kvbench.models.text import VocabularyEncoder
 from kvbench.scenes import grammar
 from kvbench.training import checkpoint
 from kvbench.training.features import FeatureRecipe, train_features

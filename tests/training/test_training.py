@@ -9,9 +9,9 @@ from torch import Tensor, nn
 
 from kvbench.core.segments import next_scale
 from kvbench.eval.spaces.scenes import SceneFeatures
-from kvbench.models.infinity.text import VocabularyConfig, VocabularyEncoder
 from kvbench.models.infinity.tokenizer import BSQ, BSQConfig
 from kvbench.models.infinity.transformer import Infinity, InfinityConfig
+from kvbench.models.text import VocabularyConfig, VocabularyEncoder
 from kvbench.training import checkpoint
 from kvbench.training.bits import self_corrected_bits, straight_through_sums
 from kvbench.training.features import OUTPUTS, FeatureRecipe, train_features

@@ -8,33 +8,20 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from kvbench.core.files import hash_content, hash_path
+from kvbench.core.files import hash_content
 from kvbench.core.segments import ModelSpec, next_scale
 from kvbench.models.autoencoder import count_decoding_bytes, decode_pixels
 from kvbench.models.base import Cache, Calls
+from kvbench.models.infinity.faces import add_faces
 from kvbench.models.infinity.loop import generate
 from kvbench.models.infinity.sampling import Sampling
 from kvbench.models.infinity.scales import rotary_grid, schedule
-from kvbench.models.infinity.text import (
-    HashedText,
-    T5Encoder,
-    TextEncoder,
-    VocabularyConfig,
-    VocabularyEncoder,
-    add_faces,
-)
 from kvbench.models.infinity.tokenizer import BSQ, BSQConfig
 from kvbench.models.infinity.transformer import Infinity, InfinityConfig
 from kvbench.models.layers import count_layer_bytes
 from kvbench.models.noise import Noise
-from kvbench.models.weights import (
-    Source,
-    WeightsError,
-    build_on_meta,
-    clean_tokenizer,
-    clean_transformer,
-    fill,
-)
+from kvbench.models.text import HashedText, TextEncoder, VocabularyConfig, load_t5, load_vocabulary
+from kvbench.models.weights import Source, build_on_meta, clean_tokenizer, clean_transformer, fill
 from kvbench.scenes import grammar
 
 Size = tuple[int, int]
@@ -152,14 +139,14 @@ class InfinityModel:
             fill(self._transformer, self._source("transformer"), clean_transformer),
             fill(self._tokenizer, self._source("tokenizer"), clean_tokenizer),
         ]
-        self._text = self._text_encoder(device, digests)
+        self._text, read = self._load_text(device)
         self._transformer.to(device)
         self._tokenizer.to(device)
         if torch.device(device).type == "cuda":
             for block in self._transformer.layers:
                 block.to(torch.bfloat16)
         self._device = device
-        self.weights_sha256 = hash_content("".join([*digests, *self._repairs()]))
+        self.weights_sha256 = hash_content("".join([*digests, *read, *self._repairs()]))
 
     def generate(self, prompts: Sequence[str], cache: Cache, noise: Noise) -> Tensor:
         """Return images uint8 [B, H, W, 3] RGB of a batch; decoded in float32, rounded half to even.
@@ -203,22 +190,13 @@ class InfinityModel:
     def _source(self, part: str) -> Source | None:
         return None if self.weights == "random" else self.sources[part]
 
-    def _text_encoder(self, device: torch.device | str, digests: list[str]) -> TextEncoder:
+    def _load_text(self, device: torch.device | str) -> tuple[TextEncoder, list[str]]:
         if self.text == "vocabulary":
-            encoder = build_on_meta(lambda: VocabularyEncoder(self.text_config, grammar.tokenize))
-            digests.append(fill(encoder, self._source("text"), lambda raw: dict(raw)))  # type: ignore[arg-type]
-            return encoder.to(device)
-        if self.weights == "random":
-            return HashedText(self.transformer.text_width, device)
-        folder = self.sources["text"].locate()
-        digests.append(hash_path(folder))
-        dtype = torch.float16 if torch.device(device).type == "cuda" else torch.float32
-        try:
-            return T5Encoder(str(folder), device, dtype)
-        except ImportError:
-            raise WeightsError("model.text=t5: install the `text` extra, which reads Flan-T5") from None
-        except (OSError, ValueError) as error:
-            reason = str(error).splitlines()[0]
-            raise WeightsError(
-                f"model.sources.text: no Flan-T5 with its tokenizer in {folder} ({reason})"
-            ) from None
+            encoder, digest = load_vocabulary(
+                self._source("text"), self.text_config, grammar.tokenize, device
+            )
+        elif self.weights == "random":
+            return HashedText(self.transformer.text_width, device), []
+        else:
+            encoder, digest = load_t5(self.sources["text"], device)
+        return encoder, [digest]

@@ -19,12 +19,13 @@ from kvbench.engine.cache import KVCache
 from kvbench.methods.full import Full
 from kvbench.models.base import TextFeatures
 from kvbench.models.infinity import loop
+from kvbench.models.infinity.faces import FACES
 from kvbench.models.infinity.model import InfinityModel
 from kvbench.models.infinity.sampling import Sampling
-from kvbench.models.infinity.text import FACES, HashedText
 from kvbench.models.infinity.tokenizer import BSQConfig
 from kvbench.models.infinity.transformer import InfinityConfig
 from kvbench.models.noise import Noise, PromptNoise
+from kvbench.models.text import HashedText
 from kvbench.models.weights import WeightsError
 from tests.support.places import GOLDENS
 from tests.support.reference import OneStream, packed
@@ -160,7 +161,7 @@ def test_a_folder_without_flan_t5_is_refused(file: str, tmp_path: Path) -> None:
     with pytest.raises(
         WeightsError, match=f"^model.sources.text: no Flan-T5 with its tokenizer in {tmp_path}"
     ):
-        model._text_encoder("cpu", [])
+        model._load_text("cpu")
 
 
 @pytest.mark.parametrize(

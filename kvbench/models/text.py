@@ -8,34 +8,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from kvbench.core.files import hash_content
+from kvbench.core.files import hash_content, hash_path
 from kvbench.models.base import TextFeatures
-
-PEOPLE = [
-    "man",
-    "woman",
-    "men",
-    "women",
-    "boy",
-    "girl",
-    "child",
-    "person",
-    "human",
-    "adult",
-    "teenager",
-    "employee",
-    "employer",
-    "worker",
-    "mother",
-    "father",
-    "sister",
-    "brother",
-    "grandmother",
-    "grandfather",
-    "son",
-    "daughter",
-]
-FACES = ". very smooth faces, good looking faces, face to the camera, perfect facial features"
+from kvbench.models.weights import Source, WeightsError, build_on_meta, fill
 
 
 class TextEncoder(Protocol):
@@ -44,11 +19,6 @@ class TextEncoder(Protocol):
     def encode(self, prompts: Sequence[str]) -> TextFeatures:
         """Return the features of every prompt; an empty prompt has at least its end token."""
         ...
-
-
-def add_faces(prompt: str) -> str:
-    """Append the suffix of the official `positive prompt` option to prompts that mention people (as a substring)."""
-    return prompt + FACES if any(word in prompt for word in PEOPLE) else prompt
 
 
 class T5Encoder:
@@ -195,3 +165,36 @@ class VocabularyEncoder(nn.Module):
             assert isinstance(block, _TextBlock)
             block.proj.weight.zero_()
             block.fc2.weight.zero_()
+
+
+def load_t5(source: Source, device: torch.device | str) -> tuple[TextEncoder, str]:
+    """Load Flan-T5, float16 on a GPU and float32 on a CPU, and return it with the SHA-256 of its files.
+
+    Raises:
+        WeightsError: the files are missing or not Flan-T5, or the `text` extra is not installed.
+    """
+    folder = source.locate()
+    dtype = torch.float16 if torch.device(device).type == "cuda" else torch.float32
+    try:
+        return T5Encoder(str(folder), device, dtype), hash_path(folder)
+    except ImportError:
+        raise WeightsError("model.text=t5: install the `text` extra, which reads Flan-T5") from None
+    except (OSError, ValueError) as error:
+        reason = str(error).splitlines()[0]
+        raise WeightsError(f"{source.key}: no Flan-T5 with its tokenizer in {folder} ({reason})") from None
+
+
+def load_vocabulary(
+    source: Source | None,
+    config: VocabularyConfig,
+    tokenize: Callable[[str], list[int]],
+    device: torch.device | str,
+) -> tuple[TextEncoder, str]:
+    """Load the encoder of a closed vocabulary, random without a source, and return it with its weights' SHA-256.
+
+    Raises:
+        WeightsError: a checkpoint is missing, unreadable or does not fit.
+    """
+    encoder = build_on_meta(lambda: VocabularyEncoder(config, tokenize))
+    digest = fill(encoder, source, lambda raw: dict(raw))  # type: ignore[arg-type]
+    return encoder.to(device), digest

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from kvbench.models.base import TextFeatures
-from kvbench.models.infinity.text import FACES, T5Encoder, add_faces
+from kvbench.models.infinity.faces import FACES, add_faces
+from kvbench.models.text import T5Encoder
 
 transformers = pytest.importorskip("transformers")
 
