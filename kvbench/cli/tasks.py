@@ -154,10 +154,8 @@ def task_profile(cfg: DictConfig, settings: Settings) -> None:
 
 
 def task_train(cfg: DictConfig, _: Settings) -> None:
-    """Do `task=train`: train the embedded model from scratch."""
-    from kvbench.training.run import train
-
-    out = train(instantiate(cfg.model), instantiate(cfg.train))
+    """Do `task=train`: train an embedded model from scratch."""
+    out = instantiate(cfg.train).train(instantiate(cfg.model))
     CONSOLE.print(f"trained weights: {out}", highlight=False, soft_wrap=True)
 
 

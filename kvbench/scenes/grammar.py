@@ -53,6 +53,12 @@ def tokenize(text: str) -> list[int]:
     return [*(VOCABULARY.index(word) for word in words), 1]
 
 
+def tokenize_filled(text: str) -> list[int]:
+    """Return the word numbers of a caption, filled up with <end> to `MAX_TOKENS`; raises what `tokenize` raises."""
+    ids = tokenize(text)
+    return [*ids, *ids[-1:] * (MAX_TOKENS - len(ids))]
+
+
 def sample(
     rng: np.random.Generator,
     task: str,

@@ -1,1 +1,1 @@
-"""Training of the embedded model `infinity_tiny`: tokenizer, transformer and feature network."""
+"""Training of the embedded models and of the feature network: one folder per family, what they share beside them."""

@@ -25,8 +25,7 @@ def load(path: Path) -> tuple[dict[str, Tensor], dict[str, object]]:
         return tensors, json.loads(file.metadata()["kvbench"])
 
 
-def group(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    """Return the tensors whose name starts with `prefix` and a slash, under the rest of their name."""
-    return {
-        name[len(prefix) + 1 :]: tensor for name, tensor in tensors.items() if name.startswith(prefix + "/")
-    }
+def group(tensors: Mapping[str, Tensor], prefix: str, mark: str = "/") -> dict[str, Tensor]:
+    """Return the tensors whose name starts with `prefix` and a mark, under the rest of their name."""
+    start = prefix + mark
+    return {name.removeprefix(start): tensor for name, tensor in tensors.items() if name.startswith(start)}

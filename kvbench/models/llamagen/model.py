@@ -1,4 +1,4 @@
-"""LlamaGen as the harness sees it: shapes without weights, then classes to images."""
+"""LlamaGen as the harness sees it: shapes without weights, then classes or captions to images."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -17,6 +17,7 @@ from kvbench.models.llamagen.sampling import LlamaGenSampling
 from kvbench.models.llamagen.tokenizer import VQ, VQConfig
 from kvbench.models.llamagen.transformer import LlamaGen, LlamaGenConfig
 from kvbench.models.noise import Noise
+from kvbench.models.text import TextEncoder, VocabularyConfig, load_vocabulary
 from kvbench.models.weights import (
     Source,
     build_on_meta,
@@ -25,21 +26,27 @@ from kvbench.models.weights import (
     clean_vqgan,
     fill,
 )
+from kvbench.scenes import grammar
 
 
 @dataclass
 class LlamaGenModel:
     """LlamaGen at any size: settings now, weights on `load`.
 
-    A prompt is a class number, -1 for no class; words after it (the class's name) are for people.
+    A prompt is a caption, or, of a model without text, a class number, -1 for no class; words after it (the class's
+    name) are for people.
 
     Attributes:
         name: as in `conf/model`.
         transformer: shape of the transformer, grid of image tokens included.
         tokenizer: shape of the tokenizer.
         sampling: guidance and truncation.
-        sources: where `transformer` and `tokenizer` come from.
+        sources: where `transformer`, `tokenizer` and, of a model with text, `text` come from.
         weights: `files`, or `random` numbers in the model's shape, for timing and tests.
+        text: `vocabulary` (the scenes grammar's closed vocabulary, captions filled up with its end); None: images are
+            drawn by class.
+        text_layers: layers of the vocabulary encoder.
+        text_heads: heads of the vocabulary encoder.
         chunk: tokens after which a method is asked what to keep; None for a row of the image.
         default_sinks: sink segments when the config names none; the condition is the first segment.
     """
@@ -50,6 +57,9 @@ class LlamaGenModel:
     sampling: LlamaGenSampling
     sources: dict[str, Source]
     weights: Literal["files", "random"] = "files"
+    text: Literal["vocabulary"] | None = None
+    text_layers: int = 2
+    text_heads: int = 4
     chunk: int | None = None
     default_sinks: int = 1
     weights_sha256: str = field(default="", init=False, repr=False)
@@ -58,10 +68,15 @@ class LlamaGenModel:
         ours, theirs = self.transformer.vocabulary, self.tokenizer.codes
         if ours != theirs:
             raise ValueError(f"model.transformer.vocabulary={ours}: model.tokenizer.codes is {theirs}")
+        if (self.text is None) != (self.transformer.text_width is None):
+            raise ValueError(
+                f"model.text={self.text}: model.transformer.text_width is {self.transformer.text_width}; "
+                "give both for captions, neither for classes"
+            )
         if self.chunk is not None:
             require_positive("model", chunk=self.chunk)
         if self.weights == "files":
-            check_sources(self.sources, "transformer", "tokenizer")
+            check_sources(self.sources, "transformer", "tokenizer", *(["text"] if self.text else []))
 
     @cached_property
     def spec(self) -> ModelSpec:
@@ -75,6 +90,15 @@ class LlamaGenModel:
             config.segments(self.chunk),
             self.sampling.branches,
             config.head_dim**-0.5,
+        )
+
+    @property
+    def text_config(self) -> VocabularyConfig:
+        """Shape of the closed-vocabulary encoder, of a model with text."""
+        config = self.transformer
+        assert config.text_width is not None
+        return VocabularyConfig(
+            len(grammar.VOCABULARY), config.text_tokens, config.text_width, self.text_layers, self.text_heads
         )
 
     @property
@@ -101,20 +125,22 @@ class LlamaGenModel:
 
     @property
     def calls(self) -> Calls:
-        """Calls of the loaded model that a profiler may watch; there is no text."""
+        """Calls of the loaded model that a profiler may watch."""
         passes = [(self._transformer.cls_embedding, "forward"), (self._transformer, "forward")]
         return {
+            "text": [] if self._text is None else [(self._text, "encode")],
             "transformer": [*passes, (self._transformer, "logits")],
             "decode": [(self._tokenizer, "decode")],
         }
 
     def check_prompts(self, prompts: Sequence[str]) -> None:
-        """Make sure that every prompt names a class.
+        """Make sure that every prompt names a class, if images are drawn by class.
 
         Raises:
             ValueError: naming the first one that does not.
         """
-        read_labels(prompts, self.transformer.classes, self.name)
+        if self.text is None:
+            read_labels(prompts, self.transformer.classes, self.name)
 
     def load(self, device: torch.device | str) -> None:
         """Build the networks and fill them: the transformer in float32 on a CPU and bf16 on a GPU, as officially.
@@ -127,6 +153,11 @@ class LlamaGenModel:
             fill(self._transformer, self._source("transformer"), clean_decoder),
             fill(self._tokenizer, self._source("tokenizer"), clean_vqgan),
         ]
+        self._text: TextEncoder | None = None
+        if self.text == "vocabulary":
+            source = self._source("text")
+            self._text, read = load_vocabulary(source, self.text_config, grammar.tokenize_filled, device)
+            digests.append(read)
         self._transformer.to(device, compute_dtype(self, device))
         self._tokenizer.to(device)
         self._device = device
@@ -137,13 +168,11 @@ class LlamaGenModel:
 
         Raises:
             NotFinite: the model produced NaN or infinite logits.
-            ValueError: a prompt that names no class.
+            ValueError: a prompt that names no class, or that the text encoder cannot read.
         """
-        config = self.transformer
-        labels = read_labels(prompts, config.classes, self.name)
         with torch.inference_mode():
             condition = self._transformer.cls_embedding(
-                torch.tensor(labels, device=self._device), guided=self.sampling.branches > 1
+                self._read(prompts), guided=self.sampling.branches > 1
             )
             tokens = generate(
                 self._transformer,
@@ -154,8 +183,16 @@ class LlamaGenModel:
                 self.sampling,
                 activations=self.activation_bytes(len(prompts)),
             )
-            codes = self._tokenizer.codes(tokens.unflatten(1, config.grid))
+            codes = self._tokenizer.codes(tokens.unflatten(1, self.transformer.grid))
             return decode_pixels(self._decode, codes, self.tokenizer.networks.patch)
+
+    def _read(self, prompts: Sequence[str]) -> Tensor:
+        """Read prompts as the condition's embedding wants them: classes int64 [B], or features of captions."""
+        if self._text is None:
+            labels = read_labels(prompts, self.transformer.classes, self.name)
+            return torch.tensor(labels, device=self._device)
+        features, _ = self._text.encode(prompts).pad(self.transformer.text_tokens)
+        return features.to(self._transformer.output.weight.dtype)
 
     def _decode(self, codes: Tensor) -> Tensor:
         return self._tokenizer.decode(codes).clamp(-1, 1)

@@ -19,6 +19,7 @@ class VQConfig:
         latents: channels between the networks and the 1x1 convolutions around the codes.
         widths: channels of each resolution level of encoder and decoder, highest resolution first.
         blocks: residual blocks per encoder level (the decoder has one more).
+        stem: pixel-unshuffle factor before the first and pixel-shuffle factor after the last convolution (official: 1).
     """
 
     codes: int
@@ -26,12 +27,13 @@ class VQConfig:
     latents: int
     widths: tuple[int, ...]
     blocks: int = 2
+    stem: int = 1
 
     @property
     def networks(self) -> NetworkConfig:
         """Shape of encoder and decoder."""
         widths = tuple(self.widths)
-        return NetworkConfig(self.latents, widths[0], widths, widths, self.blocks, attention=True)
+        return NetworkConfig(self.latents, widths[0], widths, widths, self.blocks, self.stem, attention=True)
 
 
 class _Codebook(nn.Module):

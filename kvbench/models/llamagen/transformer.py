@@ -24,12 +24,14 @@ class LlamaGenConfig(DecoderConfig):
         classes: classes an image can be of; one more row of the embedding is for no class.
         text_width: channels of the text encoder's features; None: images are drawn by class.
         text_tokens: tokens of a caption's room.
+        condition_keys: whether the condition's tokens have queries and keys, which the official rotation makes zero.
     """
 
     grid: tuple[int, int]
     classes: int = 1000
     text_width: int | None = None
     text_tokens: int = 120
+    condition_keys: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -48,6 +50,16 @@ class LlamaGenConfig(DecoderConfig):
     def tokens(self) -> int:
         """Tokens of an image."""
         return self.grid[0] * self.grid[1]
+
+    def rotations(self, length: int) -> Tensor:
+        """Return the rotations of a sequence, complex64 [length, head_dim/2], whose last tokens are the image's.
+
+        Those of the condition are 0, so that its queries and keys vanish, or 1 with `condition_keys`.
+        """
+        table = super().rotations(length)
+        if self.condition_keys:
+            table[: length - self.tokens] = 1
+        return table
 
     def segments(self, chunk: int | None = None) -> tuple[Segment, ...]:
         """Return the condition, then the image's tokens in segments of `chunk`, a row if None.

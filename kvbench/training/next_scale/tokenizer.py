@@ -7,9 +7,10 @@ import torch
 from torch import Tensor
 
 from kvbench.models.infinity.tokenizer import BSQ
-from kvbench.training.bits import straight_through_sums
 from kvbench.training.loop import Recipe, fit, generator
+from kvbench.training.next_scale.bits import straight_through_sums
 from kvbench.training.optim import warm_hold_decay
+from kvbench.training.scenes import reconstruction_loss, to_signed
 
 
 @dataclass(frozen=True)
@@ -34,18 +35,6 @@ class TokenizerRecipe(Recipe):
     prefix: float = 0.5
     longest_prefix: int = 7
     flip: float = 0.04
-
-
-def to_signed(images: Tensor) -> Tensor:
-    """Return uint8 images [B, H, W, 3] as float32 [B, 3, H, W] in [-1, 1]."""
-    return images.permute(0, 3, 1, 2).float() / 127.5 - 1
-
-
-def reconstruction_loss(decoded: Tensor, images: Tensor) -> Tensor:
-    """Return L1 + 4 MSE + 1/4 L1 of the differences between neighbours, a scalar, of [B, 3, H, W] in [-1, 1]."""
-    error = decoded - images
-    edges = error.diff(dim=2).abs().mean() + error.diff(dim=3).abs().mean()
-    return error.abs().mean() + 4 * error.square().mean() + 0.25 * edges
 
 
 def train_tokenizer(

@@ -1,0 +1,72 @@
+"""What every training of `task=train` has: its settings, and the files that ship."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from kvbench.core.config import ConfigError
+from kvbench.training import checkpoint
+from kvbench.training.loop import Recipe
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training:
+    """What `task=train` does; a subclass has a recipe for every network, and `train`.
+
+    Attributes:
+        out: folder of checkpoints and of the finished weights; training resumes from what lies there.
+        pool: rendered scenes to train on.
+        seed: seed of the scenes.
+        device: where networks are trained; a CPU and a GPU do not give the same weights.
+        threads: torch threads, on a CPU.
+        compiled: use torch.compile (needs a C++ compiler).
+    """
+
+    out: str
+    pool: int = 60_000
+    seed: int = 0
+    device: str = "cpu"
+    threads: int = 2
+    compiled: bool = True
+
+    def train(self, model: object) -> Path:
+        """Train a model's networks and return the folder with the finished weights.
+
+        Raises:
+            ConfigError: the recipe is for another kind of model.
+            ValueError, FloatingPointError: see `kvbench.training.loop.fit`.
+        """
+        raise NotImplementedError
+
+    def prepare(self, model: object, kind: type) -> Path:
+        """Check the kind of model, set torch's threads and return the folder, which exists from then on.
+
+        Raises:
+            ConfigError: the recipe is for another kind of model.
+        """
+        if not isinstance(model, kind):
+            name = getattr(model, "name", type(model).__name__)
+            raise ConfigError(
+                f"train: the recipe is for a {kind.__name__}; take train={name} for model={name}"
+            )
+        torch.set_num_threads(self.threads)
+        out = Path(self.out).expanduser()
+        out.mkdir(parents=True, exist_ok=True)
+        return out
+
+
+def write_weights(path: Path, weights: Mapping[str, Tensor], recipe: Recipe, part: str = "") -> None:
+    """Write weights as float16 safetensors with their recipe, all of them or those of a part under their own names.
+
+    Args:
+        path: the file.
+        weights: by name.
+        recipe: what they were trained with.
+        part: attribute of the trained module whose weights are written; empty for all.
+    """
+    chosen = checkpoint.group(weights, part, ".") if part else weights
+    half = {name: tensor.cpu().half() for name, tensor in chosen.items()}
+    checkpoint.save(path, half, {"recipe": asdict(recipe)})

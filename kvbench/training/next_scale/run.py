@@ -1,0 +1,90 @@
+"""Training of `infinity_tiny`: scenes -> tokenizer -> latents -> transformer -> feature network."""
+
+import logging
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from kvbench.models.infinity.model import InfinityModel
+from kvbench.models.infinity.tokenizer import BSQ
+from kvbench.models.infinity.transformer import Infinity
+from kvbench.models.text import VocabularyEncoder
+from kvbench.scenes import grammar
+from kvbench.training.base import Training, write_weights
+from kvbench.training.features import FeatureRecipe, train_features
+from kvbench.training.loop import generator
+from kvbench.training.next_scale.tokenizer import TokenizerRecipe, encode, train_tokenizer
+from kvbench.training.next_scale.transformer import Corpus, TextToBits, TransformerRecipe, train_transformer
+from kvbench.training.scenes import draw_scenes
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class NextScaleTraining(Training):
+    """`train=infinity_tiny`; see `Training` for settings that are not listed.
+
+    Attributes:
+        tokenizer: recipe of the tokenizer.
+        transformer: recipe of the transformer.
+        features: recipe of the feature network.
+    """
+
+    tokenizer: TokenizerRecipe = field(default_factory=TokenizerRecipe)
+    transformer: TransformerRecipe = field(default_factory=TransformerRecipe)
+    features: FeatureRecipe = field(default_factory=FeatureRecipe)
+
+    def train(self, model: object) -> Path:
+        """Train tokenizer, transformer and feature network; return the folder with the finished weights."""
+        out, started = self.prepare(model, InfinityModel), time.perf_counter()
+        assert isinstance(model, InfinityModel)
+        images, captions = draw_scenes(self.pool, self.seed, self.threads)
+        bsq = _make_tokenizer(model, self.tokenizer.seed).to(self.device)
+        weights = train_tokenizer(
+            bsq,
+            images,
+            [(s.height, s.width) for s in model.spec.segments],
+            self.tokenizer,
+            out / "tokenizer.checkpoint.safetensors",
+            compiled=self.compiled,
+        )
+        bsq.load_state_dict(weights)
+        write_weights(out / "tokenizer.safetensors", weights, self.tokenizer)
+        corpus = Corpus(encode(bsq, images), _tokenize_captions(captions), bsq.amplitudes.detach().cpu())
+        del images
+        network = TextToBits(VocabularyEncoder(model.text_config), Infinity(model.transformer))
+        rng = generator(self.transformer.seed, 3)
+        network.text.init_weights(rng)
+        network.transformer.init_weights(rng)
+        weights = train_transformer(
+            network.to(self.device),
+            corpus,
+            model.spec.segments,
+            self.transformer,
+            out / "transformer.checkpoint.safetensors",
+            compiled=self.compiled,
+        )
+        for part in ("transformer", "text"):
+            write_weights(out / f"{part}.safetensors", weights, self.transformer, part)
+        train_features(out / "features.safetensors", self.features, self.device)
+        log.info("trained in %.0f s: %s", time.perf_counter() - started, out)
+        return out
+
+
+def _make_tokenizer(model: InfinityModel, seed: int) -> BSQ:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        bsq = BSQ(model.tokenizer)
+    bsq.close_branches()
+    return bsq
+
+
+def _tokenize_captions(captions: list[str]) -> Tensor:
+    rows = torch.zeros(len(captions), grammar.MAX_TOKENS, dtype=torch.int64)
+    for row, caption in zip(rows, captions, strict=True):
+        ids = grammar.tokenize(caption)
+        row[: len(ids)] = torch.tensor(ids)
+    return rows

@@ -1,0 +1,74 @@
+"""Training of `llamagen_tiny`: scenes -> tokenizer -> tokens -> transformer and text encoder."""
+
+import logging
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from kvbench.models.autoencoder import ResBlock
+from kvbench.models.llamagen.model import LlamaGenModel
+from kvbench.models.llamagen.tokenizer import VQ
+from kvbench.models.llamagen.transformer import LlamaGen
+from kvbench.models.text import VocabularyEncoder
+from kvbench.scenes import grammar
+from kvbench.training.base import Training, write_weights
+from kvbench.training.loop import generator
+from kvbench.training.next_token.tokenizer import VQRecipe, encode, train_vq
+from kvbench.training.next_token.transformer import (
+    CaptionToTokens,
+    NextTokenRecipe,
+    TokenCorpus,
+    train_next_token,
+)
+from kvbench.training.scenes import draw_scenes
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class NextTokenTraining(Training):
+    """`train=llamagen_tiny`; see `Training` for settings that are not listed.
+
+    Attributes:
+        tokenizer: recipe of the tokenizer.
+        transformer: recipe of the transformer.
+    """
+
+    tokenizer: VQRecipe = field(default_factory=VQRecipe)
+    transformer: NextTokenRecipe = field(default_factory=NextTokenRecipe)
+
+    def train(self, model: object) -> Path:
+        """Train tokenizer and transformer; return the folder with the finished weights."""
+        out, started = self.prepare(model, LlamaGenModel), time.perf_counter()
+        assert isinstance(model, LlamaGenModel)
+        images, captions = draw_scenes(self.pool, self.seed, self.threads)
+        vq = _make_tokenizer(model, self.tokenizer.seed).to(self.device)
+        path = out / "tokenizer.checkpoint.safetensors"
+        weights = train_vq(vq, images, self.tokenizer, path, compiled=self.compiled)
+        vq.load_state_dict(weights)
+        write_weights(out / "tokenizer.safetensors", weights, self.tokenizer)
+        words = torch.tensor([grammar.tokenize_filled(caption) for caption in captions])
+        corpus = TokenCorpus(encode(vq, images), words)
+        del images
+        network = CaptionToTokens(VocabularyEncoder(model.text_config), LlamaGen(model.transformer))
+        network.init_weights(generator(self.transformer.seed, 3))
+        path = out / "transformer.checkpoint.safetensors"
+        weights = train_next_token(
+            network.to(self.device), corpus, self.transformer, path, compiled=self.compiled
+        )
+        for part in ("transformer", "text"):
+            write_weights(out / f"{part}.safetensors", weights, self.transformer, part)
+        log.info("trained in %.0f s: %s", time.perf_counter() - started, out)
+        return out
+
+
+def _make_tokenizer(model: LlamaGenModel, seed: int) -> VQ:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        vq = VQ(model.tokenizer)
+    for module in vq.modules():
+        if isinstance(module, ResBlock):
+            torch.nn.init.zeros_(module.conv2.conv.weight)
+    return vq

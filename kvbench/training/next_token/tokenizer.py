@@ -1,0 +1,139 @@
+"""Training of the small VQ tokenizer on rendered scenes: first without a codebook, then with one found by k-means."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from kvbench.models.llamagen.tokenizer import VQ
+from kvbench.training.loop import Recipe, fit, generator
+from kvbench.training.optim import warm_hold_decay
+from kvbench.training.scenes import reconstruction_loss, to_signed
+
+
+@dataclass(frozen=True)
+class VQRecipe(Recipe):
+    """Settings of the tokenizer's training; see `Recipe` for those that are not listed.
+
+    Attributes:
+        steps: optimiser steps.
+        batch: images per step.
+        hold: share of the steps at the peak rate.
+        free: steps before there is a codebook, whose latents are disturbed instead.
+        noise: standard deviation of that disturbance, per channel of a latent of unit length.
+        commitment: weight of the distance from latents to their codes (LlamaGen section 3.1, beta).
+    """
+
+    steps: int = 2000
+    batch: int = 32
+    muon: float = 0.012
+    adamw: float = 1.5e-3
+    average: float = 0.99
+    hold: float = 0.5
+    free: int = 600
+    noise: float = 0.05
+    commitment: float = 0.25
+
+
+def train_vq(model: VQ, images: Tensor, recipe: VQRecipe, path: Path, *, compiled: bool) -> dict[str, Tensor]:
+    """Train the tokenizer in place and return its averaged weights by name.
+
+    Latents lie on the unit sphere and gradients pass a code as if it were its latent (LlamaGen, arXiv:2406.06525,
+    section 3.1; no adversarial and no perceptual loss).
+
+    Args:
+        model: freshly initialised, on the device to train on.
+        images: uint8 [N, H, W, 3] on the CPU.
+        recipe: settings.
+        path: checkpoint file, read when it exists.
+        compiled: use torch.compile, which needs a C++ compiler.
+
+    Raises:
+        ValueError, FloatingPointError: see `fit`.
+    """
+    book = model.quantize.embedding.weight
+    encode, decode = (
+        torch.compile(part, dynamic=False) if compiled else part for part in (model.latents, model.decode)
+    )
+
+    def draw(rng: torch.Generator, count: int) -> Tensor:
+        index = torch.randint(len(images), (count,), generator=rng)
+        return to_signed(images[index].to(book.device)).contiguous(memory_format=torch.channels_last)
+
+    @torch.no_grad()
+    def found(rng: torch.Generator) -> Tensor:
+        with torch.autocast(book.device.type, torch.bfloat16):
+            latents = torch.cat([encode(draw(rng, recipe.batch)) for _ in range(32)]).float()
+        vectors = F.normalize(latents.movedim(1, -1).flatten(0, 2), dim=-1).cpu()
+        return find_codes(vectors[torch.randperm(len(vectors), generator=rng)[: 2**17]], len(book), rng)
+
+    def loss(step: int) -> Tensor:
+        rng = generator(recipe.seed, 0, step)
+        if step == recipe.free:
+            book.data.copy_(found(rng))
+        batch = draw(rng, recipe.batch)
+        with torch.autocast(book.device.type, torch.bfloat16):
+            latents = F.normalize(encode(batch).float(), dim=1)
+        if step < recipe.free:
+            disturbed = latents + recipe.noise * torch.randn(latents.shape, generator=rng).to(latents.device)
+            codes, distance = F.normalize(disturbed, dim=1), latents.new_zeros(())
+        else:
+            nearest = model.codes(model.encode(latents.detach()))
+            distance = (nearest - latents.detach()).square().sum(1).mean()
+            distance = distance + recipe.commitment * (latents - nearest.detach()).square().sum(1).mean()
+            codes = latents + (nearest - latents).detach()
+        with torch.autocast(book.device.type, torch.bfloat16):
+            decoded = decode(codes)
+        return reconstruction_loss(decoded.float(), batch) + distance
+
+    return fit(
+        "tokenizer",
+        model,
+        recipe,
+        loss,
+        path,
+        steps=recipe.steps,
+        rate=lambda step: warm_hold_decay(step, step / recipe.steps, hold=recipe.hold),
+        hidden=lambda name: "conv_in" not in name and "conv_out" not in name and "quant" not in name,
+    )
+
+
+def find_codes(vectors: Tensor, count: int, rng: torch.Generator, rounds: int = 10) -> Tensor:
+    """Find codes by k-means on the unit sphere, seeded far apart (k-means++), so that rare vectors have codes too.
+
+    Args:
+        vectors: float32 [n, channels] of unit length.
+        count: codes to find.
+        rng: chooses the seeds.
+        rounds: of assignment and mean.
+
+    Returns:
+        float32 [count, channels] of unit length.
+    """
+    codes = vectors[:1]
+    nearest = vectors @ codes[0]
+    for _ in range(count - 1):
+        distances = (1 - nearest).clamp(min=1e-9)
+        chosen = vectors[torch.multinomial(distances, 1, generator=rng)]
+        codes = torch.cat((codes, chosen))
+        nearest = torch.maximum(nearest, vectors @ chosen[0])
+    for _ in range(rounds):
+        owner = torch.cat([(part @ codes.T).argmax(1) for part in vectors.split(2**14)])
+        sums = torch.zeros_like(codes).index_add_(0, owner, vectors)
+        empty = sums.square().sum(1) < 1e-12
+        codes = torch.where(empty[:, None], codes, F.normalize(sums, dim=1))
+    return codes
+
+
+@torch.inference_mode()
+def encode(model: VQ, images: Tensor, batch: int = 256) -> Tensor:
+    """Return the tokens int16 [N, h w] of uint8 [N, H, W, 3] images, both on the CPU."""
+    device = model.quantize.embedding.weight.device
+    parts = []
+    for start in range(0, len(images), batch):
+        with torch.autocast(device.type, torch.bfloat16):
+            latents = model.latents(to_signed(images[start : start + batch].to(device)))
+        parts.append(model.encode(latents.float()).flatten(1).to(torch.int16).cpu())
+    return torch.cat(parts)

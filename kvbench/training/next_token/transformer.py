@@ -1,0 +1,163 @@
+"""Training of the small next-token transformer on image tokens, text encoder included."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from kvbench.models.llamagen.transformer import CaptionEmbedding, LlamaGen
+from kvbench.models.text import VocabularyEncoder
+from kvbench.training.loop import Recipe, fit, generator
+from kvbench.training.optim import warm_hold_decay
+
+TOGETHER = 68
+"""Queries whose attention is computed together."""
+
+
+@dataclass(frozen=True)
+class NextTokenRecipe(Recipe):
+    """Settings of the transformer's training; see `Recipe` for those that are not listed.
+
+    Attributes:
+        steps: optimiser steps.
+        batch: scenes per step.
+        decay: weight decay of hidden matrices.
+        hold: share of the steps at the peak rate.
+        text_dropout: share of samples whose caption is the learned unconditional one.
+        wrong: highest share of a sample's input tokens that are drawn at random, uniform on [0, wrong] for every second
+            sample, so that one wrong token of a sampled image is survived.
+    """
+
+    steps: int = 4000
+    batch: int = 64
+    muon: float = 0.02
+    adamw: float = 2e-3
+    average: float = 0.995
+    decay: float = 0.02
+    hold: float = 0.4
+    text_dropout: float = 0.1
+    wrong: float = 0.1
+
+
+class CaptionToTokens(nn.Module):
+    """Text encoder and transformer as one module, in the one-pass form that training uses."""
+
+    def __init__(self, text: VocabularyEncoder, transformer: LlamaGen) -> None:
+        super().__init__()
+        self.text, self.transformer = text, transformer
+
+    def forward(self, words: Tensor, dropped: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
+        """Return the mean of the tokens' negative log-likelihood in nats, a scalar.
+
+        Args:
+            words: int64 [B, text_tokens], none of them padding.
+            dropped: bool [B], samples that get the unconditional caption.
+            inputs: int64 [B, tokens], what the transformer reads; the last one is not read.
+            targets: int64 [B, tokens], what it is to say.
+        """
+        config, transformer = self.transformer.config, self.transformer
+        embed = transformer.cls_embedding
+        assert isinstance(embed, CaptionEmbedding)
+        features = self.text(words)
+        blank = embed.uncond_embedding.to(features.dtype).expand_as(features)
+        condition = embed(torch.where(dropped[:, None, None], blank, features), guided=False)
+        x = torch.cat((condition, transformer.tok_embeddings(inputs[:, :-1])), 1)
+        rotation = config.rotations(config.condition + config.tokens)[:-1].to(x.device)
+        hidden = transformer(x, rotation, _attend)[:, config.condition - 1 :]
+        return F.cross_entropy(transformer.logits(hidden).flatten(0, 1), targets.flatten())
+
+    @torch.no_grad()
+    def init_weights(self, rng: torch.Generator) -> None:
+        """Set weights to train from: unit-variance layers, residual branches and logits that start at zero."""
+        self.text.init_weights(rng)
+        for name, parameter in self.transformer.named_parameters():
+            if name.endswith(("wo.weight", "w2.weight")) or name == "output.weight":
+                parameter.zero_()
+            elif parameter.ndim == 1:
+                parameter.fill_(1)
+            else:
+                embeds = "embedding" in name
+                parameter.normal_(0, 1.0 if embeds else parameter.shape[1] ** -0.5, generator=rng)
+
+
+def _attend(_layer: int, q: Tensor, k: Tensor, v: Tensor, _plain: object) -> Tensor:
+    """Attend causally, some queries at a time, so that most of what is masked is never computed.
+
+    Written out, since the gradient of torch's fused attention is several times slower on a CPU.
+    """
+    parts = []
+    for start in range(0, q.shape[2], TOGETHER):
+        asked = q[:, :, start : start + TOGETHER]
+        end = start + asked.shape[2]
+        later = torch.ones(asked.shape[2], end, dtype=torch.bool, device=q.device).triu(start + 1)
+        scores = (asked @ k[:, :, :end].transpose(-1, -2)) * q.shape[-1] ** -0.5
+        weights = scores.masked_fill(later, -torch.inf).softmax(-1)
+        parts.append(weights.to(v.dtype) @ v[:, :, :end])
+    return torch.cat(parts, 2)
+
+
+@dataclass(frozen=True)
+class TokenCorpus:
+    """Encoded scenes on the CPU: tokens int16 [N, tokens], words of their captions int64 [N, text_tokens]."""
+
+    tokens: Tensor
+    words: Tensor
+
+
+def draw_batch(corpus: TokenCorpus, recipe: NextTokenRecipe, codes: int, step: int) -> tuple[Tensor, ...]:
+    """Draw the arguments of `CaptionToTokens.forward` from the number of a step alone.
+
+    Args:
+        corpus: encoded scenes.
+        recipe: batch size, dropout, share of wrong tokens and seed.
+        codes: entries of the codebook.
+        step: number of the step.
+    """
+    rng = generator(recipe.seed, 1, step)
+    index = torch.randint(len(corpus.tokens), (recipe.batch,), generator=rng)
+    targets = corpus.tokens[index].long()
+    share = torch.rand(recipe.batch, 1, generator=rng) * recipe.wrong
+    share = share * (torch.rand(recipe.batch, 1, generator=rng) < 0.5)
+    wrong = torch.rand(targets.shape, generator=rng) < share
+    inputs = torch.where(wrong, torch.randint(codes, targets.shape, generator=rng), targets)
+    dropped = torch.rand(recipe.batch, generator=rng) < recipe.text_dropout
+    return corpus.words[index], dropped, inputs, targets
+
+
+def train_next_token(
+    model: CaptionToTokens, corpus: TokenCorpus, recipe: NextTokenRecipe, path: Path, *, compiled: bool
+) -> dict[str, Tensor]:
+    """Train text encoder and transformer in place and return their averaged weights by name.
+
+    Args:
+        model: freshly initialised, on the device to train on.
+        corpus: encoded scenes.
+        recipe: settings.
+        path: checkpoint file, read when it exists.
+        compiled: use torch.compile, which needs a C++ compiler.
+
+    Raises:
+        ValueError, FloatingPointError: see `fit`.
+    """
+    forward = torch.compile(model, dynamic=False) if compiled else model
+    device = model.transformer.output.weight.device
+    codes = model.transformer.config.vocabulary
+
+    def loss(step: int) -> Tensor:
+        arguments = draw_batch(corpus, recipe, codes, step)
+        with torch.autocast(device.type, torch.bfloat16):
+            return forward(*(tensor.to(device) for tensor in arguments))
+
+    return fit(
+        "transformer",
+        model,
+        recipe,
+        loss,
+        path,
+        steps=recipe.steps,
+        rate=lambda step: warm_hold_decay(step, step / recipe.steps, hold=recipe.hold),
+        hidden=lambda name: "blocks." in name or "layers." in name or "cap_proj" in name,
+        decay=recipe.decay,
+    )

@@ -1,0 +1,24 @@
+"""Scenes as networks are trained on them: pixels, captions, and what a wrong picture costs."""
+
+import torch
+from torch import Tensor
+
+from kvbench.scenes import grammar
+
+
+def draw_scenes(count: int, seed: int, processes: int) -> tuple[Tensor, list[str]]:
+    """Draw scenes uint8 [count, 96, 96, 3] and their captions; the number of processes changes nothing."""
+    pixels, captions = grammar.pool(count, seed, processes=processes)
+    return torch.from_numpy(pixels), captions
+
+
+def to_signed(images: Tensor) -> Tensor:
+    """Return uint8 images [B, H, W, 3] as float32 [B, 3, H, W] in [-1, 1]."""
+    return images.permute(0, 3, 1, 2).float() / 127.5 - 1
+
+
+def reconstruction_loss(decoded: Tensor, images: Tensor) -> Tensor:
+    """Return L1 + 4 MSE + 1/4 L1 of the differences between neighbours, a scalar, of [B, 3, H, W] in [-1, 1]."""
+    error = decoded - images
+    edges = error.diff(dim=2).abs().mean() + error.diff(dim=3).abs().mean()
+    return error.abs().mean() + 4 * error.square().mean() + 0.25 * edges
