@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from kvbench.core.config import ConfigError
+from kvbench.core.devices import keep_freed_memory
 from kvbench.training import checkpoint
 from kvbench.training.loop import Recipe
 
@@ -53,6 +54,7 @@ class Training:
                 f"train: the recipe is for a {kind.__name__}; take train={name} for model={name}"
             )
         torch.set_num_threads(self.threads)
+        keep_freed_memory()
         out = Path(self.out).expanduser()
         out.mkdir(parents=True, exist_ok=True)
         return out

@@ -47,6 +47,7 @@ class VQ(nn.Module):
 
     def __init__(self, config: VQConfig) -> None:
         super().__init__()
+        self.patch = config.networks.patch
         self.encoder, self.decoder = Encoder(config.networks), Decoder(config.networks)
         self.quantize = _Codebook(config)
         self.quant_conv = nn.Conv2d(config.latents, config.channels, 1)

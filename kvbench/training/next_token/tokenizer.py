@@ -131,9 +131,12 @@ def find_codes(vectors: Tensor, count: int, rng: torch.Generator, rounds: int = 
 def encode(model: VQ, images: Tensor, batch: int = 256) -> Tensor:
     """Return the tokens int16 [N, h w] of uint8 [N, H, W, 3] images, both on the CPU."""
     device = model.quantize.embedding.weight.device
-    parts = []
+    cells = images.shape[1] * images.shape[2] // model.patch**2
+    # Filled in place: what is kept between large blocks that come and go would hold them apart.
+    tokens = torch.empty(len(images), cells, dtype=torch.int16)
     for start in range(0, len(images), batch):
+        some = slice(start, start + batch)
         with torch.autocast(device.type, torch.bfloat16):
-            latents = model.latents(to_signed(images[start : start + batch].to(device)))
-        parts.append(model.encode(latents.float()).flatten(1).to(torch.int16).cpu())
-    return torch.cat(parts)
+            latents = model.latents(to_signed(images[some].to(device)))
+        tokens[some] = model.encode(latents.float()).flatten(1)
+    return tokens

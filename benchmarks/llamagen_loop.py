@@ -1,0 +1,210 @@
+"""Tokens per second of next-token decoding: the engine against the official program's loop, on the same weights.
+
+python benchmarks/llamagen_loop.py [--model llamagen_tiny] [--batch 8] [--threads 2] [--budgets 1,0.167] [overrides]
+The official loop (LlamaGen's `generate.py`): keys and values in dense buffers for the whole sequence, zero at first;
+every step attends over all slots under a mask, in plain operations. Generations take turns in one process; printed are
+the median seconds, image tokens per second, and the official loop's time over each. `--slope` also prints how a step's
+time grows with the tokens before it.
+"""
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from build import built, composed
+from torch import Tensor
+from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from kvbench.core.budget import Budget
+from kvbench.core.devices import keep_freed_memory
+from kvbench.core.segments import Segment
+from kvbench.engine.cache import KVCache
+from kvbench.methods.base import Method
+from kvbench.models.llamagen.loop import generate
+from kvbench.models.llamagen.model import LlamaGenModel
+from kvbench.models.llamagen.sampling import LlamaGenSampling, guide, truncate
+from kvbench.models.llamagen.transformer import LlamaGen
+from kvbench.models.noise import PromptNoise
+
+FEW = "linear_ar,headkv,snapkv,streaming_llm"
+
+
+class OfficialLoop:
+    """LlamaGen's generation as its program does it, on our weights.
+
+    Args:
+        transformer: the model.
+        sampling: guidance and truncation.
+    """
+
+    def __init__(self, transformer: LlamaGen, sampling: LlamaGenSampling) -> None:
+        self.transformer, self.sampling = transformer, sampling
+
+    @torch.inference_mode()
+    def generate(self, condition: Tensor) -> Tensor:
+        """Draw image tokens int64 [prompts, tokens] after a condition [sequences, tokens, width]."""
+        config = self.transformer.config
+        sequences, before, _ = condition.shape
+        slots = -(-(before + config.tokens) // 8) * 8
+        shape = (sequences, config.kv_heads, slots, config.head_dim)
+        self._held = [(torch.zeros(shape), torch.zeros(shape)) for _ in range(config.depth)]
+        rotation = torch.view_as_real(config.rotations(before + config.tokens))
+        causal = torch.ones(slots, slots, dtype=torch.bool).tril().expand(sequences, -1, -1).clone()
+        x, place, drawn = condition, torch.arange(before), []
+        while len(drawn) < config.tokens:
+            logits = self._step(x, place, rotation[place], causal[:, None, place])
+            guided = truncate(guide(logits, self.sampling, len(drawn)), self.sampling)
+            drawn.append(torch.multinomial(guided.softmax(-1), 1)[:, 0])
+            x = self.transformer.tok_embeddings(drawn[-1]).repeat(self.sampling.branches, 1)[:, None]
+            place = place[-1:] + 1
+        return torch.stack(drawn, 1)
+
+    def _step(self, x: Tensor, place: Tensor, rotation: Tensor, seen: Tensor) -> Tensor:
+        """Run the current tokens; returns the last one's logits float32 [sequences, vocabulary]."""
+        config = self.transformer.config
+        for layer, block in enumerate(self.transformer.layers):
+            attention, feed, (keys, values) = block.attention, block.feed_forward, self._held[layer]
+            joint = F.linear(_normalise(x, block.attention_norm), attention.wqkv.weight)
+            q, k, v = joint.split(
+                [heads * config.head_dim for heads in (config.heads, *[config.kv_heads] * 2)], -1
+            )
+            q, k, v = (one.unflatten(-1, (-1, config.head_dim)) for one in (q, k, v))
+            q, k, v = (one.transpose(1, 2) for one in (_rotate(q, rotation), _rotate(k, rotation), v))
+            keys[:, :, place], values[:, :, place] = k, v
+            with sdpa_kernel(SDPBackend.MATH) if x.shape[1] == 1 else sdpa_kernel(list(_ANY)):
+                out = F.scaled_dot_product_attention(q, keys, values, attn_mask=seen)
+            x = x + F.linear(out.transpose(1, 2).flatten(2), attention.wo.weight)
+            hidden = _normalise(x, block.ffn_norm)
+            gated = F.silu(F.linear(hidden, feed.w1.weight)) * F.linear(hidden, feed.w3.weight)
+            x = x + F.linear(gated, feed.w2.weight)
+        return F.linear(_normalise(x, self.transformer.norm), self.transformer.output.weight)[:, -1].float()
+
+
+_ANY = (SDPBackend.MATH, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION)
+
+
+def _normalise(x: Tensor, norm: torch.nn.Module) -> Tensor:
+    single = x.float()
+    eps, weight = norm.eps, norm.weight
+    assert isinstance(eps, float)
+    assert isinstance(weight, Tensor)
+    return (single * torch.rsqrt(single.square().mean(-1, keepdim=True) + eps)).type_as(x) * weight
+
+
+def _rotate(x: Tensor, rotation: Tensor) -> Tensor:
+    """Turn heads [sequences, tokens, heads, D] by cosines and sines [tokens, D/2, 2]."""
+    pairs = x.float().unflatten(-1, (-1, 2))
+    cos, sin = rotation[:, None].unbind(-1)
+    a, b = pairs.unbind(-1)
+    return torch.stack((a * cos - b * sin, b * cos + a * sin), -1).flatten(-2).type_as(x)
+
+
+def prepare_cache(model: LlamaGenModel, name: str, budget: str) -> KVCache:
+    """Make a cache with a method of `conf/method` on the model.
+
+    Raises:
+        ValueError: the method does not fit the model, or the budget is too small for it.
+    """
+    method = built(composed([f"method={name}", f"sinks={model.default_sinks}"])["method"])
+    assert isinstance(method, Method)
+    method.prepare(model.spec, Budget.parse(budget, model.spec))
+    return KVCache(model.spec, method, dtype=torch.float32)
+
+
+def read_prompts(model: LlamaGenModel, count: int) -> list[str]:
+    """Return prompts for a model: captions of the scenes, or class numbers."""
+    if model.text is None:
+        return [str(label) for label in range(count)]
+    return [prompt.text for prompt in built({**composed()["prompts"], "count": count}).load()]
+
+
+def measure_slope(cache: KVCache, model: LlamaGenModel, run: Callable[[], object], repeats: int) -> Tensor:
+    """Measure the time of a step by the tokens before it; returns float64 [segments after the prompt, 2].
+
+    Columns are the tokens before the middle of a segment and the median seconds of its steps.
+    """
+    begin, rounds = cache.begin, []
+    try:
+        for _ in range(repeats):
+            stamps: list[float] = []
+
+            def stamped(segment: Segment, stamps: list[float] = stamps) -> None:
+                stamps.append(time.perf_counter())
+                begin(segment)
+
+            cache.begin = stamped  # type: ignore[method-assign]
+            run()
+            rounds.append([*stamps, time.perf_counter()])
+    finally:
+        cache.begin = begin  # type: ignore[method-assign]
+    seconds = torch.tensor(rounds, dtype=torch.float64).diff(dim=1).median(0).values[1:]
+    lengths = torch.tensor(model.spec.lengths[1:], dtype=torch.float64)
+    middle = torch.tensor([s.start for s in model.spec.segments[1:]], dtype=torch.float64) + lengths / 2
+    return torch.stack((middle, seconds / lengths), 1)
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--model", default="llamagen_tiny")
+    parser.add_argument("--batch", type=int, default=8)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--budget", default="0.1667")
+    parser.add_argument("--methods", default=FEW)
+    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--slope", action="store_true")
+    parser.add_argument("overrides", nargs="*")
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    keep_freed_memory()
+    model = built(composed([f"model={options.model}", *options.overrides])["model"])
+    assert isinstance(model, LlamaGenModel)
+    model.load("cpu")
+    transformer, config, sampling = model._transformer, model.transformer, model.sampling
+    texts = read_prompts(model, options.batch)
+    condition = transformer.cls_embedding(model._read(texts), guided=sampling.branches > 1)
+    official = OfficialLoop(transformer, sampling)
+
+    def on_engine(cache: KVCache) -> Callable[[], object]:
+        def run() -> Tensor:
+            noise = PromptNoise(0, range(options.batch))
+            return generate(transformer, condition, model.spec.segments, cache, noise, sampling)
+
+        return run
+
+    runs: dict[str, Callable[[], object]] = {"official loop": lambda: official.generate(condition)}
+    full = prepare_cache(model, "full", "1")
+    runs["full"] = on_engine(full)
+    for name in options.methods.split(","):
+        runs[f"{name} {options.budget}"] = on_engine(prepare_cache(model, name, options.budget))
+    times: dict[str, list[float]] = {name: [] for name in runs}
+    for repeat in range(options.repeats + 1):
+        for name, run in runs.items():
+            started = time.perf_counter()
+            run()
+            if repeat:  # the first round warms up
+                times[name].append(time.perf_counter() - started)
+    base = statistics.median(times["official loop"])
+    print(f"{model.name}: {config.tokens} tokens an image, batch {options.batch}, {options.threads} threads")
+    print(f"{'':24}{'s':>8}{'tokens/s':>10}{'official over it':>18}")
+    for name, seconds in times.items():
+        middle = statistics.median(seconds)
+        print(f"{name:24}{middle:8.3f}{options.batch * config.tokens / middle:10.0f}{base / middle:18.2f}")
+    if options.slope:
+        points = measure_slope(full, model, runs["full"], options.repeats)
+        slope, start = np.polyfit(*points.T.numpy(), 1)
+        least, most = points[:, 1].aminmax()
+        print(
+            f"full, a step: {1e3 * least:.2f} to {1e3 * most:.2f} ms, {1e3 * start:.2f} ms "
+            f"+ {1e6 * slope:.2f} us for every token before it"
+        )
+
+
+if __name__ == "__main__":
+    main()

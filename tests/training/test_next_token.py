@@ -1,0 +1,173 @@
+"""Training of the next-token model: codes that cover what there is, one causal pass, resumed equals uninterrupted."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from kvbench.core.budget import Budget
+from kvbench.core.config import ConfigError
+from kvbench.core.segments import ModelSpec
+from kvbench.engine.cache import KVCache
+from kvbench.methods.full import Full
+from kvbench.models.llamagen.tokenizer import VQ, VQConfig
+from kvbench.models.llamagen.transformer import LlamaGen, LlamaGenConfig
+from kvbench.models.text import VocabularyConfig, VocabularyEncoder
+from kvbench.training.next_token import transformer as training
+from kvbench.training.next_token.run import NextTokenTraining
+from kvbench.training.next_token.tokenizer import VQRecipe, encode, find_codes, train_vq
+from kvbench.training.next_token.transformer import (
+    CaptionToTokens,
+    NextTokenRecipe,
+    TokenCorpus,
+    draw_batch,
+    train_next_token,
+)
+
+CODES = 16
+
+
+def _vq() -> VQ:
+    torch.manual_seed(0)
+    return VQ(VQConfig(codes=CODES, channels=4, latents=32, widths=(32, 32), blocks=1, stem=2))
+
+
+def _images() -> Tensor:
+    return torch.randint(256, (8, 16, 16, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(3))
+
+
+def _network() -> CaptionToTokens:
+    config = LlamaGenConfig(
+        depth=2,
+        width=32,
+        heads=2,
+        kv_heads=2,
+        head_dim=16,
+        hidden=48,
+        vocabulary=CODES,
+        grid=(4, 4),
+        text_width=16,
+        text_tokens=5,
+        condition_keys=True,
+    )
+    text = VocabularyEncoder(VocabularyConfig(words=9, longest=5, width=16, layers=1, heads=2))
+    network = CaptionToTokens(text, LlamaGen(config))
+    network.init_weights(torch.Generator().manual_seed(2))
+    return network
+
+
+def _corpus() -> TokenCorpus:
+    rng = torch.Generator().manual_seed(1)
+    tokens = torch.randint(CODES, (32, 16), generator=rng).short()
+    return TokenCorpus(tokens, torch.randint(1, 9, (32, 5), generator=rng))
+
+
+def test_every_cluster_has_a_code_however_rare() -> None:
+    rng = torch.Generator().manual_seed(0)
+    centres = F.normalize(torch.randn(12, 8, generator=rng), dim=1)
+    sizes = [4000] + [3] * 11
+    near = torch.cat([c.expand(n, -1) for c, n in zip(centres, sizes, strict=True)])
+    vectors = F.normalize(near + 0.005 * torch.randn(near.shape, generator=rng), dim=1)
+    codes = find_codes(vectors, 24, rng)
+    torch.testing.assert_close(codes.norm(dim=1), torch.ones(24))
+    assert ((centres @ codes.T).amax(1) > 0.999).all()
+
+
+def test_the_tokenizer_trains_everywhere_and_encodes_to_its_codes(tmp_path: Path) -> None:
+    model, recipe = _vq(), VQRecipe(steps=6, batch=4, free=3)
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    weights = train_vq(model, _images(), recipe, tmp_path / "t.safetensors", compiled=False)
+    assert [name for name, p in model.named_parameters() if torch.equal(p, before[name])] == []
+    model.load_state_dict(weights)
+    tokens = encode(model, _images(), batch=3)
+    assert tokens.shape == (8, 16)
+    assert tokens.dtype == torch.int16
+    assert 0 <= tokens.min() <= tokens.max() < CODES
+
+
+def test_one_pass_is_what_the_cache_computes_token_by_token() -> None:
+    network, corpus = _network(), _corpus()
+    for parameter in network.parameters():
+        parameter.data.add_(0.2 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(4)))
+    words, targets = corpus.words[:3], corpus.tokens[:3].long()
+    dropped = torch.tensor([False, True, False])
+    found = network(words, dropped, targets, targets)
+    transformer, config = network.transformer, network.transformer.config
+    segments = config.segments()
+    spec = ModelSpec(
+        "tiny", config.depth, config.kv_heads, config.head_dim, segments, 1, config.head_dim**-0.5
+    )
+    method = Full()
+    method.prepare(spec, Budget.parse(1.0, spec))
+    cache = KVCache(spec, method, dtype=torch.float32)
+    with torch.inference_mode():
+        embed = transformer.cls_embedding
+        features = network.text(words)
+        features[dropped] = embed.uncond_embedding
+        x, rotation = embed(features, guided=False), config.rotations(config.condition + config.tokens)
+        cache.reset(3)
+        losses, step = [], 0
+        for segment in segments:
+            cache.begin(segment)
+            for start in range(segment.start, segment.end, x.shape[1]):
+                hidden = transformer(x, rotation[start : start + x.shape[1]], cache.attend)
+                losses.append(F.cross_entropy(transformer.logits(hidden[:, -1]), targets[:, step]))
+                x, step = transformer.tok_embeddings(targets[:, step])[:, None], step + 1
+    torch.testing.assert_close(found, torch.stack(losses).mean())
+
+
+def test_attention_in_parts_is_causal_attention(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(training, "TOGETHER", 3)
+    q, k, v = torch.randn(3, 2, 4, 10, 8, generator=torch.Generator().manual_seed(0))
+    found = training._attend(0, q, k, v, None)
+    torch.testing.assert_close(found, F.scaled_dot_product_attention(q, k, v, is_causal=True))
+
+
+def test_wrong_tokens_are_read_and_never_learnt() -> None:
+    corpus = _corpus()
+    recipe = NextTokenRecipe(steps=1, batch=400, wrong=1.0)
+    _, dropped, inputs, targets = draw_batch(corpus, recipe, CODES, 0)
+    known = {tuple(row) for row in corpus.tokens.tolist()}
+    assert {tuple(row) for row in targets.tolist()} <= known
+    right = (inputs == targets).float().mean(1)
+    assert (right == 1).float().mean() > 0.4  # every second sample has none
+    assert right.min() < 0.2
+    assert 0.05 < dropped.float().mean() < 0.16
+    again = draw_batch(corpus, recipe, CODES, 0)
+    assert torch.equal(again[2], inputs)
+
+
+def test_resumed_training_equals_uninterrupted_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kvbench.training.loop.CHECKPOINT_EVERY", 2)
+    recipe = NextTokenRecipe(steps=6, batch=4, text_dropout=0.5)
+
+    def run(path: Path) -> dict[str, Tensor]:
+        return train_next_token(_network(), _corpus(), recipe, path, compiled=False)
+
+    whole, draw = run(tmp_path / "whole.safetensors"), training.draw_batch
+
+    def interrupted(
+        corpus: TokenCorpus, recipe: NextTokenRecipe, codes: int, step: int
+    ) -> tuple[Tensor, ...]:
+        if step == 5:
+            raise KeyboardInterrupt
+        return draw(corpus, recipe, codes, step)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(training, "draw_batch", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            run(tmp_path / "cut.safetensors")
+    resumed = run(tmp_path / "cut.safetensors")
+    assert all(torch.equal(whole[name], resumed[name]) for name in whole)
+    start = dict(_network().named_parameters())
+    assert [name for name, p in start.items() if torch.equal(p, whole[name])] == []
+
+
+def test_a_recipe_for_another_kind_of_model_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"^train: the recipe is for a LlamaGenModel; take train="):
+        NextTokenTraining(out=str(tmp_path / "new")).train(object())
+    assert not (tmp_path / "new").exists()
