@@ -14,6 +14,7 @@ from kvbench.engine.arena import Arena
 from kvbench.engine.changes import Change, Schedule, ask_method, room_behind, show_layer, work_out_schedule
 from kvbench.engine.ledger import Ledger
 from kvbench.engine.lengths import foresee_lengths, foresee_ring
+from kvbench.engine.padding import Padding, attend_padded, follow_schedule, read_padding
 from kvbench.engine.view import CacheView, Inputs, Store
 from kvbench.kernels.compact import move_slots, rebuild
 from kvbench.kernels.layout import Layout, empty_layout, view_group, view_room
@@ -80,19 +81,33 @@ class KVCache:
         ] = {}  # of empty rows, by their number and the room behind them
         self.reset(0)
 
-    def reset(self, sequences: int) -> None:
-        """Start a generation of `sequences` sequences and its ledger; whatever was held is dropped."""
-        spec, static = self.spec, self.method.static
+    def reset(self, sequences: int, padding: Sequence[int] | None = None) -> None:
+        """Start a generation of `sequences` sequences and its ledger; whatever was held is dropped.
+
+        Args:
+            sequences: in the batch.
+            padding: tokens in front of each sequence's prompt that do not exist; the prompt then comes in one step.
+                Nothing attends to them and nothing of them is stored. None where all prompts are equally long.
+
+        Raises:
+            ValueError: not one number a sequence, or no token of a prompt would be left.
+        """
+        spec = self.spec
+        self._padding = read_padding(spec, sequences, padding, self._device)
+        # Rows that keep the same slots in all sequences share a layout.
+        shared = self.method.static and self._padding is None
         self.ledger = Ledger([[0] * spec.layers for _ in spec.segments])
+        if self._padding is not None:
+            self.ledger.padding = self._padding.least
         self._sequences = sequences
-        self._batch, self._rows = (sequences, spec.heads) if static else (1, spec.heads * sequences)
+        self._batch, self._rows = (sequences, spec.heads) if shared else (1, spec.heads * sequences)
         self._stored = 0  # bytes of all stores
         # Tokens that each sequence holds, one number if all hold as many: of every layer, and of all together.
         self._held = [[0] * (self._rows // spec.heads)] * spec.layers
         self._tokens = self._held[0]
         self._stores: list[Store] = []
         if sequences:
-            if static and not self._schedule:
+            if self.method.static and not self._schedule:
                 self._schedule = work_out_schedule(spec, self.method, self._device)
             self._prepare_arena()
             self._stores = [self._make_store(room_behind(spec, 0)) for _ in range(spec.layers)]
@@ -168,6 +183,8 @@ class KVCache:
             raise ValueError(
                 f"segment {self._segment.index}: token {filled + tokens} came, it has {length} tokens"
             )
+        if self._padding is not None and not self._segment.index:
+            return self._attend_padded(present, self._padding)
         if store.rows is None:
             store.rows = open_rows(store.keys, store.values, store.layout)
         out = step_attention(present.q, present.k, present.v, store.rows, filled, self.spec.logit_scale)
@@ -177,6 +194,17 @@ class KVCache:
         if store.filled == length:
             k, v = (view_room(x, store.layout, 0, length) for x in (store.keys, store.values))
             self._finish(present._replace(k=k, v=v))
+        return out
+
+    def _attend_padded(self, present: Present, padding: Padding) -> Tensor:
+        """Attend with prompts of unequal length, all of whose tokens come at once."""
+        store, length = self._stores[present.layer], self._segment.length
+        if present.k.shape[2] != length:
+            raise ValueError(f"padded prompts come at once: {present.k.shape[2]} tokens came of {length}")
+        out = attend_padded(present.q, present.k, present.v, padding, self.spec.logit_scale)
+        for storage, new in ((store.keys, present.k), (store.values, present.v)):
+            view_room(storage, store.layout, 0, length).copy_(new)
+        self._finish(present)
         return out
 
     def _note_queries(self, store: Store, q: Tensor, filled: int) -> Tensor:
@@ -203,23 +231,29 @@ class KVCache:
         self._stores[present.layer] = self._make_store()
 
     def _find_change(self, present: Present, lse: Tensor | None = None) -> Change:
-        if self.method.static:
-            return self._schedule[present.layer, self._segment.index]
         layout = self._stores[present.layer].layout
         room = room_behind(self.spec, self._segment.index + 1)
+        if self.method.static:
+            change = self._schedule[present.layer, self._segment.index]
+            if self._padding is None:
+                return change
+            return follow_schedule(change, self._segment, layout, self._padding, room)
         return ask_method(self.method, self._show(present, lse), layout, room)
 
     def _show(self, present: Present, lse: Tensor | None) -> CacheView:
         store, spec, at = self._stores[present.layer], self.spec, self._segment
         if self.method.static:
-            return show_layer(present.layer, at, store.layout, spec)
+            return show_layer(present.layer, at, store.layout, spec, self._rows // spec.heads)
         inputs = Inputs(present.q, present.k, present.plain, store, spec.logit_scale, at.causal, lse)
         state = store.state
         if state is None and self.method.stateful:
             state = torch.zeros(self._rows, 0, device=self._device)
         numbers = range(self._sequences // spec.branches) if self.prompts is None else self.prompts
         prompts = [*numbers] * spec.branches
-        return show_layer(present.layer, at, store.layout, spec, self._sequences, inputs, state, prompts)
+        padding = None if self._padding is None else self._padding.rows
+        return show_layer(
+            present.layer, at, store.layout, spec, self._sequences, inputs, state, prompts, padding
+        )
 
     def _store(self, present: Present, change: Change) -> Store:
         """Change a layer's storage and account for it."""

@@ -43,6 +43,8 @@ def ask_method(method: Method, view: CacheView, layout: Layout, room: int = 0) -
         room: free slots behind every row of the new layout.
     """
     keep, at = method.keep(view), view.at
+    if view.padding is not None:  # a slot of the current segment may not exist
+        keep = view.position >= 0 if keep is None else keep & (view.position >= 0)
     after, source = source_table(layout, keep, at.start, at.length, room)
     everything = after.total == layout.total + len(layout.counts) * at.length
     state = None
@@ -61,6 +63,7 @@ def show_layer(
     inputs: Inputs | None = None,
     state: Tensor | None = None,
     prompts: Sequence[int] = (),
+    padding: Tensor | None = None,
 ) -> CacheView:
     """Build the view of one layer right after a segment.
 
@@ -73,14 +76,17 @@ def show_layer(
         inputs: what attention was computed from; None for a static method.
         state: float32 [rows, longest], numbers of the cached slots; those of the segment's tokens start at 0.
         prompts: number of every sequence's prompt.
+        padding: int64 [rows], tokens in front of each row's prompt that do not exist; None if there are none.
     """
     position = list_positions(layout, at.start, at.length)
+    if padding is not None:
+        position.masked_fill_(position < padding[:, None], -1)
     starts = torch.tensor([segment.start for segment in spec.segments]).to(position.device, non_blocking=True)
     segment = torch.bucketize(position, starts, right=True) - 1
     numbers = torch.zeros((0, 0) if state is None else position.shape, device=position.device)
     if state is not None:
         numbers[:, : state.shape[1]] = state
-    return CacheView(layer, at, sequences, spec.heads, position, segment, numbers, inputs, prompts)
+    return CacheView(layer, at, sequences, spec.heads, position, segment, numbers, inputs, prompts, padding)
 
 
 def room_behind(spec: ModelSpec, index: int) -> int:

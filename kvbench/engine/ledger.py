@@ -17,6 +17,7 @@ class Ledger:
         rebuild_bytes: storage at the worst instant of a rebuild, whole batch.
         transient_bytes: keys and values of the segment in flight, whole batch.
         state_bytes: what the method keeps beside them (a score per slot, the last segment's keys), whole batch.
+        padding: tokens that no prompt of the batch has, of as many as the model's prompts may have.
     """
 
     tokens_after: list[list[int]]
@@ -24,6 +25,7 @@ class Ledger:
     rebuild_bytes: int = 0
     transient_bytes: int = 0
     state_bytes: int = 0
+    padding: int = 0
 
     @property
     def last_tokens(self) -> int:
@@ -38,8 +40,12 @@ class Ledger:
     def find_least_share(self, spec: ModelSpec, capacity: Fraction) -> float:
         """Return the least share that one sequence held after any segment of what it could hold then.
 
-        That is the capacity, or all tokens so far where those are fewer. The last segment is never held.
+        That is the capacity, or all tokens so far where those are fewer, less the padding, which counts as held but
+        for one token a head. The last segment is never held.
         """
         held = [row[-1] for row in self.tokens_after[:-1]]
-        could = [min(capacity, Fraction(spec.all_heads * end)) for end in spec.ends[:-1]]
+        heads, padding = spec.all_heads, spec.all_heads * self.padding
+        could = [min(capacity, Fraction(heads * end)) for end in spec.ends[:-1]]
+        if padding:
+            could = [max(most - padding, Fraction(heads)) for most in could]
         return float(min((tokens / most for tokens, most in zip(held, could, strict=True)), default=1.0))

@@ -97,6 +97,7 @@ class CacheView:
     state: Tensor
     _given: Inputs | None = field(default=None, repr=False)
     prompts: Sequence[int] = ()
+    padding: Tensor | None = None
 
     def mass(self, queries: Tensor | None = None) -> Tensor:
         """float32 [rows, slots]: attention each slot receives, mean over the chosen queries."""
@@ -143,6 +144,8 @@ class CacheView:
         """[rows, slots, D]: keys of all slots, cached and current; zeros where a row has no such slot."""
         k, store = self._seen.k, self._seen.store
         past = pad_rows(store.keys, store.layout).to(k.dtype)
+        if self._in_front is not None:
+            k = k * (self.position[:, -self.at.length :] >= 0)[..., None]
         return torch.cat((past * (store.layout.positions >= 0)[..., None], k), 2).flatten(0, 1)
 
     def previous_keys(self) -> Tensor:
@@ -180,12 +183,23 @@ class CacheView:
         every = torch.arange(self.at.length, dtype=torch.int32) if chosen is None else chosen.int()
         return every.to(q.device, non_blocking=True).repeat(q.shape[2] // self.at.length)
 
+    @property
+    def _in_front(self) -> Tensor | None:
+        """int64 [rows]: tokens of the current segment that do not exist; None behind the prompt and without padding."""
+        return None if self.at.index else self.padding
+
     def _scores(self, q: Tensor, scale: float, tokens: Tensor | None = None) -> Tensor:
         store = self._seen.store
-        return attention_scores(q, self._seen.k, store.keys, store.layout, scale, tokens=tokens)
+        scores = attention_scores(q, self._seen.k, store.keys, store.layout, scale, tokens=tokens)
+        if self._in_front is not None and tokens is not None:
+            exists = (self.position >= 0)[:, None] & (tokens >= self._in_front[:, None])[..., None]
+            scores.masked_fill_(~exists, -torch.inf)
+        return scores
 
     def _mass(self, queries: Tensor | None = None, power: int = 1) -> Tensor:
         q, k, _, store, scale, _, lse = self._seen
+        if self._in_front is not None:
+            return self._mass_behind(self._in_front, queries, power)
         return attention_mass(
             self._select_queries(q, queries),
             k,
@@ -196,3 +210,11 @@ class CacheView:
             lse=None if lse is None else self._select_queries(lse, queries),
             tokens=self._tokens(q, queries),
         )
+
+    def _mass_behind(self, padding: Tensor, queries: Tensor | None, power: int) -> Tensor:
+        """Return the mass in padded prompts: a mean over the queries that exist, 0 where none of them does."""
+        q, tokens = self._select_queries(self._seen.q, queries), self._tokens(self._seen.q, queries)
+        assert tokens is not None  # prompts are causal
+        asks = tokens >= padding[:, None]
+        weights = self._scores(q, self._seen.scale, tokens).softmax(-1).masked_fill(~asks[..., None], 0)
+        return weights.pow(power).sum(2) / asks.sum(1, keepdim=True).clamp(min=1)

@@ -148,7 +148,7 @@ class AMSKV(Method):
                 view.sequences, dtype=torch.bool, device=view.position.device
             )
         demanding = self._demanding[view.layer]
-        held = (view.position >= 0).sum(1).view(view.sequences, view.heads)[:, 0]
+        held = count_held(view).view(view.sequences, view.heads)[:, 0]
         undecided = ~demanding & (held > self.first)
         if undecided.any() and view.at.length <= self.most:
             demanding |= undecided & (self._similarity(view) < self._theta)
@@ -254,7 +254,7 @@ def evict_oldest(
     exists = view.position >= 0
     current = view.position >= view.at.start
     fits = view.at.length <= capacity[:, None]
-    overflows = exists.sum(1, keepdim=True) > capacity[:, None]
+    overflows = (count_held(view) > capacity)[:, None]
     newer = exists.flip(1).cumsum(1).flip(1)  # slots from this one to the newest
     if granularity == "scale":
         source = view.segment.clamp(min=0)
@@ -262,6 +262,12 @@ def evict_oldest(
         newer = of_source.scatter_reduce(1, source, newer * exists, "amax").gather(1, source)
     kept = (view.position < condensed) | (newer <= capacity[:, None] - condensed)
     return exists & torch.where(overflows, torch.where(fits, kept, ~current), True)
+
+
+def count_held(view: View) -> Tensor:
+    """Return the tokens that each row holds, int64 [rows]; padding counts as held."""
+    held = (view.position >= 0).sum(1)
+    return held if view.padding is None else held + view.padding
 
 
 def check_condensed(condensed: int, spec: ModelSpec) -> None:

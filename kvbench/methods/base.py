@@ -44,6 +44,9 @@ class View(Protocol):
         prompts: number of every sequence's prompt in the run, so that what is drawn at random is the same in any batch.
         state: float32 [rows, slots], what a `stateful` method wrote on each slot earlier, 0 on new ones; written in
             place, it moves with the slots that are kept.
+        padding: int64 [rows], tokens in front of each row's prompt that do not exist, where prompts of a batch are not
+            equally long; else None. They count as held: a row has room for so many tokens less. In the prompt's segment
+            they have no slot (-1), receive nothing, and means over queries leave them out.
     """
 
     layer: int
@@ -54,6 +57,7 @@ class View(Protocol):
     segment: Tensor
     prompts: Sequence[int]
     state: Tensor
+    padding: Tensor | None
 
     def mass(self, queries: Tensor | None = None) -> Tensor:
         """Return the attention that each slot receives, float32 [rows, slots].
@@ -73,7 +77,8 @@ class View(Protocol):
     def scores(self, queries: Tensor) -> Tensor:
         """Return scaled q k^T of a few queries, float32 [rows, query heads per KV head, queries, slots].
 
-        It is -inf where a row has no such slot, so that a softmax over the last dimension gives attention.
+        It is -inf where a row has no such slot, so that a softmax over the last dimension gives attention, and all of
+        it where a row has no such query (`select.find_asking`).
 
         Args:
             queries: int64 [n].

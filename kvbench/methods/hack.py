@@ -10,7 +10,15 @@ from torch import Tensor
 from kvbench.core.budget import Budget
 from kvbench.core.segments import ModelSpec, Segment
 from kvbench.methods.base import Artifact, Method, Observer, View
-from kvbench.methods.select import Decider, check_room, choose_best, choose_window, unite_branches
+from kvbench.methods.select import (
+    Decider,
+    check_room,
+    choose_best,
+    choose_window,
+    has_room,
+    spread_room,
+    unite_branches,
+)
 
 
 @dataclass
@@ -104,9 +112,8 @@ class HACK(Method):
     def keep(self, view: View) -> Tensor | None:
         """Keep what the class of each head says, as much as it has room for."""
         device, rooms = view.position.device, self.room(view.layer, view.at)
-        if view.position.shape[1] <= min(rooms):
+        if has_room(view, min(rooms)):
             return None
-        room = self.rooms[view.layer].to(device, non_blocking=True).repeat(view.sequences)
         received = view.mass(choose_window("uniform", view.at, self.observed))
         scores = unite_branches(received, self.rows, self.spec.branches)
         structural = (
@@ -118,7 +125,7 @@ class HACK(Method):
             raster = (view.position - view.at.start) / view.at.length
             scores = torch.where(structural & newest, raster.to(scores), scores)
         scores = scores + structural * (2.0 * newest + 4.0 * (view.segment < self.sinks))
-        return choose_best(scores.masked_fill(view.position < 0, -torch.inf), room)
+        return choose_best(scores.masked_fill(view.position < 0, -torch.inf), spread_room(rooms, view))
 
     def _share_budget(self, spec: ModelSpec, budget: Budget) -> tuple[int, int, int]:
         """Return B_C, B_S in tokens per head and the rest; contextual heads have what structural ones cannot use."""

@@ -1,6 +1,7 @@
 """R-KV: tokens that matter and that no other key repeats (arXiv:2505.24133)."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -10,7 +11,7 @@ from kvbench.core.budget import Budget
 from kvbench.core.segments import ModelSpec
 from kvbench.methods.base import View
 from kvbench.methods.scored import Windowed
-from kvbench.methods.select import average_attention, smooth
+from kvbench.methods.select import average_attention, find_asking, smooth
 
 
 @dataclass
@@ -38,6 +39,8 @@ class RKV(Windowed):
     protected: int = 1
     kernel: int = 7
 
+    revision: ClassVar[int] = 2  # slots that a row has not were its slots' neighbours
+
     def check(self, spec: ModelSpec, budget: Budget) -> None:
         """Refuse settings out of range, and what `Windowed` refuses."""
         if not 0 <= self.mix <= 1:
@@ -50,12 +53,14 @@ class RKV(Windowed):
 
     def score_outside(self, view: View, chosen: Tensor, inside: Tensor) -> Tensor:
         """Return lambda I - (1 - lambda) R, float32 [rows, slots]."""
-        attention = average_attention(view.scores(chosen), inside, softmax="prefix", group="max")
-        keys = view.cached_keys()
+        scores, asking = view.scores(chosen), find_asking(view, chosen)
+        attention = average_attention(scores, inside, softmax="prefix", group="max", asking=asking)
+        keys, exists = view.cached_keys(), view.position >= 0
         few = max(1, 2**26 // keys.shape[1] ** 2)  # the similarities of all rows at once may not fit
-        parts = zip(keys.split(few), (view.position >= 0).split(few), strict=True)
+        parts = zip(keys.split(few), exists.split(few), strict=True)
         repeated = [measure_redundancy(*part, self.threshold, self.protected) for part in parts]
-        return self.mix * smooth(attention, "max", self.kernel) - (1 - self.mix) * torch.cat(repeated)
+        attention = smooth(attention, "max", self.kernel, exists)
+        return self.mix * attention - (1 - self.mix) * torch.cat(repeated)
 
 
 def measure_redundancy(keys: Tensor, exists: Tensor, threshold: float, protected: int) -> Tensor:

@@ -20,6 +20,7 @@ from kvbench.methods.select import (
     average_attention,
     check_window,
     choose_window,
+    find_asking,
     find_slots,
     fit_window,
     smooth_outside,
@@ -103,6 +104,8 @@ class ScaleKV(Scored):
     kernel: int = 5
     strict: bool = True
 
+    revision: ClassVar[int] = 2  # slots that a row has not were its slots' neighbours
+
     def needs(self) -> Observer | Path:
         """Return the calibration of ASI, or the budget file that stands in its place."""
         if self.budgets is not None:
@@ -153,9 +156,17 @@ class ScaleKV(Scored):
         if self.released_queries:
             received = view.logits(chosen, plain=True)
         else:
-            received = average_attention(view.scores(chosen), inside, softmax="all", group="mean")
+            scores, asking = view.scores(chosen), find_asking(view, chosen)
+            received = average_attention(scores, inside, softmax="all", group="mean", asking=asking)
         united = self.unite(received)  # before neighbours are mixed
-        smoothed = smooth_outside(united, inside, self.pool, self.kernel, spread_blank=self.released_queries)
+        smoothed = smooth_outside(
+            united,
+            inside,
+            self.pool,
+            self.kernel,
+            exists=view.position >= 0,
+            spread_blank=self.released_queries,
+        )
         return smoothed.masked_fill(inside, torch.inf)
 
 

@@ -20,6 +20,7 @@ from kvbench.methods.select import (
     find_sinks,
     find_slots,
     fit_window,
+    has_room,
     share_evenly,
     spread_room,
     unite_branches,
@@ -61,13 +62,13 @@ class Scored(Method):
         return self._rooms[layer]
 
     def least_room(self, view: View) -> int:
-        """Return the room of the layer's head that has least."""
+        """Return the room of the layer's head that has least, before padding takes of it."""
         room = self.room(view.layer, view.at)
         return room if isinstance(room, int) else min(room)
 
     def keep(self, view: View) -> Tensor | None:
         """Keep the sinks and the best of the rest, as many as there is room for."""
-        if view.position.shape[1] <= self.least_room(view):
+        if has_room(view, self.least_room(view)):
             return None
         scores = self.unite(self.score(view)).masked_fill(find_sinks(view, self.sinks), torch.inf)
         room = spread_room(self.room(view.layer, view.at), view)

@@ -46,13 +46,25 @@ def find_slots(view: View, chosen: Tensor) -> Tensor:
     return torch.isin(view.position, view.at.start + chosen.to(view.position.device, non_blocking=True))
 
 
+def find_asking(view: View, chosen: Tensor) -> Tensor | None:
+    """Return which rows have the chosen tokens of the current segment, bool [rows, n]; None where all have them."""
+    if view.padding is None or view.at.index:
+        return None
+    return chosen.to(view.padding.device, non_blocking=True) >= view.padding[:, None]
+
+
 def find_sinks(view: View, sinks: int) -> Tensor:
     """Return which slots hold tokens of the first `sinks` segments, bool [rows, slots]."""
     return (view.segment >= 0) & (view.segment < sinks)
 
 
 def average_attention(
-    scores: Tensor, inside: Tensor, *, softmax: Literal["all", "prefix"], group: Literal["mean", "max"]
+    scores: Tensor,
+    inside: Tensor,
+    *,
+    softmax: Literal["all", "prefix"],
+    group: Literal["mean", "max"],
+    asking: Tensor | None = None,
 ) -> Tensor:
     """Average the attention that slots receive from a window's queries; returns float32 [rows, slots].
 
@@ -61,28 +73,46 @@ def average_attention(
         inside: bool [rows, slots], the window's own slots.
         softmax: over all slots, or over those outside the window (then 0 inside).
         group: query heads of one KV head share the mean of their probabilities or the maximum of their scores.
+        asking: bool [rows, queries], which queries a row has (`find_asking`); None for all.
     """
     if group == "max":
         scores = scores.amax(1, keepdim=True)
     if softmax == "prefix":
         scores = scores.masked_fill(inside[:, None, None], -torch.inf)
-    return scores.softmax(-1).mean((1, 2))
+    if asking is None:
+        return scores.softmax(-1).mean((1, 2))
+    attention = scores.softmax(-1).mean(1).masked_fill(~asking[..., None], 0)
+    return attention.sum(1) / asking.sum(1, keepdim=True).clamp(min=1)
 
 
-def smooth(scores: Tensor, kind: Pool, size: int) -> Tensor:
+def smooth(scores: Tensor, kind: Pool, size: int, exists: Tensor | None = None) -> Tensor:
     """Pool scores [rows, slots] along the slots; beyond the ends lie zeros, for `max` -inf.
 
     Args:
         scores: one number per slot.
         kind: the maximum or the mean of neighbours.
         size: how many neighbours, odd; 1 changes nothing.
+        exists: bool [rows, slots], the slots that a row has: others are nobody's neighbours, and what they receive does
+            not matter. None for all.
     """
     pool = F.max_pool1d if kind == "max" else F.avg_pool1d
-    return pool(scores[:, None], size, stride=1, padding=size // 2)[:, 0]
+    if exists is None:
+        return pool(scores[:, None], size, stride=1, padding=size // 2)[:, 0]
+    place = exists.cumsum(1) - 1
+    closed = scores.new_full((len(scores), scores.shape[1] + 1), -torch.inf if kind == "max" else 0)
+    closed.scatter_(1, torch.where(exists, place, scores.shape[1]), scores)
+    closed[:, -1] = -torch.inf if kind == "max" else 0  # where slots went that a row has not
+    return smooth(closed[:, :-1], kind, size).gather(1, place.clamp_(min=0))
 
 
 def smooth_outside(
-    scores: Tensor, inside: Tensor, kind: Pool, size: int, *, spread_blank: bool = False
+    scores: Tensor,
+    inside: Tensor,
+    kind: Pool,
+    size: int,
+    *,
+    exists: Tensor | None = None,
+    spread_blank: bool = False,
 ) -> Tensor:
     """Pool scores [rows, slots] along the slots, where the window's own do not count.
 
@@ -91,14 +121,15 @@ def smooth_outside(
         inside: bool [rows, slots], the window's slots.
         kind: the maximum or the mean of neighbours.
         size: how many neighbours, odd.
+        exists: bool [rows, slots], as for `smooth`.
         spread_blank: the window is -inf in its neighbours' mean too, as in ScaleKV's released code, instead of 0.
     """
     blank = -torch.inf if spread_blank or kind == "max" else 0
-    return smooth(scores.masked_fill(inside, blank), kind, size)
+    return smooth(scores.masked_fill(inside, blank), kind, size, exists)
 
 
 def unite_branches(scores: Tensor, rows: Decider, branches: int) -> Tensor:
-    """Return scores [rows, slots] on which the branches of each prompt agree.
+    """Return scores [rows, slots] on which the branches of each prompt agree; their prompts have equal padding.
 
     Args:
         scores: one number per slot; the rows of all conditional sequences come before those of the other branch.
@@ -144,11 +175,20 @@ def share_evenly(tokens: int, spec: ModelSpec) -> list[int | tuple[int, ...]]:
 
 
 def spread_room(room: int | tuple[int, ...], view: View) -> int | Tensor:
-    """Return the room of every row, int64 [rows], of one number for each head; one number for all stays what it is."""
+    """Return the room of every row, int64 [rows], of one number for each head; one number for all stays what it is.
+
+    Padding counts as held: it takes room from its rows, of which one slot is always left.
+    """
     if isinstance(room, int):
-        return room
+        return room if view.padding is None else (room - view.padding).clamp_(min=1)
     # Out of pageable memory nothing waits for the device.
-    return torch.tensor(room).to(view.position.device, non_blocking=True).repeat(view.sequences)
+    rooms = torch.tensor(room).to(view.position.device, non_blocking=True).repeat(view.sequences)
+    return rooms if view.padding is None else (rooms - view.padding).clamp_(min=1)
+
+
+def has_room(view: View, room: int) -> bool:
+    """Return whether every row surely has room for all of its slots; nothing is read from the device to know it."""
+    return view.padding is None and view.position.shape[1] <= room
 
 
 USUAL_WINDOW = 16

@@ -1,13 +1,13 @@
 """SnapKV: the tokens that a few of the newest queries attend to."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 from torch import Tensor
 
 from kvbench.methods.base import View
 from kvbench.methods.scored import Windowed
-from kvbench.methods.select import Pool, average_attention, smooth_outside
+from kvbench.methods.select import Pool, average_attention, find_asking, smooth_outside
 
 
 @dataclass
@@ -32,7 +32,15 @@ class SnapKV(Windowed):
     group: Literal["mean", "max"] = "mean"
     pool: Pool = "max"
 
+    revision: ClassVar[int] = 2  # slots that a row has not were its slots' neighbours
+
     def score_outside(self, view: View, chosen: Tensor, inside: Tensor) -> Tensor:
         """Return the smoothed attention from the window's queries, float32 [rows, slots]."""
-        attention = average_attention(view.scores(chosen), inside, softmax=self.softmax, group=self.group)
-        return smooth_outside(attention, inside, self.pool, self.kernel)
+        attention = average_attention(
+            view.scores(chosen),
+            inside,
+            softmax=self.softmax,
+            group=self.group,
+            asking=find_asking(view, chosen),
+        )
+        return smooth_outside(attention, inside, self.pool, self.kernel, exists=view.position >= 0)

@@ -106,8 +106,11 @@ class TextFeatures:
 class Cache(Protocol):
     """What a model needs of a cache (`kvbench.engine.cache.KVCache`)."""
 
-    def reset(self, sequences: int) -> None:
-        """Start a generation of `sequences` sequences."""
+    def reset(self, sequences: int, padding: Sequence[int] | None = None) -> None:
+        """Start a generation of `sequences` sequences; `padding` counts the tokens in front of each that do not exist.
+
+        Padded prompts come in one step. None where all prompts are equally long.
+        """
         ...
 
     def begin(self, segment: Segment) -> None:

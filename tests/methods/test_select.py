@@ -17,7 +17,15 @@ from kvbench.methods.h2o import H2O
 from kvbench.methods.hack import HACK, ColumnVariance
 from kvbench.methods.rkv import RKV
 from kvbench.methods.scalekv import AttentionSelectivity, ScaleKV
-from kvbench.methods.select import check_window, choose_best, choose_window, fit_window, share_evenly, smooth
+from kvbench.methods.select import (
+    check_window,
+    choose_best,
+    choose_window,
+    fit_window,
+    share_evenly,
+    smooth,
+    smooth_outside,
+)
 from kvbench.methods.snapkv import SnapKV
 from kvbench.methods.streaming_llm import StreamingLLM
 from tests.support.engine import listening, prepared, run, small, tokens_of
@@ -105,6 +113,23 @@ def test_pooling(values: list[int], size: int) -> None:
         near = values[max(0, i - half) : i + half + 1]
         assert smooth(scores, "max", size)[0, i] == max(near)
         assert smooth(scores, "avg", size)[0, i] == pytest.approx(sum(near) / size, abs=1e-6)
+
+
+@given(
+    st.lists(st.lists(st.none() | st.integers(-3, 3), min_size=7, max_size=7), min_size=1, max_size=3),
+    st.sampled_from((1, 3, 5)),
+)
+def test_slots_that_a_row_has_not_are_nobodys_neighbours(rows: list[list[int | None]], size: int) -> None:
+    scores = torch.tensor([[9 if value is None else value for value in row] for row in rows]).float()
+    exists = torch.tensor([[value is not None for value in row] for row in rows])
+    inside = torch.zeros_like(exists)
+    for kind in ("max", "avg"):
+        found = smooth(scores, kind, size, exists)
+        outside = smooth_outside(scores, inside, kind, size, exists=exists)
+        for row, there in enumerate(exists):
+            alone = smooth(scores[row, there][None], kind, size) if there.any() else scores[:1, :0]
+            assert torch.equal(found[row, there], alone[0])
+            assert torch.equal(outside[row, there], alone[0])
 
 
 @given(st.lists(st.lists(st.integers(0, 3), min_size=6, max_size=6), min_size=1, max_size=4), st.data())

@@ -1,0 +1,329 @@
+"""Prompts of unequal length: a batch is equal to each prompt alone, and padding is neither seen, kept nor counted."""
+
+from collections.abc import Sequence
+from copy import copy
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import ClassVar
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from kvbench.core.budget import Budget
+from kvbench.core.segments import ModelSpec, next_scale, next_token
+from kvbench.engine.cache import KVCache
+from kvbench.methods.ams_kv import evict_oldest
+from kvbench.methods.base import Method, View
+from kvbench.methods.full import Full
+from kvbench.methods.h2o import H2O
+from kvbench.methods.random import Random
+from kvbench.methods.rkv import RKV
+from kvbench.methods.snapkv import SnapKV
+from kvbench.methods.streaming_llm import StreamingLLM
+from tests.support.engine import Asked, D, Drawn, DrawnPerSequence, draw_seen, listening, prepared
+
+PROMPT, ROWS = 6, (5, 5, 5, 4)
+Tokens = list[tuple[Tensor, ...]]
+
+
+def shapes(prompt: int = PROMPT, rows: Sequence[int] = ROWS, heads: int = 3, branches: int = 1) -> ModelSpec:
+    return ModelSpec("small", 2, heads, D, next_token(prompt, rows), branches, D**-0.5)
+
+
+def draw(spec: ModelSpec, sequences: int, groups: int = 1, seed: int = 0) -> Tokens:
+    """Random (q, k, v) of every layer, all tokens of a generation."""
+    generator = torch.Generator().manual_seed(seed)
+    shape = (sequences, spec.heads, spec.segments[-1].end, D)
+    return [
+        tuple(
+            torch.randn(shape[0], shape[1] * fold, *shape[2:], generator=generator) for fold in (groups, 1, 1)
+        )
+        for _ in range(spec.layers)
+    ]
+
+
+def generate(
+    cache: KVCache, inputs: Tokens, padding: Sequence[int] | None = None, size: int = 1
+) -> list[Tensor]:
+    """The outputs of every layer for the prompt at once and `size` tokens at a time from then on."""
+    found: list[list[Tensor]] = [[] for _ in inputs]
+    cache.reset(len(inputs[0][0]), padding)
+    for segment in cache.spec.segments:
+        cache.begin(segment)
+        step = size if segment.index else segment.length
+        for start in range(segment.start, segment.end, step):
+            stop = min(start + step, segment.end)
+            for layer, qkv in enumerate(inputs):
+                found[layer].append(cache.attend(layer, *(x[:, :, start:stop] for x in qkv)))
+    return [torch.cat(parts, 2) for parts in found]
+
+
+def masked(
+    spec: ModelSpec, inputs: Tokens, padding: Sequence[int], seen: Tensor | None = None
+) -> list[Tensor]:
+    """Slow attention in double precision, one query at a time; zeros for padding."""
+    out = []
+    for layer, (q, k, v) in enumerate(inputs):
+        result, fold = torch.zeros_like(q), q.shape[1] // spec.heads
+        for sequence, behind in enumerate(padding):
+            for head in range(q.shape[1]):
+                for token in range(behind, q.shape[2]):
+                    (at,) = (s for s in spec.segments if s.start <= token < s.end)
+                    keys = [
+                        position
+                        for position in range(behind, token + 1)
+                        if position >= at.start
+                        or seen is None
+                        or seen[at.index, layer, head // fold, position]
+                    ]
+                    scores = k[sequence, head // fold, keys].double() @ q[sequence, head, token].double()
+                    weights = (scores * spec.logit_scale).softmax(0)
+                    result[sequence, head, token] = (
+                        weights @ v[sequence, head // fold, keys].double()
+                    ).float()
+        out.append(result)
+    return out
+
+
+def agree(found: list[Tensor], expected: list[Tensor], padding: Sequence[int]) -> None:
+    """Outputs agree wherever a token exists, and are finite where none does."""
+    for one, other in zip(found, expected, strict=True):
+        assert torch.isfinite(one).all()
+        for sequence, behind in enumerate(padding):
+            parts = (x[sequence, :, behind:] for x in (one, other))
+            torch.testing.assert_close(*parts, atol=2e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("kind", [Drawn, DrawnPerSequence])
+@given(
+    seed=st.integers(0, 10**6),
+    share=st.sampled_from((0.0, 0.3, 0.9, 1.0)),
+    padding=st.lists(st.integers(0, 3), min_size=1, max_size=3),
+    groups=st.integers(1, 2),
+    size=st.integers(1, 3),
+    rows=st.lists(st.integers(1, 4), max_size=3),
+)
+@settings(max_examples=30, deadline=None)
+def test_padded_prompts_equal_attention_over_what_exists(
+    kind: type[Drawn], seed: int, share: float, padding: list[int], groups: int, size: int, rows: list[int]
+) -> None:
+    spec = shapes(4, rows, heads=2)
+    seen = draw_seen(spec, seed, share)
+    cache = KVCache(spec, prepared(kind(seen), spec), dtype=torch.float32)
+    inputs = draw(spec, len(padding), groups, seed)
+    expected = masked(spec, inputs, padding, seen)
+    for _ in range(2):
+        agree(generate(cache, inputs, padding, size), expected, padding)
+    for at in spec.segments[:-1]:
+        held = [int(seen[at.index + 1, :, :, behind : at.end].sum()) for behind in padding]
+        assert cache.ledger.tokens_after[at.index][-1] == max(held)
+
+
+def ids(seen: list[Asked], sequence: int, heads: int, before: int = 0) -> list[list[list[int]]]:
+    """Positions that one sequence keeps, each time the method is asked, `before` tokens later."""
+    rows = slice(sequence * heads, (sequence + 1) * heads)
+    return [[[position + before for position in row] for row in asked.ids(rows)] for asked in seen]
+
+
+SCORED = [
+    H2O(),
+    H2O(recent=0.3, norm="per_query"),
+    SnapKV(window=2, queries="last"),
+    SnapKV(window=2, queries="last", pool="avg", softmax="prefix", group="max", kernel=3),
+    RKV(window=2, queries="last", kernel=3),
+    H2O(sinks=1),
+]
+PADDING = [0, 3, 1, 4]
+
+
+@pytest.mark.parametrize("method", SCORED, ids=repr)
+@pytest.mark.parametrize("tokens", [60, 64])
+@pytest.mark.parametrize("size", [1, 3])
+def test_a_batch_equals_each_prompt_alone_with_what_is_left_of_its_share(
+    method: Method, tokens: int, size: int
+) -> None:
+    spec = shapes()
+    inputs = draw(spec, len(PADDING), groups=2)
+    batch = copy(method)
+    batch.prepare(spec, Budget(Fraction(tokens), spec.full_tokens, spec.all_heads))
+    seen = listening(batch)
+    cache = KVCache(spec, batch, dtype=torch.float32)
+    found = generate(cache, inputs, PADDING, size)
+    assert cache.ledger.peak_tokens == tokens
+    for sequence, behind in enumerate(PADDING):
+        short = shapes(PROMPT - behind)
+        alone = copy(method)
+        left = Fraction(tokens - behind * spec.all_heads)
+        alone.prepare(short, Budget(left, short.full_tokens, short.all_heads))
+        kept = listening(alone)
+        own = [tuple(x[sequence : sequence + 1, :, behind:] for x in qkv) for qkv in inputs]
+        expected = generate(KVCache(short, alone, dtype=torch.float32), own, None, size)
+        agree([x[sequence : sequence + 1, :, behind:] for x in found], expected, [0])
+        assert ids(seen, sequence, spec.heads) == ids(kept, 0, spec.heads, behind)
+
+
+@dataclass
+class Oldest(Method):
+    """Evicts the oldest tokens behind the prompt, as AMS-KV does."""
+
+    capacity: int
+
+    static: ClassVar[bool] = False
+
+    def keep(self, view: View) -> Tensor:
+        """Keep the prompt and the latest."""
+        capacity = torch.full((len(view.position),), self.capacity)
+        return evict_oldest(view, capacity, PROMPT, "token")
+
+
+@pytest.mark.parametrize(
+    "method",
+    [Full(), StreamingLLM(sinks=1), StreamingLLM(sinks=0), Random(), Random(sinks=1), Oldest(12), *SCORED],
+    ids=repr,
+)
+def test_prompts_of_a_batch_do_not_change_each_other(method: Method) -> None:
+    spec = shapes()
+    inputs = draw(spec, len(PADDING))
+    budget = 1 if isinstance(method, Full) else "0.6"
+    both = prepared(copy(method), spec, budget)
+    seen = listening(both)
+    found = generate(KVCache(spec, both, dtype=torch.float32), inputs, PADDING)
+    for sequence, behind in enumerate(PADDING):
+        one = prepared(copy(method), spec, budget)
+        kept = listening(one)
+        cache = KVCache(spec, one, dtype=torch.float32)
+        cache.prompts = [sequence]
+        own = [tuple(x[sequence : sequence + 1] for x in qkv) for qkv in inputs]
+        expected = generate(cache, own, [behind])
+        agree([x[sequence : sequence + 1] for x in found], expected, [behind])
+        if not method.static:
+            assert ids(seen, sequence, spec.heads) == ids(kept, 0, spec.heads)
+
+
+def test_a_static_method_keeps_the_same_positions_less_the_padding() -> None:
+    spec = shapes()
+    inputs = draw(spec, len(PADDING))
+    method = prepared(StreamingLLM(sinks=1), spec, "0.6")
+    seen = listening(method)
+    cache = KVCache(spec, method, dtype=torch.float32)
+    found = generate(cache, inputs, PADDING)
+    table = torch.zeros(len(spec.segments), spec.layers, spec.heads, spec.segments[-1].end, dtype=torch.bool)
+    for asked in seen:
+        for head, kept in enumerate(asked.ids()):
+            table[asked.scale + 1, asked.layer, head, kept] = True
+    agree(found, masked(spec, inputs, PADDING, table), PADDING)
+
+
+def test_one_token_a_row_stays_where_padding_takes_all_the_room() -> None:
+    spec = shapes()
+    method = prepared(
+        H2O(), spec, "0.1"
+    )  # two tokens a head, and four of six tokens of the prompt are padding
+    cache = KVCache(spec, method, dtype=torch.float32)
+    generate(cache, draw(spec, 2), [4, 4])
+    assert cache.ledger.peak_tokens == spec.all_heads
+
+
+def test_rows_that_every_prompt_lacks_are_no_unused_budget() -> None:
+    spec = shapes()
+    method = prepared(H2O(), spec, 9)
+    cache = KVCache(spec, method, dtype=torch.float32)
+    generate(cache, draw(spec, 2), [2, 3])
+    assert cache.ledger.find_least_share(spec, method.budget.capacity) == 1
+
+
+@pytest.mark.parametrize("method", [Full(), H2O(), SnapKV(window=2, queries="last")])
+def test_padding_of_nothing_is_no_padding(method: Method) -> None:
+    spec = shapes()
+    inputs = draw(spec, 2)
+    budget = 1 if isinstance(method, Full) else "0.4"
+    cache = KVCache(spec, prepared(method, spec, budget), dtype=torch.float32)
+    plain = generate(cache, inputs)
+    for one, other in zip(generate(cache, inputs, [0, 0]), plain, strict=True):
+        assert torch.equal(one, other)
+
+
+@dataclass
+class Watching(Method):
+    """Keeps everything and notes what it is shown of the prompt."""
+
+    static: ClassVar[bool] = False
+    stateful: ClassVar[bool] = True
+
+    def keep(self, view: View) -> None:
+        """Keep everything."""
+        if view.at.index or view.layer:
+            return
+        every = torch.arange(view.at.length)
+        self.shown = {
+            "position": view.position,
+            "segment": view.segment,
+            "mass": view.mass(),
+            "segment_mass": view.segment_mass(),
+            "last": view.mass(every[-2:]),
+            "scores": view.scores(every),
+            "logits": view.logits(every),
+            "plain": view.logits(every, plain=True),
+            "variance": view.column_variance(),
+            "cached_keys": view.cached_keys(),
+            "state": view.state.clone(),
+        }
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+def test_a_method_sees_of_a_padded_prompt_what_exists(groups: int) -> None:
+    spec, padding = shapes(), [0, 2, 5]
+    method = Watching()
+    cache = KVCache(spec, prepared(method, spec), dtype=torch.float32)
+    inputs = draw(spec, len(padding), groups)
+    cache.reset(len(padding), padding)
+    cache.begin(spec.segments[0])
+    q, k, v = (x[:, :, :PROMPT] for x in inputs[0])
+    cache.attend(0, q, k, v, lambda: q)
+    for row in range(len(padding) * spec.heads):
+        sequence, head = divmod(row, spec.heads)
+        behind = padding[sequence]
+        shown = {name: value[row] for name, value in method.shown.items()}
+        keys = k[sequence, head, behind:]
+        asked = q[sequence, head * groups : (head + 1) * groups, behind:]
+        seen = torch.ones(PROMPT - behind, PROMPT - behind, dtype=torch.bool).tril()
+        scores = (asked @ keys.T * D**-0.5).masked_fill(~seen, -torch.inf)
+        weights = scores.softmax(-1)
+        expected = {
+            "position": torch.arange(behind, PROMPT),
+            "segment": torch.zeros(PROMPT - behind, dtype=torch.int64),
+            "mass": weights.mean((0, 1)),
+            "last": weights[:, -2:].mean((0, 1)),
+            "logits": scores.masked_fill(~seen, 0).sum((0, 1)),
+            "plain": scores.masked_fill(~seen, 0).sum((0, 1)),
+            "cached_keys": keys,
+        }
+        for name, value in expected.items():
+            torch.testing.assert_close(shown[name][behind:], value, atol=1e-5, rtol=1e-4, msg=name)
+            blank = -1 if name in ("position", "segment") else 0
+            assert (shown[name][:behind] == blank).all(), name
+        torch.testing.assert_close(shown["scores"][:, behind:, behind:], scores, atol=1e-5, rtol=1e-4)
+        assert (shown["scores"][:, :behind] == -torch.inf).all()
+        assert (shown["scores"][:, :, :behind] == -torch.inf).all()
+        variance = (weights.square().mean((0, 1)) - weights.mean((0, 1)).square()).sum()
+        torch.testing.assert_close(shown["variance"], variance, atol=1e-6, rtol=1e-4)
+        torch.testing.assert_close(shown["segment_mass"], torch.ones(1), atol=1e-6, rtol=1e-5)
+        assert (shown["state"] == 0).all()
+
+
+def test_padding_that_cannot_be_is_refused() -> None:
+    spec = shapes()
+    cache = KVCache(spec, prepared(Full(), spec), dtype=torch.float32)
+    for padding in ([1], [1, PROMPT], [-1, 2]):
+        with pytest.raises(ValueError, match="2 sequences have from 0 to 5 such tokens each"):
+            cache.reset(2, padding)
+    cache.reset(2, [1, 0])
+    cache.begin(spec.segments[0])
+    with pytest.raises(ValueError, match="padded prompts come at once: 2 tokens came of 6"):
+        cache.attend(0, *torch.zeros(3, 2, 3, 2, D))
+    scales = ModelSpec("scales", 2, 3, D, next_scale([(2, 2), (3, 3)]), 1)
+    with pytest.raises(ValueError, match="scales: only the prompt of a next-token model can be padded"):
+        KVCache(scales, prepared(Full(), scales), dtype=torch.float32).reset(2, [1, 0])
