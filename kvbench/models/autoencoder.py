@@ -247,19 +247,22 @@ def resize(x: Tensor, size: Size, mode: str = "bilinear") -> Tensor:
     return x if tuple(x.shape[2:]) == size else F.interpolate(x, size, mode=mode, align_corners=False)
 
 
-def decode_pixels(decode: Callable[[Tensor], Tensor], latents: Tensor, patch: int) -> Tensor:
+def decode_pixels(
+    decode: Callable[[Tensor], Tensor], latents: Tensor, patch: int, *, truncate: bool = False
+) -> Tensor:
     """Decode some images at a time, `DECODED` pixels or one image, and return their pixels on the CPU.
 
     Args:
         decode: maps latents [some, channels, h, w] to images [some, 3, h patch, w patch] in [-1, 1].
         latents: [B, channels, h, w].
         patch: pixels per latent cell and side.
+        truncate: round down.
 
     Returns:
-        uint8 [B, h patch, w patch, 3], rounded half to even.
+        uint8 [B, h patch, w patch, 3], rounded half to even unless told otherwise.
     """
     some = max(1, DECODED // (latents[0, 0].numel() * patch**2))
-    return torch.cat([_to_pixels(decode(part)) for part in latents.split(some)])
+    return torch.cat([_to_pixels(decode(part), truncate) for part in latents.split(some)])
 
 
 def count_decoding_bytes(config: NetworkConfig, images: int, cells: int) -> int:
@@ -285,5 +288,6 @@ def count_decoding_bytes(config: NetworkConfig, images: int, cells: int) -> int:
     return 4 * max(numbers)
 
 
-def _to_pixels(images: Tensor) -> Tensor:
-    return ((images + 1) * 127.5).round().to(torch.uint8).permute(0, 2, 3, 1).cpu()
+def _to_pixels(images: Tensor, truncate: bool) -> Tensor:
+    pixels = (images + 1) * 127.5
+    return (pixels if truncate else pixels.round()).to(torch.uint8).permute(0, 2, 3, 1).cpu()

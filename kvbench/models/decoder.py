@@ -174,6 +174,10 @@ class Decoder(nn.Module):
             x = block(x, layer, rotation, attend)
         return x
 
+    def embed(self, tokens: Tensor) -> Tensor:
+        """Embed drawn tokens int64 [...] as [..., width]."""
+        return self.tok_embeddings(tokens)
+
     def logits(self, x: Tensor) -> Tensor:
         """Map residual streams [..., width] to logits float32 [..., vocabulary]."""
         return linear(self.norm(x), self.output.weight, None).float()

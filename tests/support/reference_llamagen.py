@@ -2,7 +2,7 @@
 
 import math
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
 from typing import TypeVar
@@ -56,15 +56,12 @@ def formula(name: str, shape: tuple[int, ...], seed: int = 0) -> Tensor:
 class PlainCache:
     """Keys and values that grow by `torch.cat`, under an explicit mask as in the official program.
 
-    Args:
-        exists: bool [sequences, tokens of the condition]; a token that does not exist sees itself and is seen by none.
+    A token that does not exist sees itself and is seen by none.
     """
 
-    def __init__(self, exists: Tensor | None = None) -> None:
-        self._exists = exists
-
-    def reset(self, sequences: int) -> None:
+    def reset(self, sequences: int, padding: Sequence[int] | None = None) -> None:
         self.past: dict[int, tuple[Tensor, Tensor]] = {}
+        self._padding = torch.tensor([0] * sequences if padding is None else padding)
 
     def begin(self, segment: Segment) -> None:
         pass
@@ -76,9 +73,8 @@ class PlainCache:
         self.past[layer] = (k, v)
         end = k.shape[2]
         seen = torch.ones(end, end, dtype=torch.bool).tril().expand(len(q), 1, -1, -1).clone()
-        if self._exists is not None:
-            seen[:, :, :, : self._exists.shape[1]] &= self._exists[:, None, None]
-            seen |= torch.eye(end, dtype=torch.bool)
+        seen &= torch.arange(end) >= self._padding[:, None, None, None]
+        seen |= torch.eye(end, dtype=torch.bool)
         return F.scaled_dot_product_attention(q, k, v, attn_mask=seen[:, :, end - tokens :], enable_gqa=True)
 
 

@@ -1,4 +1,4 @@
-"""LlamaGen's next-token loop: the condition at once, then one image token after the other."""
+"""The next-token loop of image models: the condition at once, then one image token after the other."""
 
 from collections.abc import Sequence
 
@@ -8,20 +8,21 @@ from torch import Tensor
 from kvbench.core.devices import reserve
 from kvbench.core.segments import Segment
 from kvbench.models.base import Cache, require_finite
+from kvbench.models.decoder import Decoder
 from kvbench.models.llamagen.sampling import LlamaGenSampling, choose, guide, truncate
-from kvbench.models.llamagen.transformer import LlamaGen
 from kvbench.models.noise import Noise
 
 
 @torch.inference_mode()
 def generate(
-    transformer: LlamaGen,
+    transformer: Decoder,
     condition: Tensor,
     segments: Sequence[Segment],
     cache: Cache,
     noise: Noise,
     sampling: LlamaGenSampling,
     *,
+    padding: Sequence[int] | None = None,
     activations: int = 0,
 ) -> Tensor:
     """Draw the tokens of a batch of images.
@@ -30,10 +31,12 @@ def generate(
         transformer: the model; its dtype decides the rounding.
         condition: embedded, [sequences, tokens, width]; all conditional prompts, then all unconditional ones if there
             is guidance.
-        segments: `LlamaGenConfig.segments`.
+        segments: the condition, then the image's tokens but for the last.
         cache: holds keys and values.
         noise: randomness, per prompt.
         sampling: guidance and truncation.
+        padding: tokens in front of each sequence's condition that do not exist; None where all conditions are equally
+            long.
         activations: bytes that a GPU's allocator takes as one piece beforehand, for what a layer works on.
 
     Returns:
@@ -43,7 +46,7 @@ def generate(
         NotFinite: logits are not finite.
     """
     rotation = transformer.config.rotations(segments[-1].end + 1).to(condition.device)
-    cache.reset(len(condition))
+    cache.reset(len(condition), padding)
     # After what lives as long as the generation, which would else be cut from the same piece.
     reserve(activations, condition.device)
     x = condition
@@ -56,7 +59,7 @@ def generate(
             logits = guide(transformer.logits(hidden[:, -1]), sampling, len(drawn))
             drawn.append(choose(truncate(logits, sampling), noise))
             sums.append(logits.sum(-1))
-            x = transformer.tok_embeddings(drawn[-1]).repeat(sampling.branches, 1)[:, None]
+            x = transformer.embed(drawn[-1]).repeat(sampling.branches, 1)[:, None]
         # Once per segment, since the host waits for a GPU here; a sum is finite only if all its logits are.
         require_finite(torch.stack(sums, 1), segment.index)
     return torch.stack(drawn, 1)

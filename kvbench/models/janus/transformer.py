@@ -1,0 +1,98 @@
+"""Janus-Pro's language model (arXiv:2501.17811) with an embedding and a head of image tokens."""
+
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from kvbench.core.segments import Segment, next_token
+from kvbench.models.base import require_positive
+from kvbench.models.decoder import Decoder, DecoderConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class JanusConfig(DecoderConfig):
+    """Shape of a language model that draws; `vocabulary` counts its text tokens.
+
+    Attributes:
+        image: rows and columns of image tokens, which turn with their position in the sequence like those of a text.
+        codes: image tokens there are.
+        code_width: channels of an image token before it is projected to the stream.
+        wide_logits: guidance, temperature and softmax are float32, where the official program has the dtype of the
+            weights.
+    """
+
+    image: tuple[int, int]
+    codes: int = 16384
+    code_width: int = 8
+    wide_logits: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_positive("model.transformer", codes=self.codes, code_width=self.code_width)
+        if self.image[0] < 1 or self.image[1] < 1 or self.tokens < 2:
+            raise ValueError(
+                f"model.transformer.image={list(self.image)}: rows and columns of at least 2 tokens"
+            )
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of an image."""
+        return self.image[0] * self.image[1]
+
+    def segments(self, prompt: int, chunk: int | None = None) -> tuple[Segment, ...]:
+        """Return a prompt of so many tokens, then the image's tokens in segments of `chunk`, a row if None.
+
+        The last token is drawn and never fed back, so that the last segment lacks it.
+        """
+        size = self.image[1] if chunk is None else chunk
+        whole, rest = divmod(self.tokens - 1, size)
+        return next_token(prompt, [size] * whole + [rest] * (rest > 0))
+
+
+class Aligner(nn.Module):
+    """Maps embedded image tokens to the stream."""
+
+    def __init__(self, config: JanusConfig) -> None:
+        super().__init__()
+        shapes = ((config.code_width, config.width), (config.width, config.width))
+        self.layers = nn.ModuleDict({str(2 * i): nn.Linear(*shape) for i, shape in enumerate(shapes)})
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map [..., code_width] to [..., width]."""
+        return self.layers["2"](F.gelu(self.layers["0"](x)))
+
+
+class GenerationHead(nn.Module):
+    """Maps the stream to logits of image tokens."""
+
+    def __init__(self, config: JanusConfig) -> None:
+        super().__init__()
+        self.output_mlp_projector = nn.Linear(config.width, config.width)
+        self.vision_head = nn.Linear(config.width, config.codes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map [..., width] to [..., codes]."""
+        return self.vision_head(F.gelu(self.output_mlp_projector(x)))
+
+
+class Janus(Decoder):
+    """The language model; `tok_embeddings` embeds the prompt, `embed` the image's tokens."""
+
+    config: JanusConfig
+
+    def __init__(self, config: JanusConfig) -> None:
+        super().__init__(config)
+        del self.output  # of text
+        self.gen_embed = nn.Embedding(config.codes, config.code_width)
+        self.gen_aligner = Aligner(config)
+        self.gen_head = GenerationHead(config)
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """Embed image tokens int64 [...] as [..., width]."""
+        return self.gen_aligner(self.gen_embed(tokens))
+
+    def logits(self, x: Tensor) -> Tensor:
+        """Map residual streams [..., width] to logits [..., codes] in the dtype of the weights, or in float32."""
+        logits = self.gen_head(self.norm(x))
+        return logits.float() if self.config.wide_logits else logits

@@ -1,0 +1,229 @@
+"""Janus-Pro as the harness sees it: shapes, official files, random weights, and every method on it."""
+
+import hashlib
+import math
+import re
+from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
+
+import hydra
+import pytest
+import torch
+from hydra.utils import instantiate
+from omegaconf import DictConfig
+from torch import Tensor
+
+from kvbench.core.budget import Budget, InfeasibleBudget
+from kvbench.core.files import hash_path
+from kvbench.engine.cache import KVCache
+from kvbench.methods.base import Method, Observer
+from kvbench.methods.full import Full
+from kvbench.models.base import compute_dtype
+from kvbench.models.janus import model as janus
+from kvbench.models.janus.model import JanusModel
+from kvbench.models.noise import PromptNoise
+from kvbench.models.weights import Source, WeightsError
+from tests.support.engine import prepared
+from tests.support.places import ROOT
+from tests.support.reference import OneStream
+from tests.support.reference_janus import CONFIGS, TINY_VQ, Numbers, golden, prompt_of, published, whole_state
+
+SMALL = (
+    "model=janus_pro_1b",
+    "model.weights=random",
+    "model.transformer.depth=2",
+    "model.transformer.width=32",
+    "model.transformer.heads=4",
+    "model.transformer.kv_heads=2",
+    "model.transformer.head_dim=8",
+    "model.transformer.hidden=64",
+    "model.transformer.vocabulary=100",
+    "model.transformer.image=[5,6]",
+    "model.transformer.codes=128",
+    "model.tokenizer.codes=128",
+    "model.tokenizer.latents=16",
+    "model.tokenizer.widths=[32,32,64]",
+    "model.tokenizer.blocks=1",
+    "model.prompt_tokens=9",
+)
+PROMPTS = ["a red circle", "two blue rings and a dog"]
+
+
+@lru_cache
+def composed(*overrides: str) -> DictConfig:
+    with hydra.initialize_config_module("kvbench.conf", version_base="1.3"):
+        return hydra.compose("config", overrides=list(overrides))
+
+
+def model(*overrides: str) -> JanusModel:
+    return instantiate(composed(*overrides).model)
+
+
+def full(one: JanusModel) -> KVCache:
+    return KVCache(one.spec, prepared(Full(), one.spec), dtype=torch.float32)
+
+
+@pytest.fixture(scope="module")
+def tiny() -> JanusModel:
+    one = model(*SMALL)
+    one.load("cpu")
+    return one
+
+
+@pytest.mark.parametrize(("size", "layers", "heads"), [("1b", 24, 16), ("7b", 30, 32)])
+def test_published_shapes(size: str, layers: int, heads: int) -> None:
+    one = model(f"model=janus_pro_{size}")
+    spec = one.spec
+    assert (spec.layers, spec.heads, spec.head_dim, spec.branches) == (layers, heads, 128, 2)
+    assert spec.logit_scale == 128**-0.5
+    assert [segment.length for segment in spec.segments] == [64, *[24] * 23, 23]
+    assert one.transformer.eps == 1e-6
+    used = ("language_model.model.", "gen_")
+    shapes = {k: s for k, (s, _) in published()[f"pro_{size}"]["keys"].items() if k.startswith(used)}
+    numbers = {key: math.prod(shape) for key, shape in shapes.items() if not key.endswith("codebook_used")}
+    assert one.parameters == sum(numbers.values())
+    assert {source.repo for source in one.sources.values()} == {f"deepseek-ai/Janus-Pro-{size.upper()}"}
+    assert (compute_dtype(one, "cpu"), compute_dtype(one, "cuda")) == (torch.float32, torch.bfloat16)
+
+
+def test_room_segments_and_guidance_are_settings() -> None:
+    other = model("model=janus_pro_1b", "model.chunk=50", "model.prompt_tokens=20", "model.sampling.cfg=1")
+    assert [one.length for one in other.spec.segments] == [20, *[50] * 11, 25]
+    assert other.spec.branches == 1
+    for name in ("chunk", "prompt_tokens"):
+        with pytest.raises(Exception, match=re.escape(f"model.{name}=0: must be at least 1")):
+            model("model=janus_pro_1b", f"model.{name}=0")
+
+
+def test_images_depend_on_prompt_and_noise_and_on_nothing_else(tiny: JanusModel) -> None:
+    def images(prompts: list[str], seed: int) -> Tensor:
+        return tiny.generate(prompts, full(tiny), PromptNoise(seed, range(len(prompts))))
+
+    first = images(PROMPTS, 0)
+    assert (first.shape, first.dtype) == ((2, 20, 24, 3), torch.uint8)
+    again = model(*SMALL)
+    again.load("cpu")
+    assert again.weights_sha256 == tiny.weights_sha256
+    assert torch.equal(again.generate(PROMPTS, full(again), PromptNoise(0, range(2))), first)
+    assert not torch.equal(images(["a blue circle", PROMPTS[1]], 0)[0], first[0])
+    assert not torch.equal(images(PROMPTS, 1)[0], first[0])
+    alone = tiny.generate(PROMPTS[1:], full(tiny), PromptNoise(0, (1,)))
+    assert (alone[0].int() - first[1].int()).abs().max() <= 1
+    roomy = replace(tiny, prompt_tokens=20)
+    roomy.load("cpu")
+    shifted = roomy.generate(PROMPTS, full(roomy), PromptNoise(0, range(2)))
+    assert (shifted.int() - first.int()).abs().max() <= 1
+    assert 20 < first.float().std() < 100
+
+
+def test_prompts_too_long_are_refused_by_name(tiny: JanusModel) -> None:
+    prompt = "one two three four five six seven eight"
+    message = re.escape(f"prompt {prompt!r} has 10 tokens: set model.prompt_tokens=10, which is 9")
+    with pytest.raises(ValueError, match=message):
+        tiny.check_prompts([*PROMPTS, prompt])
+    with pytest.raises(ValueError, match=message):
+        tiny.generate([prompt], full(tiny), PromptNoise(0, (0,)))
+
+
+@pytest.fixture
+def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Path]:
+    """The reference model as an official file, with what only reads images; a text is token numbers."""
+    monkeypatch.setenv("KVBENCH_WEIGHTS", str(tmp_path / "converted"))
+    paths = {"weights": tmp_path / "pytorch_model.bin", "text": tmp_path / "tokenizer.json"}
+    foreign = {"aligner.layers.0.weight": torch.zeros(2), "vision_model.pos_embed": torch.zeros(2)}
+    torch.save(
+        {**whole_state(), **foreign, "gen_vision_model.quantize.codebook_used": torch.zeros(9)},
+        paths["weights"],
+    )
+    paths["text"].write_text("numbers")
+    monkeypatch.setattr(janus, "read_tokenizer", lambda source: (Numbers(), hash_path(source.locate())))
+    return paths
+
+
+def reading(files: dict[str, Path]) -> JanusModel:
+    sources = {part: Source(f"model.sources.{part}", str(path)) for part, path in files.items()}
+    sampling = replace(model("model=janus_pro_1b").sampling, cfg=2.0, temperature=0.7)
+    return JanusModel("janus_golden", CONFIGS["mha"], TINY_VQ, sampling, sources, prompt_tokens=10)
+
+
+def test_official_files_give_the_official_images(files: dict[str, Path]) -> None:
+    one = reading(files)
+    one.load("cpu")
+    prompts = [prompt_of("mha", "sample_t07_cfg2")] * 3
+    images = one.generate(prompts, full(one), OneStream(7, 3))
+    expected = golden("mha")["sample_t07_cfg2.image_u8"]
+    assert (
+        images.int() - expected.int()
+    ).abs().max() <= 1  # where float32 comes to lie across a whole number
+    assert (images != expected).float().mean() < 1e-3
+    digests = "".join(hash_path(files[part]) for part in ("weights", "text"))
+    assert one.weights_sha256 == hashlib.sha256(digests.encode()).hexdigest()
+    assert list(one.calls) == ["text", "transformer", "decode"]
+
+
+def test_the_file_of_another_model_is_refused(files: dict[str, Path]) -> None:
+    torch.save({"layers.0.attention.wqkv.weight": torch.zeros(2, 2)}, files["weights"])
+    with pytest.raises(WeightsError, match=r"model\.sources\.weights: the checkpoint does not fit"):
+        reading(files).load("cpu")
+
+
+@pytest.mark.parametrize(("size", "file"), [("1b", r"pytorch_model\.bin"), ("7b", "None")])
+def test_missing_weights_say_how_to_get_them(size: str, file: str) -> None:
+    one = model(f"model=janus_pro_{size}")
+    with pytest.raises(WeightsError, match=r"model\.sources\.text: weights missing.*tokenizer\.json"):
+        one.check_prompts(PROMPTS)
+    with pytest.raises(WeightsError, match=rf"model\.sources\.weights: weights missing.*{file}"):
+        one.load("cpu")
+
+
+def test_settings_that_do_not_go_together_are_refused() -> None:
+    with pytest.raises(
+        Exception, match=re.escape("model.transformer.codes=128: model.tokenizer.codes is 64")
+    ):
+        model(*SMALL, "model.tokenizer.codes=64")
+    with pytest.raises(ValueError, match="names no text and no weights; use"):
+        replace(model(*SMALL), weights="files", sources={})
+
+
+METHODS = sorted(path.stem for path in (ROOT / "conf" / "method").glob("*.yaml"))
+
+
+def ready(name: str, one: JanusModel, budget: str) -> Method:
+    """A method of `conf/method`, prepared with random numbers for what it calibrates."""
+    method: Method = instantiate(composed(*SMALL, f"method={name}").method)
+    needs = method.needs()
+    artifact = needs.make_stand_in(one.spec) if isinstance(needs, Observer) else None
+    try:
+        return prepared(method, one.spec, budget, artifact)
+    except InfeasibleBudget as refusal:
+        least = str(refusal).split("the smallest feasible budget is ")[1].split(",")[0]
+        return prepared(method, one.spec, least, artifact)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_draws_images(tiny: JanusModel, name: str) -> None:
+    method = ready(name, tiny, "1" if name == "full" else "0.5")
+    cache = KVCache(tiny.spec, method, dtype=torch.float32)
+    images = tiny.generate(PROMPTS, cache, PromptNoise(0, (0, 1)))
+    assert images.shape == (2, 20, 24, 3)
+    alone = tiny.generate(PROMPTS[:1], cache, PromptNoise(0, (0,)))
+    if name != "random":  # which numbers prompts by their place
+        assert (alone[0].int() - images[0].int()).abs().max() <= 1
+    if method.strict and name != "full":
+        capacity = Budget.parse("0.5", tiny.spec).capacity
+        assert 0.4 * capacity < cache.ledger.peak_tokens <= max(capacity, method.budget.capacity)
+        reference = tiny.generate(PROMPTS, full(tiny), PromptNoise(0, (0, 1)))
+        assert not torch.equal(images, reference)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_with_room_for_everything_every_method_draws_the_reference(tiny: JanusModel, name: str) -> None:
+    method = ready(name, tiny, "1")
+    cache, whole = KVCache(tiny.spec, method, dtype=torch.float32), full(tiny)
+    images = tiny.generate(PROMPTS, cache, PromptNoise(0, (0, 1)))
+    reference = tiny.generate(PROMPTS, whole, PromptNoise(0, (0, 1)))
+    if cache.ledger.peak_tokens == whole.ledger.peak_tokens:
+        assert (images.int() - reference.int()).abs().max() <= 1
+    else:
+        assert not method.strict

@@ -1,0 +1,107 @@
+"""Janus-Pro's prompts: the official chat, the tokens of a tokenizer like the published one, and what does not fit."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from kvbench.models.janus.prompt import (
+    BEGIN,
+    IMAGE,
+    PAD,
+    HashedTokens,
+    chat,
+    check_lengths,
+    lay_out,
+    read_tokenizer,
+)
+from kvbench.models.weights import Source, WeightsError
+from tests.support.reference_janus import meta
+
+tokenizers = pytest.importorskip("tokenizers")
+SPECIAL = (BEGIN, IMAGE, PAD, "<|User|>", "<|Assistant|>")
+TEXT = "Two  blue rings, café!"
+
+
+def write_tokenizer(path: Path, special: tuple[str, ...] = SPECIAL) -> Path:
+    """A byte-level tokenizer without merges, as the published file is built, one token a byte."""
+    letters = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
+    built = tokenizers.Tokenizer(tokenizers.models.BPE({letter: i for i, letter in enumerate(letters)}, []))
+    built.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    built.decoder = tokenizers.decoders.ByteLevel()
+    built.add_special_tokens(
+        [tokenizers.AddedToken(name, special=True, normalized=False) for name in special]
+    )
+    built.save(str(path))
+    return path
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return write_tokenizer(tmp_path / "tokenizer.json")
+
+
+def source(path: Path) -> Source:
+    return Source("model.sources.text", str(path))
+
+
+def test_the_chat_is_the_official_one() -> None:
+    assert chat("a red cube") == chat(" a red cube\n") == meta()["template"]["pro"]
+    assert chat("") == chat("  ") == meta()["template"]["empty_prompt"]
+
+
+def test_tokens_say_what_the_chat_says(path: Path) -> None:
+    tokenizer, digest = read_tokenizer(source(path))
+    assert len(digest) == 64
+    tokens = tokenizer.encode(TEXT)
+    assert (tokens[0], tokens[-1]) == (tokenizer.marks.begin, tokenizer.marks.image)
+    reader = tokenizers.Tokenizer.from_file(str(path))
+    assert reader.decode(tokens, skip_special_tokens=False) == BEGIN + chat(TEXT)
+    user, assistant = (reader.token_to_id(name) for name in ("<|User|>", "<|Assistant|>"))
+    assert [tokens.count(number) for number in (user, assistant, *tokenizer.marks)] == [1, 1, 1, 1, 0]
+    assert len(tokens) == len(b": \n\n:") + len(TEXT.encode()) + 4
+
+
+def test_files_of_other_models_are_refused(tmp_path: Path) -> None:
+    other = write_tokenizer(tmp_path / "other.json", SPECIAL[:2])
+    broken = tmp_path / "broken.json"
+    broken.write_text(json.dumps({"version": "1.0"}))
+    for path, reason in ((other, f"it has no token {PAD}"), (broken, "")):
+        with pytest.raises(WeightsError, match=rf"^model\.sources\.text: .* is not Janus-Pro's.*{reason}"):
+            read_tokenizer(source(path))
+    with pytest.raises(WeightsError, match=r"^model\.sources\.text\.path=.*does not exist"):
+        read_tokenizer(source(tmp_path / "none.json"))
+
+
+def test_padding_stands_in_front_and_the_other_branch_is_as_long(path: Path) -> None:
+    tokenizer, _ = read_tokenizer(source(path))
+    prompts = ["a cat", "", "a longer cat"]
+    lengths = [len(tokenizer.encode(prompt)) for prompt in prompts]
+    room = max(lengths) + 2
+    rows, padding = lay_out(prompts, tokenizer, room, guided=True)
+    assert padding == [room - length for length in lengths] * 2
+    begin, image, pad = tokenizer.marks
+    for index, prompt in enumerate(prompts):
+        front = [pad] * padding[index]
+        assert rows[index].tolist() == front + tokenizer.encode(prompt)
+        assert rows[index + 3].tolist() == [*front, begin, *[pad] * (lengths[index] - 2), image]
+
+
+def test_prompts_that_do_not_fit_say_what_room_they_need() -> None:
+    tokenizer = HashedTokens(50)
+    check_lengths(["a b c"], tokenizer, 5)
+    check_lengths([], tokenizer, 5)
+    message = "prompt 'a b c d e' has 7 tokens: set model.prompt_tokens=7, which is 5"
+    with pytest.raises(ValueError, match=message):
+        check_lengths(["a b", "a b c d e", "a b c d"], tokenizer, 5)
+    with pytest.raises(ValueError, match=message):
+        lay_out(["a b c d e"], tokenizer, 5, guided=True)
+
+
+def test_the_stand_in_tells_words_apart_and_stays_in_the_vocabulary() -> None:
+    tokenizer = HashedTokens(50)
+    assert tokenizer.encode("") == [0, 1]
+    tokens = tokenizer.encode("a red cat a")
+    assert tokens[1] == tokens[4] != tokens[2]
+    assert all(3 <= token < 50 for token in tokens[1:-1])
+    assert len({tuple(tokenizer.encode(str(i))) for i in range(200)}) > 40

@@ -1,0 +1,87 @@
+"""What tests of Janus-Pro share: the official tensors and weights, prompts given as tokens."""
+
+from functools import lru_cache, partial
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from kvbench.models.janus.files import clean_janus
+from kvbench.models.janus.prompt import Marks
+from kvbench.models.janus.transformer import Janus, JanusConfig
+from kvbench.models.llamagen.tokenizer import VQ, VQConfig
+from tests.support.places import GOLDENS
+from tests.support.published import make_raw_state, read_meta, read_published
+from tests.support.reference_llamagen import filled
+
+meta, published, raw_state = (partial(read, "janus") for read in (read_meta, read_published, make_raw_state))
+CONFIGS = {
+    kind: JanusConfig(
+        depth=3,
+        width=64,
+        heads=4,
+        kv_heads=kv_heads,
+        head_dim=16,
+        hidden=96,
+        vocabulary=96,
+        eps=1e-6,
+        image=(4, 4),
+        codes=80,
+    )
+    for kind, kv_heads in (("mha", 4), ("gqa", 2))
+}
+TINY_VQ = VQConfig(codes=80, channels=8, latents=32, widths=(32, 32, 64))
+
+
+@lru_cache
+def golden(kind: str) -> dict[str, Tensor]:
+    """Tensors of a reference file, tokens as int64."""
+    tensors = load_file(GOLDENS / "janus" / f"{kind}.safetensors")
+    return {key: t.long() if t.dtype == torch.int16 else t for key, t in tensors.items()}
+
+
+@lru_cache
+def official_state(kind: str) -> dict[str, Tensor]:
+    """The weights of a reference model by official names."""
+    return load_file(GOLDENS / "janus" / f"{kind}_state.safetensors")
+
+
+def whole_state(kind: str = "mha") -> dict[str, Tensor]:
+    """The weights with the encoder of images that published files have and no image drawn from text needs: zeros."""
+    lacking = {
+        f"gen_vision_model.{name}": torch.zeros_like(tensor)
+        for name, tensor in VQ(TINY_VQ).state_dict().items()
+        if name.startswith(("encoder.", "quant_conv."))
+    }
+    return {**official_state(kind), **lacking}
+
+
+def language_model(kind: str) -> Janus:
+    """A reference language model."""
+    state = clean_janus(official_state(kind), CONFIGS[kind].head_dim)
+    own = {
+        k.removeprefix("transformer."): v.float() for k, v in state.items() if k.startswith("transformer.")
+    }
+    return filled(Janus(CONFIGS[kind]), own)
+
+
+@lru_cache
+def tokenizer() -> VQ:
+    """The reference image tokenizer, its encoder zero."""
+    state = clean_janus(whole_state(), 16)
+    own = {k.removeprefix("tokenizer."): v.float() for k, v in state.items() if k.startswith("tokenizer.")}
+    return filled(VQ(TINY_VQ), own)
+
+
+class Numbers:
+    """A tokenizer of prompts that are token numbers."""
+
+    marks = Marks(3, 5, 7)
+
+    def encode(self, prompt: str) -> list[int]:
+        return [int(word) for word in prompt.split()]
+
+
+def prompt_of(kind: str, run: str) -> str:
+    """The tokens of a run's prompt, as `Numbers` reads them."""
+    return " ".join(map(str, golden(kind)[f"{run}.prompt"].tolist()))
