@@ -93,12 +93,15 @@ class TextFeatures:
     values: Tensor
     lengths: tuple[int, ...]
 
-    def pad(self, words: int) -> tuple[Tensor, Tensor]:
-        """Return values [prompts, words, channels], zero beyond a prompt, and which exist, bool [prompts, words]."""
+    def pad(self, words: int, *, front: bool = False) -> tuple[Tensor, Tensor]:
+        """Return values [prompts, words, channels], zero beyond a prompt, and which exist, bool [prompts, words].
+
+        Zeros follow a prompt, or come before it with `front`.
+        """
         values = self.values.new_zeros(len(self.lengths), words, self.values.shape[1])
-        mask = torch.arange(words, device=self.values.device) < torch.tensor(
-            self.lengths, device=self.values.device
-        ).unsqueeze(1)
+        lengths = torch.tensor(self.lengths, device=self.values.device).unsqueeze(1)
+        place = torch.arange(words, device=self.values.device)
+        mask = place >= words - lengths if front else place < lengths
         values[mask] = self.values
         return values, mask
 

@@ -22,12 +22,13 @@ class TextEncoder(Protocol):
 
 
 class T5Encoder:
-    """Flan-T5 encoder through transformers, as Infinity calls it: fp16 weights, float32 features, no padding kept.
+    """Flan-T5 encoder through transformers: weights in half precision, float32 features, no padding kept.
 
     Args:
         folder: the encoder's files, configuration and tokenizer included.
         device: where it runs.
-        dtype: float16 as the official program, float32 on a CPU.
+        dtype: of weights and features until they are returned.
+        longest: tokens of a prompt, its end included; others are cut off.
 
     Raises:
         OSError: the folder lacks the network.
@@ -40,11 +41,12 @@ class T5Encoder:
         folder: str,
         device: torch.device | str,
         dtype: torch.dtype = torch.float16,
+        longest: int = 512,
     ) -> None:
         from transformers import AutoTokenizer, T5EncoderModel
 
         self._tokenizer = AutoTokenizer.from_pretrained(
-            folder, legacy=True, model_max_length=512, local_files_only=True
+            folder, legacy=True, model_max_length=longest, local_files_only=True
         )
         self._model = T5EncoderModel.from_pretrained(folder, dtype=dtype, local_files_only=True)
         self._model.eval().to(device)
@@ -52,7 +54,7 @@ class T5Encoder:
 
     @torch.inference_mode()
     def encode(self, prompts: Sequence[str]) -> TextFeatures:
-        """Return the last hidden states, end token included, of at most 512 tokens a prompt."""
+        """Return the last hidden states, end token included."""
         rows = [
             self._model(
                 self._tokenizer(text, truncation=True, return_tensors="pt").input_ids.to(self._device)
@@ -70,14 +72,16 @@ class HashedText:
     Args:
         width: channels of a word.
         device: where the features go.
+        longest: words of a prompt, its end included; others are cut off. None for no limit.
     """
 
-    def __init__(self, width: int, device: torch.device | str) -> None:
-        self._width, self._device = width, device
+    def __init__(self, width: int, device: torch.device | str, longest: int | None = None) -> None:
+        self._width, self._device, self._longest = width, device, longest
 
     def encode(self, prompts: Sequence[str]) -> TextFeatures:
         """Return features of unit variance for every prompt."""
-        words = [[*prompt.split(), ""] for prompt in prompts]
+        last = None if self._longest is None else self._longest - 1
+        words = [[*prompt.split()[:last], ""] for prompt in prompts]
         rows = [self._row(word) for row in words for word in row]
         return TextFeatures(torch.stack(rows).to(self._device), tuple(map(len, words)))
 
@@ -167,16 +171,27 @@ class VocabularyEncoder(nn.Module):
             block.fc2.weight.zero_()
 
 
-def load_t5(source: Source, device: torch.device | str) -> tuple[TextEncoder, str]:
-    """Load Flan-T5, float16 on a GPU and float32 on a CPU, and return it with the SHA-256 of its files.
+def load_t5(
+    source: Source,
+    device: torch.device | str,
+    half: torch.dtype = torch.float16,
+    longest: int = 512,
+) -> tuple[TextEncoder, str]:
+    """Load Flan-T5 and return it with the SHA-256 of its files.
+
+    Args:
+        source: of its files, configuration and tokenizer included.
+        device: where it runs.
+        half: dtype on a GPU; float32 on a CPU.
+        longest: tokens of a prompt, its end included; others are cut off.
 
     Raises:
         WeightsError: the files are missing or not Flan-T5, or the `text` extra is not installed.
     """
     folder = source.locate()
-    dtype = torch.float16 if torch.device(device).type == "cuda" else torch.float32
+    dtype = half if torch.device(device).type == "cuda" else torch.float32
     try:
-        return T5Encoder(str(folder), device, dtype), hash_path(folder)
+        return T5Encoder(str(folder), device, dtype, longest), hash_path(folder)
     except ImportError:
         raise WeightsError("model.text=t5: install the `text` extra, which reads Flan-T5") from None
     except (OSError, ValueError) as error:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from kvbench.models.base import TextFeatures
 from kvbench.models.infinity.faces import FACES, add_faces
-from kvbench.models.text import T5Encoder
+from kvbench.models.text import HashedText, T5Encoder
 
 transformers = pytest.importorskip("transformers")
 
@@ -65,6 +65,20 @@ def test_features_are_those_of_the_official_call(folder: Path) -> None:
     torch.testing.assert_close(found.values, expected.values, atol=1e-5, rtol=1e-5)
     first, last = rows(found)[0], rows(found)[2]
     assert (first[0] - last[0]).abs().max() > 0.1  # words see each other
+
+
+def test_a_prompt_too_long_is_cut_and_ends_all_the_same(folder: Path) -> None:
+    short = T5Encoder(str(folder), "cpu", torch.float32, longest=5)
+    found = short.encode(["a red cat and two dogs on the left", "a red"])
+    assert found.lengths == (5, 3)
+    torch.testing.assert_close(rows(found)[0], short.encode(["a red cat and"]).values)
+
+
+def test_stand_ins_are_cut_too() -> None:
+    found = HashedText(4, "cpu", longest=3).encode(["a red cat", "a"])
+    assert found.lengths == (3, 2)
+    assert torch.equal(found.values[2], found.values[4])  # the end
+    assert HashedText(4, "cpu").encode(["a red cat"]).lengths == (4,)
 
 
 def test_a_prompt_is_the_same_in_any_batch(folder: Path) -> None:

@@ -12,12 +12,13 @@ from kvbench.core.files import hash_content
 from kvbench.core.segments import ModelSpec
 from kvbench.models.autoencoder import count_decoding_bytes, decode_pixels
 from kvbench.models.base import Cache, Calls, compute_dtype, read_labels, require_positive
+from kvbench.models.llamagen.captions import clean_caption, require_cleaning
 from kvbench.models.llamagen.loop import generate
 from kvbench.models.llamagen.sampling import LlamaGenSampling
 from kvbench.models.llamagen.tokenizer import VQ, VQConfig
 from kvbench.models.llamagen.transformer import LlamaGen, LlamaGenConfig
 from kvbench.models.noise import Noise
-from kvbench.models.text import TextEncoder, VocabularyConfig, load_vocabulary
+from kvbench.models.text import HashedText, TextEncoder, VocabularyConfig, load_t5, load_vocabulary
 from kvbench.models.weights import (
     Source,
     build_on_meta,
@@ -42,9 +43,10 @@ class LlamaGenModel:
         tokenizer: shape of the tokenizer.
         sampling: guidance and truncation.
         sources: where `transformer`, `tokenizer` and, of a model with text, `text` come from.
-        weights: `files`, or `random` numbers in the model's shape, for timing and tests.
-        text: `vocabulary` (the scenes grammar's closed vocabulary, captions filled up with its end); None: images are
-            drawn by class.
+        weights: `files`, or `random` numbers in the model's shape (random features in place of Flan-T5), for timing and
+            tests.
+        text: `t5` (Flan-T5 through transformers; captions are cleaned and padded in front, as officially), `vocabulary`
+            (the scenes grammar's closed vocabulary, captions filled up with its end); None: images are drawn by class.
         text_layers: layers of the vocabulary encoder.
         text_heads: heads of the vocabulary encoder.
         chunk: tokens after which a method is asked what to keep; None for a row of the image.
@@ -57,7 +59,7 @@ class LlamaGenModel:
     sampling: LlamaGenSampling
     sources: dict[str, Source]
     weights: Literal["files", "random"] = "files"
-    text: Literal["vocabulary"] | None = None
+    text: Literal["t5", "vocabulary"] | None = None
     text_layers: int = 2
     text_heads: int = 4
     chunk: int | None = None
@@ -153,11 +155,8 @@ class LlamaGenModel:
             fill(self._transformer, self._source("transformer"), clean_decoder),
             fill(self._tokenizer, self._source("tokenizer"), clean_vqgan),
         ]
-        self._text: TextEncoder | None = None
-        if self.text == "vocabulary":
-            source = self._source("text")
-            self._text, read = load_vocabulary(source, self.text_config, grammar.tokenize_filled, device)
-            digests.append(read)
+        self._text, read = self._load_text(device)
+        digests += read
         self._transformer.to(device, compute_dtype(self, device))
         self._tokenizer.to(device)
         self._device = device
@@ -171,9 +170,8 @@ class LlamaGenModel:
             ValueError: a prompt that names no class, or that the text encoder cannot read.
         """
         with torch.inference_mode():
-            condition = self._transformer.cls_embedding(
-                self._read(prompts), guided=self.sampling.branches > 1
-            )
+            read, padding = self._read(prompts)
+            condition = self._transformer.cls_embedding(read, guided=self.sampling.branches > 1)
             tokens = generate(
                 self._transformer,
                 condition,
@@ -181,24 +179,49 @@ class LlamaGenModel:
                 cache,
                 noise,
                 self.sampling,
+                padding=None if padding is None else padding * self.sampling.branches,
                 activations=self.activation_bytes(len(prompts)),
             )
             codes = self._tokenizer.codes(tokens.unflatten(1, self.transformer.grid))
             return decode_pixels(self._decode, codes, self.tokenizer.networks.patch)
 
-    def _read(self, prompts: Sequence[str]) -> Tensor:
-        """Read prompts as the condition's embedding wants them: classes int64 [B], or features of captions."""
+    def _read(self, prompts: Sequence[str]) -> tuple[Tensor, list[int] | None]:
+        """Read prompts as the condition's embedding wants them: classes int64 [B], or features of captions.
+
+        Tokens in front of the captions that do not exist come second, None where there are none. No caption, the other
+        branch, has as many as the caption whose branch it is.
+        """
         if self._text is None:
             labels = read_labels(prompts, self.transformer.classes, self.name)
-            return torch.tensor(labels, device=self._device)
-        features, _ = self._text.encode(prompts).pad(self.transformer.text_tokens)
-        return features.to(self._transformer.output.weight.dtype)
+            return torch.tensor(labels, device=self._device), None
+        room, dtype = self.transformer.text_tokens, self._transformer.output.weight.dtype
+        if self.text == "vocabulary":
+            return self._text.encode(prompts).pad(room)[0].to(dtype), None
+        captions = prompts if self.weights == "random" else [clean_caption(prompt) for prompt in prompts]
+        text = self._text.encode(captions)
+        return text.pad(room, front=True)[0].to(dtype), [room - length for length in text.lengths]
 
     def _decode(self, codes: Tensor) -> Tensor:
         return self._tokenizer.decode(codes).clamp(-1, 1)
 
     def _build(self) -> tuple[LlamaGen, VQ]:
         return build_on_meta(lambda: LlamaGen(self.transformer)), build_on_meta(lambda: VQ(self.tokenizer))
+
+    def _load_text(self, device: torch.device | str) -> tuple[TextEncoder | None, list[str]]:
+        if self.text is None:
+            return None, []
+        config = self.transformer
+        if self.text == "vocabulary":
+            source = self._source("text")
+            encoder, digest = load_vocabulary(source, self.text_config, grammar.tokenize_filled, device)
+        elif self.weights == "random":
+            assert config.text_width is not None
+            return HashedText(config.text_width, device, config.text_tokens), []
+        else:
+            require_cleaning()
+            half = compute_dtype(self, device)
+            encoder, digest = load_t5(self.sources["text"], device, half, config.text_tokens)
+        return encoder, [digest]
 
     def _source(self, part: str) -> Source | None:
         return None if self.weights == "random" else self.sources[part]

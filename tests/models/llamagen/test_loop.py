@@ -11,7 +11,7 @@ from kvbench.core.segments import ModelSpec
 from kvbench.engine.cache import KVCache
 from kvbench.methods.full import Full
 from kvbench.models import weights
-from kvbench.models.base import Cache, NotFinite
+from kvbench.models.base import Cache, NotFinite, TextFeatures
 from kvbench.models.llamagen import loop
 from kvbench.models.llamagen.sampling import LlamaGenSampling, choose, guide, truncate
 from kvbench.models.llamagen.transformer import LlamaGen, LlamaGenConfig
@@ -96,7 +96,13 @@ def generate(model: LlamaGen, kind: str, run: str, cache: Cache) -> Tensor:
     condition = condition_of(model, kind, sampling.branches > 1)
     given = meta()["runs"][f"{kind}.{run}"]
     noise = OneStream(given["seed"], 2) if given["sample_logits"] else Silence()
-    return loop.generate(model, condition, CONFIGS[kind].segments(), cache, noise, sampling)
+    padding = padding_of(run) * sampling.branches if kind == "t2i" else None
+    return loop.generate(model, condition, CONFIGS[kind].segments(), cache, noise, sampling, padding=padding)
+
+
+def padding_of(run: str) -> list[int]:
+    """Tokens in front of both captions that do not exist; of one run they do."""
+    return [0, 0] if run.startswith("nomask") else (120 - golden("t2i")["emb_masks"].sum(1)).tolist()
 
 
 @pytest.mark.parametrize("plain", [False, True], ids=["engine", "plain loop"])
@@ -122,6 +128,41 @@ def test_classes_give_the_official_tokens(run: str, plain: bool, monkeypatch: py
                 close(found, expected[f"greedy.cache.{layer}.{name}"][:, :, :36])
     codes = tokenizer().codes(tokens.unflatten(1, (6, 6)))
     close(tokenizer().decode(codes), expected[f"{run}.img"])
+
+
+@pytest.mark.parametrize("plain", [False, True], ids=["engine", "plain loop"])
+@pytest.mark.parametrize("run", ["greedy", "sampled", "nomask_nocfg"])
+def test_captions_give_the_official_tokens(run: str, plain: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, expected = transformer("t2i"), golden("t2i")
+    seen = Recorded(model, monkeypatch)
+    sampling = sampling_of(f"t2i.{run}")
+    cache = PlainCache() if plain else engine(CONFIGS["t2i"], sampling.branches)
+    tokens = generate(model, "t2i", run, cache)
+    assert torch.equal(tokens, expected[f"{run}.tokens"])
+    raw = torch.cat((expected[f"{run}.logits_prefill_raw"][:, -1:], expected[f"{run}.logits_decode_raw"]), 1)
+    close(torch.stack(seen.logits, 1), raw)
+    guided = [guide(logits, sampling, token) for token, logits in enumerate(seen.logits)]
+    close(torch.stack(guided, 1), expected[f"{run}.logits_combined"])
+    if run == "greedy":
+        close(seen.layers[0][3][:, -2:], expected["greedy.step0.layer3"])
+        for step in (1, 20):
+            for layer in (0, 3):
+                close(seen.layers[step][layer], expected[f"greedy.step{step}.layer{layer}"])
+    if run == "greedy" and plain:
+        for layer in (0, 3):
+            for name, found in zip("kv", cache.past[layer], strict=True):
+                close(found, expected[f"greedy.cache.{layer}.{name}"][:, :, :155])
+    codes = tokenizer().codes(tokens.unflatten(1, (6, 6)))
+    close(tokenizer().decode(codes), expected[f"{run}.img"])
+
+
+def test_features_are_moved_behind_the_padding_as_officially() -> None:
+    expected = golden("t2i")
+    lengths = tuple(expected["t5_mask"].sum(1).tolist())
+    rows = [row[:length] for row, length in zip(expected["t5_emb"], lengths, strict=True)]
+    values, exist = TextFeatures(torch.cat(rows), lengths).pad(120, front=True)
+    assert torch.equal(values, expected["cond"])
+    assert torch.equal(exist.long(), expected["emb_masks"])
 
 
 def test_bfloat16_gives_the_official_tokens(monkeypatch: pytest.MonkeyPatch) -> None:

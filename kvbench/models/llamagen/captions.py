@@ -1,0 +1,129 @@
+"""Captions as LlamaGen's text encoder was given them in training: lower case, without links, markup, names of files."""
+
+import html
+import re
+from html.parser import HTMLParser
+from importlib.util import find_spec
+from urllib.parse import unquote_plus
+
+from kvbench.models.weights import WeightsError
+
+DOMAIN = r"[a-z0-9.\-]+[.](?:com|co|ru|net|org|edu|gov|it)[\w/-]*\b/?(?!@)"
+IDEOGRAPHS = "\u31c0-\u31ef\u31f0-\u31ff\u3200-\u32ff\u3300-\u33ff\u3400-\u4dbf\u4dc0-\u4dff\u4e00-\u9fff"
+DASHES = (
+    "\\-\u058a\u05be\u1400\u1806\u2010-\u2015\u2e17\u2e1a\u2e3a\u2e3b\u2e40\u301c\u3030\u30a0"
+    "\ufe31\ufe32\ufe58\ufe63\uff0d"
+)
+FILES = "(?:png|jpg|jpeg|bmp|webp|eps|pdf|apk|mp4)"
+Rules = tuple[tuple[str, str], ...]
+"""Patterns and what takes their place, in order."""
+
+BEFORE_MARKUP: Rules = (
+    ("<person>", "person"),
+    (rf"\b(?:https?:(?:/{{1,3}}|[a-z0-9%])|{DOMAIN})", ""),
+    (rf"\b(?:www:(?:/{{1,3}}|[a-z0-9%])|{DOMAIN})", ""),
+)
+BEFORE_REPAIR: Rules = (
+    (r"@\w+\b", ""),
+    (f"[{IDEOGRAPHS}]+", ""),
+    (f"[{DASHES}]+", "-"),
+    ("[`\u00b4\u00ab\u00bb\u201c\u201d\u00a8]", '"'),
+    ("[\u2018\u2019]", "'"),
+    ("&quot;?", ""),
+    ("&amp", ""),
+    (r"\d{1,3}\.\d{1,3}\.\d{1,3}\.\d{1,3}", " "),  # addresses
+    (r"\d:\d\d\s+$", ""),
+    (r"\\n", " "),
+    (r"#\d{1,3}\b", ""),
+    (r"#\d{5,}\b", ""),
+    (r"\b\d{6,}\b", ""),
+    (rf"\S+\.{FILES}", ""),
+    (r"[\"']{2,}", '"'),
+    (r"\.{2,}", " "),
+    ("[#\u00ae\u2022\u00a9\u2122&@\u00b7\u00ba\u00bd\u00be\u00bf\u00a1\u00a7~)(\\]\\[}{|\\\\/*]+", " "),
+    (r"\s+\.\s+", " "),
+)
+AFTER_REPAIR: Rules = (
+    (r"\b[a-zA-Z]{1,3}\d{3,15}\b", ""),  # numbers of articles
+    (r"\b[a-zA-Z]+\d+[a-zA-Z]+\b", ""),
+    (r"\b\d+[a-zA-Z]+\d+\b", ""),
+    (r"(?:worldwide\s+)?(?:free\s+)?shipping", ""),
+    (r"(?:free\s)?download(?:\sfree)?", ""),
+    (r"\bclick\b\s(?:for|on)\s\w+", ""),
+    (rf"\b{FILES}(?:\simages?)?", ""),
+    (r"\bpage\s+\d+\b", ""),
+    (r"\b\d*[a-zA-Z]+\d+[a-zA-Z]+\d+[a-zA-Z\d]*\b", " "),
+    ("\\b\\d+\\.?\\d*[x\u0445\u00d7]\\d+\\.?\\d*\\b", ""),  # sizes
+    (r"\b\s+:\s+", ": "),
+    (r"(\D[,./])\b", r"\1 "),
+    (r"\s+", " "),
+    (r"\A\s+|\s+\Z", ""),
+    (r"\A[\"']([\w\W]+)[\"']\Z", r"\1"),
+    (r"\A['_,\-:;]", ""),
+    (r"['_,\-:+]\Z", ""),
+    (r"\A\.\S+\Z", ""),
+)
+
+
+def clean_caption(caption: str) -> str:
+    """Return a caption as the official program encodes it, which cleans it twice.
+
+    Differs from the official program in: markup is read by Python's own parser.
+
+    >>> clean_caption("A  cat,dog &amp; <b>bird</b>: see www.example.com")
+    'a cat, dog bird: see'
+
+    Raises:
+        ImportError: the `text` extra is not installed.
+    """
+    return clean_once(clean_once(caption))
+
+
+def clean_once(caption: str) -> str:
+    """Return a caption cleaned once; what remains may still hold something to clean.
+
+    Raises:
+        ImportError: the `text` extra is not installed.
+    """
+    import ftfy
+
+    text = _replace(unquote_plus(caption).strip().lower(), BEFORE_MARKUP)
+    text = _replace(_read_markup(text), BEFORE_REPAIR)
+    if len(re.findall("[-_]", text)) > 3:  # words of a file's name
+        text = re.sub("[-_]", " ", text)
+    text = html.unescape(html.unescape(ftfy.fix_text(text))).strip()
+    return _replace(text, AFTER_REPAIR).strip()
+
+
+def require_cleaning() -> None:
+    """Make sure that captions can be cleaned.
+
+    Raises:
+        WeightsError: the `text` extra is not installed.
+    """
+    if find_spec("ftfy") is None:
+        raise WeightsError("model.text=t5: install the `text` extra, which repairs captions")
+
+
+def _replace(text: str, rules: Rules) -> str:
+    for pattern, other in rules:
+        text = re.sub(pattern, other, text)
+    return text
+
+
+class _Reader(HTMLParser):
+    """Collects what is no markup."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts: list[str] = []
+
+    def handle_data(self, data: str) -> None:
+        self.parts.append(data)
+
+
+def _read_markup(text: str) -> str:
+    reader = _Reader()
+    reader.feed(text)
+    reader.close()
+    return "".join(reader.parts)
