@@ -71,4 +71,4 @@ class H2O(Scored):
         room = self.least_room(view)
         if view.padding is None:
             return int(self.recent * room)
-        return (self.recent * (room - view.padding).clamp(min=1)[:, None]).long()
+        return (self.recent * (room - view.padding).clamp(min=1).double())[:, None].long()

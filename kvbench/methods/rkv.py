@@ -59,7 +59,7 @@ class RKV(Windowed):
         few = max(1, 2**26 // keys.shape[1] ** 2)  # the similarities of all rows at once may not fit
         parts = zip(keys.split(few), exists.split(few), strict=True)
         repeated = [measure_redundancy(*part, self.threshold, self.protected) for part in parts]
-        attention = smooth(attention, "max", self.kernel, exists)
+        attention = smooth(attention, "max", self.kernel, self.uneven(view))
         return self.mix * attention - (1 - self.mix) * torch.cat(repeated)
 
 

@@ -60,8 +60,10 @@ class AttentionSelectivity(Observer):
             return
         scores = view.scores(choose_window("uniform", at, self.queries))
         attention = self.select_conditional(scores.softmax(-1).flatten(1, 2))
-        history, current = attention.split((at.start, at.length), -1)
-        top = history.topk(max(1, round(self.strongest * at.start)), -1).values
+        cached = attention.shape[-1] - at.length
+        history, current = attention.split((cached, at.length), -1)
+        strongest = max(1, round(self.strongest * at.start))
+        top = history.topk(min(strongest, cached), -1).values  # of padded prompts less is cached
         index = current.sum(-1).mean(-1) * top.sum(-1).mean(-1)
         self.sums[view.layer, at.index] += index.mean(1).sum()
 
@@ -164,7 +166,7 @@ class ScaleKV(Scored):
             inside,
             self.pool,
             self.kernel,
-            exists=view.position >= 0,
+            exists=self.uneven(view),
             spread_blank=self.released_queries,
         )
         return smoothed.masked_fill(inside, torch.inf)

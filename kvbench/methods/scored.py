@@ -74,6 +74,12 @@ class Scored(Method):
         room = spread_room(self.room(view.layer, view.at), view)
         return choose_best(scores.masked_fill(view.position < 0, -torch.inf), room)
 
+    def uneven(self, view: View) -> Tensor | None:
+        """Return which slots every row has, bool [rows, slots]; None where rows are equally long and have all."""
+        if view.padding is None and isinstance(self.room(view.layer, view.at), int):
+            return None
+        return view.position >= 0
+
     def unite(self, scores: Tensor) -> Tensor:
         """Return scores [rows, slots] on which the branches of a prompt agree, as `rows` says."""
         return unite_branches(scores, self.rows, self.spec.branches)

@@ -43,4 +43,4 @@ class SnapKV(Windowed):
             group=self.group,
             asking=find_asking(view, chosen),
         )
-        return smooth_outside(attention, inside, self.pool, self.kernel, exists=view.position >= 0)
+        return smooth_outside(attention, inside, self.pool, self.kernel, exists=self.uneven(view))

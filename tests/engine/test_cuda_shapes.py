@@ -14,6 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from kvbench.core.budget import Budget
 from kvbench.engine import cache as cache_module
 from kvbench.engine import changes
+from kvbench.engine import padding as padded
 from kvbench.engine.cache import KVCache
 from kvbench.engine.changes import work_out_schedule
 from kvbench.kernels.layout import Layout, arrange_rows
@@ -266,6 +267,37 @@ def test_calibrations_look_at_a_gpu(configuration: Any, monkeypatch: pytest.Monk
     watching.prepare(model.spec, Budget.parse(1, model.spec))
     with mode:
         generated(model, watching)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_padded_prompts_lie_on_a_gpu(name: str, configuration: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Tensor, "any", lambda _: False)
+    monkeypatch.setattr(
+        "kvbench.kernels.triton.attention_mass.attention_mass_triton",
+        lambda *given, tokens, **settings: mass(*given, **settings, tokens=on_cuda(tokens)),
+    )
+    overrides = ["model=janus_pro_1b", "model.transformer.depth=2", "model.prompt_tokens=20"]
+    model = configuration.built(configuration.composed(overrides)["model"])
+    chosen, spec = prepared(name, model, configuration), model.spec
+    monkeypatch.setattr(chosen, "strict", False)
+    schedule = work_out_schedule(spec, chosen) if chosen.static else {}
+    monkeypatch.setattr(
+        cache_module,
+        "work_out_schedule",
+        lambda *_: {at: faked(change) for at, change in schedule.items()},
+    )
+    for module in (changes, padded):
+        monkeypatch.setattr(module, "source_table", keeping_all)
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        cache = KVCache(spec, chosen, dtype=torch.bfloat16, device=CUDA)
+        cache.reset(4, [0, 7, 0, 7])
+        for segment in spec.segments[:3]:
+            cache.begin(segment)
+            shape = (3, 4, spec.heads, segment.length, spec.head_dim)
+            for layer in range(spec.layers):
+                q, k, v = torch.empty(shape, dtype=torch.bfloat16, device=CUDA)
+                out = cache.attend(layer, q, k, v, lambda q=q: q)
+                assert (out.shape, out.dtype, out.device) == (q.shape, q.dtype, CUDA)
 
 
 def test_the_plain_loop_looks_at_a_gpu(configuration: Any) -> None:

@@ -16,11 +16,14 @@ from kvbench.core.budget import Budget
 from kvbench.core.segments import ModelSpec, next_scale, next_token
 from kvbench.engine.cache import KVCache
 from kvbench.methods.ams_kv import evict_oldest
-from kvbench.methods.base import Method, View
+from kvbench.methods.base import Method, Observer, View
 from kvbench.methods.full import Full
 from kvbench.methods.h2o import H2O
+from kvbench.methods.hack import ColumnVariance
+from kvbench.methods.heatkv.scores import AttentionByScale
 from kvbench.methods.random import Random
 from kvbench.methods.rkv import RKV
+from kvbench.methods.scalekv import AttentionSelectivity
 from kvbench.methods.snapkv import SnapKV
 from kvbench.methods.streaming_llm import StreamingLLM
 from tests.support.engine import Asked, D, Drawn, DrawnPerSequence, draw_seen, listening, prepared
@@ -312,6 +315,24 @@ def test_a_method_sees_of_a_padded_prompt_what_exists(groups: int) -> None:
         torch.testing.assert_close(shown["variance"], variance, atol=1e-6, rtol=1e-4)
         torch.testing.assert_close(shown["segment_mass"], torch.ones(1), atol=1e-6, rtol=1e-5)
         assert (shown["state"] == 0).all()
+
+
+@pytest.mark.parametrize("kind", [AttentionByScale, AttentionSelectivity, ColumnVariance])
+def test_calibrations_see_each_prompt_as_it_is_alone(kind: type[Observer]) -> None:
+    spec = shapes(branches=2)
+    inputs = draw(spec, 2 * len(PADDING))
+    together = prepared(kind(), spec)
+    generate(KVCache(spec, together, dtype=torch.float32), inputs, PADDING * 2)
+    sums = torch.zeros_like(together.sums)
+    for sequence, behind in enumerate(PADDING):
+        short = shapes(PROMPT - behind, branches=2)
+        alone = prepared(kind(), short)
+        rows = [sequence, len(PADDING) + sequence]
+        own = [tuple(x[rows, :, behind:] for x in qkv) for qkv in inputs]
+        generate(KVCache(short, alone, dtype=torch.float32), own)
+        sums += alone.sums
+    torch.testing.assert_close(together.sums, sums, atol=1e-6, rtol=1e-5)
+    assert together.sums.abs().sum() > 0
 
 
 def test_padding_that_cannot_be_is_refused() -> None:
