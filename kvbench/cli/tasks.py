@@ -14,7 +14,7 @@ from kvbench.cli.search_path import list_choices
 from kvbench.core.budget import Budget
 from kvbench.core.config import ConfigError
 from kvbench.core.settings import Settings
-from kvbench.methods.base import Observer
+from kvbench.methods.base import Method, Observer
 from kvbench.methods.heatkv.order_file import write_orders
 from kvbench.methods.heatkv.scores import AttentionByScale, rank_heads, scas
 from kvbench.plan import export, make_plan
@@ -94,7 +94,7 @@ def task_plan(cfg: DictConfig, settings: Settings) -> None:
     model, method = instantiate(cfg.model), instantiate(cfg.method)
     budget = Budget.parse(settings.budget, model.spec)
     plan = make_plan(model, budget, method, settings.batch_size, settings.plan.gpu_gib)
-    show_plan(CONSOLE, plan)
+    show_plan(CONSOLE, plan, list(find_methods(cfg)))
     if settings.plan.export is not None:
         export(Path(settings.plan.export), model.spec, budget, method)
         CONSOLE.print(f"schedule written to {settings.plan.export}", highlight=False, soft_wrap=True)
@@ -113,7 +113,7 @@ def _plan_table(name: str) -> None:
 
 
 def task_calibrate(cfg: DictConfig, settings: Settings) -> list[Path]:
-    """Do `task=calibrate`: what the method needs (every method, if it needs nothing), and optionally an order file.
+    """Do `task=calibrate`: what the method needs (or every method for the model), and optionally an order file.
 
     Returns:
         The calibrations' files.
@@ -135,17 +135,23 @@ def task_calibrate(cfg: DictConfig, settings: Settings) -> list[Path]:
     return paths
 
 
-def every_observer(cfg: DictConfig) -> list[Observer]:
-    """Return what the methods that can be chosen calibrate with at their defaults, each once."""
-    found: dict[str, Observer] = {}
-    other = cfg.copy()
+def find_methods(cfg: DictConfig) -> dict[str, Method]:
+    """Return the methods that are for the model's family, at their defaults, by name."""
+    found: dict[str, Method] = {}
+    family, other = instantiate(cfg.model).spec.family, cfg.copy()
     OmegaConf.set_struct(other, False)
     for name in list_choices("method"):
         other.method = hydra.compose(f"method/{name}").method
-        needs = instantiate(other.method).needs()
-        if isinstance(needs, Observer):
-            found.setdefault(repr(needs), needs)
-    return list(found.values())
+        method = instantiate(other.method)
+        if family in method.families:
+            found[name] = method
+    return found
+
+
+def every_observer(cfg: DictConfig) -> list[Observer]:
+    """Return what the methods that are for the model calibrate with at their defaults, each once."""
+    needs = [method.needs() for method in find_methods(cfg).values()]
+    return list({repr(one): one for one in needs if isinstance(one, Observer)}.values())
 
 
 def task_profile(cfg: DictConfig, settings: Settings) -> None:

@@ -3,7 +3,10 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from typing import Literal, NamedTuple
+
+Family = Literal["next-scale", "next-token"]
+"""How a model makes an image: whole scales, each larger than the one before, or one token after the other."""
 
 
 class Segment(NamedTuple):
@@ -97,6 +100,11 @@ class ModelSpec:
     def ends(self) -> tuple[int, ...]:
         """c_k, tokens of segments 0..k together."""
         return tuple(segment.end for segment in self.segments)
+
+    @property
+    def family(self) -> Family:
+        """How the model makes an image; causal segments are made token by token."""
+        return "next-token" if self.segments[-1].causal else "next-scale"
 
     def leading_tokens(self, scales: int) -> int:
         """Tokens of the first so many scales, per head."""

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from kvbench.core.budget import Budget, InfeasibleBudget
-from kvbench.core.segments import ModelSpec, Segment
+from kvbench.core.segments import Family, ModelSpec, Segment
 from kvbench.methods.base import Artifact, Method, Observer, View
 from kvbench.methods.select import share_evenly
 
@@ -101,6 +101,7 @@ class AMSKV(Method):
     granularity: Literal["token", "scale"] = "token"
     strict: bool = False
 
+    families: ClassVar[tuple[Family, ...]] = ("next-scale",)
     compares_keys: ClassVar[bool] = True
 
     @property
@@ -114,6 +115,7 @@ class AMSKV(Method):
 
     def check(self, spec: ModelSpec, budget: Budget) -> None:
         """Refuse condensed scales that leave no two others, and a share out of range."""
+        super().check(spec, budget)
         check_condensed(self.condensed, spec)
         if self.demanding is not None and not 0 <= self.demanding <= 1:
             raise ValueError(f"method.demanding={self.demanding}: must lie in 0..1, or null to use theta")
@@ -193,6 +195,7 @@ class AMSKVFixed(Method):
     resize: Resize = "bilinear"
     granularity: Literal["token", "scale"] = "token"
 
+    families: ClassVar[tuple[Family, ...]] = ("next-scale",)
     static: ClassVar[bool] = True
     revision: ClassVar[int] = 1  # what was left of the budget was unused
 
@@ -202,6 +205,7 @@ class AMSKVFixed(Method):
 
     def check(self, spec: ModelSpec, budget: Budget) -> None:
         """Refuse a budget that the condensed scales and the first one exceed, and too many condensed scales."""
+        super().check(spec, budget)
         check_condensed(self.condensed, spec)
         needed = spec.leading_tokens(self.condensed) + spec.lengths[0]
         if budget.per_head < needed:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from kvbench.core.budget import Budget
-from kvbench.core.segments import ModelSpec, Segment
+from kvbench.core.segments import Family, ModelSpec, Segment
 
 
 @dataclass(frozen=True)
@@ -118,6 +118,7 @@ class Method:
     """A rule for what a cache keeps. Subclasses are dataclasses; their fields are the method's settings.
 
     Attributes:
+        families: models that the method is for; `check` refuses others.
         static: the answer of `keep` depends on the layer, the segment and the slots' positions only, never on data or
             sequence. The cache then asks once per (layer, segment) and reuses the answer.
         stateful: the method keeps a number per slot in `View.state`.
@@ -130,6 +131,7 @@ class Method:
         budget: the capacity B, known once the method is prepared.
     """
 
+    families: ClassVar[tuple[Family, ...]] = ("next-scale", "next-token")
     static: ClassVar[bool] = False
     stateful: ClassVar[bool] = False
     compares_keys: ClassVar[bool] = False
@@ -156,10 +158,17 @@ class Method:
     def check(self, spec: ModelSpec, budget: Budget) -> None:
         """Refuse what can never work, from shapes alone, before weights are loaded or anything is calibrated.
 
+        A method that has more to refuse calls this one first.
+
         Raises:
             InfeasibleBudget: the budget is below what the method must keep.
-            ValueError: a setting does not fit the model.
+            ValueError: the method is for models of another family, or a setting does not fit the model.
         """
+        if spec.family not in self.families:
+            raise ValueError(
+                f"method: {type(self).__name__} is for {' and '.join(self.families)} models and {spec.name} is a "
+                f"{spec.family} model; take one of the methods that task=plan model={spec.name} lists"
+            )
 
     def prepare(self, spec: ModelSpec, budget: Budget, artifact: Artifact | None = None) -> None:
         """Get ready for a model and a budget, before any generation; raises what `check` raises.

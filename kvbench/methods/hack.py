@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from kvbench.core.budget import Budget
-from kvbench.core.segments import ModelSpec, Segment
+from kvbench.core.segments import Family, ModelSpec, Segment
 from kvbench.methods.base import Artifact, Method, Observer, View
 from kvbench.methods.select import (
     Decider,
@@ -69,6 +69,7 @@ class HACK(Method):
     recent: Literal["scored", "tail"] = "scored"
     rows: Decider = "per_row"
 
+    families: ClassVar[tuple[Family, ...]] = ("next-scale",)
     revision: ClassVar[int] = 1  # what did not divide was unused
 
     def needs(self) -> Observer | Path:
@@ -77,6 +78,7 @@ class HACK(Method):
 
     def check(self, spec: ModelSpec, budget: Budget) -> None:
         """Refuse settings out of range and sinks that do not fit (structural heads have at least the mean)."""
+        super().check(spec, budget)
         for name, share in (("alpha", self.alpha), ("contextual", self.contextual)):
             if not 0 <= share <= 1:
                 raise ValueError(f"method.{name}={share}: must lie in 0..1")

@@ -6,7 +6,7 @@ from typing import ClassVar, Literal
 from torch import Tensor
 
 from kvbench.core.budget import Budget
-from kvbench.core.segments import ModelSpec
+from kvbench.core.segments import Family, ModelSpec
 from kvbench.methods.base import Method, View
 
 
@@ -31,6 +31,7 @@ class ScaleGroups(Method):
     local: int = 2
     strict: bool = False
 
+    families: ClassVar[tuple[Family, ...]] = ("next-scale",)
     static: ClassVar[bool] = True
 
     @property
@@ -40,6 +41,7 @@ class ScaleGroups(Method):
 
     def check(self, spec: ModelSpec, budget: Budget) -> None:
         """Refuse groups that overlap."""
+        super().check(spec, budget)
         if self.condensed < 0 or self.local < 0 or self.condensed + self.local >= len(spec.segments):
             raise ValueError(
                 f"method.condensed={self.condensed}, method.local={self.local}: {spec.name} caches "

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from kvbench.core.budget import Budget
 from kvbench.core.files import parse_json
-from kvbench.core.segments import ModelSpec, Segment
+from kvbench.core.segments import Family, ModelSpec, Segment
 from kvbench.methods.base import Artifact, Observer, View
 from kvbench.methods.scored import Scored
 from kvbench.methods.select import (
@@ -107,6 +107,7 @@ class ScaleKV(Scored):
     strict: bool = True
 
     revision: ClassVar[int] = 2  # slots that a row has not were its slots' neighbours
+    families: ClassVar[tuple[Family, ...]] = ("next-scale",)
 
     def needs(self) -> Observer | Path:
         """Return the calibration of ASI, or the budget file that stands in its place."""
@@ -116,8 +117,8 @@ class ScaleKV(Scored):
 
     def check(self, spec: ModelSpec, budget: Budget) -> None:
         """Refuse settings out of range, a budget file of another model or budget, and what `Scored` refuses."""
-        check_window(self.window, self.kernel, most=max(spec.lengths))
         super().check(spec, budget)
+        check_window(self.window, self.kernel, most=max(spec.lengths))
         for name, share in (("drafters", self.drafters), ("strongest", self.strongest)):
             if not 0 <= share <= 1:
                 raise ValueError(f"method.{name}={share}: must lie in 0..1")

@@ -32,6 +32,7 @@ class StreamingLLM(Method):
 
     def check(self, spec: ModelSpec, budget: Budget) -> None:
         """Refuse sinks that the model has not, and a budget too small for them or for one token a head."""
+        super().check(spec, budget)
         check_room(spec, budget, self.sinks)
 
     def prepare(self, spec: ModelSpec, budget: Budget, artifact: Artifact | None = None) -> None:

@@ -1,5 +1,7 @@
 """A plan: the schedule of a method and the memory it needs, from shapes alone."""
 
+from collections.abc import Sequence
+
 from rich.console import Console
 from rich.table import Table
 
@@ -7,8 +9,8 @@ from kvbench.engine.memory import MIB
 from kvbench.plan import Plan
 
 
-def show_plan(console: Console, plan: Plan) -> None:
-    """Print the schedule, memory columns and the largest batch of a plan."""
+def show_plan(console: Console, plan: Plan, methods: Sequence[str]) -> None:
+    """Print the schedule, memory columns and the largest batch of a plan, and the methods that fit the model."""
     spec = plan.spec
     table = Table(title=f"{spec.name}: tokens one sequence holds", title_justify="left")
     scheduled = plan.segments[0].pruned is not None
@@ -42,3 +44,4 @@ def show_plan(console: Console, plan: Plan) -> None:
         f"method; calibration: {plan.calibration}",
         highlight=False,
     )
+    console.print(f"methods for {spec.name}, a {spec.family} model: {', '.join(methods)}", highlight=False)

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from kvbench.cli.search_path import PluginSearchPath, list_choices
 from kvbench.core.budget import Budget, InfeasibleBudget
-from kvbench.core.segments import ModelSpec, next_scale
+from kvbench.core.segments import ModelSpec, next_scale, next_token
 from kvbench.engine.cache import KVCache
 from kvbench.engine.lengths import foresee_lengths, sum_tokens
 from kvbench.methods.base import Artifact, Method, Observer
@@ -34,7 +34,7 @@ Plugins.instance().register(PluginSearchPath)
 with hydra.initialize_config_module("kvbench.conf", version_base="1.3"):
     METHODS = {name: hydra.compose(f"method/{name}").method for name in list_choices("method")}
 TINY = ("infinity_tiny", "var_tiny")
-SPECS = ("small", "rows", *TINY)
+SPECS = ("small", "rows", "tokens", *TINY)
 BUDGETS = ("0.05", "0.3", "0.9")
 Tokens = Sequence[Sequence[tuple[Tensor, ...]]]
 
@@ -54,12 +54,15 @@ def model(name: str) -> Any:
 def spec_of(name: str) -> ModelSpec:
     """The shapes of a model with few channels, or of one between them: few heads, sinks of two segments or of one.
 
-    The segments of `small` are maps; those of `rows` are a prompt and the rows of an image.
+    The segments of `small` are maps; those of `rows` are a prompt and the rows of an image, all tokens of a row at
+    once; those of `tokens` are such rows made token by token.
     """
     if name == "small":
         return ModelSpec("small", 4, 3, D, next_scale([(side, side) for side in (1, 2, 3, 4, 5, 6)]))
     if name == "rows":
         return ModelSpec("rows", 3, 2, D, next_scale([(1, 5), *[(1, 8)] * 11]))
+    if name == "tokens":
+        return ModelSpec("tokens", 3, 2, D, next_token(5, [*[8] * 10, 7]), logit_scale=D**-0.5)
     return replace(model(name).spec, head_dim=D)
 
 
@@ -118,7 +121,28 @@ def kept_by(seen: list[Asked], sequence: int, heads: int) -> list[list[list[int]
     return [asked.ids(rows) for asked in seen]
 
 
-each = pytest.mark.parametrize(("name", "spec"), [(name, spec) for name in METHODS for spec in SPECS])
+def fits(name: str, spec: str) -> bool:
+    """Whether a method is for models of this family."""
+    return spec_of(spec).family in method_of(name, spec).families
+
+
+def home(name: str) -> str:
+    """The small shapes that a method is for."""
+    return "small" if fits(name, "small") else "tokens"
+
+
+EVERY = [(name, spec) for name in METHODS for spec in SPECS]
+each = pytest.mark.parametrize(("name", "spec"), [case for case in EVERY if fits(*case)])
+
+
+@pytest.mark.parametrize(("name", "spec"), [case for case in EVERY if not fits(*case)])
+def test_a_model_of_another_family_is_refused(name: str, spec: str) -> None:
+    shapes, method = spec_of(spec), method_of(name, spec)
+    told = f"method: {type(method).__name__} is for .* and {shapes.name} is a {shapes.family} model; take"
+    with pytest.raises(ValueError, match=told):
+        method.check(shapes, Budget.parse("0.5", shapes))
+    with pytest.raises(ValueError, match=told):
+        prepared(method, shapes, "0.5", artifact_for(method, shapes))
 
 
 @each
@@ -167,9 +191,11 @@ def test_lengths_are_known_before_any_generation(name: str, spec: str, budget: s
 
 
 def test_data_decides_the_lengths_of_no_method_but_one() -> None:
-    shipped = {path.stem for path in (ROOT / "conf" / "method").glob("*.yaml")}
+    shipped = sorted(path.stem for path in (ROOT / "conf" / "method").glob("*.yaml"))
     unknown = [
-        name for name in shipped if foresee_lengths(spec_of("small"), ready(name, "small", 1).method) is None
+        name
+        for name in shipped
+        if foresee_lengths(spec_of(home(name)), ready(name, home(name), 1).method) is None
     ]
     assert unknown == ["ams_kv"]
 
@@ -189,12 +215,17 @@ def test_a_calibration_keeps_everything_and_says_so() -> None:
 
 COMPRESSING = [name for name in METHODS if not isinstance(method_of(name, "small"), Full)]
 STRICT = [name for name in COMPRESSING if method_of(name, "small").strict]
+STRICT_CASES = [(name, spec) for name, spec in EVERY if name in STRICT and fits(name, spec)]
 
 
-@given(st.sampled_from(STRICT), st.fractions(Fraction(1, 50), 1, max_denominator=500), st.integers(0, 10**6))
-@settings(max_examples=60, deadline=None)
-def test_any_budget_holds(name: str, share: Fraction, seed: int) -> None:
-    cache = ready(name, "small", str(share), seed)
+@given(
+    st.sampled_from([case for case in STRICT_CASES if case[1] in ("small", "tokens")]),
+    st.fractions(Fraction(1, 50), 1, max_denominator=500),
+    st.integers(0, 10**6),
+)
+@settings(max_examples=100, deadline=None)
+def test_any_budget_holds(case: tuple[str, str], share: Fraction, seed: int) -> None:
+    cache = ready(*case, str(share), seed)
     run(cache, cache.spec, tokens_of(cache.spec, 2, seed))
     assert cache.ledger.peak_tokens <= cache.method.budget.capacity
 
@@ -243,8 +274,7 @@ def test_prompts_of_a_batch_do_not_see_each_other(name: str, spec: str) -> None:
             assert kept_by(seen, index[0], shapes.heads) == kept_by(all_seen, index[1], shapes.heads)
 
 
-@pytest.mark.parametrize("spec", SPECS)
-@pytest.mark.parametrize("name", STRICT)
+@pytest.mark.parametrize(("name", "spec"), STRICT_CASES)
 def test_a_budget_too_small_is_refused_before_any_work(name: str, spec: str) -> None:
     shapes = spec_of(spec)
     little = Budget.parse(str(Fraction(1, 2 * shapes.cached_length)), shapes)
@@ -284,7 +314,7 @@ def loaded(name: str) -> Loaded:
     one = model(name)
     one.load("cpu")
     prompts = ["a red circle", "two blue rings"] if name == "infinity_tiny" else ["3", "7"]
-    needs = [method_of(method, name).needs() for method in METHODS]
+    needs = [method_of(method, name).needs() for method in METHODS if fits(method, name)]
     observers = {repr(observer): observer for observer in needs if isinstance(observer, Observer)}
     found = calibrate(one, [Prompt(0, prompts[0])], list(observers.values()), 1, "cpu", lambda: None)
     kinds = [observer.kind for observer in observers.values()]
@@ -292,7 +322,7 @@ def loaded(name: str) -> Loaded:
     return Loaded(one, prompts, dict(zip(observers, artifacts, strict=True)))
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", [name for name in METHODS if fits(name, "infinity_tiny")])
 @pytest.mark.parametrize(
     ("spec", "budget"), [("infinity_tiny", "0.1"), ("var_tiny", "0.1"), ("var_tiny", "0.3")]
 )

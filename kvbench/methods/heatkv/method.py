@@ -48,6 +48,7 @@ class HeatKV(Method):
 
     def check(self, spec: ModelSpec, budget: Budget) -> None:
         """Refuse sinks that do not fit and an order file of another model."""
+        super().check(spec, budget)
         count_pruned_heads(spec, budget, self.sinks)
         if self.orders is not None:
             read_orders(Path(self.orders), spec, self.sinks)

@@ -175,7 +175,11 @@ def test_settings_that_do_not_go_together_are_refused() -> None:
         replace(one, weights="files", sources={})
 
 
-METHODS = sorted(path.stem for path in (ROOT / "conf" / "method").glob("*.yaml"))
+METHODS = [
+    path.stem
+    for path in sorted((ROOT / "conf" / "method").glob("*.yaml"))
+    if "next-token" in instantiate(composed(*SMALL, f"method={path.stem}").method).families
+]
 
 
 def ready(name: str, one: LlamaGenModel, budget: str) -> Method:
@@ -188,6 +192,10 @@ def ready(name: str, one: LlamaGenModel, budget: str) -> Method:
     except InfeasibleBudget as refusal:
         least = str(refusal).split("the smallest feasible budget is ")[1].split(",")[0]
         return prepared(method, one.spec, least, artifact)
+
+
+def test_methods_for_scales_are_left_out() -> None:
+    assert not {"scalekv", "hack", "ams_kv", "ams_kv_fixed", "scale_groups"} & set(METHODS)
 
 
 @pytest.mark.parametrize("name", METHODS)
