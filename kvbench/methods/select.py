@@ -15,6 +15,9 @@ Pool = Literal["max", "avg"]
 Decider = Literal["per_row", "mean", "conditional"]
 """Who decides: every sequence for itself, both branches of a prompt by their mean, or the conditional one for both."""
 
+LineAttention = Literal["prob", "logit"]
+"""What a slot receives from the queries of a line: mean probability, or mean score before the softmax."""
+
 
 def choose_window(kind: Window, at: Segment, count: int) -> Tensor:
     """Choose up to `count` tokens of a segment; returns their numbers in it, int64 in raster order.
@@ -128,6 +131,22 @@ def smooth_outside(
     return smooth(scores.masked_fill(inside, blank), kind, size, exists)
 
 
+def score_line(view: View, attention: LineAttention, window: int | None) -> Tensor:
+    """Return what slots receive from the newest queries of the line that just ended, float32 [rows, slots].
+
+    It is a mean over queries and over the query heads that share a KV head; a query gives 0 to tokens that it does not
+    see.
+
+    Args:
+        view: the layer.
+        attention: probabilities, or scores before the softmax (HeadKV Eq. 6 as printed).
+        window: how many of the line's last queries; None for all.
+    """
+    count = min(window or view.at.length, view.at.length)
+    chosen = torch.arange(view.at.length - count, view.at.length)
+    return view.mass(chosen) if attention == "prob" else view.logits(chosen) / count
+
+
 def unite_branches(scores: Tensor, rows: Decider, branches: int) -> Tensor:
     """Return scores [rows, slots] on which the branches of each prompt agree; their prompts have equal padding.
 
@@ -217,8 +236,14 @@ def check_window(size: int, kernel: int, kind: Window = "grid", most: int | None
         raise ValueError(f"method.kernel={kernel}: must be odd and positive")
 
 
-def check_room(spec: ModelSpec, budget: Budget, sinks: int = 0) -> None:
+def check_room(spec: ModelSpec, budget: Budget, sinks: int = 0, more: int = 0) -> None:
     """Refuse sinks that the model has not, and budgets too small for them or for one token a head.
+
+    Args:
+        spec: the model's shapes.
+        budget: the capacity B.
+        sinks: leading segments that never leave.
+        more: tokens that every head must have room for beside them.
 
     Raises:
         ValueError: the model has no more than so many segments.
@@ -226,10 +251,10 @@ def check_room(spec: ModelSpec, budget: Budget, sinks: int = 0) -> None:
     """
     if not 0 <= sinks < len(spec.segments):
         raise ValueError(f"sinks={sinks}: {spec.name} has {len(spec.segments)} scales")
-    needed = spec.leading_tokens(sinks) or 1
+    needed = spec.leading_tokens(sinks) + more or 1
     if budget.head_tokens < needed:
         raise (
             InfeasibleBudget.of_sinks(budget, sinks, needed, spec)
-            if sinks
+            if sinks and not more
             else InfeasibleBudget.of(budget, needed, spec, "the method's tokens")
         )

@@ -16,16 +16,21 @@ class StreamingLLM(Method):
     """Keep the tokens of the leading segments and the most recent ones, as many in every head (arXiv:2309.17453).
 
     Heads share B evenly: the sinks first, then the latest positions. AMS-KV calls this STA; without
-    sinks it is the sliding window SWA (arXiv:2004.05150).
+    sinks it is the sliding window SWA (arXiv:2004.05150). With the condition as sinks it is what DiagonalAttn stores
+    (arXiv:2609.19702): the prompt, the latest N_r image tokens and, in its variant "+ sink4", the first four.
 
-    Differs from the paper in: sinks are whole segments instead of four tokens, and keys keep the rotation of their own
-    position (two-dimensional positions have no shifted counterpart).
+    Differs from the papers in: sinks are whole segments instead of four tokens, and keys keep the rotation of their own
+    position (two-dimensional positions have no shifted counterpart). DiagonalAttn reads only N_att of the N_r stored
+    tokens, along a list of offsets to skip for each head. That saves time and frees nothing, since a later query reads
+    what this one skips: it is no part of a comparison at equal memory and left out.
 
     Attributes:
         sinks: leading segments that are always kept; 0 for a sliding window.
+        leading: tokens right behind the sinks that are always kept too.
     """
 
     sinks: int
+    leading: int = 0
 
     static: ClassVar[bool] = True
     revision: ClassVar[int] = 1  # what floor(B / T) left was unused
@@ -33,12 +38,14 @@ class StreamingLLM(Method):
     def check(self, spec: ModelSpec, budget: Budget) -> None:
         """Refuse sinks that the model has not, and a budget too small for them or for one token a head."""
         super().check(spec, budget)
-        check_room(spec, budget, self.sinks)
+        if self.leading < 0:
+            raise ValueError(f"method.leading={self.leading}: must be at least 0")
+        check_room(spec, budget, self.sinks, self.leading)
 
     def prepare(self, spec: ModelSpec, budget: Budget, artifact: Artifact | None = None) -> None:
         """Turn the budget into a window."""
         super().prepare(spec, budget, artifact)
-        self._sinks = spec.leading_tokens(self.sinks)
+        self._sinks = spec.leading_tokens(self.sinks) + self.leading
         self._rooms = share_evenly(budget.tokens, spec)
 
     def keep(self, view: View) -> Tensor:

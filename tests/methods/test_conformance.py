@@ -346,5 +346,6 @@ def test_the_models_draw_images(name: str, spec: str, budget: str) -> None:
 
 def test_every_method_is_covered() -> None:
     assert {"full", "heatkv", "scalekv", "snapkv", "h2o", "hack", "ams_kv", "rkv"} <= set(METHODS)
+    assert {"linear_ar", "diagonal"} <= set(METHODS)
     exempt = set(METHODS) - set(STRICT) - {"full"}
     assert all(METHODS[name].strict is False for name in exempt)

@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from kvbench.core.budget import Budget
+from kvbench.core.budget import Budget, InfeasibleBudget
+from kvbench.core.segments import ModelSpec, next_token
 from kvbench.engine import cache as cache_module
 from kvbench.engine.cache import KVCache
 from kvbench.methods.base import Artifact, Method
@@ -15,7 +16,7 @@ from kvbench.methods.heatkv.method import BinaryHeatKV, HeatKV
 from kvbench.methods.heatkv.scores import AttentionByScale
 from kvbench.methods.scale_groups import ScaleGroups
 from kvbench.methods.streaming_llm import StreamingLLM
-from tests.support.engine import Asked, listening, prepared, run, small, tokens_of
+from tests.support.engine import Asked, D, listening, prepared, run, small, tokens_of
 
 SINKS = 2
 SPEC = small(layers=4, sides=(1, 2, 3, 4, 5, 6))
@@ -62,6 +63,26 @@ def test_streaming_llm_keeps_exactly_sinks_and_recent(budget: str) -> None:
             assert len(expected) == min(room, end)
             found = position[row][kept[row] & (position[row] >= 0)]
             assert found.tolist() == expected
+
+
+@pytest.mark.parametrize("leading", [0, 4])
+def test_diagonal_attn_stores_the_prompt_the_first_tokens_and_the_latest(leading: int) -> None:
+    """576 tokens and a class, half of the image tokens stored in all of the paper's experiments (N_r = 288)."""
+    spec = ModelSpec("llamagen_xl", 1, 1, D, next_token(1, [24] * 23 + [23]), logit_scale=D**-0.5)
+    method = prepared(StreamingLLM(1, leading), spec, 1 + leading + 288)
+    seen = listening(method)
+    run(KVCache(spec, method, dtype=torch.float32), spec, tokens_of(spec, 1))
+    for asked in seen:
+        end = spec.ends[asked.scale]
+        expected = [p for p in range(end) if p < 1 + leading or p >= end - 288]
+        assert asked.ids() == [expected]
+
+
+def test_leading_tokens_that_cannot_be_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"method\.leading=-1: must be at least 0"):
+        StreamingLLM(1, -1).check(SPEC, Budget.parse("0.5", SPEC))
+    with pytest.raises(InfeasibleBudget, match="the method's tokens need 6 of 55 tokens per head"):
+        StreamingLLM(1, 5).check(SPEC, Budget.parse("0.1", SPEC))
 
 
 @pytest.mark.parametrize("name", ["heatkv", "naive_heatkv", "binary_heatkv"])

@@ -1,0 +1,151 @@
+"""LineAR against a slow reference over whole generations, and what its regions are at the paper's budgets."""
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from kvbench.core.budget import Budget, InfeasibleBudget
+from kvbench.core.segments import ModelSpec, next_token
+from kvbench.engine.cache import KVCache
+from kvbench.methods.linear_ar import LineAR
+from kvbench.methods.select import share_evenly
+from tests.support.engine import Asked, D, listening, prepared, run, tokens_of
+
+SPEC = ModelSpec("lines", 2, 3, D, next_token(3, [5] * 7 + [4]), logit_scale=0.7)
+
+
+def generated(
+    method: LineAR, budget: str | int, sequences: int = 2, seed: int = 0, groups: int = 1
+) -> tuple[KVCache, list[Asked]]:
+    """A generation of random tokens, and what was kept of each layer and segment."""
+    cache = KVCache(SPEC, prepared(method, SPEC, budget), dtype=torch.float32)
+    seen = listening(method)
+    run(cache, SPEC, tokens_of(SPEC, sequences, seed, groups))
+    return cache, seen
+
+
+def received(q: Tensor, k: Tensor, held: list[int], queries: list[int], attention: str) -> dict[int, float]:
+    """What each held token receives, mean over queries: probabilities, or scores; 0 from earlier queries."""
+    sums = dict.fromkeys(held, 0.0)
+    for head in q:
+        for query in queries:
+            visible = [token for token in held if token <= query]
+            scores = torch.stack([head[query].double() @ k[token].double() for token in visible])
+            scores = scores * SPEC.logit_scale
+            values = scores.softmax(0) if attention == "prob" else scores
+            for token, value in zip(visible, values.tolist(), strict=True):
+                sums[token] += value / (len(queries) * len(q))
+    return sums
+
+
+def lines_kept(
+    q: Tensor, k: Tensor, room: int, least: int, given_settings: dict[str, Any]
+) -> list[list[int]]:
+    """Positions that one head holds after every segment, by the paper's words: q [query heads, n, D], k [n, D]."""
+    anchors, recent = given_settings["anchors"], given_settings["recent"]
+    image = [list(range(at.start, at.end)) for at in SPEC.segments[1:-1]]
+    condition = list(range(SPEC.segments[0].end))
+    held, after = list(condition), [list(condition)]
+    for number, line in enumerate(image):
+        held = held + line
+        if len(held) > least:
+            newest = [token for row in image[max(0, number + 1 - recent) : number + 1] for token in row]
+            newest = newest[-(least - len(condition)) :] if least > len(condition) else []
+            half = (least - len(condition) - len(newest)) // 2
+            first = [token for row in image[:anchors] for token in row][:half]
+            queries = line[-given_settings["window"] :] if given_settings["window"] else line
+            worth = received(q, k, held, queries, given_settings["attention"])
+            while len(held) > room:
+                middle = [token for token in held if token not in {*condition, *first, *newest}]
+                held.remove(min(middle, key=lambda token: (worth[token], -token)))
+        after.append(list(held))
+    return after
+
+
+@given(
+    anchors=st.integers(0, 3),
+    recent=st.integers(1, 3),
+    window=st.sampled_from((None, 1, 3, 9)),
+    attention=st.sampled_from(("prob", "logit")),
+    budget=st.sampled_from(("0.2", "0.31", "0.45", "0.6", "0.77")),
+    groups=st.integers(1, 2),
+    seed=st.integers(0, 10**6),
+)
+@settings(max_examples=25)
+def test_what_is_kept_is_what_the_paper_says(
+    budget: str, groups: int, seed: int, **given_settings: Any
+) -> None:
+    cache, seen = generated(LineAR(sinks=1, **given_settings), budget, 2, seed, groups)
+    inputs = tokens_of(SPEC, 2, seed, groups)
+    rooms = share_evenly(cache.method.budget.tokens, SPEC)
+    for layer in range(SPEC.layers):
+        q, k = (torch.cat([segment[layer][part] for segment in inputs], 2) for part in (0, 1))
+        each = rooms[layer]
+        for sequence in range(2):
+            for head in range(SPEC.heads):
+                heads = q[sequence, head * groups : (head + 1) * groups]
+                room = each if isinstance(each, int) else each[head]
+                least = each if isinstance(each, int) else min(each)
+                expected = lines_kept(heads, k[sequence, head], room, least, given_settings)
+                row = sequence * SPEC.heads + head
+                found = [asked.ids(slice(row, row + 1))[0] for asked in seen if asked.layer == layer]
+                assert found == expected
+
+
+@given(
+    budget=st.fractions("1/6", 1, max_denominator=60),
+    rows=st.sampled_from(("per_row", "mean", "conditional")),
+    seed=st.integers(0, 10**6),
+)
+@settings(max_examples=40)
+def test_the_condition_stays_and_the_budget_holds(budget: object, rows: Any, seed: int) -> None:
+    cache, seen = generated(LineAR(sinks=1, rows=rows), str(budget), 4, seed)
+    assert cache.ledger.peak_tokens <= cache.method.budget.capacity
+    last = seen[-SPEC.layers :]
+    assert sum(asked.kept[: SPEC.heads].sum() for asked in last) == cache.method.budget.tokens
+    for asked in seen:
+        assert all(ids[:3] == [0, 1, 2] for ids in asked.ids())
+        if rows != "per_row":
+            ids = asked.ids()
+            assert ids[: len(ids) // 2] == ids[len(ids) // 2 :]
+
+
+@pytest.mark.parametrize(
+    ("budget", "regions"), [(145, (1, 24, 48)), (97, (1, 24, 48)), (73, (1, 12, 48)), (40, (1, 0, 39))]
+)
+def test_regions_at_the_budgets_of_llamagen(budget: int, regions: tuple[int, int, int]) -> None:
+    """576 tokens in lines of 24 under 1/4, 1/6 and 1/8 of them: anchors shrink before recent lines do."""
+    spec = ModelSpec("llamagen_xl", 1, 1, D, next_token(1, [24] * 23 + [23]), logit_scale=D**-0.5)
+    method = prepared(LineAR(sinks=1), spec, budget)
+    seen = listening(method)
+    run(KVCache(spec, method, dtype=torch.float32), spec, tokens_of(spec, 2))
+    condition, anchors, recent = regions
+    for asked in seen:
+        end = spec.ends[asked.scale]
+        for ids in asked.ids():
+            assert len(ids) == min(end, budget)
+            assert ids[: condition + anchors] == list(range(min(condition + anchors, end)))
+            assert ids[-min(recent, end) :] == list(range(end - min(recent, end), end))
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"anchors": -1}, "method.anchors=-1: must be at least 0"),
+        ({"recent": 0}, "method.recent=0: must be at least 1"),
+        ({"window": 0}, "method.window=0: must be at least 1, or null"),
+        ({"sinks": 9}, "sinks=9: lines has 9 scales"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused(change: dict[str, int], named: str) -> None:
+    with pytest.raises(ValueError, match=named):
+        LineAR(**({"sinks": 1} | change)).check(SPEC, Budget.parse("0.5", SPEC))
+
+
+def test_a_budget_below_the_condition_is_refused() -> None:
+    with pytest.raises(InfeasibleBudget, match="1 sink scales need 3 of 38 tokens per head"):
+        LineAR(sinks=1).check(SPEC, Budget.parse("0.05", SPEC))
