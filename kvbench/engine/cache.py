@@ -326,8 +326,10 @@ class KVCache:
         spec = self.spec
         lengths = foresee_lengths(spec, self.method, self._schedule)
         if lengths is None:
-            bound = REBUILD_BOUND * self.method.budget.capacity if self.method.strict else 0
-            return 2 * ceil(bound)
+            if not self.method.strict:
+                return 0
+            arriving = max(room_behind(spec, at.index) for at in spec.segments) * spec.all_heads
+            return 2 * (ceil(REBUILD_BOUND * self.method.budget.capacity) + arriving)
         return foresee_ring(spec, lengths)
 
     def _account(self, layer: int) -> None:

@@ -12,6 +12,7 @@ from kvbench.engine.cache import KVCache
 from kvbench.methods.base import Method
 from kvbench.methods.full import Full
 from kvbench.methods.h2o import H2O
+from kvbench.methods.headkv import HeadKV
 from kvbench.methods.snapkv import SnapKV
 from kvbench.methods.streaming_llm import StreamingLLM
 from tests.support.engine import D, DrawnPerSequence, draw_seen, prepared, run, small, tokens_of
@@ -112,3 +113,14 @@ def test_lengths_that_data_decides_have_the_budget_as_bound() -> None:
     cache.reset(2)
     assert cache._arena.numbers == 2 * 93 * 2 * D  # 84 tokens, and a tenth
     run(cache, spec, inputs)
+
+
+def test_tokens_of_a_row_in_steps_have_room_beside_the_budget() -> None:
+    spec = ModelSpec("steps", 3, 2, D, next_token(3, [4] * 5), 1)
+    method = prepared(HeadKV(sinks=1), spec, "0.5")
+    cache = KVCache(spec, method, dtype=torch.float32)
+    cache.reset(2)
+    assert method.budget.tokens == 57
+    assert (
+        cache._arena.numbers == 2 * (63 + 3 * 2 * 4) * 2 * D
+    )  # 57 tokens and a tenth, and a row in every head

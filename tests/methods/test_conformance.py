@@ -190,14 +190,14 @@ def test_lengths_are_known_before_any_generation(name: str, spec: str, budget: s
         assert all(row == foreseen[asked.scale, asked.layer].tolist() for row in held)
 
 
-def test_data_decides_the_lengths_of_no_method_but_one() -> None:
+def test_data_decides_the_lengths_of_no_method_but_two() -> None:
     shipped = sorted(path.stem for path in (ROOT / "conf" / "method").glob("*.yaml"))
     unknown = [
         name
         for name in shipped
         if foresee_lengths(spec_of(home(name)), ready(name, home(name), 1).method) is None
     ]
-    assert unknown == ["ams_kv"]
+    assert unknown == ["ams_kv", "headkv"]
 
 
 def test_a_calibration_keeps_everything_and_says_so() -> None:
@@ -346,6 +346,6 @@ def test_the_models_draw_images(name: str, spec: str, budget: str) -> None:
 
 def test_every_method_is_covered() -> None:
     assert {"full", "heatkv", "scalekv", "snapkv", "h2o", "hack", "ams_kv", "rkv"} <= set(METHODS)
-    assert {"linear_ar", "diagonal"} <= set(METHODS)
+    assert {"linear_ar", "headkv", "diagonal"} <= set(METHODS)
     exempt = set(METHODS) - set(STRICT) - {"full"}
     assert all(METHODS[name].strict is False for name in exempt)

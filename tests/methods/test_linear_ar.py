@@ -13,7 +13,7 @@ from kvbench.core.segments import ModelSpec, next_token
 from kvbench.engine.cache import KVCache
 from kvbench.methods.linear_ar import LineAR
 from kvbench.methods.select import share_evenly
-from tests.support.engine import Asked, D, listening, prepared, run, tokens_of
+from tests.support.engine import Asked, D, listening, prepared, receive, run, tokens_of
 
 SPEC = ModelSpec("lines", 2, 3, D, next_token(3, [5] * 7 + [4]), logit_scale=0.7)
 
@@ -26,20 +26,6 @@ def generated(
     seen = listening(method)
     run(cache, SPEC, tokens_of(SPEC, sequences, seed, groups))
     return cache, seen
-
-
-def received(q: Tensor, k: Tensor, held: list[int], queries: list[int], attention: str) -> dict[int, float]:
-    """What each held token receives, mean over queries: probabilities, or scores; 0 from earlier queries."""
-    sums = dict.fromkeys(held, 0.0)
-    for head in q:
-        for query in queries:
-            visible = [token for token in held if token <= query]
-            scores = torch.stack([head[query].double() @ k[token].double() for token in visible])
-            scores = scores * SPEC.logit_scale
-            values = scores.softmax(0) if attention == "prob" else scores
-            for token, value in zip(visible, values.tolist(), strict=True):
-                sums[token] += value / (len(queries) * len(q))
-    return sums
 
 
 def lines_kept(
@@ -58,7 +44,7 @@ def lines_kept(
             half = (least - len(condition) - len(newest)) // 2
             first = [token for row in image[:anchors] for token in row][:half]
             queries = line[-given_settings["window"] :] if given_settings["window"] else line
-            worth = received(q, k, held, queries, given_settings["attention"])
+            worth = receive(q, k, held, queries, given_settings["attention"], SPEC.logit_scale)
             while len(held) > room:
                 middle = [token for token in held if token not in {*condition, *first, *newest}]
                 held.remove(min(middle, key=lambda token: (worth[token], -token)))

@@ -155,3 +155,27 @@ def same_best(kept: Sequence[int], expected: Sequence[int], scores: Tensor) -> N
     assert len(set(kept)) == len(kept) == len(set(expected)) == len(expected)
     found, wanted = (scores[list(slots)].sort().values for slots in (kept, expected))
     torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-6)
+
+
+def receive(
+    q: Tensor, k: Tensor, held: Sequence[int], queries: Sequence[int], attention: str, scale: float
+) -> dict[int, float]:
+    """What each held token receives from some tokens' queries, the slow way: a mean; 0 from those before it.
+
+    Args:
+        q: [query heads that share the keys, positions, D].
+        k: [positions, D].
+        held: positions of the tokens, in order.
+        queries: positions of the queries.
+        attention: `prob` or `logit`, probabilities or scores.
+        scale: factor on q k^T.
+    """
+    sums = dict.fromkeys(held, 0.0)
+    for head in q:
+        for query in queries:
+            visible = [token for token in held if token <= query]
+            scores = k[visible].double() @ head[query].double() * scale
+            values = scores.softmax(0) if attention == "prob" else scores
+            for token, value in zip(visible, values.tolist(), strict=True):
+                sums[token] += value / (len(queries) * len(q))
+    return sums

@@ -195,7 +195,7 @@ def ready(name: str, one: LlamaGenModel, budget: str) -> Method:
 
 
 def test_methods_for_scales_are_left_out() -> None:
-    assert {"linear_ar", "diagonal", "h2o", "snapkv", "rkv", "random", "heatkv"} <= set(METHODS)
+    assert {"linear_ar", "headkv", "diagonal", "h2o", "snapkv", "rkv", "random", "heatkv"} <= set(METHODS)
     assert not {"scalekv", "hack", "ams_kv", "ams_kv_fixed", "scale_groups"} & set(METHODS)
 
 
