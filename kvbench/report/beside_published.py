@@ -9,8 +9,8 @@ from safetensors import safe_open
 from torch import Tensor
 
 from kvbench.methods.heatkv.stability import rank_deviation
+from kvbench.report.claims import Claim
 from kvbench.report.many_runs import find_metric
-from kvbench.report.paper_memory import Claim
 from kvbench.report.published import COSTS, PublishedTable, find_setting, parse_number
 from kvbench.report.tables import Cell, Row, print_rows, publish
 from kvbench.runs.folder import slug

@@ -1,19 +1,20 @@
 """Memory columns of the papers worked out from shapes, and why some of them cannot be.
 
 HeatKV (arXiv:2605.14877) counts what is cached before the last scale, in MiB. AMS-KV (arXiv:2511.16047) counts all
-scales and writes GB for 1000 MiB. Both hold fp32 keys and 16-bit values, for both branches of guidance.
+scales and writes GB for 1000 MiB. Both hold fp32 keys and 16-bit values, for both branches of guidance. HeadKV's table
+is in `headkv_memory`.
 """
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from decimal import ROUND_DOWN, ROUND_HALF_UP, Decimal
+from decimal import Decimal
 from math import floor
-from typing import Literal
 
 from kvbench.core.segments import ModelSpec
 from kvbench.engine.memory import MIB, paper_mib
 from kvbench.methods.ams_kv import effective_capacities
+from kvbench.report.claims import Claim, Specs, Verdict, behind, compare, prints_as
+from kvbench.report.headkv_memory import headkv_table4
 from kvbench.report.published import PublishedTable, find, model_of
 
 HEATKV_TOKENS = {"0.2": 1300, "0.1": 650, "0.04": 265}
@@ -25,45 +26,6 @@ CONDENSED = 2
 two would need 26 % of the cache of VAR-d30 at the least, where Table 3 reports 21 %."""
 EQ4_BYTES, FITTING_BYTES = 16, 12
 """Factor B x H x D that AMS-KV's Eq. 4 prints, and the one that gives its tables: two branches of 4 + 2 bytes."""
-
-Specs = Mapping[str, ModelSpec]
-Verdict = Literal["reproduced", "under one reading", "not derivable", "no number printed"]
-
-
-@dataclass(frozen=True)
-class Claim:
-    """One printed figure beside what shapes give.
-
-    Attributes:
-        model: name in `conf/model`.
-        what: row of the table.
-        printed: as published, unit included.
-        ours: what the arithmetic gives, as text.
-        verdict: whether both agree to the printed digit.
-        how: what was counted, or why it cannot be.
-    """
-
-    model: str
-    what: str
-    printed: str
-    ours: str
-    verdict: Verdict
-    how: str
-
-
-def prints_as(value: float, text: str) -> str | None:
-    """How a value becomes a printed number: rounded, cut off, or not at all (None)."""
-    unit = Decimal(1).scaleb(-_digits(text))
-    for rounding, name in ((ROUND_HALF_UP, "rounded"), (ROUND_DOWN, "cut off")):
-        if Decimal(value).quantize(unit, rounding) == Decimal(text):
-            return name
-    return None
-
-
-def behind(text: str) -> tuple[float, float]:
-    """Values that print as a number: [low, high), whether it was rounded or cut off."""
-    unit = 10.0 ** -_digits(text)
-    return float(text) - unit / 2, float(text) + unit
 
 
 def all_scales(spec: ModelSpec) -> int:
@@ -108,7 +70,7 @@ def heatkv_table1(specs: Specs) -> list[Claim]:
             how = f"{tokens} tokens per head"
             if tokens != spec.cached_length:
                 how += f", b = {tokens / spec.cached_length:.4f}; {budget} itself would give {nominal:.0f}"
-            claims.append(_claim(name, f"budget {budget}", text, value, "MiB", how))
+            claims.append(compare(name, f"budget {budget}", text, value, "MiB", how))
     return claims
 
 
@@ -150,7 +112,7 @@ def ams_kv_eq4(specs: Specs) -> list[Claim]:
             if factor == FITTING_BYTES:
                 how = f"the factor {FITTING_BYTES}: fp32 keys, 16-bit values"
             what = f"full cache, batch {batch}, factor {factor}"
-            claims.append(_claim(name, what, full[label], value, "x 1000 MiB", how))
+            claims.append(compare(name, what, full[label], value, "x 1000 MiB", how))
     return claims + _text_claims(specs)
 
 
@@ -159,6 +121,7 @@ TABLES: Mapping[str, Callable[[Specs], list[Claim]]] = {
     "ams_kv_table3": ams_kv_table3,
     "ams_kv_table6": ams_kv_table6,
     "ams_kv_eq4": ams_kv_eq4,
+    "headkv_table4": headkv_table4,
 }
 """What `plan.table` may name."""
 
@@ -183,7 +146,7 @@ def _ams_row(spec: ModelSpec, method: str, batch: int, text: str, saving: str | 
             verdict: Verdict = "no number printed" if found is None else "not derivable"
             how += "" if found is None else f"; the caption says about {found[0]} GB"
             return [Claim(spec.name, what, text, f"{value:.3f} x 1000 MiB", verdict, how)]
-        return [_claim(spec.name, what, text, value, "x 1000 MiB", how)]
+        return [compare(spec.name, what, text, value, "x 1000 MiB", how)]
     capacity, full = effective_capacities(spec, CONDENSED), all_scales(spec)
     unit = thousands(1, spec, batch)
     claims = [_two_class(spec, f"AMS-KV, batch {batch}", text, "x 1000 MiB", lambda tokens: tokens * unit)]
@@ -196,7 +159,7 @@ def _ams_row(spec: ModelSpec, method: str, batch: int, text: str, saving: str | 
             f"AMS-KV, batch {batch}",
             "20 layers at C_max, 16 stuck with scales 1 to 7; not in the text",
         )
-        claims.append(_claim(spec.name, what, text, tokens * unit, "x 1000 MiB", how, "under one reading"))
+        claims.append(compare(spec.name, what, text, tokens * unit, "x 1000 MiB", how, "under one reading"))
     return claims
 
 
@@ -228,7 +191,7 @@ def _text_claims(specs: Specs) -> list[Claim]:
         held = two_class_tokens(spec, spec.layers // 6, capacity)
         value = 100 * (1 - held / all_scales(spec))
         how = f"a sixth of the layers at {capacity[1]}, the others at {capacity[0]} tokens, a scale less than C_min"
-        claims.append(_claim(spec.name, "abstract, saving", printed, value, "%", how, "under one reading"))
+        claims.append(compare(spec.name, "abstract, saving", printed, value, "%", how, "under one reading"))
     if "infinity_2b" in specs:
         spec, rows = specs["infinity_2b"], text["infinity_2b"]
         full, less = (Decimal(str(row.cells["memory GB"])) for row in rows)
@@ -239,19 +202,5 @@ def _text_claims(specs: Specs) -> list[Claim]:
         claims.append(Claim(spec.name, "memory saved", saved, f"{value:.3f} GiB", "under one reading", how))
         share = float(100 * (full - less) / full)
         what, how = "memory saved, share", f"({full} - {less}) / {full}; the text's own numbers disagree"
-        claims.append(_claim(spec.name, what, str(rows[1].cells["saving %"]), share, "%", how))
+        claims.append(compare(spec.name, what, str(rows[1].cells["saving %"]), share, "%", how))
     return claims
-
-
-def _claim(
-    model: str, what: str, text: str, value: float, unit: str, how: str, agreeing: Verdict = "reproduced"
-) -> Claim:
-    way = prints_as(value, text)
-    ours = f"{value:.{_digits(text) + 1}f} {unit}"
-    if way == "cut off":
-        how += "; printed cut off, not rounded"
-    return Claim(model, what, f"{text} {unit}", ours, agreeing if way else "not derivable", how)
-
-
-def _digits(text: str) -> int:
-    return len(text.partition(".")[2])

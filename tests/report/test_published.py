@@ -10,7 +10,8 @@ from kvbench.eval.protocol.scores import Metric
 from kvbench.methods.ams_kv import effective_capacities
 from kvbench.report import beside_published as summary
 from kvbench.report import paper_memory, published
-from kvbench.report.paper_memory import Claim, behind, implied_layers, prints_as, thousands
+from kvbench.report.claims import Claim, behind, prints_as
+from kvbench.report.paper_memory import implied_layers, thousands
 from kvbench.report.tables import Row, format_cell
 from kvbench.runs.results import Results
 from tests.support.results import LPIPS, PSNR, made_up
@@ -79,6 +80,9 @@ def texts(row: Row) -> dict[str, str]:
         ("ams_kv_table7", "var_d30", {"method.condensed": "1"}, "recall", "0.57"),
         ("ams_kv_table8", "var_d30", {"method": "ams_kv"}, "fid_adm[landscape]", "57.49"),
         ("ams_kv_table9", "var_d30", {"method": "sta"}, "ssim", "0.496"),
+        ("headkv_table2", "llamagen_xl", {"method": "linear_ar", "budget": "0.132"}, "is", "282.91"),
+        ("headkv_table3", "llamagen_xl", {"method": "rkv", "budget": "0.175"}, "fid_adm", "2.77"),
+        ("headkv_table4", "llamagen_xl", {"method": "headkv", "budget": "0.175"}, "memory GB", "12.34"),
     ],
 )
 def test_cells_are_those_that_were_printed(
@@ -99,6 +103,7 @@ def test_tables_have_every_row() -> None:
     assert counts["heatkv_table1"] == counts["heatkv_table2"] == counts["heatkv_table4"] == [16, 16]
     assert [counts[f"heatkv_table3{part}"] for part in "abc"] == [[4], [6], [3]]
     assert [sum(counts[f"ams_kv_table{i}"]) for i in range(1, 10)] == [4, 2, 8, 2, 4, 10, 4, 2, 3]
+    assert [sum(counts[f"headkv_table{i}"]) for i in (2, 3, 4)] == [7, 11, 5]
 
 
 def test_models_of_a_table_share_its_rows() -> None:

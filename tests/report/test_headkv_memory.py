@@ -1,0 +1,47 @@
+"""HeadKV's tables: budgets that belong to their rows, and what of Table 4's memory follows from shapes."""
+
+import pytest
+
+from kvbench.core.budget import Budget
+from kvbench.core.segments import ModelSpec, next_token
+from kvbench.report import headkv_memory, paper_memory, published
+from tests.support.results import made_up
+
+XL = ModelSpec("llamagen_xl", 36, 20, 64, next_token(1, [24] * 23 + [23]))
+
+
+@pytest.mark.parametrize(("tokens", "row"), [(145, "0.262"), (97, "0.175"), (73, "0.132")])
+def test_budgets_are_image_tokens_and_the_class(tokens: int, row: str) -> None:
+    """1/4, 1/6 and 1/8 of 576, and one more, of the tokens that are cached before the last row."""
+    run = made_up("headkv", float(Budget.parse(tokens, XL).fraction), {}, tokens=553, config={})
+    for name in ("headkv_table2", "headkv_table3", "headkv_table4"):
+        table = published.find(name)
+        printed = {where["budget"][0] for where in table.rows()}
+        found = [where["budget"] for where in table.rows() if table.matches(where, run)]
+        assert found == [(row,)] * (row in printed)
+    [less] = [one for one in published.find("headkv_table2").models[XL.name] if one.where == {
+        "method": ("headkv",), "budget": (row,)
+    }]  # fmt: skip
+    assert headkv_memory.image_tokens(XL, less) == tokens - 1
+
+
+def test_shapes_give_what_another_budget_saves() -> None:
+    claims = {claim.what: claim for claim in paper_memory.TABLES["headkv_table4"]({XL.name: XL})}
+    # A token is 128 prompts x 2 branches x 36 layers x 20 heads x 64 channels x 2 x 2 bytes.
+    assert headkv_memory.token_gb(XL) == 128 * 2 * 36 * 20 * 64 * 4 / 1e9
+    reproduced = {what: claim.ours for what, claim in claims.items() if claim.verdict == "reproduced"}
+    assert reproduced == {
+        "linear_ar, 144 tokens to 96": "2.265 GB",
+        "linear_ar, 144 tokens, saving": "56.119 %",
+        "headkv, 144 tokens, saving": "56.856 %",
+        "linear_ar, 96 tokens, saving": "62.784 %",
+        "headkv, 96 tokens, saving": "63.610 %",
+    }
+    assert claims["full"].ours == "cache 27.18 GB"
+    assert claims["linear_ar, 144 tokens, saved"].printed == "33.91 - 14.88 = 19.03 GB"
+    assert claims["linear_ar, 144 tokens, saved"].ours == "20.38 GB"
+    assert "18.98 GiB" in claims["linear_ar, 144 tokens, saved"].how
+    shares = [claims[f"{tokens} tokens, headkv below linear_ar"].ours for tokens in (144, 96)]
+    assert shares == ["5.5 % local heads", "12.4 % local heads"]
+    assert len(claims) == 13
+    assert headkv_memory.headkv_table4({}) == []
