@@ -13,7 +13,7 @@ from kvbench.engine.cache import KVCache
 from kvbench.methods.base import Method, View
 from kvbench.methods.h2o import H2O
 from kvbench.methods.rkv import RKV, measure_redundancy
-from kvbench.methods.select import average_attention, choose_best, smooth
+from kvbench.methods.select import average_attention, choose_best, score_line, smooth
 from kvbench.methods.snapkv import SnapKV
 from kvbench.methods.streaming_llm import StreamingLLM
 from tests.support.engine import listening, prepared, run, same_best
@@ -192,3 +192,34 @@ def test_h2o_per_query_is_observed_attention(segments: tuple[Segment, ...]) -> N
     torch.testing.assert_close(method.seen[-1], g["observed.score"].flatten(0, 1), rtol=1e-5, atol=1e-7)
     for row, wanted in zip(choose_best(method.seen[-1], 38), g["observed.kept"].flatten(0, 1), strict=True):
         assert row.nonzero().squeeze(1).tolist() == sorted(wanted.tolist())
+
+
+@dataclass
+class Lines(Method):
+    """Keeps everything and remembers what the segment's last queries give to slots."""
+
+    window: int | None
+    seen: list[Tensor] = field(default_factory=list)
+
+    def keep(self, view: View) -> None:
+        """Scores only."""
+        self.seen.append(score_line(view, "prob", self.window))
+
+
+def test_a_line_of_one_query_is_tova() -> None:
+    k, q = kvpress()
+    method = Lines(1)
+    kept_after(method, next_token(5, [40, 51, 1]), k, q, k.shape[2])
+    every_head = method.seen[-1].unflatten(0, (2, HEADS)).mean(1)  # TOVA has the mean over all heads
+    expected = golden("kvpress_scores")["tova.score"]
+    for head in range(HEADS):  # which always keeps the last token
+        torch.testing.assert_close(every_head[:, :-1], expected[:, head, :-1], rtol=1e-5, atol=1e-7)
+
+
+def test_a_line_of_all_queries_is_observed_attention() -> None:
+    k, q = kvpress()
+    method, tokens = Lines(None), k.shape[2]
+    kept_after(method, next_token(tokens, [1]), k, q, tokens)
+    saw = tokens - torch.arange(tokens)  # kvpress divides by the queries that saw a token, a line by all
+    expected = golden("kvpress_scores")["observed.score"].flatten(0, 1) * saw / tokens
+    torch.testing.assert_close(method.seen[-1], expected, rtol=1e-5, atol=1e-7)
