@@ -122,7 +122,7 @@ class HeadKV(Method):
 
     def _find_local(self, view: View) -> Tensor:
         """Return which heads are local, bool [sequences, heads]: nothing has left yet, so all rows are equally long."""
-        received = view.mass(torch.tensor([view.at.length - 1]))
+        received = view.mass(torch.arange(view.at.length - 1, view.at.length))
         short = received.flip(1).cumsum(1) < self.threshold
         window = self._recent if self.local_window is None else self.local_window
         local = (short.sum(1) + 1 < window).view(view.sequences, view.heads)

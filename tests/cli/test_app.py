@@ -223,6 +223,14 @@ def test_calibrate_writes_an_order_file_that_heatkv_reads(command: Command, tmp_
             "error: method.orders=nowhere.json: cannot be read",
         ),
         (["task=plan", "method=ams_kv"], "error: task=plan: how much AMSKV holds depends on the images"),
+        (
+            ["model=llamagen_xl", "method=scalekv", "prompts=imagenet", "eval=none"],
+            "error: method: ScaleKV is for next-scale models and llamagen_xl is a next-token model; take one of the",
+        ),
+        (
+            ["method=linear_ar"],
+            "error: method: LineAR is for next-token models and infinity_tiny is a next-scale",
+        ),
         (["model=infinity_2b"], "error: model.sources.transformer: weights missing"),
         (["prompts=file", "prompts.path=nowhere.txt"], "error: prompts.path=nowhere.txt: cannot be read"),
         (["task=report"], "error: runs_dir=runs: holds no finished runs"),
@@ -326,6 +334,29 @@ def test_plan_of_a_class_conditional_model(command: Command) -> None:
     assert status == 0
     assert "var_d30: tokens one sequence holds" in out
     assert "381600" in out  # 30 layers, 30 heads, 424 tokens before the last scale
+
+
+@pytest.mark.parametrize(
+    ("model", "family", "there", "others"),
+    [
+        (
+            "llamagen_xl",
+            "token",
+            {"headkv", "heatkv", "linear_ar"},
+            {"ams_kv", "hack", "scale_groups", "scalekv"},
+        ),
+        ("var_d30", "scale", {"ams_kv", "hack", "heatkv", "scalekv"}, {"headkv", "linear_ar"}),
+    ],
+)
+def test_a_plan_lists_the_methods_for_the_model(
+    command: Command, model: str, family: str, there: set[str], others: set[str]
+) -> None:
+    status, out, _ = command("task=plan", f"model={model}", "method=full")
+    assert status == 0
+    line = out.split(f"methods for {model}, a next-{family} model: ")[1]
+    listed = {name.strip() for name in line.split(",")}
+    assert there <= listed
+    assert not others & listed
 
 
 def test_configuration_is_shown(command: Command) -> None:
