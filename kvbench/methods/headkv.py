@@ -121,9 +121,10 @@ class HeadKV(Method):
         return self._choose(view, rooms.flatten() - arriving, self._local[view.layer].flatten())
 
     def _find_local(self, view: View) -> Tensor:
-        """Return which heads are local, bool [sequences, heads]: nothing has left yet, so all rows are equally long."""
+        """Return which heads are local, bool [sequences, heads]."""
         received = view.mass(torch.arange(view.at.length - 1, view.at.length))
-        short = received.flip(1).cumsum(1) < self.threshold
+        # Rows of padded prompts are shorter: a slot that a row has not is no token to walk over.
+        short = (received.flip(1).cumsum(1) < self.threshold) & (view.position >= 0).flip(1)
         window = self._recent if self.local_window is None else self.local_window
         local = (short.sum(1) + 1 < window).view(view.sequences, view.heads)
         if self.len_rows == "per_row":

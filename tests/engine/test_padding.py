@@ -20,7 +20,9 @@ from kvbench.methods.base import Method, Observer, View
 from kvbench.methods.full import Full
 from kvbench.methods.h2o import H2O
 from kvbench.methods.hack import ColumnVariance
+from kvbench.methods.headkv import HeadKV
 from kvbench.methods.heatkv.scores import AttentionByScale
+from kvbench.methods.linear_ar import LineAR
 from kvbench.methods.random import Random
 from kvbench.methods.rkv import RKV
 from kvbench.methods.scalekv import AttentionSelectivity
@@ -138,6 +140,9 @@ SCORED = [
     SnapKV(window=2, queries="last", pool="avg", softmax="prefix", group="max", kernel=3),
     RKV(window=2, queries="last", kernel=3),
     H2O(sinks=1),
+    LineAR(sinks=1, recent=1),
+    HeadKV(sinks=1, recent=1, threshold=0.8, local_window=8),
+    HeadKV(sinks=1, recent=1, threshold=0.8, local_window=8, match_mean=False),
 ]
 PADDING = [0, 3, 1, 4]
 

@@ -23,7 +23,7 @@ from kvbench.models.llamagen.model import LlamaGenModel
 from kvbench.models.noise import PromptNoise
 from kvbench.models.weights import Source, WeightsError
 from tests.support.engine import prepared
-from tests.support.places import ROOT
+from tests.support.methods import methods_for
 from tests.support.reference import OneStream
 from tests.support.reference_llamagen import CONFIGS, TINY_VQ, golden, official_state
 
@@ -175,11 +175,7 @@ def test_settings_that_do_not_go_together_are_refused() -> None:
         replace(one, weights="files", sources={})
 
 
-METHODS = [
-    path.stem
-    for path in sorted((ROOT / "conf" / "method").glob("*.yaml"))
-    if "next-token" in instantiate(composed(*SMALL, f"method={path.stem}").method).families
-]
+METHODS = methods_for("next-token")
 
 
 def ready(name: str, one: LlamaGenModel, budget: str) -> Method:
