@@ -4,7 +4,7 @@ Tokens of a segment that is not full yet lie in the room behind every row (`kern
 its own keys and values and reads the rest where it lies. What a segment's steps share is prepared once (`open_rows`).
 """
 
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,58 +12,85 @@ from torch.nn import functional as F
 
 from kvbench.kernels.layout import Layout, room_slots, view_group
 
-WORTH_COPYING = 4
-"""Rows of unequal length are read together, masked, until they are so many times as long as the longest of them."""
+Arrangement = Literal["together", "grouped", "padded"]
+"""How torch's attention reads rows of unequal length (HeadKV, arXiv:2605.20600, section 4, compares the like).
+
+`together`: every row reads all slots under a mask. `grouped`: rows of one length at a time. `padded`: a copy in which
+all rows are as long as the longest, under a mask.
+"""
+WORTH_GROUPING = 4
+"""Rows are read group by group where that many have the same length on average: it takes a call for each length."""
+WORTH_COPYING = 12
+"""Other rows are read together until they are so many times as long as the longest of them; then a copy is worth it."""
 
 
 class OpenRows(NamedTuple):
     """A layer's storage while the steps of a segment fill the room behind its rows.
 
     Attributes:
-        keys: flat storage [batch, capacity, D]; outside CUDA, where all rows are equally long, a view of it [batch,
-            rows, length + room, D].
+        keys: flat storage [batch, capacity, D].
         values: storage of the values, shaped like `keys`.
         layout: where rows lie in the flat storage.
-        ends: int64 [rows], the slot behind each row; None for views.
+        groups: keys and values of the rows of each length, views [batch, rows, length + room, D], in the layout's
+            order; empty if rows are read together, padded, or by the kernel.
+        ends: int64 [rows], the slot behind each row; None where all rows are one group.
         ages: how far slots lie behind a row's first free one, and never as far as 0 for what does not belong to the
-            row: int64 [rows, capacity] if rows are read together, [rows, 1, width] if they are padded; None for views
-            and on CUDA.
+            row: int64 [rows, capacity] if rows are read together, [rows, 1, width] if they are padded, else None.
         slots: int64 [rows x width], the slots of rows that are padded to the longest; None otherwise.
     """
 
     keys: Tensor
     values: Tensor
     layout: Layout
+    groups: tuple[tuple[Tensor, Tensor], ...] = ()
     ends: Tensor | None = None
     ages: Tensor | None = None
     slots: Tensor | None = None
 
 
-def open_rows(keys: Tensor, values: Tensor, layout: Layout) -> OpenRows:
-    """Prepare flat storage [batch, capacity, D], finite in every slot, for the steps of a segment."""
-    if layout.uniform and not keys.is_cuda:
-        (group,) = layout.groups
-        keys, values = (view_group(storage, group, group.room) for storage in (keys, values))
-        return OpenRows(keys, values, layout)
-    ends = layout.offsets + layout.lengths
-    if keys.is_cuda:
-        return OpenRows(keys, values, layout, ends)
-    if layout.total <= WORTH_COPYING * layout.longest:
-        slot = torch.arange(layout.capacity)
+def open_rows(
+    keys: Tensor, values: Tensor, layout: Layout, arrangement: Arrangement | None = None
+) -> OpenRows:
+    """Prepare flat storage [batch, capacity, D], finite in every slot, for the steps of a segment.
+
+    Args:
+        keys: stored keys.
+        values: stored values.
+        layout: where rows lie in both.
+        arrangement: how torch reads rows of unequal length; None for what is fastest: on CUDA a kernel that needs no
+            arrangement, elsewhere what the number of lengths says (`benchmarks/layouts.py`).
+    """
+    ends, device = layout.offsets + layout.lengths, keys.device
+    if arrangement is None and keys.is_cuda:
+        return OpenRows(keys, values, layout, ends=ends)
+    chosen = arrangement or _choose(layout)
+    if layout.uniform or chosen == "grouped":
+        groups = tuple(
+            (view_group(keys, group, group.room), view_group(values, group, group.room))
+            for group in layout.groups
+        )
+        return OpenRows(keys, values, layout, groups, None if layout.uniform else ends)
+    if chosen == "together":
+        slot = torch.arange(layout.capacity, device=device)
         own = (slot >= layout.offsets[:, None]) & (slot < ends[:, None] + layout.room)
         ages = (slot - ends[:, None]).masked_fill_(~own, layout.capacity)
-        return OpenRows(keys, values, layout, ends, ages)
-    place = torch.arange(layout.longest + layout.room)
+        return OpenRows(keys, values, layout, ends=ends, ages=ages)
+    place = torch.arange(layout.longest + layout.room, device=device)
     slots = (layout.offsets[:, None] + place).clamp_(max=layout.capacity - 1).flatten()
     ages = (place - layout.lengths[:, None])[:, None]
-    return OpenRows(keys, values, layout, ends, ages, slots)
+    return OpenRows(keys, values, layout, ends=ends, ages=ages, slots=slots)
+
+
+def _choose(layout: Layout) -> Arrangement:
+    if WORTH_GROUPING * len(layout.groups) <= len(layout.counts):
+        return "grouped"
+    return "together" if layout.total <= WORTH_COPYING * layout.longest else "padded"
 
 
 def step_attention(q: Tensor, k: Tensor, v: Tensor, rows: OpenRows, filled: int, scale: float) -> Tensor:
     """Put new tokens into the room behind every row, and let each attend to all that comes before it and to itself.
 
-    On CUDA one kernel reads rows of any length where they lie. Elsewhere torch's fused kernel does: equally long rows
-    as they are, a few others together under a mask, many others from a padded copy.
+    On CUDA one kernel reads rows of any length where they lie; elsewhere torch's attention does, as arranged.
 
     Args:
         q: [batch, rows, queries, D]; with grouped queries the heads of one KV head lie behind each other in `queries`:
@@ -77,7 +104,7 @@ def step_attention(q: Tensor, k: Tensor, v: Tensor, rows: OpenRows, filled: int,
     Returns:
         [batch, rows, queries, D] in q's dtype.
     """
-    if q.is_cuda:
+    if q.is_cuda and not rows.groups and rows.ages is None:
         from kvbench.kernels.triton.ragged_attention import ragged_attention_triton
 
         before = rows.layout._replace(lengths=rows.layout.lengths + filled)
@@ -86,36 +113,54 @@ def step_attention(q: Tensor, k: Tensor, v: Tensor, rows: OpenRows, filled: int,
         return out
     _write(k, v, rows, filled)
     tokens = k.shape[2]
+    if rows.groups:
+        return _attend_groups(q, rows, filled, tokens, scale)
+    assert rows.ages is not None
     last: int | Tensor = filled  # how far each query sees beyond the row's end
     if tokens > 1:
-        last = filled + torch.arange(q.shape[2]) % tokens
-    keys, values = rows.keys, rows.values
-    if rows.ages is None:
-        end = rows.layout.longest + filled + tokens
-        keys, values = keys.narrow(2, 0, end), values.narrow(2, 0, end)
-        seen = None if isinstance(last, int) else torch.arange(end) <= rows.layout.longest + last[:, None]
-    elif rows.slots is None:
+        last = filled + torch.arange(q.shape[2], device=q.device) % tokens
+    if rows.slots is None:
         # Queries take the place of heads, rows that of queries: all read the one row of keys there is.
         seen = rows.ages <= (last if isinstance(last, int) else last[:, None, None])
         q = q.transpose(1, 2)
-        keys, values = (x[:, None].expand(-1, q.shape[1], -1, -1) for x in (keys, values))
-    else:
-        seen = rows.ages <= (last if isinstance(last, int) else last[:, None])
-        shape = (len(rows.layout.counts), -1)
-        keys, values = (x.index_select(1, rows.slots).unflatten(1, shape) for x in (keys, values))
+        keys, values = (x[:, None].expand(-1, q.shape[1], -1, -1) for x in (rows.keys, rows.values))
+        return _attend(q, keys, values, seen, scale).transpose(1, 2)
+    seen = rows.ages <= (last if isinstance(last, int) else last[:, None])
+    shape = (len(rows.layout.counts), -1)
+    keys, values = (x.index_select(1, rows.slots).unflatten(1, shape) for x in (rows.keys, rows.values))
+    return _attend(q, keys, values, seen, scale)
+
+
+def _attend_groups(q: Tensor, rows: OpenRows, filled: int, tokens: int, scale: float) -> Tensor:
+    """Attend with the rows of each length by themselves; arguments as of `step_attention`, after `tokens` new ones."""
+    layout = rows.layout
+    parts = [q]
+    if len(rows.groups) > 1:
+        parts = list(q.index_select(1, layout.order).split([group.size for group in layout.groups], 1))
+    found = []
+    for part, (keys, values), group in zip(parts, rows.groups, layout.groups, strict=True):
+        end, seen = group.length + filled + tokens, None
+        if tokens > 1:
+            last = group.length + filled + torch.arange(q.shape[2], device=q.device) % tokens
+            seen = torch.arange(end, device=q.device) <= last[:, None]
+        found.append(_attend(part, keys.narrow(2, 0, end), values.narrow(2, 0, end), seen, scale))
+    return found[0] if len(found) == 1 else torch.cat(found, 1).index_select(1, layout.places)
+
+
+def _attend(q: Tensor, keys: Tensor, values: Tensor, seen: Tensor | None, scale: float) -> Tensor:
     if keys.dtype != q.dtype:
         keys, values = keys.to(q.dtype), values.to(q.dtype)
-    out = F.scaled_dot_product_attention(q, keys, values, attn_mask=seen, scale=scale)
-    return out.transpose(1, 2) if rows.ages is not None and rows.slots is None else out
+    return F.scaled_dot_product_attention(q, keys, values, attn_mask=seen, scale=scale)
 
 
 def _write(k: Tensor, v: Tensor, rows: OpenRows, filled: int) -> None:
     """Write new tokens behind the `filled` ones in the room of every row."""
     tokens = k.shape[2]
     if rows.ends is None:
+        ((keys, values),) = rows.groups
         start = rows.layout.longest + filled
-        rows.keys.narrow(2, start, tokens).copy_(k)
-        rows.values.narrow(2, start, tokens).copy_(v)
+        keys.narrow(2, start, tokens).copy_(k)
+        values.narrow(2, start, tokens).copy_(v)
         return
     slots = rows.ends + filled if tokens == 1 else room_slots(rows.layout, filled, filled + tokens).flatten()
     for storage, new in ((rows.keys, k), (rows.values, v)):

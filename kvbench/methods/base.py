@@ -185,8 +185,9 @@ class Method:
         """Return the most slots that a row of this layer holds once segment `at` is over; None where data decides.
 
         Every row then holds this many slots, or all that it has seen where those are fewer: `keep` sees to it. Padding
-        in front of a prompt counts as held (`View.padding`). One number is for all KV heads, a tuple has one for each. Storage and `task=plan` know from it how long rows become;
-        a static method need not say, since they ask its `keep` beforehand.
+        in front of a prompt counts as held (`View.padding`). One number is for all KV heads, a tuple has one for each.
+        Storage and `task=plan` know from it how long rows become; a static method need not say, since they ask its
+        `keep` beforehand.
         """
         return None
 
