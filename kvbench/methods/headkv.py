@@ -12,6 +12,7 @@ from kvbench.methods.base import Artifact, Method, View
 from kvbench.methods.select import (
     Decider,
     LineAttention,
+    cap_recent,
     check_room,
     choose_best,
     find_sinks,
@@ -40,9 +41,10 @@ class HeadKV(Method):
     `group_at` or than B / T, which it may never exceed; the paper caches more until then. The condition counts in B, as
     all that is cached does: B / T = 97 tokens are the paper's 96 (1/6 of LlamaGen's 576) and the class. A buffer of
     several lines counts in B too, and the last of these lines alone has queries that score. How many queries score and
-    the local window's size are not given: a line, and as much as is recent. Of an odd number of tokens the newer part
-    loses one more, and what one part lacks, the other loses. Nothing is said of guidance: a head is local if it is in
-    both branches of a prompt. Eq. 6 has no softmax, Eq. 1 and LineAR, which it follows, have; both are options.
+    the local window's size are not given: a line, and as much as is recent. Recent lines have at most two thirds of the
+    room behind the condition, which are the paper's two lines at its smallest budget. Of an odd number of tokens the
+    newer part loses one more, and what one part lacks, the other loses. Nothing is said of guidance: a head is local if
+    it is in both branches of a prompt. Eq. 6 has no softmax, Eq. 1 and LineAR, which it follows, have; both are options.
 
     Attributes:
         sinks: leading segments, the condition; lines are the segments behind them.
@@ -169,7 +171,7 @@ class HeadKV(Method):
             local: bool [rows], rows that keep no history.
         """
         spare = room - self._condition
-        recent = torch.where(local, spare, spare.clamp(max=self._recent))
+        recent = torch.where(local, spare, cap_recent(spare).clamp(max=self._recent))
         exists = view.position >= 0
         history = exists & ~find_sinks(view, self.sinks) & (view.position < view.at.end - recent[:, None])
         size = history.sum(1)

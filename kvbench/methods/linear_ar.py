@@ -10,7 +10,7 @@ from kvbench.core.budget import Budget
 from kvbench.core.segments import Family, ModelSpec
 from kvbench.methods.base import View
 from kvbench.methods.scored import Scored
-from kvbench.methods.select import LineAttention, score_line
+from kvbench.methods.select import LineAttention, cap_recent, score_line
 
 
 @dataclass(kw_only=True)
@@ -24,9 +24,9 @@ class LineAR(Scored):
 
     Differs from the paper in: its code is not released and its summary gives neither the numbers of lines nor the
     score's softmax, so these are options; HeadKV's defaults stand for two recent lines. The condition counts in B, as
-    all that is cached does: B / T = 97 tokens are the paper's 96 (1/6 of LlamaGen's 576) and the class. Where
-    there is little room, recent lines come first, and anchors have at most half of what these leave, so that some is
-    left for the middle.
+    all that is cached does: B / T = 97 tokens are the paper's 96 (1/6 of LlamaGen's 576) and the class. Where there is
+    little room, recent lines have at most two thirds of it (both lines at 72 tokens, 1/8 of LlamaGen's 576) and anchors
+    at most half of what these leave, so that some is left for the middle.
 
     Attributes:
         sinks: leading segments, the condition; lines are the segments behind them.
@@ -64,7 +64,7 @@ class LineAR(Scored):
         condition = self.spec.leading_tokens(self.sinks)
         room = self.least_room(view) - condition
         newest = self.spec.segments[max(self.sinks, view.at.index - self.recent + 1)]
-        recent = min(view.at.end - newest.start, room)
+        recent = min(view.at.end - newest.start, cap_recent(room))
         lines = min(self.sinks + self.anchors, len(self.spec.segments))
         anchors = self.spec.leading_tokens(lines) - condition
         return condition, min(anchors, (room - recent) // 2), recent

@@ -1,6 +1,6 @@
 """What methods that score tokens share: windows of queries, smoothing, the best slots of every row."""
 
-from typing import Literal
+from typing import Literal, TypeVar
 
 import torch
 from torch import Tensor
@@ -10,6 +10,7 @@ from kvbench.core.budget import Budget, InfeasibleBudget
 from kvbench.core.segments import ModelSpec, Segment
 from kvbench.methods.base import View
 
+Room = TypeVar("Room", int, Tensor)
 Window = Literal["grid", "last", "uniform"]
 Pool = Literal["max", "avg"]
 Decider = Literal["per_row", "mean", "conditional"]
@@ -208,6 +209,11 @@ def spread_room(room: int | tuple[int, ...], view: View) -> int | Tensor:
 def has_room(view: View, room: int) -> bool:
     """Return whether every row surely has room for all of its slots; nothing is read from the device to know it."""
     return view.padding is None and view.position.shape[1] <= room
+
+
+def cap_recent(room: Room) -> Room:
+    """Return the most of a room behind the condition that newest lines have, two thirds, of a number or of each row."""
+    return 2 * room // 3
 
 
 USUAL_WINDOW = 16

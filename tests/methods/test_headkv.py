@@ -79,7 +79,7 @@ def compress(
     spare = room - CONDITION
     if local:
         return condition + [token for token in image if token >= end - spare]
-    newest = min(given_settings["recent"] * LINE, spare)
+    newest = min(given_settings["recent"] * LINE, spare * 2 // 3)
     recent = [token for token in image if token >= end - newest]
     history = [token for token in image if token < end - newest]
     leaving = max(0, len(held) - room)

@@ -40,7 +40,8 @@ def lines_kept(
         held = held + line
         if len(held) > least:
             newest = [token for row in image[max(0, number + 1 - recent) : number + 1] for token in row]
-            newest = newest[-(least - len(condition)) :] if least > len(condition) else []
+            most = (least - len(condition)) * 2 // 3
+            newest = newest[-most:] if most else []
             half = (least - len(condition) - len(newest)) // 2
             first = [token for row in image[:anchors] for token in row][:half]
             queries = line[-given_settings["window"] :] if given_settings["window"] else line
@@ -101,10 +102,10 @@ def test_the_condition_stays_and_the_budget_holds(budget: object, rows: Any, see
 
 
 @pytest.mark.parametrize(
-    ("budget", "regions"), [(145, (1, 24, 48)), (97, (1, 24, 48)), (73, (1, 12, 48)), (40, (1, 0, 39))]
+    ("budget", "regions"), [(145, (1, 24, 48)), (97, (1, 24, 48)), (73, (1, 12, 48)), (40, (1, 6, 26))]
 )
 def test_regions_at_the_budgets_of_llamagen(budget: int, regions: tuple[int, int, int]) -> None:
-    """576 tokens in lines of 24 under 1/4, 1/6 and 1/8 of them: anchors shrink before recent lines do."""
+    """576 tokens in lines of 24 under 1/4, 1/6 and 1/8 of them: anchors shrink, then recent lines too."""
     spec = ModelSpec("llamagen_xl", 1, 1, D, next_token(1, [24] * 23 + [23]), logit_scale=D**-0.5)
     method = prepared(LineAR(sinks=1), spec, budget)
     seen = listening(method)
