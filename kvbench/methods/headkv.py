@@ -44,7 +44,7 @@ class HeadKV(Method):
     the local window's size are not given: a line, and as much as is recent. Recent lines have at most two thirds of the
     room behind the condition, which are the paper's two lines at its smallest budget. Of an odd number of tokens the
     newer part loses one more, and what one part lacks, the other loses. Nothing is said of guidance: a head is local if
-    it is in both branches of a prompt. Eq. 6 has no softmax, Eq. 1 and LineAR, which it follows, have; both are options.
+    it is in both branches of a prompt. Eq. 6 has no softmax; Eq. 1 and LineAR, which it follows, have one: an option.
 
     Attributes:
         sinks: leading segments, the condition; lines are the segments behind them.
