@@ -106,6 +106,12 @@ class ModelSpec:
         """How the model makes an image; causal segments are made token by token."""
         return "next-token" if self.segments[-1].causal else "next-scale"
 
+    @property
+    def drawn_tokens(self) -> int:
+        """Tokens of an image: those of all scales, or, after a prompt, those fed back and the last one, which is not."""
+        last = self.segments[-1].end
+        return last if self.family == "next-scale" else last - self.segments[0].end + 1
+
     def leading_tokens(self, scales: int) -> int:
         """Tokens of the first so many scales, per head."""
         return self.ends[scales - 1] if scales else 0

@@ -145,7 +145,17 @@ class Bench:
                 elif repeat >= settings.warmup:
                     seconds[name].append(elapsed)
         return {
-            name: None if name in failed else _summarise(values, batch) for name, values in seconds.items()
+            name: None if name in failed else self._summarise(values, batch)
+            for name, values in seconds.items()
+        }
+
+    def _summarise(self, seconds: list[float], batch: int) -> Row:
+        low, median, high = (float(np.quantile(seconds, share)) for share in (0.1, 0.5, 0.9))
+        return {
+            "latency": {"median": median, "p10": low, "p90": high, "seconds": seconds},
+            "seconds_per_image": median / batch,
+            "images_per_second": batch / median,
+            "tokens_per_second": batch * self._job.model.spec.drawn_tokens / median,
         }
 
     def _measure_phases(self, contestants: list[Contestant], batch: int) -> dict[str, Row | None]:
@@ -180,15 +190,6 @@ def find_largest(fits: Callable[[int], bool], known: int, limit: int = LARGEST) 
         else:
             bad = middle
     return good
-
-
-def _summarise(seconds: list[float], batch: int) -> Row:
-    low, median, high = (float(np.quantile(seconds, share)) for share in (0.1, 0.5, 0.9))
-    return {
-        "latency": {"median": median, "p10": low, "p90": high, "seconds": seconds},
-        "seconds_per_image": median / batch,
-        "images_per_second": batch / median,
-    }
 
 
 def _compare(row: Row, full: Row) -> float | None:

@@ -53,11 +53,11 @@ def show_profile(console: Console, found: Found) -> None:
 
 def tabulate_latencies(title: str, rows: Sequence[Found]) -> Table:
     """Return the table of latencies, a line per batch size and cache."""
-    names = ("batch", "cache", "ms/batch", "p10", "p90", "ms/image", "images/s", "x full", "first, ms")
+    names = ("batch", "cache", "ms/batch", "p10", "p90", "ms/image", "images/s", "tokens/s", "x full", "first, ms")
     table = _make_table(title, names)
     for row in rows:
         if row["status"] != "ok":
-            table.add_row(str(row["batch"]), escape(row["cache"]), row["status"], *[""] * 6)
+            table.add_row(str(row["batch"]), escape(row["cache"]), row["status"], *[""] * 7)
             continue
         latency, ratio = row["latency"], row["ratio_to_full"]
         table.add_row(
@@ -66,6 +66,7 @@ def tabulate_latencies(title: str, rows: Sequence[Found]) -> Table:
             *(f"{1e3 * latency[name]:.1f}" for name in ("median", "p10", "p90")),
             f"{1e3 * row['seconds_per_image']:.2f}",
             f"{row['images_per_second']:.2f}",
+            f"{row['tokens_per_second']:.0f}",
             "" if ratio is None else f"{ratio:.3f}",
             f"{1e3 * row['first_seconds']:.0f}",
         )

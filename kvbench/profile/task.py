@@ -13,7 +13,8 @@ What is written to `<runs_dir>/profile/<model>-<method>-<budget>-<hash>.json` (s
       status                `ok`, `out of memory`, or `left out` because a smaller batch was out of memory
       first_seconds         the first generation: tables of the schedule are made, kernels are compiled
       latency               {median, p10, p90, seconds[]} of one batch
-      seconds_per_image, images_per_second, ratio_to_full (of medians; null without the full cache)
+      seconds_per_image, images_per_second, tokens_per_second, ratio_to_full (of medians; null without the full cache);
+                            tokens are those of the images, without prompts and without a branch that guides
       kv                    {peak_tokens, peak_bytes, rebuild_bytes, transient_bytes, state_bytes} out of the ledger,
                             full_bytes and budget_bytes of such a batch, peak_of_full, peak_of_budget
       allocator             {before_bytes, peak_bytes} on a GPU, before a generation and at its worst instant; else null

@@ -174,6 +174,7 @@ def test_latencies_are_of_the_timed_rounds_and_in_turns(tmp_path: Path) -> None:
     assert mine["latency"]["p10"] == pytest.approx(30.2)
     assert mine["seconds_per_image"] == 3.1
     assert mine["images_per_second"] == pytest.approx(10 / 31)
+    assert mine["tokens_per_second"] == pytest.approx(10 * sum(job.model.spec.lengths) / 31)  # of all scales
     assert mine["ratio_to_full"] == pytest.approx(31 / 40)
     assert full["ratio_to_full"] == 1
     for row, total in ((mine, 30), (full, 40)):
