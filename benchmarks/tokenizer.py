@@ -1,19 +1,22 @@
-"""What the shipped tokenizer preserves: PSNR of unseen scenes decoded from their first scales.
+"""What the shipped tokenizers preserve: PSNR of unseen scenes, decoded from their first scales or from all tokens.
 
-python benchmarks/tokenizer.py [--scenes 256]
+python benchmarks/tokenizer.py [--model infinity_tiny | llamagen_tiny] [--scenes 256]
 """
 
 import argparse
+from collections.abc import Iterator
 
 import torch
 from build import built, composed
 from torch import Tensor
 
 from kvbench.models import weights
+from kvbench.models.infinity.model import InfinityModel
 from kvbench.models.infinity.tokenizer import BSQ
-from kvbench.scenes.grammar import pool
-from kvbench.training.bits import straight_through_sums
-from kvbench.training.tokenizer import to_signed
+from kvbench.models.llamagen.model import LlamaGenModel
+from kvbench.models.llamagen.tokenizer import VQ
+from kvbench.training.next_scale.bits import straight_through_sums
+from kvbench.training.scenes import draw_scenes, to_signed
 
 SEED = 1
 """Of the scenes; training's is 0."""
@@ -25,16 +28,10 @@ def psnr(decoded: Tensor, images: Tensor) -> float:
     return float((10 * torch.log10(4 / error)).mean())
 
 
-@torch.inference_mode()
-def main() -> None:
-    """Prints one line per scale."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--scenes", type=int, default=256)
-    options = parser.parse_args()
-    model = built(composed()["model"])
+def decode_scales(model: InfinityModel, images: Tensor) -> Iterator[tuple[str, Tensor]]:
+    """Yield what is decoded of all scales up to each, with its name."""
     bsq = BSQ(model.tokenizer).eval()
-    weights.load_into(bsq, model.source("tokenizer"), weights.clean_tokenizer)
-    images = to_signed(torch.from_numpy(pool(options.scenes, SEED)[0]))
+    weights.load_into(bsq, model.sources["tokenizer"], weights.clean_tokenizer)
     sizes = [(s.height, s.width) for s in model.spec.segments]
     never = torch.zeros(len(images))
     sums, _ = straight_through_sums(
@@ -42,7 +39,29 @@ def main() -> None:
     )
     for segment, summed in zip(model.spec.segments, sums, strict=True):
         share = f"{segment.height} x {segment.width}"
-        print(f"up to scale {segment.index} ({share:7s}): {psnr(bsq.decoder(summed), images):5.1f} dB")
+        yield f"up to scale {segment.index} ({share:7s})", bsq.decoder(summed)
+
+
+def decode_tokens(model: LlamaGenModel, images: Tensor) -> Iterator[tuple[str, Tensor]]:
+    """Yield what is decoded of all tokens, with a name that says how many codes occur."""
+    vq = VQ(model.tokenizer).eval()
+    weights.load_into(vq, model.sources["tokenizer"], weights.clean_vqgan)
+    tokens = vq.encode(vq.latents(images))
+    yield f"{len(tokens.unique())} of {model.tokenizer.codes} codes", vq.decode(vq.codes(tokens))
+
+
+@torch.inference_mode()
+def main() -> None:
+    """Prints one line per scale, or one."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", default="infinity_tiny", choices=("infinity_tiny", "llamagen_tiny"))
+    parser.add_argument("--scenes", type=int, default=256)
+    options = parser.parse_args()
+    model = built(composed([f"model={options.model}"])["model"])
+    images = to_signed(draw_scenes(options.scenes, SEED, 1)[0])
+    decode = decode_scales if isinstance(model, InfinityModel) else decode_tokens
+    for name, decoded in decode(model, images):
+        print(f"{name}: {psnr(decoded, images):5.1f} dB")
 
 
 if __name__ == "__main__":
