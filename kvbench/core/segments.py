@@ -108,7 +108,7 @@ class ModelSpec:
 
     @property
     def drawn_tokens(self) -> int:
-        """Tokens of an image: those of all scales, or, after a prompt, those fed back and the last one, which is not."""
+        """Tokens of an image: those of all scales, or, after a prompt, those fed back and the last, which is not."""
         last = self.segments[-1].end
         return last if self.family == "next-scale" else last - self.segments[0].end + 1
 

@@ -53,7 +53,18 @@ def show_profile(console: Console, found: Found) -> None:
 
 def tabulate_latencies(title: str, rows: Sequence[Found]) -> Table:
     """Return the table of latencies, a line per batch size and cache."""
-    names = ("batch", "cache", "ms/batch", "p10", "p90", "ms/image", "images/s", "tokens/s", "x full", "first, ms")
+    names = (
+        "batch",
+        "cache",
+        "ms/batch",
+        "p10",
+        "p90",
+        "ms/image",
+        "images/s",
+        "tokens/s",
+        "x full",
+        "first, ms",
+    )
     table = _make_table(title, names)
     for row in rows:
         if row["status"] != "ok":

@@ -6,6 +6,7 @@ are 10^9 bytes, which the difference between LineAR's budgets confirms.
 """
 
 from decimal import Decimal
+from fractions import Fraction
 from itertools import pairwise
 
 from kvbench.core.segments import ModelSpec
@@ -48,8 +49,8 @@ def token_gb(spec: ModelSpec) -> float:
 
 
 def image_tokens(spec: ModelSpec, row: PublishedRow) -> int:
-    """Image tokens that a row's budget gives every head; `budget` counts the class as well."""
-    return round(float(row.where["budget"][0]) * spec.cached_length) - spec.lengths[0]
+    """Image tokens that a row's budget, a share of the image, gives every head."""
+    return int(Fraction(row.where["budget"][0]) * spec.drawn_tokens)
 
 
 def _memory(row: PublishedRow) -> Decimal:

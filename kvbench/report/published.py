@@ -50,6 +50,7 @@ class PublishedTable:
         fixed: settings that all rows share.
         also: metrics of ours that are shown although the paper lacks them.
         figure: plot that belongs to it.
+        budgets: by model, what a row's budget is of all that the model caches, where the paper counts otherwise.
     """
 
     name: str
@@ -62,6 +63,7 @@ class PublishedTable:
     fixed: Mapping[str, str] = field(default_factory=dict)
     also: tuple[str, ...] = ()
     figure: str | None = None
+    budgets: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
     def labels(self, models: Sequence[str]) -> tuple[str, ...]:
         """Return the published columns to show beside runs of `models`: theirs if the paper has all, else every one."""
@@ -81,8 +83,13 @@ class PublishedTable:
     def matches(self, where: Mapping[str, tuple[str, ...]], run: Results) -> bool:
         """Tell whether a run has a row's settings and those that all rows share."""
         wanted = {**{key: (value,) for key, value in self.fixed.items()}, **where}
+        shares = self.budgets.get(run.model, {})
         return all(
-            any(_agrees(key, find_setting(run, key), v) for v in values) for key, values in wanted.items()
+            any(
+                _agrees(key, find_setting(run, key), shares.get(v, v) if key == "budget" else v)
+                for v in values
+            )
+            for key, values in wanted.items()
         )
 
 
@@ -150,7 +157,7 @@ def _parse_table(name: str, node: object) -> PublishedTable:
         raise ConfigError(f"published.yaml: {name}: must be a mapping")
     needed = ("source", "title", "data", "keys", "metrics", "models")
     missing = [key for key in needed if not node.get(key)]
-    unknown = [key for key in node if key not in (*needed, "fixed", "also", "figure")]
+    unknown = [key for key in node if key not in (*needed, "fixed", "also", "figure", "budgets")]
     if missing or unknown:
         raise ConfigError(f"published.yaml: {name}: missing {missing}, unknown {unknown}")
     if node.get("figure") not in (None, *FIGURES):
@@ -171,6 +178,7 @@ def _parse_table(name: str, node: object) -> PublishedTable:
         fixed=dict(node.get("fixed", {})),
         also=tuple(node.get("also", ())),
         figure=node.get("figure"),
+        budgets=dict(node.get("budgets", {})),
         **{key: str(node[key]) for key in ("source", "title", "data")},
     )
 

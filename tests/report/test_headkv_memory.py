@@ -1,6 +1,10 @@
 """HeadKV's tables: budgets that belong to their rows, and what of Table 4's memory follows from shapes."""
 
+from fractions import Fraction
+
+import hydra
 import pytest
+from hydra.utils import instantiate
 
 from kvbench.core.budget import Budget
 from kvbench.core.segments import ModelSpec, next_token
@@ -10,10 +14,11 @@ from tests.support.results import made_up
 XL = ModelSpec("llamagen_xl", 36, 20, 64, next_token(1, [24] * 23 + [23]))
 
 
-@pytest.mark.parametrize(("tokens", "row"), [(145, "0.262"), (97, "0.175"), (73, "0.132")])
+@pytest.mark.parametrize(("tokens", "row"), [(145, "1/4"), (97, "1/6"), (73, "1/8")])
 def test_budgets_are_image_tokens_and_the_class(tokens: int, row: str) -> None:
     """1/4, 1/6 and 1/8 of 576, and one more, of the tokens that are cached before the last row."""
-    run = made_up("headkv", float(Budget.parse(tokens, XL).fraction), {}, tokens=553, config={})
+    config = {"model": {"name": XL.name}}
+    run = made_up("headkv", float(Budget.parse(tokens, XL).fraction), {}, tokens=553, config=config)
     for name in ("headkv_table2", "headkv_table3", "headkv_table4"):
         table = published.find(name)
         printed = {where["budget"][0] for where in table.rows()}
@@ -23,6 +28,15 @@ def test_budgets_are_image_tokens_and_the_class(tokens: int, row: str) -> None:
         "method": ("headkv",), "budget": (row,)
     }]  # fmt: skip
     assert headkv_memory.image_tokens(XL, less) == tokens - 1
+
+
+@pytest.mark.parametrize("name", published.find("headkv_table1").budgets)
+def test_budgets_of_every_model_follow_from_its_shapes(name: str) -> None:
+    with hydra.initialize_config_module("kvbench.conf", version_base="1.3"):
+        spec = instantiate(hydra.compose("config", overrides=[f"model={name}"]).model).spec
+    for share, printed in published.find("headkv_table1").budgets[name].items():
+        tokens = int(Fraction(share) * spec.drawn_tokens) + spec.lengths[0]
+        assert float(printed) == pytest.approx(tokens / spec.cached_length, abs=5e-5)
 
 
 def test_shapes_give_what_another_budget_saves() -> None:
