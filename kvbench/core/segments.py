@@ -69,6 +69,18 @@ def next_token(prompt: int, rows: Sequence[int]) -> tuple[Segment, ...]:
     return tuple(segments)
 
 
+def next_token_image(prompt: int, tokens: int, chunk: int) -> tuple[Segment, ...]:
+    """Return the segments of a model that draws so many tokens after a prompt, a method being asked after each chunk.
+
+    The last token is drawn and never fed back, so that the last segment lacks it.
+
+    >>> [segment.length for segment in next_token_image(5, 12, 4)]
+    [5, 4, 4, 3]
+    """
+    whole, rest = divmod(tokens - 1, chunk)
+    return next_token(prompt, [chunk] * whole + [rest] * (rest > 0))
+
+
 @dataclass(frozen=True)
 class ModelSpec:
     """What a cache and a method need to know of a model: shapes alone, no weights.
@@ -81,6 +93,7 @@ class ModelSpec:
         segments: the generation schedule, K segments.
         branches: sequences per prompt (2 with classifier-free guidance).
         logit_scale: factor on q k^T (1 for Infinity, whose queries carry a learned scale).
+        equal_branches: both branches of a prompt hold tokens of the same positions.
     """
 
     name: str
@@ -90,6 +103,7 @@ class ModelSpec:
     segments: tuple[Segment, ...]
     branches: int = 2
     logit_scale: float = 1.0
+    equal_branches: bool = True
 
     @cached_property
     def lengths(self) -> tuple[int, ...]:

@@ -6,6 +6,7 @@ inside convolutions and norms (`norm1.weight`); `kvbench.models.weights` adds it
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -29,7 +30,8 @@ class NetworkConfig:
         stem: pixel-unshuffle factor before the first and pixel-shuffle factor after the last convolution.
         mixers: token-mixing blocks in the middle of encoder and decoder; they need a fixed `grid`.
         grid: latent (H, W), only with mixers.
-        attention: attention after every block of the lowest resolution and once in the middle.
+        attention: where there is attention: nowhere, once in the `middle`, or there and after every block of the
+            `lowest` resolution.
     """
 
     latents: int
@@ -40,7 +42,7 @@ class NetworkConfig:
     stem: int = 1
     mixers: int = 0
     grid: Size = (0, 0)
-    attention: bool = False
+    attention: Literal["none", "middle", "lowest"] = "none"
 
     @property
     def patch(self) -> int:
@@ -127,7 +129,7 @@ class _Middle(nn.Module):
         self.block_1, self.block_2 = ResBlock(channels, channels), ResBlock(channels, channels)
         positions = config.grid[0] * config.grid[1]
         self.mixers = nn.ModuleList(Mixer(channels, positions) for _ in range(config.mixers))
-        if config.attention:
+        if config.attention != "none":
             self.attn_1 = Attention(channels)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -192,7 +194,7 @@ class Encoder(nn.Module):
                 width,
                 config.blocks,
                 "downsample" if i < last else None,
-                config.attention and i == last,
+                config.attention == "lowest" and i == last,
             )
             for i, (before, width) in enumerate(zip((config.base, *widths[:-1]), widths, strict=True))
         )
@@ -225,7 +227,7 @@ class Decoder(nn.Module):
                 width,
                 config.blocks + 1,
                 "upsample" if i else None,
-                config.attention and i == last,
+                config.attention == "lowest" and i == last,
             )
             for i, (width, before) in enumerate(zip(widths, (*widths[1:], widths[-1]), strict=True))
         )

@@ -6,6 +6,7 @@ statistics of the norms, the rotation and the logits, which are float32 (the off
 """
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -31,7 +32,9 @@ class DecoderConfig:
         vocabulary: tokens there are.
         grid: rows and columns of the image that ends the sequence, whose tokens turn with both; None: tokens turn with
             their position.
-        qk_norm: queries and keys are normalised, each head by itself, before they turn.
+        qk_norm: how queries and keys are normalised, each head by itself, before they turn: not at all, by `rms`
+            (`RMSNorm`, one weight for all heads), or by `layer` (`HeadNorm`, weights and biases of every head).
+        norm_after: the norms of attention and feed-forward are behind them instead of before.
         eps: of the norms.
         rope_base: of the rotary frequencies.
     """
@@ -44,7 +47,8 @@ class DecoderConfig:
     hidden: int
     vocabulary: int
     grid: tuple[int, int] | None = None
-    qk_norm: bool = False
+    qk_norm: Literal["none", "rms", "layer"] = "none"
+    norm_after: bool = False
     eps: float = 1e-5
     rope_base: float = 10000.0
 
@@ -58,6 +62,15 @@ class DecoderConfig:
         even = 2 if self.grid is None else 4
         if self.head_dim % even:
             raise ValueError(f"model.transformer.head_dim={self.head_dim}: must be a multiple of {even}")
+
+    def count_layer_bytes(self, tokens: int) -> int:
+        """Return the most bytes that a layer works on at once on a GPU, in 16-bit numbers, for that many tokens."""
+        number, single = 2, 4
+        joint = (self.heads + 2 * self.kv_heads) * self.head_dim
+        # As projected, normalised in float32 by `layer`, turned in float32, and rounded again.
+        attention = joint * (2 * number + single * (2 if self.qk_norm == "layer" else 1))
+        stream = self.width * (2 * number + single)  # the stream, its norm, and the norm in float32
+        return tokens * (stream + max(attention, 3 * number * self.hidden))
 
     def rotations(self, length: int) -> Tensor:
         """Return the rotations of a sequence of `length` tokens, complex64 [length, head_dim/2].
@@ -84,6 +97,30 @@ class RMSNorm(nn.Module):
         return F.rms_norm(x.float(), x.shape[-1:], eps=self.eps).to(x.dtype) * self.weight
 
 
+class HeadNorm(nn.Module):
+    """Layer norm of every head by itself, whose result stays in float32: it is rotated before it is rounded.
+
+    Weight and bias [heads x head_dim] are rows of the projection, as it were.
+    """
+
+    def __init__(self, heads: int, head_dim: int, eps: float) -> None:
+        super().__init__()
+        self.eps = eps
+        self.weight = nn.Parameter(torch.ones(heads * head_dim))
+        self.bias = nn.Parameter(torch.zeros(heads * head_dim))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalise [..., heads, head_dim] over the channels: float32."""
+        weight, bias = (p.float().view(x.shape[-2:]) for p in (self.weight, self.bias))
+        return F.layer_norm(x.float(), x.shape[-1:], eps=self.eps) * weight + bias
+
+
+def _make_head_norm(config: DecoderConfig, heads: int) -> nn.Module:
+    if config.qk_norm == "rms":
+        return RMSNorm(config.head_dim, config.eps)
+    return HeadNorm(heads, config.head_dim, config.eps)
+
+
 class GroupedAttention(nn.Module):
     """Causal self-attention with one joint projection, rotation, and norms of queries and keys if there are any."""
 
@@ -93,8 +130,9 @@ class GroupedAttention(nn.Module):
         joint = (config.heads + 2 * config.kv_heads) * config.head_dim
         self.wqkv = nn.Linear(config.width, joint, bias=False)
         self.wo = nn.Linear(config.heads * config.head_dim, config.width, bias=False)
-        if config.qk_norm:
-            self.q_norm, self.k_norm = (RMSNorm(config.head_dim, config.eps) for _ in range(2))
+        if config.qk_norm != "none":
+            both = (config.heads, config.kv_heads)
+            self.q_norm, self.k_norm = (_make_head_norm(config, heads) for heads in both)
 
     def forward(self, x: Tensor, layer: int, rotation: Tensor, attend: Attend) -> Tensor:
         """Attend from every current token; arguments are those of a block, x [B, tokens, width] is normalised."""
@@ -102,9 +140,9 @@ class GroupedAttention(nn.Module):
         joint = linear(x, self.wqkv.weight, None).unflatten(-1, (-1, config.head_dim))
         projected, k, v = joint.split((config.heads, config.kv_heads, config.kv_heads), 2)
         q = projected
-        if config.qk_norm:
+        if config.qk_norm != "none":
             q, k = self.q_norm(q), self.k_norm(k)
-        q, k = (rotate(one, rotation).transpose(1, 2) for one in (q, k))
+        q, k = (rotate(one, rotation).to(x.dtype).transpose(1, 2) for one in (q, k))
         out = attend(layer, q, k, v.transpose(1, 2), lambda: projected.transpose(1, 2))
         return linear(out.transpose(1, 2).flatten(2), self.wo.weight, None)
 
@@ -124,10 +162,11 @@ class SwiGLU(nn.Module):
 
 
 class DecoderBlock(nn.Module):
-    """Attention and feed-forward, each behind its norm, added to the stream."""
+    """Attention and feed-forward, each with a norm before it or behind it, added to the stream."""
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
+        self.norm_after = config.norm_after
         self.attention, self.feed_forward = GroupedAttention(config), SwiGLU(config.width, config.hidden)
         self.attention_norm, self.ffn_norm = (RMSNorm(config.width, config.eps) for _ in range(2))
 
@@ -140,6 +179,9 @@ class DecoderBlock(nn.Module):
             rotation: of the current tokens, complex64 [tokens, head_dim/2].
             attend: what is attended to (`kvbench.models.layers.Attend`).
         """
+        if self.norm_after:
+            x = x + self.attention_norm(self.attention(x, layer, rotation, attend))
+            return x + self.ffn_norm(self.feed_forward(x))
         x = x + self.attention(self.attention_norm(x), layer, rotation, attend)
         return x + self.feed_forward(self.ffn_norm(x))
 
@@ -173,6 +215,10 @@ class Decoder(nn.Module):
         for layer, block in enumerate(self.layers):
             x = block(x, layer, rotation, attend)
         return x
+
+    def rotations(self, length: int) -> Tensor:
+        """Return the config's rotations of `length` tokens, complex64 [length, head_dim/2] beside the weights."""
+        return self.config.rotations(length).to(self.norm.weight.device)
 
     def embed(self, tokens: Tensor) -> Tensor:
         """Embed drawn tokens int64 [...] as [..., width]."""

@@ -35,7 +35,7 @@ class Source:
     Attributes:
         key: config key, for messages.
         path: local file or folder (`pkg://package/inside/it` for one that ships with a package); wins over the Hub.
-        repo: Hub id.
+        repo: Hub id, None where only a local copy will do.
         file: file or folder inside the repository, None for all of it.
         revision: commit of the repository; a branch name is refused, since it may change.
     """
@@ -57,10 +57,11 @@ class Source:
             if not path.exists():
                 raise WeightsError(f"{self.key}.path={self.path}: does not exist")
             return path
-        if self.revision is None or not re.fullmatch(r"[0-9a-f]{40}", self.revision):
+        if self.repo is None or self.revision is None or not re.fullmatch(r"[0-9a-f]{40}", self.revision):
+            hub = f", or the commit (40 hex digits) of {self.repo} to download with {self.key}.revision=..."
             raise WeightsError(
-                f"{self.key}: weights missing. Give a local copy of {self.file} with {self.key}.path=..., "
-                f"or the commit (40 hex digits) of {self.repo} to download with {self.key}.revision=..."
+                f"{self.key}: weights missing. Give a local copy of {self.file} with {self.key}.path=..."
+                + (hub if self.repo else "")
             )
         return self._download()
 
@@ -153,12 +154,12 @@ def clean_decoder(raw: Mapping[str, object]) -> State:
 
 
 def clean_vqgan(raw: Mapping[str, object]) -> State:
-    """Return the state of LlamaGen's tokenizer under the names of `kvbench.models.autoencoder`.
+    """Return the state of a VQGAN (LlamaGen's, Chameleon's) under the names of `kvbench.models.autoencoder`.
 
-    Official files count the decoder's levels from the lowest resolution, and keep the projections of an attention
-    apart; statistics of code use are left out.
+    Files keep the projections of an attention apart, and LlamaGen's count the decoder's levels from the lowest
+    resolution; statistics of code use are left out.
     """
-    inner = raw.get("model", raw)
+    inner = next((raw[key] for key in ("model", "state_dict") if key in raw), raw)
     assert isinstance(inner, Mapping)
     state = {k: v for k, v in inner.items() if isinstance(v, Tensor) and not k.endswith("codebook_used")}
     for name in [name for name in state if re.search(r"\.q\.(weight|bias)$", name)]:

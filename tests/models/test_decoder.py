@@ -12,7 +12,7 @@ from kvbench.core.segments import ModelSpec, next_token
 from kvbench.engine.cache import KVCache
 from kvbench.methods.full import Full
 from kvbench.models.base import Cache
-from kvbench.models.decoder import Decoder, DecoderConfig, RMSNorm
+from kvbench.models.decoder import Decoder, DecoderConfig, HeadNorm, RMSNorm
 from kvbench.models.rotary import rotate, rotate_grid, rotate_line
 from kvbench.models.weights import build_on_meta, fill_random
 from tests.support.engine import prepared
@@ -21,7 +21,9 @@ from tests.support.reference_llamagen import PlainCache, golden, slow_decoder
 LINE = DecoderConfig(depth=2, width=24, heads=4, kv_heads=2, head_dim=8, hidden=40, vocabulary=11)
 CONFIGS = {
     "line": LINE,
-    "line, normalised": replace(LINE, qk_norm=True, rope_base=500.0),
+    "line, normalised": replace(LINE, qk_norm="rms", rope_base=500.0),
+    "line, centred": replace(LINE, qk_norm="layer"),
+    "line, norms behind": replace(LINE, qk_norm="layer", norm_after=True),
     "grid": replace(LINE, grid=(3, 4), kv_heads=4),
     "grid, shared heads": replace(LINE, grid=(4, 3), kv_heads=1, head_dim=12),
 }
@@ -35,8 +37,10 @@ def decoder(config: DecoderConfig) -> Decoder:
     fill_random(model)
     generator = torch.Generator().manual_seed(1)
     for module in model.modules():
-        if isinstance(module, RMSNorm):
+        if isinstance(module, RMSNorm | HeadNorm):
             module.weight.data = 1 + 0.3 * torch.randn(module.weight.shape, generator=generator)
+        if isinstance(module, HeadNorm):
+            module.bias.data = 0.3 * torch.randn(module.bias.shape, generator=generator)
     return model.requires_grad_(False)
 
 
@@ -84,7 +88,8 @@ def test_queries_as_projected_are_told(config: DecoderConfig) -> None:
     [(q, plain)] = seen
     first = model.layers[0]
     weight = first.attention.wqkv.weight[: config.heads * config.head_dim]
-    expected = (first.attention_norm(x) @ weight.T).unflatten(-1, (config.heads, -1)).transpose(1, 2)
+    normed = x if config.norm_after else first.attention_norm(x)
+    expected = (normed @ weight.T).unflatten(-1, (config.heads, -1)).transpose(1, 2)
     assert plain.shape == q.shape
     torch.testing.assert_close(plain, expected)
 

@@ -83,7 +83,11 @@ def slow_decoder(state: Mapping[str, Tensor], config: DecoderConfig, x: Tensor) 
     x, weights = x.double(), {name: tensor.double() for name, tensor in state.items()}
     before = x.shape[1] - math.prod(config.grid or (0,))
     for i in range(config.depth):
-        h = slow_norm(x, weights[f"layers.{i}.attention_norm.weight"], config.eps)
+        first, second = (
+            partial(slow_norm, weight=weights[f"layers.{i}.{name}.weight"], eps=config.eps)
+            for name in ("attention_norm", "ffn_norm")
+        )
+        h = x if config.norm_after else first(x)
         heads = (h @ weights[f"layers.{i}.attention.wqkv.weight"].T).unflatten(-1, (-1, config.head_dim))
         out = torch.zeros(*x.shape[:2], config.heads, config.head_dim, dtype=torch.float64)
         for head in range(config.heads):
@@ -92,22 +96,37 @@ def slow_decoder(state: Mapping[str, Tensor], config: DecoderConfig, x: Tensor) 
                 heads[:, :, one]
                 for one in (head, config.heads + group, config.heads + config.kv_heads + group)
             )
-            if config.qk_norm:
+            if config.qk_norm == "layer":
+                q = slow_head_norm(q, weights, f"layers.{i}.attention.q_norm", head, config)
+                k = slow_head_norm(k, weights, f"layers.{i}.attention.k_norm", group, config)
+            elif config.qk_norm == "rms":
                 q = slow_norm(q, weights[f"layers.{i}.attention.q_norm.weight"], config.eps)
                 k = slow_norm(k, weights[f"layers.{i}.attention.k_norm.weight"], config.eps)
             q, k = (slow_turn(one, config, before) for one in (q, k))
             for token in range(x.shape[1]):
                 scores = (k[:, : token + 1] @ q[:, token, :, None])[..., 0] / math.sqrt(config.head_dim)
                 out[:, token, head] = (scores.softmax(-1)[:, None] @ v[:, : token + 1])[:, 0]
-        x = x + out.flatten(2) @ weights[f"layers.{i}.attention.wo.weight"].T
-        h = slow_norm(x, weights[f"layers.{i}.ffn_norm.weight"], config.eps)
+        attended = out.flatten(2) @ weights[f"layers.{i}.attention.wo.weight"].T
+        x = x + (first(attended) if config.norm_after else attended)
+        h = x if config.norm_after else second(x)
         gate, up = (h @ weights[f"layers.{i}.feed_forward.{name}.weight"].T for name in ("w1", "w3"))
-        x = x + (gate * gate.sigmoid() * up) @ weights[f"layers.{i}.feed_forward.w2.weight"].T
+        fed = (gate * gate.sigmoid() * up) @ weights[f"layers.{i}.feed_forward.w2.weight"].T
+        x = x + (second(fed) if config.norm_after else fed)
     return slow_norm(x, weights["norm.weight"], config.eps) @ weights["output.weight"].T
 
 
 def slow_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return x / (x.square().mean(-1, keepdim=True) + eps).sqrt() * weight
+
+
+def slow_head_norm(
+    x: Tensor, weights: Mapping[str, Tensor], name: str, head: int, config: DecoderConfig
+) -> Tensor:
+    """Layer norm of one head."""
+    own = slice(head * config.head_dim, (head + 1) * config.head_dim)
+    x = x - x.mean(-1, keepdim=True)
+    scaled = x / (x.square().mean(-1, keepdim=True) + config.eps).sqrt()
+    return scaled * weights[f"{name}.weight"][own] + weights[f"{name}.bias"][own]
 
 
 def slow_turn(x: Tensor, config: DecoderConfig, before: int) -> Tensor:

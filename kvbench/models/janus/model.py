@@ -13,12 +13,13 @@ from kvbench.core.segments import ModelSpec
 from kvbench.models.autoencoder import count_decoding_bytes, decode_pixels
 from kvbench.models.base import Cache, Calls, compute_dtype, require_positive
 from kvbench.models.janus.files import clean_janus
-from kvbench.models.janus.prompt import HashedTokens, Tokenizer, check_lengths, lay_out, read_tokenizer
+from kvbench.models.janus.prompt import HashedTokens, Tokenizer, lay_out, read_tokenizer
 from kvbench.models.janus.transformer import Janus, JanusConfig
 from kvbench.models.llamagen.loop import generate
 from kvbench.models.llamagen.sampling import LlamaGenSampling
 from kvbench.models.llamagen.tokenizer import VQ, VQConfig
 from kvbench.models.noise import Noise
+from kvbench.models.tokens import check_lengths
 from kvbench.models.weights import Source, build_on_meta, check_sources, fill
 
 
@@ -89,15 +90,10 @@ class JanusModel:
 
         That is in a layer over the prompts, while a token is drawn, or in the decoder.
         """
-        config, number, single = self.transformer, 2, 4
-        rows = prompts * self.sampling.branches * self.prompt_tokens
-        joint = (config.heads + 2 * config.kv_heads) * config.head_dim
-        attention = joint * (2 * number + single)  # as projected, turned in float32, and rounded again
-        stream = config.width * (2 * number + single)  # the stream, its norm, and the norm in float32
-        draw = 6 * single * prompts * self.sampling.branches * config.codes
+        config, sequences = self.transformer, prompts * self.sampling.branches
         return max(
-            rows * (stream + max(attention, 3 * number * config.hidden)),
-            draw,
+            config.count_layer_bytes(sequences * self.prompt_tokens),
+            6 * 4 * sequences * config.codes,
             count_decoding_bytes(self.tokenizer.networks, prompts, config.tokens),
         )
 

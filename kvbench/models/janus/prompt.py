@@ -4,11 +4,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-import torch
 from torch import Tensor
 
-from kvbench.core.files import hash_content, hash_path
-from kvbench.models.weights import Source, WeightsError
+from kvbench.core.files import hash_content
+from kvbench.models import tokens
+from kvbench.models.tokens import check_lengths, find_token, open_tokenizer, pad_front
+from kvbench.models.weights import Source
 
 BEGIN, IMAGE, PAD = "<｜begin▁of▁sentence｜>", "<begin_of_image>", "<｜▁pad▁｜>"  # noqa: RUF001
 
@@ -45,9 +46,6 @@ def chat(prompt: str) -> str:
 class JanusTokenizer:
     """The byte-level tokenizer of a `tokenizer.json`.
 
-    It is read by `tokenizers` itself: of the classes of transformers one loses every space of such a file, and the
-    other does not begin a text with the token that the model was trained with.
-
     Args:
         path: the file.
 
@@ -57,23 +55,12 @@ class JanusTokenizer:
     """
 
     def __init__(self, path: Path) -> None:
-        from tokenizers import Tokenizer as Reader
-
-        try:
-            self._reader = Reader.from_file(str(path))
-        except Exception as error:  # the library raises nothing more particular
-            raise ValueError(str(error)) from None
-        self.marks = Marks(*(self._find(name) for name in (BEGIN, IMAGE, PAD)))
+        self._reader = open_tokenizer(path)
+        self.marks = Marks(*(find_token(self._reader, name) for name in (BEGIN, IMAGE, PAD)))
 
     def encode(self, prompt: str) -> list[int]:
         """Return the tokens of a prompt, from the one that begins the text to the one that begins the image."""
         return [self.marks.begin, *self._reader.encode(chat(prompt), add_special_tokens=False).ids]
-
-    def _find(self, name: str) -> int:
-        number: int | None = self._reader.token_to_id(name)
-        if number is None:
-            raise ValueError(f"it has no token {name}")
-        return number
 
 
 class HashedTokens:
@@ -100,29 +87,7 @@ def read_tokenizer(source: Source) -> tuple[Tokenizer, str]:
     Raises:
         WeightsError: the file is missing or not the model's, or the `text` extra is not installed.
     """
-    path = source.locate()
-    try:
-        return JanusTokenizer(path), hash_path(path)
-    except ImportError:
-        raise WeightsError(f"{source.key}: install the `text` extra, which reads {path.name}") from None
-    except ValueError as error:
-        reason = str(error).splitlines()[0]
-        raise WeightsError(f"{source.key}: {path} is not Janus-Pro's tokenizer.json ({reason})") from None
-
-
-def check_lengths(prompts: Sequence[str], tokenizer: Tokenizer, room: int) -> None:
-    """Make sure that every prompt fits.
-
-    Raises:
-        ValueError: naming the longest one, and the room that it needs.
-    """
-    lengths = [len(tokenizer.encode(prompt)) for prompt in prompts]
-    if max(lengths, default=0) > room:
-        longest = max(range(len(prompts)), key=lengths.__getitem__)
-        raise ValueError(
-            f"prompt {prompts[longest]!r} has {lengths[longest]} tokens: set model.prompt_tokens={lengths[longest]}, "
-            f"which is {room}"
-        )
+    return tokens.read_tokenizer(source, JanusTokenizer, "Janus-Pro")
 
 
 def lay_out(
@@ -150,5 +115,4 @@ def lay_out(
     rows = [tokenizer.encode(prompt) for prompt in prompts]
     if guided:
         rows += [[row[0], *[pad] * (len(row) - 2), row[-1]] for row in rows]
-    padding = [room - len(row) for row in rows]
-    return torch.tensor([[pad] * more + row for more, row in zip(padding, rows, strict=True)]), padding
+    return pad_front(rows, room, pad)

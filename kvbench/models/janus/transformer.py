@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from kvbench.core.segments import Segment, next_token
+from kvbench.core.segments import Segment, next_token_image
 from kvbench.models.base import require_positive
 from kvbench.models.decoder import Decoder, DecoderConfig
 
@@ -41,13 +41,8 @@ class JanusConfig(DecoderConfig):
         return self.image[0] * self.image[1]
 
     def segments(self, prompt: int, chunk: int | None = None) -> tuple[Segment, ...]:
-        """Return a prompt of so many tokens, then the image's tokens in segments of `chunk`, a row if None.
-
-        The last token is drawn and never fed back, so that the last segment lacks it.
-        """
-        size = self.image[1] if chunk is None else chunk
-        whole, rest = divmod(self.tokens - 1, size)
-        return next_token(prompt, [size] * whole + [rest] * (rest > 0))
+        """Return a prompt of so many tokens, then the image's tokens in segments of `chunk`, a row if None."""
+        return next_token_image(prompt, self.tokens, self.image[1] if chunk is None else chunk)
 
 
 class Aligner(nn.Module):

@@ -1,6 +1,7 @@
 """The next-token loop of image models: the condition at once, then one image token after the other."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -23,6 +24,7 @@ def generate(
     sampling: LlamaGenSampling,
     *,
     padding: Sequence[int] | None = None,
+    forbidden: Callable[[int], Tensor] | None = None,
     activations: int = 0,
 ) -> Tensor:
     """Draw the tokens of a batch of images.
@@ -37,6 +39,8 @@ def generate(
         sampling: guidance and truncation.
         padding: tokens in front of each sequence's condition that do not exist; None where all conditions are equally
             long.
+        forbidden: tells of an image token by its number, from 0, which codes it cannot be: bool [codes]; None where
+            each can be any. Noise is drawn for all of them.
         activations: bytes that a GPU's allocator takes as one piece beforehand, for what a layer works on.
 
     Returns:
@@ -45,7 +49,7 @@ def generate(
     Raises:
         NotFinite: logits are not finite.
     """
-    rotation = transformer.config.rotations(segments[-1].end + 1).to(condition.device)
+    rotation = transformer.rotations(segments[-1].end + 1)
     cache.reset(len(condition), padding)
     # After what lives as long as the generation, which would else be cut from the same piece.
     reserve(activations, condition.device)
@@ -57,8 +61,10 @@ def generate(
         for start in range(segment.start, segment.end, x.shape[1]):
             hidden = transformer(x, rotation[start : start + x.shape[1]], cache.attend)
             logits = guide(transformer.logits(hidden[:, -1]), sampling, len(drawn))
-            drawn.append(choose(truncate(logits, sampling), noise))
             sums.append(logits.sum(-1))
+            if forbidden is not None:
+                logits = logits.masked_fill(forbidden(len(drawn)), -math.inf)
+            drawn.append(choose(truncate(logits, sampling), noise))
             x = transformer.embed(drawn[-1]).repeat(sampling.branches, 1)[:, None]
         # Once per segment, since the host waits for a GPU here; a sum is finite only if all its logits are.
         require_finite(torch.stack(sums, 1), segment.index)

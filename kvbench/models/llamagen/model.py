@@ -113,15 +113,10 @@ class LlamaGenModel:
 
         That is in a layer over the condition, while a token is drawn, or in the decoder.
         """
-        config, number, single = self.transformer, 2, 4
-        rows = prompts * self.sampling.branches * config.condition
-        joint = (config.heads + 2 * config.kv_heads) * config.head_dim
-        attention = joint * (2 * number + single)  # as projected, turned in float32, and rounded again
-        stream = config.width * (2 * number + single)  # the stream, its norm, and the norm in float32
-        draw = 6 * single * prompts * self.sampling.branches * config.vocabulary
+        config, sequences = self.transformer, prompts * self.sampling.branches
         return max(
-            rows * (stream + max(attention, 3 * number * config.hidden)),
-            draw,
+            config.count_layer_bytes(sequences * config.condition),
+            6 * 4 * sequences * config.vocabulary,
             count_decoding_bytes(self.tokenizer.networks, prompts, config.tokens),
         )
 

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -26,6 +27,9 @@ class LlamaGenSampling:
     temperature: float = 1.0
     top_k: int = 2000
     top_p: float = 1.0
+
+    temperature_first: ClassVar[bool] = True
+    """Whether top-k sees the logits over the temperature, where rounding may make two of them equal."""
 
     def __post_init__(self) -> None:
         if self.cfg < 1:
@@ -68,10 +72,11 @@ def guide(logits: Tensor, sampling: LlamaGenSampling, token: int) -> Tensor:
 
 def truncate(logits: Tensor, sampling: LlamaGenSampling) -> Tensor:
     """Return logits [prompts, codes] over the temperature, -inf where top-k, and then top-p, forbid a code."""
-    logits = logits / max(sampling.temperature, 1e-5)
+    cooled = logits / max(sampling.temperature, 1e-5)
+    ranked, logits = cooled if sampling.temperature_first else logits, cooled
     if sampling.top_k > 0:
-        least = logits.topk(min(sampling.top_k, logits.shape[-1])).values[..., -1:]
-        logits = logits.masked_fill(logits < least, -math.inf)
+        least = ranked.topk(min(sampling.top_k, ranked.shape[-1])).values[..., -1:]
+        logits = logits.masked_fill(ranked < least, -math.inf)
     if sampling.top_p < 1:
         descending, order = logits.sort(-1, descending=True)
         rare = descending.softmax(-1).cumsum(-1) > sampling.top_p

@@ -33,10 +33,14 @@ class VQConfig:
     def networks(self) -> NetworkConfig:
         """Shape of encoder and decoder."""
         widths = tuple(self.widths)
-        return NetworkConfig(self.latents, widths[0], widths, widths, self.blocks, self.stem, attention=True)
+        return NetworkConfig(
+            self.latents, widths[0], widths, widths, self.blocks, self.stem, attention="lowest"
+        )
 
 
-class _Codebook(nn.Module):
+class Codebook(nn.Module):
+    """The codes, under the name `embedding`."""
+
     def __init__(self, config: VQConfig) -> None:
         super().__init__()
         self.embedding = nn.Embedding(config.codes, config.channels)
@@ -49,7 +53,7 @@ class VQ(nn.Module):
         super().__init__()
         self.patch = config.networks.patch
         self.encoder, self.decoder = Encoder(config.networks), Decoder(config.networks)
-        self.quantize = _Codebook(config)
+        self.quantize = Codebook(config)
         self.quant_conv = nn.Conv2d(config.latents, config.channels, 1)
         self.post_quant_conv = nn.Conv2d(config.channels, config.latents, 1)
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from kvbench.core.segments import Segment, next_token
+from kvbench.core.segments import Segment, next_token_image
 from kvbench.kernels.linear import linear
 from kvbench.models.base import require_positive
 from kvbench.models.decoder import Decoder, DecoderConfig
@@ -62,13 +62,8 @@ class LlamaGenConfig(DecoderConfig):
         return table
 
     def segments(self, chunk: int | None = None) -> tuple[Segment, ...]:
-        """Return the condition, then the image's tokens in segments of `chunk`, a row if None.
-
-        The last token is drawn and never fed back, so that the last segment lacks it.
-        """
-        size = self.grid[1] if chunk is None else chunk
-        whole, rest = divmod(self.tokens - 1, size)
-        return next_token(self.condition, [size] * whole + [rest] * (rest > 0))
+        """Return the condition, then the image's tokens in segments of `chunk`, a row if None."""
+        return next_token_image(self.condition, self.tokens, self.grid[1] if chunk is None else chunk)
 
 
 class ClassEmbedding(nn.Module):

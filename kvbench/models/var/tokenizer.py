@@ -41,7 +41,7 @@ class VQConfig:
     def networks(self) -> NetworkConfig:
         """Shape of encoder and decoder."""
         widths = tuple(self.widths)
-        return NetworkConfig(self.channels, widths[0], widths, widths, self.blocks, attention=True)
+        return NetworkConfig(self.channels, widths[0], widths, widths, self.blocks, attention="lowest")
 
 
 class _Convolutions(nn.Module):

@@ -12,13 +12,15 @@ from kvbench.engine.cache import KVCache
 from kvbench.methods.full import Full
 from kvbench.methods.h2o import H2O
 from kvbench.models.base import Cache
-from kvbench.models.janus.files import clean_janus, pair_neighbours
+from kvbench.models.janus.files import clean_janus
 from kvbench.models.janus.prompt import lay_out
 from kvbench.models.janus.transformer import Janus, JanusConfig
+from kvbench.models.llama_files import pair_neighbours
 from kvbench.models.llamagen.loop import generate
 from kvbench.models.llamagen.sampling import LlamaGenSampling, guide, truncate
 from kvbench.models.noise import PromptNoise
 from kvbench.models.weights import WeightsError, build_on_meta, check
+from tests.support.drawing import Recorded, Silence, close
 from tests.support.engine import prepared
 from tests.support.reference import OneStream
 from tests.support.reference_janus import (
@@ -36,33 +38,6 @@ from tests.support.reference_janus import (
 from tests.support.reference_llamagen import PlainCache
 
 GREEDY = LlamaGenSampling(cfg=5.0, top_k=1)
-
-
-def close(found: Tensor, expected: Tensor, atol: float = 1e-4) -> None:
-    torch.testing.assert_close(found, expected, atol=atol, rtol=0)
-
-
-class Silence:
-    """No noise: the likeliest token is drawn, the first of equals."""
-
-    def draw(self, count: int) -> Tensor:
-        return torch.ones(1, count)
-
-
-class Recorded:
-    """A language model whose logits and hidden states are noted."""
-
-    def __init__(self, model: Janus, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.logits: list[Tensor] = []
-        self.hidden: list[Tensor] = []
-        inner = model.logits
-
-        def logits(x: Tensor) -> Tensor:
-            self.hidden.append(model.norm(x))
-            self.logits.append(inner(x))
-            return self.logits[-1]
-
-        monkeypatch.setattr(model, "logits", logits)
 
 
 def engine(config: JanusConfig, room: int) -> KVCache:

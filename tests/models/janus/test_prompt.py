@@ -11,10 +11,10 @@ from kvbench.models.janus.prompt import (
     PAD,
     HashedTokens,
     chat,
-    check_lengths,
     lay_out,
     read_tokenizer,
 )
+from kvbench.models.tokens import check_lengths
 from kvbench.models.weights import Source, WeightsError
 from tests.support.reference_janus import meta
 

@@ -1,0 +1,47 @@
+"""From the names of files in LLaMA's form, as transformers writes them, to those of `kvbench.models.decoder`."""
+
+import re
+
+import torch
+from torch import Tensor
+
+from kvbench.models.weights import State
+
+RENAMED = {
+    "embed_tokens": "tok_embeddings",
+    "self_attn.o_proj": "attention.wo",
+    "self_attn.q_norm": "attention.q_norm",
+    "self_attn.k_norm": "attention.k_norm",
+    "mlp.gate_proj": "feed_forward.w1",
+    "mlp.up_proj": "feed_forward.w3",
+    "mlp.down_proj": "feed_forward.w2",
+    "post_attention_layernorm": "ffn_norm",
+    "input_layernorm": "attention_norm",
+}
+
+
+def clean_llama(state: State, head_dim: int) -> State:
+    """Return a language model's state under the decoder's names.
+
+    Files pair channel j of a head with j + D/2, and keep its projections apart (`kvbench.models.rotary`).
+
+    Args:
+        state: tensors by the file's names from `layers.` and `embed_tokens.` on.
+        head_dim: channels of a head.
+    """
+    joined = dict(state)
+    for name in [name for name in state if name.endswith("self_attn.q_proj.weight")]:
+        parts = [name.replace("q_proj", f"{part}_proj") for part in "qkv"]
+        if all(part in joined for part in parts):
+            q, k, v = (joined.pop(part) for part in parts)
+            joint = torch.cat((pair_neighbours(q, head_dim), pair_neighbours(k, head_dim), v))
+            joined[name.replace("self_attn.q_proj", "attention.wqkv")] = joint
+    pattern = re.compile("|".join(map(re.escape, RENAMED)))
+    return {pattern.sub(lambda found: RENAMED[found[0]], name): tensor for name, tensor in joined.items()}
+
+
+def pair_neighbours(weight: Tensor, head_dim: int) -> Tensor:
+    """Reorder rows [heads x D, ...] so that a head's channels j and j + D/2 become 2 j and 2 j + 1."""
+    if len(weight) % head_dim:
+        return weight  # of another model: its shape will be refused
+    return weight.unflatten(0, (-1, 2, head_dim // 2)).transpose(1, 2).flatten(0, 2)
