@@ -7,10 +7,13 @@ import pytest
 
 from kvbench.core import budget, segments
 from kvbench.models.infinity import scales
+from kvbench.models.lumina import prompt
 from kvbench.runs import folder
 
 
-@pytest.mark.parametrize("module", [budget, segments, scales, folder], ids=lambda module: module.__name__)
+@pytest.mark.parametrize(
+    "module", [budget, segments, scales, prompt, folder], ids=lambda module: module.__name__
+)
 def test_examples_hold(module: ModuleType) -> None:
     outcome = doctest.testmod(module)
     assert outcome.attempted > 0

@@ -13,6 +13,7 @@ from kvbench.methods.select import (
     USUAL_WINDOW,
     Decider,
     Window,
+    check_decider,
     check_room,
     check_window,
     choose_best,
@@ -49,8 +50,9 @@ class Scored(Method):
         raise NotImplementedError
 
     def check(self, spec: ModelSpec, budget: Budget) -> None:
-        """Refuse sinks that the model has not, and a budget too small for them or for one token a head."""
+        """Refuse sinks and deciders that the model cannot have, and a budget too small for sinks or a token a head."""
         super().check(spec, budget)
+        check_decider(self.rows, spec)
         check_room(spec, budget, self.sinks)
 
     def prepare(self, spec: ModelSpec, budget: Budget, artifact: Artifact | None = None) -> None:

@@ -163,6 +163,18 @@ def unite_branches(scores: Tensor, rows: Decider, branches: int) -> Tensor:
     return shared.repeat(branches, 1)
 
 
+def check_decider(rows: Decider, spec: ModelSpec) -> None:
+    """Refuse a decider for both branches of models whose branches hold tokens of other positions.
+
+    Raises:
+        ValueError: naming the choice that works.
+    """
+    if rows != "per_row" and not spec.equal_branches:
+        raise ValueError(
+            f"method.rows={rows}: the branches of {spec.name} have prompts of unequal length; use method.rows=per_row"
+        )
+
+
 def choose_best(scores: Tensor, room: int | Tensor) -> Tensor:
     """Choose the highest-scored slots of every row, the earlier one on ties; returns bool [rows, slots].
 

@@ -1,0 +1,322 @@
+"""Lumina-mGPT's language model and loop: equal to the official ones, run by run, on the engine, and however padded."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from kvbench.core.segments import ModelSpec, next_token
+from kvbench.engine.cache import KVCache
+from kvbench.methods.full import Full
+from kvbench.methods.h2o import H2O
+from kvbench.methods.hack import HACK
+from kvbench.methods.snapkv import SnapKV
+from kvbench.models.base import Cache
+from kvbench.models.llamagen.loop import generate
+from kvbench.models.llamagen.sampling import guide, truncate
+from kvbench.models.lumina.files import clean_chameleon, clean_lumina
+from kvbench.models.lumina.model import forbid
+from kvbench.models.lumina.prompt import lay_out
+from kvbench.models.lumina.sampling import LuminaSampling
+from kvbench.models.lumina.tokenizer import Chameleon, ChameleonConfig
+from kvbench.models.lumina.transformer import Lumina, LuminaConfig
+from kvbench.models.noise import PromptNoise
+from kvbench.models.rotary import rotate, rotate_line
+from kvbench.models.weights import WeightsError, build_on_meta, check
+from tests.support.drawing import Recorded, Silence, close
+from tests.support.engine import prepared
+from tests.support.reference import OneStream
+from tests.support.reference_llamagen import PlainCache
+from tests.support.reference_lumina import (
+    CONFIGS,
+    TINY_VQ,
+    Numbers,
+    golden,
+    language_model,
+    meta,
+    official_state,
+    prompt_of,
+    published,
+    raw_state,
+    tokenizer,
+)
+
+RUNS = list(meta()["cases"])
+TOKENS = 4 * 7
+GREEDY = LuminaSampling(cfg=4.0, top_k=1)
+
+
+def spec_of(config: LuminaConfig, room: int, branches: int = 2) -> ModelSpec:
+    segments = config.segments(room)
+    return ModelSpec(
+        "tiny",
+        config.depth,
+        config.kv_heads,
+        config.head_dim,
+        segments,
+        branches,
+        config.head_dim**-0.5,
+        equal_branches=branches == 1,
+    )
+
+
+def engine(room: int, branches: int = 2) -> KVCache:
+    spec = spec_of(CONFIGS["lm"], room, branches)
+    return KVCache(spec, prepared(Full(), spec), dtype=torch.float32)
+
+
+def forbidden(token: int) -> Tensor:
+    codes = F.pad(golden()["bpe2img"], (0, 8832 - 8196), value=-1)
+    return forbid(codes, 8803, 7)(token)
+
+
+def draw(
+    model: Lumina, prompts: Sequence[str], room: int, cache: Cache, noise: object, sampling: LuminaSampling
+) -> Tensor:
+    rows, padding = lay_out(prompts, Numbers(), room, guided=sampling.branches > 1)
+    return generate(
+        model,
+        model.embed(rows),
+        model.config.segments(room),
+        cache,
+        noise,
+        sampling,
+        padding=padding,
+        forbidden=forbidden,
+    )
+
+
+def halves_as_pairs(x: Tensor) -> Tensor:
+    """Channels in the order of this project: every score is the same."""
+    return x.unflatten(-1, (2, -1)).transpose(-1, -2).flatten(-2)
+
+
+@pytest.mark.parametrize("plain", [False, True], ids=["engine", "plain loop"])
+@pytest.mark.parametrize("run", RUNS)
+def test_prompts_give_the_official_tokens(run: str, plain: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    given, expected, model = meta()["cases"][run], golden(), language_model()
+    seen = Recorded(model, monkeypatch)
+    prompt, start = prompt_of(run), len(given["forced"])
+    room, greedy = len(prompt.split()), given["mode"] == "greedy"
+    settings = LuminaSampling(given["cfg"], temperature=given["temperature"], top_k=given["image_top_k"])
+    sampling = replace(settings, top_k=1) if greedy else settings
+    noise = Silence() if greedy else OneStream(given["seed"], 1)
+    cache = PlainCache() if plain else engine(room, sampling.branches)
+    tokens = draw(model, [prompt], room, cache, noise, sampling)
+    assert torch.equal(tokens[0], expected[f"{run}.tokens"][start : start + TOKENS])
+    guided = [guide(logits, settings, token) for token, logits in enumerate(seen.logits)]
+    masked = [one.masked_fill(forbidden(token), -math.inf) for token, one in enumerate(guided)]
+    kept = torch.stack([truncate(one, settings).isfinite().sum() for one in masked])
+    assert torch.equal(kept, expected[f"{run}.kept_counts"][start : start + TOKENS])
+    hidden = torch.stack(seen.hidden, 1)
+    for row, branch in enumerate(("cond", "uncond")):
+        if f"{run}.{branch}_hidden" in expected:
+            close(hidden[row], expected[f"{run}.{branch}_hidden"][start : start + TOKENS], 1e-5)
+    for step in (0, 7):
+        if f"{run}.step{step}.raw" in expected:
+            close(seen.logits[step][0], expected[f"{run}.step{step}.raw"])
+            close(guided[step][0], expected[f"{run}.step{step}.cfg"])
+            best = expected[f"{run}.step{step}.topk"]
+            found = truncate(masked[step], settings)[0]
+            assert torch.equal(found.isfinite(), best.isfinite())
+            close(found[found.isfinite()], best[best.isfinite()])
+    if plain and f"{run}.cond.cache_k0" in expected:
+        check_cached(cache.past, run, room)
+    images = tokenizer().decode(tokenizer().codes(golden()["bpe2img"][tokens.view(1, 4, 7)[..., :-1]]))
+    pixels = ((images.clamp(-1, 1) + 1) / 2 * 255).to(torch.uint8).permute(0, 2, 3, 1)
+    assert (pixels[0].int() - expected[f"{run}.image_u8"].int()).abs().max() <= 1
+
+
+def check_cached(past: dict[int, tuple[Tensor, Tensor]], run: str, room: int) -> None:
+    """What was cached is official; the other branch, whose positions begin where its tokens do, has been turned on."""
+    table = rotate_line(room, 8, 10000.0)
+    for row, (branch, padding) in enumerate((("cond", 0), ("uncond", room - 3))):
+        for layer in (0, 1):
+            k, v = (part[row : row + 1, :, padding:] for part in past[layer])
+            count = k.shape[2]
+            close(v, golden()[f"{run}.{branch}.cache_v{layer}"][:, :, :count], 1e-5)
+            turned_back = rotate(k.transpose(1, 2), table[padding : padding + 1].conj()).transpose(1, 2)
+            close(
+                turned_back, halves_as_pairs(golden()[f"{run}.{branch}.cache_k{layer}"][:, :, :count]), 1e-5
+            )
+
+
+@pytest.mark.parametrize("plain", [False, True], ids=["engine", "plain loop"])
+@pytest.mark.parametrize("kind", ["mp2_gqa", "swin"])
+def test_rarer_models_give_the_official_logits(kind: str, plain: bool) -> None:
+    model, config = language_model(kind), CONFIGS[kind]
+    ids, found = golden()[f"{kind}.ids"], []
+    segments = next_token(4, [3, 2])
+    spec = ModelSpec("rare", 2, config.kv_heads, 8, segments, 1, 8**-0.5)
+    cache = PlainCache() if plain else KVCache(spec, prepared(Full(), spec), dtype=torch.float32)
+    cache.reset(len(ids))
+    rotation = model.rotations(9)
+    for segment in segments:
+        cache.begin(segment)
+        size = 1 if segment.index else segment.length
+        for start in range(segment.start, segment.end, size):
+            part = slice(start, start + size)
+            found.append(model.logits(model(model.embed(ids[:, part]), rotation[part], cache.attend)))
+    close(torch.cat(found, 1), golden()[f"{kind}.logits"], 1e-5)
+
+
+@pytest.mark.parametrize("plain", [False, True], ids=["engine", "plain loop"])
+@pytest.mark.parametrize("room", [14, 17])
+def test_prompts_of_unequal_length_are_drawn_as_alone(
+    room: int, plain: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = language_model()
+    seen = Recorded(model, monkeypatch)
+    official = prompt_of("greedy_cfg4")
+    words = official.split()
+    prompts = [" ".join(words[:2] + words[6:]), official, " ".join(words[:5] * 2 + words[6:])]
+    assert [len(prompt.split()) for prompt in prompts] == [6, 10, 14]
+    tokens = draw(model, prompts, room, PlainCache() if plain else engine(room), Silence(), GREEDY)
+    together = torch.stack(seen.logits)
+    assert torch.equal(tokens[1], golden()["greedy_cfg4.tokens"][:TOKENS])
+    for index, prompt in enumerate(prompts):
+        seen.logits.clear()
+        own = len(prompt.split())
+        alone = draw(model, [prompt], own, PlainCache(), Silence(), GREEDY)
+        assert torch.equal(alone[0], tokens[index])
+        close(together[:, index::3], torch.stack(seen.logits))
+
+
+def test_a_method_draws_the_same_of_a_prompt_in_any_batch() -> None:
+    model, room, found = language_model(), 12, []
+    words = prompt_of("greedy_cfg4").split()
+    prompts = [" ".join(words), " ".join(words[:3] + words[6:])]
+    for chosen in ([0, 1], [0], [1]):
+        spec = spec_of(CONFIGS["lm"], room)
+        cache = KVCache(spec, prepared(H2O(sinks=1), spec, "0.7"), dtype=torch.float32)
+        noise = PromptNoise(0, chosen)
+        found.append(draw(model, [prompts[i] for i in chosen], room, cache, noise, LuminaSampling()))
+    assert torch.equal(found[0], torch.cat(found[1:]))
+
+
+def test_deciders_for_both_branches_are_refused() -> None:
+    spec = spec_of(CONFIGS["lm"], 12)
+    for method in (SnapKV(rows="mean"), H2O(rows="conditional"), HACK(sinks=1, rows="mean")):
+        message = rf"^method\.rows={method.rows}: .*unequal length; use method\.rows=per_row$"
+        with pytest.raises(ValueError, match=message):
+            prepared(method, spec, "0.7")
+    unguided = spec_of(CONFIGS["lm"], 12, branches=1)
+    prepared(SnapKV(rows="mean"), unguided, "0.7")
+
+
+def test_a_rectangle_is_decoded_as_officially() -> None:
+    codes = tokenizer().codes(golden()["vq.codes_4x6"].view(1, 4, 6))
+    close(tokenizer().decode(codes), golden()["vq.pixels"], 1e-5)
+
+
+def test_truncation_comes_before_the_temperature() -> None:
+    logits = torch.tensor([[4 - 2**-21, 4 - 3 * 2**-22, 1.0]])  # equal once divided by 3
+    assert logits[0, 0] > logits[0, 1]
+    assert (logits / 3)[0, 0] == (logits / 3)[0, 1]
+    kept = truncate(logits, LuminaSampling(temperature=3.0, top_k=1))
+    assert kept.isfinite().tolist() == [[True, False, False]]
+    assert kept[0, 0] == logits[0, 0] / 3
+
+
+def test_queries_and_keys_are_rounded_once() -> None:
+    model = Lumina(replace(CONFIGS["lm"], depth=1)).requires_grad_(False).bfloat16()
+    generator = torch.Generator().manual_seed(0)
+    attention = model.layers[0].attention
+    for norm in (attention.q_norm, attention.k_norm):
+        norm.weight.data = (1 + 0.3 * torch.randn(32, generator=generator)).bfloat16()
+        norm.bias.data = (0.3 * torch.randn(32, generator=generator)).bfloat16()
+    x, seen = torch.randn(2, 9, 32, generator=generator).bfloat16(), []
+
+    def attend(layer: int, q: Tensor, k: Tensor, v: Tensor, plain: object) -> Tensor:
+        seen.extend((q, k, v))
+        return torch.zeros_like(q)
+
+    attention(x, 0, model.rotations(9), attend)
+    projected = (x @ attention.wqkv.weight.T).unflatten(-1, (3, 4, 8))
+    angles = torch.arange(9)[:, None] * 10000.0 ** (-torch.arange(0, 8, 2) / 8)
+    cos, sin = (part.bfloat16().float()[:, None] for part in (angles.cos(), angles.sin()))
+    for found, part, norm in ((seen[0], 0, attention.q_norm), (seen[1], 1, attention.k_norm)):
+        one = projected[:, :, part].float()
+        one = (one - one.mean(-1, keepdim=True)) * torch.rsqrt(one.var(-1, keepdim=True, correction=0) + 1e-5)
+        one = one * norm.weight.float().view(4, 8) + norm.bias.float().view(4, 8)
+        even, odd = one[..., ::2], one[..., 1::2]
+        turned = torch.stack((even * cos - odd * sin, odd * cos + even * sin), -1).flatten(-2)
+        assert found.dtype == torch.bfloat16
+        # Rounded at every step they would differ by several units in the last place.
+        torch.testing.assert_close(found.transpose(1, 2), turned.bfloat16(), rtol=2**-7, atol=0)
+        assert (found.transpose(1, 2) == turned.bfloat16()).float().mean() > 0.99
+    assert torch.equal(seen[2].transpose(1, 2), projected[:, :, 2])
+
+
+def test_names_shapes_and_size_are_those_of_the_published_files() -> None:
+    config = LuminaConfig(
+        depth=32,
+        width=4096,
+        heads=32,
+        kv_heads=32,
+        head_dim=128,
+        hidden=11008,
+        vocabulary=65536,
+        image=(48, 48),
+    )
+    model = build_on_meta(lambda: Lumina(config))
+    check(clean_lumina(raw_state("language"), config), model, "weights")
+    # Every head has its own row of the norms here, where the file has one for all.
+    more = 32 * 4 * 31 * 128
+    assert sum(p.numel() for p in model.parameters()) == published()["language"]["parameters"] + more
+    vq = ChameleonConfig(codes=8192, channels=256, latents=256, widths=(128, 128, 256, 256, 512))
+    decoder = build_on_meta(lambda: Chameleon(vq))
+    raw = {**raw_state("tokenizer"), "loss.discriminator.main.0.weight": torch.empty(2, device="meta")}
+    for given in (raw, {"state_dict": raw, "epoch": 3}):
+        check(clean_chameleon(given), decoder, "tokenizer")
+    assert sum(p.numel() for p in decoder.parameters()) == published()["tokenizer"]["parameters"]
+
+
+@pytest.mark.parametrize("rows", [1, 2, 4])
+def test_norms_of_every_published_form_are_read(rows: int) -> None:
+    name = "model.layers.0.self_attn.q_norm.weight"
+    values = torch.arange(rows * 8.0).view(rows, 8)
+    found = clean_lumina({name: values}, CONFIGS["lm"])["layers.0.attention.q_norm.weight"].view(4, 8)
+    for head in range(4):
+        assert torch.equal(found[head], halves_as_pairs(values[head * rows // 4]))
+
+
+def test_the_state_of_another_model_does_not_fit() -> None:
+    config = CONFIGS["lm"]
+    model = Lumina(config)
+    state = official_state("lm")
+    check(
+        clean_lumina({**state, "model.vqmodel.encoder.conv_in.bias": torch.zeros(2)}, config),
+        model,
+        "weights",
+    )
+    norm = "model.layers.0.self_attn.q_norm.weight"
+    for change, message in (
+        ({norm: torch.zeros(3, 8)}, r"layers\.0\.attention\.q_norm\.weight is \(3, 8\), should be \(32,\)"),
+        ({norm: torch.zeros(1, 16)}, r"q_norm\.weight is \(1, 16\)"),
+        ({"model.layers.2.mlp.up_proj.weight": torch.zeros(2)}, r"unexpected layers\.2\.feed_forward\.w3"),
+        ({"lm_head.weight": torch.zeros(5, 32)}, r"output\.weight is \(5, 32\)"),
+    ):
+        with pytest.raises(WeightsError, match=message):
+            check(clean_lumina({**state, **change}, config), model, "weights")
+    for lacking in ("lm_head.weight", norm, "model.layers.1.self_attn.k_proj.weight"):
+        left = clean_lumina({name: tensor for name, tensor in state.items() if name != lacking}, config)
+        with pytest.raises(WeightsError, match="missing"):
+            check(left, model, "weights")
+    vq = {name: tensor for name, tensor in official_state("vqgan").items() if "mid.attn_1.k" not in name}
+    with pytest.raises(WeightsError, match=r"missing decoder\.mid\.attn_1\.qkv\.bias"):
+        check(clean_chameleon(vq), Chameleon(TINY_VQ), "tokenizer")
+
+
+def test_shapes_that_cannot_be_are_refused() -> None:
+    for image in ((3, 4), (4, 5), (0, 4), (-2, -2)):
+        with pytest.raises(ValueError, match=r"model\.transformer\.image=\[.*two even numbers from 2 on"):
+            replace(CONFIGS["lm"], image=image)
+    with pytest.raises(ValueError, match=r"model\.transformer\.codes=0: must be at least 1"):
+        replace(CONFIGS["lm"], codes=0)
+    with pytest.raises(ValueError, match=r"model\.transformer\.vocabulary=8198: codes=8192 and 6 special"):
+        replace(CONFIGS["lm"], vocabulary=8198)

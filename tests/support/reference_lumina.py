@@ -1,0 +1,70 @@
+"""What tests of Lumina-mGPT share: the official tensors and weights, prompts given as tokens."""
+
+from functools import lru_cache, partial
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from kvbench.models.lumina.files import clean_chameleon, clean_lumina
+from kvbench.models.lumina.prompt import Marks
+from kvbench.models.lumina.tokenizer import Chameleon, ChameleonConfig
+from kvbench.models.lumina.transformer import Lumina, LuminaConfig
+from tests.support.places import GOLDENS
+from tests.support.published import make_raw_state, read_meta, read_published
+from tests.support.reference_llamagen import filled
+
+meta, published, raw_state = (partial(read, "lumina") for read in (read_meta, read_published, make_raw_state))
+_SHAPE = {"depth": 2, "width": 32, "heads": 4, "head_dim": 8, "hidden": 48}
+_FEW = {"vocabulary": 64, "image": (2, 2), "codes": 8}
+CONFIGS = {
+    "lm": LuminaConfig(**_SHAPE, kv_heads=4, vocabulary=8832, image=(4, 6)),
+    "mp2_gqa": LuminaConfig(**_SHAPE, kv_heads=2, **_FEW),
+    "swin": LuminaConfig(**_SHAPE, kv_heads=4, norm_after=True, **_FEW),
+}
+TINY_VQ = ChameleonConfig(codes=8192, channels=4, latents=32, widths=(32, 32, 64))
+
+
+@lru_cache
+def golden() -> dict[str, Tensor]:
+    """Tensors of the reference file, tokens as int64."""
+    tensors = load_file(GOLDENS / "lumina" / "golden.safetensors")
+    return {key: t.long() if t.dtype == torch.int16 else t for key, t in tensors.items()}
+
+
+@lru_cache
+def official_state(name: str) -> dict[str, Tensor]:
+    """The weights of a reference model by official names: `lm`, `mp2_gqa`, `swin` or `vqgan`."""
+    return load_file(GOLDENS / "lumina" / f"{name}_state.safetensors")
+
+
+def language_model(kind: str = "lm") -> Lumina:
+    """A reference language model."""
+    state = clean_lumina(official_state(kind), CONFIGS[kind])
+    return filled(Lumina(CONFIGS[kind]), {name: tensor.float() for name, tensor in state.items()})
+
+
+@lru_cache
+def tokenizer() -> Chameleon:
+    """The reference image tokenizer."""
+    state = clean_chameleon(official_state("vqgan"))
+    return filled(Chameleon(TINY_VQ), {name: tensor.float() for name, tensor in state.items()})
+
+
+class Numbers:
+    """A tokenizer of prompts that are token numbers, those of the image's beginning included."""
+
+    def __init__(self) -> None:
+        ids = meta()["ids"]
+        sizes = (ids["size_base"] + 2, ids["size_base"] + 3)
+        self.marks = Marks(ids["bos"], ids["new_line"], (ids["image_start"], *sizes))
+        self.codes = golden()["bpe2img"]
+
+    def encode(self, prompt: str) -> list[int]:
+        return [int(word) for word in prompt.split()]
+
+
+def prompt_of(run: str) -> str:
+    """The tokens of a run's prompt, as `Numbers` reads them, with what begins its image."""
+    tokens = golden()[f"{run}.prompt"].tolist() + meta()["cases"][run]["forced"]
+    return " ".join(map(str, tokens))
