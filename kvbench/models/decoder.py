@@ -135,7 +135,7 @@ class GroupedAttention(nn.Module):
             self.q_norm, self.k_norm = (_make_head_norm(config, heads) for heads in both)
 
     def forward(self, x: Tensor, layer: int, rotation: Tensor, attend: Attend) -> Tensor:
-        """Attend from every current token; arguments are those of a block, x [B, tokens, width] is normalised."""
+        """Attend from every current token; arguments are those of a block, x [B, tokens, width] after its norm."""
         config = self.config
         joint = linear(x, self.wqkv.weight, None).unflatten(-1, (-1, config.head_dim))
         projected, k, v = joint.split((config.heads, config.kv_heads, config.kv_heads), 2)

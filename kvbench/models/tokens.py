@@ -38,9 +38,13 @@ def open_tokenizer(path: Path) -> "Reader":
     from tokenizers import Tokenizer
 
     try:
-        return Tokenizer.from_file(str(path))
+        reader = Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises nothing more particular
         raise ValueError(str(error)) from None
+    # A file may remember how long its last text was made, which official programs set anew.
+    reader.no_truncation()
+    reader.no_padding()
+    return reader
 
 
 def find_token(reader: "Reader", name: str) -> int:

@@ -68,6 +68,16 @@ def test_tokens_say_what_the_request_says(tmp_path: Path) -> None:
     assert torch.equal(tokenizer.codes, golden()["bpe2img"])
 
 
+def test_texts_have_their_own_length_whatever_the_file_remembers(tmp_path: Path) -> None:
+    path = write_tokenizer(tmp_path / "tokenizer.json")
+    expected = read_tokenizer(source(path), CONFIG)[0].encode(TEXT)
+    for settings in ("enable_truncation", "enable_padding"):
+        reader = tokenizers.Tokenizer.from_file(str(path))
+        getattr(reader, settings)(**({"max_length": 9} if "trunc" in settings else {"length": 500}))
+        reader.save(str(path))
+        assert read_tokenizer(source(path), CONFIG)[0].encode(TEXT) == expected
+
+
 def test_files_of_other_models_are_refused(tmp_path: Path) -> None:
     last, swapped = spell(int(golden()["bpe2img"][8195])), name_codes()
     swapped[last] = 8900
