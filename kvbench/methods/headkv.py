@@ -13,6 +13,7 @@ from kvbench.methods.select import (
     Decider,
     LineAttention,
     cap_recent,
+    check_decider,
     check_room,
     choose_best,
     find_sinks,
@@ -91,6 +92,7 @@ class HeadKV(Method):
             raise ValueError(
                 f"method.rows={self.rows}: branches of unequal length share no tokens; set method.len_rows=shared"
             )
+        check_decider(self.rows, spec)
         check_room(spec, budget, self.sinks, (self.buffer - 1) * longest_line(spec, self.sinks))
 
     def prepare(self, spec: ModelSpec, budget: Budget, artifact: Artifact | None = None) -> None:
