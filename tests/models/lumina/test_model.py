@@ -26,7 +26,7 @@ from kvbench.models.lumina.model import LuminaModel
 from kvbench.models.noise import PromptNoise
 from kvbench.models.weights import Source, WeightsError
 from tests.support.engine import prepared
-from tests.support.places import ROOT
+from tests.support.methods import methods_for
 from tests.support.reference import OneStream
 from tests.support.reference_lumina import (
     CONFIGS,
@@ -213,7 +213,7 @@ def test_settings_that_do_not_go_together_are_refused() -> None:
         replace(model(*SMALL), weights="files", sources={})
 
 
-METHODS = sorted(path.stem for path in (ROOT / "conf" / "method").glob("*.yaml"))
+METHODS = methods_for("next-token")
 
 
 def ready(name: str, one: LuminaModel, budget: str) -> Method:
