@@ -168,7 +168,10 @@ def main() -> None:
     model.load("cpu")
     transformer, config, sampling = model._transformer, model.transformer, model.sampling
     texts = read_prompts(model, options.batch)
-    condition = transformer.cls_embedding(model._read(texts), guided=sampling.branches > 1)
+    read, padding = model._read(texts)
+    if padding is not None:
+        raise SystemExit("prompts of unequal length: the official loop takes none; choose another model")
+    condition = transformer.cls_embedding(read, guided=sampling.branches > 1)
     official = OfficialLoop(transformer, sampling)
 
     def on_engine(cache: KVCache) -> Callable[[], object]:

@@ -1,6 +1,7 @@
 """Benchmarks of next-token models: the official loop is LlamaGen's, heads keep their class, layouts are told apart."""
 
 import importlib
+import sys
 from types import ModuleType
 
 import pytest
@@ -22,6 +23,20 @@ def test_the_official_loop_draws_the_official_tokens(monkeypatch: pytest.MonkeyP
     condition = model.cls_embedding(expected["cond"].long(), guided=True)
     tokens = loop.OfficialLoop(model, sampling).generate(condition)
     assert torch.equal(tokens, expected["greedy.tokens"])
+
+
+def test_they_run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    small = ["model.weights=random", "model.transformer.depth=1", "model.transformer.grid=[4,4]"]
+    for name, given, told in (
+        ("llamagen_loop", ["--batch", "1", "--repeats", "1", "--methods", "linear_ar", "--budget", "22", "--slope",
+          "--threads", "1"],
+         "us for every token before it"),
+        ("head_classes", ["--prompts", "2", "--group-at", "15"], "same later"),
+        ("layouts", ["--batch", "1", "--repeats", "1", "--threads", "1"], "the engine's choice"),
+    ):  # fmt: skip
+        monkeypatch.setattr(sys, "argv", [name, *given, *([] if name == "layouts" else small)])
+        module(name, monkeypatch).main()
+        assert told in capsys.readouterr().out
 
 
 def test_a_step_s_time_is_that_of_its_segment(monkeypatch: pytest.MonkeyPatch) -> None:
