@@ -12,7 +12,6 @@ from kvbench.core.segments import Family, ModelSpec, Segment
 from kvbench.methods.base import Artifact, Method, Observer, View
 from kvbench.methods.select import (
     Decider,
-    check_decider,
     check_room,
     choose_best,
     choose_window,
@@ -85,7 +84,6 @@ class HACK(Method):
                 raise ValueError(f"method.{name}={share}: must lie in 0..1")
         if self.observed < 1:
             raise ValueError(f"method.observed={self.observed}: must be at least 1")
-        check_decider(self.rows, spec)
         check_room(spec, budget, self.sinks)
 
     def prepare(self, spec: ModelSpec, budget: Budget, artifact: Artifact | None = None) -> None:

@@ -28,6 +28,7 @@ from kvbench.models.var import loop as var_generation
 from kvbench.models.var.tokenizer import VQVAE
 from kvbench.models.var.transformer import VAR
 from kvbench.runs import calibrate as calibration
+from tests.support.methods import methods_for
 from tests.support.places import ROOT
 
 pytest.importorskip("triton")
@@ -245,7 +246,7 @@ def test_a_generation_waits_for_nothing_but_its_checks(
     assert gpu == {"text": int(name.startswith("infinity")), "finite": len(model.spec.segments)}
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", methods_for("next-scale"))
 def test_methods_look_at_a_gpu(name: str, configuration: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(changes, "source_table", keeping_all)
     monkeypatch.setattr(Tensor, "any", lambda _: False)  # AMS-KV asks whether layers are undecided, and waits
@@ -269,7 +270,7 @@ def test_calibrations_look_at_a_gpu(configuration: Any, monkeypatch: pytest.Monk
         generated(model, watching)
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", methods_for("next-token"))
 def test_padded_prompts_lie_on_a_gpu(name: str, configuration: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Tensor, "any", lambda _: False)
     monkeypatch.setattr(

@@ -24,6 +24,7 @@ from kvbench.models.llamagen.model import LlamaGenModel
 from kvbench.models.noise import PromptNoise
 from kvbench.models.weights import Source, WeightsError
 from tests.support.engine import prepared
+from tests.support.methods import methods_for
 from tests.support.reference import OneStream
 from tests.support.reference_llamagen import CONFIGS, TINY_VQ, golden, official_state
 
@@ -169,7 +170,7 @@ def test_what_is_missing_says_how_to_get_it(files: dict[str, Path], monkeypatch:
         reading(files).load("cpu")
 
 
-@pytest.mark.parametrize("name", ["streaming_llm", "snapkv", "h2o", "rkv", "heatkv", "scalekv", "random"])
+@pytest.mark.parametrize("name", [name for name in methods_for("next-token") if name != "full"])
 def test_methods_draw_images_of_unequal_captions(tiny: LlamaGenModel, name: str) -> None:
     method: Method = instantiate(composed(*SMALL, f"method={name}").method)
     needs = method.needs()

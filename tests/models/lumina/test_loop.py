@@ -13,7 +13,7 @@ from kvbench.core.segments import ModelSpec, next_token
 from kvbench.engine.cache import KVCache
 from kvbench.methods.full import Full
 from kvbench.methods.h2o import H2O
-from kvbench.methods.hack import HACK
+from kvbench.methods.headkv import HeadKV
 from kvbench.methods.snapkv import SnapKV
 from kvbench.models.base import Cache
 from kvbench.models.llamagen.loop import generate
@@ -200,7 +200,7 @@ def test_a_method_draws_the_same_of_a_prompt_in_any_batch() -> None:
 
 def test_deciders_for_both_branches_are_refused() -> None:
     spec = spec_of(CONFIGS["lm"], 12)
-    for method in (SnapKV(rows="mean"), H2O(rows="conditional"), HACK(sinks=1, rows="mean")):
+    for method in (SnapKV(rows="mean"), H2O(rows="conditional"), HeadKV(sinks=1, rows="mean")):
         message = rf"^method\.rows={method.rows}: .*unequal length; use method\.rows=per_row$"
         with pytest.raises(ValueError, match=message):
             prepared(method, spec, "0.7")
