@@ -3,29 +3,24 @@
 import hashlib
 import re
 from dataclasses import replace
-from functools import lru_cache
 from pathlib import Path
 
-import hydra
 import pytest
 import torch
 from hydra.utils import instantiate
-from omegaconf import DictConfig
 from torch import Tensor
 
-from kvbench.core.budget import Budget, InfeasibleBudget
+from kvbench.core.budget import Budget
 from kvbench.core.files import hash_path
 from kvbench.engine.cache import KVCache
-from kvbench.methods.base import Method, Observer
-from kvbench.methods.full import Full
 from kvbench.models.base import compute_dtype
 from kvbench.models.llamagen.model import LlamaGenModel
 from kvbench.models.noise import PromptNoise
 from kvbench.models.weights import Source, WeightsError
-from tests.support.engine import prepared
 from tests.support.methods import methods_for
 from tests.support.reference import OneStream
 from tests.support.reference_llamagen import CONFIGS, TINY_VQ, golden, official_state
+from tests.support.small_models import composed, full, ready
 
 SMALL = (
     "model=llamagen_b",
@@ -46,18 +41,8 @@ SMALL = (
 )
 
 
-@lru_cache
-def composed(*overrides: str) -> DictConfig:
-    with hydra.initialize_config_module("kvbench.conf", version_base="1.3"):
-        return hydra.compose("config", overrides=list(overrides))
-
-
 def model(*overrides: str) -> LlamaGenModel:
     return instantiate(composed(*overrides).model)
-
-
-def full(one: LlamaGenModel) -> KVCache:
-    return KVCache(one.spec, prepared(Full(), one.spec), dtype=torch.float32)
 
 
 @pytest.fixture(scope="module")
@@ -178,18 +163,6 @@ def test_settings_that_do_not_go_together_are_refused() -> None:
 METHODS = methods_for("next-token")
 
 
-def ready(name: str, one: LlamaGenModel, budget: str) -> Method:
-    """A method of `conf/method`, prepared with random numbers for what it calibrates."""
-    method: Method = instantiate(composed(*SMALL, f"method={name}").method)
-    needs = method.needs()
-    artifact = needs.make_stand_in(one.spec) if isinstance(needs, Observer) else None
-    try:
-        return prepared(method, one.spec, budget, artifact)
-    except InfeasibleBudget as refusal:
-        least = str(refusal).split("the smallest feasible budget is ")[1].split(",")[0]
-        return prepared(method, one.spec, least, artifact)
-
-
 def test_methods_for_scales_are_left_out() -> None:
     assert {"linear_ar", "headkv", "diagonal", "h2o", "snapkv", "rkv", "random", "heatkv"} <= set(METHODS)
     assert not {"scalekv", "hack", "ams_kv", "ams_kv_fixed", "scale_groups"} & set(METHODS)
@@ -197,7 +170,7 @@ def test_methods_for_scales_are_left_out() -> None:
 
 @pytest.mark.parametrize("name", METHODS)
 def test_every_method_draws_images(tiny: LlamaGenModel, name: str) -> None:
-    method = ready(name, tiny, "1" if name == "full" else "0.4")
+    method = ready(name, tiny, "1" if name == "full" else "0.4", SMALL)
     cache = KVCache(tiny.spec, method, dtype=torch.float32)
     images = tiny.generate(["3", "7"], cache, PromptNoise(0, (0, 1)))
     assert images.shape == (2, 20, 24, 3)
@@ -210,7 +183,7 @@ def test_every_method_draws_images(tiny: LlamaGenModel, name: str) -> None:
 
 @pytest.mark.parametrize("name", METHODS)
 def test_with_room_for_everything_every_method_draws_the_reference(tiny: LlamaGenModel, name: str) -> None:
-    method = ready(name, tiny, "1")
+    method = ready(name, tiny, "1", SMALL)
     cache = KVCache(tiny.spec, method, dtype=torch.float32)
     images = tiny.generate(["3", "7"], cache, PromptNoise(0, (0, 1)))
     if cache.ledger.peak_tokens == tiny.spec.full_tokens:

@@ -4,20 +4,16 @@ import hashlib
 import importlib.util
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import lru_cache
 from pathlib import Path
 
-import hydra
 import pytest
 import torch
 from hydra.utils import instantiate
-from omegaconf import DictConfig
 from torch import Tensor
 
 from kvbench.core.files import hash_path
 from kvbench.engine.cache import KVCache
 from kvbench.methods.base import Method
-from kvbench.methods.full import Full
 from kvbench.models.base import TextFeatures
 from kvbench.models.llamagen import model as llamagen
 from kvbench.models.llamagen.model import LlamaGenModel
@@ -27,6 +23,7 @@ from tests.support.engine import prepared
 from tests.support.methods import methods_for
 from tests.support.reference import OneStream
 from tests.support.reference_llamagen import CONFIGS, TINY_VQ, golden, official_state
+from tests.support.small_models import composed, full
 
 SMALL = (
     "model=llamagen_xl_t2i",
@@ -49,18 +46,8 @@ SMALL = (
 PROMPTS = ["a red circle", "two blue rings and a dog on a"]
 
 
-@lru_cache
-def composed(*overrides: str) -> DictConfig:
-    with hydra.initialize_config_module("kvbench.conf", version_base="1.3"):
-        return hydra.compose("config", overrides=list(overrides))
-
-
 def model(*overrides: str) -> LlamaGenModel:
     return instantiate(composed(*overrides).model)
-
-
-def full(one: LlamaGenModel) -> KVCache:
-    return KVCache(one.spec, prepared(Full(), one.spec), dtype=torch.float32)
 
 
 @pytest.fixture(scope="module")

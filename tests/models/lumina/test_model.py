@@ -4,28 +4,20 @@ import hashlib
 import math
 import re
 from dataclasses import replace
-from functools import lru_cache
 from pathlib import Path
 
-import hydra
 import pytest
 import torch
 from hydra.utils import instantiate
-from omegaconf import DictConfig
 from safetensors.torch import save_file
 from torch import Tensor
 
-from kvbench.core.budget import Budget, InfeasibleBudget
 from kvbench.core.files import hash_path
-from kvbench.engine.cache import KVCache
-from kvbench.methods.base import Method, Observer
-from kvbench.methods.full import Full
 from kvbench.models.base import compute_dtype
 from kvbench.models.lumina import model as lumina
 from kvbench.models.lumina.model import LuminaModel
 from kvbench.models.noise import PromptNoise
 from kvbench.models.weights import Source, WeightsError
-from tests.support.engine import prepared
 from tests.support.methods import methods_for
 from tests.support.reference import OneStream
 from tests.support.reference_lumina import (
@@ -37,6 +29,7 @@ from tests.support.reference_lumina import (
     prompt_of,
     published,
 )
+from tests.support.small_models import check_images_of_a_method, check_reference_of_a_method, composed, full
 
 SMALL = (
     "model=lumina_mgpt_7b_768",
@@ -60,18 +53,8 @@ SMALL = (
 PROMPTS = ["a red circle", "two blue rings and a dog"]
 
 
-@lru_cache
-def composed(*overrides: str) -> DictConfig:
-    with hydra.initialize_config_module("kvbench.conf", version_base="1.3"):
-        return hydra.compose("config", overrides=list(overrides))
-
-
 def model(*overrides: str) -> LuminaModel:
     return instantiate(composed(*overrides).model)
-
-
-def full(one: LuminaModel) -> KVCache:
-    return KVCache(one.spec, prepared(Full(), one.spec), dtype=torch.float32)
 
 
 @pytest.fixture(scope="module")
@@ -216,41 +199,11 @@ def test_settings_that_do_not_go_together_are_refused() -> None:
 METHODS = methods_for("next-token")
 
 
-def ready(name: str, one: LuminaModel, budget: str) -> Method:
-    """A method of `conf/method`, prepared with random numbers for what it calibrates."""
-    method: Method = instantiate(composed(*SMALL, f"method={name}").method)
-    needs = method.needs()
-    artifact = needs.make_stand_in(one.spec) if isinstance(needs, Observer) else None
-    try:
-        return prepared(method, one.spec, budget, artifact)
-    except InfeasibleBudget as refusal:
-        least = str(refusal).split("the smallest feasible budget is ")[1].split(",")[0]
-        return prepared(method, one.spec, least, artifact)
-
-
 @pytest.mark.parametrize("name", METHODS)
 def test_every_method_draws_images(tiny: LuminaModel, name: str) -> None:
-    method = ready(name, tiny, "1" if name == "full" else "0.5")
-    cache = KVCache(tiny.spec, method, dtype=torch.float32)
-    images = tiny.generate(PROMPTS, cache, PromptNoise(0, (0, 1)))
-    assert images.shape == (2, 24, 24, 3)
-    alone = tiny.generate(PROMPTS[:1], cache, PromptNoise(0, (0,)))
-    if name != "random":  # which numbers prompts by their place
-        assert (alone[0].int() - images[0].int()).abs().max() <= 1
-    if method.strict and name != "full":
-        capacity = Budget.parse("0.5", tiny.spec).capacity
-        assert 0.4 * capacity < cache.ledger.peak_tokens <= max(capacity, method.budget.capacity)
-        reference = tiny.generate(PROMPTS, full(tiny), PromptNoise(0, (0, 1)))
-        assert not torch.equal(images, reference)
+    check_images_of_a_method(name, tiny, SMALL, PROMPTS, (24, 24))
 
 
 @pytest.mark.parametrize("name", METHODS)
 def test_with_room_for_everything_every_method_draws_the_reference(tiny: LuminaModel, name: str) -> None:
-    method = ready(name, tiny, "1")
-    cache, whole = KVCache(tiny.spec, method, dtype=torch.float32), full(tiny)
-    images = tiny.generate(PROMPTS, cache, PromptNoise(0, (0, 1)))
-    reference = tiny.generate(PROMPTS, whole, PromptNoise(0, (0, 1)))
-    if cache.ledger.peak_tokens == whole.ledger.peak_tokens:
-        assert (images.int() - reference.int()).abs().max() <= 1
-    else:
-        assert not method.strict
+    check_reference_of_a_method(name, tiny, SMALL, PROMPTS)

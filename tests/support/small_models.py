@@ -1,0 +1,69 @@
+"""What tests of next-token models share: configurations, full caches, and methods on small random models."""
+
+from functools import lru_cache
+from typing import Any
+
+import hydra
+import torch
+from hydra.utils import instantiate
+from omegaconf import DictConfig
+
+from kvbench.core.budget import Budget, InfeasibleBudget
+from kvbench.engine.cache import KVCache
+from kvbench.methods.base import Method, Observer
+from kvbench.methods.full import Full
+from kvbench.models.noise import PromptNoise
+from tests.support.engine import prepared
+
+
+@lru_cache
+def composed(*overrides: str) -> DictConfig:
+    with hydra.initialize_config_module("kvbench.conf", version_base="1.3"):
+        return hydra.compose("config", overrides=list(overrides))
+
+
+def full(one: Any) -> KVCache:
+    """A model's full cache."""
+    return KVCache(one.spec, prepared(Full(), one.spec), dtype=torch.float32)
+
+
+def ready(name: str, one: Any, budget: str, overrides: tuple[str, ...]) -> Method:
+    """A method of `conf/method`, prepared with random numbers for what it calibrates."""
+    method: Method = instantiate(composed(*overrides, f"method={name}").method)
+    needs = method.needs()
+    artifact = needs.make_stand_in(one.spec) if isinstance(needs, Observer) else None
+    try:
+        return prepared(method, one.spec, budget, artifact)
+    except InfeasibleBudget as refusal:
+        least = str(refusal).split("the smallest feasible budget is ")[1].split(",")[0]
+        return prepared(method, one.spec, least, artifact)
+
+
+def check_images_of_a_method(
+    name: str, one: Any, overrides: tuple[str, ...], prompts: list[str], size: tuple[int, int]
+) -> None:
+    """A method draws images at half of the cache: its own, the same in any batch, within its budget."""
+    method = ready(name, one, "1" if name == "full" else "0.5", overrides)
+    cache = KVCache(one.spec, method, dtype=torch.float32)
+    images = one.generate(prompts, cache, PromptNoise(0, (0, 1)))
+    assert images.shape == (2, *size, 3)
+    alone = one.generate(prompts[:1], cache, PromptNoise(0, (0,)))
+    if name != "random":  # which numbers prompts by their place
+        assert (alone[0].int() - images[0].int()).abs().max() <= 1
+    if method.strict and name != "full":
+        capacity = Budget.parse("0.5", one.spec).capacity
+        assert 0.4 * capacity < cache.ledger.peak_tokens <= max(capacity, method.budget.capacity)
+        reference = one.generate(prompts, full(one), PromptNoise(0, (0, 1)))
+        assert not torch.equal(images, reference)
+
+
+def check_reference_of_a_method(name: str, one: Any, overrides: tuple[str, ...], prompts: list[str]) -> None:
+    """A method with room for everything draws what the full cache draws."""
+    method = ready(name, one, "1", overrides)
+    cache, whole = KVCache(one.spec, method, dtype=torch.float32), full(one)
+    images = one.generate(prompts, cache, PromptNoise(0, (0, 1)))
+    reference = one.generate(prompts, whole, PromptNoise(0, (0, 1)))
+    if cache.ledger.peak_tokens == whole.ledger.peak_tokens:
+        assert (images.int() - reference.int()).abs().max() <= 1
+    else:
+        assert not method.strict
