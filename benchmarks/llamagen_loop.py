@@ -11,6 +11,7 @@ import argparse
 import statistics
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 
 import numpy as np
 import torch
@@ -75,16 +76,13 @@ class OfficialLoop:
             q, k, v = (one.unflatten(-1, (-1, config.head_dim)) for one in (q, k, v))
             q, k, v = (one.transpose(1, 2) for one in (_rotate(q, rotation), _rotate(k, rotation), v))
             keys[:, :, place], values[:, :, place] = k, v
-            with sdpa_kernel(SDPBackend.MATH) if x.shape[1] == 1 else sdpa_kernel(list(_ANY)):
+            with sdpa_kernel(SDPBackend.MATH) if x.shape[1] == 1 else nullcontext():
                 out = F.scaled_dot_product_attention(q, keys, values, attn_mask=seen)
             x = x + F.linear(out.transpose(1, 2).flatten(2), attention.wo.weight)
             hidden = _normalise(x, block.ffn_norm)
             gated = F.silu(F.linear(hidden, feed.w1.weight)) * F.linear(hidden, feed.w3.weight)
             x = x + F.linear(gated, feed.w2.weight)
         return F.linear(_normalise(x, self.transformer.norm), self.transformer.output.weight)[:, -1].float()
-
-
-_ANY = (SDPBackend.MATH, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION)
 
 
 def _normalise(x: Tensor, norm: torch.nn.Module) -> Tensor:

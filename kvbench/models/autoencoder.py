@@ -244,6 +244,16 @@ class Decoder(nn.Module):
         return F.pixel_shuffle(self.conv_out(self.norm_out(x)), self.stem)
 
 
+@torch.no_grad()
+def close_branches(network: nn.Module) -> None:
+    """Zero the last layer of every residual branch of a network's blocks and mixers, the state to train from."""
+    for module in network.modules():
+        if isinstance(module, ResBlock):
+            module.conv2.conv.weight.zero_()
+        elif isinstance(module, Mixer):
+            module.gather.weight.zero_()
+
+
 def resize(x: Tensor, size: Size, mode: str = "bilinear") -> Tensor:
     """Resize [B, channels, H, W] without antialiasing; what has the wanted size already is returned as it is."""
     return x if tuple(x.shape[2:]) == size else F.interpolate(x, size, mode=mode, align_corners=False)

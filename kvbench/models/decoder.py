@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from kvbench.core.segments import ModelSpec, Segment
 from kvbench.kernels.linear import linear
 from kvbench.models.base import require_positive
 from kvbench.models.layers import Attend
@@ -71,6 +72,22 @@ class DecoderConfig:
         attention = joint * (2 * number + single * (2 if self.qk_norm == "layer" else 1))
         stream = self.width * (2 * number + single)  # the stream, its norm, and the norm in float32
         return tokens * (stream + max(attention, 3 * number * self.hidden))
+
+    def describe(
+        self, name: str, segments: tuple[Segment, ...], branches: int, *, equal_branches: bool = True
+    ) -> ModelSpec:
+        """Return what a cache and a method need to know of the decoder; see `ModelSpec` for the arguments."""
+        scale = self.head_dim**-0.5
+        return ModelSpec(
+            name,
+            self.depth,
+            self.kv_heads,
+            self.head_dim,
+            segments,
+            branches,
+            scale,
+            equal_branches=equal_branches,
+        )
 
     def rotations(self, length: int) -> Tensor:
         """Return the rotations of a sequence of `length` tokens, complex64 [length, head_dim/2].

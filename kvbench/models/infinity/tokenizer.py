@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from kvbench.models.autoencoder import Decoder, Encoder, Mixer, NetworkConfig, ResBlock, Size, resize
+from kvbench.models.autoencoder import Decoder, Encoder, NetworkConfig, Size, resize
 
 
 @dataclass(frozen=True)
@@ -70,15 +70,6 @@ class BSQ(nn.Module):
             self.amplitudes = nn.Parameter(
                 torch.tensor([1.8 * 0.84**scale for scale in range(config.scales)])
             )
-
-    @torch.no_grad()
-    def close_branches(self) -> None:
-        """Zero the last layer of every residual branch, the state to train from."""
-        for module in self.modules():
-            if isinstance(module, ResBlock):
-                module.conv2.conv.weight.zero_()
-            elif isinstance(module, Mixer):
-                module.gather.weight.zero_()
 
     def codes(self, bits: Tensor, scale: int) -> Tensor:
         """Return the codes of one scale's bits (bool or int): float32 of that shape, of magnitude amplitude/sqrt(d)."""

@@ -69,16 +69,8 @@ class JanusModel:
     @cached_property
     def spec(self) -> ModelSpec:
         """Shapes and schedule, without weights."""
-        config = self.transformer
-        return ModelSpec(
-            self.name,
-            config.depth,
-            config.kv_heads,
-            config.head_dim,
-            config.segments(self.prompt_tokens, self.chunk),
-            self.sampling.branches,
-            config.head_dim**-0.5,
-        )
+        segments = self.transformer.segments(self.prompt_tokens, self.chunk)
+        return self.transformer.describe(self.name, segments, self.sampling.branches)
 
     @property
     def parameters(self) -> int:

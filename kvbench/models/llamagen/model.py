@@ -83,16 +83,8 @@ class LlamaGenModel:
     @cached_property
     def spec(self) -> ModelSpec:
         """Shapes and schedule, without weights."""
-        config = self.transformer
-        return ModelSpec(
-            self.name,
-            config.depth,
-            config.kv_heads,
-            config.head_dim,
-            config.segments(self.chunk),
-            self.sampling.branches,
-            config.head_dim**-0.5,
-        )
+        segments = self.transformer.segments(self.chunk)
+        return self.transformer.describe(self.name, segments, self.sampling.branches)
 
     @property
     def text_config(self) -> VocabularyConfig:

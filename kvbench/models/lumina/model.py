@@ -75,17 +75,8 @@ class LuminaModel:
     @cached_property
     def spec(self) -> ModelSpec:
         """Shapes and schedule, without weights."""
-        config, branches = self.transformer, self.sampling.branches
-        return ModelSpec(
-            self.name,
-            config.depth,
-            config.kv_heads,
-            config.head_dim,
-            config.segments(self.prompt_tokens, self.chunk),
-            branches,
-            config.head_dim**-0.5,
-            equal_branches=branches == 1,
-        )
+        segments, branches = self.transformer.segments(self.prompt_tokens, self.chunk), self.sampling.branches
+        return self.transformer.describe(self.name, segments, branches, equal_branches=branches == 1)
 
     @property
     def parameters(self) -> int:

@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from kvbench.models.autoencoder import close_branches
 from kvbench.models.infinity.model import InfinityModel
 from kvbench.models.infinity.tokenizer import BSQ
 from kvbench.models.infinity.transformer import Infinity
@@ -78,7 +79,7 @@ def _make_tokenizer(model: InfinityModel, seed: int) -> BSQ:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         bsq = BSQ(model.tokenizer)
-    bsq.close_branches()
+    close_branches(bsq)
     return bsq
 
 

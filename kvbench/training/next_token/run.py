@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from kvbench.models.autoencoder import ResBlock
+from kvbench.models.autoencoder import close_branches
 from kvbench.models.llamagen.model import LlamaGenModel
 from kvbench.models.llamagen.tokenizer import VQ
 from kvbench.models.llamagen.transformer import LlamaGen
@@ -68,7 +68,5 @@ def _make_tokenizer(model: LlamaGenModel, seed: int) -> VQ:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         vq = VQ(model.tokenizer)
-    for module in vq.modules():
-        if isinstance(module, ResBlock):
-            torch.nn.init.zeros_(module.conv2.conv.weight)
+    close_branches(vq)
     return vq
