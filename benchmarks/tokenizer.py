@@ -15,7 +15,7 @@ from kvbench.models.infinity.model import InfinityModel
 from kvbench.models.infinity.tokenizer import BSQ
 from kvbench.models.llamagen.model import LlamaGenModel
 from kvbench.models.llamagen.tokenizer import VQ
-from kvbench.training.next_scale.bits import straight_through_sums
+from kvbench.training.infinity.bits import straight_through_sums
 from kvbench.training.scenes import draw_scenes, to_signed
 
 SEED = 1

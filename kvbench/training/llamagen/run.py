@@ -14,21 +14,21 @@ from kvbench.models.llamagen.transformer import LlamaGen
 from kvbench.models.text import VocabularyEncoder
 from kvbench.scenes import grammar
 from kvbench.training.base import Training, write_weights
-from kvbench.training.loop import generator
-from kvbench.training.next_token.tokenizer import VQRecipe, encode, train_vq
-from kvbench.training.next_token.transformer import (
+from kvbench.training.llamagen.tokenizer import VQRecipe, encode, train_vq
+from kvbench.training.llamagen.transformer import (
     CaptionToTokens,
     NextTokenRecipe,
     TokenCorpus,
     train_next_token,
 )
+from kvbench.training.loop import generator
 from kvbench.training.scenes import draw_scenes
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
-class NextTokenTraining(Training):
+class LlamaGenTraining(Training):
     """`train=llamagen_tiny`; see `Training` for settings that are not listed.
 
     Attributes:

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from kvbench.models.infinity.tokenizer import BSQ
+from kvbench.training.infinity.bits import straight_through_sums
 from kvbench.training.loop import Recipe, fit, generator
-from kvbench.training.next_scale.bits import straight_through_sums
 from kvbench.training.optim import warm_hold_decay
 from kvbench.training.scenes import reconstruction_loss, to_signed
 

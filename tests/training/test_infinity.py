@@ -15,10 +15,9 @@ from kvbench.models.infinity.transformer import Infinity, InfinityConfig
 from kvbench.models.text import VocabularyConfig, VocabularyEncoder
 from kvbench.training import checkpoint
 from kvbench.training.features import OUTPUTS, FeatureRecipe, train_features
-from kvbench.training.loop import Recipe, fit
-from kvbench.training.next_scale.bits import self_corrected_bits, straight_through_sums
-from kvbench.training.next_scale.tokenizer import TokenizerRecipe, train_tokenizer
-from kvbench.training.next_scale.transformer import (
+from kvbench.training.infinity.bits import self_corrected_bits, straight_through_sums
+from kvbench.training.infinity.tokenizer import TokenizerRecipe, train_tokenizer
+from kvbench.training.infinity.transformer import (
     Batches,
     Corpus,
     Stage,
@@ -26,6 +25,7 @@ from kvbench.training.next_scale.transformer import (
     TransformerRecipe,
     train_transformer,
 )
+from kvbench.training.loop import Recipe, fit
 from kvbench.training.optim import Average, Optimizer, warm_hold_decay
 
 SIZES = [(1, 1), (2, 2), (3, 3), (4, 4)]

@@ -16,16 +16,16 @@ from kvbench.models.text import VocabularyEncoder
 from kvbench.scenes import grammar
 from kvbench.training.base import Training, write_weights
 from kvbench.training.features import FeatureRecipe, train_features
+from kvbench.training.infinity.tokenizer import TokenizerRecipe, encode, train_tokenizer
+from kvbench.training.infinity.transformer import Corpus, TextToBits, TransformerRecipe, train_transformer
 from kvbench.training.loop import generator
-from kvbench.training.next_scale.tokenizer import TokenizerRecipe, encode, train_tokenizer
-from kvbench.training.next_scale.transformer import Corpus, TextToBits, TransformerRecipe, train_transformer
 from kvbench.training.scenes import draw_scenes
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
-class NextScaleTraining(Training):
+class InfinityTraining(Training):
     """`train=infinity_tiny`; see `Training` for settings that are not listed.
 
     Attributes:

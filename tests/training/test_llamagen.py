@@ -15,10 +15,10 @@ from kvbench.methods.full import Full
 from kvbench.models.llamagen.tokenizer import VQ, VQConfig
 from kvbench.models.llamagen.transformer import LlamaGen, LlamaGenConfig
 from kvbench.models.text import VocabularyConfig, VocabularyEncoder
-from kvbench.training.next_token import transformer as training
-from kvbench.training.next_token.run import NextTokenTraining
-from kvbench.training.next_token.tokenizer import VQRecipe, encode, find_codes, train_vq
-from kvbench.training.next_token.transformer import (
+from kvbench.training.llamagen import transformer as training
+from kvbench.training.llamagen.run import LlamaGenTraining
+from kvbench.training.llamagen.tokenizer import VQRecipe, encode, find_codes, train_vq
+from kvbench.training.llamagen.transformer import (
     CaptionToTokens,
     NextTokenRecipe,
     TokenCorpus,
@@ -169,5 +169,5 @@ def test_resumed_training_equals_uninterrupted_training(
 
 def test_a_recipe_for_another_kind_of_model_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"^train: the recipe is for a LlamaGenModel; take train="):
-        NextTokenTraining(out=str(tmp_path / "new")).train(object())
+        LlamaGenTraining(out=str(tmp_path / "new")).train(object())
     assert not (tmp_path / "new").exists()

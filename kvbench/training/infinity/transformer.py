@@ -11,8 +11,8 @@ from torch.nn import functional as F
 from kvbench.core.segments import Segment
 from kvbench.models.infinity.transformer import Infinity
 from kvbench.models.text import VocabularyEncoder
+from kvbench.training.infinity.bits import self_corrected_bits
 from kvbench.training.loop import Recipe, fit, generator
-from kvbench.training.next_scale.bits import self_corrected_bits
 from kvbench.training.optim import warm_hold_decay
 
 
