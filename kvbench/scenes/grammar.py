@@ -19,7 +19,6 @@ NUMBERS = {2: "two", 3: "three", 4: "four"}
 HELD_OUT = (("cyan", "triangle"), ("purple", "cross"), ("green", "ring"))
 MIX: Mapping[str, float] = {"colors": 0.28, "counting": 0.20, "color_attr": 0.17, "position": 0.35}
 
-_PAIRS = tuple((color, shape) for color in COLORS for shape in SHAPES)
 _WORDS = ("a", "and", "of", "on", "background", "left", "right", "above", "below", *NUMBERS.values())
 VOCABULARY = (
     "",
@@ -34,6 +33,8 @@ MAX_TOKENS = 14
 
 Pair = tuple[str, str]
 Meta = dict[str, object]
+PAIRS: tuple[Pair, ...] = tuple((color, shape) for color in COLORS for shape in SHAPES)
+"""All colours and shapes; a class-conditional model knows them by their number."""
 
 
 def tokenize(text: str) -> list[int]:
@@ -75,7 +76,7 @@ def sample(
             the second object is drawn from.
         relations: relations that position prompts may use.
     """
-    seen = [pair for pair in _PAIRS if pair not in HELD_OUT]
+    seen = [pair for pair in PAIRS if pair not in HELD_OUT]
     first = _pick(rng, pairs or seen)
     second = _pick(rng, [pair for pair in seen if pair[0] != first[0] and pair[1] != first[1]])
     exclude: list[dict[str, object]] = []
@@ -121,13 +122,33 @@ def evaluation_prompts(
     return [sample(rng, TASKS[i % len(TASKS)], pairs=pairs, relations=relations)[2] for i in range(count)]
 
 
+def describe_class(number: int) -> Meta:
+    """Return the GenEval line of one object of a pair by its number: its caption, its shape and its colour."""
+    pair = PAIRS[number]
+    include = [_make_clause(pair, color=True)]
+    return {"tag": "colors", "include": include, "exclude": [], "prompt": f"a {pair[0]} {pair[1]}"}
+
+
 def pool(
-    count: int, seed: int = 0, *, mix: Mapping[str, float] = MIX, processes: int = 1
+    count: int,
+    seed: int = 0,
+    *,
+    mix: Mapping[str, float] = MIX,
+    pairs: Sequence[Pair] | None = None,
+    processes: int = 1,
 ) -> tuple[NDArray[np.uint8], list[str]]:
-    """Draw training scenes uint8 [count, 96, 96, 3] and their captions; the number of processes changes nothing."""
+    """Draw training scenes uint8 [count, 96, 96, 3] and their captions; the number of processes changes nothing.
+
+    Args:
+        count: how many.
+        seed: of the draws.
+        mix: share of each task.
+        pairs: see `sample`.
+        processes: that draw.
+    """
     chunk = 1000
     starts = range(0, count, chunk)
-    draw = partial(_draw_chunk, seed=seed, mix=dict(mix))
+    draw = partial(_draw_chunk, seed=seed, mix=dict(mix), pairs=pairs)
     sizes = [min(chunk, count - start) for start in starts]
     if processes == 1:
         parts = [draw(size, index) for index, size in enumerate(sizes)]
@@ -138,14 +159,14 @@ def pool(
 
 
 def _draw_chunk(
-    size: int, index: int, seed: int, mix: Mapping[str, float]
+    size: int, index: int, seed: int, mix: Mapping[str, float], pairs: Sequence[Pair] | None
 ) -> tuple[NDArray[np.uint8], list[str]]:
     rng = np.random.default_rng([seed, 1, index])
     tasks, weights = list(mix), np.array(list(mix.values()))
     images = np.empty((size, SIDE, SIDE, 3), np.uint8)
     captions = []
     for row in range(size):
-        scene, caption, _ = sample(rng, tasks[rng.choice(len(tasks), p=weights / weights.sum())])
+        scene, caption, _ = sample(rng, tasks[rng.choice(len(tasks), p=weights / weights.sum())], pairs=pairs)
         images[row] = render(scene)
         captions.append(caption)
     return images, captions

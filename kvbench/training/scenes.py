@@ -12,6 +12,16 @@ def draw_scenes(count: int, seed: int, processes: int) -> tuple[Tensor, list[str
     return torch.from_numpy(pixels), captions
 
 
+def draw_classes(count: int, seed: int, processes: int) -> tuple[Tensor, Tensor]:
+    """Draw scenes of one object uint8 [count, 96, 96, 3], of all colours and shapes, and the numbers of their pairs."""
+    pixels, captions = grammar.pool(
+        count, seed, mix={"colors": 1.0}, pairs=grammar.PAIRS, processes=processes
+    )
+    numbers = {pair: number for number, pair in enumerate(grammar.PAIRS)}
+    labels = [numbers[color, shape] for _, color, shape, *_ in map(str.split, captions)]
+    return torch.from_numpy(pixels), torch.tensor(labels)
+
+
 def to_signed(images: Tensor) -> Tensor:
     """Return uint8 images [B, H, W, 3] as float32 [B, 3, H, W] in [-1, 1]."""
     return images.permute(0, 3, 1, 2).float() / 127.5 - 1

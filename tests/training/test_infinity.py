@@ -15,18 +15,19 @@ from kvbench.models.infinity.transformer import Infinity, InfinityConfig
 from kvbench.models.text import VocabularyConfig, VocabularyEncoder
 from kvbench.training import checkpoint
 from kvbench.training.features import OUTPUTS, FeatureRecipe, train_features
+from kvbench.training.infinity import transformer as training
 from kvbench.training.infinity.bits import self_corrected_bits, straight_through_sums
 from kvbench.training.infinity.tokenizer import TokenizerRecipe, train_tokenizer
 from kvbench.training.infinity.transformer import (
-    Batches,
     Corpus,
-    Stage,
     TextToBits,
     TransformerRecipe,
     train_transformer,
 )
 from kvbench.training.loop import Recipe, fit
 from kvbench.training.optim import Average, Optimizer, warm_hold_decay
+from kvbench.training.stages import Stage
+from tests.support.trainings import check_resumed
 
 SIZES = [(1, 1), (2, 2), (3, 3), (4, 4)]
 SEGMENTS = next_scale(SIZES)
@@ -109,21 +110,7 @@ def _train(path: Path) -> dict[str, Tensor]:
 def test_resumed_training_equals_uninterrupted_training(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kvbench.training.loop.CHECKPOINT_EVERY", 2)
-    whole = _train(tmp_path / "whole.safetensors")
-    with monkeypatch.context() as patch:
-        draw = Batches.draw
-
-        def interrupted(self: Batches, step: int) -> object:
-            if step == 5:
-                raise KeyboardInterrupt
-            return draw(self, step)
-
-        patch.setattr(Batches, "draw", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            _train(tmp_path / "cut.safetensors")
-    resumed = _train(tmp_path / "cut.safetensors")
-    assert all(torch.equal(whole[name], resumed[name]) for name in whole)
+    check_resumed(monkeypatch, training, _train, tmp_path)
 
 
 def _train_features(path: Path) -> dict[str, Tensor]:

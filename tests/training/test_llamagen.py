@@ -17,7 +17,7 @@ from kvbench.models.llamagen.transformer import LlamaGen, LlamaGenConfig
 from kvbench.models.text import VocabularyConfig, VocabularyEncoder
 from kvbench.training.llamagen import transformer as training
 from kvbench.training.llamagen.run import LlamaGenTraining
-from kvbench.training.llamagen.tokenizer import VQRecipe, encode, find_codes, train_vq
+from kvbench.training.llamagen.tokenizer import VQRecipe, encode, train_vq
 from kvbench.training.llamagen.transformer import (
     CaptionToTokens,
     NextTokenRecipe,
@@ -25,6 +25,7 @@ from kvbench.training.llamagen.transformer import (
     draw_batch,
     train_next_token,
 )
+from tests.support.trainings import check_resumed
 
 CODES = 16
 
@@ -62,17 +63,6 @@ def _corpus() -> TokenCorpus:
     rng = torch.Generator().manual_seed(1)
     tokens = torch.randint(CODES, (32, 16), generator=rng).short()
     return TokenCorpus(tokens, torch.randint(1, 9, (32, 5), generator=rng))
-
-
-def test_every_cluster_has_a_code_however_rare() -> None:
-    rng = torch.Generator().manual_seed(0)
-    centres = F.normalize(torch.randn(12, 8, generator=rng), dim=1)
-    sizes = [4000] + [3] * 11
-    near = torch.cat([c.expand(n, -1) for c, n in zip(centres, sizes, strict=True)])
-    vectors = F.normalize(near + 0.005 * torch.randn(near.shape, generator=rng), dim=1)
-    codes = find_codes(vectors, 24, rng)
-    torch.testing.assert_close(codes.norm(dim=1), torch.ones(24))
-    assert ((centres @ codes.T).amax(1) > 0.999).all()
 
 
 def test_the_tokenizer_trains_everywhere_and_encodes_to_its_codes(tmp_path: Path) -> None:
@@ -142,29 +132,14 @@ def test_wrong_tokens_are_read_and_never_learnt() -> None:
 def test_resumed_training_equals_uninterrupted_training(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kvbench.training.loop.CHECKPOINT_EVERY", 2)
     recipe = NextTokenRecipe(steps=6, batch=4, text_dropout=0.5)
 
     def run(path: Path) -> dict[str, Tensor]:
         return train_next_token(_network(), _corpus(), recipe, path, compiled=False)
 
-    whole, draw = run(tmp_path / "whole.safetensors"), training.draw_batch
-
-    def interrupted(
-        corpus: TokenCorpus, recipe: NextTokenRecipe, codes: int, step: int
-    ) -> tuple[Tensor, ...]:
-        if step == 5:
-            raise KeyboardInterrupt
-        return draw(corpus, recipe, codes, step)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(training, "draw_batch", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            run(tmp_path / "cut.safetensors")
-    resumed = run(tmp_path / "cut.safetensors")
-    assert all(torch.equal(whole[name], resumed[name]) for name in whole)
-    start = dict(_network().named_parameters())
-    assert [name for name, p in start.items() if torch.equal(p, whole[name])] == []
+    check_resumed(monkeypatch, training, run, tmp_path)
+    trained, start = run(tmp_path / "whole.safetensors"), dict(_network().named_parameters())
+    assert [name for name, p in start.items() if torch.equal(p, trained[name])] == []
 
 
 def test_a_recipe_for_another_kind_of_model_is_refused(tmp_path: Path) -> None:

@@ -30,18 +30,22 @@ class VQConfig:
         channels: channels of the latent and of a code.
         widths: channels of each resolution level of encoder and decoder, highest resolution first.
         blocks: residual blocks per encoder level (the decoder has one more).
+        stem: pixel-unshuffle factor before the first and pixel-shuffle factor after the last convolution (official: 1).
     """
 
     codes: int
     channels: int
     widths: tuple[int, ...]
     blocks: int = 2
+    stem: int = 1
 
     @property
     def networks(self) -> NetworkConfig:
         """Shape of encoder and decoder."""
         widths = tuple(self.widths)
-        return NetworkConfig(self.channels, widths[0], widths, widths, self.blocks, attention="lowest")
+        return NetworkConfig(
+            self.channels, widths[0], widths, widths, self.blocks, self.stem, attention="lowest"
+        )
 
 
 class _Convolutions(nn.Module):
@@ -111,11 +115,13 @@ class VQVAE(nn.Module):
         summed = torch.zeros_like(latents)
         tokens: list[Tensor] = []
         for scale, size in enumerate(sizes):
-            tokens.append(self._nearest(shrink(latents - summed, size)))
+            tokens.append(self.nearest(shrink(latents - summed, size)))
             summed = self.add(summed, self.codes(tokens[-1]), scale, len(sizes))
         return tokens, summed
 
-    def _nearest(self, residual: Tensor) -> Tensor:
+    @torch.no_grad()
+    def nearest(self, residual: Tensor) -> Tensor:
+        """Return the tokens int64 [B, h, w] whose codes are nearest to residuals [B, channels, h, w]."""
         book = self.quantize.embedding.weight
         z = residual.permute(0, 2, 3, 1)
         distance = z.square().sum(-1, keepdim=True) + book.square().sum(1) - 2 * (z @ book.T)

@@ -198,21 +198,46 @@ class VAR(nn.Module):
         x = self.embed(segment, condition, features)
         return self.logits(self._through(x, condition, attend), condition)
 
-    def forward(self, labels: Tensor, features: Tensor) -> Tensor:
+    def forward(self, labels: Tensor, features: Tensor, scales: int | None = None) -> Tensor:
         """Run all scales in one pass, each token attending to its own and earlier scales.
 
         Args:
             labels: int64 [B]; no label is dropped.
             features: inputs of scales 1 and on, [B, sum t_k - t_0, channels].
+            scales: only the first so many; None for all.
 
         Returns:
             Logits float32 [B, sum t_k, codes].
         """
-        segments = self.config.segments
+        segments = self.config.segments[:scales]
         condition = self.condition(labels)
         parts: Sequence[Tensor | None] = [None, *features.split([s.length for s in segments[1:]], 1)]
         x = torch.cat([self.embed(s, condition, part) for s, part in zip(segments, parts, strict=True)], 1)
         return self.logits(self._through(x, condition, make_attend(segments)), condition)
+
+    @torch.no_grad()
+    def init_weights(self, generator: torch.Generator) -> None:
+        """Set weights to train from: open gates, branches that start at zero, temperature 8, drawn from `generator`."""
+        for name, parameter in self.named_parameters():
+            if parameter.ndim >= 2 and name.endswith("weight"):
+                parameter.normal_(0, parameter.shape[-1] ** -0.5, generator=generator)
+            elif name.endswith("bias"):
+                parameter.zero_()
+        for table in (self.class_emb.weight, self.pos_start, self.pos_1LC):
+            table.normal_(0, 0.5, generator=generator)
+        self.lvl_embed.weight.normal_(0, 0.3, generator=generator)
+        self.head.weight.mul_(0.1)
+        for name, parameter in self.named_parameters():
+            if name.endswith("ada_lin.1.weight"):
+                parameter.mul_(0.1)
+        for block in self.layers:
+            block.attn.proj.weight.zero_()
+            block.ffn.fc2.weight.zero_()
+            block.attn.scale_mul_1H11.fill_(8.0).log_()
+            if self.config.shared_aln:
+                block.ada_gss[:, :, :2] = 1
+            else:
+                block.ada_lin.get_parameter("1.bias").unflatten(0, (6, -1))[:2] = 1
 
     def _through(self, x: Tensor, condition: Condition, attend: Attend) -> Tensor:
         for layer, block in enumerate(self.layers):

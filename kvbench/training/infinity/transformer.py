@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -13,16 +14,7 @@ from kvbench.models.infinity.transformer import Infinity
 from kvbench.models.text import VocabularyEncoder
 from kvbench.training.infinity.bits import self_corrected_bits
 from kvbench.training.loop import Recipe, fit, generator
-from kvbench.training.optim import warm_hold_decay
-
-
-@dataclass(frozen=True)
-class Stage:
-    """A stretch of training on the first `scales` scales: `steps` steps of `batch` samples."""
-
-    scales: int
-    batch: int
-    steps: int
+from kvbench.training.stages import Stage, count_steps, find_rate, find_stage, token_weights
 
 
 @dataclass(frozen=True)
@@ -95,62 +87,38 @@ class TextToBits(nn.Module):
         return (loss.mean(-1) * weights).mean()
 
 
-def token_weights(segments: Sequence[Segment]) -> Tensor:
-    """Return the weight of every token, float32 [sum t_k] with mean 1.
-
-    A token of a scale of t_k tokens weighs in proportion to t_k^-1/4, so that large scales do not drown the small ones.
-    """
-    weights = torch.cat([torch.full((s.length,), s.length**-0.25) for s in segments])
-    return weights / weights.mean()
-
-
-class Batches:
-    """Batches of the transformer's training, each drawn from the number of its step alone.
+def draw_batch(
+    corpus: Corpus, segments: Sequence[Segment], recipe: TransformerRecipe, step: int
+) -> tuple[tuple[Tensor, ...], Sequence[Segment]]:
+    """Draw the arguments of `TextToBits.forward` from the number of a step alone.
 
     Args:
         corpus: encoded scenes.
         segments: the whole schedule of scales.
         recipe: stages, dropouts, flips and seed.
+        step: number of the step.
+
+    Returns:
+        Tensors on the CPU, and the scales to train on.
     """
-
-    def __init__(self, corpus: Corpus, segments: Sequence[Segment], recipe: TransformerRecipe) -> None:
-        self.corpus, self.segments, self.recipe = corpus, segments, recipe
-        self.ends = torch.tensor([stage.steps for stage in recipe.stages]).cumsum(0).tolist()
-
-    def stage(self, step: int) -> Stage:
-        """Return the stage that `step` belongs to."""
-        return next(s for s, end in zip(self.recipe.stages, self.ends, strict=True) if step < end)
-
-    def progress(self, step: int) -> float:
-        """Return the share of the training's whole cost, counted in tokens, that is spent before `step`."""
-        costs = [s.batch * self.segments[s.scales - 1].end for s in self.recipe.stages]
-        spent, total, start = 0.0, 0.0, 0
-        for stage, cost in zip(self.recipe.stages, costs, strict=True):
-            spent += cost * min(max(step - start, 0), stage.steps)
-            total += cost * stage.steps
-            start += stage.steps
-        return spent / total
-
-    def draw(self, step: int) -> tuple[tuple[Tensor, ...], Sequence[Segment]]:
-        """Return the arguments of `TextToBits.forward` for a step: tensors on the CPU, and the scales to train on."""
-        stage, recipe = self.stage(step), self.recipe
-        rng = generator(recipe.seed, 1, step)
-        segments = self.segments[: stage.scales]
-        index = torch.randint(len(self.corpus.latents), (stage.batch,), generator=rng)
-        flip = torch.rand(stage.batch, generator=rng) * recipe.flip
-        flip = flip * (torch.rand(stage.batch, generator=rng) < 0.75)
-        targets, inputs = self_corrected_bits(
-            self.corpus.latents[index].float(),
-            [(s.height, s.width) for s in segments],
-            self.corpus.amplitudes,
-            flip,
-            rng,
-        )
-        blank = torch.rand(stage.batch, len(segments), generator=rng) < recipe.input_dropout
-        lengths = torch.tensor([s.length for s in segments[1:]])
-        inputs = inputs * ~blank[:, 1:].repeat_interleave(lengths, 1)[..., None]
-        dropped = torch.rand(stage.batch, generator=rng) < recipe.text_dropout
-        return (self.corpus.tokens[index], dropped, inputs, targets, token_weights(segments)), segments
+    stage = find_stage(recipe.stages, step)
+    rng = generator(recipe.seed, 1, step)
+    segments = segments[: stage.scales]
+    index = torch.randint(len(corpus.latents), (stage.batch,), generator=rng)
+    flip = torch.rand(stage.batch, generator=rng) * recipe.flip
+    flip = flip * (torch.rand(stage.batch, generator=rng) < 0.75)
+    targets, inputs = self_corrected_bits(
+        corpus.latents[index].float(),
+        [(s.height, s.width) for s in segments],
+        corpus.amplitudes,
+        flip,
+        rng,
+    )
+    blank = torch.rand(stage.batch, len(segments), generator=rng) < recipe.input_dropout
+    lengths = torch.tensor([s.length for s in segments[1:]])
+    inputs = inputs * ~blank[:, 1:].repeat_interleave(lengths, 1)[..., None]
+    dropped = torch.rand(stage.batch, generator=rng) < recipe.text_dropout
+    return (corpus.tokens[index], dropped, inputs, targets, token_weights(segments)), segments
 
 
 def train_transformer(
@@ -175,12 +143,11 @@ def train_transformer(
     Raises:
         ValueError, FloatingPointError: see `fit`.
     """
-    batches = Batches(corpus, segments, recipe)
     forward = torch.compile(model, dynamic=False) if compiled else model
     device = model.transformer.cfg_uncond.device
 
     def loss(step: int) -> Tensor:
-        tensors, scales = batches.draw(step)
+        tensors, scales = draw_batch(corpus, segments, recipe, step)
         with torch.autocast(device.type, torch.bfloat16):
             return forward(*(tensor.to(device) for tensor in tensors), scales)
 
@@ -190,8 +157,8 @@ def train_transformer(
         recipe,
         loss,
         path,
-        steps=int(batches.ends[-1]),
-        rate=lambda step: warm_hold_decay(step, batches.progress(step), hold=recipe.hold),
+        steps=count_steps(recipe.stages),
+        rate=partial(find_rate, recipe.stages, segments, recipe.hold),
         hidden=lambda name: "block" in name and "ada_gss" not in name and "scale_mul" not in name,
         decay=recipe.decay,
     )

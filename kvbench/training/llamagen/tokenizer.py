@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from kvbench.models.llamagen.tokenizer import VQ
+from kvbench.training.codes import find_codes
 from kvbench.training.loop import Recipe, fit, generator
 from kvbench.training.optim import warm_hold_decay
 from kvbench.training.scenes import reconstruction_loss, to_signed
@@ -67,7 +68,7 @@ def train_vq(model: VQ, images: Tensor, recipe: VQRecipe, path: Path, *, compile
         with torch.autocast(book.device.type, torch.bfloat16):
             latents = torch.cat([encode(draw(rng, recipe.batch)) for _ in range(32)]).float()
         vectors = F.normalize(latents.movedim(1, -1).flatten(0, 2), dim=-1).cpu()
-        return find_codes(vectors[torch.randperm(len(vectors), generator=rng)[: 2**17]], len(book), rng)
+        return find_codes(vectors, len(book), rng, sphere=True)
 
     def loss(step: int) -> Tensor:
         rng = generator(recipe.seed, 0, step)
@@ -98,33 +99,6 @@ def train_vq(model: VQ, images: Tensor, recipe: VQRecipe, path: Path, *, compile
         rate=lambda step: warm_hold_decay(step, step / recipe.steps, hold=recipe.hold),
         hidden=lambda name: "conv_in" not in name and "conv_out" not in name and "quant" not in name,
     )
-
-
-def find_codes(vectors: Tensor, count: int, rng: torch.Generator, rounds: int = 10) -> Tensor:
-    """Find codes by k-means on the unit sphere, seeded far apart (k-means++), so that rare vectors have codes too.
-
-    Args:
-        vectors: float32 [n, channels] of unit length.
-        count: codes to find.
-        rng: chooses the seeds.
-        rounds: of assignment and mean.
-
-    Returns:
-        float32 [count, channels] of unit length.
-    """
-    codes = vectors[:1]
-    nearest = vectors @ codes[0]
-    for _ in range(count - 1):
-        distances = (1 - nearest).clamp(min=1e-9)
-        chosen = vectors[torch.multinomial(distances, 1, generator=rng)]
-        codes = torch.cat((codes, chosen))
-        nearest = torch.maximum(nearest, vectors @ chosen[0])
-    for _ in range(rounds):
-        owner = torch.cat([(part @ codes.T).argmax(1) for part in vectors.split(2**14)])
-        sums = torch.zeros_like(codes).index_add_(0, owner, vectors)
-        empty = sums.square().sum(1) < 1e-12
-        codes = torch.where(empty[:, None], codes, F.normalize(sums, dim=1))
-    return codes
 
 
 @torch.inference_mode()

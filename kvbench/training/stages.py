@@ -1,0 +1,62 @@
+"""Stages of a next-scale training: the coarse scales decide the picture and cost little, so they come first."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from kvbench.core.segments import Segment
+from kvbench.training.optim import warm_hold_decay
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A stretch of training on the first `scales` scales: `steps` steps of `batch` samples."""
+
+    scales: int
+    batch: int
+    steps: int
+
+
+def count_steps(stages: Sequence[Stage]) -> int:
+    """Return the optimiser steps of all stages."""
+    return sum(stage.steps for stage in stages)
+
+
+def find_stage(stages: Sequence[Stage], step: int) -> Stage:
+    """Return the stage that a step belongs to, counted from 0.
+
+    Raises:
+        IndexError: the stages have fewer steps.
+    """
+    for stage in stages:
+        if step < stage.steps:
+            return stage
+        step -= stage.steps
+    raise IndexError(f"the stages end {step + 1} steps earlier")
+
+
+def find_progress(stages: Sequence[Stage], segments: Sequence[Segment], step: int) -> float:
+    """Return the share of the training's whole cost, counted in tokens, that is spent before a step."""
+    spent, total, start = 0.0, 0.0, 0
+    for stage in stages:
+        cost = stage.batch * segments[stage.scales - 1].end
+        spent += cost * min(max(step - start, 0), stage.steps)
+        total += cost * stage.steps
+        start += stage.steps
+    return spent / total
+
+
+def find_rate(stages: Sequence[Stage], segments: Sequence[Segment], hold: float, step: int) -> float:
+    """Return the learning-rate factor of a step, which falls with the cost that is spent (`warm_hold_decay`)."""
+    return warm_hold_decay(step, find_progress(stages, segments, step), hold=hold)
+
+
+def token_weights(segments: Sequence[Segment]) -> Tensor:
+    """Return the weight of every token, float32 [sum t_k] with mean 1.
+
+    A token of a scale of t_k tokens weighs in proportion to t_k^-1/4, so that large scales do not drown the small ones.
+    """
+    weights = torch.cat([torch.full((s.length,), s.length**-0.25) for s in segments])
+    return weights / weights.mean()

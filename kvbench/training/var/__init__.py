@@ -1,0 +1,1 @@
+"""Training of the embedded class-conditional model `var_tiny`: tokenizer and transformer."""

@@ -1,0 +1,185 @@
+"""Training of the small multi-scale VQ tokenizer: first without a codebook, then with one found by k-means."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from kvbench.models.autoencoder import Size, close_branches
+from kvbench.models.var.tokenizer import VQVAE, VQConfig, shrink
+from kvbench.training.codes import find_codes
+from kvbench.training.loop import Recipe, fit, generator
+from kvbench.training.optim import warm_hold_decay
+from kvbench.training.scenes import reconstruction_loss, to_signed
+
+LOOKED_AT = 24
+"""Batches whose residuals k-means looks at."""
+SEARCHES = 2
+"""Searches for codes, each among the residuals that the codes before leave."""
+
+
+@dataclass(frozen=True)
+class VARTokenizerRecipe(Recipe):
+    """Settings of the tokenizer's training; see `Recipe` for those that are not listed.
+
+    Attributes:
+        steps: optimiser steps.
+        batch: images per step.
+        hold: share of the steps at the peak rate.
+        free: steps before there is a codebook, whose latents are disturbed instead.
+        noise: standard deviation of that disturbance, as a share of the latents' own.
+        commitment: weight of the distance from latents to their codes (VAR, `beta`).
+    """
+
+    steps: int = 2000
+    batch: int = 32
+    muon: float = 0.012
+    adamw: float = 1.5e-3
+    average: float = 0.99
+    hold: float = 0.5
+    free: int = 600
+    noise: float = 0.1
+    commitment: float = 0.25
+
+
+def make_tokenizer(config: VQConfig, seed: int) -> VQVAE:
+    """Build a tokenizer to train: drawn from a seed, branches closed, and every scale's convolution the identity."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        vq = VQVAE(config)
+    close_branches(vq)
+    for name, parameter in vq.quantize.quant_resi.named_parameters():
+        (nn.init.dirac_ if name.endswith("weight") else nn.init.zeros_)(parameter)
+    return vq
+
+
+def quantize(vq: VQVAE, latents: Tensor, sizes: Sequence[Size], commitment: float) -> tuple[Tensor, Tensor]:
+    """Quantise with gradients: the sum of all codes, and what codes and latents are apart after each scale.
+
+    Forward the sum is that of the codes, backward the latents themselves; codes and convolutions learn from the second
+    result (VAR, arXiv:2404.02905, section 3.2, with van den Oord's loss after every scale).
+
+    Args:
+        vq: the tokenizer.
+        latents: float32 [B, channels, H, W].
+        sizes: (h, w) of every scale.
+        commitment: weight of what latents learn from the distance.
+
+    Returns:
+        [B, channels, H, W] and a scalar.
+    """
+    target = latents.detach()
+    summed, distance = torch.zeros_like(latents), latents.new_zeros(())
+    for scale, size in enumerate(sizes):
+        tokens = vq.nearest(shrink(target - summed.detach(), size))
+        summed = vq.add(summed, vq.codes(tokens), scale, len(sizes))
+        distance = distance + (summed - target).square().mean()
+        distance = distance + commitment * (latents - summed.detach()).square().mean()
+    return latents + (summed - latents).detach(), distance / len(sizes)
+
+
+def train_tokenizer(
+    vq: VQVAE,
+    images: Tensor,
+    sizes: Sequence[Size],
+    recipe: VARTokenizerRecipe,
+    path: Path,
+    *,
+    compiled: bool,
+) -> dict[str, Tensor]:
+    """Train the tokenizer in place and return its averaged weights by name (no adversarial, no perceptual loss).
+
+    Args:
+        vq: of `make_tokenizer`, on the device to train on.
+        images: uint8 [N, H, W, 3] on the CPU.
+        sizes: (h, w) of every scale.
+        recipe: settings.
+        path: checkpoint file, read when it exists.
+        compiled: use torch.compile, which needs a C++ compiler.
+
+    Raises:
+        ValueError, FloatingPointError: see `fit`.
+    """
+    book = vq.quantize.embedding.weight
+    encode, decode = (
+        torch.compile(part, dynamic=False) if compiled else part
+        for part in (vq.latents, nn.Sequential(vq.post_quant_conv, vq.decoder))
+    )
+
+    def draw(rng: torch.Generator) -> Tensor:
+        index = torch.randint(len(images), (recipe.batch,), generator=rng)
+        return to_signed(images[index].to(book.device)).contiguous(memory_format=torch.channels_last)
+
+    @torch.no_grad()
+    def find(rng: torch.Generator) -> None:
+        with torch.autocast(book.device.type, torch.bfloat16):
+            latents = torch.cat([encode(draw(rng)) for _ in range(LOOKED_AT)]).float()
+        for search in range(SEARCHES):
+            residuals = gather_residuals(vq, latents, sizes, exact=not search)
+            book.copy_(find_codes(residuals.cpu(), len(book), rng))
+
+    def loss(step: int) -> Tensor:
+        rng = generator(recipe.seed, 0, step)
+        if step == recipe.free:
+            find(rng)
+        batch = draw(rng)
+        with torch.autocast(book.device.type, torch.bfloat16):
+            latents = encode(batch)
+        latents = latents.float()
+        if step < recipe.free:
+            noise = torch.randn(latents.shape, generator=rng).to(latents.device)
+            summed = latents + recipe.noise * latents.detach().std() * noise
+            distance = latents.new_zeros(())
+        else:
+            summed, distance = quantize(vq, latents, sizes, recipe.commitment)
+        with torch.autocast(book.device.type, torch.bfloat16):
+            decoded = decode(summed)
+        return reconstruction_loss(decoded.float(), batch) + distance
+
+    return fit(
+        "tokenizer",
+        vq,
+        recipe,
+        loss,
+        path,
+        steps=recipe.steps,
+        rate=lambda step: warm_hold_decay(step, step / recipe.steps, hold=recipe.hold),
+        hidden=lambda name: "conv_in" not in name and "conv_out" not in name and "quant" not in name,
+    )
+
+
+def gather_residuals(vq: VQVAE, latents: Tensor, sizes: Sequence[Size], *, exact: bool) -> Tensor:
+    """Gather what the scales are to quantise.
+
+    Args:
+        vq: the tokenizer.
+        latents: float32 [B, channels, H, W].
+        sizes: (h, w) of every scale.
+        exact: nothing is lost in a scale but what its size cannot hold, as if there were a code for everything.
+
+    Returns:
+        float32 [B sum t_k, channels].
+    """
+    summed, found = torch.zeros_like(latents), []
+    for scale, size in enumerate(sizes):
+        residual = shrink(latents - summed, size)
+        found.append(residual.movedim(1, -1).flatten(0, 2))
+        codes = residual.movedim(1, -1) if exact else vq.codes(vq.nearest(residual))
+        summed = vq.add(summed, codes, scale, len(sizes))
+    return torch.cat(found)
+
+
+@torch.inference_mode()
+def encode(vq: VQVAE, images: Tensor, batch: int = 256) -> Tensor:
+    """Return the latents float16 [N, channels, h, w] of uint8 [N, H, W, 3] images, both on the CPU."""
+    device = vq.quantize.embedding.weight.device
+    side = images.shape[1] // vq.config.networks.patch
+    # Filled in place: what is kept between large blocks that come and go would hold them apart.
+    latents = torch.empty(len(images), vq.config.channels, side, side, dtype=torch.float16)
+    for start in range(0, len(images), batch):
+        some = slice(start, start + batch)
+        with torch.autocast(device.type, torch.bfloat16):
+            latents[some] = vq.latents(to_signed(images[some].to(device)))
+    return latents

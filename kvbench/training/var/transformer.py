@@ -1,0 +1,178 @@
+"""Training of the small class-conditional next-scale transformer on the tokenizer's tokens."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from kvbench.core.segments import Segment
+from kvbench.models.var.loop import make_features
+from kvbench.models.var.tokenizer import VQVAE, shrink
+from kvbench.models.var.transformer import VAR
+from kvbench.training.loop import Recipe, fit, generator
+from kvbench.training.stages import Stage, count_steps, find_rate, find_stage, token_weights
+
+
+@dataclass(frozen=True)
+class VARRecipe(Recipe):
+    """Settings of the transformer's training; see `Recipe` for those that are not listed.
+
+    Attributes:
+        stages: scale prefixes in order.
+        decay: weight decay of hidden matrices.
+        hold: share of the cost-weighted schedule at the peak rate.
+        class_dropout: share of samples that are of no class.
+        wrong: highest share of a sample's tokens that are drawn at random, uniform on [0, wrong] for every second
+            sample; later scales are to mend them.
+    """
+
+    stages: tuple[Stage, ...] = (Stage(3, 128, 800), Stage(6, 64, 2400), Stage(9, 32, 800))
+    muon: float = 0.02
+    adamw: float = 2e-3
+    average: float = 0.995
+    decay: float = 0.02
+    hold: float = 0.4
+    class_dropout: float = 0.1
+    wrong: float = 0.1
+
+
+@dataclass(frozen=True)
+class ClassCorpus:
+    """Encoded scenes on the CPU: latents float16 [N, channels, H, W], their classes int64 [N], how many there are."""
+
+    latents: Tensor
+    labels: Tensor
+    classes: int
+
+
+class ClassToTokens(nn.Module):
+    """The transformer in the one-pass form that training uses."""
+
+    def __init__(self, transformer: VAR) -> None:
+        super().__init__()
+        self.transformer = transformer
+
+    def forward(
+        self, labels: Tensor, features: Tensor, targets: Tensor, weights: Tensor, scales: int
+    ) -> Tensor:
+        """Return the weighted mean of the tokens' negative log-likelihood in nats, a scalar.
+
+        Args:
+            labels: int64 [B], `config.classes` for no class.
+            features: float32 [B, sum t_k - t_0, channels].
+            targets: int64 [B, sum t_k].
+            weights: float32 [sum t_k], weight of each token, mean 1.
+            scales: how many take part.
+        """
+        logits = self.transformer(labels, features, scales)
+        loss = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none")
+        return (loss.view_as(targets) * weights).mean()
+
+
+@torch.no_grad()
+def corrected_tokens(
+    vq: VQVAE,
+    latents: Tensor,
+    segments: Sequence[Segment],
+    scales: int,
+    wrong: Tensor,
+    rng: torch.Generator,
+) -> tuple[Tensor, Tensor]:
+    """Return targets and inputs of one training pass.
+
+    The nearest codes of each scale's residual are the targets; in the running sum some are replaced by codes drawn at
+    random, so that later targets mend earlier mistakes (as Infinity does with bits, arXiv:2412.04431, section 3.3).
+
+    Args:
+        vq: the tokenizer, on the CPU.
+        latents: float32 [B, channels, H, W].
+        segments: the whole schedule.
+        scales: use only the first so many.
+        wrong: float32 [B], probability that a token of the sample is replaced.
+        rng: source of the replacements.
+
+    Returns:
+        Targets int64 [B, sum t_k], and inputs of scales 1 and on float32 [B, sum t_k - t_0, channels].
+    """
+    summed = torch.zeros_like(latents)
+    targets, inputs = [], [latents.new_zeros(len(latents), 0, latents.shape[1])]
+    for segment in segments[:scales]:
+        if segment.index:
+            inputs.append(make_features(summed, segment))
+        tokens = vq.nearest(shrink(latents - summed, (segment.height, segment.width)))
+        targets.append(tokens.flatten(1))
+        replaced = torch.rand(tokens.shape, generator=rng) < wrong[:, None, None]
+        others = torch.randint(vq.config.codes, tokens.shape, generator=rng)
+        codes = vq.codes(torch.where(replaced, others, tokens))
+        summed = vq.add(summed, codes, segment.index, len(segments))
+    return torch.cat(targets, 1), torch.cat(inputs, 1)
+
+
+def draw_batch(
+    corpus: ClassCorpus, vq: VQVAE, segments: Sequence[Segment], recipe: VARRecipe, step: int
+) -> tuple[tuple[Tensor, ...], int]:
+    """Draw the arguments of `ClassToTokens.forward` from the number of a step alone.
+
+    Args:
+        corpus: encoded scenes.
+        vq: the tokenizer, on the CPU.
+        segments: the whole schedule of scales.
+        recipe: stages, dropout, share of wrong tokens and seed.
+        step: number of the step.
+
+    Returns:
+        Tensors on the CPU, and the number of scales to train on.
+    """
+    stage = find_stage(recipe.stages, step)
+    rng = generator(recipe.seed, 1, step)
+    index = torch.randint(len(corpus.latents), (stage.batch,), generator=rng)
+    wrong = torch.rand(stage.batch, generator=rng) * recipe.wrong
+    wrong = wrong * (torch.rand(stage.batch, generator=rng) < 0.5)
+    latents = corpus.latents[index].float()
+    targets, inputs = corrected_tokens(vq, latents, segments, stage.scales, wrong, rng)
+    # The last row of the classes' embedding is for no class.
+    dropped = torch.rand(stage.batch, generator=rng) < recipe.class_dropout
+    labels = corpus.labels[index].masked_fill(dropped, corpus.classes)
+    return (labels, inputs, targets, token_weights(segments[: stage.scales])), stage.scales
+
+
+def train_transformer(
+    model: ClassToTokens, corpus: ClassCorpus, vq: VQVAE, recipe: VARRecipe, path: Path, *, compiled: bool
+) -> dict[str, Tensor]:
+    """Train the transformer in place and return its averaged weights by name.
+
+    Args:
+        model: freshly initialised, on the device to train on.
+        corpus: encoded scenes.
+        vq: the trained tokenizer, on the CPU.
+        recipe: settings.
+        path: checkpoint file, read when it exists.
+        compiled: use torch.compile, which needs a C++ compiler.
+
+    Raises:
+        ValueError, FloatingPointError: see `fit`.
+    """
+    segments = model.transformer.config.segments
+    device = model.transformer.pos_start.device
+    forward = torch.compile(model, dynamic=False) if compiled else model
+
+    def loss(step: int) -> Tensor:
+        tensors, scales = draw_batch(corpus, vq, segments, recipe, step)
+        with torch.autocast(device.type, torch.bfloat16):
+            return forward(*(tensor.to(device) for tensor in tensors), scales)
+
+    return fit(
+        "transformer",
+        model,
+        recipe,
+        loss,
+        path,
+        steps=count_steps(recipe.stages),
+        rate=partial(find_rate, recipe.stages, segments, recipe.hold),
+        hidden=lambda name: "block" in name and "ada" not in name and "scale_mul" not in name,
+        decay=recipe.decay,
+    )

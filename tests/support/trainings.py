@@ -1,0 +1,37 @@
+"""What every training is asked: that it goes on where it was cut off."""
+
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+from torch import Tensor
+
+Run = Callable[[Path], dict[str, Tensor]]
+
+
+def check_resumed(monkeypatch: pytest.MonkeyPatch, training: ModuleType, run: Run, folder: Path) -> Path:
+    """Run six steps at once, and again cut off before the last; return the finished checkpoint.
+
+    Args:
+        monkeypatch: takes a checkpoint every second step.
+        training: module whose `draw_batch` is called with the number of the step last.
+        run: trains from a checkpoint file.
+        folder: of the checkpoint files.
+    """
+    monkeypatch.setattr("kvbench.training.loop.CHECKPOINT_EVERY", 2)
+    whole, draw = run(folder / "whole.safetensors"), training.draw_batch
+
+    def interrupted(*arguments: object) -> object:
+        if arguments[-1] == 5:
+            raise KeyboardInterrupt
+        return draw(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(training, "draw_batch", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            run(folder / "cut.safetensors")
+    resumed = run(folder / "cut.safetensors")
+    assert all(torch.equal(whole[name], resumed[name]) for name in whole)
+    return folder / "whole.safetensors"

@@ -1,0 +1,199 @@
+"""Training of a class-conditional model: tokens agree with the tokenizer's, scales with the loop's, resumption."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from kvbench.core.budget import Budget
+from kvbench.core.config import ConfigError
+from kvbench.core.segments import ModelSpec
+from kvbench.engine.cache import KVCache
+from kvbench.methods.full import Full
+from kvbench.models.var.loop import make_features
+from kvbench.models.var.tokenizer import VQVAE, VQConfig
+from kvbench.models.var.transformer import VAR, VARConfig
+from kvbench.scenes import grammar
+from kvbench.scenes.detector import detect
+from kvbench.scenes.exact import exact
+from kvbench.training.scenes import draw_classes
+from kvbench.training.stages import Stage
+from kvbench.training.var import transformer as training
+from kvbench.training.var.run import VARTraining
+from kvbench.training.var.tokenizer import (
+    VARTokenizerRecipe,
+    encode,
+    gather_residuals,
+    make_tokenizer,
+    quantize,
+    train_tokenizer,
+)
+from kvbench.training.var.transformer import (
+    ClassCorpus,
+    ClassToTokens,
+    VARRecipe,
+    corrected_tokens,
+    draw_batch,
+    train_transformer,
+)
+from tests.support.trainings import check_resumed
+
+SIZES = [(1, 1), (2, 2), (3, 3), (4, 4)]
+CODES, CLASSES = 16, 5
+NEVER = torch.zeros(3)
+
+
+def _vq() -> VQVAE:
+    vq = make_tokenizer(VQConfig(CODES, 8, (32, 32), blocks=1, stem=2), 0)
+    torch.nn.init.normal_(vq.quantize.embedding.weight, generator=torch.Generator().manual_seed(5))
+    return vq
+
+
+def _latents(count: int = 3) -> Tensor:
+    return torch.randn(count, 8, 4, 4, generator=torch.Generator().manual_seed(1))
+
+
+def _network() -> ClassToTokens:
+    transformer = VAR(VARConfig(2, 32, 2, (1, 2, 3, 4), CLASSES, CODES, 8))
+    transformer.init_weights(torch.Generator().manual_seed(2))
+    return ClassToTokens(transformer)
+
+
+def _moved() -> ClassToTokens:
+    """A network none of whose layers is at the start that training gives it."""
+    network, rng = _network(), torch.Generator().manual_seed(4)
+    for parameter in network.parameters():
+        parameter.data.add_(0.2 * torch.randn(parameter.shape, generator=rng))
+    return network
+
+
+def _corpus() -> ClassCorpus:
+    labels = torch.arange(32) % CLASSES
+    return ClassCorpus(_latents(32).half(), labels, CLASSES)
+
+
+def test_tokens_that_are_right_are_the_tokenizers() -> None:
+    vq, network = _vq(), _network()
+    segments = network.transformer.config.segments
+    tokens, summed = vq.encode(_latents(), SIZES)
+    targets, inputs = corrected_tokens(vq, _latents(), segments, 4, NEVER, torch.Generator())
+    assert torch.equal(targets, torch.cat([t.flatten(1) for t in tokens], 1))
+    partial = vq.add(torch.zeros_like(summed), vq.codes(tokens[0]), 0, 4)
+    torch.testing.assert_close(inputs[:, :4], make_features(partial, segments[1]))
+    fewer, read = corrected_tokens(vq, _latents(), segments, 2, NEVER, torch.Generator())
+    assert torch.equal(fewer, targets[:, :5])
+    assert torch.equal(read, inputs[:, :4])
+
+
+def test_wrong_tokens_are_read_and_mended_never_learnt() -> None:
+    vq, segments = _vq(), _network().transformer.config.segments
+    always = torch.tensor([0.0, 1.0, 1.0])
+    targets, inputs = corrected_tokens(vq, _latents(), segments, 4, always, torch.Generator().manual_seed(0))
+    clean, right = corrected_tokens(vq, _latents(), segments, 4, NEVER, torch.Generator())
+    assert torch.equal(targets[:, 0], clean[:, 0])  # the first target does not know of replacements
+    assert torch.equal(inputs[0], right[0])
+    assert not torch.equal(inputs[1:], right[1:])
+    assert not torch.equal(targets[1:, 1:], clean[1:, 1:])
+
+
+def test_gradients_pass_the_codes_and_codes_learn() -> None:
+    vq, latents = _vq(), _latents().requires_grad_()
+    summed, distance = quantize(vq, latents, SIZES, 0.25)
+    torch.testing.assert_close(summed, vq.encode(latents.detach(), SIZES)[1])
+    (passed,) = torch.autograd.grad(summed.square().sum(), latents, retain_graph=True)
+    torch.testing.assert_close(passed, 2 * summed.detach())
+    distance.backward()
+    book = vq.quantize.embedding.weight.grad
+    assert book is not None
+    assert book.abs().max() > 0
+    assert latents.grad is not None
+    # The last scale leaves the least, and its distance alone is what remains of the latents.
+    assert distance > (summed - latents).square().mean() * 1.25 / len(SIZES)
+
+
+def test_residuals_of_exact_codes_vanish() -> None:
+    vq = _vq()
+    found = gather_residuals(vq, _latents(), SIZES, exact=True).split([3 * h * w for h, w in SIZES])
+    torch.testing.assert_close(found[0], _latents().mean((2, 3)))
+    summed = torch.zeros(3, 8, 4, 4)
+    for scale, (part, (h, w)) in enumerate(zip(found, SIZES, strict=True)):
+        summed = vq.add(summed, part.view(3, h, w, 8), scale, 4)
+    torch.testing.assert_close(summed, _latents())
+
+
+def test_a_pass_over_the_first_scales_is_the_start_of_the_whole_pass() -> None:
+    transformer = _moved().transformer
+    labels = torch.tensor([0, 3, CLASSES])
+    features = torch.randn(3, 4 + 9 + 16, 8, generator=torch.Generator().manual_seed(6))
+    whole = transformer(labels, features)
+    torch.testing.assert_close(transformer(labels, features[:, :4], 2), whole[:, :5])
+
+
+def test_one_pass_is_what_the_cache_computes_scale_by_scale() -> None:
+    network, vq = _moved(), _vq()
+    transformer = network.transformer
+    segments = transformer.config.segments
+    _, inputs = corrected_tokens(vq, _latents(), segments, 4, NEVER, torch.Generator())
+    labels = torch.tensor([0, 3, CLASSES])
+    found = transformer(labels, inputs)
+    spec = ModelSpec("tiny", 2, 2, 16, segments, branches=1)
+    method = Full()
+    method.prepare(spec, Budget.parse(1.0, spec))
+    cache = KVCache(spec, method, dtype=torch.float32)
+    with torch.inference_mode():
+        cache.reset(3)
+        condition, logits = transformer.condition(labels), []
+        for segment in segments:
+            cache.begin(segment)
+            features = inputs[:, segment.start - 1 : segment.end - 1] if segment.index else None
+            logits.append(transformer.scale(segment, condition, features, cache.attend))
+    torch.testing.assert_close(found, torch.cat(logits, 1), atol=1e-5, rtol=1e-5)
+
+
+def test_a_batch_follows_from_its_step() -> None:
+    segments = _network().transformer.config.segments
+    recipe = VARRecipe(stages=(Stage(2, 200, 1), Stage(4, 8, 1)), wrong=1.0)
+    (labels, inputs, targets, weights), scales = draw_batch(_corpus(), _vq(), segments, recipe, 0)
+    assert (scales, targets.shape, inputs.shape, weights.shape) == (2, (200, 5), (200, 4, 8), (5,))
+    assert 0.03 < (labels == CLASSES).float().mean() < 0.2
+    again, _ = draw_batch(_corpus(), _vq(), segments, recipe, 0)
+    assert all(torch.equal(a, b) for a, b in zip(again, (labels, inputs, targets, weights), strict=True))
+    assert draw_batch(_corpus(), _vq(), segments, recipe, 1)[0][2].shape == (8, 30)
+
+
+def test_resumed_training_equals_uninterrupted_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = VARRecipe(stages=(Stage(2, 4, 3), Stage(4, 4, 3)), class_dropout=0.5)
+
+    def run(path: Path) -> dict[str, Tensor]:
+        return train_transformer(_network(), _corpus(), _vq(), recipe, path, compiled=False)
+
+    check_resumed(monkeypatch, training, run, tmp_path)
+    trained, start = run(tmp_path / "whole.safetensors"), dict(_network().named_parameters())
+    assert [name for name, p in start.items() if torch.equal(p, trained[name])] == []
+
+
+def test_the_tokenizer_trains_everywhere_and_encodes(tmp_path: Path) -> None:
+    vq, recipe = _vq(), VARTokenizerRecipe(steps=6, batch=4, free=3)
+    images = torch.randint(256, (8, 16, 16, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(3))
+    before = {name: p.detach().clone() for name, p in vq.named_parameters()}
+    weights = train_tokenizer(vq, images, SIZES, recipe, tmp_path / "t.safetensors", compiled=False)
+    assert [name for name, p in vq.named_parameters() if torch.equal(p, before[name])] == []
+    vq.load_state_dict(weights)
+    latents = encode(vq, images, batch=3)
+    assert (latents.shape, latents.dtype) == ((8, 8, 4, 4), torch.float16)
+
+
+def test_scenes_of_classes_hold_what_their_number_says() -> None:
+    images, labels = draw_classes(90, 0, 1)
+    assert len(labels.unique()) > 20
+    for image, label in zip(images, labels.tolist(), strict=True):
+        assert exact(detect(image.numpy()), grammar.describe_class(label))
+
+
+def test_a_recipe_for_another_kind_of_model_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"^train: the recipe is for a VARModel; take train="):
+        VARTraining(out=str(tmp_path / "new")).train(object())
+    assert not (tmp_path / "new").exists()
