@@ -59,3 +59,21 @@ def test_shapes_give_what_another_budget_saves() -> None:
     assert shares == ["5.5 % local heads", "12.4 % local heads"]
     assert len(claims) == 13
     assert headkv_memory.headkv_table4({}) == []
+
+
+def test_other_models_count_their_own_batch_and_rows() -> None:
+    janus = ModelSpec("janus_pro_7b", 30, 32, 128, next_token(64, [24] * 23 + [23]))
+    lumina = ModelSpec("lumina_mgpt_7b_768", 32, 32, 128, next_token(64, [49] * 47 + [48]))
+    found = paper_memory.TABLES["headkv_table4"]({one.name: one for one in (janus, lumina)})
+    claims = {(claim.model, claim.what): claim for claim in found}
+    assert headkv_memory.token_gb(janus) == 55 * 2 * 30 * 32 * 128 * 4 / 1e9
+    assert headkv_memory.token_gb(lumina) == 6 * 2 * 32 * 32 * 128 * 4 / 1e9
+    savings = {what: claim for what, claim in claims.items() if what[1].endswith("saving")}
+    assert len(savings) == 6
+    assert {claim.verdict for claim in savings.values()} == {"reproduced"}
+    # 24 tokens of 110 sequences are 1.30 GB; the paper's program gained 1.37 by them.
+    step = claims[janus.name, "linear_ar, 96 tokens to 72"]
+    assert (step.printed, step.ours, step.verdict) == ("1.37 GB", "1.298 GB", "not derivable")
+    # A local head keeps two rows: 48 of Janus's tokens, 98 of Lumina's.
+    assert claims[lumina.name, "294 tokens, headkv below linear_ar"].ours == "8.1 % local heads"
+    assert claims[janus.name, "72 tokens, headkv below linear_ar"].ours == "16.2 % local heads"
