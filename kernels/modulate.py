@@ -34,7 +34,9 @@ def modulate(x: Tensor, factor: Tensor, shift: Tensor, dtype: torch.dtype) -> Te
 
 @cache
 def _identity(width: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    with torch.inference_mode(mode=False):  # training may come later in this process
+    with torch.inference_mode(
+        False
+    ):  # training may come later in this process; a compiler takes no keyword here
         return torch.ones(width, device=device), torch.zeros(width, device=device)
 
 

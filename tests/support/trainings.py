@@ -1,4 +1,4 @@
-"""What every training is asked: that it goes on where it was cut off."""
+"""What every training is asked: that it goes on where it was cut off, and that its network can be compiled."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -6,7 +6,7 @@ from types import ModuleType
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 Run = Callable[[Path], dict[str, Tensor]]
 
@@ -35,3 +35,16 @@ def check_resumed(monkeypatch: pytest.MonkeyPatch, training: ModuleType, run: Ru
     resumed = run(folder / "cut.safetensors")
     assert all(torch.equal(whole[name], resumed[name]) for name in whole)
     return folder / "whole.safetensors"
+
+
+def check_traced(network: nn.Module, *arguments: object) -> None:
+    """Hold a network's loss and gradients as a compiler traces them against those of a plain call."""
+    losses, gradients = [], []
+    for called in (network, torch.compile(network, backend="eager", dynamic=False, fullgraph=True)):
+        network.zero_grad()
+        loss = called(*arguments)
+        loss.backward()
+        losses.append(loss.detach())
+        gradients.append([p.grad.clone() for p in network.parameters() if p.grad is not None])
+    torch.testing.assert_close(losses[1], losses[0])
+    torch.testing.assert_close(gradients[1], gradients[0])

@@ -22,12 +22,13 @@ from kvbench.training.infinity.transformer import (
     Corpus,
     TextToBits,
     TransformerRecipe,
+    draw_batch,
     train_transformer,
 )
 from kvbench.training.loop import Recipe, fit
 from kvbench.training.optim import Average, Optimizer, warm_hold_decay
 from kvbench.training.stages import Stage
-from tests.support.trainings import check_resumed
+from tests.support.trainings import check_resumed, check_traced
 
 SIZES = [(1, 1), (2, 2), (3, 3), (4, 4)]
 SEGMENTS = next_scale(SIZES)
@@ -111,6 +112,12 @@ def test_resumed_training_equals_uninterrupted_training(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     check_resumed(monkeypatch, training, _train, tmp_path)
+
+
+def test_a_compiler_traces_the_pass() -> None:
+    recipe = TransformerRecipe(stages=(Stage(4, 4, 1),))
+    tensors, segments = draw_batch(_corpus(), SEGMENTS, recipe, 0)
+    check_traced(_network(), *tensors, segments)
 
 
 def _train_features(path: Path) -> dict[str, Tensor]:

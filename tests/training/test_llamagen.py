@@ -25,7 +25,7 @@ from kvbench.training.llamagen.transformer import (
     draw_batch,
     train_next_token,
 )
-from tests.support.trainings import check_resumed
+from tests.support.trainings import check_resumed, check_traced
 
 CODES = 16
 
@@ -140,6 +140,10 @@ def test_resumed_training_equals_uninterrupted_training(
     check_resumed(monkeypatch, training, run, tmp_path)
     trained, start = run(tmp_path / "whole.safetensors"), dict(_network().named_parameters())
     assert [name for name, p in start.items() if torch.equal(p, trained[name])] == []
+
+
+def test_a_compiler_traces_the_pass() -> None:
+    check_traced(_network(), *draw_batch(_corpus(), NextTokenRecipe(steps=1, batch=3), CODES, 0))
 
 
 def test_a_recipe_for_another_kind_of_model_is_refused(tmp_path: Path) -> None:

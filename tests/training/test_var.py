@@ -37,7 +37,7 @@ from kvbench.training.var.transformer import (
     draw_batch,
     train_transformer,
 )
-from tests.support.trainings import check_resumed
+from tests.support.trainings import check_resumed, check_traced
 
 SIZES = [(1, 1), (2, 2), (3, 3), (4, 4)]
 CODES, CLASSES = 16, 5
@@ -173,6 +173,15 @@ def test_resumed_training_equals_uninterrupted_training(
     check_resumed(monkeypatch, training, run, tmp_path)
     trained, start = run(tmp_path / "whole.safetensors"), dict(_network().named_parameters())
     assert [name for name, p in start.items() if torch.equal(p, trained[name])] == []
+
+
+def test_a_compiler_traces_the_pass() -> None:
+    recipe = VARRecipe(stages=(Stage(4, 3, 1),))
+    check_traced(
+        _moved(),
+        *draw_batch(_corpus(), _vq(), _network().transformer.config.segments, recipe, 0)[0],
+        4,
+    )
 
 
 def test_the_tokenizer_trains_everywhere_and_encodes(tmp_path: Path) -> None:
