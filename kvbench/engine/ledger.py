@@ -12,7 +12,7 @@ class Ledger:
 
     Attributes:
         tokens_after: tokens one sequence holds after layer l of segment k, [K][L], the most of any sequence; the last
-            row is what is held while the last segment runs.
+            row is what is held while the last segment runs. Rows are 0 from where a text ended early.
         peak_bytes: storage between layers, whole batch.
         rebuild_bytes: storage at the worst instant of a rebuild, whole batch.
         transient_bytes: keys and values of the segment in flight, whole batch.
@@ -29,8 +29,8 @@ class Ledger:
 
     @property
     def last_tokens(self) -> int:
-        """Tokens one sequence holds while the last segment runs."""
-        return self.tokens_after[-1][0]
+        """Tokens one sequence holds while the last segment runs, or held last where generation ended before it."""
+        return self.tokens_after[self._count_segments() - 1][-1]
 
     @property
     def peak_tokens(self) -> int:
@@ -43,9 +43,14 @@ class Ledger:
         That is the capacity, or all tokens so far where those are fewer, less the padding, which counts as held but
         for one token a head. The last segment is never held.
         """
-        held = [row[-1] for row in self.tokens_after[:-1]]
+        count = min(self._count_segments(), len(self.tokens_after) - 1)
+        held = [row[-1] for row in self.tokens_after[:count]]
         heads, padding = spec.all_heads, spec.all_heads * self.padding
-        could = [min(capacity, Fraction(heads * end)) for end in spec.ends[:-1]]
+        could = [min(capacity, Fraction(heads * end)) for end in spec.ends[:count]]
         if padding:
             could = [max(most - padding, Fraction(heads)) for most in could]
         return float(min((tokens / most for tokens, most in zip(held, could, strict=True)), default=1.0))
+
+    def _count_segments(self) -> int:
+        """Return how many segments were run to their end."""
+        return sum(row[-1] > 0 for row in self.tokens_after)

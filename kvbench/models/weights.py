@@ -22,6 +22,8 @@ M = TypeVar("M", bound=nn.Module)
 State = dict[str, Tensor]
 Clean = Callable[[Mapping[str, object]], State]
 """From a file's contents to a module's state: names as the module has them, nothing else."""
+WHOLE = "model.safetensors"
+"""The one file of a model's folder, or the start of the name of its index."""
 
 
 class WeightsError(UserError, RuntimeError):
@@ -60,7 +62,7 @@ class Source:
         if self.repo is None or self.revision is None or not re.fullmatch(r"[0-9a-f]{40}", self.revision):
             hub = f", or the commit (40 hex digits) of {self.repo} to download with {self.key}.revision=..."
             raise WeightsError(
-                f"{self.key}: weights missing. Give a local copy of {self.file} with {self.key}.path=..."
+                f"{self.key}: weights missing. Give a local copy of {self.file or self.repo} with {self.key}.path=..."
                 + (hub if self.repo else "")
             )
         return self._download()
@@ -76,13 +78,14 @@ class Source:
             root = snapshot_download(str(self.repo), revision=self.revision, allow_patterns=wanted)
         except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
             raise WeightsError(
-                f"{self.key}: cannot download {self.repo}/{self.file} ({error}); give a local copy with {self.key}.path"
+                f"{self.key}: cannot download {self.file or 'all'} of {self.repo} ({error}); give a local copy with "
+                f"{self.key}.path"
             ) from None
         return Path(root, self.file or "")
 
 
 def read(path: Path) -> State:
-    """Return the raw contents of a safetensors file, a torch file, or a sharded folder with a Hugging Face index.
+    """Return the raw contents of a safetensors file, a torch file, or a folder as the Hugging Face Hub has it.
 
     Torch files are read with `weights_only=True`: nothing in them is executed.
 
@@ -103,7 +106,9 @@ def read(path: Path) -> State:
 
 
 def _read_shards(folder: Path) -> State:
-    for name in ("model.safetensors.index.json", "pytorch_model.bin.index.json"):
+    if (folder / WHOLE).is_file():
+        return load_file(folder / WHOLE)
+    for name in (f"{WHOLE}.index.json", "pytorch_model.bin.index.json"):
         if (folder / name).is_file():
             shards = sorted(set(parse_json((folder / name).read_text())["weight_map"].values()))
             merged: State = {}
@@ -112,7 +117,7 @@ def _read_shards(folder: Path) -> State:
                     raise ValueError(f"the index names a file outside the folder: {shard}")
                 merged |= read(folder / shard)
             return merged
-    raise ValueError("no model.safetensors.index.json or pytorch_model.bin.index.json in the folder")
+    raise ValueError(f"no {WHOLE}, {WHOLE}.index.json or pytorch_model.bin.index.json in the folder")
 
 
 def clean_transformer(raw: Mapping[str, object]) -> State:
@@ -247,18 +252,31 @@ def convert(path: Path, clean: Clean, digest: str) -> Path:
     return target
 
 
-def load_into(module: nn.Module, source: Source, clean: Clean) -> str:
-    """Fill a module built on the meta device with float32 weights and return the SHA-256 of the source.
+def load_into(module: nn.Module, source: Source, clean: Clean, dtype: torch.dtype = torch.float32) -> str:
+    """Fill a module built on the meta device and return the SHA-256 of the source.
+
+    Args:
+        module: what to fill.
+        source: where the checkpoint lies.
+        clean: from its contents to the module's state.
+        dtype: of the weights.
 
     Raises:
         WeightsError: see `Source.locate`, `read` and `check`.
     """
     path = source.locate()
     digest = hash_path(path)
-    state = clean(read(path)) if path.suffix == ".safetensors" else load_file(convert(path, clean, digest))
+    state = clean(read(path)) if _is_safe(path) else load_file(convert(path, clean, digest))
     check(state, module, source.key)
-    module.load_state_dict({k: v.float() for k, v in state.items()}, assign=True)
+    module.load_state_dict({k: v.to(dtype) for k, v in state.items()}, assign=True)
     return digest
+
+
+def _is_safe(path: Path) -> bool:
+    """Return whether a file, or a folder's files, can be read without being converted first."""
+    return path.suffix == ".safetensors" or any(
+        (path / name).is_file() for name in (WHOLE, f"{WHOLE}.index.json")
+    )
 
 
 def check_sources(sources: Mapping[str, Source], *needed: str) -> None:
@@ -273,13 +291,15 @@ def check_sources(sources: Mapping[str, Source], *needed: str) -> None:
         )
 
 
-def fill(module: nn.Module, source: Source | None, clean: Clean) -> str:
+def fill(module: nn.Module, source: Source | None, clean: Clean, dtype: torch.dtype = torch.float32) -> str:
     """Fill a module built on the meta device, with random numbers if it has no source, and return their SHA-256.
+
+    Random numbers are float32 whatever `dtype` is; for the arguments see `load_into`.
 
     Raises:
         WeightsError: see `load_into`.
     """
-    return fill_random(module) if source is None else load_into(module, source, clean)
+    return fill_random(module) if source is None else load_into(module, source, clean, dtype)
 
 
 RANDOM_RECIPE = 1

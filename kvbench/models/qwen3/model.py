@@ -1,0 +1,156 @@
+"""Qwen3 as the harness sees it: shapes without weights, then prompts to texts."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from typing import ClassVar, Literal
+
+import torch
+
+from kvbench.core.segments import ModelSpec
+from kvbench.models.base import Cache, Calls, compute_dtype, require_positive
+from kvbench.models.noise import Noise
+from kvbench.models.outputs import Text
+from kvbench.models.qwen3.files import clean_qwen3
+from kvbench.models.qwen3.loop import generate
+from kvbench.models.qwen3.prompt import HashedTokens, Tokenizer, lay_out, read_tokenizer
+from kvbench.models.qwen3.sampling import TextSampling
+from kvbench.models.qwen3.transformer import Qwen3, Qwen3Config
+from kvbench.models.tokens import check_lengths
+from kvbench.models.weights import Source, build_on_meta, check_sources, fill
+
+
+@dataclass
+class Qwen3Model:
+    """Qwen3 at any size: settings now, weights on `load`.
+
+    Prompts are padded in front to a room of `prompt_tokens` tokens. Positions count from the room's first token: what
+    is attended to depends on their differences alone.
+
+    How long a text becomes is not known beforehand, so budgets are measured by the longest there can be: a fraction is
+    one of the room for the prompt and of `max_tokens` (less the last chunk, which is never cached). Papers give tokens
+    per head, `budget=1024`, which mean the same whatever `max_tokens` is.
+
+    Differs from transformers' program in: it rotates in float32, where that rounds cosines and sines to the dtype of
+    the weights.
+
+    Attributes:
+        name: as in `conf/model`.
+        transformer: shape of the language model.
+        sampling: temperature and truncation.
+        sources: where `weights` come from: the model's folder, its tokenizer included.
+        weights: `files`, or `random` numbers in the model's shape (a hash in place of the tokenizer), for timing and
+            tests.
+        prompt_tokens: tokens of the longest prompt, those of the chat around it included.
+        max_tokens: tokens after which a text is cut.
+        chunk: tokens after which a method is asked what to keep.
+        thinking: whether the model thinks before it answers.
+        stop: whether a text ends where the model ends it; otherwise it goes on to `max_tokens`, for timing.
+        default_sinks: sink segments when the config names none; the prompt is the first segment.
+    """
+
+    name: str
+    transformer: Qwen3Config
+    sampling: TextSampling
+    sources: dict[str, Source]
+    weights: Literal["files", "random"] = "files"
+    prompt_tokens: int = 512
+    max_tokens: int = 32768
+    chunk: int = 128
+    thinking: bool = True
+    stop: bool = True
+    default_sinks: int = 1
+    weights_sha256: str = field(default="", init=False, repr=False)
+
+    output: ClassVar[Literal["text"]] = "text"
+
+    def __post_init__(self) -> None:
+        require_positive("model", prompt_tokens=self.prompt_tokens, chunk=self.chunk)
+        if self.max_tokens < 2:
+            raise ValueError(f"model.max_tokens={self.max_tokens}: must be at least 2")
+        if self.weights == "files":
+            check_sources(self.sources, "weights")
+
+    @cached_property
+    def spec(self) -> ModelSpec:
+        """Shapes, and the schedule of the longest text; generation stops where all texts of a batch have ended."""
+        segments = self.transformer.segments(self.prompt_tokens, self.max_tokens, self.chunk)
+        return self.transformer.describe(self.name, segments, 1)
+
+    @property
+    def parameters(self) -> int:
+        """Parameters, counted on the meta device."""
+        return sum(p.numel() for p in self._build().parameters())
+
+    def activation_bytes(self, prompts: int) -> int:
+        """Return the bytes beside weights and cache that a generation holds at its worst instant on a GPU.
+
+        That is in a layer over the prompts, or while a token is drawn.
+        """
+        config = self.transformer
+        layer = config.count_layer_bytes(prompts * self.prompt_tokens)
+        return max(layer, 6 * 4 * prompts * config.vocabulary)
+
+    @property
+    def calls(self) -> Calls:
+        """Calls of the loaded model that a profiler may watch."""
+        return {
+            "text": [(self._text, "encode")],
+            "transformer": [(self._transformer, name) for name in ("embed", "forward", "logits")],
+            "decode": [(self._text, "decode")],
+        }
+
+    def check_prompts(self, prompts: Sequence[str]) -> None:
+        """Make sure that every prompt fits.
+
+        Raises:
+            ValueError: naming the longest one, and the room that it needs.
+            WeightsError: the tokenizer is missing.
+        """
+        check_lengths(prompts, self._read_text(), self.prompt_tokens)
+
+    def load(self, device: torch.device | str) -> None:
+        """Build the network and fill it, in float32 on a CPU and bf16 on a GPU, as its files are.
+
+        Raises:
+            WeightsError: a checkpoint is missing, unreadable or does not fit.
+        """
+        transformer, dtype = self._build(), compute_dtype(self, device)
+        source = None if self.weights == "random" else self.sources["weights"]
+        # The files' digest is also that of the tokenizer, which lies among them.
+        self.weights_sha256 = fill(transformer, source, partial(clean_qwen3, config=self.transformer), dtype)
+        self._text = self._read_text()
+        self._transformer = transformer.to(device, dtype)
+        self._device = device
+
+    def generate(self, prompts: Sequence[str], cache: Cache, noise: Noise) -> list[Text]:
+        """Return the texts of a batch.
+
+        Raises:
+            NotFinite: the model produced NaN or infinite logits.
+            ValueError: a prompt of more than `prompt_tokens` tokens.
+        """
+        rows, padding = lay_out(prompts, self._text, self.prompt_tokens)
+        with torch.inference_mode():
+            drawn = generate(
+                self._transformer,
+                self._transformer.embed(rows.to(self._device)),
+                self.spec.segments,
+                cache,
+                noise,
+                self.sampling,
+                ends=self._text.ends if self.stop else (),
+                pad=self._text.pad,
+                padding=padding,
+                activations=self.activation_bytes(len(prompts)),
+            )
+        texts = zip(drawn.rows(), drawn.ended.tolist(), strict=True)
+        return [Text(self._text.decode(row), len(row), ended) for row, ended in texts]
+
+    def _build(self) -> Qwen3:
+        return build_on_meta(lambda: Qwen3(self.transformer))
+
+    def _read_text(self) -> Tokenizer:
+        if self.weights == "random":
+            return HashedTokens(self.transformer.vocabulary)
+        return read_tokenizer(self.sources["weights"], thinking=self.thinking)

@@ -1,0 +1,135 @@
+"""Prompts and texts of Qwen3: the chat a prompt stands in, tokens, and what ends a text."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+from torch import Tensor
+
+from kvbench.core.files import hash_content
+from kvbench.models.tokens import check_lengths, pad_front
+from kvbench.models.weights import Source, WeightsError
+
+
+class Tokenizer(Protocol):
+    """Anything that turns prompts into token numbers, and token numbers into text.
+
+    Attributes:
+        pad: stands where there is no token.
+        ends: tokens that end a text.
+    """
+
+    pad: int
+    ends: tuple[int, ...]
+
+    def encode(self, prompt: str) -> list[int]:
+        """Return the tokens of a prompt and of what comes before its answer."""
+        ...
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Return the text of tokens, without those that end it."""
+        ...
+
+
+class ChatTokenizer:
+    """The tokenizer of a model's folder, with its chat template.
+
+    Args:
+        folder: where its files are.
+        thinking: whether the model thinks before it answers; otherwise the template closes its thoughts at once.
+
+    Raises:
+        ImportError: the `text` extra is not installed.
+        OSError, ValueError: no tokenizer, or one without a chat template or without a token that ends an answer.
+    """
+
+    def __init__(self, folder: Path, *, thinking: bool) -> None:
+        from transformers import AutoTokenizer
+
+        self._reader = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+        self._thinking = thinking
+        if self._reader.chat_template is None:
+            raise ValueError("it has no chat template")
+        end, pad = self._reader.eos_token_id, self._reader.pad_token_id
+        if end is None:
+            raise ValueError("it has no token that ends an answer")
+        self.pad = end if pad is None else pad
+        self.ends = tuple(
+            dict.fromkeys((end, self.pad))
+        )  # a text of its own ends with the token that also pads
+
+    def encode(self, prompt: str) -> list[int]:
+        """Return the tokens of a question of the user's, up to where the answer begins."""
+        text = self._reader.apply_chat_template(
+            [{"role": "user", "content": prompt}],
+            tokenize=False,
+            add_generation_prompt=True,
+            enable_thinking=self._thinking,
+        )
+        return list(self._reader(text, add_special_tokens=False)["input_ids"])
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Return the text of tokens, thoughts included, without special ones."""
+        return str(self._reader.decode(list(tokens), skip_special_tokens=True))
+
+
+class HashedTokens:
+    """A stand-in for a tokenizer without its files: one token a word, by the word's hash.
+
+    Args:
+        vocabulary: tokens there are, at least 3.
+    """
+
+    pad, ends = 0, (1,)
+
+    def __init__(self, vocabulary: int) -> None:
+        self._words = vocabulary - 2
+
+    def encode(self, prompt: str) -> list[int]:
+        """Return a token for each word, one at least."""
+        return [2 + int(hash_content(word)[:14], 16) % self._words for word in prompt.split() or [""]]
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Return the tokens' numbers as words."""
+        return " ".join(f"w{token}" for token in tokens if token not in self.ends)
+
+
+def read_tokenizer(source: Source, *, thinking: bool) -> Tokenizer:
+    """Read the tokenizer out of the folder of a model's weights.
+
+    Args:
+        source: of the folder.
+        thinking: whether the model thinks before it answers.
+
+    Raises:
+        WeightsError: its files are missing or unreadable, or the `text` extra is not installed.
+    """
+    folder = source.locate()
+    try:
+        return ChatTokenizer(folder, thinking=thinking)
+    except ImportError:
+        raise WeightsError(f"{source.key}: install the `text` extra, which reads the tokenizer") from None
+    except (OSError, ValueError) as error:
+        reason = str(error).splitlines()[0]
+        raise WeightsError(
+            f"{source.key}: {folder} holds no tokenizer with a chat template ({reason}); it must be the model's "
+            "folder, with tokenizer.json and tokenizer_config.json"
+        ) from None
+
+
+def lay_out(prompts: Sequence[str], tokenizer: Tokenizer, room: int) -> tuple[Tensor, list[int]]:
+    """Return the tokens of prompts, padded in front, and how much padding each has.
+
+    Args:
+        prompts: texts.
+        tokenizer: of the model.
+        room: tokens of the longest prompt.
+
+    Returns:
+        int64 [prompts, room], and the padding of each.
+
+    Raises:
+        ValueError: a prompt of more tokens.
+    """
+    check_lengths(prompts, tokenizer, room)
+    return pad_front([tokenizer.encode(prompt) for prompt in prompts], room, tokenizer.pad)

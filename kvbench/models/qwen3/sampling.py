@@ -1,0 +1,93 @@
+"""How a language model's next token is drawn: temperature, top-k, top-p."""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from kvbench.models.noise import Noise
+
+GOLDEN = -0x61C8864680B583EB
+"""2^64 over the golden ratio, made odd, as a signed number."""
+
+
+@dataclass(frozen=True)
+class TextSampling:
+    """How tokens are drawn; the defaults are Qwen3's for thinking.
+
+    Attributes:
+        temperature: what logits are divided by; 0 takes the likeliest token.
+        top_k: only the k likeliest tokens; 0 for all.
+        top_p: of these the fewest whose common probability is at least top_p, likeliest first; 1 for all.
+    """
+
+    temperature: float = 0.6
+    top_k: int = 20
+    top_p: float = 0.95
+
+    def __post_init__(self) -> None:
+        if self.temperature < 0:
+            raise ValueError(
+                f"model.sampling.temperature={self.temperature}: must not be negative (0 takes the likeliest)"
+            )
+        if self.top_k < 0:
+            raise ValueError(f"model.sampling.top_k={self.top_k}: must not be negative (0 turns it off)")
+        if not 0 < self.top_p <= 1:
+            raise ValueError(f"model.sampling.top_p={self.top_p}: must lie in (0, 1] (1 turns it off)")
+
+
+def truncate(logits: Tensor, sampling: TextSampling) -> tuple[Tensor, Tensor]:
+    """Return the tokens that may be drawn, likeliest first, and their logits over the temperature.
+
+    Args:
+        logits: float32 [prompts, vocabulary].
+        sampling: temperature above 0, and limits.
+
+    Returns:
+        Logits float32 [prompts, candidates], -inf where top-p forbids a candidate, and the tokens int64 of the same
+        shape.
+    """
+    most = min(sampling.top_k, logits.shape[-1]) or logits.shape[-1]
+    kept, tokens = (logits / sampling.temperature).topk(most)
+    if sampling.top_p < 1:
+        chances = kept.softmax(-1)
+        likelier = chances.cumsum(-1) - chances
+        kept = kept.masked_fill(likelier >= sampling.top_p, -math.inf)
+    return kept, tokens
+
+
+def draw(logits: Tensor, sampling: TextSampling, noise: Noise) -> Tensor:
+    """Draw a token int64 [prompts] from logits float32 [prompts, vocabulary].
+
+    The drawn token is argmax p / q with q ~ Exp(1), a number for each token whatever its rank: runs that differ
+    slightly in their logits draw the same token nearly always. No noise is taken at temperature 0.
+    """
+    if sampling.temperature == 0:
+        return logits.argmax(-1)
+    kept, tokens = truncate(logits, sampling)
+    waits = wait_for(tokens, noise.draw(2).to(logits.device))
+    best = (kept.softmax(-1) / waits).argmax(-1, keepdim=True)
+    return tokens.gather(-1, best).squeeze(-1)
+
+
+def wait_for(tokens: Tensor, drawn: Tensor) -> Tensor:
+    """Return Exp(1) variables float32 [prompts, candidates], one for each token, out of a few drawn numbers.
+
+    A vocabulary's worth of draws would take as long as a layer; the bits of two, mixed with the token's number, serve
+    as well (the finaliser of SplitMix64: Steele, Lea and Flood, OOPSLA 2014).
+
+    Args:
+        tokens: int64 [prompts, candidates].
+        drawn: float32 [prompts, 2], different at every position of every prompt.
+    """
+    bits = drawn.contiguous().view(torch.int64) + GOLDEN * (tokens + 1)
+    bits = (bits ^ _shift(bits, 30)) * -0x40A7B892E31B1A47
+    bits = (bits ^ _shift(bits, 27)) * -0x6B2FB644ECCEEE15
+    bits = bits ^ _shift(bits, 31)
+    return -((_shift(bits, 40).float() + 0.5) / 2**24).log()  # 24 bits, which float32 holds exactly
+
+
+def _shift(bits: Tensor, by: int) -> Tensor:
+    """Shift int64 to the right without its sign."""
+    return (bits >> by) & (2 ** (64 - by) - 1)

@@ -1,0 +1,44 @@
+"""Qwen3's language model (arXiv:2505.09388): shared heads, normalised queries and keys, rotation with base 10^6."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from torch import Tensor
+
+from kvbench.core.segments import Segment, next_token_image
+from kvbench.kernels.linear import linear
+from kvbench.models.decoder import Decoder, DecoderConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class Qwen3Config(DecoderConfig):
+    """Shape of a language model; heads x head_dim need not be the width.
+
+    Attributes:
+        tied: the embedding is also what maps the stream to logits.
+    """
+
+    qk_norm: Literal["none", "rms", "layer"] = "rms"
+    eps: float = 1e-6
+    rope_base: float = 1e6
+    tied: bool = False
+
+    def segments(self, prompt: int, tokens: int, chunk: int) -> tuple[Segment, ...]:
+        """Return a prompt of so many tokens, then those that may follow it in segments of `chunk`."""
+        return next_token_image(prompt, tokens, chunk)
+
+
+class Qwen3(Decoder):
+    """The language model."""
+
+    config: Qwen3Config
+
+    def __init__(self, config: Qwen3Config) -> None:
+        super().__init__(config)
+        if config.tied:
+            del self.output
+
+    def logits(self, x: Tensor) -> Tensor:
+        """Map residual streams [..., width] to logits float32 [..., vocabulary]."""
+        head = self.tok_embeddings if self.config.tied else self.output
+        return linear(self.norm(x), head.weight, None).float()

@@ -1,0 +1,243 @@
+"""Qwen3 as the harness sees it: shapes, folders, texts that end, and every method on it."""
+
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hydra.utils import instantiate
+
+from kvbench.core.budget import Budget
+from kvbench.core.files import hash_path
+from kvbench.engine.cache import KVCache
+from kvbench.models.base import compute_dtype
+from kvbench.models.noise import PromptNoise
+from kvbench.models.outputs import Text
+from kvbench.models.qwen3.model import Qwen3Model
+from kvbench.models.qwen3.sampling import TextSampling
+from kvbench.models.weights import Source, WeightsError
+from tests.support.methods import methods_for
+from tests.support.reference_qwen3 import CONFIGS, END, WORDS, pad, write_folder, write_tokenizer
+from tests.support.small_models import composed, full, ready
+
+SMALL = (
+    "model=qwen3_8b",
+    "model.weights=random",
+    "model.transformer.depth=2",
+    "model.transformer.width=32",
+    "model.transformer.heads=4",
+    "model.transformer.kv_heads=2",
+    "model.transformer.head_dim=16",
+    "model.transformer.hidden=64",
+    "model.transformer.vocabulary=60",
+    "model.prompt_tokens=8",
+    "model.max_tokens=41",
+    "model.chunk=8",
+    "model.sampling.temperature=1.0",
+    "model.sampling.top_k=0",
+)
+PROMPTS = ["what is one plus two", "why"]
+
+
+def model(*overrides: str) -> Qwen3Model:
+    return instantiate(composed(*overrides).model)
+
+
+@pytest.fixture(scope="module")
+def tiny() -> Qwen3Model:
+    one = model(*SMALL)
+    one.load("cpu")
+    return one
+
+
+def write(one: Qwen3Model, prompts: list[str] = PROMPTS, seed: int = 0, first: int = 0) -> list[Text]:
+    return one.generate(prompts, full(one), PromptNoise(seed, range(first, first + len(prompts))))
+
+
+@pytest.mark.parametrize(
+    ("size", "layers", "heads", "millions"),
+    [("4b", 36, 32, 4022.5), ("8b", 36, 32, 8190.7), ("32b", 64, 64, 32762.1)],
+)
+def test_published_shapes(size: str, layers: int, heads: int, millions: float) -> None:
+    one = model(f"model=qwen3_{size}")
+    spec = one.spec
+    assert (spec.layers, spec.heads, spec.head_dim, spec.branches) == (layers, 8, 128, 1)
+    assert one.transformer.heads == heads
+    assert spec.logit_scale == 128**-0.5
+    assert round(one.parameters / 1e6, 1) == millions
+    assert [segment.length for segment in spec.segments] == [512, *[128] * 255, 127]
+    assert spec.full_tokens == layers * 8 * (512 + 255 * 128)
+    assert Budget.parse(1024, spec).per_head == 1024
+    assert (compute_dtype(one, "cpu"), compute_dtype(one, "cuda")) == (torch.float32, torch.bfloat16)
+    assert one.sources["weights"].repo == f"Qwen/Qwen3-{size.upper()}"
+
+
+def test_texts_depend_on_prompt_and_noise_and_on_nothing_else(tiny: Qwen3Model) -> None:
+    first = write(tiny)
+    again = model(*SMALL)
+    again.load("cpu")
+    assert write(again) == first
+    assert write(tiny, ["how is one plus two", PROMPTS[1]])[0] != first[0]
+    assert write(tiny, seed=1) != first
+    assert write(tiny, PROMPTS[1:], first=1) == first[1:]
+    roomy = replace(tiny, prompt_tokens=20)
+    roomy.load("cpu")
+    assert write(roomy) == first
+
+
+def test_a_text_that_ended_changes_nothing_beside_it_and_counts_no_more(tiny: Qwen3Model) -> None:
+    prompts = [f"prompt {number}" for number in range(12)]
+    texts = write(tiny, prompts)
+    assert {text.ended for text in texts} == {True, False}
+    for number, text in enumerate(texts):
+        assert write(tiny, [prompts[number]], first=number) == [text]
+        words = text.text.split()
+        assert len(words) == text.tokens - text.ended
+        assert f"w{END}" not in words
+        if not text.ended:
+            assert text.tokens == tiny.max_tokens
+    longer = replace(tiny, stop=False)
+    longer.load("cpu")
+    assert [(text.tokens, text.ended) for text in write(longer, prompts)] == [(41, False)] * 12
+
+
+def test_generation_stops_when_all_have_ended(tiny: Qwen3Model) -> None:
+    calls = 0
+    inner = tiny._transformer.forward
+
+    def counted(*given: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        return inner(*given)
+
+    found = write(tiny, ["x"] * 40)
+    soon = next(index for index, text in enumerate(found) if text.tokens < 16)
+    later = next(index for index, text in enumerate(found) if 16 < text.tokens < 32)
+    for chosen, most in ((soon, 16), (later, 32)):
+        calls, cache = 0, full(tiny)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(tiny._transformer, "forward", counted)
+            tiny.generate(["x"], cache, PromptNoise(0, (chosen,)))
+        assert calls == most
+        heads, padding = tiny.spec.all_heads, 7
+        held = [row[-1] for row in cache.ledger.tokens_after]
+        assert held == [heads * (end - padding) if end < 8 + most else 0 for end in tiny.spec.ends]
+        assert cache.ledger.last_tokens == max(held)
+        assert cache.ledger.find_least_share(tiny.spec, Budget.parse(1, tiny.spec).capacity) == 1
+
+
+def test_prompts_too_long_are_refused_by_name(tiny: Qwen3Model) -> None:
+    prompt = "one two three four five six seven eight nine"
+    message = re.escape(f"prompt {prompt!r} has 9 tokens: set model.prompt_tokens=9, which is 8")
+    with pytest.raises(ValueError, match=message):
+        tiny.check_prompts([*PROMPTS, prompt])
+    with pytest.raises(ValueError, match=message):
+        write(tiny, [prompt])
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
+    pytest.importorskip("transformers")
+    path = tmp_path_factory.mktemp("qwen3")
+    official = write_folder(CONFIGS["shared heads"], path)
+    write_tokenizer(path)
+    return path, official
+
+
+def reading(path: Path, **more: Any) -> Qwen3Model:
+    sources = {"weights": Source("model.sources.weights", str(path))}
+    settings = {"prompt_tokens": 7, "max_tokens": 30, "chunk": 8, **more}
+    return Qwen3Model("small", CONFIGS["shared heads"], TextSampling(0), sources, **settings)
+
+
+@pytest.mark.parametrize("thinking", [True, False])
+def test_greedy_texts_are_those_of_transformers(folder: tuple[Path, Any], thinking: bool) -> None:
+    path, official = folder
+    one = reading(path, thinking=thinking)
+    one.load("cpu")
+    prompts = ["one plus two", "three"]
+    asked = [[2, *(WORDS.index(word) for word in prompt.split()), 3] for prompt in prompts]
+    asked = [row if thinking else [*row, 4, 5] for row in asked]
+    assert [one._text.encode(prompt) for prompt in prompts] == asked
+    tokens, exists = pad(asked)
+    drawn = official.generate(tokens, attention_mask=exists, do_sample=False, max_new_tokens=30)
+    expected = [row[tokens.shape[1] :].tolist() for row in drawn]
+    texts = one.generate(prompts, full(one), PromptNoise(0, range(2)))
+    for text, row in zip(texts, expected, strict=True):
+        length = row.index(END) + 1 if END in row else len(row)
+        assert (text.tokens, text.ended) == (length, END in row)
+        assert text.text == one._text.decode(row[:length])
+    assert one.weights_sha256 == hash_path(path)
+    assert list(one.calls) == ["text", "transformer", "decode"]
+
+
+def test_thoughts_are_part_of_a_text_and_special_tokens_are_not(folder: tuple[Path, Any]) -> None:
+    text = reading(folder[0])._read_text()
+    assert text.decode([4, 7, 10, 5, 8, 1]) == "<think> one plus </think> two"
+    assert (text.ends, text.pad) == ((1, 0), 0)
+
+
+def test_a_folder_without_a_chat_is_refused(folder: tuple[Path, Any], tmp_path: Path) -> None:
+    one = reading(tmp_path)
+    with pytest.raises(WeightsError, match=r"model\.sources\.weights: .* holds no tokenizer with a chat"):
+        one.check_prompts(PROMPTS)
+    write_tokenizer(tmp_path, None)
+    with pytest.raises(WeightsError, match=r"\(it has no chat template\); it must be the model's folder"):
+        one.check_prompts(PROMPTS)
+
+
+def test_a_missing_package_says_which_extra_has_it(
+    folder: tuple[Path, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "transformers", None)
+    with pytest.raises(WeightsError, match=r"model\.sources\.weights: install the `text` extra"):
+        reading(folder[0]).load("cpu")
+
+
+def test_missing_weights_say_how_to_get_them() -> None:
+    message = r"model\.sources\.weights: weights missing. Give a local copy of Qwen/Qwen3-4B with .*revision"
+    with pytest.raises(WeightsError, match=message):
+        model("model=qwen3_4b").load("cpu")
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ("model.max_tokens=1", "model.max_tokens=1: must be at least 2"),
+        ("model.chunk=0", "model.chunk=0: must be at least 1"),
+        ("model.prompt_tokens=0", "model.prompt_tokens=0: must be at least 1"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused(change: str, named: str) -> None:
+    with pytest.raises(Exception, match=re.escape(named)):
+        model(*SMALL, change)
+
+
+METHODS = methods_for("next-token")
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_writes_texts(tiny: Qwen3Model, name: str) -> None:
+    """At half of the cache texts are a method's own, the same in any batch, within its budget."""
+    method = ready(name, tiny, "1" if name == "full" else "0.5", SMALL)
+    cache = KVCache(tiny.spec, method, dtype=torch.float32)
+    texts = tiny.generate(PROMPTS, cache, PromptNoise(0, (0, 1)))
+    peak = cache.ledger.peak_tokens
+    if name != "random":  # which numbers prompts by their place
+        assert tiny.generate(PROMPTS[:1], cache, PromptNoise(0, (0,))) == texts[:1]
+    if method.strict and name != "full":
+        assert peak <= max(Budget.parse("0.5", tiny.spec).capacity, method.budget.capacity)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_with_room_for_everything_every_method_writes_the_reference(tiny: Qwen3Model, name: str) -> None:
+    method = ready(name, tiny, "1", SMALL)
+    cache, whole = KVCache(tiny.spec, method, dtype=torch.float32), full(tiny)
+    texts = tiny.generate(PROMPTS, cache, PromptNoise(0, (0, 1)))
+    reference = tiny.generate(PROMPTS, whole, PromptNoise(0, (0, 1)))
+    if cache.ledger.peak_tokens == whole.ledger.peak_tokens:
+        assert texts == reference
+    else:
+        assert not method.strict

@@ -1,0 +1,94 @@
+"""Tokens are drawn from the distribution that transformers' processors leave, and alike by runs that are alike."""
+
+import re
+
+import pytest
+import torch
+from torch import Tensor
+
+from kvbench.models.noise import PromptNoise
+from kvbench.models.qwen3.sampling import TextSampling, draw, truncate, wait_for
+from tests.support.drawing import Silence
+
+LOGITS = 3 * torch.randn(6, 50, generator=torch.Generator().manual_seed(0))
+SETTINGS = [(0.6, 20, 0.95), (1.0, 0, 0.8), (1.3, 7, 1.0), (0.7, 0, 1.0), (1.0, 1, 0.5), (1.0, 90, 0.3)]
+
+
+def official(logits: Tensor, temperature: float, top_k: int, top_p: float) -> Tensor:
+    """Probabilities after the processors of transformers' `generate`."""
+    transformers = pytest.importorskip("transformers")
+    chain = [transformers.TemperatureLogitsWarper(temperature)]
+    chain += [transformers.TopKLogitsWarper(top_k)] if top_k else []
+    chain += [transformers.TopPLogitsWarper(top_p)] if top_p < 1 else []
+    for process in chain:
+        logits = process(None, logits)
+    return logits.softmax(-1)
+
+
+@pytest.mark.parametrize(("temperature", "top_k", "top_p"), SETTINGS)
+def test_candidates_have_the_official_probabilities(temperature: float, top_k: int, top_p: float) -> None:
+    kept, tokens = truncate(LOGITS, TextSampling(temperature, top_k, top_p))
+    found = torch.zeros_like(LOGITS).scatter(-1, tokens, kept.softmax(-1))
+    torch.testing.assert_close(found, official(LOGITS, temperature, top_k, top_p), atol=1e-6, rtol=1e-5)
+
+
+def test_tokens_are_drawn_as_often_as_they_should_be() -> None:
+    count, sampling = 40_000, TextSampling(1.0, 8, 0.9)
+    row = LOGITS[:1, :12]
+    noise = PromptNoise(0, range(count))
+    drawn = draw(row.expand(count, -1), sampling, noise)
+    found = drawn.bincount(minlength=12) / count
+    expected = official(row, 1.0, 8, 0.9)[0]
+    assert (found - expected).abs().max() < 4 * (0.25 / count) ** 0.5
+    assert (found[expected == 0] == 0).all()
+
+
+def test_numbers_of_tokens_are_exponential_and_independent() -> None:
+    drawn = PromptNoise(1, range(500)).draw(2)
+    waits = wait_for(torch.arange(400).expand(500, -1), drawn)
+    assert waits.dtype == torch.float32
+    assert (waits > 0).all()
+    assert torch.isfinite(waits).all()
+    values = waits.flatten().double().sort().values
+    expected = 1 - (-values).exp()
+    steps = torch.arange(1, len(values) + 1) / len(values)
+    assert (steps - expected).abs().max() < 1.63 / len(values) ** 0.5  # Kolmogorov-Smirnov at 1 %
+    for shift in (1, 7, 256):  # neighbours among tokens, and the same token at two prompts
+        pairs = torch.stack((waits[:, shift:].flatten(), waits[:, :-shift].flatten()))
+        assert pairs.corrcoef()[0, 1].abs() < 4 / pairs.shape[1] ** 0.5
+        pairs = torch.stack((waits[shift % 500 :].flatten(), waits[: 500 - shift % 500].flatten()))
+        assert pairs.corrcoef()[0, 1].abs() < 4 / pairs.shape[1] ** 0.5
+
+
+def test_a_prompt_draws_the_same_in_any_batch_and_nearly_the_same_from_nearly_the_same() -> None:
+    sampling = TextSampling(1.0, 0, 1.0)
+    together = draw(LOGITS, sampling, PromptNoise(3, range(6)))
+    alone = [draw(LOGITS[i : i + 1], sampling, PromptNoise(3, (i,))) for i in range(6)]
+    assert torch.equal(together, torch.cat(alone))
+    assert not torch.equal(together, draw(LOGITS, sampling, PromptNoise(4, range(6))))
+    many = LOGITS.repeat(500, 1)
+    shaken = many + 0.01 * torch.randn(many.shape, generator=torch.Generator().manual_seed(5))
+    ours, theirs = (draw(x, sampling, PromptNoise(0, range(len(many)))) for x in (many, shaken))
+    assert (ours != theirs).float().mean() < 0.02
+
+
+def test_temperature_0_takes_the_likeliest_and_no_noise() -> None:
+    class Forbidden(Silence):
+        def draw(self, count: int) -> Tensor:
+            raise AssertionError
+
+    assert torch.equal(draw(LOGITS, TextSampling(0), Forbidden()), LOGITS.argmax(-1))
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"temperature": -1}, "model.sampling.temperature=-1: must not be negative"),
+        ({"top_k": -1}, "model.sampling.top_k=-1: must not be negative"),
+        ({"top_p": 0}, "model.sampling.top_p=0: must lie in (0, 1]"),
+        ({"top_p": 1.5}, "model.sampling.top_p=1.5: must lie in (0, 1]"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused(settings: dict[str, float], named: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(named)):
+        TextSampling(**settings)  # type: ignore[arg-type]

@@ -1,0 +1,104 @@
+"""Qwen3 as transformers has it: small models of random weights, and their logits on prompts of unequal length."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from kvbench.models.qwen3.transformer import Qwen3Config
+
+VOCABULARY = 97
+PAD, END = 0, 1
+CONFIGS = {
+    "shared heads": Qwen3Config(
+        depth=3, width=40, heads=4, kv_heads=2, head_dim=16, hidden=72, vocabulary=VOCABULARY
+    ),
+    "tied": Qwen3Config(
+        depth=2, width=24, heads=6, kv_heads=2, head_dim=8, hidden=64, vocabulary=VOCABULARY, tied=True
+    ),
+}
+
+
+def official(config: Qwen3Config) -> Any:
+    """transformers' model in float32, its norms and projections random enough to tell any two apart."""
+    import transformers
+
+    settings = transformers.Qwen3Config(
+        vocab_size=config.vocabulary, hidden_size=config.width, intermediate_size=config.hidden,
+        num_hidden_layers=config.depth, num_attention_heads=config.heads, num_key_value_heads=config.kv_heads,
+        head_dim=config.head_dim, rms_norm_eps=config.eps, tie_word_embeddings=config.tied,
+        rope_parameters={"rope_type": "default", "rope_theta": config.rope_base},
+        max_position_embeddings=512, pad_token_id=PAD, eos_token_id=END, bos_token_id=None,
+    )  # fmt: skip
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = transformers.Qwen3ForCausalLM(settings).eval()
+        for name, parameter in model.named_parameters():
+            spread = 0.3 if parameter.ndim == 1 else parameter.shape[-1] ** -0.5
+            torch.nn.init.normal_(parameter, mean=float("norm" in name), std=spread)
+    return model.requires_grad_(False)
+
+
+def write_folder(config: Qwen3Config, folder: Path, shard: str = "40KB") -> Any:
+    """Write a model's folder in shards, as the Hub has it, and return the model."""
+    model = official(config)
+    model.save_pretrained(folder, max_shard_size=shard)
+    return model
+
+
+WORDS = [
+    "<pad>",
+    "<end>",
+    "<ask>",
+    "<answer>",
+    "<think>",
+    "</think>",
+    "?",
+    "one",
+    "two",
+    "three",
+    "plus",
+    "is",
+]
+TEMPLATE = (
+    "{% for message in messages %}<ask>{{ message['content'] }}{% endfor %}"
+    "{% if add_generation_prompt %}<answer>{% if not enable_thinking %}<think></think>{% endif %}{% endif %}"
+)
+
+
+def write_tokenizer(folder: Path, template: str | None = TEMPLATE) -> None:
+    """Write a tokenizer of few words whose chat template is shaped like Qwen3's; a word of a number is its token."""
+    import tokenizers
+    import transformers
+
+    words = WORDS + [str(number) for number in range(len(WORDS), VOCABULARY)]
+    model = tokenizers.models.WordLevel({word: number for number, word in enumerate(words)}, unk_token="?")
+    reader = tokenizers.Tokenizer(model)
+    reader.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+    reader.add_special_tokens(WORDS[:4])
+    reader.add_tokens(WORDS[4:6])
+    whole = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=reader, pad_token="<pad>", eos_token="<end>", unk_token="?"
+    )
+    whole.chat_template = template
+    whole.save_pretrained(folder)
+
+
+def pad(prompts: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
+    """Prompts padded in front, int64 [prompts, room], and which tokens exist."""
+    room = max(map(len, prompts))
+    rows = [[PAD] * (room - len(row)) + [*row] for row in prompts]
+    exists = [[0] * (room - len(row)) + [1] * len(row) for row in prompts]
+    return torch.tensor(rows), torch.tensor(exists)
+
+
+def official_logits(model: Any, prompts: Sequence[Sequence[int]], answers: Tensor) -> Tensor:
+    """Logits float32 [prompts, 1 + answers, vocabulary] of each prompt's last token and of all tokens after it."""
+    tokens, exists = pad(prompts)
+    whole = torch.cat((tokens, answers), 1)
+    mask = torch.cat((exists, torch.ones_like(answers)), 1)
+    positions = (mask.cumsum(1) - 1).clamp(min=0)
+    out = model(input_ids=whole, attention_mask=mask, position_ids=positions).logits
+    return out[:, tokens.shape[1] - 1 :].float()
