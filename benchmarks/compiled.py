@@ -22,9 +22,11 @@ from triton.compiler import ASTSource
 from kvbench.kernels import modulate, qk_norm_rope
 from kvbench.kernels.triton import attention_mass as attention_mass_triton
 from kvbench.kernels.triton import compact as compact_triton
+from kvbench.kernels.triton import decode_attention as decode_attention_triton
 from kvbench.kernels.triton import modulate as modulate_triton
 from kvbench.kernels.triton import qk_norm_rope as qk_norm_rope_triton
 from kvbench.kernels.triton import ragged_attention as ragged_attention_triton
+from kvbench.kernels.triton import softmax as softmax_triton
 from kvbench.kernels.triton.launch import UNIT
 
 TYPES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
@@ -78,6 +80,20 @@ def attention(dtype: torch.dtype, head_dim: int, queries: int, rows: int, *, cau
     )
 
 
+def decode(dtype: torch.dtype, head_dim: int, queries: int) -> Variant:
+    """The attention of one new token whose key and value so many query heads share."""
+    short, sizes = TYPES[dtype], decode_attention_triton.tile(head_dim, dtype, queries)
+    pointers = dict.fromkeys(("q", "k", "v", "past_keys", "past_values", "out"), f"*{short}")
+    pointers |= {"partial": "*fp32", "lse": "*fp32", "order": "*i32", "lengths": "*i32"}
+    pointers |= {"offsets": "*i64", "filled": "*i64"}
+    constants = {
+        "UNIT": UNIT, "HEAD_DIM": head_dim, "BLOCK_D": triton.next_power_of_2(head_dim), "BLOCK_M": sizes.queries,
+        "BLOCK_N": sizes.keys, "STAGES": sizes.stages, "PRECISION": "ieee" if short == "fp32" else "tf32",
+    }  # fmt: skip
+    options = {"num_warps": sizes.warps, "num_stages": sizes.stages}
+    return Variant(f"decode {short}", decode_attention_triton.decode_kernel, pointers, constants, options)
+
+
 def merge(dtype: torch.dtype, head_dim: int) -> Variant:
     """The merge of split attentions."""
     pointers = {"partial": "*fp32", "partial_lse": "*fp32", "out": f"*{TYPES[dtype]}", "lse": "*fp32"}
@@ -87,7 +103,7 @@ def merge(dtype: torch.dtype, head_dim: int) -> Variant:
         "BLOCK_D": triton.next_power_of_2(head_dim),
         "BLOCK_M": 16,
     }
-    return Variant("merge", ragged_attention_triton.merge_kernel, pointers, constants, {})
+    return Variant("merge", softmax_triton.merge_kernel, pointers, constants, {})
 
 
 def mass(dtype: torch.dtype, head_dim: int) -> Iterator[Variant]:
@@ -157,6 +173,13 @@ def variants() -> Iterator[Variant]:
     yield attention(bf16, 96, 4096, 64)
     for head_dim in (64, 128, 256):
         yield attention(fp32, head_dim, 4096, 64)
+    for head_dim in (64, 128):
+        yield attention(bf16, head_dim, 1, 1, causal=True)
+        for queries in (1, 8):
+            yield decode(bf16, head_dim, queries)
+    yield decode(fp32, 64, 1)
+    yield decode(fp32, 128, 1)
+    yield decode(fp32, 64, 8)
     yield merge(bf16, 128)
     for dtype, head_dim in ((bf16, 64), (bf16, 128), (bf16, 256), (fp32, 64), (fp32, 128)):
         yield from mass(dtype, head_dim)
@@ -249,7 +272,9 @@ def main() -> None:
         if chosen.only not in variant.name:
             continue
         said = " ".join(
-            f"{k}={v}" for k, v in variant.constants.items() if k not in ("UNIT", "BLOCK_D", "PRECISION")
+            f"{k}={v}"
+            for k, v in variant.constants.items()
+            if k not in ("UNIT", "BLOCK_D", "STAGES", "PRECISION")
         )
         for arch in chosen.arch:
             out = compile_variant(variant, arch)

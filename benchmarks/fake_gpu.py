@@ -39,9 +39,11 @@ from kvbench.scenes.grammar import evaluation_prompts
 
 CUDA = torch.device("cuda:0")
 KERNELS = {
-    "ragged_attention": ("attention_kernel", "merge_kernel"),
+    "ragged_attention": ("attention_kernel",),
+    "softmax": ("merge_kernel",),
     "attention_mass": ("sum_kernel", "mass_kernel"),
     "compact": ("copy_kernel",),
+    "decode_attention": ("decode_kernel",),
     "modulate": ("modulate_kernel",),
     "qk_norm_rope": ("norm_rope_kernel",),
 }

@@ -12,11 +12,12 @@ from torch.nn import functional as F
 
 from kvbench.kernels.layout import Layout, room_slots, view_group
 
-Arrangement = Literal["together", "grouped", "padded"]
-"""How torch's attention reads rows of unequal length (HeadKV, arXiv:2605.20600, section 4, compares the like).
+Arrangement = Literal["kernel", "together", "grouped", "padded"]
+"""How rows of unequal length are read (HeadKV, arXiv:2605.20600, section 4, compares the like).
 
-`together`: every row reads all slots under a mask. `grouped`: rows of one length at a time. `padded`: a copy in which
-all rows are as long as the longest, under a mask.
+`kernel`: where they lie, by a Triton kernel. The others are for torch's attention. `together`: every row reads all
+slots under a mask. `grouped`: rows of one length at a time. `padded`: a copy in which all rows are as long as the
+longest, under a mask.
 """
 WORTH_GROUPING = 4
 """Rows are read group by group where that many have the same length on average: it takes a call for each length."""
@@ -31,8 +32,10 @@ class OpenRows(NamedTuple):
         keys: flat storage [batch, capacity, D].
         values: storage of the values, shaped like `keys`.
         layout: where rows lie in the flat storage.
+        filled: int64 [1], tokens of the segment that came before the step, for the kernel of one token; None: the
+            kernel of several tokens does.
         groups: keys and values of the rows of each length, views [batch, rows, length + room, D], in the layout's
-            order; empty if rows are read together, padded, or by the kernel.
+            order; empty if rows are read together, padded, or by a kernel.
         ends: int64 [rows], the slot behind each row; None where all rows are one group.
         ages: how far slots lie behind a row's first free one, and never as far as 0 for what does not belong to the
             row: int64 [rows, capacity] if rows are read together, [rows, 1, width] if they are padded, else None.
@@ -42,6 +45,7 @@ class OpenRows(NamedTuple):
     keys: Tensor
     values: Tensor
     layout: Layout
+    filled: Tensor | None = None
     groups: tuple[tuple[Tensor, Tensor], ...] = ()
     ends: Tensor | None = None
     ages: Tensor | None = None
@@ -49,7 +53,11 @@ class OpenRows(NamedTuple):
 
 
 def open_rows(
-    keys: Tensor, values: Tensor, layout: Layout, arrangement: Arrangement | None = None
+    keys: Tensor,
+    values: Tensor,
+    layout: Layout,
+    arrangement: Arrangement | None = None,
+    filled: Tensor | None = None,
 ) -> OpenRows:
     """Prepare flat storage [batch, capacity, D], finite in every slot, for the steps of a segment.
 
@@ -57,19 +65,20 @@ def open_rows(
         keys: stored keys.
         values: stored values.
         layout: where rows lie in both.
-        arrangement: how torch reads rows of unequal length; None for what is fastest: on CUDA a kernel that needs no
-            arrangement, elsewhere what the number of lengths says (`benchmarks/layouts.py`).
+        arrangement: how rows of unequal length are read; None for what is fastest: on CUDA by a kernel, elsewhere as
+            the number of lengths says (`benchmarks/layouts.py`).
+        filled: see `OpenRows`.
     """
     ends, device = layout.offsets + layout.lengths, keys.device
-    if arrangement is None and keys.is_cuda:
-        return OpenRows(keys, values, layout, ends=ends)
-    chosen = arrangement or _choose(layout)
+    chosen = arrangement or ("kernel" if keys.is_cuda else _choose(layout))
+    if chosen == "kernel":
+        return OpenRows(keys, values, layout, filled, ends=ends)
     if layout.uniform or chosen == "grouped":
         groups = tuple(
             (view_group(keys, group, group.room), view_group(values, group, group.room))
             for group in layout.groups
         )
-        return OpenRows(keys, values, layout, groups, None if layout.uniform else ends)
+        return OpenRows(keys, values, layout, groups=groups, ends=None if layout.uniform else ends)
     if chosen == "together":
         slot = torch.arange(layout.capacity, device=device)
         own = (slot >= layout.offsets[:, None]) & (slot < ends[:, None] + layout.room)
@@ -90,7 +99,8 @@ def _choose(layout: Layout) -> Arrangement:
 def step_attention(q: Tensor, k: Tensor, v: Tensor, rows: OpenRows, filled: int, scale: float) -> Tensor:
     """Put new tokens into the room behind every row, and let each attend to all that comes before it and to itself.
 
-    On CUDA one kernel reads rows of any length where they lie; elsewhere torch's attention does, as arranged.
+    Kernels read rows of any length where they lie, that of one token writing it as well; torch's attention reads them
+    as arranged.
 
     Args:
         q: [batch, rows, queries, D]; with grouped queries the heads of one KV head lie behind each other in `queries`:
@@ -98,19 +108,14 @@ def step_attention(q: Tensor, k: Tensor, v: Tensor, rows: OpenRows, filled: int,
         k: keys of the new tokens [batch, rows, tokens, D].
         v: values of the new tokens, shaped like k.
         rows: the layer's storage, written to.
-        filled: tokens of the segment that came before.
+        filled: tokens of the segment that came before, as `rows.filled` says on the device.
         scale: factor on q k^T, positive.
 
     Returns:
         [batch, rows, queries, D] in q's dtype.
     """
-    if q.is_cuda and not rows.groups and rows.ages is None:
-        from kvbench.kernels.triton.ragged_attention import ragged_attention_triton
-
-        before = rows.layout._replace(lengths=rows.layout.lengths + filled)
-        out, _ = ragged_attention_triton(q, k, v, rows.keys, rows.values, before, scale, causal=True)
-        _write(k, v, rows, filled)
-        return out
+    if not rows.groups and rows.ages is None:
+        return _attend_in_place(q, k, v, rows, filled, scale)
     _write(k, v, rows, filled)
     tokens = k.shape[2]
     if rows.groups:
@@ -129,6 +134,21 @@ def step_attention(q: Tensor, k: Tensor, v: Tensor, rows: OpenRows, filled: int,
     shape = (len(rows.layout.counts), -1)
     keys, values = (x.index_select(1, rows.slots).unflatten(1, shape) for x in (rows.keys, rows.values))
     return _attend(q, keys, values, seen, scale)
+
+
+def _attend_in_place(q: Tensor, k: Tensor, v: Tensor, rows: OpenRows, filled: int, scale: float) -> Tensor:
+    """Attend by a Triton kernel; arguments as of `step_attention`."""
+    layout = rows.layout
+    if rows.filled is not None and k.shape[2] == 1:
+        from kvbench.kernels.triton.decode_attention import decode_attention_triton
+
+        return decode_attention_triton(q, k, v, rows.keys, rows.values, layout, rows.filled, scale)
+    from kvbench.kernels.triton.ragged_attention import ragged_attention_triton
+
+    before = layout._replace(lengths=layout.lengths + filled)
+    out, _ = ragged_attention_triton(q, k, v, rows.keys, rows.values, before, scale, causal=True)
+    _write(k, v, rows, filled)
+    return out
 
 
 def _attend_groups(q: Tensor, rows: OpenRows, filled: int, tokens: int, scale: float) -> Tensor:

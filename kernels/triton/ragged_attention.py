@@ -22,6 +22,7 @@ from kvbench.kernels.triton.launch import (
     load_tile,
     next_power_of_2,
 )
+from kvbench.kernels.triton.softmax import add_tile, merge_shares
 
 
 class Tile(NamedTuple):
@@ -56,22 +57,6 @@ def tile(head_dim: int, dtype: torch.dtype, queries: int, rows: int, device: tor
 def splits(programs: int, keys: int, sizes: Tile, device: torch.device) -> int:
     """Programs that share one row's keys: enough to fill the device, with at least four tiles each."""
     return max(1, min(2 * count_processors(device) // max(1, programs), cdiv(keys, sizes.keys) // 4, 32))
-
-
-@triton.jit
-def _add_tile(acc, top, total, scores, values, scale, GUARD: tl.constexpr, PRECISION: tl.constexpr):
-    """One tile of the online softmax: weighted values, largest scaled score so far, sum of weights."""
-    peak = tl.maximum(top, tl.max(scores, 1) * scale)
-    if GUARD:  # rows that have seen nothing yet
-        base = tl.where(peak == float("-inf"), 0.0, peak)
-    else:
-        base = peak
-    weights = tl.exp2(scores * scale - base[:, None])
-    decay = tl.exp2(top - base)
-    total = total * decay + tl.sum(weights, 1)
-    acc = acc * decay[:, None]
-    acc = tl.dot(weights.to(values.dtype), values, acc, input_precision=PRECISION)
-    return acc, peak, total
 
 
 @triton.jit(
@@ -122,7 +107,7 @@ def attention_kernel(
     """Query block (fastest), sequence and share of the keys, rank of the row by length (slowest).
 
     Strides count `UNIT` elements; `scale` includes log2(e). With one split `out` and `lse` are final, else `partial`
-    float32 [splits, batch, rows, queries, D] and `lse` [splits, batch, rows, queries] are for `merge_kernel`.
+    float32 [splits, batch, rows, queries, D] and `lse` [splits, batch, rows, queries] are for `softmax.merge_kernel`.
     """
     WHOLE_D: tl.constexpr = HEAD_DIM == BLOCK_D
     row = tl.load(order + tl.program_id(2)).to(tl.int64)
@@ -165,7 +150,7 @@ def attention_kernel(
         values = load_tile(past_values + at, HEAD_DIM, slot, channel, fits, None, WHOLE_D, True).to(
             q.dtype.element_ty
         )
-        acc, top, total = _add_tile(acc, top, total, scores, values, scale, False, PRECISION)
+        acc, top, total = add_tile(acc, top, total, scores, values, scale, False, PRECISION)
     if (whole < past_tiles) & (begin <= whole) & (whole < end):
         at = whole * past_tile
         keep = whole * BLOCK_N + slot < length
@@ -177,7 +162,7 @@ def attention_kernel(
         values = load_tile(past_values + at, HEAD_DIM, slot, channel, fits, keep, WHOLE_D, False).to(
             q.dtype.element_ty
         )
-        acc, top, total = _add_tile(acc, top, total, scores, values, scale, False, PRECISION)
+        acc, top, total = add_tile(acc, top, total, scores, values, scale, False, PRECISION)
 
     begin = tl.maximum(begin - past_tiles, 0)
     end = tl.maximum(end - past_tiles, 0)
@@ -203,7 +188,7 @@ def attention_kernel(
         values = load_tile(v + index * v_tile, v_step, slot, channel, fits, None, WHOLE_D, True).to(
             q.dtype.element_ty
         )
-        acc, top, total = _add_tile(acc, top, total, scores, values, scale, False, PRECISION)
+        acc, top, total = add_tile(acc, top, total, scores, values, scale, False, PRECISION)
     for index in tl.range(tl.maximum(begin, whole), tl.minimum(end, last), num_stages=1):
         token = index * BLOCK_N + slot
         keep = token < tokens
@@ -218,7 +203,7 @@ def attention_kernel(
         values = load_tile(v + index * v_tile, v_step, slot, channel, fits, keep, WHOLE_D, False).to(
             q.dtype.element_ty
         )
-        acc, top, total = _add_tile(acc, top, total, scores, values, scale, CAUSAL, PRECISION)
+        acc, top, total = add_tile(acc, top, total, scores, values, scale, CAUSAL, PRECISION)
 
     batches = tl.num_programs(1) // splits
     place = ((part * batches + batch) * rows + row) * queries + query
@@ -235,58 +220,6 @@ def attention_kernel(
         )
     else:
         tl.store(partial + place[:, None] * HEAD_DIM + channel[None, :], acc, mask=stored)
-
-
-@triton.jit(
-    do_not_specialize=["rows", "queries", "splits", "out_b", "out_r", "out_t"],
-    do_not_specialize_on_alignment=["partial_lse", "lse"],
-)
-def merge_kernel(
-    partial,
-    partial_lse,
-    out,
-    lse,
-    rows: tl.int32,
-    queries: tl.int32,
-    splits: tl.int32,
-    out_b: tl.int64,
-    out_r: tl.int64,
-    out_t: tl.int64,
-    UNIT: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-):
-    """Query block, row, sequence: attentions over shares of the keys into one, weighted by their log-sum-exp."""
-    query = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
-    row = tl.program_id(1).to(tl.int64)
-    batch = tl.program_id(2).to(tl.int64)
-    channel = tl.arange(0, BLOCK_D)
-    inside = query < queries
-    stored = inside[:, None] & (channel < HEAD_DIM)[None, :]
-    place = (batch * rows + row) * queries + query
-    step = tl.num_programs(2).to(tl.int64) * rows * queries
-    top = tl.full([BLOCK_M], float("-inf"), tl.float32)
-    total = tl.zeros([BLOCK_M], tl.float32)
-    acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
-    for index in tl.range(0, splits):
-        at = place + index * step
-        one = tl.load(partial_lse + at, mask=inside, other=0.0)
-        peak = tl.maximum(top, one)
-        base = tl.where(peak == float("-inf"), 0.0, peak)
-        decay = tl.exp(top - base)
-        weight = tl.exp(one - base)
-        values = tl.load(partial + at[:, None] * HEAD_DIM + channel[None, :], mask=stored, other=0.0)
-        acc = acc * decay[:, None] + values * weight[:, None]
-        total = total * decay + weight
-        top = peak
-    tl.store(lse + place, top + tl.log(total), mask=inside)
-    out += (batch * out_b + row * out_r) * UNIT
-    tl.store(
-        out + query.to(tl.int64)[:, None] * (out_t * UNIT) + channel[None, :],
-        (acc / total[:, None]).to(out.dtype.element_ty),
-        mask=stored,
-    )
 
 
 def ragged_attention_triton(
@@ -325,23 +258,18 @@ def ragged_attention_triton(
     _, out_strides = align_rows(out)
     lse = q.new_empty(share, batch, rows, queries, dtype=torch.float32)
     partial = lse if share == 1 else q.new_empty(*lse.shape, channels, dtype=torch.float32)
-    common = {"UNIT": UNIT, "HEAD_DIM": channels, "BLOCK_D": max(16, next_power_of_2(channels))}
     attention_kernel[blocks, batch * share, rows](
         q, k, v, past_keys, past_values, out, partial, lse,
         layout.offsets, layout.lengths, layout.order, scale * LOG2_E,
         rows, queries, tokens, past_keys.shape[1], share, *q_strides, *k_strides, *v_strides, *out_strides,
-        **common, BLOCK_M=sizes.queries, BLOCK_N=sizes.keys, CAUSAL=causal,
+        UNIT=UNIT, HEAD_DIM=channels, BLOCK_D=max(16, next_power_of_2(channels)),
+        BLOCK_M=sizes.queries, BLOCK_N=sizes.keys, CAUSAL=causal,
         PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
         num_warps=sizes.warps, num_stages=sizes.stages, enable_fp_fusion=True,
     )  # fmt: skip
     if share == 1:
         return out, lse[0]
-    merged = torch.empty_like(lse[0])
-    merge_kernel[cdiv(queries, 16), rows, batch](
-        partial, lse, out, merged, rows, queries, share, *out_strides,
-        **common, BLOCK_M=16, enable_fp_fusion=True,
-    )  # fmt: skip
-    return out, merged
+    return out, merge_shares(partial, lse, out)
 
 
 def _like(q: Tensor) -> Tensor:

@@ -75,6 +75,8 @@ class KVCache:
         self._dtype, self._device = dtype, torch.device(device)
         self._schedule: Schedule = {}
         self._arena = Arena(0, dtype, self._device)
+        # Tokens of the segment that came before the step, as kernels read it, and as the host knows that they do.
+        self._filled, self._told = torch.zeros(1, dtype=torch.int64, device=self._device), 0
         self._ring: int | None = None  # slots of one sequence that the arena must hold
         self._layouts: dict[
             tuple[int, int], Layout
@@ -116,6 +118,8 @@ class KVCache:
         """Announce the segment whose tokens every layer will see next: at once, or in steps if it is causal."""
         self._segment = segment
         if segment.causal:
+            self._filled.zero_()
+            self._told = 0
             in_flight = segment.length * self._rows * sum(store.slot_bytes for store in self._stores)
             self.ledger.transient_bytes = max(self.ledger.transient_bytes, in_flight)
 
@@ -186,7 +190,10 @@ class KVCache:
         if self._padding is not None and not self._segment.index:
             return self._attend_padded(present, self._padding)
         if store.rows is None:
-            store.rows = open_rows(store.keys, store.values, store.layout)
+            store.rows = open_rows(store.keys, store.values, store.layout, filled=self._filled)
+        if filled != self._told:  # once a step; an addition, which is right whenever it is done again
+            self._filled.add_(filled - self._told)
+            self._told = filled
         out = step_attention(present.q, present.k, present.v, store.rows, filled, self.spec.logit_scale)
         store.filled += tokens
         if not self.method.static and tokens < length:
@@ -213,7 +220,11 @@ class KVCache:
         if store.asked is None:
             shape = (*q.shape[:2], folds, self._segment.length, q.shape[3])
             store.asked = q.new_empty(shape)
-        store.asked[:, :, :, filled : store.filled] = q.unflatten(2, (folds, -1))
+        each = q.unflatten(2, (folds, -1))
+        if each.shape[3] == 1:
+            store.asked.index_copy_(3, self._filled, each)
+        else:
+            store.asked[:, :, :, filled : store.filled] = each
         return store.asked.flatten(2, 3)
 
     def _finish(self, present: Present, lse: Tensor | None = None) -> None:

@@ -14,9 +14,11 @@ pytest.importorskip("triton")
 COMPILE = """
 import json, sys, torch
 sys.path.insert(0, "benchmarks")
-from compiled import attention, compile_variant
+from compiled import attention, compile_variant, decode
 sizes = [(head_dim, queries) for head_dim in (64, 128) for queries in (64, 4096)]
-print(json.dumps([vars(compile_variant(attention(torch.bfloat16, d, n, 64), 90)) for d, n in sizes]))
+whole = [attention(torch.bfloat16, d, n, 64) for d, n in sizes]
+steps = [decode(torch.bfloat16, d, n) for d in (64, 128) for n in (1, 8)]
+print(json.dumps([[vars(compile_variant(variant, 90)) for variant in variants] for variants in (whole, steps)]))
 """
 
 # The launches of whole generations on a driver that only names its device: Triton works out which compiled variant each
@@ -27,11 +29,12 @@ from triton import knobs
 from triton.backends.compiler import GPUTarget
 from kvbench.kernels.triton import attention_mass as attention_mass_triton
 from kvbench.kernels.triton import compact as compact_triton
+from kvbench.kernels.triton import decode_attention as decode_attention_triton
 from kvbench.kernels.triton import modulate as modulate_triton
 from kvbench.kernels.triton import qk_norm_rope as qk_norm_rope_triton
 from kvbench.kernels.triton import ragged_attention as ragged_attention_triton
 from kvbench.kernels.compact import source_table
-from kvbench.kernels.layout import empty_layout
+from kvbench.kernels.layout import arrange_rows, empty_layout
 
 class Driver:
     def get_current_target(self): return GPUTarget("cuda", 90, 32)
@@ -64,6 +67,13 @@ for batch in (1, 2, 16):
         layout, source = source_table(layout, keep, start, length)
         storage = compact_triton.rebuild_triton(storage, k, source)
         start += length
+    filled = torch.zeros(5, dtype=torch.int64)
+    for longest in (0, 1, 48, 500, 1000):
+        layout = arrange_rows(torch.empty(rows, longest, dtype=torch.int64), [longest, longest // 2, longest // 3], 5)
+        storage = torch.empty(batch, layout.capacity, channels, dtype=torch.bfloat16)
+        for step in range(5):
+            q, k, v = torch.empty(batch, 1, 3, rows, channels, dtype=torch.bfloat16).transpose(1, 3).unbind(2)
+            decode_attention_triton.decode_attention_triton(q, k, v, storage, storage, layout, filled[step:], 1.0)
 print(json.dumps({"launches": launches, "variants": {name: len(keys) for name, keys in needed.items()}}))
 """
 
@@ -79,13 +89,17 @@ def answer(script: str, root: Path) -> Any:
 
 
 def test_attention_is_pipelined_and_spills_nothing(root: Path) -> None:
-    for compiled in answer(COMPILE, root):
+    whole, steps = answer(COMPILE, root)
+    for compiled in whole:
         past, present, *_ = compiled["copies"]
         assert past >= 2
         assert present >= 2
+        assert compiled["matrix"] > 0
+    for compiled in steps:
+        assert compiled["copies"][0] >= 2
+    for compiled in (*whole, *steps):
         assert compiled["while_loops"] == 0
         assert compiled["spilled"] == 0
-        assert compiled["matrix"] > 0
 
 
 def test_a_generation_compiles_few_variants(root: Path) -> None:
@@ -93,6 +107,7 @@ def test_a_generation_compiles_few_variants(root: Path) -> None:
     assert counted["launches"] > 150
     assert counted["variants"] == {
         "attention_kernel": 3,  # one per number of queries in a tile
+        "decode_kernel": 1,
         "merge_kernel": 1,
         "sum_kernel": 1,
         "mass_kernel": 1,

@@ -1,0 +1,198 @@
+"""Attention of one new token a row, which also puts the token's key and value behind those before it.
+
+A program takes a share of a row's keys, for all query heads that read them. How many tokens of the segment came before
+is read on the device, and nothing else that a launch is given changes within a segment: launches can be recorded.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from kvbench.kernels.layout import Layout
+from kvbench.kernels.triton.launch import LOG2_E, UNIT, align_rows, load_tile, next_power_of_2
+from kvbench.kernels.triton.ragged_attention import Tile, splits
+from kvbench.kernels.triton.softmax import add_tile, merge_shares
+
+
+def tile(head_dim: int, dtype: torch.dtype, queries: int) -> Tile:
+    """Return the sizes for a head dim and dtype where so many queries share a row; one alone needs no matrix units."""
+    wide = head_dim > 128
+    if queries == 1:
+        return Tile(1, 32 if wide or dtype == torch.float32 else 64, 4, 3)
+    padded = max(16, next_power_of_2(queries))
+    if dtype == torch.float32:
+        return Tile(padded, 16 if wide else 32, 8, 2)
+    return Tile(padded, 32 if wide else 64, 4, 3)
+
+
+@triton.jit
+def _score(asked, keys, PRECISION: tl.constexpr):
+    """Products of queries [M, D] and keys [N, D], float32 [M, N]."""
+    if asked.shape[0] == 1:
+        return tl.sum(asked.to(tl.float32) * keys.to(tl.float32), 1)[None, :]
+    else:
+        return tl.dot(asked, tl.trans(keys), input_precision=PRECISION)
+
+
+@triton.jit(
+    do_not_specialize=[
+        "rows", "queries", "slots", "splits", "q_b", "q_r", "q_t", "k_b", "k_r", "v_b", "v_r",
+    ],
+    do_not_specialize_on_alignment=["lse", "offsets", "lengths", "order", "filled"],
+)  # fmt: skip
+def decode_kernel(
+    q,
+    k,
+    v,
+    past_keys,
+    past_values,
+    out,
+    partial,
+    lse,
+    offsets,
+    lengths,
+    order,
+    filled,
+    scale: tl.float32,
+    rows: tl.int32,
+    queries: tl.int32,
+    slots: tl.int64,
+    splits: tl.int32,
+    q_b: tl.int64,
+    q_r: tl.int64,
+    q_t: tl.int64,
+    k_b: tl.int64,
+    k_r: tl.int64,
+    v_b: tl.int64,
+    v_r: tl.int64,
+    UNIT: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    STAGES: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """Sequence and share of the keys (fastest), rank of the row by length.
+
+    Strides count `UNIT` elements; `scale` includes log2(e). With one split `out` [batch, rows, queries, D] is final,
+    else `partial` float32 [splits, batch, rows, queries, D] and `lse` [splits, batch, rows, queries] are for
+    `softmax.merge_kernel`.
+    """
+    WHOLE_D: tl.constexpr = HEAD_DIM == BLOCK_D
+    row = tl.load(order + tl.program_id(1)).to(tl.int64)
+    batch = (tl.program_id(0) // splits).to(tl.int64)
+    part = tl.program_id(0) % splits
+    length = tl.load(lengths + row) + tl.load(filled).to(tl.int32)
+    query = tl.arange(0, BLOCK_M)
+    slot = tl.arange(0, BLOCK_N)
+    channel = tl.arange(0, BLOCK_D)
+    fits = channel < HEAD_DIM
+
+    step = tl.full((), BLOCK_N * HEAD_DIM, tl.int64)
+    past = (batch * slots + tl.load(offsets + row)) * HEAD_DIM
+    past_keys += past
+    past_values += past
+    q += (batch * q_b + row * q_r) * UNIT
+    asked = load_tile(q, (q_t * UNIT).to(tl.int32), query, channel, fits, query < queries, WHOLE_D, False)
+    top = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    total = tl.zeros([BLOCK_M], tl.float32)
+    acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+
+    # The last tile of a row is never whole: it ends with the new token.
+    whole = length // BLOCK_N
+    share = whole // splits + 1
+    begin = part * share
+    end = begin + share
+    for index in tl.range(tl.minimum(begin, whole), tl.minimum(end, whole), num_stages=STAGES):
+        at = index * step
+        keys = load_tile(past_keys + at, HEAD_DIM, slot, channel, fits, None, WHOLE_D, True)
+        scores = _score(asked, keys.to(q.dtype.element_ty), PRECISION)
+        values = load_tile(past_values + at, HEAD_DIM, slot, channel, fits, None, WHOLE_D, True)
+        acc, top, total = add_tile(
+            acc, top, total, scores, values.to(q.dtype.element_ty), scale, False, PRECISION
+        )
+    if (begin <= whole) & (whole < end):
+        place = whole * BLOCK_N + slot
+        at = whole * step
+        new = (place == length)[:, None]
+        # Rounded as it is stored, so that later steps see the same key and value.
+        k += (batch * k_b + row * k_r) * UNIT
+        key = tl.load(k + channel, mask=fits, other=0.0).to(past_keys.dtype.element_ty)
+        v += (batch * v_b + row * v_r) * UNIT
+        value = tl.load(v + channel, mask=fits, other=0.0).to(past_values.dtype.element_ty)
+        keys = load_tile(past_keys + at, HEAD_DIM, slot, channel, fits, place < length, WHOLE_D, False)
+        keys = tl.where(new, key[None, :], keys)
+        scores = _score(asked, keys.to(q.dtype.element_ty), PRECISION)
+        scores = tl.where((place <= length)[None, :], scores, float("-inf"))
+        values = load_tile(past_values + at, HEAD_DIM, slot, channel, fits, place < length, WHOLE_D, False)
+        values = tl.where(new, value[None, :], values)
+        acc, top, total = add_tile(
+            acc, top, total, scores, values.to(q.dtype.element_ty), scale, False, PRECISION
+        )
+        behind = length.to(tl.int64) * HEAD_DIM + channel
+        tl.store(past_keys + behind, key, mask=fits)
+        tl.store(past_values + behind, value, mask=fits)
+
+    batches = tl.num_programs(0) // splits
+    place = ((part * batches + batch) * rows + row) * queries + query
+    total = tl.maximum(total, 1e-30)  # a share without keys leaves zeros and a weight of exp(-inf)
+    acc = acc / total[:, None]
+    stored = (query < queries)[:, None] & fits[None, :]
+    at = place[:, None] * HEAD_DIM + channel[None, :]
+    if splits == 1:
+        tl.store(out + at, acc.to(out.dtype.element_ty), mask=stored)
+    else:
+        tl.store(lse + place, (top + tl.log2(total)) * 0.6931471805599453, mask=query < queries)
+        tl.store(partial + at, acc, mask=stored)
+
+
+def decode_attention_triton(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    layout: Layout,
+    filled: Tensor,
+    scale: float,
+    *,
+    share: int | None = None,
+) -> Tensor:
+    """Write a token's key and value into the room behind every row, and attend to all that the row then holds.
+
+    Args:
+        q: [batch, rows, queries, D]: the query heads that read the row.
+        k: the token's key [batch, rows, 1, D].
+        v: its value, shaped like k.
+        keys: flat storage [batch, capacity, D], written to.
+        values: storage of the values, shaped like `keys`.
+        layout: where rows lie in both, with room behind them.
+        filled: int64 [1], tokens that lie in the room already.
+        scale: factor on q k^T, positive.
+        share: programs that share a row's keys; None: as many as fill the device.
+
+    Returns:
+        [batch, rows, queries, D] in q's dtype, contiguous.
+    """
+    batch, rows, queries, channels = q.shape
+    (q, q_strides), (k, k_strides), (v, v_strides) = align_rows(q), align_rows(k), align_rows(v)
+    sizes = tile(channels, q.dtype, queries)
+    if share is None:
+        share = splits(batch * rows, layout.longest + layout.room, sizes, q.device)
+    out = q.new_empty(batch, rows, queries, channels)
+    lse = q.new_empty(share, batch, rows, queries, dtype=torch.float32)
+    partial = lse if share == 1 else q.new_empty(*lse.shape, channels, dtype=torch.float32)
+    decode_kernel[batch * share, rows](
+        q, k, v, keys, values, out, partial, lse,
+        layout.offsets, layout.lengths, layout.order, filled, scale * LOG2_E,
+        rows, queries, keys.shape[1], share, *q_strides, *k_strides[:2], *v_strides[:2],
+        UNIT=UNIT, HEAD_DIM=channels, BLOCK_D=max(16, next_power_of_2(channels)),
+        BLOCK_M=sizes.queries, BLOCK_N=sizes.keys, STAGES=sizes.stages,
+        PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
+        num_warps=sizes.warps, num_stages=sizes.stages, enable_fp_fusion=True,
+    )  # fmt: skip
+    if share > 1:
+        merge_shares(partial, lse, out)
+    return out

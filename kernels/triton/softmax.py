@@ -1,0 +1,103 @@
+"""Online softmax in base 2: one tile of keys after the other, and attentions over shares of the keys made one."""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from kvbench.kernels.triton.launch import UNIT, align_rows, cdiv, next_power_of_2
+
+
+@triton.jit
+def add_tile(acc, top, total, scores, values, scale, GUARD: tl.constexpr, PRECISION: tl.constexpr):
+    """One tile of the online softmax: weighted values, largest scaled score so far, sum of weights.
+
+    A single query's weights meet the values without matrix units, in float32.
+    """
+    peak = tl.maximum(top, tl.max(scores, 1) * scale)
+    if GUARD:  # rows that have seen nothing yet
+        base = tl.where(peak == float("-inf"), 0.0, peak)
+    else:
+        base = peak
+    weights = tl.exp2(scores * scale - base[:, None])
+    decay = tl.exp2(top - base)
+    total = total * decay + tl.sum(weights, 1)
+    acc = acc * decay[:, None]
+    if acc.shape[0] == 1:
+        acc += tl.sum(tl.trans(weights) * values.to(tl.float32), 0)[None, :]
+    else:
+        acc = tl.dot(weights.to(values.dtype), values, acc, input_precision=PRECISION)
+    return acc, peak, total
+
+
+@triton.jit(
+    do_not_specialize=["rows", "queries", "splits", "out_b", "out_r", "out_t"],
+    do_not_specialize_on_alignment=["partial_lse", "lse"],
+)
+def merge_kernel(
+    partial,
+    partial_lse,
+    out,
+    lse,
+    rows: tl.int32,
+    queries: tl.int32,
+    splits: tl.int32,
+    out_b: tl.int64,
+    out_r: tl.int64,
+    out_t: tl.int64,
+    UNIT: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+):
+    """Query block, row, sequence: attentions over shares of the keys into one, weighted by their log-sum-exp."""
+    query = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
+    row = tl.program_id(1).to(tl.int64)
+    batch = tl.program_id(2).to(tl.int64)
+    channel = tl.arange(0, BLOCK_D)
+    inside = query < queries
+    stored = inside[:, None] & (channel < HEAD_DIM)[None, :]
+    place = (batch * rows + row) * queries + query
+    step = tl.num_programs(2).to(tl.int64) * rows * queries
+    top = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    total = tl.zeros([BLOCK_M], tl.float32)
+    acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+    for index in tl.range(0, splits):
+        at = place + index * step
+        one = tl.load(partial_lse + at, mask=inside, other=0.0)
+        peak = tl.maximum(top, one)
+        base = tl.where(peak == float("-inf"), 0.0, peak)
+        decay = tl.exp(top - base)
+        weight = tl.exp(one - base)
+        values = tl.load(partial + at[:, None] * HEAD_DIM + channel[None, :], mask=stored, other=0.0)
+        acc = acc * decay[:, None] + values * weight[:, None]
+        total = total * decay + weight
+        top = peak
+    tl.store(lse + place, top + tl.log(total), mask=inside)
+    out += (batch * out_b + row * out_r) * UNIT
+    tl.store(
+        out + query.to(tl.int64)[:, None] * (out_t * UNIT) + channel[None, :],
+        (acc / total[:, None]).to(out.dtype.element_ty),
+        mask=stored,
+    )
+
+
+def merge_shares(partial: Tensor, lse: Tensor, out: Tensor) -> Tensor:
+    """Merge attentions over shares of the keys.
+
+    Args:
+        partial: float32 [shares, batch, rows, queries, D], contiguous.
+        lse: their log-sum-exp, float32 [shares, batch, rows, queries]; a share without keys has -inf.
+        out: [batch, rows, queries, D], written to.
+
+    Returns:
+        The log-sum-exp over all keys, float32 [batch, rows, queries].
+    """
+    share, batch, rows, queries, channels = partial.shape
+    merged = torch.empty_like(lse[0])
+    merge_kernel[cdiv(queries, 16), rows, batch](
+        partial, lse, out, merged, rows, queries, share, *align_rows(out)[1],
+        UNIT=UNIT, HEAD_DIM=channels, BLOCK_D=max(16, next_power_of_2(channels)), BLOCK_M=16,
+        enable_fp_fusion=True,
+    )  # fmt: skip
+    return merged
