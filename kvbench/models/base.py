@@ -76,7 +76,7 @@ def _read_label(prompt: str, classes: int, model: str) -> int:
     if found is None or int(found[1]) >= classes:
         raise ValueError(
             f"prompt {prompt!r}: {model} wants a class number from 0 to {classes - 1} (-1 for none) "
-            "as the first word, as prompts=imagenet with prompts.classes gives"
+            "as the first word, as prompts=imagenet with prompts.classes gives, or prompts=scene_classes for var_tiny"
         )
     return classes if int(found[1]) < 0 else int(found[1])
 

@@ -265,6 +265,7 @@ def test_prompt_that_the_model_cannot_read_is_told(command: Command, tmp_path: P
 def test_classes_from_end_to_end(command: Command, tmp_path: Path) -> None:
     job = (
         "model=var_tiny",
+        "model.weights=random",
         "prompts=imagenet",
         "prompts.classes=[0,1,2]",
         "prompts.per_class=2",
@@ -290,7 +291,7 @@ def test_prompts_that_are_no_classes_are_told_before_any_work(
 ) -> None:
     status, _, err = command("model=var_tiny", f"prompts={prompts}", "eval=none")
     assert status == 1
-    assert "var_tiny wants a class number from 0 to 9 (-1 for none)" in err
+    assert "var_tiny wants a class number from 0 to 29 (-1 for none)" in err
     assert not (tmp_path / "runs" / "var_tiny").exists()
 
 
@@ -310,7 +311,7 @@ def test_profile_of_both_families(command: Command, tmp_path: Path) -> None:
     assert 0.9 < mine["kv"]["peak_of_budget"] <= 1.01
     assert full["kv"]["peak_bytes"] == full["kv"]["full_bytes"] == mine["kv"]["full_bytes"]
     status, out, err = command(
-        *quick, "model=var_tiny", "prompts=imagenet", "prompts.classes=[0,1]", "method=h2o"
+        *quick, "model=var_tiny", "model.weights=random", "prompts=scene_classes", "method=h2o"
     )
     assert (status, errors(err)) == (0, [])
     assert out.count("var_tiny (random weights)") == 2

@@ -10,7 +10,9 @@ from hypothesis import strategies as st
 from kvbench.core.config import ConfigError
 from kvbench.prompts.base import hash_prompts
 from kvbench.prompts.imagenet import ImageNet, read_class_names
+from kvbench.prompts.scene_classes import SceneClasses
 from kvbench.prompts.scenes import Scenes
+from kvbench.scenes.exact import count_named
 
 
 @settings(deadline=None)  # the first example imports torchvision
@@ -63,6 +65,19 @@ def test_scenes_are_not_calibrated_on_what_is_evaluated(held_out: bool) -> None:
 
 def test_calibration_classes_differ_between_seeds() -> None:
     assert len({hash_prompts(ImageNet().load_others(10, seed)) for seed in range(5)}) == 5
+
+
+def test_scene_classes_cover_all_pairs_and_name_them() -> None:
+    prompts = SceneClasses(75).load()
+    assert [prompt.text.split()[0] for prompt in prompts] == [str(index % 30) for index in range(75)]
+    named = [count_named(prompt.text) for prompt in prompts]
+    assert len({tuple(one) for one in named}) == 30
+    for prompt, one in zip(prompts, named, strict=True):
+        [(color, shape)] = one
+        assert prompt.meta["include"] == [{"class": shape, "count": 1, "color": color}]
+    others = SceneClasses(75).load_others(10, 1)
+    assert [prompt.index for prompt in others] == list(range(10))
+    assert hash_prompts(others) != hash_prompts(SceneClasses(75).load_others(10, 2))
 
 
 def test_names_are_metadata_and_not_needed(monkeypatch: pytest.MonkeyPatch) -> None:

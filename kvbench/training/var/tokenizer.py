@@ -1,4 +1,4 @@
-"""Training of the small multi-scale VQ tokenizer: first without a codebook, then with one found by k-means."""
+"""Training of the small multi-scale VQ tokenizer: an autoencoder, codes found by k-means, a decoder that reads them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -28,20 +28,18 @@ class VARTokenizerRecipe(Recipe):
         steps: optimiser steps.
         batch: images per step.
         hold: share of the steps at the peak rate.
-        free: steps before there is a codebook, whose latents are disturbed instead.
+        free: steps before there is a codebook, whose latents are disturbed instead; the encoder learns in no others.
         noise: standard deviation of that disturbance, as a share of the latents' own.
-        commitment: weight of the distance from latents to their codes (VAR, `beta`).
     """
 
-    steps: int = 2000
+    steps: int = 1600
     batch: int = 32
     muon: float = 0.012
     adamw: float = 1.5e-3
     average: float = 0.99
     hold: float = 0.5
-    free: int = 600
+    free: int = 900
     noise: float = 0.1
-    commitment: float = 0.25
 
 
 def make_tokenizer(config: VQConfig, seed: int) -> VQVAE:
@@ -55,31 +53,6 @@ def make_tokenizer(config: VQConfig, seed: int) -> VQVAE:
     return vq
 
 
-def quantize(vq: VQVAE, latents: Tensor, sizes: Sequence[Size], commitment: float) -> tuple[Tensor, Tensor]:
-    """Quantise with gradients: the sum of all codes, and what codes and latents are apart after each scale.
-
-    Forward the sum is that of the codes, backward the latents themselves; codes and convolutions learn from the second
-    result (VAR, arXiv:2404.02905, section 3.2, with van den Oord's loss after every scale).
-
-    Args:
-        vq: the tokenizer.
-        latents: float32 [B, channels, H, W].
-        sizes: (h, w) of every scale.
-        commitment: weight of what latents learn from the distance.
-
-    Returns:
-        [B, channels, H, W] and a scalar.
-    """
-    target = latents.detach()
-    summed, distance = torch.zeros_like(latents), latents.new_zeros(())
-    for scale, size in enumerate(sizes):
-        tokens = vq.nearest(shrink(target - summed.detach(), size))
-        summed = vq.add(summed, vq.codes(tokens), scale, len(sizes))
-        distance = distance + (summed - target).square().mean()
-        distance = distance + commitment * (latents - summed.detach()).square().mean()
-    return latents + (summed - latents).detach(), distance / len(sizes)
-
-
 def train_tokenizer(
     vq: VQVAE,
     images: Tensor,
@@ -89,7 +62,10 @@ def train_tokenizer(
     *,
     compiled: bool,
 ) -> dict[str, Tensor]:
-    """Train the tokenizer in place and return its averaged weights by name (no adversarial, no perceptual loss).
+    """Train the tokenizer in place and return its averaged weights by name.
+
+    Unlike VAR's (arXiv:2404.02905, section 3.2) codes are not learnt by gradients: latents that move away from them
+    leave most of a small codebook unused. There is no adversarial and no perceptual loss.
 
     Args:
         vq: of `make_tokenizer`, on the device to train on.
@@ -125,18 +101,18 @@ def train_tokenizer(
         if step == recipe.free:
             find(rng)
         batch = draw(rng)
-        with torch.autocast(book.device.type, torch.bfloat16):
+        learning = step < recipe.free
+        with torch.autocast(book.device.type, torch.bfloat16), torch.set_grad_enabled(learning):
             latents = encode(batch)
         latents = latents.float()
-        if step < recipe.free:
+        if learning:
             noise = torch.randn(latents.shape, generator=rng).to(latents.device)
             summed = latents + recipe.noise * latents.detach().std() * noise
-            distance = latents.new_zeros(())
         else:
-            summed, distance = quantize(vq, latents, sizes, recipe.commitment)
+            _, summed = vq.encode(latents, sizes)
         with torch.autocast(book.device.type, torch.bfloat16):
             decoded = decode(summed)
-        return reconstruction_loss(decoded.float(), batch) + distance
+        return reconstruction_loss(decoded.float(), batch)
 
     return fit(
         "tokenizer",

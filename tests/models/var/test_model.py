@@ -2,7 +2,6 @@
 
 import hashlib
 import re
-from dataclasses import replace
 from pathlib import Path
 
 import hydra
@@ -22,6 +21,7 @@ from kvbench.models.base import Cache, compute_dtype, read_labels
 from kvbench.models.infinity.model import InfinityModel
 from kvbench.models.noise import PromptNoise
 from kvbench.models.var.model import VARModel
+from kvbench.models.var.transformer import VARConfig
 from kvbench.models.weights import Source, WeightsError
 from kvbench.runs.job import Job
 from tests.support.reference_var import TINY_VQ, golden, official_name, tokenizer, transformer
@@ -40,7 +40,7 @@ def full(one: VARModel | InfinityModel) -> Cache:
 
 @pytest.fixture
 def tiny() -> VARModel:
-    one = model("var_tiny")
+    one = model("var_tiny", "model.weights=random")
     one.load("cpu")
     return one
 
@@ -73,20 +73,20 @@ def test_memory_of_all_tokens_is_what_papers_print(name: str, batch: int, printe
 
 
 @pytest.mark.parametrize(
-    ("prompt", "label"), [("3", 3), ("0 tench", 0), (" 9  two words ", 9), ("-1", 10), ("-1 anything", 10)]
+    ("prompt", "label"), [("3", 3), ("0 tench", 0), (" 9  two words ", 9), ("-1", 30), ("-1 anything", 30)]
 )
 def test_the_first_word_is_the_class(tiny: VARModel, prompt: str, label: int) -> None:
-    assert read_labels([prompt], 10, tiny.name) == [label]
+    assert read_labels([prompt], 30, tiny.name) == [label]
     found = tiny.generate([prompt], full(tiny), PromptNoise(0, (5,)))
-    plain = tiny.generate([str(label if label < 10 else -1)], full(tiny), PromptNoise(0, (5,)))
+    plain = tiny.generate([str(label if label < 30 else -1)], full(tiny), PromptNoise(0, (5,)))
     assert torch.equal(found, plain)
 
 
 @pytest.mark.parametrize(
-    "prompt", ["", "10", "-2", "3.5", "3x", "a red circle", "1000 no such class", "+3", "²"]
+    "prompt", ["", "30", "-2", "3.5", "3x", "a red circle", "1000 no such class", "+3", "²"]
 )
 def test_other_prompts_are_refused_by_name(tiny: VARModel, prompt: str) -> None:
-    message = re.escape(f"prompt {prompt!r}: var_tiny wants a class number from 0 to 9")
+    message = re.escape(f"prompt {prompt!r}: var_tiny wants a class number from 0 to 29")
     with pytest.raises(ValueError, match=message):
         tiny.check_prompts(["3", prompt])
     with pytest.raises(ValueError, match=message):
@@ -98,8 +98,8 @@ def test_images_depend_on_class_and_noise_and_on_nothing_else(tiny: VARModel) ->
         return tiny.generate(prompts, full(tiny), PromptNoise(seed, range(len(prompts))))
 
     first = images(["3", "7"], 0)
-    assert (first.shape, first.dtype) == ((2, 48, 48, 3), torch.uint8)
-    again = model("var_tiny")
+    assert (first.shape, first.dtype) == ((2, 96, 96, 3), torch.uint8)
+    again = model("var_tiny", "model.weights=random")
     again.load("cpu")
     assert again.weights_sha256 == tiny.weights_sha256
     assert torch.equal(again.generate(["3", "7"], full(again), PromptNoise(0, range(2))), first)
@@ -132,7 +132,7 @@ def test_random_infinity_needs_no_files(text: str) -> None:
 def test_random_numbers_belong_to_the_shape() -> None:
     digests = set()
     for override in ("depth=4", "depth=3", "classes=9"):
-        one = model("var_tiny", f"model.transformer.{override}")
+        one = model("var_tiny", "model.weights=random", f"model.transformer.{override}")
         one.load("cpu")
         digests.add(one.weights_sha256)
     assert len(digests) == 3
@@ -156,7 +156,7 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Path]:
 def reading(files: dict[str, Path], **swapped: str) -> VARModel:
     sources = {part: Source(f"model.sources.{part}", str(files[swapped.get(part, part)])) for part in files}
     base = model("var_tiny")
-    config = replace(base.transformer, sides=(1, 2, 3, 4, 6))
+    config = VARConfig(4, 64, 4, (1, 2, 3, 4, 6), 10, 128, 8)
     return VARModel("var_golden", config, TINY_VQ, base.sampling, sources)
 
 
@@ -186,7 +186,7 @@ def test_official_names_in_safetensors_are_read(files: dict[str, Path], tmp_path
 
 def test_on_a_gpu_temperatures_stay_float32(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nn.Module, "to", lambda module, *_: module)  # there is no GPU
-    one = model("var_tiny", "model.transformer.shared_aln=true")
+    one = model("var_tiny", "model.weights=random", "model.transformer.shared_aln=true")
     one.load("cuda")
     block = one._transformer.blocks[0]
     assert block.attn.scale_mul_1H11.dtype == block.ada_gss.dtype == torch.float32
@@ -237,10 +237,10 @@ def test_missing_weights_say_how_to_get_them() -> None:
     ("override", "named"),
     [
         (
-            "model.weights=files",
-            "model.sources names no tokenizer and no transformer; use model.weights=random",
+            "~model.sources.tokenizer",
+            "model.sources names no tokenizer; use model.weights=random",
         ),
-        ("model.tokenizer.codes=64", "model.transformer.codes=128: model.tokenizer.codes is 64"),
+        ("model.tokenizer.codes=64", "model.transformer.codes=512: model.tokenizer.codes is 64"),
         ("model.transformer.channels=4", "model.transformer.channels=4: model.tokenizer.channels is 8"),
     ],
 )
