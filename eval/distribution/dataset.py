@@ -26,7 +26,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from kvbench.eval.distribution.frechet import moments
-from kvbench.eval.files.images import find_flaw, map_in_threads
+from kvbench.eval.files.images import find_flaw
+from kvbench.eval.files.samples import map_in_threads
 from kvbench.eval.files.store import Held
 from kvbench.eval.files.weights import Weight, WeightError, file_sha256, resolve_path
 from kvbench.eval.files.whole import hash_content, write_beside

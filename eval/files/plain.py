@@ -4,7 +4,9 @@ import json
 import re
 from pathlib import Path
 
-from kvbench.eval.files.images import ImageSet, ImageSetError, Sample, map_in_threads, read_size
+from kvbench.eval.files.images import ImageSet, read_size
+from kvbench.eval.files.samples import Sample, SampleSet, SampleSetError, map_in_threads
+from kvbench.eval.files.texts import open_samples
 from kvbench.eval.files.whole import hash_content
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
@@ -21,7 +23,7 @@ class PlainFolder(ImageSet):
             and DPG want to know of it). Without it images have no prompts, and each stands alone in intervals.
 
     Raises:
-        ImageSetError: no images, two of one name, one that cannot be decoded or is not 8-bit RGB, prompts that cannot
+        SampleSetError: no images, two of one name, one that cannot be decoded or is not 8-bit RGB, prompts that cannot
             be read or are not as many.
     """
 
@@ -47,18 +49,19 @@ class PlainFolder(ImageSet):
 
 def open_pair(
     folder: Path, reference: Path | None, prompts: Path | None = None
-) -> tuple[ImageSet, ImageSet | None]:
-    """Open a folder and what its images are compared with, if that is given.
+) -> tuple[SampleSet, SampleSet | None]:
+    """Open a folder and what its samples are compared with, if that is given.
 
     Run folders are opened and paired by their records; with a file of prompts, or beside any other folder, they too are
     folders of images, which are paired by file name.
 
     Raises:
-        ImageSetError: a folder cannot be scored, or one side lacks images of the other.
+        SampleSetError: a folder cannot be scored, or one side lacks images of the other.
     """
     folders = [folder] if reference is None else [folder, reference]
+    opened: list[SampleSet]
     if prompts is None and all((one / "samples.jsonl").is_file() for one in folders):
-        opened: list[ImageSet] = [ImageSet(one) for one in folders]
+        opened = [open_samples(one) for one in folders]
     else:
         check_names(folders)
         opened = [PlainFolder(one, prompts) for one in folders]
@@ -69,19 +72,19 @@ def list_images(folder: Path) -> list[Path]:
     """Return the images of a folder, or of its `images/`, in the natural order of their names.
 
     Raises:
-        ImageSetError: there is no such folder, it holds no images, or two of one name.
+        SampleSetError: there is no such folder, it holds no images, or two of one name.
     """
     inner = folder / "images"
     home = inner if inner.is_dir() else folder
     if not home.is_dir():
-        raise ImageSetError(f"{home}: no such folder")
+        raise SampleSetError(f"{home}: no such folder")
     files = [path for path in home.iterdir() if path.suffix.lower() in SUFFIXES and path.is_file()]
     if not files:
-        raise ImageSetError(f"{home}: holds no images ({', '.join(SUFFIXES)})")
+        raise SampleSetError(f"{home}: holds no images ({', '.join(SUFFIXES)})")
     stems = [path.stem for path in files]
     if len(set(stems)) < len(stems):
         twice = min(stem for stem in stems if stems.count(stem) > 1)
-        raise ImageSetError(f"{home}: two images are called {twice}")
+        raise SampleSetError(f"{home}: two images are called {twice}")
     return sorted(files, key=lambda path: (_natural(path.stem), path.stem))
 
 
@@ -89,13 +92,13 @@ def check_names(folders: list[Path]) -> None:
     """Make sure that folders hold images of the same names.
 
     Raises:
-        ImageSetError: naming what one of them lacks.
+        SampleSetError: naming what one of them lacks.
     """
     names = [{path.stem for path in list_images(folder)} for folder in folders]
     for folder, own in zip(folders, names, strict=True):
         if lacking := set().union(*names) - own:
             some = ", ".join(sorted(lacking)[:5])
-            raise ImageSetError(f"{folder}: lacks {len(lacking)} images of the other folder: {some}")
+            raise SampleSetError(f"{folder}: lacks {len(lacking)} images of the other folder: {some}")
 
 
 def _natural(name: str) -> list[str | int]:
@@ -110,7 +113,7 @@ def _read_prompts(path: Path, images: int) -> list[tuple[str, dict[str, object]]
         if path.suffix == ".jsonl":
             found = [(str(record["prompt"]), record) for record in map(json.loads, lines)]
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ImageSetError(f"{path}: not a file of prompts ({error})") from None
+        raise SampleSetError(f"{path}: not a file of prompts ({error})") from None
     if len(found) != images:
-        raise ImageSetError(f"{path}: holds {len(found)} prompts for {images} images")
+        raise SampleSetError(f"{path}: holds {len(found)} prompts for {images} images")
     return found

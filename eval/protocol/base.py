@@ -1,4 +1,4 @@
-"""The one protocol of all evaluators: image folders in, scores with intervals and provenance out."""
+"""The one protocol of all evaluators: folders of samples in, scores with intervals and provenance out."""
 
 import importlib.metadata
 import importlib.util
@@ -15,7 +15,8 @@ from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import torch
 
-from kvbench.eval.files.images import ImageSet, check_pairs
+from kvbench.eval.files.images import ImageSet
+from kvbench.eval.files.samples import SampleSet, check_pairs
 from kvbench.eval.files.weights import Snapshot, Weight
 from kvbench.eval.files.whole import write_whole
 from kvbench.eval.protocol.records import strict
@@ -29,7 +30,7 @@ DISTRIBUTIONS = {"cleanfid": "clean-fid", "open_clip": "open_clip_torch", "torch
 
 
 class SkipEvaluation(Exception):
-    """Raised by an evaluator that these images give nothing to do."""
+    """Raised by an evaluator that these samples give nothing to do."""
 
 
 @dataclass
@@ -93,6 +94,8 @@ class Evaluator(Protocol):
     Attributes:
         name: names its result.
         needs_reference: whether it compares with a reference set, sample by sample.
+
+    One that scores something else than images says what, by a class attribute `reads` (`texts`).
     """
 
     name: ClassVar[str]
@@ -118,8 +121,8 @@ class Evaluator(Protocol):
         """Files and folders that it needs."""
         ...
 
-    def run(self, images: ImageSet, reference: ImageSet | None, device: str) -> Result:
-        """Score the images; whatever it raises makes the result a failed one."""
+    def run(self, images: Any, reference: Any, device: str) -> Result:
+        """Score the samples, an `ImageSet` or what `reads` names; whatever it raises makes the result a failed one."""
         ...
 
 
@@ -127,15 +130,15 @@ class Evaluator(Protocol):
 class Adapted(Protocol):
     """An evaluator whose metrics are called otherwise on some images."""
 
-    def adapt(self, images: ImageSet) -> Evaluator:
+    def adapt(self, images: Any) -> Evaluator:
         """Return the evaluator that stands for this one on these images."""
         ...
 
 
 def evaluate(
     evaluators: Sequence[Evaluator],
-    images: ImageSet,
-    reference: ImageSet | None = None,
+    samples: SampleSet,
+    reference: SampleSet | None = None,
     device: str = "cpu",
     *,
     same_seeds: bool = True,
@@ -144,17 +147,17 @@ def evaluate(
 
     Args:
         evaluators: what to run.
-        images: what to score.
+        samples: what to score.
         reference: what to compare with, sample by sample.
         device: torch device.
         same_seeds: refuse a pair of samples with unequal seeds.
 
     Raises:
-        ImageSetError: images and reference do not hold the same samples.
+        SampleSetError: the two do not hold the same samples.
     """
     if reference is not None:
-        check_pairs(images, reference, same_seeds=same_seeds)
-    return [_evaluate(evaluator, images, reference, device) for evaluator in evaluators]
+        check_pairs(samples, reference, same_seeds=same_seeds)
+    return [_evaluate(evaluator, samples, reference, device) for evaluator in evaluators]
 
 
 def find_missing(evaluator: Evaluator) -> list[str]:
@@ -194,17 +197,14 @@ def ok(
     return result
 
 
-def _evaluate(evaluator: Evaluator, images: ImageSet, reference: ImageSet | None, device: str) -> Result:
+def _evaluate(evaluator: Evaluator, samples: SampleSet, reference: SampleSet | None, device: str) -> Result:
     start = time.perf_counter()
-    evaluator = evaluator.adapt(images) if isinstance(evaluator, Adapted) else evaluator
+    evaluator = evaluator.adapt(samples) if isinstance(evaluator, Adapted) else evaluator
     reference = reference if evaluator.needs_reference else None
-    lacking = find_missing(evaluator)
-    if evaluator.needs_reference and reference is None:
-        lacking.append("it compares with a reference run, and none was given")
     try:
-        if lacking:
-            raise SkipEvaluation("; ".join(lacking))
-        result = evaluator.run(images, reference, device)
+        if obstacles := _find_obstacles(evaluator, samples, reference):
+            raise SkipEvaluation("; ".join(obstacles))
+        result = evaluator.run(samples, reference, device)
     except SkipEvaluation as skip:
         result = _without_values(evaluator, "skipped", str(skip))
         log.info("%s skipped: %s", evaluator.name, skip)
@@ -212,9 +212,19 @@ def _evaluate(evaluator: Evaluator, images: ImageSet, reference: ImageSet | None
         result = _without_values(evaluator, "failed", f"{type(error).__name__}: {error}")
         result.provenance["traceback"] = traceback.format_exc()
         log.exception("%s failed", evaluator.name)
-    result.provenance |= _provenance(evaluator, images, reference, device)
+    result.provenance |= _provenance(evaluator, samples, reference, device)
     result.provenance["seconds"] = round(time.perf_counter() - start, 3)
     return result
+
+
+def _find_obstacles(evaluator: Evaluator, samples: SampleSet, reference: SampleSet | None) -> list[str]:
+    """Return why an evaluator cannot score these samples; nothing if it can."""
+    if (reads := getattr(evaluator, "reads", ImageSet.kind)) != samples.kind:
+        return [f"it scores {reads}, and these are {samples.kind}"]
+    lacking = find_missing(evaluator)
+    if evaluator.needs_reference and reference is None:
+        lacking.append("it compares with a reference run, and none was given")
+    return lacking
 
 
 def _result(evaluator: Evaluator, status: Status, reason: str | None, scores: dict[str, Score]) -> Result:
@@ -229,7 +239,7 @@ def _without_values(evaluator: Evaluator, status: Status, reason: str) -> Result
 
 
 def _provenance(
-    evaluator: Evaluator, images: ImageSet, reference: ImageSet | None, device: str
+    evaluator: Evaluator, samples: SampleSet, reference: SampleSet | None, device: str
 ) -> dict[str, object]:
     assert is_dataclass(evaluator)
     versions = {"python": platform.python_version()}
@@ -239,7 +249,7 @@ def _provenance(
         except importlib.metadata.PackageNotFoundError:
             log.debug("%s is not installed", name)
     return {
-        "images": _identity(images),
+        "images": _identity(samples),
         "reference": None if reference is None else _identity(reference),
         "settings": {f.name: _setting(getattr(evaluator, f.name)) for f in fields(evaluator)},
         "versions": versions,
@@ -249,8 +259,8 @@ def _provenance(
     }
 
 
-def _identity(images: ImageSet) -> dict[str, object]:
-    return {"digest": images.digest, "n": len(images), "run": images.folder.resolve().name}
+def _identity(samples: SampleSet) -> dict[str, object]:
+    return {"digest": samples.digest, "n": len(samples), "run": samples.folder.resolve().name}
 
 
 def _setting(value: object) -> object:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kvbench.eval.files.images import ImageSetError, read_samples
+from kvbench.eval.files.samples import SampleSetError, read_samples
 from kvbench.eval.protocol.intervals import bootstrap, combine_strata
 from kvbench.eval.protocol.records import read_fields
 from kvbench.eval.protocol.scores import (
@@ -52,7 +52,7 @@ def compare_runs(ours: Path, theirs: Path) -> dict[str, Metric]:
         theirs: another one's.
 
     Raises:
-        ImageSetError: the runs do not hold the same samples.
+        SampleSetError: the runs do not hold the same samples.
     """
     prompts = _shared_prompts(ours, theirs)
     found: dict[str, Metric] = {}
@@ -69,7 +69,7 @@ def _shared_prompts(ours: Path, theirs: Path) -> dict[int, str]:
     for index in sorted(first.keys() | second.keys()):
         sides = [(one.seed, one.prompt) if (one := side.get(index)) else None for side in (first, second)]
         if sides[0] != sides[1]:
-            raise ImageSetError(
+            raise SampleSetError(
                 f"{ours} and {theirs} cannot be compared: sample {index} is {sides[0]} and {sides[1]}"
             )
     return {index: sample.prompt for index, sample in first.items()}

@@ -11,6 +11,7 @@ from torch import Tensor
 from kvbench.core.config import UserError
 from kvbench.core.segments import ModelSpec, Segment
 from kvbench.models.noise import Noise
+from kvbench.models.outputs import Outputs
 
 Calls = Mapping[str, Sequence[tuple[object, str]]]
 """Parts of a loaded model by phase (`text`, `transformer`, `decode`): objects and the names of their methods."""
@@ -130,8 +131,11 @@ class Cache(Protocol):
         ...
 
 
-class ImageModel(Protocol):
-    """What a run needs of a model."""
+class Model(Protocol):
+    """What a run needs of a model.
+
+    One that makes something else than images says what, by a class attribute `output` (`texts`).
+    """
 
     name: str
     weights_sha256: str
@@ -159,6 +163,6 @@ class ImageModel(Protocol):
         """Read the weights and move them to the device."""
         ...
 
-    def generate(self, prompts: Sequence[str], cache: Cache, noise: Noise) -> Tensor:
-        """Return images uint8 [B, H, W, 3] RGB on the CPU."""
+    def generate(self, prompts: Sequence[str], cache: Cache, noise: Noise) -> Outputs:
+        """Return what is made of the prompts: images uint8 [B, H, W, 3] RGB on the CPU, or texts."""
         ...

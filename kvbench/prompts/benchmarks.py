@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from kvbench.core.config import ConfigError
 from kvbench.core.files import parse_json
-from kvbench.eval.files.images import REWRITTEN_FROM
+from kvbench.eval.files.samples import REWRITTEN_FROM
 from kvbench.eval.files.weights import Weight
 from kvbench.eval.geneval.rules import Line
 from kvbench.prompts.sets import Entry, PromptSet, read_file

@@ -42,7 +42,7 @@ def show_outcome(console: Console, outcome: Outcome) -> Path:
 
 
 def _cost_rows(run: Results) -> list[tuple[str, str, str, str, str]]:
-    memory, latency = run.memory, run.latency
+    memory, latency, drawn = run.memory, run.latency, run.latency.tokens_per_second
     broken = ", above the budget: measured, not promised" if memory.peak > memory.budget else ""
     used = f"{100 * memory.peak:.2f} % used at the peak{broken}"
     if memory.last_share is not None and memory.least_share is not None:
@@ -66,11 +66,12 @@ def _cost_rows(run: Results) -> list[tuple[str, str, str, str, str]]:
             f"batch {memory.batch}; {rebuilt:.2f} while a layer is rebuilt, {flying:.2f} more in flight{kept}",
         ),
         (
-            "seconds per image",
+            f"seconds per {'image' if drawn is None else 'text'}",
             f"{latency.seconds_per_image:.4f}",
             "",
             "",
-            f"{latency.device}, batch {latency.batch}",
+            f"{latency.device}, batch {latency.batch}"
+            + ("" if drawn is None else f", {drawn:.1f} tokens per second"),
         ),
     ]
 

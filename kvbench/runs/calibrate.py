@@ -20,6 +20,7 @@ from kvbench.engine.cache import KVCache
 from kvbench.methods.base import Artifact, Method, Observer, View
 from kvbench.models.base import Cache, compute_dtype
 from kvbench.models.noise import Noise, PromptNoise
+from kvbench.models.outputs import Outputs
 from kvbench.prompts.base import Prompt, PromptSource
 from kvbench.prompts.files import PromptFile
 
@@ -34,8 +35,8 @@ class Generator(Protocol):
         """Shapes."""
         ...
 
-    def generate(self, prompts: Sequence[str], cache: Cache, noise: Noise) -> Tensor:
-        """Images uint8 [B, H, W, 3]."""
+    def generate(self, prompts: Sequence[str], cache: Cache, noise: Noise) -> Outputs:
+        """Images or texts."""
         ...
 
 

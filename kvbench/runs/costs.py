@@ -1,4 +1,4 @@
-"""What generation cost: tokens, bytes and seconds of each image, summed up for a run."""
+"""What generation cost: tokens, bytes and seconds of each sample, summed up for a run."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ N = TypeVar("N", int, float)
 
 @dataclass(frozen=True)
 class Cost:
-    """What the batch of one image cost, as its line of samples.jsonl has it.
+    """What the batch of one sample cost, as its line of samples.jsonl has it.
 
     Attributes:
         batch: prompts that were generated together.
@@ -28,6 +28,7 @@ class Cost:
         gpu_peak_bytes: the allocator's peak on a GPU; 0 on a CPU.
         last_tokens: tokens that one sequence held while the last segment ran; None in lines of older versions.
         least_share: least share of min(B, all tokens so far) that it held after any segment; likewise.
+        tokens: tokens that its text was drawn in; None of an image.
     """
 
     batch: int
@@ -40,13 +41,14 @@ class Cost:
     gpu_peak_bytes: int
     last_tokens: int | None = None
     least_share: float | None = None
+    tokens: int | None = None
 
 
 def summarise_memory(costs: Sequence[Cost], spec: ModelSpec, budget: Budget, itemsize: int) -> Memory:
     """Return the worst of all batches, beside capacity B and the full cache.
 
     Args:
-        costs: of every image of a run.
+        costs: of every sample of a run.
         spec: the model.
         budget: capacity B.
         itemsize: bytes of a stored value.
@@ -76,12 +78,14 @@ def _least(values: Sequence[N | None]) -> N | None:
 
 
 def summarise_latency(costs: Sequence[Cost], device: str) -> Latency:
-    """Return mean, median and throughput over the images of a run that was generated on `device`."""
+    """Return mean, median and throughput over the samples of a run that was generated on `device`."""
     seconds = [cost.seconds for cost in costs]
+    drawn = [cost.tokens for cost in costs if cost.tokens is not None]
     return Latency(
         seconds_per_image=sum(seconds) / len(seconds),
         seconds_per_image_median=median(seconds),
         images_per_second=len(seconds) / sum(seconds),
         batch=max(cost.batch for cost in costs),
         device=device,
+        tokens_per_second=sum(drawn) / sum(seconds) if len(drawn) == len(costs) else None,
     )

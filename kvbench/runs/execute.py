@@ -1,4 +1,4 @@
-"""One run, start to end: calibration, reference, images, results."""
+"""One run, start to end: calibration, reference, samples, results."""
 
 import json
 import logging
@@ -11,7 +11,6 @@ from pathlib import Path
 
 import torch
 import yaml
-from torch import Tensor
 from tqdm import tqdm
 
 from kvbench.core.config import ConfigError
@@ -21,11 +20,13 @@ from kvbench.core.locks import claim
 from kvbench.engine.cache import KVCache
 from kvbench.methods.base import Artifact, Observer
 from kvbench.models.noise import PromptNoise
+from kvbench.models.outputs import Outputs
 from kvbench.prompts.base import hash_prompts
 from kvbench.runs.calibrate import artifact_name, calibrate, load_artifact, save_artifact
 from kvbench.runs.costs import Cost
 from kvbench.runs.finish import finish
 from kvbench.runs.folder import RunFolder, blocks, slug
+from kvbench.runs.forms import find_form
 from kvbench.runs.identity import Identity, use_former_names
 from kvbench.runs.job import Job
 from kvbench.runs.provenance import provenance
@@ -34,7 +35,7 @@ from kvbench.runs.scoring import check_required, check_scored, find_pending
 
 log = logging.getLogger(__name__)
 
-Drawn = tuple[list[dict[str, object]], Tensor]
+Drawn = tuple[list[dict[str, object]], Outputs]
 
 
 def run(job: Job) -> Outcome:
@@ -52,7 +53,7 @@ def run(job: Job) -> Outcome:
 
 
 def rescore(job: Job) -> Outcome:
-    """Adds metrics to a finished run; no image is generated.
+    """Adds metrics to a finished run; nothing is generated.
 
     Raises:
         ConfigError: the run or its reference is not finished.
@@ -139,7 +140,8 @@ def _locate(job: Job, *, make: bool) -> tuple[RunFolder, str | None]:
         label=label_of(job),
         bound=None if job.bounded is None else job.method_name,
     )
-    return RunFolder(job.settings.runs_dir, job.model.name, identity, make=make), used
+    form = find_form(job.model)
+    return RunFolder(job.settings.runs_dir, job.model.name, identity, form=form, make=make), used
 
 
 def _is_whole(path: Path) -> bool:
@@ -226,7 +228,7 @@ def generate(job: Job, folder: RunFolder) -> bool:
     total, absent = sum(map(len, shard)), sum(map(len, todo))
     limit = settings.batch_size
     cache = KVCache(job.model.spec, job.method, dtype=job.dtype, device=settings.device)
-    with tqdm(total=total, initial=total - absent, desc=folder.path.name, unit="image") as bar:
+    with tqdm(total=total, initial=total - absent, desc=folder.path.name, unit="prompt") as bar:
         for wait in (False, True):
             elsewhere = []
             for block in todo:
@@ -251,13 +253,13 @@ def _generate_block(job: Job, folder: RunFolder, cache: KVCache, block: range, l
             limit = len(part) // 2
             log.warning("out of memory with %d prompts: going on with %d at a time", len(part), limit)
             continue
-        folder.add(drawn[0], drawn[1].numpy())
+        folder.add(*drawn)
         start = part.stop
     return limit
 
 
 def _drawn_if_it_fits(job: Job, cache: KVCache, part: range) -> Drawn | None:
-    """Records and images of some prompts; None when memory does not suffice for them, but may for fewer."""
+    """Return records of some prompts and what was made of them; None when memory may suffice for fewer of them only."""
     draw = partial(_draw, job, cache, part)
     return draw() if len(part) == 1 else if_it_fits(draw, partial(cache.reset, 0))
 
@@ -270,7 +272,7 @@ def _draw(job: Job, cache: KVCache, part: range) -> Drawn:
         torch.cuda.reset_peak_memory_stats(settings.device)
     cache.prompts = part
     started = time.perf_counter()
-    images = job.model.generate([prompt.text for prompt in prompts], cache, PromptNoise(settings.seed, part))
+    made = job.model.generate([prompt.text for prompt in prompts], cache, PromptNoise(settings.seed, part))
     seconds = time.perf_counter() - started
     cost = Cost(
         batch=len(part),
@@ -284,5 +286,7 @@ def _draw(job: Job, cache: KVCache, part: range) -> Drawn:
         least_share=round(cache.ledger.find_least_share(job.model.spec, job.budget.capacity), 6),
         gpu_peak_bytes=torch.cuda.max_memory_allocated(settings.device) if gpu else 0,
     )
-    shared = {"seed": settings.seed, **asdict(cost)}
-    return [{"index": p.index, "prompt": p.text, "meta": p.meta, **shared} for p in prompts], images
+    # Of what only some samples have, their form tells.
+    known = {name: value for name, value in asdict(cost).items() if value is not None}
+    shared = {"seed": settings.seed, **known}
+    return [{"index": p.index, "prompt": p.text, "meta": p.meta, **shared} for p in prompts], made

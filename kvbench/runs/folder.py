@@ -2,10 +2,11 @@
 
 runs/<model>/<method>-<budget>-<hash>/
     config.yaml provenance.json samples.jsonl images/000017.png metrics/*.json contact_sheet.png results.json status
+
+A language model's run has texts/000017.txt in place of the images.
 """
 
 import fcntl
-import io
 import json
 import os
 import re
@@ -13,13 +14,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
-import numpy as np
-from numpy.typing import NDArray
-from PIL import Image
-
 from kvbench.core.config import ConfigError
 from kvbench.core.files import hash_content, hash_path, parse_json, write_whole
 from kvbench.core.locks import claim
+from kvbench.runs.forms import IMAGES, Form
 from kvbench.runs.identity import Identity
 from kvbench.runs.results import FILE
 
@@ -39,24 +37,27 @@ class RunFolder:
         root: `runs_dir`.
         model: name of the model.
         identity: what the run is.
+        form: how its samples are kept.
         make: make the folder where it is not there yet.
 
     Raises:
         ConfigError: the folder cannot be made.
     """
 
-    def __init__(self, root: Path, model: str, identity: Identity, *, make: bool = True) -> None:
+    def __init__(
+        self, root: Path, model: str, identity: Identity, *, form: Form = IMAGES, make: bool = True
+    ) -> None:
         known = sorted(
             (root / model).glob(f"*-{identity.hash}")
         )  # made under another name of the same method
         self.path = known[0] if known else root / model / f"{identity.label}-{identity.hash}"
-        self.identity = identity
+        self.identity, self.form = identity, form
         self._hashes: dict[tuple[str, State], str] = {}
         self._known: dict[int, Record] = {}
         self._known_at: State | None = None
         try:
             if make:
-                (self.path / "images").mkdir(parents=True, exist_ok=True)
+                (self.path / form.kind).mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise ConfigError(f"runs_dir={root}: cannot be written ({error})") from None
 
@@ -86,7 +87,7 @@ class RunFolder:
         return values
 
     def finished(self) -> bool:
-        """Whether the run was completed: its results are written last, and removed when its images change."""
+        """Whether the run was completed: its results are written last, and removed when its samples change."""
         return (self.path / FILE).is_file()
 
     def note(self, status: str) -> None:
@@ -102,7 +103,7 @@ class RunFolder:
         return claim(self.path / f".{slug(work)}", wait=wait)
 
     def samples(self, among: Iterable[int] | None = None) -> dict[int, Record]:
-        """Return recorded samples by index, all or some, whose image is there and is the recorded one.
+        """Return recorded samples by index, all or some, whose file is there and is the recorded one.
 
         Raises:
             ConfigError: samples.jsonl is damaged.
@@ -112,31 +113,35 @@ class RunFolder:
         chosen = records if among is None else [index for index in among if index in records]
         return {index: records[index] for index in chosen if self._intact(records[index])}
 
-    def add(self, records: Sequence[Record], images: NDArray[np.uint8]) -> None:
-        """Saves a block: its images uint8 [B, H, W, 3] first, then its lines in one write.
+    def add(self, records: Sequence[Record], made: Iterable[object]) -> None:
+        """Saves a block: what was made of its prompts first, then its lines in one write.
 
         Records get their `sha256` here. A sample that another process saved in the meantime stays as it is: with
-        another batch size the pixels may differ in rounding, and a record must belong to its image. Results of images
-        that are others now are removed.
+        another batch size it may differ in rounding, and a record must belong to its file. Results of samples that are
+        others now are removed.
+
+        Args:
+            records: one a sample.
+            made: the samples, images uint8 [H, W, 3] or texts.
 
         Raises:
             ConfigError: samples.jsonl is damaged.
         """
-        encoded = [_png(pixels) for pixels in images]
+        encoded = [(self.form.describe(one), self.form.encode(one)) for one in made]
         path = self.path / RECORDS
         with self.locked():
             known = self._records()
             fresh: dict[int, tuple[Record, bytes]] = {}
-            for record, content in zip(records, encoded, strict=True):
+            for record, (more, content) in zip(records, encoded, strict=True):
                 index = int(str(record["index"]))
                 if index not in known or not self._intact(known[index]):
-                    fresh[index] = {**record, "sha256": hash_content(content)}, content
+                    fresh[index] = {**record, **more, "sha256": hash_content(content)}, content
             if any(
                 known.get(index, {}).get("sha256") != record["sha256"] for index, (record, _) in fresh.items()
             ):
                 (self.path / FILE).unlink(missing_ok=True)
             for record, content in fresh.values():
-                write_whole(self._image(record), content)
+                write_whole(self._file(record), content)
             with path.open("a") as file:
                 file.write("".join(json.dumps(record) + "\n" for record, _ in fresh.values()))
                 file.flush()
@@ -167,12 +172,12 @@ class RunFolder:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield
 
-    def _image(self, record: Record) -> Path:
-        return self.path / "images" / f"{int(str(record['index'])):06d}.png"
+    def _file(self, record: Record) -> Path:
+        return self.path / self.form.kind / f"{int(str(record['index'])):06d}{self.form.suffix}"
 
     def _intact(self, record: Record) -> bool:
-        """Return whether a record's image is there and is the recorded one; an image is read once per change."""
-        path = self._image(record)
+        """Return whether a record's file is there and is the recorded one; a file is read once per change."""
+        path = self._file(record)
         if (state := _state(path)) is None:
             return False
         if (path.name, state) not in self._hashes:
@@ -238,10 +243,3 @@ def blocks(count: int, size: int, shard: int, shards: int) -> list[range]:
 def slug(text: str) -> str:
     """Text as part of a file name."""
     return re.sub(r"[^A-Za-z0-9_.]+", "-", text).strip("-")
-
-
-def _png(pixels: NDArray[np.uint8]) -> bytes:
-    buffer = io.BytesIO()
-    # Two to three times as fast as the default level, files a fifth larger.
-    Image.fromarray(pixels).save(buffer, "PNG", compress_level=1)
-    return buffer.getvalue()

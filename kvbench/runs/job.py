@@ -15,7 +15,7 @@ from kvbench.core.settings import Settings
 from kvbench.eval.protocol.base import Evaluator
 from kvbench.methods.base import Method, Observer
 from kvbench.methods.full import Full
-from kvbench.models.base import ImageModel, compute_dtype
+from kvbench.models.base import Model, compute_dtype
 from kvbench.prompts.base import Prompt
 from kvbench.runs.calibrate import check_calibration
 from kvbench.runs.results import Results
@@ -51,7 +51,7 @@ class Job:
     """
 
     settings: Settings
-    model: ImageModel
+    model: Model
     method: Method
     method_name: str
     prompts: list[Prompt]

@@ -68,7 +68,7 @@ class Memory:
 
 @dataclass(frozen=True)
 class Latency:
-    """Wall-clock time of generation alone, text to pixels.
+    """Wall-clock time of generation alone, text to pixels or to text; a text counts as an image.
 
     Attributes:
         seconds_per_image: mean over images of the time of the batch over the prompts in it.
@@ -76,6 +76,7 @@ class Latency:
         images_per_second: images over total time.
         batch: largest batch, prompts.
         device: torch device.
+        tokens_per_second: tokens of all texts over total time; None of images.
     """
 
     seconds_per_image: float
@@ -83,6 +84,7 @@ class Latency:
     images_per_second: float
     batch: int
     device: str
+    tokens_per_second: float | None = None
 
 
 @dataclass(frozen=True)
@@ -110,7 +112,7 @@ class Results:
         run: name of its folder.
         reference: name of the reference run's folder, beside this one; None for the reference itself.
         method: name in `conf/method`.
-        n: images.
+        n: samples.
         config: the resolved configuration, JSON values.
         provenance: code, versions and machine; None if it was not recorded.
         memory: what the cache held.
@@ -179,7 +181,7 @@ def read_results(folder: Path) -> Results | None:
     path = folder / FILE
     if not path.is_file():
         return None
-    remedy = "delete it and start the run again: its images are kept"
+    remedy = "delete it and start the run again: its samples are kept"
     try:
         values = parse_json(path.read_text(encoding="utf-8"), finite=True)
     except (OSError, ValueError) as error:

@@ -6,6 +6,7 @@ from pathlib import Path
 from kvbench.core.config import ConfigError
 from kvbench.core.files import write_whole
 from kvbench.eval.files.images import ImageSet
+from kvbench.eval.files.texts import open_samples
 from kvbench.eval.protocol.base import Evaluator, Result, evaluate, find_missing
 from kvbench.eval.protocol.scores import Metric
 from kvbench.runs.contact_sheet import draw_contact_sheet
@@ -88,9 +89,9 @@ def score(
     Returns:
         `evaluated`, by config name, and `metrics`, by metric name, of results.json.
     """
-    images = ImageSet(folder)
-    other = None if reference is None else ImageSet(reference)
-    results = evaluate(list(evaluators.values()), images, other, device, same_seeds=same_seeds)
+    samples = open_samples(folder)
+    other = None if reference is None else open_samples(reference)
+    results = evaluate(list(evaluators.values()), samples, other, device, same_seeds=same_seeds)
     evaluated: dict[str, Evaluated] = {}
     metrics: dict[str, Metric] = {}
     for (name, evaluator), result in zip(evaluators.items(), results, strict=True):
@@ -99,8 +100,8 @@ def score(
         lacking = tuple(find_missing(evaluator)) if result.status == "skipped" else ()
         evaluated[name] = Evaluated(settings.get(name), result.status, result.protocol, lacking)
     psnr = _psnr_by_index(results)
-    if other is not None and psnr:
-        write_whole(folder / "contact_sheet.png", draw_contact_sheet(images, other, psnr))
+    if psnr and isinstance(samples, ImageSet) and isinstance(other, ImageSet):
+        write_whole(folder / "contact_sheet.png", draw_contact_sheet(samples, other, psnr))
     return evaluated, metrics
 
 

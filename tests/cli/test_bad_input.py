@@ -67,12 +67,12 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ),
         ("prompts._target_=builtins.dict", "prompts._target_=builtins.dict: not a class with load"),
         (
-            "method._target_=kvbench.models.base.ImageModel",
-            "method._target_=kvbench.models.base.ImageModel: not",
+            "method._target_=kvbench.models.base.Model",
+            "method._target_=kvbench.models.base.Model: not",
         ),
         (
-            "model._target_=kvbench.models.base.ImageModel",
-            "model._target_=kvbench.models.base.ImageModel: not",
+            "model._target_=kvbench.models.base.Model",
+            "model._target_=kvbench.models.base.Model: not",
         ),
         ("+eval.x._target_=os.getcwd", "eval.x._target_=os.getcwd: not a class with gives, run"),
         ("+eval.x=3", "eval.x._target_=null: names no class"),

@@ -62,7 +62,7 @@ class Qwen3Model:
     default_sinks: int = 1
     weights_sha256: str = field(default="", init=False, repr=False)
 
-    output: ClassVar[Literal["text"]] = "text"
+    output: ClassVar[str] = "texts"
 
     def __post_init__(self) -> None:
         require_positive("model", prompt_tokens=self.prompt_tokens, chunk=self.chunk)

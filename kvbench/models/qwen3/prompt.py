@@ -80,7 +80,8 @@ class HashedTokens:
         vocabulary: tokens there are, at least 3.
     """
 
-    pad, ends = 0, (1,)
+    pad = 0
+    ends: tuple[int, ...] = (1,)
 
     def __init__(self, vocabulary: int) -> None:
         self._words = vocabulary - 2

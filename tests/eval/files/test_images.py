@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from kvbench.eval.files.images import ImageSet, ImageSetError, check_pairs
+from kvbench.eval.files.images import ImageSet
+from kvbench.eval.files.samples import SampleSetError, check_pairs
 from kvbench.eval.files.weights import Weight, WeightError, file_sha256
 from kvbench.eval.paired.metrics import Lpips, Psnr
 from kvbench.eval.protocol.base import Result, evaluate, find_missing, ok
@@ -127,7 +128,7 @@ def replace_image(folder: Path, data: bytes | None = None, mode: str = "L") -> N
     [
         (delete_image, r"names images that are not there: 000001\.png"),
         (extra_image, r"without a line in samples\.jsonl: 000009\.png"),
-        (truncate_image, r"000001\.png is not the recorded image"),
+        (truncate_image, r"000001\.png is not the recorded file"),
         (truncate_line, "line 3: JSONDecodeError"),
         (drop_seed, "line 1: KeyError 'seed'"),
         (conflict, "line 4: index 0 appears twice"),
@@ -142,7 +143,7 @@ def replace_image(folder: Path, data: bytes | None = None, mode: str = "L") -> N
 def test_bad_folder(tmp_path: Path, harm: Callable[[Path], None], message: str) -> None:
     folder = make_set(tmp_path / "run")
     harm(folder)
-    with pytest.raises(ImageSetError, match=message):
+    with pytest.raises(SampleSetError, match=message):
         ImageSet(folder)
 
 
@@ -151,7 +152,7 @@ def test_image_cut_short_before_it_was_recorded(tmp_path: Path) -> None:
     whole = (folder / "images" / "000001.png").read_bytes()
     replace_image(folder, data=whole[: len(whole) // 2])
     images = ImageSet(folder)
-    with pytest.raises(ImageSetError, match=r"000001\.png cannot be decoded"):
+    with pytest.raises(SampleSetError, match=r"000001\.png cannot be decoded"):
         images.image(1)
 
 
@@ -167,17 +168,17 @@ def test_unequal_records_cannot_be_paired(tmp_path: Path, change: dict[str, obje
     folder = make_set(tmp_path / "run", seed=1)
     lines = read_lines(folder)
     write_lines(folder, [lines[0], {**lines[1], **change}, lines[2]])
-    with pytest.raises(ImageSetError, match=message):
+    with pytest.raises(SampleSetError, match=message):
         evaluate([Psnr()], ImageSet(folder), reference)
 
 
 def test_unequal_index_sets_and_sizes_cannot_be_paired(tmp_path: Path) -> None:
     three, four = ImageSet(make_set(tmp_path / "a", 3)), ImageSet(make_set(tmp_path / "b", 4))
-    with pytest.raises(ImageSetError, match="missing from the first: 3"):
+    with pytest.raises(SampleSetError, match="missing from the first: 3"):
         check_pairs(three, four)
-    with pytest.raises(ImageSetError, match="missing from the reference: 3"):
+    with pytest.raises(SampleSetError, match="missing from the reference: 3"):
         check_pairs(four, three)
-    with pytest.raises(ImageSetError, match=r"sample 0 has size \(12, 10\) and \(10, 12\)"):
+    with pytest.raises(SampleSetError, match=r"sample 0 has size \(12, 10\) and \(10, 12\)"):
         check_pairs(three, ImageSet(make_set(tmp_path / "c", 3, size=(10, 12))))
 
 

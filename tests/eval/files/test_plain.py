@@ -12,8 +12,8 @@ from PIL import Image
 
 from kvbench.eval.__main__ import main
 from kvbench.eval.distribution.dataset import DatasetError, Pictures
-from kvbench.eval.files.images import ImageSetError
 from kvbench.eval.files.plain import PlainFolder, open_pair
+from kvbench.eval.files.samples import SampleSetError
 from kvbench.eval.paired.metrics import decibels
 from kvbench.eval.registry import describe_metrics
 
@@ -111,7 +111,7 @@ def test_what_decoding_finds_does_not_depend_on_threads(
     pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     several = PlainFolder(pair[1])
-    monkeypatch.setattr("kvbench.eval.files.images.THREADS", 1)
+    monkeypatch.setattr("kvbench.eval.files.samples.THREADS", 1)
     one = PlainFolder(pair[1])
     assert (several.digest, several.samples) == (one.digest, one.samples)
     assert (several.stack([3, 0, 2, 1]) == PIXELS[[3, 0, 2, 1]]).all()
@@ -256,7 +256,7 @@ def test_bad_prompts_are_told(tmp_path: Path, name: str, content: str | None, me
     images = folder(tmp_path / "images")
     if content is not None:
         (tmp_path / name).write_text(content)
-    with pytest.raises(ImageSetError, match=message):
+    with pytest.raises(SampleSetError, match=message):
         PlainFolder(images, tmp_path / name)
 
 

@@ -11,7 +11,7 @@ from kvbench.eval.distribution.fid import Fid
 from kvbench.eval.distribution.frechet import frechet_distance
 from kvbench.eval.distribution.kid import Kid
 from kvbench.eval.distribution.precision_recall import PrecisionRecall
-from kvbench.eval.files.images import ImageSetError
+from kvbench.eval.files.samples import SampleSetError
 from kvbench.eval.paired.metrics import Psnr
 from kvbench.eval.protocol.base import Result, evaluate
 from kvbench.eval.protocol.compare import compare_runs
@@ -98,7 +98,7 @@ def test_other_samples_cannot_be_compared(tmp_path: Path) -> None:
     columns: dict[str, list[object]] = {"psnr": [1.0] * COUNT}
     ours = run_folder(tmp_path / "ours", columns, PSNR)
     theirs = run_folder(tmp_path / "theirs", columns, PSNR, seed=1)
-    with pytest.raises(ImageSetError, match="sample 0 is"):
+    with pytest.raises(SampleSetError, match="sample 0 is"):
         compare_runs(ours, theirs)
 
 

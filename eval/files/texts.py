@@ -1,0 +1,52 @@
+"""Text folders: what a language model wrote, and opening a run of whatever samples."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import ClassVar
+
+from tqdm import tqdm
+
+from kvbench.eval.files.images import ImageSet
+from kvbench.eval.files.samples import Sample, SampleSet, SampleSetError
+
+
+class TextSet(SampleSet):
+    """Texts of one run by index: `texts/<index:06d>.txt` in UTF-8 and one line each in `samples.jsonl`.
+
+    Args:
+        folder: the run folder.
+        limit: look at the first so many samples only.
+
+    Raises:
+        SampleSetError: records or texts are missing, surplus, altered or not UTF-8, or a record has no `tokens`.
+    """
+
+    kind: ClassVar[str] = "texts"
+    suffix: ClassVar[str] = ".txt"
+
+    def text(self, index: int) -> str:
+        """What the model wrote, without the prompt."""
+        return self._path(index).read_bytes().decode()
+
+    def read(self, title: str) -> Iterator[tuple[int, str]]:
+        """Index and text of all samples in order, behind a progress bar."""
+        for index in tqdm(self.indices, desc=title, unit="text", leave=False, disable=None, mininterval=1.0):
+            yield index, self.text(index)
+
+    def _checked(self, sample: Sample) -> Sample:
+        try:
+            self._read(sample).decode()
+        except UnicodeDecodeError as error:
+            raise SampleSetError(f"{self._path(sample.index)} is not UTF-8: {error}") from None
+        if type(sample.tokens) is not int:
+            raise SampleSetError(f"{self.folder}: sample {sample.index} has no `tokens` in samples.jsonl")
+        return sample
+
+
+def open_samples(folder: Path) -> SampleSet:
+    """Open a run folder: texts where it has a folder of them, else images.
+
+    Raises:
+        SampleSetError: it cannot be scored.
+    """
+    return TextSet(folder) if (folder / TextSet.kind).is_dir() else ImageSet(folder)

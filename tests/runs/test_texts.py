@@ -1,0 +1,143 @@
+"""A run of a language model keeps texts: one file each, resumed, shared and scored as images are."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+
+from kvbench.core.settings import Shard
+from kvbench.eval.files.images import ImageSet
+from kvbench.eval.files.samples import SampleSetError
+from kvbench.eval.files.texts import TextSet, open_samples
+from kvbench.eval.paired.metrics import Psnr
+from kvbench.eval.protocol.base import Result, evaluate, ok
+from kvbench.eval.protocol.scores import Quantity, mean_score
+from kvbench.methods.streaming_llm import StreamingLLM
+from kvbench.models.qwen3.model import Qwen3Model
+from kvbench.models.qwen3.sampling import TextSampling
+from kvbench.models.qwen3.transformer import Qwen3Config
+from kvbench.runs import execute
+from kvbench.runs.job import Job
+from tests.support.fake_run import job_in
+
+SHAPE = Qwen3Config(depth=1, width=16, heads=2, kv_heads=1, head_dim=8, hidden=16, vocabulary=12)
+
+
+@dataclass(frozen=True)
+class Words:
+    """Mean number of words."""
+
+    name: ClassVar[str] = "words"
+    protocol: ClassVar[str] = "plain"
+    reads: ClassVar[str] = "texts"
+    needs_reference: ClassVar[bool] = False
+    packages: ClassVar[tuple[str, ...]] = ()
+    weights: ClassVar[tuple[object, ...]] = ()
+    gives: ClassVar[dict[str, Quantity]] = {"words": Quantity("higher")}
+
+    def run(self, texts: TextSet, reference: TextSet | None, device: str) -> Result:
+        words = [float(len(text.split())) for _, text in texts.read(self.name)]
+        return ok(self, {"words": mean_score(words)}, {"index": texts.indices, "words": words})
+
+
+def job(root: Path, **more: object) -> Job:
+    model = Qwen3Model(
+        "small", SHAPE, TextSampling(1.0, 0, 1.0), {}, "random", prompt_tokens=4, max_tokens=20, chunk=4
+    )
+    return job_in(
+        root, model=model, method=StreamingLLM(sinks=1), evaluators={"words": Words(), "psnr": Psnr()}, **more
+    )
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    outcome = execute.run(job(tmp_path_factory.mktemp("whole")))
+    assert outcome.results is not None
+    return outcome.folder
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in (folder / "texts").iterdir()}
+
+
+def records(folder: Path) -> list[dict[str, object]]:
+    return [json.loads(line) for line in (folder / "samples.jsonl").read_text().splitlines()]
+
+
+def test_a_run_leaves_texts(whole: Path) -> None:
+    results = json.loads((whole / "results.json").read_text())
+    assert sorted(contents(whole)) == [f"{index:06d}.txt" for index in range(10)]
+    assert not (whole / "images").exists()
+    assert not (whole / "contact_sheet.png").exists()
+    for record, text in zip(records(whole), sorted(contents(whole).items()), strict=True):
+        words = text[1].decode().split()
+        assert len(words) == record["tokens"] - record["ended"]
+        assert record["ended"] == (record["tokens"] < 20)
+    assert {record["ended"] for record in records(whole)} == {True, False}
+    drawn, seconds = (sum(record[key] for record in records(whole)) for key in ("tokens", "seconds"))
+    assert results["latency"]["tokens_per_second"] == pytest.approx(drawn / seconds, rel=1e-3)
+    assert results["metrics"]["words"]["n"] == 10
+    psnr = results["metrics"]["psnr"]
+    assert (psnr["status"], psnr["reason"]) == ("skipped", "it scores images, and these are texts")
+    memory = results["memory"]
+    assert 0 < memory["peak_tokens"] <= memory["budget_tokens"]
+    assert memory["least_share"] > 0.5
+    assert memory["last_tokens"] > 0
+
+
+def test_a_finished_run_is_reused_and_a_lost_text_written_again(whole: Path, tmp_path: Path) -> None:
+    assert execute.run(job(whole.parents[1])).reused
+    before, lines = contents(whole), records(whole)
+    (whole / "texts" / "000003.txt").unlink()
+    (whole / "texts" / "000007.txt").write_bytes(b"other")
+    assert execute.run(job(whole.parents[1])).results is not None
+    assert contents(whole) == before
+    timeless = [
+        [{k: v for k, v in r.items() if k != "seconds"} for r in side] for side in (lines, records(whole))
+    ]
+    assert timeless[0] == timeless[1]
+
+
+def test_shards_and_batches_write_the_same(whole: Path, tmp_path: Path) -> None:
+    assert execute.run(job(tmp_path, shard=Shard(1, 2))).results is None
+    outcome = execute.run(job(tmp_path, shard=Shard(0, 2)))
+    assert outcome.results is not None
+    assert outcome.folder.name == whole.name
+    assert contents(outcome.folder) == contents(whole)
+    other = execute.run(job(tmp_path / "more", batch_size=5)).folder
+    assert contents(other) == contents(whole)
+
+
+def test_texts_that_are_not_those_recorded_are_refused(whole: Path, tmp_path: Path) -> None:
+    folder = execute.run(job(tmp_path)).folder
+    assert isinstance(open_samples(folder), TextSet)
+    path = folder / "texts" / "000001.txt"
+    content = path.read_bytes()
+    path.write_bytes(b"other")
+    with pytest.raises(SampleSetError, match=r"000001\.txt is not the recorded file"):
+        open_samples(folder)
+    path.unlink()
+    with pytest.raises(SampleSetError, match=r"names texts that are not there: 000001\.txt"):
+        open_samples(folder)
+    path.write_bytes(content)
+    lines = records(folder)
+    lines[2].pop("tokens")
+    (folder / "samples.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    with pytest.raises(SampleSetError, match="sample 2 has no `tokens`"):
+        open_samples(folder)
+
+
+def test_what_scores_texts_passes_over_images(whole: Path, tmp_path: Path) -> None:
+    images = ImageSet(execute.run(job_in(tmp_path)).folder)
+    [result] = evaluate([Words()], images)
+    assert (result.status, result.reason) == ("skipped", "it scores texts, and these are images")
+
+
+def test_text_and_length_of_a_sample(whole: Path) -> None:
+    texts = TextSet(whole)
+    assert texts.text(4) == (whole / "texts" / "000004.txt").read_text()
+    assert [index for index, _ in texts.read("")] == texts.indices == list(range(10))
+    assert texts.samples[4].tokens == records(whole)[4]["tokens"]
+    assert texts.meta(4) == {"number": 4}
