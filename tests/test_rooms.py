@@ -68,7 +68,7 @@ def allowed(module: str, name: str) -> bool:
     if room == "methods" and under(imported, "methods"):
         # A method knows no other method: only what all share, and the files of its own folder.
         folder = ".".join(module.split(".")[1:3])
-        return imported.split(".")[1] in ("base", "scored", "select") or under(imported, folder)
+        return imported.split(".")[1] in ("base", "redundancy", "scored", "select") or under(imported, folder)
     return under(imported, room) or any(
         entry in EVERYTHING or under(imported, entry) for entry in ROOMS[room]
     )

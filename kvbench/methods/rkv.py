@@ -3,13 +3,12 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from kvbench.core.budget import Budget
 from kvbench.core.segments import ModelSpec
 from kvbench.methods.base import View
+from kvbench.methods.redundancy import measure_redundancy
 from kvbench.methods.scored import Windowed
 from kvbench.methods.select import average_attention, find_asking, smooth
 
@@ -31,12 +30,14 @@ class RKV(Windowed):
         mix: lambda; 1 leaves SnapKV's score.
         threshold: cosine similarity above which two keys are near copies.
         protected: latest near copies of every key that count as different (beta).
+        normalize: R is a softmax; else the mean similarity itself, as in the R-KV that Hard-KV's program compares with.
         kernel: width of the maximum in slots, odd; 1 for none.
     """
 
     mix: float = 0.1
     threshold: float = 0.5
     protected: int = 1
+    normalize: bool = True
     kernel: int = 7
 
     revision: ClassVar[int] = 2  # slots that a row has not were its slots' neighbours
@@ -56,27 +57,6 @@ class RKV(Windowed):
         scores, asking = view.scores(chosen), find_asking(view, chosen)
         attention = average_attention(scores, inside, softmax="prefix", group="max", asking=asking)
         keys, exists = view.cached_keys(), view.position >= 0
-        few = max(1, 2**26 // keys.shape[1] ** 2)  # the similarities of all rows at once may not fit
-        parts = zip(keys.split(few), exists.split(few), strict=True)
-        repeated = [measure_redundancy(*part, self.threshold, self.protected) for part in parts]
+        repeated = measure_redundancy(keys, exists, self.threshold, self.protected, normalize=self.normalize)
         attention = smooth(attention, "max", self.kernel, self.uneven(view))
-        return self.mix * attention - (1 - self.mix) * torch.cat(repeated)
-
-
-def measure_redundancy(keys: Tensor, exists: Tensor, threshold: float, protected: int) -> Tensor:
-    """Measure how much other keys repeat each key; returns float32 [rows, slots], of which each row sums to 1.
-
-    Args:
-        keys: [rows, slots, D], in order of position, zeros where a row has no such slot.
-        exists: bool [rows, slots], which slots a row has; the others have 0.
-        threshold: cosine similarity above which keys are near copies.
-        protected: latest near copies of every key whose similarity to it counts as 0.
-    """
-    unit = F.normalize(keys.float(), dim=-1)
-    similarity = unit @ unit.transpose(1, 2)
-    similarity.diagonal(dim1=1, dim2=2).zero_()
-    near = similarity > threshold
-    later = near.flip(2).cumsum(2, dtype=torch.int32).flip(2)  # near copies from this one to the latest
-    total = similarity.masked_fill(near & (later <= protected), 0).sum(1)
-    mean = total / exists.sum(1, keepdim=True)
-    return mean.masked_fill(~exists, -torch.inf).softmax(-1)
+        return self.mix * attention - (1 - self.mix) * repeated

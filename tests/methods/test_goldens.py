@@ -12,7 +12,8 @@ from kvbench.core.segments import ModelSpec, Segment, next_scale, next_token
 from kvbench.engine.cache import KVCache
 from kvbench.methods.base import Method, View
 from kvbench.methods.h2o import H2O
-from kvbench.methods.rkv import RKV, measure_redundancy
+from kvbench.methods.redundancy import measure_redundancy
+from kvbench.methods.rkv import RKV
 from kvbench.methods.select import average_attention, choose_best, score_line, smooth
 from kvbench.methods.snapkv import SnapKV
 from kvbench.methods.streaming_llm import StreamingLLM

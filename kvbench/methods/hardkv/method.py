@@ -1,0 +1,152 @@
+"""Hard-KV: what the queries of an interval need of their probability mass, every head by itself."""
+
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from kvbench.core.budget import Budget
+from kvbench.core.segments import Family, ModelSpec, Segment
+from kvbench.methods.base import Artifact, View
+from kvbench.methods.hardkv.calibration import Calibration, mark_top_p, solve_temperatures
+from kvbench.methods.hardkv.selectors import Selector, pool_scores, weigh_redundancy
+from kvbench.methods.redundancy import measure_redundancy
+from kvbench.methods.scored import Scored
+from kvbench.methods.select import (
+    check_window,
+    choose_best,
+    find_asking,
+    find_sinks,
+    has_room,
+    spread_room,
+)
+
+Select = Literal["top_p", "votes", "top_k"]
+
+
+@dataclass
+class HardKV(Scored):
+    """Keep what the newest queries of a segment select, sinks and the latest tokens (Hard-KV, sections 3.1 and 3.2).
+
+    Each query marks the fewest tokens that have the share `p` of its attention; a selector alters scores before, and a
+    temperature calibrates what it made. `top_p` keeps every token that one of them marked (the paper's cautious
+    update), so that heads become as long as they need, up to B / heads each (its upper budget), and drop nothing until
+    they are longer than `start` of that (its lower one). `votes` keeps equally many in every head, those that most
+    queries marked. `top_k` keeps equally many of highest mean probability, which is what selectors do by themselves.
+
+    Differs from the paper in: what is not selected is gone at once, in place of a mask that hides it until a rewrite
+    (a hidden token is never attended to again, so that the result is the same); under the whole budget nothing is
+    dropped; queries do not see tokens behind them, all of which lie in the window; every head of every request has its
+    own temperature. Slots stay in order of time.
+
+    Attributes:
+        selector: what scores are made of: the raw ones, their maximum over neighbours, or R-KV's.
+        select: see above.
+        p: share of the mass, in (0, 1].
+        start: share of B at which `top_p` begins to drop, in [0, 1].
+        calibration: how temperatures are found, once a request, when it first drops something.
+        queries: the last so many queries of a segment vote.
+        window: latest tokens that stay.
+        kernel: slots that `snapkv` takes together, odd.
+        mix: `rkv`'s lambda.
+        threshold: cosine similarity above which `rkv` takes keys for near copies.
+        protected: latest near copies of every key that it lets count as different.
+    """
+
+    selector: Selector = "snapkv"
+    select: Select = "top_p"
+    p: float = 0.9
+    start: float = 0.5
+    calibration: Calibration = "bisection"
+    queries: int = 32
+    window: int = 32
+    kernel: int = 7
+    mix: float = 0.07
+    threshold: float = 0.5
+    protected: int = 1
+    _temperatures: dict[int, Tensor] = field(default_factory=dict, init=False, repr=False)
+
+    families: ClassVar[tuple[Family, ...]] = ("next-token",)
+
+    def check(self, spec: ModelSpec, budget: Budget) -> None:
+        """Refuse settings out of range, and what `Scored` refuses."""
+        if not 0 < self.p <= 1:
+            raise ValueError(f"method.p={self.p}: must lie in (0, 1]")
+        if not 0 <= self.start <= 1:
+            raise ValueError(f"method.start={self.start}: must lie in [0, 1]")
+        if self.queries < 1:
+            raise ValueError(f"method.queries={self.queries}: must be at least 1")
+        check_window(self.window, self.kernel, "last")
+        super().check(spec, budget)
+
+    def prepare(self, spec: ModelSpec, budget: Budget, artifact: Artifact | None = None) -> None:
+        """Share the budget among all heads and forget every temperature."""
+        super().prepare(spec, budget, artifact)
+        self._temperatures.clear()
+
+    def room(self, layer: int, at: Segment) -> int | tuple[int, ...] | None:
+        """Return an even share of B; None where as many stay as are marked."""
+        return None if self.select == "top_p" else self._rooms[layer]
+
+    def least_room(self, view: View) -> int:
+        """Return how many tokens every head of the layer may hold before anything is dropped."""
+        room = self._rooms[view.layer]
+        least = room if isinstance(room, int) else min(room)
+        early = self.select == "top_p" and self.budget.fraction < 1
+        return int(self.start * least) if early else least
+
+    def keep(self, view: View) -> Tensor | None:
+        """Keep the sinks, the latest tokens, and what was selected of the rest."""
+        if view.at.index == 0:
+            self._temperatures.pop(view.layer, None)
+        if self.select != "top_p":
+            return super().keep(view)
+        if has_room(view, self.least_room(view)):
+            return None
+        exists = view.position >= 0
+        worth = self.unite(self.score(view)).masked_fill(find_sinks(view, self.sinks) & exists, torch.inf)
+        room = spread_room(self._rooms[view.layer], view)
+        # Turned around, so that the latest of equals stays.
+        best = choose_best(worth.masked_fill(~exists, -torch.inf).flip(1), room).flip(1)
+        early = exists.sum(1, keepdim=True) <= self.least_room(view)
+        return exists & best & ((worth >= 1) | early)
+
+    def score(self, view: View) -> Tensor:
+        """Return infinity for the latest tokens, for others votes and mean probability: float32 [rows, slots]."""
+        exists = view.position >= 0
+        count = min(self.queries, view.at.length)
+        chosen = torch.arange(view.at.length - count, view.at.length)
+        raw = view.scores(chosen).amax(1)
+        asking = find_asking(view, chosen)
+        altered = self._alter(raw, view, exists)
+        needed = mark_top_p(raw.softmax(-1).nan_to_num(0), self.p).sum(-1)
+        dropping = exists.sum(1) > self.least_room(view)
+        temperatures = self._recall(view.layer, dropping, altered, needed, asking)
+        probabilities = (altered / temperatures[:, None, None]).softmax(-1).nan_to_num(0)
+        marked = mark_top_p(probabilities, self.p) & exists[:, None]
+        if asking is not None:
+            probabilities = probabilities.masked_fill(~asking[..., None], 0)
+            marked = marked & asking[..., None]
+        mean = probabilities.mean(1)
+        worth = mean if self.select == "top_k" else marked.sum(1) + mean
+        later = exists.flip(1).cumsum(1).flip(1)
+        return worth.masked_fill(exists & (later <= self.window), torch.inf)
+
+    def _alter(self, raw: Tensor, view: View, exists: Tensor) -> Tensor:
+        if self.selector == "vanilla":
+            return raw
+        if self.selector == "snapkv":
+            return pool_scores(raw, exists, self.kernel)
+        redundancy = measure_redundancy(view.cached_keys(), exists, self.threshold, self.protected)
+        return weigh_redundancy(raw, exists, redundancy, self.mix)
+
+    def _recall(
+        self, layer: int, dropping: Tensor, altered: Tensor, needed: Tensor, asking: Tensor | None
+    ) -> Tensor:
+        """Return a layer's temperatures, float32 [rows]: each row's is of the time when it first drops something."""
+        known = self._temperatures.get(layer, altered.new_full((len(altered),), torch.nan))
+        found = solve_temperatures(altered, needed, self.p, self.calibration, asking)
+        temperatures = torch.where(known.isnan(), found, known)
+        self._temperatures[layer] = torch.where(dropping, temperatures, known)
+        return temperatures

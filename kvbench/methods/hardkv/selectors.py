@@ -1,0 +1,47 @@
+"""Scores that Hard-KV selects by, all at the level of logits (Hard-KV, section 4 and appendix E)."""
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from kvbench.methods.select import smooth
+
+Selector = Literal["vanilla", "snapkv", "rkv"]
+TINY = 1e-10
+"""Added before a logarithm, as in the released code."""
+
+
+def pool_scores(scores: Tensor, exists: Tensor, kernel: int) -> Tensor:
+    """Give every slot the largest score among its neighbours (SnapKV, before the softmax).
+
+    Args:
+        scores: float32 [rows, queries, slots].
+        exists: bool [rows, slots], the slots that a row has; others are nobody's neighbours.
+        kernel: slots that are taken together, odd.
+
+    Returns:
+        [rows, queries, slots], -inf where a row has no such slot.
+    """
+    queries = scores.shape[1]
+    pooled = smooth(scores.flatten(0, 1), "max", kernel, exists.repeat_interleave(queries, 0))
+    return pooled.unflatten(0, (-1, queries)).masked_fill(~exists[:, None], -torch.inf)
+
+
+def weigh_redundancy(scores: Tensor, exists: Tensor, redundancy: Tensor, mix: float) -> Tensor:
+    """Return log of lambda P - (1 - lambda) R, shifted to start at 0 and normalised (R-KV; Solution 2).
+
+    Args:
+        scores: float32 [rows, queries, slots], -inf where a row has no such slot.
+        exists: bool [rows, slots].
+        redundancy: R, float32 [rows, slots] (`redundancy.measure_redundancy`).
+        mix: lambda.
+
+    Returns:
+        [rows, queries, slots], -inf where a row has no such slot.
+    """
+    mixed = mix * scores.softmax(-1) - (1 - mix) * redundancy[:, None]
+    least = mixed.masked_fill(~exists[:, None], torch.inf).amin(-1, keepdim=True)
+    shifted = (mixed - least).masked_fill(~exists[:, None], 0)
+    weights = shifted / shifted.sum(-1, keepdim=True).clamp(min=TINY)
+    return (weights + TINY).log().masked_fill(~exists[:, None], -torch.inf)

@@ -1,0 +1,39 @@
+"""How much the other keys of a head repeat a key (R-KV, arXiv:2505.24133)."""
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+AT_ONCE = 2**26
+"""Similarities of keys that are held at once."""
+
+
+def measure_redundancy(
+    keys: Tensor, exists: Tensor, threshold: float, protected: int, *, normalize: bool = True
+) -> Tensor:
+    """Measure how much other keys repeat each key; returns float32 [rows, slots], of which each row sums to 1.
+
+    Some rows are taken at a time, as the similarities of all at once may not fit.
+
+    Args:
+        keys: [rows, slots, D], in order of position, zeros where a row has no such slot.
+        exists: bool [rows, slots], which slots a row has; the others have 0.
+        threshold: cosine similarity above which keys are near copies.
+        protected: latest near copies of every key whose similarity to it counts as 0.
+        normalize: take the softmax of the mean similarities; else they are returned, -inf where there is no slot.
+    """
+    few = max(1, AT_ONCE // keys.shape[1] ** 2)
+    parts = zip(keys.split(few), exists.split(few), strict=True)
+    mean = torch.cat([_average_similarity(*part, threshold, protected) for part in parts])
+    return mean.softmax(-1) if normalize else mean
+
+
+def _average_similarity(keys: Tensor, exists: Tensor, threshold: float, protected: int) -> Tensor:
+    unit = F.normalize(keys.float(), dim=-1)
+    similarity = unit @ unit.transpose(1, 2)
+    similarity.diagonal(dim1=1, dim2=2).zero_()
+    near = similarity > threshold
+    later = near.flip(2).cumsum(2, dtype=torch.int32).flip(2)  # near copies from this one to the latest
+    total = similarity.masked_fill(near & (later <= protected), 0).sum(1)
+    mean = total / exists.sum(1, keepdim=True)
+    return mean.masked_fill(~exists, -torch.inf)

@@ -1,0 +1,277 @@
+"""Hard-KV: temperatures and baselines of the authors' program, what a slow reference keeps, Problem 1."""
+
+from functools import lru_cache
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.nn import functional as F
+
+from kvbench.core.budget import Budget
+from kvbench.core.segments import ModelSpec, next_scale, next_token
+from kvbench.engine.cache import KVCache
+from kvbench.methods.hardkv.calibration import CLAMPED, mark_top_p, solve_temperatures
+from kvbench.methods.hardkv.method import HardKV
+from kvbench.methods.hardkv.selectors import Selector, pool_scores, weigh_redundancy
+from kvbench.methods.redundancy import measure_redundancy
+from kvbench.methods.rkv import RKV
+from kvbench.methods.snapkv import SnapKV
+from tests.support.engine import listening, prepared, run, tokens_of
+from tests.support.places import GOLDENS
+
+HEADS, GROUPS, D, WINDOW = 8, 2, 16, 8
+P = 0.9
+
+
+@lru_cache
+def golden(name: str) -> dict[str, Tensor]:
+    tensors = {
+        key: torch.from_numpy(array) for key, array in np.load(GOLDENS / "methods" / f"{name}.npz").items()
+    }
+    return {key: t if t.is_floating_point() else t.long() for key, t in tensors.items()}
+
+
+def queries(name: str) -> Tensor:
+    """Scores of the temperatures' reference: each query is a row of its own, [64, 1, 160]."""
+    return golden(name)["logits"].view(64, 1, 160)
+
+
+def altered(kind: str) -> Tensor:
+    if kind == "ref_maxpool":
+        return F.max_pool1d(queries("hardinfer_temperature"), 7, 1, 3)
+    return (golden("hardinfer_temperature")["rkv_shifted_probs"] + 1e-10).log().view(64, 1, 160)
+
+
+def needed() -> Tensor:
+    return mark_top_p(queries("hardinfer_temperature").softmax(-1), P).sum(-1)
+
+
+def test_top_p_counts_are_the_programs() -> None:
+    g = golden("hardinfer_temperature")
+    assert torch.equal(needed()[:, 0], g["topp_count_raw"])
+    pooled = mark_top_p(altered("ref_maxpool").softmax(-1), P).sum(-1)[:, 0]
+    assert torch.equal(pooled, g["topp_count_maxpool7_T1"])
+
+
+@pytest.mark.parametrize("kind", ["ref_maxpool", "ref_rkv_logprob"])
+def test_bisection_finds_the_reference_temperatures(kind: str) -> None:
+    expected = golden("hardinfer_temperature")[f"{kind}.T"]
+    found = solve_temperatures(altered(kind), needed(), P, "bisection")
+    torch.testing.assert_close(found.double(), expected, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["gd_maxpool", "gd_linear_rkv"])
+def test_the_released_solver_leaves_one_half(kind: str) -> None:
+    found = solve_temperatures(altered("ref_maxpool"), needed(), P, "official")
+    torch.testing.assert_close(found, golden("hardinfer_temperature")[f"{kind}.T_official"])
+
+
+def test_the_gradient_comes_near_where_there_is_a_root() -> None:
+    scores, counts = altered("ref_rkv_logprob"), needed()
+    with torch.inference_mode():
+        found = solve_temperatures(scores, counts, P, "gradient")
+        alone = solve_temperatures(scores[:3], counts[:3], P, "gradient")
+    torch.testing.assert_close(found[:3], alone)  # a head does not depend on the others
+    mass = (scores[:, 0] / found[:, None]).softmax(-1).sort(-1, descending=True).values
+    reached = torch.stack([row[:count].sum() for row, count in zip(mass, counts[:, 0], strict=True)])
+    assert (reached - P).abs().max() < 0.02
+    assert ((found >= CLAMPED[0]) & (found <= CLAMPED[1])).all()
+
+
+@given(seed=st.integers(0, 99), rows=st.integers(1, 4), asks=st.integers(1, 3), slots=st.integers(4, 40))
+def test_a_root_has_the_mass_and_the_order_stays(seed: int, rows: int, asks: int, slots: int) -> None:
+    scores = 3 * torch.randn(rows, asks, slots, generator=torch.Generator().manual_seed(seed))
+    counts = torch.full((rows, asks), slots // 2)
+    found = solve_temperatures(scores, counts, P, "bisection")
+    tempered = (scores / found[:, None, None]).softmax(-1)
+    assert (tempered.gather(-1, scores.argsort(-1)).diff(dim=-1) >= 0).all()
+    reached = tempered.topk(slots // 2).values.sum(-1).mean(1)
+    torch.testing.assert_close(reached, torch.full((rows,), P), atol=1e-3, rtol=0)
+
+
+@given(seed=st.integers(0, 99), slots=st.integers(1, 30), mass=st.floats(0.05, 0.99))
+def test_top_p_has_the_mass_and_nothing_to_spare(seed: int, slots: int, mass: float) -> None:
+    rng = torch.Generator().manual_seed(seed)
+    probabilities = torch.randint(1, 6, (slots,), generator=rng).float()  # with ties
+    probabilities = probabilities / probabilities.sum()
+    marked = mark_top_p(probabilities, mass)
+    assert probabilities[marked].sum() >= mass - 1e-6
+    least = probabilities[marked].min()
+    assert torch.equal(marked, probabilities >= least)
+    assert probabilities[probabilities > least].sum() < mass + 1e-6
+
+
+def with_last(k: Tensor, q: Tensor) -> Tensor:
+    before = torch.zeros(*q.shape[:2], k.shape[2] - q.shape[2], D)
+    return torch.cat((before, q), 2)
+
+
+@pytest.mark.parametrize("kind", ["vanilla", "snapkv", "rkv"])
+def test_the_programs_fixed_budgets_are_our_baselines(kind: str) -> None:
+    """Its SnapKV has no pooling; its R-KV does not normalise redundancy (`normalize`)."""
+    g = golden("hardinfer_base")
+    k, q = g["K"], with_last(g["K"], g["Q"])
+    shared = {"window": WINDOW, "queries": "last"}
+    method = (
+        RKV(mix=0.07, normalize=False, **shared)
+        if kind == "rkv"
+        else SnapKV(softmax="prefix", group="max", kernel=1, **shared)
+    )
+    # As one map, whose queries see all keys as the program's do, those of the window too.
+    spec = ModelSpec(
+        "reference", 1, HEADS, D, next_scale([(10, 16), (1, 1)]), branches=1, logit_scale=D**-0.5
+    )
+    cache = KVCache(spec, prepared(method, spec, 64), dtype=torch.float32)
+    seen = listening(method)
+    run(cache, spec, [[(q, k, k)], [(q[:, :, :1], k[:, :, :1], k[:, :, :1])]])
+    for found, expected in zip(seen[0].ids(), g[f"base.{kind}.kept_ids"][0], strict=True):
+        assert found == sorted(expected.tolist())
+
+
+SPEC = ModelSpec("text", 2, 2, 8, next_token(10, [16, 16, 16, 4]), branches=1, logit_scale=8**-0.5)
+ASKS, LATEST, KERNEL, MIX = 6, 5, 3, 0.07
+
+
+def expected_marks(
+    selector: Selector, q: Tensor, k: Tensor, positions: list[int], end: int, temperature: float | None
+) -> tuple[Tensor, float]:
+    """Which of `positions` each of the last queries marks, [ASKS, slots], and the head's temperature: one head, loops.
+
+    Args:
+        selector: what scores are made of.
+        q: [query heads, tokens, 8] of one KV head.
+        k: [tokens, 8] of it.
+        positions: what the head holds.
+        end: tokens so far.
+        temperature: of the head, None if it is not known yet.
+    """
+    raw, changed = [], []
+    for asking in range(end - ASKS, end):
+        scores = torch.stack([(q[:, asking] @ k[at]).max() * 8**-0.5 for at in positions])
+        scores[torch.tensor(positions) > asking] = -torch.inf
+        raw.append(scores)
+        if selector == "snapkv":
+            near = [scores[max(0, i - 1) : i + 2].max() for i in range(len(positions))]
+            scores = torch.stack(near)
+        if selector == "rkv":
+            repeated = measure_redundancy(k[positions][None], torch.ones(1, len(positions)).bool(), 0.5, 1)[0]
+            mixed = MIX * scores.softmax(0) - (1 - MIX) * repeated
+            mixed = mixed - mixed.min()
+            scores = (mixed / mixed.sum() + 1e-10).log()
+        changed.append(scores)
+    counts = torch.tensor([int(mark_top_p(scores.softmax(0), P).sum()) for scores in raw])
+    if temperature is None:
+        temperature = float(solve_temperatures(torch.stack(changed)[None], counts[None], P, "bisection"))
+    return torch.stack([mark_top_p((scores / temperature).softmax(0), P) for scores in changed]), temperature
+
+
+@pytest.mark.parametrize("selector", ["vanilla", "snapkv", "rkv"])
+def test_what_a_query_marked_stays_and_nothing_else(selector: Selector) -> None:
+    method = HardKV(selector=selector, queries=ASKS, window=LATEST, kernel=KERNEL, start=0.5)
+    inputs = tokens_of(SPEC, 2, groups=2)
+    prepared(method, SPEC, 40)
+    seen = listening(method)
+    run(KVCache(SPEC, method, dtype=torch.float32), SPEC, inputs)
+    temperatures: dict[tuple[int, int], float] = {}
+    dropped = 0
+    for asked in seen:
+        q, k = (
+            torch.cat([segment[asked.layer][n] for segment in inputs[: asked.scale + 1]], 2) for n in (0, 1)
+        )
+        for row, (position, kept) in enumerate(zip(asked.position.tolist(), asked.ids(), strict=True)):
+            shown = [at for at in position if at >= 0]
+            if len(shown) <= 20:  # half of the 40 tokens that B gives a head
+                assert kept == shown
+                continue
+            sequence, head = divmod(row, 2)
+            heads = slice(2 * head, 2 * head + 2)
+            known = temperatures.get((asked.layer, row))
+            marks, found = expected_marks(
+                selector, q[sequence, heads], k[sequence, head], shown, k.shape[2], known
+            )
+            temperatures[asked.layer, row] = found
+            wanted = [at for at, mark in zip(shown, marks.any(0), strict=True) if mark]
+            wanted = sorted({*wanted, *shown[-LATEST:]})
+            dropped += len(shown) - len(kept)
+            assert len(kept) <= 40
+            if len(wanted) <= 40:
+                assert kept == wanted
+            else:
+                assert set(kept) <= set(wanted)
+    assert dropped > 0
+
+
+@pytest.mark.parametrize("select", ["votes", "top_k"])
+def test_fixed_budgets_give_every_head_the_same(select: str) -> None:
+    method = HardKV(select=select, queries=ASKS, window=LATEST, sinks=1)  # type: ignore[arg-type]
+    prepared(method, SPEC, 30)
+    seen = listening(method)
+    cache = KVCache(SPEC, method, dtype=torch.float32)
+    run(cache, SPEC, tokens_of(SPEC, 1, groups=2))
+    for asked in seen[2:-2]:
+        held = asked.kept.sum(1)
+        assert (held == held[0]).all()
+        assert held[0] == min(30, asked.position.shape[1])
+        assert all(set(range(10)) <= set(ids) for ids in asked.ids())  # the prompt
+    assert cache.ledger.peak_tokens <= method.budget.capacity
+
+
+def test_the_most_voted_stay_and_the_latest_of_equals() -> None:
+    """All keys are one, so that no query prefers any: every slot gets the votes of those who see it."""
+    method = HardKV(select="votes", selector="vanilla", queries=ASKS, window=2, calibration="none")
+    prepared(method, SPEC, 8)
+    seen = listening(method)
+    same = [
+        [(torch.ones_like(q), torch.ones_like(k), v) for q, k, v in segment] for segment in tokens_of(SPEC, 1)
+    ]
+    run(KVCache(SPEC, method, dtype=torch.float32), SPEC, same)
+    assert seen[0].ids() == [[0, 1, 2, 3, 4, 5, 8, 9]] * 2  # seen by all six queries but the last four
+
+
+def test_heads_of_one_text_do_not_depend_on_another() -> None:
+    method = HardKV(queries=ASKS, window=LATEST, kernel=KERNEL)
+    inputs = tokens_of(SPEC, 3, groups=2)
+
+    def kept(rows: slice) -> list[list[list[int]]]:
+        prepared(method, SPEC, 40)
+        seen = listening(method)
+        run(
+            KVCache(SPEC, method, dtype=torch.float32),
+            SPEC,
+            [[tuple(x[rows] for x in layer) for layer in segment] for segment in inputs],
+        )
+        return [asked.ids() for asked in seen]
+
+    together, alone = kept(slice(None)), kept(slice(1, 2))
+    assert [ids[2:4] for ids in together[: len(alone)]] == alone
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"p": 0.0}, r"method\.p=0\.0: must lie in \(0, 1\]"),
+        ({"start": 2.0}, r"method\.start=2\.0"),
+        ({"queries": 0}, r"method\.queries=0"),
+        ({"kernel": 4}, r"method\.kernel=4"),
+        ({"window": 0}, r"method\.window=0"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused(settings: dict[str, float], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        HardKV(**settings).check(SPEC, Budget.parse(0.5, SPEC))  # type: ignore[arg-type]
+
+
+def test_scores_of_missing_slots_are_nobodys() -> None:
+    exists = torch.tensor([[True, False, True, True]])
+    scores = torch.tensor([[[1.0, -torch.inf, 3.0, 2.0]]])
+    pooled = pool_scores(scores, exists, 3)
+    assert pooled.tolist() == [[[3.0, -torch.inf, 3.0, 3.0]]]
+    weighed = weigh_redundancy(scores, exists, torch.tensor([[0.2, 0.0, 0.5, 0.3]]), 0.5)
+    p = torch.tensor([1.0, 3.0, 2.0]).softmax(0)
+    mixed = 0.5 * p - 0.5 * torch.tensor([0.2, 0.5, 0.3])
+    mixed = mixed - mixed.min()
+    torch.testing.assert_close(weighed[0, 0, [0, 2, 3]], (mixed / mixed.sum() + 1e-10).log())
+    assert weighed[0, 0, 1] == -torch.inf
