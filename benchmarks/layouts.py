@@ -68,7 +68,9 @@ def main() -> None:
         name: open_rows(keys, values, layout, name) for name in ("together", "grouped", "padded")
     }
     if options.device == "cuda":
-        ways["kernel (varlen)"] = open_rows(keys, values, layout)
+        ways["kernel of many"] = open_rows(keys, values, layout)
+        filled = torch.zeros(1, dtype=torch.int64, device=options.device)
+        ways["kernel of one"] = open_rows(keys, values, layout, filled=filled)
     seconds: dict[str, list[float]] = {name: [] for name in ways}
     with torch.inference_mode():
         for repeat in range(options.repeats + 5):

@@ -118,6 +118,7 @@ class Settings:
         batch_size: prompts generated together; changes rounding only.
         device: torch device.
         cache_dtype: of stored keys and values; auto is float32 on a CPU and what the model computes in on a GPU.
+        cuda_graph: record a segment's steps as a CUDA graph and repeat it, for models that draw token by token.
         runs_dir: where run folders are.
         require: evaluators (names in `eval`) that must not be skipped.
         published: table of a paper that the end of a sweep prints beside what it measured.
@@ -136,6 +137,7 @@ class Settings:
     device: str
     cache_dtype: str
     runs_dir: Path
+    cuda_graph: bool = False
     require: tuple[str, ...] = ()
     published: str | None = None
     against: str | None = None
@@ -153,6 +155,8 @@ class Settings:
         check_range("sinks", self.sinks, 0, MOST_PROMPTS)
         if not re.fullmatch(r"cpu(:0)?|cuda(:\d{1,3})?", self.device):
             raise ConfigError(f"device={self.device}: only cpu, cuda and cuda:N are supported")
+        if self.cuda_graph and not self.device.startswith("cuda"):
+            raise ConfigError(f"cuda_graph=true: device={self.device} has no CUDA graphs; use device=cuda")
         if self.task == "profile" and self.profile.largest and not self.device.startswith("cuda"):
             raise ConfigError(
                 f"profile.largest=true: finds what fits a GPU's memory and device={self.device}; use device=cuda"

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from kvbench.core.config import UserError
+from kvbench.core.graphs import Record
 from kvbench.core.segments import ModelSpec, Segment
 from kvbench.engine.arena import Arena
 from kvbench.engine.changes import Change, Schedule, ask_method, room_behind, show_layer, work_out_schedule
@@ -54,12 +55,14 @@ class KVCache:
     Attributes:
         ledger: peaks of the generation that runs, or of the last one.
         prompts: numbers of the prompts of the next generations, for methods that draw at random; 0, 1, ... unless set.
+        record: records a segment's steps for the model that runs them; None: each runs by itself.
 
     Args:
         spec: the model's shapes.
         method: prepared for that model and its budget.
         dtype: of the stored keys and values.
         device: where they live.
+        record: see above.
     """
 
     def __init__(
@@ -69,8 +72,9 @@ class KVCache:
         *,
         dtype: torch.dtype,
         device: torch.device | str = "cpu",
+        record: Record | None = None,
     ) -> None:
-        self.spec, self.method = spec, method
+        self.spec, self.method, self.record = spec, method, record
         self.prompts: Sequence[int] | None = None
         self._dtype, self._device = dtype, torch.device(device)
         self._schedule: Schedule = {}
@@ -202,6 +206,12 @@ class KVCache:
             k, v = (view_room(x, store.layout, 0, length) for x in (store.keys, store.values))
             self._finish(present._replace(k=k, v=v))
         return out
+
+    def advance(self) -> None:
+        """Count a token of the segment whose step was recorded and repeated, so that `attend` was not called."""
+        for store in self._stores:
+            store.filled += 1
+        self._told += 1
 
     def _attend_padded(self, present: Present, padding: Padding) -> Tensor:
         """Attend with prompts of unequal length, all of whose tokens come at once."""

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from kvbench.core.config import UserError
+from kvbench.core.graphs import Record
 from kvbench.core.segments import ModelSpec, Segment
 from kvbench.models.noise import Noise
 from kvbench.models.outputs import Outputs
@@ -108,7 +109,13 @@ class TextFeatures:
 
 
 class Cache(Protocol):
-    """What a model needs of a cache (`kvbench.engine.cache.KVCache`)."""
+    """What a model needs of a cache (`kvbench.engine.cache.KVCache`).
+
+    Attributes:
+        record: records the steps of a segment, so that they can be repeated; None where each is to run by itself.
+    """
+
+    record: Record | None
 
     def reset(self, sequences: int, padding: Sequence[int] | None = None) -> None:
         """Start a generation of `sequences` sequences; `padding` counts the tokens in front of each that do not exist.
@@ -128,6 +135,10 @@ class Cache(Protocol):
 
         `plain` computes the queries as projected (before bias, norm, scale, rotation), for methods that score by them.
         """
+        ...
+
+    def advance(self) -> None:
+        """Count a token of the segment whose step was recorded and repeated, so that `attend` was not called."""
         ...
 
 

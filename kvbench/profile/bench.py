@@ -81,9 +81,11 @@ class Bench:
         """Return whether memory suffices for a batch size."""
         return if_it_fits(partial(self._measure_memory, contestant, batch)) is not None
 
-    def _make_cache(self, contestant: Contestant) -> KVCache:
+    def _make_cache(self, contestant: Contestant, *, watched: bool = False) -> KVCache:
+        """Make a cache; if its calls are `watched` no step is recorded, since a repetition makes no calls."""
         job = self._job
-        return KVCache(job.model.spec, contestant.method, dtype=job.dtype, device=job.settings.device)
+        record, device = None if watched else job.record, job.settings.device
+        return KVCache(job.model.spec, contestant.method, dtype=job.dtype, device=device, record=record)
 
     def _generate(self, cache: KVCache, batch: int) -> None:
         prompts = islice(cycle(self._job.prompts), batch)
@@ -162,7 +164,7 @@ class Bench:
         return {c.name: if_it_fits(partial(self._split_phases, c, batch)) for c in contestants}
 
     def _split_phases(self, contestant: Contestant, batch: int) -> Row:
-        cache, phases = self._make_cache(contestant), Phases(self._stream)
+        cache, phases = self._make_cache(contestant, watched=True), Phases(self._stream)
         self._generate(cache, batch)  # makes the tables of the schedule
         watched = [(cache, name) for name in ("reset", "begin", "attend")]
         phases.run(lambda: self._generate(cache, batch), {**self._job.model.calls, "cache": watched})

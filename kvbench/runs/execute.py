@@ -227,7 +227,7 @@ def generate(job: Job, folder: RunFolder) -> bool:
     todo = [block for block in shard if any(index not in done for index in block)]
     total, absent = sum(map(len, shard)), sum(map(len, todo))
     limit = settings.batch_size
-    cache = KVCache(job.model.spec, job.method, dtype=job.dtype, device=settings.device)
+    cache = KVCache(job.model.spec, job.method, dtype=job.dtype, device=settings.device, record=job.record)
     with tqdm(total=total, initial=total - absent, desc=folder.path.name, unit="prompt") as bar:
         for wait in (False, True):
             elsewhere = []

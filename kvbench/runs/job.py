@@ -11,6 +11,7 @@ import torch
 
 from kvbench.core.budget import Budget
 from kvbench.core.config import ConfigError
+from kvbench.core.graphs import CudaGraphs, Record
 from kvbench.core.settings import Settings
 from kvbench.eval.protocol.base import Evaluator
 from kvbench.methods.base import Method, Observer
@@ -74,6 +75,11 @@ class Job:
             return compute_dtype(self.model, self.settings.device)
         return {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[name]
 
+    @property
+    def record(self) -> Record | None:
+        """What records the steps of a generation, if they are to be recorded."""
+        return CudaGraphs() if self.settings.cuda_graph else None
+
     @cached_property
     def budget(self) -> Budget:
         """Capacity B, the full cache for a method without one; what the config says must be a budget all the same."""
@@ -86,6 +92,10 @@ class Job:
         Raises:
             ValueError: naming what does not fit.
         """
+        if self.settings.cuda_graph and self.model.spec.family != "next-token":
+            raise ConfigError(
+                f"cuda_graph=true: {self.model.name} draws scales, none of which is like another; set cuda_graph=false"
+            )
         try:
             self.method.check(self.model.spec, self.budget)
         except ValueError as error:  # methods know `sinks`, not which of two keys it came from

@@ -28,6 +28,7 @@ from kvbench.models.var import loop as var_generation
 from kvbench.models.var.tokenizer import VQVAE
 from kvbench.models.var.transformer import VAR
 from kvbench.runs import calibrate as calibration
+from tests.support.fake_device import CUDA, faked
 from tests.support.methods import methods_for
 from tests.support.places import ROOT
 
@@ -35,7 +36,6 @@ pytest.importorskip("triton")
 
 METHODS = sorted(path.stem for path in (ROOT / "conf" / "method").glob("*.yaml"))
 MODELS = ("infinity_2b", "infinity_8b", "var_d30", "var_d36")
-CUDA = torch.device("cuda:0")
 WORDS = (3, 5)
 
 
@@ -164,15 +164,6 @@ def prepared(name: str, model: Any, configuration: Any) -> Method:
     artifact = needs.make_stand_in(model.spec) if isinstance(needs, Observer) else None
     method.prepare(model.spec, Budget.parse(1 if name == "full" else 0.2, model.spec), artifact)
     return method
-
-
-def faked(value: Any) -> Any:
-    """The same shapes on the device."""
-    if isinstance(value, Tensor):
-        return torch.empty(value.shape, dtype=value.dtype, device=CUDA)
-    if hasattr(value, "_fields"):
-        return type(value)(*map(faked, value))
-    return tuple(map(faked, value)) if isinstance(value, tuple) else value
 
 
 def keeping_all(

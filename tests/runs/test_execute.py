@@ -174,6 +174,13 @@ def test_infeasible_budget_is_refused_before_any_work(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_scales_are_no_steps_to_record(tmp_path: Path) -> None:
+    job = job_in(tmp_path)
+    job = replace(job, settings=replace(job.settings, device="cuda", cuda_graph=True))
+    with pytest.raises(ConfigError, match=r"^cuda_graph=true: fake draws scales, none of which is like another"):
+        job.check()
+
+
 def test_method_that_keeps_too_much_is_stopped(tmp_path: Path) -> None:
     @dataclass
     class Greedy(StreamingLLM):

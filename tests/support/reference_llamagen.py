@@ -59,6 +59,8 @@ class PlainCache:
     A token that does not exist sees itself and is seen by none.
     """
 
+    record = None
+
     def reset(self, sequences: int, padding: Sequence[int] | None = None) -> None:
         self.past: dict[int, tuple[Tensor, Tensor]] = {}
         self._padding = torch.tensor([0] * sequences if padding is None else padding)

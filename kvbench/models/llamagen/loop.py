@@ -12,6 +12,7 @@ from kvbench.models.base import Cache, require_finite
 from kvbench.models.decoder import Decoder
 from kvbench.models.llamagen.sampling import LlamaGenSampling, choose, guide, truncate
 from kvbench.models.noise import Noise
+from kvbench.models.step_graph import open_steps
 
 
 @torch.inference_mode()
@@ -57,10 +58,10 @@ def generate(
     drawn: list[Tensor] = []
     for segment in segments:
         cache.begin(segment)
+        step = open_steps(transformer, cache, segment)
         sums = []
         for start in range(segment.start, segment.end, x.shape[1]):
-            hidden = transformer(x, rotation[start : start + x.shape[1]], cache.attend)
-            logits = guide(transformer.logits(hidden[:, -1]), sampling, len(drawn))
+            logits = guide(step(x, rotation[start : start + x.shape[1]]), sampling, len(drawn))
             sums.append(logits.sum(-1))
             if forbidden is not None:
                 logits = logits.masked_fill(forbidden(len(drawn)), -math.inf)

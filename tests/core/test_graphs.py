@@ -1,0 +1,85 @@
+"""CUDA graphs are captured on a stream of their own, in one pool; on a GPU they repeat what was recorded."""
+
+from contextlib import contextmanager
+
+import pytest
+import torch
+
+from kvbench.core.graphs import CudaGraphs
+
+
+class FakeStream:
+    def __init__(self, name: str, log: list[str]) -> None:
+        self.name, self.log = name, log
+
+    def wait_stream(self, other: "FakeStream") -> None:
+        self.log.append(f"{self.name} waits for {other.name}")
+
+
+@pytest.fixture
+def log(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What a driver that only takes notes was asked for."""
+    notes: list[str] = []
+    made: list[object] = []
+
+    class FakeGraph:
+        def __init__(self) -> None:
+            made.append(self)
+            self.number = len(made)
+
+        def pool(self) -> str:
+            return f"pool of {self.number}"
+
+        def capture_begin(self, pool: str | None, mode: str) -> None:
+            notes.append(f"begin {self.number} in {pool}")
+
+        def capture_end(self) -> None:
+            notes.append(f"end {self.number}")
+
+        def replay(self) -> None:
+            notes.append(f"replay {self.number}")
+
+    @contextmanager
+    def on(stream: FakeStream):
+        notes.append(f"on {stream.name}")
+        yield
+        notes.append(f"off {stream.name}")
+
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", FakeGraph)
+    monkeypatch.setattr(torch.cuda, "Stream", lambda: FakeStream("side", notes))
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: FakeStream("main", notes))
+    monkeypatch.setattr(torch.cuda, "stream", on)
+    return notes
+
+
+def test_work_is_captured_aside_and_repeated_at_will(log: list[str]) -> None:
+    graphs, place = CudaGraphs(), torch.zeros(1)
+    out, repeat = graphs(lambda: log.append("work") or place)
+    repeat()
+    repeat()
+    assert out is place
+    assert log == [
+        "side waits for main", "on side", "begin 1 in None", "work", "end 1", "off side", "main waits for side",
+        "replay 1", "replay 1",
+    ]  # fmt: skip
+    log.clear()
+    graphs(lambda: place)
+    assert "begin 2 in pool of 1" in log
+
+
+def test_a_capture_that_fails_ends(log: list[str]) -> None:
+    def fail() -> torch.Tensor:
+        raise ValueError("as work may")
+
+    with pytest.raises(ValueError, match="as work may"):
+        CudaGraphs()(fail)
+    assert log[-1] == "end 1"
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_numbers_are_those_of_the_repetition() -> None:
+    x = torch.ones(3, device="cuda")
+    out, repeat = CudaGraphs()(lambda: x * 2)
+    x.fill_(4)
+    repeat()
+    assert out.tolist() == [8, 8, 8]

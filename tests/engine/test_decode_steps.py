@@ -1,0 +1,160 @@
+"""Decode steps on a GPU that is not there: the host waits for nothing, and steps of a segment are launched alike."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from kvbench.core.segments import ModelSpec
+from kvbench.engine import cache as cache_module
+from kvbench.engine.cache import KVCache
+from kvbench.engine.changes import work_out_schedule
+from kvbench.methods.base import Method
+from kvbench.methods.full import Full
+from kvbench.methods.streaming_llm import StreamingLLM
+from kvbench.models.llamagen import loop
+from kvbench.models.llamagen.sampling import LlamaGenSampling
+from kvbench.models.llamagen.transformer import LlamaGen, LlamaGenConfig
+from tests.support.engine import prepared
+from tests.support.fake_device import CUDA, Watch, faked
+
+pytest.importorskip("triton")
+
+from kvbench.kernels.triton import decode_attention, softmax
+
+LAYERS, PROMPTS = 2, 2
+
+
+class Launch:
+    """A Triton program that notes what it is given."""
+
+    def __init__(self) -> None:
+        self.given: list[tuple[object, ...]] = []
+
+    def __getitem__(self, grid: object) -> Callable[..., None]:
+        def launch(*given: object, **settings: object) -> None:
+            assert all(x.device == CUDA for x in given if isinstance(x, Tensor))
+            self.given.append((grid, *given, *settings.items()))
+
+        return launch
+
+
+class FakeNoise:
+    """Numbers on the host, as real ones are."""
+
+    def draw(self, count: int) -> Tensor:
+        return torch.empty(PROMPTS, count)
+
+
+class FakeGraphs:
+    """Notes how often the host waits while work is recorded; nothing is repeated."""
+
+    def __init__(self, watch: Watch) -> None:
+        self.watch, self.waits, self.operations = watch, 0, list[int]()
+
+    def __call__(self, work: Callable[[], Tensor]) -> tuple[Tensor, Callable[[], object]]:
+        before = self.watch.waits, self.watch.operations
+        out = work()
+        self.waits += self.watch.waits - before[0]
+        self.operations.append(self.watch.operations - before[1])
+        return out, lambda: None
+
+
+class Device:
+    """A model on the device, watched.
+
+    Args:
+        caption: tokens of the condition; of long ones keys are split between programs.
+        monkeypatch: puts stand-ins in place.
+    """
+
+    def __init__(self, caption: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.config = LlamaGenConfig(
+            depth=LAYERS, width=256, heads=4, kv_heads=2, head_dim=64, hidden=512, vocabulary=512,
+            grid=(4, 9), text_width=64, text_tokens=caption,
+        )  # fmt: skip
+        self.spec: ModelSpec = self.config.describe("small", self.config.segments(), 2)
+        self.kernel, self.merge, self.watch = Launch(), Launch(), Watch()
+        self.passes: list[tuple[int, int]] = []
+        self._patch = monkeypatch
+        triton = "kvbench.kernels.triton"
+        monkeypatch.setattr(decode_attention, "decode_kernel", self.kernel)
+        monkeypatch.setattr(softmax, "merge_kernel", self.merge)
+        monkeypatch.setattr(f"{triton}.ragged_attention.count_processors", lambda _: 132)
+        monkeypatch.setattr(
+            f"{triton}.ragged_attention.ragged_attention_triton",
+            lambda q, *_, **__: (torch.empty_like(q), None),
+        )
+        monkeypatch.setattr(f"{triton}.compact.rebuild_triton", lambda storage, current, source, out: out)
+
+    def generate(self, method: Method, graphs: FakeGraphs | None = None) -> None:
+        chosen = prepared(method, self.spec, 1 if isinstance(method, Full) else self.config.condition + 10)
+        schedule = work_out_schedule(self.spec, chosen)
+        with FakeTensorMode(allow_non_fake_inputs=True):
+            on_device = {at: faked(change) for at, change in schedule.items()}
+            self._patch.setattr(cache_module, "work_out_schedule", lambda *_: on_device)
+            with torch.device(CUDA):
+                model = LlamaGen(self.config)
+            for owner in model.modules():  # `to` would keep the parameters' dtype in fake mode
+                for name, parameter in owner.named_parameters(recurse=False):
+                    owner._parameters[name] = nn.Parameter(parameter.to(torch.bfloat16))
+            self._patch.setattr(model, "forward", self._note(model.forward))
+            cache = KVCache(self.spec, chosen, dtype=torch.bfloat16, device=CUDA, record=graphs)
+            shape = (2 * PROMPTS, self.config.condition, self.config.width)
+            condition = torch.empty(shape, dtype=torch.bfloat16, device=CUDA)
+            sampling = LlamaGenSampling(top_k=20, top_p=0.9)
+            with self.watch:
+                tokens = loop.generate(model, condition, self.spec.segments, cache, FakeNoise(), sampling)
+        assert (tokens.shape, tokens.device) == ((PROMPTS, 36), CUDA)
+
+    def _note(self, forward: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        def run(*given: Any) -> Tensor:
+            before = self.watch.operations, self.watch.waits
+            out = forward(*given)
+            self.passes.append((self.watch.operations - before[0], self.watch.waits - before[1]))
+            return out
+
+        return run
+
+
+@pytest.mark.parametrize("caption", [20, 600], ids=["whole", "split"])
+@pytest.mark.parametrize("method", [Full(), StreamingLLM(sinks=1)], ids=["full", "streaming_llm"])
+def test_steps_of_a_segment_are_alike(method: Method, caption: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    device = Device(caption, monkeypatch)
+    device.generate(method)
+    segments = device.spec.segments
+    steps = sum(segment.length for segment in segments[1:])
+    assert len(device.passes) == 1 + steps
+    assert {waits for _, waits in device.passes} == {0}
+    # Beside them: one look per segment at whether all logits were finite, and the table of rotations, once.
+    assert device.watch.waits == len(segments) + 1
+    assert len(device.kernel.given) == steps * LAYERS
+    assert len(device.merge.given) == (steps * LAYERS if caption == 600 else 0)
+    # What a launch is given but for tensors that a step makes: grid, storage, layout, counter, sizes, strides.
+    alike = [
+        tuple(id(x) if isinstance(x, Tensor) else x for x in (launch[0], *launch[4:6], *launch[9:]))
+        for launch in device.kernel.given
+    ]
+    start = 0
+    for segment in segments[1:]:
+        operations = [count for count, _ in device.passes[1 + start : 1 + start + segment.length]]
+        assert len(set(operations[1:-1])) == 1
+        for layer in range(LAYERS):
+            stop = start + segment.length
+            assert len(set(alike[start * LAYERS + layer : stop * LAYERS : LAYERS])) == 1
+        start += segment.length
+    assert len({launch[-7:] for launch in alike}) == 1  # one variant
+
+
+def test_nothing_waits_while_a_step_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = Device(20, monkeypatch)
+    graphs = FakeGraphs(device.watch)
+    device.generate(Full(), graphs)
+    segments = device.spec.segments
+    assert graphs.waits == 0
+    assert len(graphs.operations) == len(segments) - 1
+    assert len(set(graphs.operations)) == 1
+    assert len(device.kernel.given) == 3 * LAYERS * (len(segments) - 1)
