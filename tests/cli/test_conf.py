@@ -40,6 +40,7 @@ def values(cfg: DictConfig) -> dict[str, object]:
 
 
 PROMPTS = {"imagenet": 50_000, "imagenet50k": 50_000, "file": 2, "geneval": 4, "hpsv2": 4, "dpg": 4}
+PROMPTS |= dict.fromkeys(PROBLEMS := ("aime24", "aime25", "math500", "gsm8k", "umath"), 2)
 PROMPTS |= {"parti": 1, "coco5k": 2, "coco30k": 2, "mjhq30k": 1, "imagereward": 10}
 
 
@@ -56,6 +57,8 @@ def stand_in(choice: str, folder: Path) -> list[str]:
     contents["mjhq30k"] = json.dumps({"a0": {"category": "animals", "prompt": "a dog"}})
     contents["imagereward"] = json.dumps([{"id": "1", "prompt": "a dog"}])
     contents["coco30k"] = contents["coco5k"]
+    problems = "".join(json.dumps({"problem": f"what is {n}?", "answer": n}) + "\n" for n in range(2))
+    contents |= dict.fromkeys(PROBLEMS, problems)
     for style in ("anime", "concept-art", "paintings", "photo"):
         (folder / f"{style}.json").write_text('["a dog"]')
     (folder / "item.txt").write_text("a dog")

@@ -1,0 +1,93 @@
+"""Problems with answers: what is read of the published files' lines, and one clear error for each bad file."""
+
+import json
+from pathlib import Path
+
+import pytest
+from hydra.utils import instantiate
+
+from kvbench.core.config import ConfigError
+from kvbench.prompts.problems import Aime24, Aime25, Gsm8k, Math500, Problems, UMath
+from tests.support.small_models import composed
+
+pytestmark = pytest.mark.usefixtures("offline")
+
+LINES: dict[type[Problems], list[dict[str, object]]] = {
+    Aime24: [{"id": 60, "problem": "Find $x$.\n", "solution": "...", "answer": "204", "year": "2024"}],
+    Aime25: [{"problem": "Find $b$.", "answer": 70, "id": "0"}],
+    Math500: [{"problem": "Convert.", "answer": "\\frac{3}{4}", "subject": "Algebra", "level": 2}],
+    Gsm8k: [{"question": "How many?", "answer": "She has 2 + 1 = <<2+1=3>>3.\n#### 1,003"}],
+    UMath: [
+        {
+            "uuid": "a",
+            "has_image": False,
+            "image": None,
+            "problem_statement": "Solve.",
+            "golden_answer": "$2$",
+        },
+        {"uuid": "b", "has_image": True, "image": "data", "problem_statement": "See.", "golden_answer": "1"},
+    ],
+}
+ANSWERS = {Aime24: "204", Aime25: "70", Math500: "\\frac{3}{4}", Gsm8k: "1003", UMath: "$2$"}
+
+
+def write(path: Path, lines: list[dict[str, object]]) -> str:
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return str(path)
+
+
+@pytest.mark.parametrize("kind", LINES, ids=lambda kind: kind.__name__)
+def test_problems_come_with_their_answers(kind: type[Problems], tmp_path: Path) -> None:
+    path = write(tmp_path / "problems.jsonl", LINES[kind])
+    [prompt] = kind(path=path).load()
+    names = ("problem", "question", "problem_statement")
+    question = next(str(value) for name, value in LINES[kind][0].items() if name in names)
+    assert prompt.text == question.strip()
+    assert prompt.meta["answer"] == ANSWERS[kind]
+    assert not {"solution", "image"} & set(prompt.meta)
+    [asked] = kind(path=path, instruction="Box it.").load()
+    assert asked.text == f"{question.strip()}\nBox it."
+
+
+def test_a_problem_is_asked_several_times(tmp_path: Path) -> None:
+    path = write(tmp_path / "p.jsonl", [{"problem": f"p{n}", "answer": n} for n in range(4)])
+    prompts = Math500(path=path, per_prompt=3, count=2).load()
+    assert [prompt.text for prompt in prompts] == ["p0"] * 3 + ["p2"] * 3
+    assert [prompt.index for prompt in prompts] == list(range(6))
+    assert [prompt.meta["answer"] for prompt in prompts] == ["0"] * 3 + ["2"] * 3
+
+
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        ('{"problem": "p"}', "no answer"),
+        ('{"answer": "p"}', "no problem"),
+        ('{"problem": "p", "answer": null}', "no answer"),
+        ('{"problem": "p", "answer": true}', "no answer"),
+        ("[1]", "not an object"),
+        ("{", "line 2 is no problem"),
+    ],
+)
+def test_a_line_that_is_no_problem_is_named(line: str, why: str, tmp_path: Path) -> None:
+    path = tmp_path / "p.jsonl"
+    path.write_text('{"problem": "p", "answer": "1"}\n' + line + "\n")
+    with pytest.raises(ConfigError) as error:
+        Math500(path=str(path)).load()
+    assert str(error.value).startswith(f"prompts.path={path}: line 2 is no problem")
+    assert why in str(error.value)
+
+
+@pytest.mark.parametrize("name", ["aime24", "aime25", "math500", "umath", "gsm8k"])
+def test_what_is_not_there_says_how_to_get_it(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    source = instantiate(composed(f"prompts={name}").prompts)
+    assert source.instruction == "Please reason step by step, and put your final answer within \\boxed{}."
+    with pytest.raises(ConfigError) as error:
+        source.load()
+    message = str(error.value)
+    assert message.startswith("prompts.path=null: ")
+    assert "set prompts.path to it" in message
+    assert ("set prompts.download=true" in message) == (name == "gsm8k")
+    assert ("https://huggingface.co/datasets/" in message) == (name != "gsm8k")
