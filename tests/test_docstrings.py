@@ -6,13 +6,14 @@ from types import ModuleType
 import pytest
 
 from kvbench.core import budget, segments
+from kvbench.eval.text import answers
 from kvbench.models.infinity import scales
 from kvbench.models.lumina import prompt
 from kvbench.runs import folder
 
 
 @pytest.mark.parametrize(
-    "module", [budget, segments, scales, prompt, folder], ids=lambda module: module.__name__
+    "module", [budget, segments, scales, prompt, folder, answers], ids=lambda module: module.__name__
 )
 def test_examples_hold(module: ModuleType) -> None:
     outcome = doctest.testmod(module)

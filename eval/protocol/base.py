@@ -25,7 +25,12 @@ from kvbench.eval.protocol.scores import Metric, Quantity, Score, Status, make_m
 log = logging.getLogger(__name__)
 
 LIBRARIES = ("kvbench", "torch", "numpy", "scipy", "pillow", "torchvision")
-DISTRIBUTIONS = {"cleanfid": "clean-fid", "open_clip": "open_clip_torch", "torch_fidelity": "torch-fidelity"}
+DISTRIBUTIONS = {
+    "cleanfid": "clean-fid",
+    "open_clip": "open_clip_torch",
+    "torch_fidelity": "torch-fidelity",
+    "math_verify": "math-verify",
+}
 """Packages that are installed under another name than they are imported."""
 
 

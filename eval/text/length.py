@@ -1,0 +1,37 @@
+"""How long texts become, and how many are cut."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+from kvbench.eval.files.texts import TextSet
+from kvbench.eval.files.weights import Weight
+from kvbench.eval.protocol.base import Result, ok
+from kvbench.eval.protocol.scores import Quantity, mean_score, share_score
+
+
+@dataclass(frozen=True)
+class TextLength:
+    """`generated_tokens`: mean tokens of a text, its end included; `truncated`: share of texts without an end."""
+
+    name: ClassVar[str] = "text_length"
+    protocol: ClassVar[str] = "tokens"
+    reads: ClassVar[str] = TextSet.kind
+    needs_reference: ClassVar[bool] = False
+    packages: ClassVar[tuple[str, ...]] = ()
+    weights: ClassVar[tuple[Weight, ...]] = ()
+    gives: ClassVar[Mapping[str, Quantity]] = {
+        "generated_tokens": Quantity("lower", "tokens", digits=1),
+        "truncated": Quantity("lower", digits=3),
+    }
+
+    def run(self, texts: TextSet, reference: TextSet | None, device: str) -> Result:
+        """Count what the records tell."""
+        samples = texts.samples.values()
+        tokens = [float(sample.tokens or 0) for sample in samples]
+        cut = [float(not sample.ended) for sample in samples]
+        scores = {
+            "generated_tokens": mean_score(tokens, texts.clusters),
+            "truncated": share_score(cut, texts.clusters),
+        }
+        return ok(self, scores, {"index": texts.indices, "generated_tokens": tokens, "truncated": cut})
