@@ -78,6 +78,13 @@ def attention(queries: int, keys: Ints, dim: int, sequences: int, itemsize: int)
     return Work(4.0 * dim * queries * seen * sequences, float(itemsize * dim * moved * sequences))
 
 
+def step(keys: Ints, groups: int, dim: int, sequences: int, itemsize: int) -> Work:
+    """Of attention of one token, stored as well: `keys` are its row's, itself included, which `groups` heads read."""
+    seen, rows = int(keys.sum()), keys.size
+    moved = 2 * seen + 2 * rows * (groups + 1)
+    return Work(4.0 * dim * groups * seen * sequences, float(itemsize * dim * moved * sequences))
+
+
 def mass(queries: int, keys: Ints, dim: int, sequences: int, itemsize: int) -> Work:
     """Of the mean over queries of softmax(q k^T), written in float32; arguments as of `attention`."""
     seen, rows = int(keys.sum()), keys.size

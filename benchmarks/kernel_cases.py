@@ -18,6 +18,7 @@ from kvbench.kernels import attention_mass as mass_kernel
 from kvbench.kernels import compact, ragged_attention
 from kvbench.kernels.layout import Layout, empty_layout
 from kvbench.kernels.linear import linear
+from kvbench.kernels.step_attention import open_rows, step_attention
 from kvbench.methods.heatkv.schedule import Schedule
 
 ROTATED = 2**28
@@ -58,9 +59,9 @@ def rebuilder(before: Layout, keep: Tensor, at: Segment) -> tuple[Layout, Callab
     return after, rebuilt
 
 
-def layout_of(keep: Tensor) -> Layout:
-    """Rows that hold the chosen of the first positions, bool [rows, positions]."""
-    return compact.source_table(empty_layout(len(keep), keep.device), keep, 0, keep.shape[1])[0]
+def layout_of(keep: Tensor, room: int = 0) -> Layout:
+    """Rows that hold the chosen of the first positions, bool [rows, positions], with room behind them."""
+    return compact.source_table(empty_layout(len(keep), keep.device), keep, 0, keep.shape[1], room)[0]
 
 
 def sdpa(q: Tensor, k: Tensor, v: Tensor, scale: float, *, flash: bool = False) -> Tensor:
@@ -134,12 +135,13 @@ class Case:
     ) -> None:
         self.spec, self.at, self.sequences, self.dtype, self.timer = spec, at, sequences, dtype, timer
 
-    def inputs(self, slots: int, tokens: int | None = None) -> list[Inputs]:
-        """Random input sets whose storage has so many slots a sequence; keys and values of the segment by default."""
+    def inputs(self, slots: int, tokens: int | None = None, queries: int | None = None) -> list[Inputs]:
+        """Random input sets with so many slots of storage a sequence; tokens and queries of the segment by default."""
         spec, tokens = self.spec, self.at.length if tokens is None else tokens
-        one = self.sequences * (2 * slots + spec.heads * (2 * tokens + self.at.length)) * spec.head_dim
+        queries = self.at.length if queries is None else queries
+        one = self.sequences * (2 * slots + spec.heads * (2 * tokens + queries)) * spec.head_dim
         count = min(8, 1 + ROTATED // (one * torch.empty((), dtype=self.dtype).element_size()))
-        shapes = [(spec.heads, n, spec.head_dim) for n in (self.at.length, tokens, tokens)]
+        shapes = [(spec.heads, n, spec.head_dim) for n in (queries, tokens, tokens)]
         shapes += [(slots, spec.head_dim)] * 2  # type: ignore[list-item]
         make = [
             [torch.randn(self.sequences, *shape, device=self.timer.device).to(self.dtype) for shape in shapes]
@@ -147,9 +149,9 @@ class Case:
         ]
         return [Inputs(q * spec.head_dim**-0.5 / spec.logit_scale, *rest) for q, *rest in make]
 
-    def dense(self, keys: int) -> float:
+    def dense(self, keys: int, queries: int | None = None) -> float:
         """Seconds of SDPA with so many keys in every row; on a GPU by the faster of two backends."""
-        sets = self.inputs(0, keys)
+        sets = self.inputs(0, keys, queries)
         return min(
             self.timer(lambda x: sdpa(x.q, x.k, x.v, self.spec.logit_scale, flash=flash), sets)  # noqa: B023
             for flash in ((False, True) if self.timer.gpu else (False,))
@@ -159,6 +161,23 @@ class Case:
         """Seconds of ragged attention."""
         call: Callable[[Inputs], object] = lambda x: ragged(x, layout, self.spec.logit_scale)  # noqa: E731
         return self.timer(call, self.inputs(layout.total))
+
+    def step(self, layout: Layout, queries: int, *, alone: bool = True) -> float:
+        """Seconds of attention of one token in the middle of the segment, which is stored as well.
+
+        Args:
+            layout: of rows with room for the segment.
+            queries: query heads that share a row.
+            alone: on a GPU, by the kernel of one token; else by that of several.
+        """
+        filled, device = self.at.length // 2, self.timer.device
+        came = torch.full((1,), filled, dtype=torch.int64, device=device) if alone else None
+        sets = self.inputs(layout.capacity, 1, queries)
+        rows = {id(x.keys): open_rows(x.keys, x.values, layout, filled=came) for x in sets}
+        call: Callable[[Inputs], object] = lambda x: step_attention(  # noqa: E731
+            x.q, x.k, x.v, rows[id(x.keys)], filled, self.spec.logit_scale
+        )
+        return self.timer(call, sets)
 
     def mass(self, layout: Layout) -> float:
         """Seconds of attention mass."""
@@ -170,10 +189,10 @@ class Case:
         after, call = rebuilder(before, keep, self.at)
         return self.timer(call, self.inputs(before.total)), after.total
 
-    def lengths(self, lengths: Ints) -> Layout:
-        """Rows of given lengths."""
+    def lengths(self, lengths: Ints, room: int = 0) -> Layout:
+        """Rows of given lengths, with room behind them."""
         steps = torch.arange(int(lengths.max()), device=self.timer.device)
-        return layout_of(steps < torch.from_numpy(lengths).to(self.timer.device).unsqueeze(1))
+        return layout_of(steps < torch.from_numpy(lengths).to(self.timer.device).unsqueeze(1), room)
 
 
 class Held:

@@ -1,9 +1,12 @@
 """Kernels at a model's real shapes, scale by scale: ragged attention, attention mass and rebuilds under HeatKV.
 
 Beside each: its floors by operations and by bytes at ceilings measured on this device first, and SDPA (flash on a GPU)
-at equal work and on the full cache. Ends with attention over a whole generation against SDPA on the full cache.
+at equal work and on the full cache. Ends with attention over a whole generation against SDPA on the full cache. Of a
+model that draws token by token, attention is that of one token in the middle of every segment, by the kernel of one
+token and by that of several.
 
 python benchmarks/kernels.py --device cuda --model infinity_2b [--budget 0.1] [--batch 8] [--quick]
+python benchmarks/kernels.py --device cuda --model llamagen_xl [--budget 0.167] [--groups 1]
 python benchmarks/kernels.py --model infinity_2b --floors 989 4800   (TFLOP/s, GB/s: no device, no times)
 """
 
@@ -86,6 +89,35 @@ def show_attention(cases: list[Case], held: Held, past: Ints, found: Ceilings, q
     )
 
 
+def show_steps(cases: list[Case], past: Ints, found: Ceilings, groups: int) -> None:
+    """Prints attention of one token amid every segment but the prompt, rows being as long as HeatKV's mean."""
+    print(
+        "\nattention of one token in a layer, ms (whole: no token pruned; 15-fold: rows of such lengths, same mean)"
+    )
+    heading("past mean", "bytes sdpa-whole whole bytes equal 15-fold several x-floor several/one x-whole")
+    for one in cases[1:]:
+        at, spec = one.at, one.spec
+        mean, room = round(float(past[at.index].mean())), at.length
+        whole, equal = (np.full(spec.heads, length) for length in (at.start, mean))
+        floor = [
+            max(
+                found.floors(
+                    floors.step(
+                        rows + room // 2 + 1, groups, spec.head_dim, one.sequences, one.dtype.itemsize
+                    )
+                )
+            )
+            for rows in (whole, equal)
+        ]
+        layout = one.lengths(equal, room)
+        full, mine = (one.step(one.lengths(rows, room), groups) for rows in (whole, equal))
+        ragged = one.step(one.lengths(floors.spread(mean, spec.heads), room), groups)
+        several = one.step(layout, groups, alone=False)
+        sdpa = one.dense(at.start + room // 2 + 1, groups)
+        times = [1e3 * t for t in (floor[0], sdpa, full, floor[1], mine, ragged, several)]
+        line(at, (at.start, mean), times, (mine / floor[1], several / mine, mine / full))
+
+
 def show_mass(cases: list[Case], past: Ints, found: Ceilings) -> None:
     """Prints attention mass scale by scale, the last left out: nothing is pruned there."""
     print("\nattention mass of a layer, ms (rows of equal length)")
@@ -162,6 +194,9 @@ def main() -> None:
     parser.add_argument("--budget", default="0.1")
     parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--repeats", type=int, default=20)
+    parser.add_argument(
+        "--groups", type=int, default=1, help="query heads that share a row, of one-token steps"
+    )
     parser.add_argument("--quick", action="store_true", help="a quarter of the layers, five repeats")
     parser.add_argument(
         "--floors",
@@ -198,7 +233,10 @@ def main() -> None:
     cases = [Case(spec, at, sequences, dtype, timer) for at in spec.segments]
     held = Held(spec, schedule, options.device)
     with torch.inference_mode():
-        show_attention(cases, held, past, found, options.quick)
+        if spec.family == "next-token":
+            show_steps(cases[:: 4 if options.quick else 1], past, found, options.groups)
+        else:
+            show_attention(cases, held, past, found, options.quick)
         show_mass(cases, past, found)
         show_rebuilds(cases, held, found)
 

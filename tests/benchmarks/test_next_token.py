@@ -32,9 +32,10 @@ def test_they_run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
           "--threads", "1"],
          "us for every token before it"),
         ("head_classes", ["--prompts", "2", "--group-at", "15"], "same later"),
+        ("kernels", ["--model", "llamagen_tiny", "--batch", "1", "--quick", "--repeats", "1"], "several/one"),
         ("layouts", ["--batch", "1", "--repeats", "1", "--threads", "1"], "the engine's choice"),
     ):  # fmt: skip
-        monkeypatch.setattr(sys, "argv", [name, *given, *([] if name == "layouts" else small)])
+        monkeypatch.setattr(sys, "argv", [name, *given, *([] if name in ("kernels", "layouts") else small)])
         module(name, monkeypatch).main()
         assert told in capsys.readouterr().out
 

@@ -177,7 +177,9 @@ def test_infeasible_budget_is_refused_before_any_work(tmp_path: Path) -> None:
 def test_scales_are_no_steps_to_record(tmp_path: Path) -> None:
     job = job_in(tmp_path)
     job = replace(job, settings=replace(job.settings, device="cuda", cuda_graph=True))
-    with pytest.raises(ConfigError, match=r"^cuda_graph=true: fake draws scales, none of which is like another"):
+    with pytest.raises(
+        ConfigError, match=r"^cuda_graph=true: fake draws scales, none of which is like another"
+    ):
         job.check()
 
 
