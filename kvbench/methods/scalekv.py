@@ -147,13 +147,13 @@ class ScaleKV(Scored):
             held = fill_up(share_capacity(spec, budget.head_tokens, flags), spec, total)
             self.capacity = fill_gaps(shrink_early(held, spec, total), spec, total) if self.strict else held
 
-    def room(self, layer: int, at: Segment) -> int:
+    def share(self, layer: int, at: Segment) -> int:
         """Return what the layer may hold in every head after the scale."""
         return int(self.capacity[at.index, layer])
 
     def score(self, view: View) -> Tensor:
         """Return the smoothed attention from the window's queries, infinity inside it: float32 [rows, slots]."""
-        size = fit_window(self.window, self.room(view.layer, view.at))
+        size = fit_window(self.window, self.share(view.layer, view.at))
         chosen = choose_window("grid", view.at, size)
         inside = find_slots(view, chosen)
         if self.released_queries:

@@ -60,13 +60,17 @@ class Scored(Method):
         super().prepare(spec, budget, artifact)
         self._rooms = share_evenly(budget.tokens, spec)
 
-    def room(self, layer: int, at: Segment) -> int | tuple[int, ...]:
-        """Return an even share of B, after every segment the same (`select.share_evenly`)."""
+    def share(self, layer: int, at: Segment) -> int | tuple[int, ...]:
+        """Return what a layer's heads may hold once a segment is over, as `room` does: an even share of B."""
         return self._rooms[layer]
+
+    def room(self, layer: int, at: Segment) -> int | tuple[int, ...] | None:
+        """Return the share of B, which every head fills."""
+        return self.share(layer, at)
 
     def least_room(self, view: View) -> int:
         """Return the room of the layer's head that has least, before padding takes of it."""
-        room = self.room(view.layer, view.at)
+        room = self.share(view.layer, view.at)
         return room if isinstance(room, int) else min(room)
 
     def keep(self, view: View) -> Tensor | None:
@@ -74,12 +78,12 @@ class Scored(Method):
         if has_room(view, self.least_room(view)):
             return None
         scores = self.unite(self.score(view)).masked_fill(find_sinks(view, self.sinks), torch.inf)
-        room = spread_room(self.room(view.layer, view.at), view)
+        room = spread_room(self.share(view.layer, view.at), view)
         return choose_best(scores.masked_fill(view.position < 0, -torch.inf), room)
 
     def uneven(self, view: View) -> Tensor | None:
         """Return which slots every row has, bool [rows, slots]; None where rows are equally long and have all."""
-        if view.padding is None and isinstance(self.room(view.layer, view.at), int):
+        if view.padding is None and isinstance(self.share(view.layer, view.at), int):
             return None
         return view.position >= 0
 

@@ -18,7 +18,7 @@ class SceneClasses:
         count: number of prompts.
     """
 
-    count: int = 90
+    count: int = 96
 
     def __post_init__(self) -> None:
         check_counts(count=self.count)

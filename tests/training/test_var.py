@@ -12,7 +12,7 @@ from kvbench.core.segments import ModelSpec
 from kvbench.engine.cache import KVCache
 from kvbench.methods.full import Full
 from kvbench.models.var.loop import make_features
-from kvbench.models.var.tokenizer import VQVAE, VQConfig
+from kvbench.models.var.tokenizer import VQVAE, VQConfig, shrink
 from kvbench.models.var.transformer import VAR, VARConfig
 from kvbench.scenes import grammar
 from kvbench.scenes.detector import detect
@@ -24,9 +24,9 @@ from kvbench.training.var.run import VARTraining
 from kvbench.training.var.tokenizer import (
     VARTokenizerRecipe,
     encode,
-    gather_residuals,
     make_tokenizer,
     train_tokenizer,
+    walk_scales,
 )
 from kvbench.training.var.transformer import (
     ClassCorpus,
@@ -97,14 +97,14 @@ def test_wrong_tokens_are_read_and_mended_never_learnt() -> None:
     assert not torch.equal(targets[1:, 1:], clean[1:, 1:])
 
 
-def test_residuals_of_exact_codes_vanish() -> None:
+def test_exact_scales_add_up_to_the_latents_and_codes_to_the_tokenizers_sum() -> None:
     vq = _vq()
-    found = gather_residuals(vq, _latents(), SIZES, exact=True).split([3 * h * w for h, w in SIZES])
-    torch.testing.assert_close(found[0], _latents().mean((2, 3)))
-    summed = torch.zeros(3, 8, 4, 4)
-    for scale, (part, (h, w)) in enumerate(zip(found, SIZES, strict=True)):
-        summed = vq.add(summed, part.view(3, h, w, 8), scale, 4)
-    torch.testing.assert_close(summed, _latents())
+    exact = list(walk_scales(vq, _latents(), SIZES, exact=True))
+    torch.testing.assert_close(exact[0][0][..., 0, 0], _latents().mean((2, 3)))
+    torch.testing.assert_close(exact[-1][1], _latents())
+    coded = list(walk_scales(vq, _latents(), SIZES, exact=False))
+    torch.testing.assert_close(coded[-1][1], vq.encode(_latents(), SIZES)[1])
+    torch.testing.assert_close(coded[1][0], shrink(_latents() - coded[0][1], (2, 2)))
 
 
 def test_a_pass_over_the_first_scales_is_the_start_of_the_whole_pass() -> None:
@@ -170,7 +170,7 @@ def test_a_compiler_traces_the_pass() -> None:
 
 
 def test_the_tokenizer_trains_everywhere_and_encodes(tmp_path: Path) -> None:
-    vq, recipe = make_tokenizer(SHAPE, 0), VARTokenizerRecipe(steps=6, batch=4, free=3)
+    vq, recipe = make_tokenizer(SHAPE, 0), VARTokenizerRecipe(steps=6, batch=4, free=3, longest_prefix=3)
     images = torch.randint(256, (8, 16, 16, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(3))
     before = {name: p.detach().clone() for name, p in vq.named_parameters()}
     weights = train_tokenizer(vq, images, SIZES, recipe, tmp_path / "t.safetensors", compiled=False)

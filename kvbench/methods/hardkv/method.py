@@ -87,11 +87,11 @@ class HardKV(Scored):
 
     def room(self, layer: int, at: Segment) -> int | tuple[int, ...] | None:
         """Return an even share of B; None where as many stay as are marked."""
-        return None if self.select == "top_p" else self._rooms[layer]
+        return None if self.select == "top_p" else self.share(layer, at)
 
     def least_room(self, view: View) -> int:
         """Return how many tokens every head of the layer may hold before anything is dropped."""
-        room = self._rooms[view.layer]
+        room = self.share(view.layer, view.at)
         least = room if isinstance(room, int) else min(room)
         early = self.select == "top_p" and self.budget.fraction < 1
         return int(self.start * least) if early else least
@@ -106,7 +106,7 @@ class HardKV(Scored):
             return None
         exists = view.position >= 0
         worth = self.unite(self.score(view)).masked_fill(find_sinks(view, self.sinks) & exists, torch.inf)
-        room = spread_room(self._rooms[view.layer], view)
+        room = spread_room(self.share(view.layer, view.at), view)
         # Turned around, so that the latest of equals stays.
         best = choose_best(worth.masked_fill(~exists, -torch.inf).flip(1), room).flip(1)
         early = exists.sum(1, keepdim=True) <= self.least_room(view)

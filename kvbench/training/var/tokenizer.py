@@ -1,6 +1,6 @@
 """Training of the small multi-scale VQ tokenizer: an autoencoder, codes found by k-means, a decoder that reads them."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,6 +30,8 @@ class VARTokenizerRecipe(Recipe):
         hold: share of the steps at the peak rate.
         free: steps before there is a codebook, whose latents are disturbed instead; the encoder learns in no others.
         noise: standard deviation of that disturbance, as a share of the latents' own.
+        prefix: share of each such batch decoded from its first scales only, so that these describe the whole picture.
+        longest_prefix: the most scales such a prefix has.
     """
 
     steps: int = 1600
@@ -40,14 +42,20 @@ class VARTokenizerRecipe(Recipe):
     hold: float = 0.5
     free: int = 900
     noise: float = 0.1
+    prefix: float = 0.5
+    longest_prefix: int = 7
 
 
 def make_tokenizer(config: VQConfig, seed: int) -> VQVAE:
-    """Build a tokenizer to train: drawn from a seed, branches closed, and every scale's convolution the identity."""
+    """Build a tokenizer to train: drawn from a seed, branches closed, codes that no gradient moves.
+
+    Every scale's convolution is the identity and stays it, so that scales add up to what they quantise.
+    """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         vq = VQVAE(config)
     close_branches(vq)
+    vq.quantize.requires_grad_(False)
     for name, parameter in vq.quantize.quant_resi.named_parameters():
         (nn.init.dirac_ if name.endswith("weight") else nn.init.zeros_)(parameter)
     return vq
@@ -93,8 +101,9 @@ def train_tokenizer(
         with torch.autocast(book.device.type, torch.bfloat16):
             latents = torch.cat([encode(draw(rng)) for _ in range(LOOKED_AT)]).float()
         for search in range(SEARCHES):
-            residuals = gather_residuals(vq, latents, sizes, exact=not search)
-            book.copy_(find_codes(residuals.cpu(), len(book), rng))
+            residuals = [residual for residual, _ in walk_scales(vq, latents, sizes, exact=not search)]
+            vectors = torch.cat([residual.movedim(1, -1).flatten(0, 2) for residual in residuals])
+            book.copy_(find_codes(vectors.cpu(), len(book), rng))
 
     def loss(step: int) -> Tensor:
         rng = generator(recipe.seed, 0, step)
@@ -106,8 +115,13 @@ def train_tokenizer(
             latents = encode(batch)
         latents = latents.float()
         if learning:
+            sums = torch.stack([summed for _, summed in walk_scales(vq, latents, sizes, exact=True)])
+            last = torch.randint(recipe.longest_prefix, (recipe.batch,), generator=rng)
+            whole = torch.rand(recipe.batch, generator=rng) >= recipe.prefix
+            last = torch.where(whole, len(sizes) - 1, last).to(latents.device)
             noise = torch.randn(latents.shape, generator=rng).to(latents.device)
-            summed = latents + recipe.noise * latents.detach().std() * noise
+            summed = sums[last, torch.arange(recipe.batch, device=latents.device)]
+            summed = summed + recipe.noise * latents.detach().std() * noise
         else:
             _, summed = vq.encode(latents, sizes)
         with torch.autocast(book.device.type, torch.bfloat16):
@@ -126,8 +140,10 @@ def train_tokenizer(
     )
 
 
-def gather_residuals(vq: VQVAE, latents: Tensor, sizes: Sequence[Size], *, exact: bool) -> Tensor:
-    """Gather what the scales are to quantise.
+def walk_scales(
+    vq: VQVAE, latents: Tensor, sizes: Sequence[Size], *, exact: bool
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield of every scale what it is to quantise, and the sum of codes after it.
 
     Args:
         vq: the tokenizer.
@@ -135,16 +151,15 @@ def gather_residuals(vq: VQVAE, latents: Tensor, sizes: Sequence[Size], *, exact
         sizes: (h, w) of every scale.
         exact: nothing is lost in a scale but what its size cannot hold, as if there were a code for everything.
 
-    Returns:
-        float32 [B sum t_k, channels].
+    Yields:
+        The residual [B, channels, h, w] and the sum [B, channels, H, W].
     """
-    summed, found = torch.zeros_like(latents), []
+    summed = torch.zeros_like(latents)
     for scale, size in enumerate(sizes):
         residual = shrink(latents - summed, size)
-        found.append(residual.movedim(1, -1).flatten(0, 2))
         codes = residual.movedim(1, -1) if exact else vq.codes(vq.nearest(residual))
         summed = vq.add(summed, codes, scale, len(sizes))
-    return torch.cat(found)
+        yield residual, summed
 
 
 @torch.inference_mode()
