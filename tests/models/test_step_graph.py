@@ -21,6 +21,9 @@ from kvbench.models.llamagen.loop import generate
 from kvbench.models.llamagen.sampling import LlamaGenSampling
 from kvbench.models.llamagen.transformer import LlamaGen, LlamaGenConfig
 from kvbench.models.noise import PromptNoise
+from kvbench.models.qwen3.loop import generate as write
+from kvbench.models.qwen3.sampling import TextSampling
+from kvbench.models.qwen3.transformer import Qwen3, Qwen3Config
 from tests.support.engine import prepared
 from tests.support.fake_device import Tape
 
@@ -102,6 +105,30 @@ def test_recorded_steps_draw_the_same_tokens(
     lengths = after.spec.lengths[1:]
     assert tape.recorded == len(lengths)
     assert tape.repeated == sum(length - 2 for length in lengths)
+
+
+@pytest.mark.usefixtures("on_device")
+def test_recorded_steps_write_the_same_texts() -> None:
+    """Prompts of unequal length, sampled; the padded prompt comes at once and is never recorded."""
+    config = Qwen3Config(
+        depth=2, width=32, heads=4, kv_heads=2, head_dim=8, hidden=48, vocabulary=30, tied=True
+    )
+    torch.manual_seed(1)
+    network = Qwen3(config).eval()
+    spec = config.describe("text", config.segments(5, 25, 8), 1)
+    texts = []
+    for record in (None, tape := Tape()):
+        cache = KVCache(spec, prepared(H2O(sinks=1), spec, 14), dtype=torch.float32, record=record)
+        with torch.inference_mode():
+            prompts = network.embed(torch.tensor([[0, 0, 3, 4, 5], [6, 7, 8, 9, 1]]))
+        noise, sampling = PromptNoise(3, range(2)), TextSampling(temperature=1.0)
+        texts.append(
+            write(
+                network, prompts, spec.segments, cache, noise, sampling, ends=[2], pad=0, padding=[2, 0]
+            ).rows()
+        )
+    assert texts[0] == texts[1]
+    assert tape.recorded > 0
 
 
 def test_segments_too_short_to_record_run_as_they_are() -> None:

@@ -12,6 +12,7 @@ from kvbench.models.base import Cache, require_finite
 from kvbench.models.decoder import Decoder
 from kvbench.models.noise import Noise
 from kvbench.models.qwen3.sampling import TextSampling, draw
+from kvbench.models.step_graph import open_steps
 
 LOOKS = 16
 """Tokens between two looks at whether all texts have ended: each makes the host wait for a GPU."""
@@ -79,10 +80,10 @@ def generate(
     x, drawn, over = prompts, list[Tensor](), False
     for segment in segments:
         cache.begin(segment)
+        step = open_steps(transformer, cache, segment)
         sums = []
         for start in range(segment.start, segment.end, x.shape[1]):
-            hidden = transformer(x, rotation[start : start + x.shape[1]], cache.attend)
-            logits = transformer.logits(hidden[:, -1])
+            logits = step(x, rotation[start : start + x.shape[1]])
             sums.append(logits.sum(-1))
             drawn.append(torch.where(running, draw(logits, sampling, noise), pad))
             lengths += running
