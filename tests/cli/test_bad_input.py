@@ -39,7 +39,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     [
         ("model=null", "model=null: names no choice; choose from infinity_2b, "),
         ("method=null", "method=null: names no choice; choose from ams_kv, "),
-        ("prompts=null", "prompts=null: names no choice; choose from coco30k, "),
+        ("prompts=null", "prompts=null: names no choice; choose from aime24, "),
         ("eval=null", "eval=null: names no choice; "),
         ("method=3", "method=3: names no choice; "),
         ("model=[infinity_tiny,var_tiny]", "model=[infinity_tiny,var_tiny]: names no choice; "),
