@@ -240,7 +240,7 @@ def test_missing_weights_say_how_to_get_them() -> None:
             "~model.sources.tokenizer",
             "model.sources names no tokenizer; use model.weights=random",
         ),
-        ("model.tokenizer.codes=64", "model.transformer.codes=512: model.tokenizer.codes is 64"),
+        ("model.tokenizer.codes=64", "model.transformer.codes=256: model.tokenizer.codes is 64"),
         ("model.transformer.channels=4", "model.transformer.channels=4: model.tokenizer.channels is 8"),
     ],
 )
