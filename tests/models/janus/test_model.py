@@ -151,7 +151,7 @@ def test_the_file_of_another_model_is_refused(files: dict[str, Path]) -> None:
         reading(files).load("cpu")
 
 
-@pytest.mark.parametrize(("size", "file"), [("1b", r"pytorch_model\.bin"), ("7b", "None")])
+@pytest.mark.parametrize(("size", "file"), [("1b", r"pytorch_model\.bin"), ("7b", "Janus-Pro-7B")])
 def test_missing_weights_say_how_to_get_them(size: str, file: str) -> None:
     one = model(f"model=janus_pro_{size}")
     with pytest.raises(WeightsError, match=r"model\.sources\.text: weights missing.*tokenizer\.json"):
