@@ -120,9 +120,8 @@ class HardKV(Scored):
         raw = view.scores(chosen).amax(1)
         asking = find_asking(view, chosen)
         altered = self._alter(raw, view, exists)
-        needed = mark_top_p(raw.softmax(-1).nan_to_num(0), self.p).sum(-1)
         dropping = exists.sum(1) > self.least_room(view)
-        temperatures = self._recall(view.layer, dropping, altered, needed, asking)
+        temperatures = self._recall(view.layer, dropping, raw, altered, asking)
         probabilities = (altered / temperatures[:, None, None]).softmax(-1).nan_to_num(0)
         marked = mark_top_p(probabilities, self.p) & exists[:, None]
         if asking is not None:
@@ -142,10 +141,15 @@ class HardKV(Scored):
         return weigh_redundancy(raw, exists, redundancy, self.mix)
 
     def _recall(
-        self, layer: int, dropping: Tensor, altered: Tensor, needed: Tensor, asking: Tensor | None
+        self, layer: int, dropping: Tensor, raw: Tensor, altered: Tensor, asking: Tensor | None
     ) -> Tensor:
         """Return a layer's temperatures, float32 [rows]: each row's is of the time when it first drops something."""
-        known = self._temperatures.get(layer, altered.new_full((len(altered),), torch.nan))
+        known = self._temperatures.get(layer)
+        if known is None:
+            known = raw.new_full((len(raw),), torch.nan)
+        elif not known.isnan().any():
+            return known
+        needed = mark_top_p(raw.softmax(-1).nan_to_num(0), self.p).sum(-1)
         found = solve_temperatures(altered, needed, self.p, self.calibration, asking)
         temperatures = torch.where(known.isnan(), found, known)
         self._temperatures[layer] = torch.where(dropping, temperatures, known)
