@@ -8,12 +8,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from kvbench.models.autoencoder import close_branches
 from kvbench.models.infinity.model import InfinityModel
 from kvbench.models.infinity.tokenizer import BSQ
 from kvbench.models.infinity.transformer import Infinity
 from kvbench.models.text import VocabularyEncoder
 from kvbench.scenes import grammar
+from kvbench.training.autoencoder import start
 from kvbench.training.base import Training, write_weights
 from kvbench.training.features import FeatureRecipe, train_features
 from kvbench.training.infinity.tokenizer import TokenizerRecipe, encode, train_tokenizer
@@ -43,7 +43,7 @@ class InfinityTraining(Training):
         out, started = self.prepare(model, InfinityModel), time.perf_counter()
         assert isinstance(model, InfinityModel)
         images, captions = draw_scenes(self.pool, self.seed, self.threads)
-        bsq = _make_tokenizer(model, self.tokenizer.seed).to(self.device)
+        bsq = start(lambda: BSQ(model.tokenizer), self.tokenizer.seed).to(self.device)
         weights = train_tokenizer(
             bsq,
             images,
@@ -73,14 +73,6 @@ class InfinityTraining(Training):
         train_features(out / "features.safetensors", self.features, self.device)
         log.info("trained in %.0f s: %s", time.perf_counter() - started, out)
         return out
-
-
-def _make_tokenizer(model: InfinityModel, seed: int) -> BSQ:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        bsq = BSQ(model.tokenizer)
-    close_branches(bsq)
-    return bsq
 
 
 def _tokenize_captions(captions: list[str]) -> Tensor:

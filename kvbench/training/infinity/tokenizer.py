@@ -7,29 +7,22 @@ import torch
 from torch import Tensor
 
 from kvbench.models.infinity.tokenizer import BSQ
+from kvbench.training.autoencoder import AutoencoderRecipe, draw_images, encode_images, fit_tokenizer
 from kvbench.training.infinity.bits import straight_through_sums
-from kvbench.training.loop import Recipe, fit, generator
-from kvbench.training.optim import warm_hold_decay
-from kvbench.training.scenes import reconstruction_loss, to_signed
+from kvbench.training.loop import generator
+from kvbench.training.scenes import reconstruction_loss
 
 
 @dataclass(frozen=True)
-class TokenizerRecipe(Recipe):
-    """Settings of the tokenizer's training; see `Recipe` for those that are not listed.
+class TokenizerRecipe(AutoencoderRecipe):
+    """Settings of the tokenizer's training; see `AutoencoderRecipe` for those that are not listed.
 
     Attributes:
-        steps: optimiser steps.
-        batch: images per step.
-        hold: share of the steps at the peak rate.
         prefix: share of each batch decoded from its first scales only, so that these describe the whole picture.
         longest_prefix: the most scales such a prefix has.
         flip: highest flip probability, uniform on [0, flip] for every second sample.
     """
 
-    steps: int = 2000
-    batch: int = 32
-    muon: float = 0.012
-    adamw: float = 1.5e-3
     hold: float = 0.4
     average: float = 0.995
     prefix: float = 0.5
@@ -66,8 +59,7 @@ def train_tokenizer(
 
     def loss(step: int) -> Tensor:
         rng = generator(recipe.seed, 0, step)
-        index = torch.randint(len(images), (recipe.batch,), generator=rng)
-        batch = to_signed(images[index].to(device)).contiguous(memory_format=torch.channels_last)
+        batch = draw_images(images, recipe, rng, device)
         flip = torch.rand(recipe.batch, generator=rng) * recipe.flip
         flip = flip * (torch.rand(recipe.batch, generator=rng) < 0.5)
         last = torch.randint(recipe.longest_prefix, (recipe.batch,), generator=rng)
@@ -80,24 +72,16 @@ def train_tokenizer(
             decoded = decode(sums[last.to(device), torch.arange(recipe.batch, device=device)])
         return reconstruction_loss(decoded.float(), batch) + 0.1 * commitment
 
-    return fit(
-        "tokenizer",
-        model,
-        recipe,
-        loss,
-        path,
-        steps=recipe.steps,
-        rate=lambda step: warm_hold_decay(step, step / recipe.steps, hold=recipe.hold),
-        hidden=lambda name: "conv_in" not in name and "conv_out" not in name,
-    )
+    return fit_tokenizer(model, recipe, loss, path)
 
 
 @torch.inference_mode()
 def encode(model: BSQ, images: Tensor, batch: int = 256) -> Tensor:
     """Return the encoder's outputs float16 [N, d, h, w] for uint8 [N, H, W, 3] images, both on the CPU."""
     device = model.amplitudes.device
-    parts = []
-    for start in range(0, len(images), batch):
-        with torch.autocast(device.type, torch.bfloat16):
-            parts.append(model.encoder(to_signed(images[start : start + batch].to(device))).half().cpu())
-    return torch.cat(parts)
+    config = model.config
+    shape = (config.bits, images.shape[1] // config.patch, images.shape[2] // config.patch)
+    latents = torch.empty(len(images), *shape, dtype=torch.float16)
+    for some, found in encode_images(model.encoder, images, device, batch):
+        latents[some] = found
+    return latents

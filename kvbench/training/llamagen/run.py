@@ -7,12 +7,12 @@ from pathlib import Path
 
 import torch
 
-from kvbench.models.autoencoder import close_branches
 from kvbench.models.llamagen.model import LlamaGenModel
 from kvbench.models.llamagen.tokenizer import VQ
 from kvbench.models.llamagen.transformer import LlamaGen
 from kvbench.models.text import VocabularyEncoder
 from kvbench.scenes import grammar
+from kvbench.training.autoencoder import start
 from kvbench.training.base import Training, write_weights
 from kvbench.training.llamagen.tokenizer import VQRecipe, encode, train_vq
 from kvbench.training.llamagen.transformer import (
@@ -44,7 +44,7 @@ class LlamaGenTraining(Training):
         out, started = self.prepare(model, LlamaGenModel), time.perf_counter()
         assert isinstance(model, LlamaGenModel)
         images, captions = draw_scenes(self.pool, self.seed, self.threads)
-        vq = _make_tokenizer(model, self.tokenizer.seed).to(self.device)
+        vq = start(lambda: VQ(model.tokenizer), self.tokenizer.seed).to(self.device)
         path = out / "tokenizer.checkpoint.safetensors"
         weights = train_vq(vq, images, self.tokenizer, path, compiled=self.compiled)
         vq.load_state_dict(weights)
@@ -62,11 +62,3 @@ class LlamaGenTraining(Training):
             write_weights(out / f"{part}.safetensors", weights, self.transformer, part)
         log.info("trained in %.0f s: %s", time.perf_counter() - started, out)
         return out
-
-
-def _make_tokenizer(model: LlamaGenModel, seed: int) -> VQ:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        vq = VQ(model.tokenizer)
-    close_branches(vq)
-    return vq

@@ -8,31 +8,22 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from kvbench.models.llamagen.tokenizer import VQ
+from kvbench.training.autoencoder import AutoencoderRecipe, draw_images, encode_images, fit_tokenizer
 from kvbench.training.codes import find_codes
-from kvbench.training.loop import Recipe, fit, generator
-from kvbench.training.optim import warm_hold_decay
-from kvbench.training.scenes import reconstruction_loss, to_signed
+from kvbench.training.loop import generator
+from kvbench.training.scenes import reconstruction_loss
 
 
 @dataclass(frozen=True)
-class VQRecipe(Recipe):
-    """Settings of the tokenizer's training; see `Recipe` for those that are not listed.
+class VQRecipe(AutoencoderRecipe):
+    """Settings of the tokenizer's training; see `AutoencoderRecipe` for those that are not listed.
 
     Attributes:
-        steps: optimiser steps.
-        batch: images per step.
-        hold: share of the steps at the peak rate.
         free: steps before there is a codebook, whose latents are disturbed instead.
         noise: standard deviation of that disturbance, per channel of a latent of unit length.
         commitment: weight of the distance from latents to their codes (LlamaGen section 3.1, beta).
     """
 
-    steps: int = 2000
-    batch: int = 32
-    muon: float = 0.012
-    adamw: float = 1.5e-3
-    average: float = 0.99
-    hold: float = 0.5
     free: int = 600
     noise: float = 0.05
     commitment: float = 0.25
@@ -59,14 +50,12 @@ def train_vq(model: VQ, images: Tensor, recipe: VQRecipe, path: Path, *, compile
         torch.compile(part, dynamic=False) if compiled else part for part in (model.latents, model.decode)
     )
 
-    def draw(rng: torch.Generator, count: int) -> Tensor:
-        index = torch.randint(len(images), (count,), generator=rng)
-        return to_signed(images[index].to(book.device)).contiguous(memory_format=torch.channels_last)
-
     @torch.no_grad()
     def found(rng: torch.Generator) -> Tensor:
         with torch.autocast(book.device.type, torch.bfloat16):
-            latents = torch.cat([encode(draw(rng, recipe.batch)) for _ in range(32)]).float()
+            latents = torch.cat(
+                [encode(draw_images(images, recipe, rng, book.device)) for _ in range(32)]
+            ).float()
         vectors = F.normalize(latents.movedim(1, -1).flatten(0, 2), dim=-1).cpu()
         return find_codes(vectors, len(book), rng, sphere=True)
 
@@ -74,7 +63,7 @@ def train_vq(model: VQ, images: Tensor, recipe: VQRecipe, path: Path, *, compile
         rng = generator(recipe.seed, 0, step)
         if step == recipe.free:
             book.data.copy_(found(rng))
-        batch = draw(rng, recipe.batch)
+        batch = draw_images(images, recipe, rng, book.device)
         with torch.autocast(book.device.type, torch.bfloat16):
             latents = F.normalize(encode(batch).float(), dim=1)
         if step < recipe.free:
@@ -89,16 +78,7 @@ def train_vq(model: VQ, images: Tensor, recipe: VQRecipe, path: Path, *, compile
             decoded = decode(codes)
         return reconstruction_loss(decoded.float(), batch) + distance
 
-    return fit(
-        "tokenizer",
-        model,
-        recipe,
-        loss,
-        path,
-        steps=recipe.steps,
-        rate=lambda step: warm_hold_decay(step, step / recipe.steps, hold=recipe.hold),
-        hidden=lambda name: "conv_in" not in name and "conv_out" not in name and "quant" not in name,
-    )
+    return fit_tokenizer(model, recipe, loss, path)
 
 
 @torch.inference_mode()
@@ -106,11 +86,7 @@ def encode(model: VQ, images: Tensor, batch: int = 256) -> Tensor:
     """Return the tokens int16 [N, h w] of uint8 [N, H, W, 3] images, both on the CPU."""
     device = model.quantize.embedding.weight.device
     cells = images.shape[1] * images.shape[2] // model.patch**2
-    # Filled in place: what is kept between large blocks that come and go would hold them apart.
     tokens = torch.empty(len(images), cells, dtype=torch.int16)
-    for start in range(0, len(images), batch):
-        some = slice(start, start + batch)
-        with torch.autocast(device.type, torch.bfloat16):
-            latents = model.latents(to_signed(images[some].to(device)))
+    for some, latents in encode_images(model.latents, images, device, batch):
         tokens[some] = model.encode(latents.float()).flatten(1)
     return tokens

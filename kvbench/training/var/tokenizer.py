@@ -7,12 +7,18 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from kvbench.models.autoencoder import Size, close_branches
+from kvbench.models.autoencoder import Size
 from kvbench.models.var.tokenizer import VQVAE, VQConfig, shrink
+from kvbench.training.autoencoder import (
+    AutoencoderRecipe,
+    draw_images,
+    encode_images,
+    fit_tokenizer,
+    start,
+)
 from kvbench.training.codes import find_codes
-from kvbench.training.loop import Recipe, fit, generator
-from kvbench.training.optim import warm_hold_decay
-from kvbench.training.scenes import reconstruction_loss, to_signed
+from kvbench.training.loop import generator
+from kvbench.training.scenes import reconstruction_loss
 
 LOOKED_AT = 24
 """Batches whose residuals k-means looks at."""
@@ -21,13 +27,10 @@ SEARCHES = 2
 
 
 @dataclass(frozen=True)
-class VARTokenizerRecipe(Recipe):
-    """Settings of the tokenizer's training; see `Recipe` for those that are not listed.
+class VARTokenizerRecipe(AutoencoderRecipe):
+    """Settings of the tokenizer's training; see `AutoencoderRecipe` for those that are not listed.
 
     Attributes:
-        steps: optimiser steps.
-        batch: images per step.
-        hold: share of the steps at the peak rate.
         free: steps before there is a codebook, whose latents are disturbed instead; the encoder learns in no others.
         noise: standard deviation of that disturbance, as a share of the latents' own.
         prefix: share of each such batch decoded from its first scales only, so that these describe the whole picture.
@@ -35,11 +38,6 @@ class VARTokenizerRecipe(Recipe):
     """
 
     steps: int = 1600
-    batch: int = 32
-    muon: float = 0.012
-    adamw: float = 1.5e-3
-    average: float = 0.99
-    hold: float = 0.5
     free: int = 900
     noise: float = 0.1
     prefix: float = 0.5
@@ -51,10 +49,7 @@ def make_tokenizer(config: VQConfig, seed: int) -> VQVAE:
 
     Every scale's convolution is the identity and stays it, so that scales add up to what they quantise.
     """
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        vq = VQVAE(config)
-    close_branches(vq)
+    vq = start(lambda: VQVAE(config), seed)
     vq.quantize.requires_grad_(False)
     for name, parameter in vq.quantize.quant_resi.named_parameters():
         (nn.init.dirac_ if name.endswith("weight") else nn.init.zeros_)(parameter)
@@ -92,14 +87,12 @@ def train_tokenizer(
         for part in (vq.latents, nn.Sequential(vq.post_quant_conv, vq.decoder))
     )
 
-    def draw(rng: torch.Generator) -> Tensor:
-        index = torch.randint(len(images), (recipe.batch,), generator=rng)
-        return to_signed(images[index].to(book.device)).contiguous(memory_format=torch.channels_last)
-
     @torch.no_grad()
     def find(rng: torch.Generator) -> None:
         with torch.autocast(book.device.type, torch.bfloat16):
-            latents = torch.cat([encode(draw(rng)) for _ in range(LOOKED_AT)]).float()
+            latents = torch.cat(
+                [encode(draw_images(images, recipe, rng, book.device)) for _ in range(LOOKED_AT)]
+            ).float()
         for search in range(SEARCHES):
             residuals = [residual for residual, _ in walk_scales(vq, latents, sizes, exact=not search)]
             vectors = torch.cat([residual.movedim(1, -1).flatten(0, 2) for residual in residuals])
@@ -109,7 +102,7 @@ def train_tokenizer(
         rng = generator(recipe.seed, 0, step)
         if step == recipe.free:
             find(rng)
-        batch = draw(rng)
+        batch = draw_images(images, recipe, rng, book.device)
         learning = step < recipe.free
         with torch.autocast(book.device.type, torch.bfloat16), torch.set_grad_enabled(learning):
             latents = encode(batch)
@@ -128,16 +121,7 @@ def train_tokenizer(
             decoded = decode(summed)
         return reconstruction_loss(decoded.float(), batch)
 
-    return fit(
-        "tokenizer",
-        vq,
-        recipe,
-        loss,
-        path,
-        steps=recipe.steps,
-        rate=lambda step: warm_hold_decay(step, step / recipe.steps, hold=recipe.hold),
-        hidden=lambda name: "conv_in" not in name and "conv_out" not in name and "quant" not in name,
-    )
+    return fit_tokenizer(vq, recipe, loss, path)
 
 
 def walk_scales(
@@ -167,10 +151,7 @@ def encode(vq: VQVAE, images: Tensor, batch: int = 256) -> Tensor:
     """Return the latents float16 [N, channels, h, w] of uint8 [N, H, W, 3] images, both on the CPU."""
     device = vq.quantize.embedding.weight.device
     side = images.shape[1] // vq.config.networks.patch
-    # Filled in place: what is kept between large blocks that come and go would hold them apart.
     latents = torch.empty(len(images), vq.config.channels, side, side, dtype=torch.float16)
-    for start in range(0, len(images), batch):
-        some = slice(start, start + batch)
-        with torch.autocast(device.type, torch.bfloat16):
-            latents[some] = vq.latents(to_signed(images[some].to(device)))
+    for some, found in encode_images(vq.latents, images, device, batch):
+        latents[some] = found
     return latents

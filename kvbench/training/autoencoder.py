@@ -1,0 +1,84 @@
+"""What the trainings of all tokenizers share: settings, a start, images of a step, the schedule, encoding a pool."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from kvbench.models.autoencoder import close_branches
+from kvbench.training.loop import Recipe, fit
+from kvbench.training.optim import warm_hold_decay
+from kvbench.training.scenes import to_signed
+
+Network = TypeVar("Network", bound=nn.Module)
+
+
+@dataclass(frozen=True)
+class AutoencoderRecipe(Recipe):
+    """Settings that every tokenizer's training has; see `Recipe` for those that are not listed.
+
+    Attributes:
+        steps: optimiser steps.
+        batch: images per step.
+        hold: share of the steps at the peak rate.
+    """
+
+    steps: int = 2000
+    batch: int = 32
+    muon: float = 0.012
+    adamw: float = 1.5e-3
+    average: float = 0.99
+    hold: float = 0.5
+
+
+def start(make: Callable[[], Network], seed: int) -> Network:
+    """Make a network to train: drawn from a seed, residual branches closed."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        network = make()
+    close_branches(network)
+    return network
+
+
+def draw_images(
+    images: Tensor, recipe: AutoencoderRecipe, rng: torch.Generator, device: torch.device
+) -> Tensor:
+    """Draw a batch of images uint8 [N, H, W, 3] as float32 [batch, 3, H, W] in [-1, 1], on a device."""
+    index = torch.randint(len(images), (recipe.batch,), generator=rng)
+    return to_signed(images[index].to(device)).contiguous(memory_format=torch.channels_last)
+
+
+def fit_tokenizer(
+    model: nn.Module, recipe: AutoencoderRecipe, loss: Callable[[int], Tensor], path: Path
+) -> dict[str, Tensor]:
+    """Train a tokenizer in place and return its averaged weights by name; arguments and errors are those of `fit`.
+
+    Muon trains everything but the first and last convolutions and what belongs to the codes.
+    """
+    return fit(
+        "tokenizer",
+        model,
+        recipe,
+        loss,
+        path,
+        steps=recipe.steps,
+        rate=lambda step: warm_hold_decay(step, step / recipe.steps, hold=recipe.hold),
+        hidden=lambda name: "conv_in" not in name and "conv_out" not in name and "quant" not in name,
+    )
+
+
+def encode_images(
+    encode: Callable[[Tensor], Tensor], images: Tensor, device: torch.device, batch: int = 256
+) -> Iterator[tuple[slice, Tensor]]:
+    """Encode images uint8 [N, H, W, 3] in bfloat16, some at a time; yield which ones, and their latents on the device.
+
+    The caller fills a tensor in place: what is kept between large blocks that come and go would hold them apart.
+    """
+    for first in range(0, len(images), batch):
+        some = slice(first, first + batch)
+        with torch.autocast(device.type, torch.bfloat16):
+            latents = encode(to_signed(images[some].to(device)))
+        yield some, latents
