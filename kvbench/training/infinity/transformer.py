@@ -13,18 +13,15 @@ from kvbench.core.segments import Segment
 from kvbench.models.infinity.transformer import Infinity
 from kvbench.models.text import VocabularyEncoder
 from kvbench.training.infinity.bits import self_corrected_bits
-from kvbench.training.loop import Recipe, fit, generator
-from kvbench.training.stages import Stage, count_steps, find_rate, find_stage, token_weights
+from kvbench.training.loop import generator
+from kvbench.training.stages import Stage, StagedRecipe, find_stage, fit_stages, token_weights
 
 
 @dataclass(frozen=True)
-class TransformerRecipe(Recipe):
-    """Settings of the transformer's training; see `Recipe` for those that are not listed.
+class TransformerRecipe(StagedRecipe):
+    """Settings of the transformer's training; see `StagedRecipe` for those that are not listed.
 
     Attributes:
-        stages: scale prefixes in order; the coarse scales decide the picture and cost little, so they come first.
-        decay: weight decay of hidden matrices.
-        hold: share of the cost-weighted schedule at the peak rate.
         text_dropout: share of samples whose text is the learned unconditional one.
         input_dropout: share of (sample, scale) pairs whose features are blanked, so that content must come from the
             keys and values of earlier scales.
@@ -32,11 +29,6 @@ class TransformerRecipe(Recipe):
     """
 
     stages: tuple[Stage, ...] = (Stage(3, 128, 1200), Stage(6, 64, 5600), Stage(9, 32, 1000))
-    muon: float = 0.02
-    adamw: float = 2e-3
-    decay: float = 0.02
-    hold: float = 0.4
-    average: float = 0.995
     text_dropout: float = 0.1
     input_dropout: float = 0.1
     flip: float = 0.25
@@ -143,22 +135,6 @@ def train_transformer(
     Raises:
         ValueError, FloatingPointError: see `fit`.
     """
-    forward = torch.compile(model, dynamic=False) if compiled else model
+    draw = partial(draw_batch, corpus, segments, recipe)
     device = model.transformer.cfg_uncond.device
-
-    def loss(step: int) -> Tensor:
-        tensors, scales = draw_batch(corpus, segments, recipe, step)
-        with torch.autocast(device.type, torch.bfloat16):
-            return forward(*(tensor.to(device) for tensor in tensors), scales)
-
-    return fit(
-        "transformer",
-        model,
-        recipe,
-        loss,
-        path,
-        steps=count_steps(recipe.stages),
-        rate=partial(find_rate, recipe.stages, segments, recipe.hold),
-        hidden=lambda name: "block" in name and "ada_gss" not in name and "scale_mul" not in name,
-        decay=recipe.decay,
-    )
+    return fit_stages(model, draw, segments, recipe, path, device, compiled=compiled)

@@ -13,29 +13,21 @@ from kvbench.core.segments import Segment
 from kvbench.models.var.loop import make_features
 from kvbench.models.var.tokenizer import VQVAE, shrink
 from kvbench.models.var.transformer import VAR
-from kvbench.training.loop import Recipe, fit, generator
-from kvbench.training.stages import Stage, count_steps, find_rate, find_stage, token_weights
+from kvbench.training.loop import generator
+from kvbench.training.stages import Stage, StagedRecipe, find_stage, fit_stages, token_weights
 
 
 @dataclass(frozen=True)
-class VARRecipe(Recipe):
-    """Settings of the transformer's training; see `Recipe` for those that are not listed.
+class VARRecipe(StagedRecipe):
+    """Settings of the transformer's training; see `StagedRecipe` for those that are not listed.
 
     Attributes:
-        stages: scale prefixes in order.
-        decay: weight decay of hidden matrices.
-        hold: share of the cost-weighted schedule at the peak rate.
         class_dropout: share of samples that are of no class.
         wrong: highest share of a sample's tokens that are drawn at random, uniform on [0, wrong] for every second
             sample; later scales are to mend them.
     """
 
     stages: tuple[Stage, ...] = (Stage(3, 128, 800), Stage(6, 64, 2400), Stage(9, 32, 800))
-    muon: float = 0.02
-    adamw: float = 2e-3
-    average: float = 0.995
-    decay: float = 0.02
-    hold: float = 0.4
     class_dropout: float = 0.1
     wrong: float = 0.1
 
@@ -157,22 +149,6 @@ def train_transformer(
         ValueError, FloatingPointError: see `fit`.
     """
     segments = model.transformer.config.segments
+    draw = partial(draw_batch, corpus, vq, segments, recipe)
     device = model.transformer.pos_start.device
-    forward = torch.compile(model, dynamic=False) if compiled else model
-
-    def loss(step: int) -> Tensor:
-        tensors, scales = draw_batch(corpus, vq, segments, recipe, step)
-        with torch.autocast(device.type, torch.bfloat16):
-            return forward(*(tensor.to(device) for tensor in tensors), scales)
-
-    return fit(
-        "transformer",
-        model,
-        recipe,
-        loss,
-        path,
-        steps=count_steps(recipe.stages),
-        rate=partial(find_rate, recipe.stages, segments, recipe.hold),
-        hidden=lambda name: "block" in name and "ada" not in name and "scale_mul" not in name,
-        decay=recipe.decay,
-    )
+    return fit_stages(model, draw, segments, recipe, path, device, compiled=compiled)
