@@ -80,19 +80,20 @@ def read_tokenizer(source: Source, make: Callable[[Path], T], owner: str) -> tup
         raise WeightsError(f"{source.key}: {path} is not {owner}'s tokenizer.json ({reason})") from None
 
 
-def check_lengths(prompts: Sequence[str], tokenizer: Encodes, room: int) -> None:
-    """Make sure that every prompt fits.
+def encode_prompts(prompts: Sequence[str], tokenizer: Encodes, room: int) -> list[list[int]]:
+    """Return the token numbers of every prompt, each of which must fit.
 
     Raises:
         ValueError: naming the longest one, and the room that it needs.
     """
-    lengths = [len(tokenizer.encode(prompt)) for prompt in prompts]
-    if max(lengths, default=0) > room:
-        longest = max(range(len(prompts)), key=lengths.__getitem__)
+    rows = [tokenizer.encode(prompt) for prompt in prompts]
+    longest = max(range(len(rows)), key=lambda index: len(rows[index]), default=None)
+    if longest is not None and len(rows[longest]) > room:
+        needed = len(rows[longest])
         raise ValueError(
-            f"prompt {prompts[longest]!r} has {lengths[longest]} tokens: set model.prompt_tokens={lengths[longest]}, "
-            f"which is {room}"
+            f"prompt {prompts[longest]!r} has {needed} tokens: set model.prompt_tokens={needed}, which is {room}"
         )
+    return rows
 
 
 def pad_front(rows: Sequence[Sequence[int]], room: int, pad: int) -> tuple[Tensor, list[int]]:

@@ -19,7 +19,7 @@ from kvbench.models.llamagen.loop import generate
 from kvbench.models.llamagen.sampling import LlamaGenSampling
 from kvbench.models.llamagen.tokenizer import VQ, VQConfig
 from kvbench.models.noise import Noise
-from kvbench.models.tokens import check_lengths
+from kvbench.models.tokens import encode_prompts
 from kvbench.models.weights import Source, build_on_meta, check_sources, fill
 
 
@@ -105,7 +105,7 @@ class JanusModel:
             ValueError: naming the longest one, and the room that it needs.
             WeightsError: the text's tokenizer is missing.
         """
-        check_lengths(prompts, self._read_text()[0], self.prompt_tokens)
+        encode_prompts(prompts, self._read_text()[0], self.prompt_tokens)
 
     def load(self, device: torch.device | str) -> None:
         """Build the networks and fill them: the language model in float32 on a CPU and bf16 on a GPU, as officially.

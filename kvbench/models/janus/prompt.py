@@ -8,7 +8,7 @@ from torch import Tensor
 
 from kvbench.core.files import hash_content
 from kvbench.models import tokens
-from kvbench.models.tokens import check_lengths, find_token, open_tokenizer, pad_front
+from kvbench.models.tokens import encode_prompts, find_token, open_tokenizer, pad_front
 from kvbench.models.weights import Source
 
 BEGIN, IMAGE, PAD = "<｜begin▁of▁sentence｜>", "<begin_of_image>", "<｜▁pad▁｜>"  # noqa: RUF001
@@ -110,9 +110,8 @@ def lay_out(
     Raises:
         ValueError: a prompt of more tokens.
     """
-    check_lengths(prompts, tokenizer, room)
     pad = tokenizer.marks.pad
-    rows = [tokenizer.encode(prompt) for prompt in prompts]
+    rows = encode_prompts(prompts, tokenizer, room)
     if guided:
         rows += [[row[0], *[pad] * (len(row) - 2), row[-1]] for row in rows]
     return pad_front(rows, room, pad)

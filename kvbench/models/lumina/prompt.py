@@ -11,7 +11,7 @@ from torch import Tensor
 from kvbench.core.files import hash_content
 from kvbench.models import tokens
 from kvbench.models.lumina.transformer import SPECIAL, LuminaConfig
-from kvbench.models.tokens import check_lengths, find_token, open_tokenizer, pad_front
+from kvbench.models.tokens import encode_prompts, find_token, open_tokenizer, pad_front
 from kvbench.models.weights import Source
 
 CELL = 16
@@ -166,8 +166,7 @@ def lay_out(
     Raises:
         ValueError: a prompt of more tokens.
     """
-    check_lengths(prompts, tokenizer, room)
-    rows = [tokenizer.encode(prompt) for prompt in prompts]
+    rows = encode_prompts(prompts, tokenizer, room)
     if guided:
         rows += [[*tokenizer.marks.prefix] for _ in prompts]
     return pad_front(rows, room, tokenizer.marks.begin)

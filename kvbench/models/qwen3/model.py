@@ -16,7 +16,7 @@ from kvbench.models.qwen3.loop import generate
 from kvbench.models.qwen3.prompt import HashedTokens, Tokenizer, lay_out, read_tokenizer
 from kvbench.models.qwen3.sampling import TextSampling
 from kvbench.models.qwen3.transformer import Qwen3, Qwen3Config
-from kvbench.models.tokens import check_lengths
+from kvbench.models.tokens import encode_prompts
 from kvbench.models.weights import Source, build_on_meta, check_sources, fill
 
 
@@ -107,7 +107,7 @@ class Qwen3Model:
             ValueError: naming the longest one, and the room that it needs.
             WeightsError: the tokenizer is missing.
         """
-        check_lengths(prompts, self._read_text(), self.prompt_tokens)
+        encode_prompts(prompts, self._read_text(), self.prompt_tokens)
 
     def load(self, device: torch.device | str) -> None:
         """Build the network and fill it, in float32 on a CPU and bf16 on a GPU, as its files are.

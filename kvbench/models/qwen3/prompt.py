@@ -7,7 +7,7 @@ from typing import Protocol
 from torch import Tensor
 
 from kvbench.core.files import hash_content
-from kvbench.models.tokens import check_lengths, pad_front
+from kvbench.models.tokens import encode_prompts, pad_front
 from kvbench.models.weights import Source, WeightsError
 
 
@@ -132,5 +132,4 @@ def lay_out(prompts: Sequence[str], tokenizer: Tokenizer, room: int) -> tuple[Te
     Raises:
         ValueError: a prompt of more tokens.
     """
-    check_lengths(prompts, tokenizer, room)
-    return pad_front([tokenizer.encode(prompt) for prompt in prompts], room, tokenizer.pad)
+    return pad_front(encode_prompts(prompts, tokenizer, room), room, tokenizer.pad)

@@ -14,7 +14,7 @@ from kvbench.models.janus.prompt import (
     lay_out,
     read_tokenizer,
 )
-from kvbench.models.tokens import check_lengths
+from kvbench.models.tokens import encode_prompts
 from kvbench.models.weights import Source, WeightsError
 from tests.support.reference_janus import meta
 
@@ -89,11 +89,11 @@ def test_padding_stands_in_front_and_the_other_branch_is_as_long(path: Path) -> 
 
 def test_prompts_that_do_not_fit_say_what_room_they_need() -> None:
     tokenizer = HashedTokens(50)
-    check_lengths(["a b c"], tokenizer, 5)
-    check_lengths([], tokenizer, 5)
+    encode_prompts(["a b c"], tokenizer, 5)
+    encode_prompts([], tokenizer, 5)
     message = "prompt 'a b c d e' has 7 tokens: set model.prompt_tokens=7, which is 5"
     with pytest.raises(ValueError, match=message):
-        check_lengths(["a b", "a b c d e", "a b c d"], tokenizer, 5)
+        encode_prompts(["a b", "a b c d e", "a b c d"], tokenizer, 5)
     with pytest.raises(ValueError, match=message):
         lay_out(["a b c d e"], tokenizer, 5, guided=True)
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from kvbench.models.lumina.prompt import HashedTokens, lay_out, name_size, read_tokenizer, write_request
-from kvbench.models.tokens import check_lengths
+from kvbench.models.tokens import encode_prompts
 from kvbench.models.weights import Source, WeightsError
 from tests.support.reference_lumina import CONFIGS, Numbers, golden, meta
 
@@ -145,4 +145,4 @@ def test_the_stand_in_tells_words_apart_and_stays_in_the_vocabulary() -> None:
     assert all(106 <= token < 250 for token in tokens[1:5])
     assert len({tuple(tokenizer.encode(str(i))) for i in range(200)}) > 90
     assert tokenizer.codes.tolist() == [-1] * 6 + list(range(100))
-    check_lengths(["a b"], tokenizer, 7)
+    encode_prompts(["a b"], tokenizer, 7)
