@@ -46,6 +46,12 @@ def _own_logging() -> Iterator[None]:
     root.setLevel(level)
 
 
+@pytest.fixture(autouse=True)
+def _same_dice() -> None:
+    """What a test draws without a seed of its own does not depend on the tests before it."""
+    torch.manual_seed(0)
+
+
 @pytest.fixture
 def offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """No network, no weights but those that a test makes."""
