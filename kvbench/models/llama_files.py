@@ -1,6 +1,7 @@
 """From the names of files in LLaMA's form, as transformers writes them, to those of `kvbench.models.decoder`."""
 
 import re
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
@@ -40,8 +41,37 @@ def clean_llama(state: State, head_dim: int) -> State:
     return {pattern.sub(lambda found: RENAMED[found[0]], name): tensor for name, tensor in joined.items()}
 
 
+def split_llama(state: Mapping[str, Tensor], heads: int, kv_heads: int, head_dim: int) -> State:
+    """Return a decoder's state under the names of files: what `clean_llama` undoes.
+
+    Args:
+        state: of a `kvbench.models.decoder.Decoder`.
+        heads: query heads.
+        kv_heads: heads of keys, and of values.
+        head_dim: channels of a head.
+    """
+    split: State = {}
+    for name, tensor in state.items():
+        if name.endswith("attention.wqkv.weight"):
+            parts = tensor.unflatten(0, (-1, head_dim)).split((heads, kv_heads, kv_heads))
+            for part, rows in zip("qkv", parts, strict=True):
+                flat = rows.flatten(0, 1)
+                kept = flat if part == "v" else pair_halves(flat, head_dim)
+                split[name.replace("attention.wqkv", f"self_attn.{part}_proj")] = kept
+        else:
+            split[name] = tensor
+    back = {ours: file for file, ours in RENAMED.items()}
+    pattern = re.compile("|".join(map(re.escape, back)))
+    return {pattern.sub(lambda found: back[found[0]], name): tensor for name, tensor in split.items()}
+
+
 def pair_neighbours(weight: Tensor, head_dim: int) -> Tensor:
     """Reorder rows [heads x D, ...] so that a head's channels j and j + D/2 become 2 j and 2 j + 1."""
     if len(weight) % head_dim:
         return weight  # of another model: its shape will be refused
     return weight.unflatten(0, (-1, 2, head_dim // 2)).transpose(1, 2).flatten(0, 2)
+
+
+def pair_halves(weight: Tensor, head_dim: int) -> Tensor:
+    """Undo `pair_neighbours`."""
+    return weight.unflatten(0, (-1, head_dim // 2, 2)).transpose(1, 2).flatten(0, 2)

@@ -108,13 +108,6 @@ def test_one_pass_is_what_the_cache_computes_token_by_token() -> None:
     torch.testing.assert_close(found, torch.stack(losses).mean())
 
 
-def test_attention_in_parts_is_causal_attention(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(training, "TOGETHER", 3)
-    q, k, v = torch.randn(3, 2, 4, 10, 8, generator=torch.Generator().manual_seed(0))
-    found = training._attend(0, q, k, v, None)
-    torch.testing.assert_close(found, F.scaled_dot_product_attention(q, k, v, is_causal=True))
-
-
 def test_wrong_tokens_are_read_and_never_learnt() -> None:
     corpus = _corpus()
     recipe = NextTokenRecipe(steps=1, batch=400, wrong=1.0)

@@ -1,11 +1,11 @@
-"""From the names of Qwen3's files to those of the modules."""
+"""From the names of Qwen3's files to those of the modules, and back."""
 
 from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 
-from kvbench.models.llama_files import clean_llama, pair_neighbours
+from kvbench.models.llama_files import clean_llama, pair_halves, pair_neighbours, split_llama
 from kvbench.models.qwen3.transformer import Qwen3Config
 from kvbench.models.weights import State
 
@@ -30,3 +30,18 @@ def clean_qwen3(raw: Mapping[str, object], config: Qwen3Config) -> State:
     if head is not None and not again:
         state["output.weight"] = head
     return clean_llama(state, config.head_dim)
+
+
+def split_qwen3(state: Mapping[str, Tensor], config: Qwen3Config) -> State:
+    """Return the state of a language model under the names of Qwen3's files: what `clean_qwen3` undoes.
+
+    Args:
+        state: of a `Qwen3`.
+        config: its shape.
+    """
+    split = split_llama(state, config.heads, config.kv_heads, config.head_dim)
+    head = split.pop("output.weight", None)
+    named = {PREFIX + name: tensor for name, tensor in split.items()}
+    for name in [name for name in named if name.endswith(("q_norm.weight", "k_norm.weight"))]:
+        named[name] = pair_halves(named[name], config.head_dim)
+    return named if head is None else {**named, HEAD: head}

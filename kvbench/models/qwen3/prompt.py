@@ -1,14 +1,18 @@
 """Prompts and texts of Qwen3: the chat a prompt stands in, tokens, and what ends a text."""
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
 from torch import Tensor
 
-from kvbench.core.files import hash_content
+from kvbench.core.files import hash_content, parse_json
 from kvbench.models.tokens import encode_prompts, pad_front
 from kvbench.models.weights import Source, WeightsError
+
+WORDS = "vocabulary.json"
+"""File of a model whose tokenizer is a list of words."""
 
 
 class Tokenizer(Protocol):
@@ -73,6 +77,53 @@ class ChatTokenizer:
         return str(self._reader.decode(list(tokens), skip_special_tokens=True))
 
 
+class WordTokens:
+    """A tokenizer that is a list of words, `vocabulary.json`: texts are made of them and of nothing else.
+
+    The first word pads and the second ends a text; neither is seen in one.
+
+    Args:
+        words: all words, in the order of their numbers, no two of them the same.
+
+    Raises:
+        ValueError: fewer than three words, or a word that occurs twice.
+    """
+
+    pad = 0
+    ends: tuple[int, ...] = (1,)
+
+    def __init__(self, words: Sequence[str]) -> None:
+        if len(words) < 3 or len(set(words)) < len(words):
+            raise ValueError("its vocabulary must have three words or more, all of them different")
+        self._words = tuple(words)
+        self._numbers = {
+            word: number for number, word in enumerate(words) if number not in (self.pad, *self.ends)
+        }
+        longest = sorted(self._numbers, key=len, reverse=True)
+        self._pattern = re.compile("|".join(map(re.escape, longest)))
+
+    def encode(self, prompt: str) -> list[int]:
+        """Return the tokens of a prompt, the longest word that fits first.
+
+        Raises:
+            ValueError: something in it is no word.
+        """
+        tokens, at = [], 0
+        while at < len(prompt):
+            found = self._pattern.match(prompt, at)
+            if found is None:
+                raise ValueError(
+                    f"prompt {prompt[:40]!r}...: {prompt[at : at + 12]!r} is no word of the model's"
+                )
+            tokens.append(self._numbers[found[0]])
+            at = found.end()
+        return tokens
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Return the text of tokens, without those that pad or end it."""
+        return "".join(self._words[token] for token in tokens if token not in (self.pad, *self.ends))
+
+
 class HashedTokens:
     """A stand-in for a tokenizer without its files: one token a word, by the word's hash.
 
@@ -96,7 +147,7 @@ class HashedTokens:
 
 
 def read_tokenizer(source: Source, *, thinking: bool) -> Tokenizer:
-    """Read the tokenizer out of the folder of a model's weights.
+    """Read the tokenizer out of the folder of a model's weights: a list of words, or what transformers reads.
 
     Args:
         source: of the folder.
@@ -107,6 +158,8 @@ def read_tokenizer(source: Source, *, thinking: bool) -> Tokenizer:
     """
     folder = source.locate()
     try:
+        if (folder / WORDS).is_file():
+            return WordTokens(parse_json((folder / WORDS).read_text(encoding="utf-8")))
         return ChatTokenizer(folder, thinking=thinking)
     except ImportError:
         raise WeightsError(f"{source.key}: install the `text` extra, which reads the tokenizer") from None
@@ -114,7 +167,7 @@ def read_tokenizer(source: Source, *, thinking: bool) -> Tokenizer:
         reason = str(error).splitlines()[0]
         raise WeightsError(
             f"{source.key}: {folder} holds no tokenizer with a chat template ({reason}); it must be the model's "
-            "folder, with tokenizer.json and tokenizer_config.json"
+            f"folder, with tokenizer.json and tokenizer_config.json, or with {WORDS}"
         ) from None
 
 

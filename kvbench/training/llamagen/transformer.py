@@ -9,11 +9,9 @@ from torch.nn import functional as F
 
 from kvbench.models.llamagen.transformer import CaptionEmbedding, LlamaGen
 from kvbench.models.text import VocabularyEncoder
+from kvbench.training.attention import attend_causally
 from kvbench.training.loop import Recipe, fit, generator
 from kvbench.training.optim import warm_hold_decay
-
-TOGETHER = 68
-"""Queries whose attention is computed together."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +63,7 @@ class CaptionToTokens(nn.Module):
         condition = embed(torch.where(dropped[:, None, None], blank, features), guided=False)
         x = torch.cat((condition, transformer.tok_embeddings(inputs[:, :-1])), 1)
         rotation = config.rotations(config.condition + config.tokens)[:-1].to(x.device)
-        hidden = transformer(x, rotation, _attend)[:, config.condition - 1 :]
+        hidden = transformer(x, rotation, attend_causally)[:, config.condition - 1 :]
         return F.cross_entropy(transformer.logits(hidden).flatten(0, 1), targets.flatten())
 
     @torch.no_grad()
@@ -80,22 +78,6 @@ class CaptionToTokens(nn.Module):
             else:
                 embeds = "embedding" in name
                 parameter.normal_(0, 1.0 if embeds else parameter.shape[1] ** -0.5, generator=rng)
-
-
-def _attend(_layer: int, q: Tensor, k: Tensor, v: Tensor, _plain: object) -> Tensor:
-    """Attend causally, some queries at a time, so that most of what is masked is never computed.
-
-    Written out, since the gradient of torch's fused attention is several times slower on a CPU.
-    """
-    parts = []
-    for start in range(0, q.shape[2], TOGETHER):
-        asked = q[:, :, start : start + TOGETHER]
-        end = start + asked.shape[2]
-        later = torch.ones(asked.shape[2], end, dtype=torch.bool, device=q.device).triu(start + 1)
-        scores = (asked @ k[:, :, :end].transpose(-1, -2)) * q.shape[-1] ** -0.5
-        weights = scores.masked_fill(later, -torch.inf).softmax(-1)
-        parts.append(weights.to(v.dtype) @ v[:, :, :end])
-    return torch.cat(parts, 2)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,70 @@
+"""Problems that the embedded language model solves, drawn by a seed."""
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from kvbench.core.config import LARGEST_SEED, ConfigError, check_range
+from kvbench.prompts.base import Prompt, check_counts, check_total, leave_out
+from kvbench.walks.house import MOST_MOVES, ROOMS, WALKERS, answer, ask, draw_problem, goes_in_circles
+
+
+@dataclass(frozen=True)
+class MathTiny:
+    """Problems of three walkers (`kvbench.walks.house`), each with its `answer`; all prompts are equally long.
+
+    No walk comes back to where it began before it is over.
+
+    Attributes:
+        count: number of problems.
+        seed: seed of the set; training draws from seeds that no set can have.
+        rooms: of every house.
+        least: fewest moves of a problem.
+        most: most moves, 3 tokens each.
+        per_prompt: texts written of every problem, with noise of their own.
+    """
+
+    count: int = 96
+    seed: int = 0
+    rooms: int = 8
+    least: int = 170
+    most: int = 330
+    per_prompt: int = 1
+
+    def __post_init__(self) -> None:
+        check_counts(count=self.count, per_prompt=self.per_prompt)
+        check_total(self.per_prompt * self.count, "per_prompt", self.per_prompt)
+        check_range("prompts.seed", self.seed, 0, 2 * LARGEST_SEED)  # a calibration adds its own
+        check_range("prompts.rooms", self.rooms, 2, len(ROOMS))
+        if self.most > self.rooms**WALKERS * 3 // 4:
+            raise ConfigError(
+                f"prompts.most={self.most}: {self.rooms} rooms have {self.rooms**WALKERS} states, and a walk that "
+                "is not to repeat them has three quarters of that many moves at most; raise prompts.rooms"
+            )
+        check_range("prompts.most", self.most, 1, MOST_MOVES)
+        if not 1 <= self.least <= self.most:
+            raise ConfigError(f"prompts.least={self.least}: must be from 1 to prompts.most={self.most}")
+
+    def load(self) -> list[Prompt]:
+        """Return the problems; `prompt_index` in their metadata is the number of the problem."""
+        return [
+            replace(
+                problem, index=number * self.per_prompt + image, meta={**problem.meta, "image_index": image}
+            )
+            for number, problem in enumerate(self._draw())
+            for image in range(self.per_prompt)
+        ]
+
+    def load_others(self, count: int, seed: int) -> list[Prompt]:
+        """Return `count` problems of another seed, none of which is evaluated."""
+        more = replace(self, count=2 * count + self.count, seed=self.seed + seed, per_prompt=1)
+        return leave_out(more.load(), self.load(), count)
+
+    def _draw(self) -> Iterator[Prompt]:
+        rng = random.Random(f"math_tiny {self.seed}")
+        for number in range(self.count):
+            moves = rng.randint(self.least, self.most)
+            while goes_in_circles(problem := draw_problem(rng, self.rooms, moves)):
+                pass
+            meta = {"answer": answer(problem), "moves": problem.moves, "prompt_index": number}
+            yield Prompt(number, "".join(ask(problem)), meta)

@@ -1,0 +1,1 @@
+"""Training of the small language model, whose class is Qwen3's."""

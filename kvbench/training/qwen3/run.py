@@ -1,0 +1,79 @@
+"""Training of `reasoner_tiny`: problems of three walkers -> language model, written as a folder of Qwen3's."""
+
+import json
+import logging
+import time
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from kvbench.core.config import ConfigError
+from kvbench.core.files import write_whole
+from kvbench.models.qwen3.files import split_qwen3
+from kvbench.models.qwen3.model import Qwen3Model
+from kvbench.models.qwen3.prompt import WORDS
+from kvbench.models.qwen3.transformer import Qwen3, Qwen3Config
+from kvbench.models.weights import WHOLE
+from kvbench.training import checkpoint
+from kvbench.training.base import Training
+from kvbench.training.loop import generator
+from kvbench.training.qwen3.transformer import END, PAD, VOCABULARY, NextWord, WalkRecipe, train_walks
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Qwen3Training(Training):
+    """`train=reasoner_tiny`; see `Training` for settings that are not listed. Problems are drawn anew at every step.
+
+    Attributes:
+        transformer: recipe of the language model.
+    """
+
+    transformer: WalkRecipe = field(default_factory=WalkRecipe)
+
+    def train(self, model: object) -> Path:
+        """Train the language model; return the folder with its weights, vocabulary and configuration."""
+        out, started = self.prepare(model, Qwen3Model), time.perf_counter()
+        assert isinstance(model, Qwen3Model)
+        config = model.transformer
+        if config.vocabulary != len(VOCABULARY) or not self.transformer.stages:
+            raise ConfigError(
+                f"train: problems of three walkers have {len(VOCABULARY)} words (model.transformer.vocabulary="
+                f"{config.vocabulary}), and train.transformer.stages names at least one stage"
+            )
+        network = NextWord(Qwen3(config))
+        network.init_weights(generator(self.transformer.seed, 3))
+        path = out / "transformer.checkpoint.safetensors"
+        weights = train_walks(network.to(self.device), self.transformer, path, compiled=self.compiled)
+        folder = out / "model"
+        folder.mkdir(exist_ok=True)
+        state = split_qwen3(checkpoint.group(weights, "transformer", "."), config)
+        half = {name: tensor.cpu().half() for name, tensor in state.items()}
+        checkpoint.save(folder / WHOLE, half, {"recipe": asdict(self.transformer)})
+        write_whole(folder / WORDS, json.dumps(VOCABULARY, ensure_ascii=False) + "\n")
+        write_whole(folder / "config.json", json.dumps(describe(config), indent=1) + "\n")
+        log.info("trained in %.0f s: %s", time.perf_counter() - started, out)
+        return out
+
+
+def describe(config: Qwen3Config) -> dict[str, object]:
+    """Return the `config.json` with which transformers reads the model."""
+    return {
+        "architectures": ["Qwen3ForCausalLM"],
+        "model_type": "qwen3",
+        "vocab_size": config.vocabulary,
+        "hidden_size": config.width,
+        "intermediate_size": config.hidden,
+        "num_hidden_layers": config.depth,
+        "num_attention_heads": config.heads,
+        "num_key_value_heads": config.kv_heads,
+        "head_dim": config.head_dim,
+        "rms_norm_eps": config.eps,
+        "rope_theta": config.rope_base,
+        "rope_parameters": {"rope_type": "default", "rope_theta": config.rope_base},
+        "tie_word_embeddings": config.tied,
+        "pad_token_id": VOCABULARY.index(PAD),
+        "eos_token_id": VOCABULARY.index(END),
+        "bos_token_id": None,
+        "dtype": "float16",
+    }

@@ -1,0 +1,165 @@
+"""Training of the small language model on problems of three walkers and their solutions."""
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from kvbench.models.qwen3.transformer import Qwen3
+from kvbench.training.attention import attend_causally
+from kvbench.training.loop import Recipe, fit
+from kvbench.training.optim import warm_hold_decay
+from kvbench.walks.house import MOST_MOVES, ask, draw_problem, list_words, solve
+
+PAD, END = "<pad>", "<end>"
+VOCABULARY = (PAD, END, *list_words())
+NUMBERS: Mapping[str, int] = {word: number for number, word in enumerate(VOCABULARY)}
+UNSAID = -100
+"""Target where nothing is asked of the model."""
+
+
+@dataclass(frozen=True)
+class WalkStage:
+    """A stretch of training: `steps` steps of `batch` problems, of which the first `moves` moves are read.
+
+    Attributes:
+        least: fewest rooms of a house.
+        rooms: most rooms of a house.
+        moves: moves that are read; a solution of fewer is read to its end.
+        batch: problems a step.
+        steps: optimiser steps.
+    """
+
+    least: int
+    rooms: int
+    moves: int
+    batch: int
+    steps: int
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of the longest problem and of what is read of its solution."""
+        return 1 + 4 * self.rooms + 9 + 3 * self.moves + 5
+
+
+@dataclass(frozen=True)
+class WalkRecipe(Recipe):
+    """Settings of the training; see `Recipe` for those that are not listed.
+
+    Attributes:
+        stages: in order; looking up is learnt in small houses, and stays when they grow.
+        ends: share of the problems whose solution ends within the moves that are read.
+        decay: weight decay of hidden matrices.
+        hold: share of the steps at the peak rate.
+    """
+
+    muon: float = 0.02
+    adamw: float = 2e-3
+    average: float = 0.99
+    stages: tuple[WalkStage, ...] = ()
+    ends: float = 0.25
+    decay: float = 0.01
+    hold: float = 0.5
+
+
+class NextWord(nn.Module):
+    """The language model in the one-pass form that training uses."""
+
+    def __init__(self, transformer: Qwen3) -> None:
+        super().__init__()
+        self.transformer = transformer
+
+    def forward(self, tokens: Tensor, targets: Tensor, rotation: Tensor) -> Tensor:
+        """Return the mean negative log-likelihood of the targets in nats, a scalar.
+
+        Args:
+            tokens: int64 [B, tokens], what the model reads.
+            targets: int64 [B, tokens], what follows each of them; `UNSAID` where nothing is asked.
+            rotation: complex64 [tokens, head_dim/2].
+        """
+        hidden = self.transformer(self.transformer.embed(tokens), rotation, attend_causally)
+        logits = self.transformer.logits(hidden).flatten(0, 1)
+        return F.cross_entropy(logits, targets.flatten(), ignore_index=UNSAID)
+
+    @torch.no_grad()
+    def init_weights(self, rng: torch.Generator) -> None:
+        """Set weights to train from: unit-variance layers, residual branches and logits that start at zero."""
+        for name, parameter in self.transformer.named_parameters():
+            if name.endswith(("wo.weight", "w2.weight")) or name == "output.weight":
+                parameter.zero_()
+            elif parameter.ndim == 1:
+                parameter.fill_(1)
+            else:
+                embeds = "embedding" in name
+                parameter.normal_(0, 1.0 if embeds else parameter.shape[1] ** -0.5, generator=rng)
+
+
+def find_stage(stages: Sequence[WalkStage], step: int) -> WalkStage:
+    """Return the stage that a step belongs to, counted from 0; the last one behind them all."""
+    for stage in stages:
+        if step < stage.steps:
+            break
+        step -= stage.steps
+    return stage
+
+
+def draw_batch(recipe: WalkRecipe, step: int) -> tuple[Tensor, Tensor]:
+    """Draw a step's tokens and targets, int64 [batch, tokens], from the number of the step alone.
+
+    Args:
+        recipe: stages, shares and seed.
+        step: number of the step.
+    """
+    stage = find_stage(recipe.stages, step)
+    rng = random.Random(f"training {recipe.seed} {step}")
+    read = torch.full((stage.batch, stage.tokens + 1), NUMBERS[PAD])
+    said = torch.zeros(read.shape, dtype=torch.bool)
+    for row in range(stage.batch):
+        ends = rng.random() < recipe.ends
+        moves = rng.randint(1, stage.moves) if ends else rng.randint(stage.moves, MOST_MOVES)
+        problem = draw_problem(rng, rng.randint(stage.least, stage.rooms), moves)
+        asked = ask(problem)
+        words = [*asked, *islice((*solve(problem), END) if ends else solve(problem), 3 * stage.moves + 5)]
+        read[row, : len(words)] = torch.tensor([NUMBERS[word] for word in words])
+        said[row, len(asked) : len(words)] = True
+    return read[:, :-1], torch.where(said, read, UNSAID)[:, 1:]
+
+
+def train_walks(model: NextWord, recipe: WalkRecipe, path: Path, *, compiled: bool) -> dict[str, Tensor]:
+    """Train the language model in place and return its averaged weights by name.
+
+    Args:
+        model: freshly initialised, on the device to train on.
+        recipe: settings.
+        path: checkpoint file, read when it exists.
+        compiled: use torch.compile, which needs a C++ compiler.
+
+    Raises:
+        ValueError, FloatingPointError: see `fit`.
+    """
+    forward = torch.compile(model, dynamic=False) if compiled else model
+    device = model.transformer.tok_embeddings.weight.device
+    rotation = model.transformer.rotations(max(stage.tokens for stage in recipe.stages))
+    steps = sum(stage.steps for stage in recipe.stages)
+
+    def loss(step: int) -> Tensor:
+        tokens, targets = (tensor.to(device) for tensor in draw_batch(recipe, step))
+        with torch.autocast(device.type, torch.bfloat16):
+            return forward(tokens, targets, rotation[: tokens.shape[1]])
+
+    return fit(
+        "transformer",
+        model,
+        recipe,
+        loss,
+        path,
+        steps=steps,
+        rate=lambda step: warm_hold_decay(step, step / steps, hold=recipe.hold),
+        hidden=lambda name: "layers." in name,
+        decay=recipe.decay,
+    )

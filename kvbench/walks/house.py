@@ -1,0 +1,113 @@
+"""The house, its walkers, and how a problem and its solution are written.
+
+Every room has two doors, `a<` and `a>`, and each door leads to a room. Three walkers take turns. One leaves a room by
+the door `<` if the walker who moved last stands in a room with an even place in `ROOMS` (a, c, ...), else by `>`.
+Asked is where all three stand after so many moves.
+
+The doors of a side lead to different rooms, so that no two states have the same next one, and a walk is as long as the
+circle that it began in: of rooms^3 states, half on average. A solver looks up a few doors again and again, in an order
+that never repeats.
+"""
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+ROOMS = "abcdefghijkl"
+SIDES = "<>"
+WALKERS = 3
+MOST_MOVES = 399
+
+BEGIN, STANDS, ANSWER = "doors", " in", "\nanswer:"
+"""What stands before the doors, between a number and the room that a walker begins in, and before the answer."""
+
+
+class Move(NamedTuple):
+    """A walker's move: how many are left behind it, the door, and the room that it leads to."""
+
+    left: int
+    door: str
+    room: str
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A house and a task.
+
+    Attributes:
+        doors: where each door leads, in the order in which doors are told.
+        start: rooms of the three walkers; the first moves first.
+        moves: how many are asked for, all walkers' together.
+    """
+
+    doors: dict[str, str]
+    start: tuple[str, ...]
+    moves: int
+
+    def walk(self) -> Iterator[Move]:
+        """Yield the moves in order."""
+        rooms = list(self.start)
+        for left in range(self.moves - 1, -1, -1):
+            door = rooms.pop(0) + SIDES[ROOMS.index(rooms[-1]) % 2]
+            rooms.append(self.doors[door])
+            yield Move(left, door, rooms[-1])
+
+
+def draw_problem(rng: random.Random, rooms: int, moves: int) -> Problem:
+    """Draw a house and where its walkers begin.
+
+    Args:
+        rng: source of all choices.
+        rooms: of the house, 2 to 12, drawn from `ROOMS`.
+        moves: see `Problem`.
+    """
+    names = sorted(rng.sample(ROOMS, rooms))
+    leads = {side: rng.sample(names, rooms) for side in SIDES}
+    doors = [(name + side, leads[side][at]) for side in SIDES for at, name in enumerate(names)]
+    rng.shuffle(doors)
+    return Problem(dict(doors), tuple(rng.choices(names, k=WALKERS)), moves)
+
+
+def goes_in_circles(problem: Problem) -> bool:
+    """Return whether the walkers stand where they began, the same one to move, before they are done.
+
+    What follows could then be copied from what was written.
+    """
+    rooms = problem.start
+    for move in problem.walk():
+        rooms = (*rooms[1:], move.room)
+        if rooms == problem.start and move.left:
+            return True
+    return False
+
+
+def ask(problem: Problem) -> list[str]:
+    """Return the words that tell a problem; joined they are its text."""
+    words = [BEGIN]
+    for door, room in problem.doors.items():
+        words += [f" {door}", f" {room}"]
+    for room in problem.start:
+        words += [f"\n{problem.moves}", STANDS, f" {room}"]
+    return words
+
+
+def solve(problem: Problem) -> Iterator[str]:
+    """Yield the words of the solution: every move, then the rooms where the walkers stand, the next to move first."""
+    rooms = list(problem.start)
+    for move in problem.walk():
+        yield from (f"\n{move.left}", f" {move.door}", f" {move.room}")
+        rooms = [*rooms[1:], move.room]
+    yield from (ANSWER, *(f" {room}" for room in rooms))
+
+
+def answer(problem: Problem) -> str:
+    """Return the rooms of the solution's last words, a space between two."""
+    return "".join(list(solve(problem))[-WALKERS:]).strip()
+
+
+def list_words() -> list[str]:
+    """Return every word of problems and solutions."""
+    doors = [f" {room}{side}" for room in ROOMS for side in SIDES]
+    numbers = [f"\n{number}" for number in range(MOST_MOVES + 1)]
+    return [BEGIN, STANDS, ANSWER, *(f" {room}" for room in ROOMS), *doors, *numbers]

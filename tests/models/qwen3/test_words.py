@@ -1,0 +1,41 @@
+"""The tokenizer that is a list of words."""
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvbench.models.qwen3.prompt import WordTokens, read_tokenizer
+from kvbench.models.weights import Source, WeightsError
+
+WORDS = ("<pad>", "<end>", "\n1", "\n12", " a", " a<", "do")
+
+
+@given(st.lists(st.sampled_from(WORDS[2:]), max_size=12))
+def test_texts_of_words_come_back(words: list[str]) -> None:
+    tokenizer, text = WordTokens(WORDS), "".join(words)
+    tokens = tokenizer.encode(text)
+    assert tokens == [WORDS.index(word) for word in words]
+    assert tokenizer.decode([0, *tokens, 1, 0]) == text
+
+
+def test_what_is_no_word_is_refused_with_its_place() -> None:
+    with pytest.raises(ValueError, match=r"prompt 'do a<x'\.\.\.: 'x' is no word of the model's"):
+        WordTokens(WORDS).encode("do a<x")
+    with pytest.raises(ValueError, match="is no word"):
+        WordTokens(WORDS).encode("<end>")
+
+
+@pytest.mark.parametrize("words", [["<pad>", "<end>"], [*WORDS, "do"]])
+def test_a_list_that_cannot_be_is_refused_by_key(tmp_path: Path, words: list[str]) -> None:
+    (tmp_path / "vocabulary.json").write_text(json.dumps(words))
+    with pytest.raises(WeightsError, match=r"model\.sources\.weights: .*three words or more"):
+        read_tokenizer(Source("model.sources.weights", str(tmp_path)), thinking=True)
+
+
+def test_a_folder_with_a_list_needs_no_library(tmp_path: Path) -> None:
+    (tmp_path / "vocabulary.json").write_text(json.dumps(WORDS))
+    read = read_tokenizer(Source("model.sources.weights", str(tmp_path)), thinking=True)
+    assert read.encode("do a") == [6, 4]

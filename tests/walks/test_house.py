@@ -1,0 +1,80 @@
+"""Problems of three walkers: rules by hand, a slow reference, words that can be read back."""
+
+import random
+import re
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvbench.walks.house import (
+    ROOMS,
+    Problem,
+    answer,
+    ask,
+    draw_problem,
+    goes_in_circles,
+    list_words,
+    solve,
+)
+
+seeds = st.integers(0, 2**32)
+
+
+def follow(text: str) -> str:
+    """Solve the text of a problem with one dictionary and three variables."""
+    doors, *starts = text.split("\n")
+    told = doors.split()[1:]
+    leads = dict(zip(told[::2], told[1::2], strict=True))
+    left, (first, second, third) = int(starts[0].split()[0]), [line.split()[-1] for line in starts]
+    for _ in range(left):
+        first, second, third = second, third, leads[first + ("<" if third in "acegik" else ">")]
+    return f"{first} {second} {third}"
+
+
+def test_the_rules_by_hand() -> None:
+    doors = {"a<": "b", "a>": "a", "b<": "a", "b>": "b"}
+    problem = Problem(doors, ("a", "b", "a"), 3)
+    # The third stands in a: the first leaves a by < to b; now that one moved last, and stands in b: the second leaves
+    # b by > to b; the third leaves a by > to a.
+    assert [(move.left, move.door, move.room) for move in problem.walk()] == [
+        (2, "a<", "b"),
+        (1, "b>", "b"),
+        (0, "a>", "a"),
+    ]
+    assert "".join(ask(problem)) == "doors a< b a> a b< a b> b\n3 in a\n3 in b\n3 in a"
+    assert "".join(solve(problem)) == "\n2 a< b\n1 b> b\n0 a> a\nanswer: b b a"
+
+
+@given(seeds, st.integers(2, 12), st.integers(1, 60))
+def test_answers_are_those_of_another_program(seed: int, rooms: int, moves: int) -> None:
+    problem = draw_problem(random.Random(seed), rooms, moves)
+    assert answer(problem) == follow("".join(ask(problem)))
+    assert "".join(solve(problem)).endswith(f"\nanswer: {answer(problem)}")
+
+
+@given(seeds, st.integers(2, 12))
+def test_no_two_states_have_the_same_next_one(seed: int, rooms: int) -> None:
+    problem = draw_problem(random.Random(seed), rooms, 1)
+    for side in "<>":
+        doors = {door: room for door, room in problem.doors.items() if door.endswith(side)}
+        assert len(doors) == len(set(doors.values())) == rooms
+
+
+@given(seeds, st.integers(2, 5), st.integers(2, 60))
+def test_circles_are_found(seed: int, rooms: int, moves: int) -> None:
+    problem = draw_problem(random.Random(seed), rooms, moves)
+    states, walkers = [problem.start], list(problem.start)
+    for move in problem.walk():
+        walkers = [*walkers[1:], move.room]
+        states.append(tuple(walkers))
+    assert goes_in_circles(problem) == (len(set(states[:-1])) < len(states) - 1)
+
+
+@given(seeds)
+def test_all_is_written_in_words_that_can_be_told_apart(seed: int) -> None:
+    problem, words = draw_problem(random.Random(seed), 12, 30), list_words()
+    assert len(words) == len(set(words))
+    text = "".join((*ask(problem), *solve(problem)))
+    longest = "|".join(map(re.escape, sorted(words, key=len, reverse=True)))
+    assert re.findall(longest, text) == [*ask(problem), *solve(problem)]
+    assert set("".join(problem.start)) <= set(ROOMS)
