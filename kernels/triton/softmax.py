@@ -77,7 +77,7 @@ def merge_kernel(
     out += (batch * out_b + row * out_r) * UNIT
     tl.store(
         out + query.to(tl.int64)[:, None] * (out_t * UNIT) + channel[None, :],
-        (acc / total[:, None]).to(out.dtype.element_ty),
+        (acc / tl.where(total == 0.0, 1.0, total)[:, None]).to(out.dtype.element_ty),
         mask=stored,
     )
 

@@ -1,0 +1,186 @@
+"""Hard-KV's merging: what the authors' program makes of keys and values, loops over pairs, what becomes of lse."""
+
+from functools import lru_cache
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from kvbench.methods.hardkv.merging import (
+    Choice,
+    merge_exactly,
+    merge_fixed_budget,
+    merge_multi_to_one,
+    pair_slots,
+)
+from tests.support.places import GOLDENS
+
+TOPK = 120
+GOLDEN_HEADS = 2
+
+
+@lru_cache
+def golden() -> dict[str, Tensor]:
+    """Two heads of the program's; keys and queries are those of `hardinfer_base`."""
+    arrays = {
+        **np.load(GOLDENS / "methods" / "hardinfer_base.npz"),
+        **np.load(GOLDENS / "methods" / "hardinfer_merge.npz"),
+    }
+    return {name: torch.from_numpy(array) for name, array in arrays.items()}
+
+
+def keys_of_base() -> Tensor:
+    return golden()["K"][0, :GOLDEN_HEADS]
+
+
+def lse_of(keys: Tensor) -> Tensor:
+    """Log-sum-exp of the golden's queries, [heads, group, queries]."""
+    queries = golden()["Q"][0].view(-1, 2, 8, 16)[:GOLDEN_HEADS]
+    return (queries @ keys[:, None].mT / 4).logsumexp(-1)
+
+
+def golden_choice() -> tuple[Choice, Tensor]:
+    """The 40 of least score leave, all others may take; and the slots by falling score."""
+    score = golden()["score"]
+    order = score.argsort(1, descending=True)
+    leaves = torch.zeros_like(score, dtype=torch.bool).scatter_(1, order[:, TOPK:], value=True)
+    return Choice(score, score, leaves, ~leaves), order
+
+
+def in_order(x: Tensor, first: Tensor, rest: Tensor) -> Tensor:
+    """Slots [heads, n] of x one list after the other."""
+    return x.gather(1, torch.cat((first, rest), 1)[..., None].expand(-1, -1, x.shape[2]))
+
+
+def test_fixed_budget_is_the_programs() -> None:
+    """It puts what it left untouched first, in order of time, then what it merged, most mass first."""
+    choice, order = golden_choice()
+    keys, values = merge_fixed_budget(keys_of_base(), golden()["V"], choice)
+    untouched = order[:, 160 - TOPK : TOPK].sort(1).values
+    taking = order[:, : 160 - TOPK]
+    for found, name in ((keys, "K"), (values, "V")):
+        expected = golden()[f"merge_fixed_budget.{name}"]
+        torch.testing.assert_close(in_order(found, untouched, taking), expected, atol=1e-6, rtol=1e-5)
+    stays = keys.gather(1, order[:, :TOPK, None].expand(-1, -1, 16))
+    torch.testing.assert_close(lse_of(stays), golden()["merge_fixed_budget.lse_after"])
+
+
+def test_multi_to_one_is_the_programs() -> None:
+    """It puts the merged one first."""
+    choice, order = golden_choice()
+    keys, values = merge_multi_to_one(keys_of_base(), golden()["V"], choice)
+    untouched = order[:, 1:TOPK].sort(1).values
+    for found, name in ((keys, "K"), (values, "V")):
+        expected = golden()[f"merge_multi_to_one.{name}"]
+        torch.testing.assert_close(in_order(found, order[:, :1], untouched), expected, atol=1e-6, rtol=1e-5)
+    stays = keys.gather(1, order[:, :TOPK, None].expand(-1, -1, 16))
+    torch.testing.assert_close(lse_of(stays), golden()["merge_multi_to_one.lse_after"])
+
+
+def test_exact_merging_loses_less_than_eviction() -> None:
+    """By the program's figures eviction loses lse and linear merging more; a bias gives some of it back."""
+    choice, order = golden_choice()
+    keys, _, bias = merge_exactly(keys_of_base(), golden()["V"], torch.zeros(GOLDEN_HEADS, 160), choice)
+    stays = order[:, :TOPK]
+    queries = golden()["Q"][0].view(-1, 2, 8, 16)[:GOLDEN_HEADS]
+    scores = queries @ keys[:, None].mT / 4 + bias[:, None, None]
+    after = scores.gather(-1, stays[:, None, None].expand(-1, 2, 8, -1)).logsumexp(-1).mean()
+    full, evicted = (golden()[name].mean() for name in ("lse_full", "lse_evict_topk"))
+    torch.testing.assert_close(lse_of(keys_of_base()).mean(), full)
+    assert golden()["merge_multi_to_one.lse_after"].mean() < golden()["merge_fixed_budget.lse_after"].mean()
+    assert golden()["merge_fixed_budget.lse_after"].mean() < evicted < after
+    assert after < full
+
+
+def draw(seed: int, slots: int) -> tuple[Tensor, Tensor, Choice]:
+    """Keys, values and a choice of two rows in which score and mass disagree and some slots do neither."""
+    generator = torch.Generator().manual_seed(seed)
+    keys, values = torch.randn(2, 2, slots, 3, generator=generator)
+    score, mass = torch.rand(2, 2, slots, generator=generator)
+    kind = torch.randint(0, 4, (2, slots), generator=generator)
+    return keys, values, Choice(score, mass, kind >= 2, kind == 1)
+
+
+def pairs_of(choice: Choice, row: int) -> list[tuple[int, int]]:
+    """Who takes whom in, the slow way."""
+    leaves = [slot for slot, out in enumerate(choice.leaves[row].tolist()) if out]
+    takes = [slot for slot, into in enumerate(choice.takes[row].tolist()) if into]
+    leaves.sort(key=lambda slot: float(choice.score[row, slot]))
+    takes.sort(key=lambda slot: -float(choice.mass[row, slot]))
+    lost = max(0, len(leaves) - len(takes))
+    return list(zip(takes, leaves[lost:], strict=False))
+
+
+@given(seed=st.integers(0, 999), slots=st.integers(1, 12))
+def test_pairs_are_those_of_a_loop(seed: int, slots: int) -> None:
+    keys, values, choice = draw(seed, slots)
+    other = pair_slots(choice)
+    expected_keys, expected_values = keys.clone(), values.clone()
+    for row in range(2):
+        pairs = pairs_of(choice, row)
+        expected = {slot: slot for slot in range(slots)} | dict(pairs)
+        assert dict(enumerate(other[row].tolist())) == expected
+        for taker, taken in pairs:
+            a, b = choice.mass[row, taker], choice.mass[row, taken]
+            for x, new in ((keys, expected_keys), (values, expected_values)):
+                new[row, taker] = (a * x[row, taker] + b * x[row, taken]) / (a + b)
+    found = merge_fixed_budget(keys, values, choice)
+    torch.testing.assert_close(found, (expected_keys, expected_values))
+
+
+@given(seed=st.integers(0, 999), slots=st.integers(1, 12))
+def test_many_become_one_by_score_with_the_weights_of_mass(seed: int, slots: int) -> None:
+    keys, values, choice = draw(seed, slots)
+    expected_keys, expected_values = keys.clone(), values.clone()
+    for row in range(2):
+        takes = choice.takes[row].nonzero().flatten().tolist()
+        if not takes:
+            continue
+        best = max(takes, key=lambda slot: float(choice.score[row, slot]))
+        together = [best, *choice.leaves[row].nonzero().flatten().tolist()]
+        weights = choice.mass[row, together] / choice.mass[row, together].sum()
+        expected_keys[row, best] = weights @ keys[row, together]
+        expected_values[row, best] = weights @ values[row, together]
+    found = merge_multi_to_one(keys, values, choice)
+    torch.testing.assert_close(found, (expected_keys, expected_values))
+
+
+@given(seed=st.integers(0, 999), slots=st.integers(2, 12), queries=st.integers(1, 5))
+def test_exact_merging_preserves_the_mass_of_the_window(seed: int, slots: int, queries: int) -> None:
+    keys, values, choice = draw(seed, slots)
+    generator = torch.Generator().manual_seed(seed)
+    q = torch.randn(2, queries, 3, generator=generator)
+    before = torch.randn(2, slots, generator=generator)
+    scores = q @ keys.mT + before[:, None]
+    choice = choice._replace(mass=scores.softmax(-1).mean(1))
+    merged, new_values, bias = merge_exactly(keys, values, before, choice)
+    lse = scores.logsumexp(-1, keepdim=True)
+    after = (q @ merged.mT + bias[:, None] - lse).exp().mean(1)
+    other = pair_slots(choice)
+    taken = choice.mass.gather(1, other).masked_fill(other == torch.arange(slots), 0)
+    torch.testing.assert_close(after, choice.mass + taken)
+    torch.testing.assert_close(new_values, merge_fixed_budget(keys, values, choice)[1])
+
+
+@given(scores=st.lists(st.floats(-8, 8), min_size=1, max_size=10))
+def test_an_average_of_keys_lacks_the_entropy_of_its_weights(scores: list[float]) -> None:
+    """Theorem G.1: q . sum(w k) = sum(w s) = lse(s) - H(w) for w = softmax(s)."""
+    s = torch.tensor(scores, dtype=torch.float64)
+    w = s.softmax(0)
+    entropy = torch.special.entr(w).sum()
+    assert entropy >= 0
+    assert float(s.logsumexp(0) - w @ s) == pytest.approx(float(entropy), abs=1e-9)
+
+
+def test_slots_without_mass_change_nothing() -> None:
+    keys, values, choice = draw(0, 6)
+    nothing = choice._replace(mass=torch.zeros(2, 6))
+    for merge in (merge_fixed_budget, merge_multi_to_one):
+        assert all(
+            torch.equal(new, old)
+            for new, old in zip(merge(keys, values, nothing), (keys, values), strict=True)
+        )
+    assert torch.equal(merge_exactly(keys, values, torch.zeros(2, 6), nothing)[2], torch.zeros(2, 6))
