@@ -11,19 +11,18 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from kvbench.core.budget import Budget
-from kvbench.core.segments import ModelSpec, next_scale, next_token
+from kvbench.core.segments import ModelSpec, next_scale
 from kvbench.engine.cache import KVCache
 from kvbench.methods.hardkv.calibration import CLAMPED, mark_top_p, solve_temperatures
 from kvbench.methods.hardkv.method import HardKV
 from kvbench.methods.hardkv.selectors import Selector, pool_scores, weigh_redundancy
-from kvbench.methods.redundancy import measure_redundancy
 from kvbench.methods.rkv import RKV
 from kvbench.methods.snapkv import SnapKV
 from tests.support.engine import listening, prepared, run, tokens_of
+from tests.support.hardkv import ASKS, KERNEL, LATEST, SPEC, P, expected_marks
 from tests.support.places import GOLDENS
 
 HEADS, GROUPS, D, WINDOW = 8, 2, 16, 8
-P = 0.9
 
 
 @lru_cache
@@ -92,6 +91,24 @@ def test_a_root_has_the_mass_and_the_order_stays(seed: int, rows: int, asks: int
     torch.testing.assert_close(reached, torch.full((rows,), P), atol=1e-3, rtol=0)
 
 
+@given(
+    seed=st.integers(0, 99),
+    slots=st.integers(2, 30),
+    exponents=st.lists(st.floats(-3, 2), min_size=2, max_size=2),
+    asks=st.integers(1, 3),
+)
+def test_no_temperature_changes_the_order(seed: int, slots: int, exponents: list[float], asks: int) -> None:
+    """Constraint 1, and what bisection lives by: as many tokens have more of the mass at a lower temperature."""
+    scores = 3 * torch.randn(asks, slots, generator=torch.Generator().manual_seed(seed))
+    masses = []
+    for exponent in sorted(exponents):
+        tempered = (scores.double() / 10**exponent).softmax(-1)
+        ordered = tempered.gather(-1, scores.argsort(-1, descending=True))
+        assert (ordered.diff(dim=-1) <= 0).all()
+        masses.append(ordered.cumsum(-1))
+    assert (masses[0] >= masses[1] - 1e-12).all()
+
+
 @given(seed=st.integers(0, 99), slots=st.integers(1, 30), mass=st.floats(0.05, 0.99))
 def test_top_p_has_the_mass_and_nothing_to_spare(seed: int, slots: int, mass: float) -> None:
     rng = torch.Generator().manual_seed(seed)
@@ -129,43 +146,6 @@ def test_the_programs_fixed_budgets_are_our_baselines(kind: str) -> None:
     run(cache, spec, [[(q, k, k)], [(q[:, :, :1], k[:, :, :1], k[:, :, :1])]])
     for found, expected in zip(seen[0].ids(), g[f"base.{kind}.kept_ids"][0], strict=True):
         assert found == sorted(expected.tolist())
-
-
-SPEC = ModelSpec("text", 2, 2, 8, next_token(10, [16, 16, 16, 4]), branches=1, logit_scale=8**-0.5)
-ASKS, LATEST, KERNEL, MIX = 6, 5, 3, 0.07
-
-
-def expected_marks(
-    selector: Selector, q: Tensor, k: Tensor, positions: list[int], end: int, temperature: float | None
-) -> tuple[Tensor, float]:
-    """Which of `positions` each of the last queries marks, [ASKS, slots], and the head's temperature: one head, loops.
-
-    Args:
-        selector: what scores are made of.
-        q: [query heads, tokens, 8] of one KV head.
-        k: [tokens, 8] of it.
-        positions: what the head holds.
-        end: tokens so far.
-        temperature: of the head, None if it is not known yet.
-    """
-    raw, changed = [], []
-    for asking in range(end - ASKS, end):
-        scores = torch.stack([(q[:, asking] @ k[at]).max() * 8**-0.5 for at in positions])
-        scores[torch.tensor(positions) > asking] = -torch.inf
-        raw.append(scores)
-        if selector == "snapkv":
-            near = [scores[max(0, i - 1) : i + 2].max() for i in range(len(positions))]
-            scores = torch.stack(near)
-        if selector == "rkv":
-            repeated = measure_redundancy(k[positions][None], torch.ones(1, len(positions)).bool(), 0.5, 1)[0]
-            mixed = MIX * scores.softmax(0) - (1 - MIX) * repeated
-            mixed = mixed - mixed.min()
-            scores = (mixed / mixed.sum() + 1e-10).log()
-        changed.append(scores)
-    counts = torch.tensor([int(mark_top_p(scores.softmax(0), P).sum()) for scores in raw])
-    if temperature is None:
-        temperature = float(solve_temperatures(torch.stack(changed)[None], counts[None], P, "bisection"))
-    return torch.stack([mark_top_p((scores / temperature).softmax(0), P) for scores in changed]), temperature
 
 
 @pytest.mark.parametrize("selector", ["vanilla", "snapkv", "rkv"])

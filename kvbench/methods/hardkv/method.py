@@ -1,6 +1,7 @@
 """Hard-KV: what the queries of an interval need of their probability mass, every head by itself."""
 
 from dataclasses import dataclass, field
+from functools import partial
 from typing import ClassVar, Literal
 
 import torch
@@ -10,6 +11,7 @@ from kvbench.core.budget import Budget
 from kvbench.core.segments import Family, ModelSpec, Segment
 from kvbench.methods.base import Artifact, View
 from kvbench.methods.hardkv.calibration import Calibration, mark_top_p, solve_temperatures
+from kvbench.methods.hardkv.official import SINKS, rank_rewritten, select_sparse, weigh_slots
 from kvbench.methods.hardkv.selectors import Selector, pool_scores, weigh_redundancy
 from kvbench.methods.redundancy import measure_redundancy
 from kvbench.methods.scored import Scored
@@ -22,7 +24,9 @@ from kvbench.methods.select import (
     spread_room,
 )
 
-Select = Literal["top_p", "votes", "top_k"]
+Select = Literal["top_p", "votes", "top_k", "official_sparse", "official_rewrite"]
+UNEVEN = ("top_p", "official_sparse")
+"""Heads keep as many as are marked; by the others, equally many."""
 
 
 @dataclass
@@ -34,6 +38,14 @@ class HardKV(Scored):
     update), so that heads become as long as they need, up to B / heads each (its upper budget), and drop nothing until
     they are longer than `start` of that (its lower one). `votes` keeps equally many in every head, those that most
     queries marked. `top_k` keeps equally many of highest mean probability, which is what selectors do by themselves.
+
+    Two more do what the released program does in place of the paper (`official`), for comparison with its results; they
+    go with `calibration: official`, which raw scores are spared, and keep the first token. `official_sparse` marks the
+    tokens that have the share `p` of the queries' mean attention and the best of `start` of B whatever their mass; the
+    program only hides the others and has no cap, here they are gone and the best of B / heads stay.
+    `official_rewrite` drops nothing up to B / heads tokens; then it keeps the latest, those that any query marked and,
+    where room is left, the oldest others: of too many marked tokens it loses the newest. Its slots stay in order of
+    time here. The program's queries are 128, its window is 32, but 127 for sparse `vanilla` and for `rkv`.
 
     Differs from the paper in: what is not selected is gone at once, in place of a mask that hides it until a rewrite
     (a hidden token is never attended to again, so that the result is the same); under the whole budget nothing is
@@ -78,6 +90,11 @@ class HardKV(Scored):
         if self.queries < 1:
             raise ValueError(f"method.queries={self.queries}: must be at least 1")
         check_window(self.window, self.kernel, "last")
+        if self.select.startswith("official") and self.calibration != "official":
+            raise ValueError(
+                f"method.select={self.select}: the released program has one temperature; set "
+                "method.calibration=official"
+            )
         super().check(spec, budget)
 
     def prepare(self, spec: ModelSpec, budget: Budget, artifact: Artifact | None = None) -> None:
@@ -87,20 +104,20 @@ class HardKV(Scored):
 
     def room(self, layer: int, at: Segment) -> int | tuple[int, ...] | None:
         """Return an even share of B; None where as many stay as are marked."""
-        return None if self.select == "top_p" else self.share(layer, at)
+        return None if self.select in UNEVEN else self.share(layer, at)
 
     def least_room(self, view: View) -> int:
         """Return how many tokens every head of the layer may hold before anything is dropped."""
         room = self.share(view.layer, view.at)
         least = room if isinstance(room, int) else min(room)
-        early = self.select == "top_p" and self.budget.fraction < 1
+        early = self.select in UNEVEN and self.budget.fraction < 1
         return int(self.start * least) if early else least
 
     def keep(self, view: View) -> Tensor | None:
         """Keep the sinks, the latest tokens, and what was selected of the rest."""
         if view.at.index == 0:
             self._temperatures.pop(view.layer, None)
-        if self.select != "top_p":
+        if self.select not in UNEVEN:
             return super().keep(view)
         if has_room(view, self.least_room(view)):
             return None
@@ -119,6 +136,8 @@ class HardKV(Scored):
         chosen = torch.arange(view.at.length - count, view.at.length)
         raw = view.scores(chosen).amax(1)
         asking = find_asking(view, chosen)
+        if self.select.startswith("official"):
+            return self._score_officially(view, raw, exists, asking)
         altered = self._alter(raw, view, exists)
         dropping = exists.sum(1) > self.least_room(view)
         temperatures = self._recall(view.layer, dropping, raw, altered, asking)
@@ -129,8 +148,24 @@ class HardKV(Scored):
             marked = marked & asking[..., None]
         mean = probabilities.mean(1)
         worth = mean if self.select == "top_k" else marked.sum(1) + mean
-        later = exists.flip(1).cumsum(1).flip(1)
-        return worth.masked_fill(exists & (later <= self.window), torch.inf)
+        return worth.masked_fill(self._find_latest(exists), torch.inf)
+
+    def _score_officially(self, view: View, raw: Tensor, exists: Tensor, asking: Tensor | None) -> Tensor:
+        """Return mean probability, 1 more where a slot stays, infinity at both ends; or places, the first highest."""
+        sparse = self.select == "official_sparse"
+        alter = partial(self._alter, view=view, exists=exists)
+        found = weigh_slots(raw, alter, self.selector, exists, asking, averaged=sparse).nan_to_num(0)
+        if not sparse:
+            return -rank_rewritten(mark_top_p(found, self.p).any(1), exists, self.window).float()
+        mean, least = found[:, 0], self.least_room(view)
+        count = min(max(least - self.window - SINKS, 0), mean.shape[1])
+        worth = mean + select_sparse(mean, self.p, count, self.window)
+        worth[:, :SINKS] = torch.inf
+        return worth.masked_fill(self._find_latest(exists), torch.inf)
+
+    def _find_latest(self, exists: Tensor) -> Tensor:
+        """Return which slots are the window of their row, bool [rows, slots]."""
+        return exists & (exists.flip(1).cumsum(1).flip(1) <= self.window)
 
     def _alter(self, raw: Tensor, view: View, exists: Tensor) -> Tensor:
         if self.selector == "vanilla":

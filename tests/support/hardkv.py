@@ -1,0 +1,59 @@
+"""Hard-KV the slow way: what the newest queries of a head make of the tokens it holds."""
+
+import torch
+from torch import Tensor
+
+from kvbench.core.segments import ModelSpec, next_token
+from kvbench.methods.hardkv.calibration import mark_top_p, solve_temperatures
+from kvbench.methods.hardkv.selectors import Selector
+from kvbench.methods.redundancy import measure_redundancy
+
+P = 0.9
+SPEC = ModelSpec("text", 2, 2, 8, next_token(10, [16, 16, 16, 4]), branches=1, logit_scale=8**-0.5)
+ASKS, LATEST, KERNEL, MIX = 6, 5, 3, 0.07
+
+
+def score_slowly(
+    selector: Selector, q: Tensor, k: Tensor, positions: list[int], end: int
+) -> tuple[Tensor, Tensor]:
+    """Scores of `positions` for each of the last queries as they are and as a selector makes them, [ASKS, slots] each.
+
+    Args:
+        selector: what scores are made of.
+        q: [query heads, tokens, 8] of one KV head.
+        k: [tokens, 8] of it.
+        positions: what the head holds.
+        end: tokens so far.
+    """
+    raw = []
+    for asking in range(end - ASKS, end):
+        scores = torch.stack([(q[:, asking] @ k[at]).max() * 8**-0.5 for at in positions])
+        scores[torch.tensor(positions) > asking] = -torch.inf
+        raw.append(scores)
+    return torch.stack(raw), torch.stack([alter_slowly(selector, scores, k, positions) for scores in raw])
+
+
+def alter_slowly(selector: Selector, scores: Tensor, k: Tensor, positions: list[int]) -> Tensor:
+    """What a selector makes of the scores [slots] of one query."""
+    if selector == "snapkv":
+        return torch.stack([scores[max(0, i - 1) : i + 2].max() for i in range(len(positions))])
+    if selector == "rkv":
+        repeated = measure_redundancy(k[positions][None], torch.ones(1, len(positions)).bool(), 0.5, 1)[0]
+        mixed = MIX * scores.softmax(0) - (1 - MIX) * repeated
+        mixed = mixed - mixed.min()
+        return (mixed / mixed.sum() + 1e-10).log()
+    return scores
+
+
+def expected_marks(
+    selector: Selector, q: Tensor, k: Tensor, positions: list[int], end: int, temperature: float | None
+) -> tuple[Tensor, float]:
+    """Which of `positions` each of the last queries marks, [ASKS, slots], and the head's temperature.
+
+    Arguments are those of `score_slowly`; `temperature` is None if it is not known yet.
+    """
+    raw, changed = score_slowly(selector, q, k, positions, end)
+    counts = torch.tensor([int(mark_top_p(scores.softmax(0), P).sum()) for scores in raw])
+    if temperature is None:
+        temperature = float(solve_temperatures(changed[None], counts[None], P, "bisection"))
+    return torch.stack([mark_top_p((scores / temperature).softmax(0), P) for scores in changed]), temperature
