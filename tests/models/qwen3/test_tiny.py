@@ -1,0 +1,76 @@
+"""The embedded language model: small, right with a full cache, the same in any batch; the cache decides."""
+
+from collections.abc import Sequence
+from functools import lru_cache
+
+import pytest
+import torch
+from hydra.utils import instantiate
+
+from kvbench.engine.cache import KVCache
+from kvbench.eval.text.answers import find_answer
+from kvbench.methods.base import Method
+from kvbench.methods.full import Full
+from kvbench.methods.h2o import H2O
+from kvbench.methods.hardkv.method import HardKV
+from kvbench.methods.streaming_llm import StreamingLLM
+from kvbench.models.noise import PromptNoise
+from kvbench.models.outputs import Text
+from kvbench.models.qwen3.model import Qwen3Model
+from kvbench.prompts.math_tiny import MathTiny
+from tests.support.engine import prepared
+from tests.support.places import ASSETS
+from tests.support.small_models import composed
+
+PROBLEMS = MathTiny(16, seed=7).load()
+
+
+@lru_cache
+def tiny() -> Qwen3Model:
+    model = instantiate(composed("model=reasoner_tiny").model)
+    assert isinstance(model, Qwen3Model)
+    model.load("cpu")
+    return model
+
+
+def write(method: Method, chosen: Sequence[int], budget: float = 1) -> list[Text]:
+    model = tiny()
+    cache = KVCache(model.spec, prepared(method, model.spec, budget), dtype=torch.float32)
+    return model.generate([PROBLEMS[i].text for i in chosen], cache, PromptNoise(3, chosen))
+
+
+def right(texts: Sequence[Text]) -> int:
+    answers = [problem.meta["answer"] for problem in PROBLEMS]
+    return sum(find_answer(text.text) == answer for text, answer in zip(texts, answers, strict=True))
+
+
+def test_it_is_small_and_its_prompts_fill_their_room() -> None:
+    folder = ASSETS / "reasoner_tiny" / "model"
+    assert sum(path.stat().st_size for path in folder.iterdir()) <= 2e6
+    tiny().check_prompts([problem.text for problem in PROBLEMS])
+    assert {len(tiny()._text.encode(problem.text)) for problem in PROBLEMS} == {tiny().prompt_tokens}
+
+
+def test_solutions_are_whole_chains_of_the_length_they_should_have() -> None:
+    texts = write(Full(), range(len(PROBLEMS)))
+    assert right(texts) == len(PROBLEMS)
+    for text, problem in zip(texts, PROBLEMS, strict=True):
+        assert text.ended
+        assert text.tokens == 3 * int(str(problem.meta["moves"])) + 5
+
+
+def test_with_a_quarter_of_the_tokens_the_method_decides() -> None:
+    chosen = range(len(PROBLEMS))
+    best = HardKV(selector="snapkv", select="top_k", calibration="none", queries=128)
+    assert right(write(best, chosen, 200)) >= 14
+    assert right(write(H2O(), chosen, 200)) >= 12
+    assert right(write(StreamingLLM(sinks=0), chosen, 200)) <= 1
+
+
+@pytest.mark.parametrize(
+    ("method", "budget"),
+    [(Full(), 1), (H2O(), 200), (HardKV(queries=128), 200)],
+    ids=lambda value: type(value).__name__,
+)
+def test_a_text_is_the_same_in_any_batch(method: Method, budget: float) -> None:
+    assert [write(method, [index], budget)[0] for index in (0, 1)] == write(method, [0, 1], budget)
