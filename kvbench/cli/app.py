@@ -15,7 +15,7 @@ from kvbench.cli.compose import check_runs_dir, compose_job, hydra_of_kvbench, r
 from kvbench.cli.console import CONSOLE
 from kvbench.cli.messages import check_arguments, is_expected, is_one_job, tell_error
 from kvbench.cli.search_path import PluginSearchPath, check_search_path
-from kvbench.cli.sweep import describe_failure
+from kvbench.cli.sweep import Summary, describe_failure
 
 
 def main() -> None:
@@ -30,7 +30,11 @@ def main() -> None:
     elif (problem := check_arguments(arguments)) is not None:
         sys.exit(f"error: {problem}")
     else:
-        _run_by_hydra()
+        try:
+            _run_by_hydra()
+        finally:
+            if Summary.running is not None:  # the launcher broke, and with it the jobs it had not told of
+                Summary.running.show()
 
 
 def run_alone(overrides: list[str]) -> None:
@@ -80,9 +84,17 @@ def show_finished(cfg: DictConfig) -> Path | None:
     return None if outcome is None else show_outcome(CONSOLE, outcome)
 
 
-@hydra.main(version_base="1.3", config_path="pkg://kvbench.conf", config_name="config")
-def _run_by_hydra(cfg: DictConfig) -> object:
+def run_job(cfg: DictConfig) -> object:
+    """Run one job of a sweep; return what its task leaves, or why it failed.
+
+    Launchers send it to other processes by its name, which is why it is not the decorated one.
+    """
     try:
         return run_task(cfg)
     except Exception as error:
         return describe_failure(error)
+
+
+_run_by_hydra = hydra.main(version_base="1.3", config_path="pkg://kvbench.conf", config_name="config")(
+    run_job
+)

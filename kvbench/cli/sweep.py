@@ -3,6 +3,7 @@
 import logging
 import sys
 from pathlib import Path
+from typing import ClassVar, Literal
 
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.utils import JobReturn
@@ -11,9 +12,16 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 
 from kvbench.cli.console import CONSOLE
+from kvbench.cli.jobs import Entry, list_jobs, open_folder, read_entries, write_entry
 from kvbench.cli.messages import is_expected, tell_error
 
 log = logging.getLogger(__name__)
+
+UNTOLD = {
+    "missing": "was not started; the same command goes on with it",
+    "started": "did not come to its end: its process was killed, or still runs",
+}
+"""What is told of jobs that could not say themselves what became of them."""
 
 
 def describe_failure(error: Exception) -> str:
@@ -35,25 +43,46 @@ def describe_failure(error: Exception) -> str:
 
 
 class Summary(Callback):
-    """After a sweep: one table of all jobs, a published one beside it, and a failing exit status if any job failed."""
+    """After a sweep: one table of all jobs, a published one beside it, and a failing exit status if any job failed.
+
+    Every job writes what became of it into the sweep's folder (`kvbench.cli.jobs`), in whatever process it runs: a
+    launcher gives each a copy of this object.
+
+    Attributes:
+        running: the sweep that has begun and not been told the end of; its launcher may break.
+    """
+
+    running: ClassVar["Summary | None"] = None
 
     def __init__(self) -> None:
-        self._folders: list[Path] = []
-        self._artifacts: list[Path] = []
-        self._failures: list[tuple[str, str]] = []
+        self._folder: Path | None = None
+
+    def on_multirun_start(self, config: DictConfig, **kwargs: object) -> None:
+        """Write down which jobs there will be."""
+        self._config = config
+        self._folder = open_folder(Path(config.runs_dir).expanduser(), list_jobs(config))
+        Summary.running = self
+
+    def on_job_start(self, config: DictConfig, **kwargs: object) -> None:
+        """Write that a job runs."""
+        self._write(config, "started")
 
     def on_job_end(self, config: DictConfig, job_return: JobReturn, **kwargs: object) -> None:
-        """Remember what a job left: its run folder, its calibrations, or why it failed."""
+        """Write what a job left: its run folder, its calibrations, or why it failed."""
         value = job_return._return_value
-        if isinstance(value, Path):
-            self._folders.append(value)
-        elif isinstance(value, list):
-            self._artifacts.extend(value)
-        elif isinstance(value, str):
-            self._failures.append((" ".join(job_return.overrides or []), value))
+        if isinstance(value, str | BaseException):
+            self._write(config, "failed", error=" ".join(str(value).split()))
+        else:
+            folder = str(value) if isinstance(value, Path) else None
+            files = tuple(map(str, value)) if isinstance(value, list) else ()
+            self._write(config, "finished", folder=folder, files=files)
 
     def on_multirun_end(self, config: DictConfig, **kwargs: object) -> None:
         """Print the tables."""
+        self.show()
+
+    def show(self) -> None:
+        """Print the tables of what is there; the program ends with a failing status if a job failed or is missing."""
         from kvbench.report import (
             beside_published,  # imports torch, and Hydra makes this callback for `--help` too
         )
@@ -61,14 +90,39 @@ class Summary(Callback):
         from kvbench.report.many_runs import show_runs
         from kvbench.report.published import find
 
-        folders = list(dict.fromkeys(self._folders))
-        show_runs(CONSOLE, read_with_bounds(folders), self._failures)
+        assert self._folder is not None
+        Summary.running = None
+        config, entries = self._config, read_entries(self._folder)
+        folders = list(dict.fromkeys(Path(entry.folder) for entry in entries if entry.folder))
+        failures = [
+            (" ".join(entry.overrides), entry.error or UNTOLD[entry.outcome])
+            for entry in entries
+            if entry.outcome != "finished"
+        ]
+        show_runs(CONSOLE, read_with_bounds(folders), failures)
         if config.published is not None:
             table, runs_dir = find(config.published), Path(config.runs_dir).expanduser()
             if table.figure == "stability":
                 name, sinks = str(config.model.name), int(config.sinks)
-                beside_published.show_stability(CONSOLE, table, self._artifacts, sinks, name, runs_dir)
+                artifacts = [Path(file) for entry in entries for file in entry.files]
+                beside_published.show_stability(CONSOLE, table, artifacts, sinks, name, runs_dir)
             else:
                 beside_published.show_beside(CONSOLE, table, read_with_references(folders), runs_dir)
-        if self._failures:
+        if failures:
             sys.exit(1)
+
+    def _write(
+        self,
+        config: DictConfig,
+        outcome: Literal["started", "finished", "failed"],
+        *,
+        folder: str | None = None,
+        files: tuple[str, ...] = (),
+        error: str | None = None,
+    ) -> None:
+        if self._folder is None:  # one job by itself
+            return
+        job = config.hydra
+        write_entry(
+            self._folder, Entry(job.job.num, tuple(job.overrides.task), outcome, folder, files, error)
+        )

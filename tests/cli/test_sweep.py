@@ -1,0 +1,86 @@
+"""Sweeps in other processes: every job tells what became of it, and what cannot tell is told of."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvbench.cli.jobs import Entry, open_folder, read_entries, write_entry
+from tests.support.places import ROOT
+
+SHORT = ("method=swa", "prompts.count=2", "eval=[psnr]")
+DYING = '''
+import os, signal
+
+class Dying:
+    """Prompts whose reading kills the process, as a machine without memory would."""
+
+    def __init__(self, **_): ...
+    def load(self): os.kill(os.getpid(), signal.SIGKILL)
+    def load_others(self, count, seed): return []
+'''
+
+
+def sweep(folder: Path, *arguments: str) -> tuple[int, str, list[Entry]]:
+    """Run a sweep in processes of its own; gives exit status, output and what the jobs left."""
+    pytest.importorskip("hydra_plugins.hydra_joblib_launcher")
+    path = os.pathsep.join((str(folder), os.environ.get("PYTHONPATH", "")))
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "run.py"), "-m", "hydra/launcher=joblib", *SHORT, *arguments],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    [left] = (folder / "runs" / "sweeps").iterdir()
+    return done.returncode, done.stdout + done.stderr, read_entries(left)
+
+
+def test_jobs_in_other_processes_end_in_one_table_and_a_failure_in_the_exit_status(tmp_path: Path) -> None:
+    status, out, entries = sweep(tmp_path, "budget=0.1,0.00001")
+    assert status == 1
+    assert [entry.outcome for entry in entries] == ["finished", "failed"]
+    assert entries[0].folder is not None
+    assert (tmp_path / entries[0].folder / "results.json").is_file()
+    assert "smallest feasible budget" in str(entries[1].error)
+    assert "failed method=swa prompts.count=2 eval=[psnr] budget=1e-05: budget=1e-05" in " ".join(out.split())
+
+
+def test_a_killed_process_is_told_of_and_the_same_command_goes_on(tmp_path: Path) -> None:
+    (tmp_path / "dying.py").write_text(DYING)
+    arguments = ("budget=0.1,0.2", "prompts._target_=dying.Dying")
+    status, out, entries = sweep(tmp_path, *arguments)
+    assert status == 1
+    assert "started" in {entry.outcome for entry in entries} <= {"started", "missing"}
+    assert "did not come to its end: its process was killed" in " ".join(out.split())
+    alive = DYING.replace("os.kill(os.getpid(), signal.SIGKILL)", "return Scenes(count=2).load()")
+    (tmp_path / "dying.py").write_text(f"from kvbench.prompts.scenes import Scenes\n{alive}")
+    status, out, entries = sweep(tmp_path, *arguments)
+    assert (status, [entry.outcome for entry in entries]) == (0, ["finished", "finished"]), out
+
+
+@given(st.lists(st.text(max_size=8), min_size=1, max_size=4, unique=True), st.data())
+def test_entries_come_back_one_for_every_job(
+    tmp_path_factory: pytest.TempPathFactory, words: list[str], data: st.DataObject
+) -> None:
+    folder = tmp_path_factory.mktemp("sweep")
+    jobs = [(word, "shared") for word in words]
+    left = open_folder(folder, jobs)
+    told = data.draw(st.sets(st.sampled_from(range(len(jobs)))))
+    for number in told:
+        write_entry(left, Entry(number, jobs[number], "started"))
+        write_entry(
+            left, Entry(number, jobs[number], "failed", error="e")
+        )  # a job that is tried again is one job
+    expected = [
+        Entry(number, job, "failed", error="e") if number in told else Entry(number, job)
+        for number, job in enumerate(jobs)
+    ]
+    assert read_entries(left) == expected
+    assert open_folder(folder, jobs) == left
+    assert {entry.outcome for entry in read_entries(left)} == {"missing"}
