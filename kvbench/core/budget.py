@@ -57,6 +57,24 @@ class Budget:
             number /= spec.cached_length
         return cls(number * spec.full_tokens, spec.full_tokens, spec.all_heads)
 
+    def take_share(self, spec: ModelSpec, share: ModelSpec) -> "Budget":
+        """Return what a share of the heads has of B where all heads have equally much.
+
+        Tokens that do not divide go to the first heads, layer by layer, so that a head has as many in its share as in
+        the whole.
+
+        Args:
+            spec: of the whole model, whose budget this is.
+            share: of some of its heads (`ModelSpec.take_share`).
+        """
+        if share == spec:
+            return self
+        least, more = divmod(self.tokens, self.heads)
+        layers, some = divmod(more, spec.heads)
+        among = min(max(some - share.first_head, 0), share.heads)
+        tokens = least * share.all_heads + layers * share.heads + among
+        return Budget(Fraction(tokens), share.full_tokens, share.all_heads)
+
     @property
     def fraction(self) -> Fraction:
         """b, the share of the full cache."""

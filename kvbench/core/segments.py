@@ -1,7 +1,7 @@
 """Segments and shapes: the numbers that every budget, schedule and cache is made of."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal, NamedTuple
 
@@ -94,6 +94,8 @@ class ModelSpec:
         branches: sequences per prompt (2 with classifier-free guidance).
         logit_scale: factor on q k^T (1 for Infinity, whose queries carry a learned scale).
         equal_branches: both branches of a prompt hold tokens of the same positions.
+        first_head: number, in every layer of the whole model, of the first of these heads, of which other processes
+            may have more.
     """
 
     name: str
@@ -104,6 +106,12 @@ class ModelSpec:
     branches: int = 2
     logit_scale: float = 1.0
     equal_branches: bool = True
+    first_head: int = 0
+
+    def take_share(self, rank: int, count: int) -> "ModelSpec":
+        """Return share `rank` of `count` equal shares of every layer's heads, which follow each other."""
+        heads = self.heads // count
+        return replace(self, heads=heads, first_head=rank * heads)
 
     @cached_property
     def lengths(self) -> tuple[int, ...]:

@@ -102,7 +102,7 @@ class KVCache:
         self._padding = read_padding(spec, sequences, padding, self._device)
         # Rows that keep the same slots in all sequences share a layout.
         shared = self.method.static and self._padding is None
-        self.ledger = Ledger([[0] * spec.layers for _ in spec.segments])
+        self.ledger = Ledger([[[0]] * spec.layers for _ in spec.segments])
         if self._padding is not None:
             self.ledger.padding = self._padding.least
         self._sequences = sequences
@@ -361,8 +361,7 @@ class KVCache:
             total + now - then for total, now, then in zip(self._tokens, held, before, strict=True)
         ]
         tokens = max(self._tokens, default=0)
-        row = self.ledger.tokens_after[at.index]
-        row[layer] = max(row[layer], tokens)
+        self.ledger.held[at.index][layer] = self._tokens
         self.ledger.peak_bytes = max(self.ledger.peak_bytes, self._stored)
         if not self.method.static:
             state = sum(other.state_bytes for other in self._stores)

@@ -147,6 +147,11 @@ class Method:
         """Whether the budget decides what is kept or stops a run; if not, runs at all budgets are one."""
         return True
 
+    @property
+    def headwise(self) -> bool:
+        """Whether what a head keeps depends on no other head, so that processes may each have some of them."""
+        return self.needs() is None
+
     def compares(self, layer: int, at: Segment) -> bool:
         """Return whether `keep` may ask for the keys of segment `at` once the next one ran; asked after `keep`."""
         return self.compares_keys

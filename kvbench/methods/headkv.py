@@ -78,6 +78,11 @@ class HeadKV(Method):
 
     families: ClassVar[tuple[Family, ...]] = ("next-token",)
 
+    @property
+    def headwise(self) -> bool:
+        """Whether local heads leave their room to nobody."""
+        return not self.match_mean
+
     def check(self, spec: ModelSpec, budget: Budget) -> None:
         """Refuse settings out of range and a budget too small for the condition and the buffer."""
         super().check(spec, budget)

@@ -28,8 +28,9 @@ class Random(Scored):
 
     def keep(self, view: View) -> Tensor | None:
         """Draw for the segment's tokens, then keep the highest."""
-        shape, known = (view.heads, view.at.length), dict.fromkeys(view.prompts)
-        drawn = {prompt: self._draw(prompt, view.layer, view.at.index, shape) for prompt in known}
+        first, known = self.spec.first_head, dict.fromkeys(view.prompts)
+        shape = (first + view.heads, view.at.length)
+        drawn = {prompt: self._draw(prompt, view.layer, view.at.index, shape)[first:] for prompt in known}
         rows = torch.cat([drawn[prompt] for prompt in view.prompts])
         view.state[:, -view.at.length :] = rows.to(view.state.device, non_blocking=True)
         return super().keep(view)

@@ -5,6 +5,7 @@ token. Parameter names are those of LlamaGen's files. Rounding: everything is in
 statistics of the norms, the rotation and the logits, which are float32 (the official program, cast as a whole).
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -17,6 +18,14 @@ from kvbench.kernels.linear import linear
 from kvbench.models.base import require_positive
 from kvbench.models.layers import Attend
 from kvbench.models.rotary import rotate, rotate_grid, rotate_line
+
+Add = Callable[[Tensor], Tensor]
+"""Adds what the rest of a layer's heads or hidden channels gives, where other processes have them."""
+
+
+def add_nothing(x: Tensor) -> Tensor:
+    """Return x: the layer is whole."""
+    return x
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,9 +150,9 @@ def _make_head_norm(config: DecoderConfig, heads: int) -> nn.Module:
 class GroupedAttention(nn.Module):
     """Causal self-attention with one joint projection, rotation, and norms of queries and keys if there are any."""
 
-    def __init__(self, config: DecoderConfig) -> None:
+    def __init__(self, config: DecoderConfig, add: Add = add_nothing) -> None:
         super().__init__()
-        self.config = config
+        self.config, self.add = config, add
         joint = (config.heads + 2 * config.kv_heads) * config.head_dim
         self.wqkv = nn.Linear(config.width, joint, bias=False)
         self.wo = nn.Linear(config.heads * config.head_dim, config.width, bias=False)
@@ -161,30 +170,32 @@ class GroupedAttention(nn.Module):
             q, k = self.q_norm(q), self.k_norm(k)
         q, k = (rotate(one, rotation).to(x.dtype).transpose(1, 2) for one in (q, k))
         out = attend(layer, q, k, v.transpose(1, 2), lambda: projected.transpose(1, 2))
-        return linear(out.transpose(1, 2).flatten(2), self.wo.weight, None)
+        return self.add(linear(out.transpose(1, 2).flatten(2), self.wo.weight, None))
 
 
 class SwiGLU(nn.Module):
     """Feed-forward w2(silu(w1 x) * w3 x) (arXiv:2002.05202)."""
 
-    def __init__(self, width: int, hidden: int) -> None:
+    def __init__(self, width: int, hidden: int, add: Add = add_nothing) -> None:
         super().__init__()
+        self.add = add
         self.w1, self.w3 = (nn.Linear(width, hidden, bias=False) for _ in range(2))
         self.w2 = nn.Linear(hidden, width, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
         """Map [B, tokens, width] to [B, tokens, width]."""
         gated = F.silu(linear(x, self.w1.weight, None)) * linear(x, self.w3.weight, None)
-        return linear(gated, self.w2.weight, None)
+        return self.add(linear(gated, self.w2.weight, None))
 
 
 class DecoderBlock(nn.Module):
     """Attention and feed-forward, each with a norm before it or behind it, added to the stream."""
 
-    def __init__(self, config: DecoderConfig) -> None:
+    def __init__(self, config: DecoderConfig, add: Add = add_nothing) -> None:
         super().__init__()
         self.norm_after = config.norm_after
-        self.attention, self.feed_forward = GroupedAttention(config), SwiGLU(config.width, config.hidden)
+        self.attention = GroupedAttention(config, add)
+        self.feed_forward = SwiGLU(config.width, config.hidden, add)
         self.attention_norm, self.ffn_norm = (RMSNorm(config.width, config.eps) for _ in range(2))
 
     def forward(self, x: Tensor, layer: int, rotation: Tensor, attend: Attend) -> Tensor:
@@ -208,13 +219,17 @@ class Decoder(nn.Module):
 
     Attributes:
         layers: the blocks in order.
+
+    Args:
+        config: its shape; of a share of it where processes split it (`kvbench.models.tensor_parallel`).
+        add: see `Add`.
     """
 
-    def __init__(self, config: DecoderConfig) -> None:
+    def __init__(self, config: DecoderConfig, add: Add = add_nothing) -> None:
         super().__init__()
         self.config = config
         self.tok_embeddings = nn.Embedding(config.vocabulary, config.width)
-        self.layers = nn.ModuleList(DecoderBlock(config) for _ in range(config.depth))
+        self.layers = nn.ModuleList(DecoderBlock(config, add) for _ in range(config.depth))
         self.norm = RMSNorm(config.width, config.eps)
         self.output = nn.Linear(config.width, config.vocabulary, bias=False)
 

@@ -1,12 +1,14 @@
 """Qwen3 as the harness sees it: shapes without weights, then prompts to texts."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cached_property
 from typing import ClassVar, Literal
 
 import torch
+from torch import Tensor
 
+from kvbench.core.processes import ALONE, Processes
 from kvbench.core.segments import ModelSpec
 from kvbench.models.base import Cache, Calls, compute_dtype, require_positive
 from kvbench.models.noise import Noise
@@ -16,8 +18,9 @@ from kvbench.models.qwen3.loop import generate
 from kvbench.models.qwen3.prompt import HashedTokens, Tokenizer, lay_out, read_tokenizer
 from kvbench.models.qwen3.sampling import TextSampling
 from kvbench.models.qwen3.transformer import Qwen3, Qwen3Config
+from kvbench.models.tensor_parallel import check_split, split_config, split_state
 from kvbench.models.tokens import encode_prompts
-from kvbench.models.weights import Source, build_on_meta, check_sources, fill
+from kvbench.models.weights import Source, State, build_on_meta, check_sources, fill_random, load_into
 
 
 @dataclass
@@ -34,6 +37,9 @@ class Qwen3Model:
     Differs from transformers' program in: it rotates in float32, where that rounds cosines and sines to the dtype of
     the weights.
 
+    Split over processes, each has its share of every layer's heads and hidden channels and writes the same texts; they
+    are those of one process but for rounding, since sums are taken in another order.
+
     Attributes:
         name: as in `conf/model`.
         transformer: shape of the language model.
@@ -47,6 +53,8 @@ class Qwen3Model:
         thinking: whether the model thinks before it answers.
         stop: whether a text ends where the model ends it; otherwise it goes on to `max_tokens`, for timing.
         default_sinks: sink segments when the config names none; the prompt is the first segment.
+        tensor_parallel: processes that hold the model together.
+        processes: those processes, set before `load`.
     """
 
     name: str
@@ -60,6 +68,8 @@ class Qwen3Model:
     thinking: bool = True
     stop: bool = True
     default_sinks: int = 1
+    tensor_parallel: int = 1
+    processes: Processes = field(default=ALONE, init=False, repr=False)
     weights_sha256: str = field(default="", init=False, repr=False)
 
     output: ClassVar[str] = "texts"
@@ -68,6 +78,7 @@ class Qwen3Model:
         require_positive("model", prompt_tokens=self.prompt_tokens, chunk=self.chunk)
         if self.max_tokens < 2:
             raise ValueError(f"model.max_tokens={self.max_tokens}: must be at least 2")
+        check_split(self.transformer, self.tensor_parallel)
         if self.weights == "files":
             check_sources(self.sources, "weights")
 
@@ -79,15 +90,15 @@ class Qwen3Model:
 
     @property
     def parameters(self) -> int:
-        """Parameters, counted on the meta device."""
-        return sum(p.numel() for p in self._build().parameters())
+        """Parameters of the whole, counted on the meta device."""
+        return sum(p.numel() for p in build_on_meta(lambda: Qwen3(self.transformer)).parameters())
 
     def activation_bytes(self, prompts: int) -> int:
         """Return the bytes beside weights and cache that a generation holds at its worst instant on a GPU.
 
         That is in a layer over the prompts, or while a token is drawn.
         """
-        config = self.transformer
+        config = split_config(self.transformer, self.processes.count)
         layer = config.count_layer_bytes(prompts * self.prompt_tokens)
         return max(layer, 6 * 4 * prompts * config.vocabulary)
 
@@ -110,15 +121,28 @@ class Qwen3Model:
         encode_prompts(prompts, self._read_text(), self.prompt_tokens)
 
     def load(self, device: torch.device | str) -> None:
-        """Build the network and fill it, in float32 on a CPU and bf16 on a GPU, as its files are.
+        """Build this process's share of the network and fill it, in float32 on a CPU and bf16 on a GPU, as files are.
 
         Raises:
             WeightsError: a checkpoint is missing, unreadable or does not fit.
+            ProcessLost: another process ended.
         """
-        transformer, dtype = self._build(), compute_dtype(self, device)
-        source = None if self.weights == "random" else self.sources["weights"]
-        # The files' digest is also that of the tokenizer, which lies among them.
-        self.weights_sha256 = fill(transformer, source, partial(clean_qwen3, config=self.transformer), dtype)
+        whole, own = self.transformer, self.processes
+        dtype = compute_dtype(self, device)
+        transformer = build_on_meta(lambda: Qwen3(split_config(whole, own.count), own.add))
+
+        def take_share(state: Mapping[str, Tensor]) -> State:
+            return split_state(state, whole, own.rank, own.count)
+
+        if self.weights == "random":
+            made = build_on_meta(lambda: Qwen3(whole))
+            self.weights_sha256 = fill_random(made)
+            transformer.load_state_dict(take_share(made.state_dict()), assign=True)
+        else:
+            # The files' digest is also that of the tokenizer, which lies among them.
+            self.weights_sha256 = load_into(
+                transformer, self.sources["weights"], lambda raw: take_share(clean_qwen3(raw, whole)), dtype
+            )
         self._text = self._read_text()
         self._transformer = transformer.to(device, dtype)
         self._device = device
@@ -146,9 +170,6 @@ class Qwen3Model:
             )
         texts = zip(drawn.rows(), drawn.ended.tolist(), strict=True)
         return [Text(self._text.decode(row), len(row), ended) for row, ended in texts]
-
-    def _build(self) -> Qwen3:
-        return build_on_meta(lambda: Qwen3(self.transformer))
 
     def _read_text(self) -> Tokenizer:
         if self.weights == "random":

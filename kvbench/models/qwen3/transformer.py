@@ -7,7 +7,7 @@ from torch import Tensor
 
 from kvbench.core.segments import Segment, next_token_image
 from kvbench.kernels.linear import linear
-from kvbench.models.decoder import Decoder, DecoderConfig
+from kvbench.models.decoder import Add, Decoder, DecoderConfig, add_nothing
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,8 +33,8 @@ class Qwen3(Decoder):
 
     config: Qwen3Config
 
-    def __init__(self, config: Qwen3Config) -> None:
-        super().__init__(config)
+    def __init__(self, config: Qwen3Config, add: Add = add_nothing) -> None:
+        super().__init__(config, add)
         if config.tied:
             del self.output
 

@@ -1,0 +1,118 @@
+"""Processes that hold one model together; the first leads and the others do as it says."""
+
+import os
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from kvbench.core.config import UserError
+
+T = TypeVar("T")
+
+ANSWER = timedelta(minutes=10)
+"""How long the others may take to start, or to come to the same layer."""
+PATIENCE = timedelta(days=30)
+"""How long they may wait to be told what is next: the first may be scoring, or waiting for another run."""
+
+
+class ProcessLost(UserError, RuntimeError):
+    """Another process ended, or does not answer."""
+
+
+@dataclass(frozen=True)
+class Processes:
+    """The processes that hold a model together, as one of them sees them; by itself it is the whole.
+
+    All of them call the same of these in the same order.
+
+    Attributes:
+        rank: number of this process; 0 leads.
+        count: how many there are.
+        words: torch's group for what is said; what is computed goes through the default one.
+
+    Raises:
+        ProcessLost: another process ended, or does not answer. Every call can raise it.
+    """
+
+    rank: int = 0
+    count: int = 1
+    words: dist.ProcessGroup | None = None
+
+    def add(self, x: Tensor) -> Tensor:
+        """Return the sum of the processes' tensors, the same bits in each of them; x may be overwritten."""
+        if self.count > 1:
+            try:
+                dist.all_reduce(x)
+            except RuntimeError as error:
+                raise self._explain(error) from None
+        return x
+
+    def tell(self, message: T) -> T:
+        """Return what the process that leads has given, in all of them."""
+        said = [message]
+        if self.count > 1:
+            try:
+                dist.broadcast_object_list(said, src=0, group=self.words)
+            except RuntimeError as error:
+                raise self._explain(error) from None
+        return said[0]
+
+    def gather(self, value: T) -> list[T]:
+        """Return what every process has given, in order, in the one that leads; in the others their own alone."""
+        if self.count == 1:
+            return [value]
+        found: list[T] | None = [value] * self.count if self.rank == 0 else None
+        try:
+            dist.gather_object(value, found, dst=0, group=self.words)
+        except RuntimeError as error:
+            raise self._explain(error) from None
+        return [value] if found is None else found
+
+    def _explain(self, error: RuntimeError) -> RuntimeError:
+        if isinstance(error, torch.OutOfMemoryError):
+            return error
+        return ProcessLost(
+            f"process {self.rank} of {self.count}: another one ended or does not answer; start all of them again "
+            f"({str(error).splitlines()[0]})"
+        )
+
+
+ALONE = Processes()
+"""One process with the whole model."""
+
+
+def join(count: int, device: str) -> Processes:
+    """Meet the other processes that torchrun, or whoever sets the same variables, has started.
+
+    Args:
+        count: how many there must be.
+        device: torch device of this one, which talks through NCCL on a GPU and Gloo on a CPU.
+
+    Raises:
+        ProcessLost: they do not come.
+    """
+    if count == 1:
+        return ALONE
+    on_gpu = torch.device(device).type == "cuda"
+    if on_gpu:
+        torch.cuda.set_device(device)
+    try:
+        dist.init_process_group("nccl" if on_gpu else "gloo", timeout=ANSWER)
+        words = dist.new_group(backend="gloo", timeout=PATIENCE)
+    except RuntimeError as error:
+        reason = str(error).splitlines()[0]
+        raise ProcessLost(
+            f"process {os.environ.get('RANK')} of {count}: the others do not come ({reason})"
+        ) from None
+    assert isinstance(words, dist.ProcessGroup)  # of which this process is one
+    return Processes(dist.get_rank(), count, words)
+
+
+def leave() -> None:
+    """Part from the other processes, if there are any; nothing more is said."""
+    if dist.is_initialized():
+        dist.destroy_process_group()

@@ -1,0 +1,76 @@
+"""Shares of a decoder: what they compute adds up to the whole, for every kind of decoder."""
+
+import re
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from kvbench.models.decoder import Decoder, DecoderConfig, HeadNorm
+from kvbench.models.qwen3.model import Qwen3Model
+from kvbench.models.qwen3.sampling import TextSampling
+from kvbench.models.qwen3.transformer import Qwen3Config
+from kvbench.models.tensor_parallel import split_config, split_state
+from kvbench.models.weights import build_on_meta, fill_random
+
+BASE = DecoderConfig(depth=1, width=24, heads=8, kv_heads=4, head_dim=6, hidden=40, vocabulary=11)
+CONFIGS = {
+    "no norms of heads": BASE,
+    "one norm for all heads": replace(BASE, qk_norm="rms"),
+    "a norm for each head": replace(BASE, qk_norm="layer", kv_heads=8),
+}
+
+
+def whole(config: DecoderConfig) -> Decoder:
+    model = build_on_meta(lambda: Decoder(config))
+    fill_random(model)
+    for module in model.modules():
+        if isinstance(module, HeadNorm):
+            module.weight.data = torch.rand(module.weight.shape) + 0.5
+            module.bias.data = torch.randn(module.bias.shape)
+    return model.requires_grad_(False)
+
+
+def attend(_: int, q: Tensor, k: Tensor, v: Tensor, plain: object = None) -> Tensor:
+    return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+
+
+@pytest.mark.parametrize("count", [2, 4])
+@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
+def test_what_shares_compute_adds_up_to_the_whole(config: DecoderConfig, count: int) -> None:
+    model, x = whole(config), torch.randn(2, 5, config.width)
+    shares = []
+    for rank in range(count):
+        share = Decoder(split_config(config, count))
+        share.load_state_dict(split_state(model.state_dict(), config, rank, count))
+        shares.append(share.requires_grad_(False))
+    rotation = config.rotations(5)
+    for name, given in (("attention", (x, 0, rotation, attend)), ("feed_forward", (x,))):
+        expected = getattr(model.layers[0], name)(*given)
+        parts = [getattr(share.layers[0], name)(*given) for share in shares]
+        torch.testing.assert_close(sum(parts), expected, rtol=1e-5, atol=1e-6)
+        assert (parts[0] - expected / count).abs().max() > 1e-2
+    for name in ("tok_embeddings", "output", "norm"):
+        assert all(torch.equal(getattr(s, name).weight, getattr(model, name).weight) for s in shares)
+    assert sum(p.numel() for s in shares for p in s.layers.parameters()) >= sum(
+        p.numel() for p in model.layers.parameters()
+    )
+
+
+def test_one_share_is_the_whole() -> None:
+    state = whole(BASE).state_dict()
+    assert split_state(state, BASE, 0, 1) == dict(state)
+    assert split_config(BASE, 1) == BASE
+
+
+@pytest.mark.parametrize(
+    ("count", "named"), [(3, "heads=8"), (8, "kv_heads=4"), (4, "hidden=42"), (0, "heads=8")]
+)
+def test_processes_that_do_not_divide_are_refused(count: int, named: str) -> None:
+    hidden = 42 if named.startswith("hidden") else 40
+    shape = Qwen3Config(depth=1, width=24, heads=8, kv_heads=4, head_dim=6, hidden=hidden, vocabulary=11)
+    message = f"model.tensor_parallel={count}: must divide model.transformer.{named}"
+    with pytest.raises(ValueError, match=re.escape(message)):
+        Qwen3Model("small", shape, TextSampling(), {}, "random", tensor_parallel=count)
