@@ -11,7 +11,14 @@ from hydra.core.plugins import Plugins
 from hydra.core.utils import configure_log
 from omegaconf import DictConfig
 
-from kvbench.cli.compose import check_runs_dir, compose_job, hydra_of_kvbench, read_settings, read_values
+from kvbench.cli.compose import (
+    check_runs_dir,
+    compose_job,
+    count_processes,
+    hydra_of_kvbench,
+    read_settings,
+    read_values,
+)
 from kvbench.cli.console import CONSOLE
 from kvbench.cli.messages import check_arguments, is_expected, is_one_job, tell_error
 from kvbench.cli.search_path import PluginSearchPath, check_search_path
@@ -61,6 +68,7 @@ def run_task(cfg: DictConfig) -> object:
         ConfigError: a setting is wrong, or `runs_dir` cannot be written.
         Exception: whatever the task raises.
     """
+    count_processes(cfg)
     # Finished calls come first and what imports torch comes last: seconds that neither they nor a typo need wait for.
     if cfg.get("task") == "run" and (folder := show_finished(cfg)) is not None:
         return folder
@@ -74,14 +82,19 @@ def run_task(cfg: DictConfig) -> object:
 
 
 def show_finished(cfg: DictConfig) -> Path | None:
-    """Print the run that the same call has finished before, and return its folder; None if it must be made."""
+    """Print the run that the same call has finished before, and return its folder; None if it must be made.
+
+    Of several processes the first prints it.
+    """
     # They import numpy, which `--help` does without.
     from kvbench.report.one_run import show_outcome
     from kvbench.runs.calls import recall
 
     values, method = read_values(cfg), HydraConfig.get().runtime.choices["method"]
     outcome = recall(Path(str(values.get("runs_dir"))).expanduser(), values, method)
-    return None if outcome is None else show_outcome(CONSOLE, outcome)
+    if outcome is None:
+        return None
+    return show_outcome(CONSOLE, outcome) if os.environ.get("RANK", "0") == "0" else outcome.folder
 
 
 def run_job(cfg: DictConfig) -> object:

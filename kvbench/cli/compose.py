@@ -1,5 +1,6 @@
 """From words of the command line to a composed configuration and its settings; nothing here imports torch."""
 
+import os
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 
@@ -8,6 +9,7 @@ from hydra.conf import HydraConf
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
+from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from kvbench.cli.kinds import check_kinds, check_protected
@@ -87,6 +89,30 @@ def read_settings(cfg: DictConfig) -> Settings:
 
         find(settings.published)
     return settings
+
+
+def count_processes(cfg: DictConfig) -> int:
+    """Return how many processes hold the model together, all of which must have been started.
+
+    Raises:
+        ConfigError: there are more of them, or fewer, or they are asked for what one process does.
+    """
+    node = OmegaConf.select(cfg, "model.tensor_parallel", default=1)
+    count = (
+        node if type(node) is int and node > 0 else 1
+    )  # what is no number of processes is refused with its type
+    started = int(os.environ.get("WORLD_SIZE", "1"))
+    key = f"model.tensor_parallel={count}"
+    if count != started:
+        start = (
+            f"torchrun --nproc-per-node {count} run.py ... {key}" if count > 1 else f"python run.py ... {key}"
+        )
+        raise ConfigError(f"{key}: started as {started} process{'es' * (started > 1)}; start it as `{start}`")
+    if count > 1 and cfg.task != "run":
+        raise ConfigError(f"{key}: task={cfg.task} is for one process; set model.tensor_parallel=1")
+    if count > 1 and HydraConfig.get().mode is RunMode.MULTIRUN:
+        raise ConfigError(f"{key}: start every run of a sweep by itself, without -m")
+    return count
 
 
 def check_runs_dir(settings: Settings) -> None:

@@ -1,5 +1,7 @@
 """What each `task=` does with a composed configuration."""
 
+import os
+from dataclasses import replace
 from pathlib import Path
 
 import hydra
@@ -8,11 +10,12 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
-from kvbench.cli.compose import read_values
+from kvbench.cli.compose import count_processes, read_values
 from kvbench.cli.console import CONSOLE
 from kvbench.cli.search_path import list_choices
 from kvbench.core.budget import Budget
 from kvbench.core.config import ConfigError
+from kvbench.core.processes import join, leave
 from kvbench.core.settings import Settings
 from kvbench.methods.base import Method, Observer
 from kvbench.methods.heatkv.order_file import write_orders
@@ -29,26 +32,33 @@ from kvbench.report.plan_table import show_plan
 from kvbench.report.published import find
 from kvbench.runs.calibrate import choose_calibration
 from kvbench.runs.calls import remember
+from kvbench.runs.draw import follow
 from kvbench.runs.execute import calibration_file, file_used, observe, rescore, run
 from kvbench.runs.job import Job
 
 
 def make_job(cfg: DictConfig, settings: Settings) -> Job:
-    """Make the objects of one run out of its configuration.
+    """Make the objects of one run out of its configuration, and meet the processes that share its model.
 
     Raises:
         ConfigError: the device is not there, or prompts cannot be read.
+        ProcessLost: the other processes do not come.
     """
+    count = count_processes(cfg)
+    if count > 1:
+        settings = replace(settings, device=choose_device(settings.device))
     device = torch.device(settings.device)
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         found = torch.cuda.device_count()
         there = f"cuda:0 to cuda:{found - 1} here" if found else "no GPU here; use device=cpu"
         raise ConfigError(f"device={settings.device}: torch finds {there}")
     source: PromptSource = instantiate(cfg.prompts)
-    prompts = source.load()
+    prompts, model = source.load(), instantiate(cfg.model)
+    if count > 1:
+        model.processes = join(count, settings.device)
     return Job(
         settings=settings,
-        model=instantiate(cfg.model),
+        model=model,
         method=instantiate(cfg.method),
         method_name=HydraConfig.get().runtime.choices["method"],
         prompts=prompts,
@@ -59,10 +69,34 @@ def make_job(cfg: DictConfig, settings: Settings) -> Job:
     )
 
 
+def choose_device(device: str) -> str:
+    """Return the device of this one of several processes: of GPUs that with its number on its machine.
+
+    Raises:
+        ConfigError: one GPU is named for all.
+    """
+    if device in ("cpu", "cpu:0"):
+        return device
+    if device != "cuda":
+        raise ConfigError(
+            f"device={device}: each process of model.tensor_parallel has a GPU; set device=cuda"
+        )
+    return f"cuda:{os.environ.get('LOCAL_RANK', '0')}"
+
+
 def task_run(cfg: DictConfig, settings: Settings) -> Path | None:
-    """Do `task=run`: one run with its reference and calibration; return its folder, None while other shards work."""
+    """Do `task=run`: one run with its reference and calibration; return its folder, None while other shards work.
+
+    Of several processes that share the model the first does it, and the others generate beside it.
+    """
     job = make_job(cfg, settings)
+    if job.processes.rank > 0:
+        follow(job)
+        leave()
+        return None
     outcome = run(job)
+    job.processes.tell(None)
+    leave()
     if outcome.results is None:
         CONSOLE.print(
             f"this shard's share is done; the run is complete when the others are: {outcome.folder}"

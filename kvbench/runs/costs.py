@@ -29,6 +29,7 @@ class Cost:
         last_tokens: tokens that one sequence held while the last segment ran; None in lines of older versions.
         least_share: least share of min(B, all tokens so far) that it held after any segment; likewise.
         tokens: tokens that its text was drawn in; None of an image.
+        processes: processes that held the model together, all of whose memory is counted; None of one.
     """
 
     batch: int
@@ -42,6 +43,7 @@ class Cost:
     last_tokens: int | None = None
     least_share: float | None = None
     tokens: int | None = None
+    processes: int | None = None
 
 
 def summarise_memory(costs: Sequence[Cost], spec: ModelSpec, budget: Budget, itemsize: int) -> Memory:

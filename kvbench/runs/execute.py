@@ -2,10 +2,8 @@
 
 import json
 import logging
-import time
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
@@ -19,11 +17,9 @@ from kvbench.core.files import hash_path
 from kvbench.core.locks import claim
 from kvbench.engine.cache import KVCache
 from kvbench.methods.base import Artifact, Observer
-from kvbench.models.noise import PromptNoise
-from kvbench.models.outputs import Outputs
 from kvbench.prompts.base import hash_prompts
 from kvbench.runs.calibrate import artifact_name, calibrate, load_artifact, save_artifact
-from kvbench.runs.costs import Cost
+from kvbench.runs.draw import Drawn, draw, load, open_cache
 from kvbench.runs.finish import finish
 from kvbench.runs.folder import RunFolder, blocks, slug
 from kvbench.runs.forms import find_form
@@ -34,8 +30,6 @@ from kvbench.runs.results import Outcome, read_results
 from kvbench.runs.scoring import check_required, check_scored, find_pending
 
 log = logging.getLogger(__name__)
-
-Drawn = tuple[list[dict[str, object]], Outputs]
 
 
 def run(job: Job) -> Outcome:
@@ -82,7 +76,7 @@ def _checked(job: Job, outcome: Outcome) -> Outcome:
 def _load(job: Job) -> None:
     check_required(job.evaluators, job.settings.require)
     job.check()
-    job.model.load(job.settings.device)
+    load(job)
 
 
 def _complete(job: Job) -> Outcome:
@@ -126,7 +120,7 @@ def _locate(job: Job, *, make: bool) -> tuple[RunFolder, str | None]:
     artifact, used = artifact_for(job)
     needs = job.method.needs()
     given = str(needs) if isinstance(needs, Path) else object()  # where the file lies does not matter
-    job.method.prepare(job.model.spec, job.budget, artifact)
+    job.method.prepare(job.own_spec, job.own_budget, artifact)
     revised = {"revision": job.method.revision} if job.method.revision else {}
     identity = Identity(
         model=job.model_settings,
@@ -227,7 +221,7 @@ def generate(job: Job, folder: RunFolder) -> bool:
     todo = [block for block in shard if any(index not in done for index in block)]
     total, absent = sum(map(len, shard)), sum(map(len, todo))
     limit = settings.batch_size
-    cache = KVCache(job.model.spec, job.method, dtype=job.dtype, device=settings.device, record=job.record)
+    cache = open_cache(job)
     with tqdm(total=total, initial=total - absent, desc=folder.path.name, unit="prompt") as bar:
         for wait in (False, True):
             elsewhere = []
@@ -259,34 +253,10 @@ def _generate_block(job: Job, folder: RunFolder, cache: KVCache, block: range, l
 
 
 def _drawn_if_it_fits(job: Job, cache: KVCache, part: range) -> Drawn | None:
-    """Return records of some prompts and what was made of them; None when memory may suffice for fewer of them only."""
-    draw = partial(_draw, job, cache, part)
-    return draw() if len(part) == 1 else if_it_fits(draw, partial(cache.reset, 0))
+    """Return records of some prompts and what was made of them; None when memory may suffice for fewer of them only.
 
-
-def _draw(job: Job, cache: KVCache, part: range) -> Drawn:
-    settings = job.settings
-    prompts = [job.prompts[index] for index in part]
-    gpu = torch.device(settings.device).type == "cuda"
-    if gpu:
-        torch.cuda.reset_peak_memory_stats(settings.device)
-    cache.prompts = part
-    started = time.perf_counter()
-    made = job.model.generate([prompt.text for prompt in prompts], cache, PromptNoise(settings.seed, part))
-    seconds = time.perf_counter() - started
-    cost = Cost(
-        batch=len(part),
-        seconds=round(seconds / len(part), 5),
-        peak_tokens=cache.ledger.peak_tokens,
-        peak_bytes=cache.ledger.peak_bytes,
-        rebuild_bytes=cache.ledger.rebuild_bytes,
-        transient_bytes=cache.ledger.transient_bytes,
-        state_bytes=cache.ledger.state_bytes,
-        last_tokens=cache.ledger.last_tokens,
-        least_share=round(cache.ledger.find_least_share(job.model.spec, job.budget.capacity), 6),
-        gpu_peak_bytes=torch.cuda.max_memory_allocated(settings.device) if gpu else 0,
-    )
-    # Of what only some samples have, their form tells.
-    known = {name: value for name, value in asdict(cost).items() if value is not None}
-    shared = {"seed": settings.seed, **known}
-    return [{"index": p.index, "prompt": p.text, "meta": p.meta, **shared} for p in prompts], made
+    Of several processes those that have memory would wait for the one that has not.
+    """
+    work = partial(draw, job, cache, part)
+    final = len(part) == 1 or job.processes.count > 1
+    return work() if final else if_it_fits(work, partial(cache.reset, 0))

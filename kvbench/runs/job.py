@@ -12,6 +12,8 @@ import torch
 from kvbench.core.budget import Budget
 from kvbench.core.config import ConfigError
 from kvbench.core.graphs import CudaGraphs, Record
+from kvbench.core.processes import ALONE, Processes
+from kvbench.core.segments import ModelSpec
 from kvbench.core.settings import Settings
 from kvbench.eval.protocol.base import Evaluator
 from kvbench.methods.base import Method, Observer
@@ -68,6 +70,23 @@ class Job:
         return isinstance(self.method, Full) and self.bounded is None
 
     @property
+    def processes(self) -> Processes:
+        """The processes that hold the model together: this one alone unless the model says otherwise."""
+        found = getattr(self.model, "processes", ALONE)
+        assert isinstance(found, Processes)
+        return found
+
+    @cached_property
+    def own_spec(self) -> ModelSpec:
+        """Shapes of this process's share of the model."""
+        return self.model.spec.take_share(self.processes.rank, self.processes.count)
+
+    @cached_property
+    def own_budget(self) -> Budget:
+        """This process's share of the capacity."""
+        return self.budget.take_share(self.model.spec, self.own_spec)
+
+    @property
     def dtype(self) -> torch.dtype:
         """Dtype of stored keys and values."""
         name = self.settings.cache_dtype
@@ -96,6 +115,8 @@ class Job:
             raise ConfigError(
                 f"cuda_graph=true: {self.model.name} draws scales, none of which is like another; set cuda_graph=false"
             )
+        if self.processes.count > 1:
+            self._check_split()
         try:
             self.method.check(self.model.spec, self.budget)
         except ValueError as error:  # methods know `sinks`, not which of two keys it came from
@@ -113,10 +134,25 @@ class Job:
         if check_prompts is not None:  # models of classes have it: not every text is a class
             check_prompts([prompt.text for prompt in (*self.prompts, *self.calibration_prompts)])
 
+    def _check_split(self) -> None:
+        """Refuse what several processes cannot do together."""
+        split = f"model.tensor_parallel={self.processes.count}"
+        if self.settings.cuda_graph:
+            raise ConfigError(f"{split}: steps of several processes are not recorded; set cuda_graph=false")
+        if not self.method.headwise:
+            raise ConfigError(
+                f"{split}: method={self.method_name} weighs all heads against each other, and each process has some; "
+                "set model.tensor_parallel=1"
+            )
+
     @property
     def model_settings(self) -> Config:
-        """The model's settings without the places its weights come from."""
-        return {key: value for key, value in self.section("model").items() if key != "sources"}
+        """The model's settings without the places its weights come from and how many processes hold it.
+
+        The latter changes the order of sums and so nothing but rounding, as the size of a batch does.
+        """
+        apart = ("sources", "tensor_parallel")
+        return {key: value for key, value in self.section("model").items() if key not in apart}
 
     def section(self, group: str) -> Config:
         """A group of the configuration, empty if it has none."""

@@ -1,0 +1,114 @@
+"""One batch of a run: what is made of its prompts, and what that cost, by one process or by several together."""
+
+import time
+from dataclasses import asdict
+from typing import NamedTuple
+
+import torch
+
+from kvbench.core.config import ConfigError
+from kvbench.engine.cache import KVCache
+from kvbench.engine.ledger import Ledger, add_ledgers
+from kvbench.models.noise import PromptNoise
+from kvbench.models.outputs import Outputs
+from kvbench.runs.costs import Cost
+from kvbench.runs.job import Job
+
+Drawn = tuple[list[dict[str, object]], Outputs]
+
+
+class _Share(NamedTuple):
+    """What one process has of a batch."""
+
+    made: Outputs
+    ledger: Ledger
+    gpu_peak_bytes: int
+
+
+def open_cache(job: Job) -> KVCache:
+    """Return a cache for this process's heads; the method is prepared."""
+    return KVCache(job.own_spec, job.method, dtype=job.dtype, device=job.settings.device, record=job.record)
+
+
+def draw(job: Job, cache: KVCache, part: range) -> Drawn:
+    """Return records of some prompts and what was made of them; processes that follow make the same.
+
+    Raises:
+        ConfigError: they made something else.
+        ProcessLost: one of them ended.
+    """
+    settings, processes = job.settings, job.processes
+    prompts = [job.prompts[index] for index in part]
+    processes.tell((job.reference, part))
+    started = time.perf_counter()
+    shares = processes.gather(_make(job, cache, part))
+    seconds = time.perf_counter() - started
+    made = shares[0].made
+    for rank, share in enumerate(shares[1:], 1):
+        if share.made != made:
+            raise ConfigError(
+                f"model.tensor_parallel={processes.count}: process {rank} wrote another text than process 0; their "
+                "processors must be of one kind"
+            )
+    ledger = add_ledgers([share.ledger for share in shares])
+    cost = Cost(
+        batch=len(part),
+        seconds=round(seconds / len(part), 5),
+        peak_tokens=ledger.peak_tokens,
+        peak_bytes=ledger.peak_bytes,
+        rebuild_bytes=ledger.rebuild_bytes,
+        transient_bytes=ledger.transient_bytes,
+        state_bytes=ledger.state_bytes,
+        last_tokens=ledger.last_tokens,
+        least_share=round(ledger.find_least_share(job.model.spec, job.budget.capacity), 6),
+        gpu_peak_bytes=sum(share.gpu_peak_bytes for share in shares),
+        processes=processes.count if processes.count > 1 else None,
+    )
+    # Of what only some samples have, their form tells.
+    known = {name: value for name, value in asdict(cost).items() if value is not None}
+    shared = {"seed": settings.seed, **known}
+    return [{"index": p.index, "prompt": p.text, "meta": p.meta, **shared} for p in prompts], made
+
+
+def follow(job: Job) -> None:
+    """Load a share of the model and make what the process that leads makes, until it has no more; write nothing.
+
+    Raises:
+        ProcessLost: another process ended.
+        ConfigError, ValueError, WeightsError, BudgetExceeded, NotFinite: see where they are defined.
+    """
+    load(job)
+    cache, known = None, None
+    while (order := job.processes.tell(None)) is not None:
+        reference, part = order
+        if cache is None or reference != known:
+            cache, known = None, reference  # the old one is gone before the new one is made
+            one = job.as_reference() if reference else job
+            one.method.prepare(one.own_spec, one.own_budget)
+            cache = open_cache(one)
+        job.processes.gather(_make(one, cache, part))
+
+
+def load(job: Job) -> None:
+    """Load this process's share of the model and wait for the others to have theirs.
+
+    Raises:
+        ConfigError: not all of them read the same weights.
+        ProcessLost, WeightsError: see where they are defined.
+    """
+    job.model.load(job.settings.device)
+    if len(set(job.processes.gather(job.model.weights_sha256))) > 1:
+        raise ConfigError(
+            f"model.tensor_parallel={job.processes.count}: processes read different weights; give all of them the same"
+        )
+
+
+def _make(job: Job, cache: KVCache, part: range) -> _Share:
+    device = torch.device(job.settings.device)
+    gpu = device.type == "cuda"
+    if gpu:
+        torch.cuda.reset_peak_memory_stats(device)
+    cache.prompts = part
+    texts = [job.prompts[index].text for index in part]
+    made = job.model.generate(texts, cache, PromptNoise(job.settings.seed, part))
+    return _Share(made, cache.ledger, torch.cuda.max_memory_allocated(device) if gpu else 0)
