@@ -2,18 +2,22 @@
 
 import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from kvbench.core.processes import Processes
 from kvbench.models.decoder import Decoder, DecoderConfig, HeadNorm
 from kvbench.models.qwen3.model import Qwen3Model
 from kvbench.models.qwen3.sampling import TextSampling
 from kvbench.models.qwen3.transformer import Qwen3Config
 from kvbench.models.tensor_parallel import split_config, split_state
-from kvbench.models.weights import build_on_meta, fill_random
+from kvbench.models.weights import Source, build_on_meta, fill_random
+from tests.support.reference_qwen3 import CONFIGS as QWEN3
+from tests.support.reference_qwen3 import write_folder, write_tokenizer
 
 BASE = DecoderConfig(depth=1, width=24, heads=8, kv_heads=4, head_dim=6, hidden=40, vocabulary=11)
 CONFIGS = {
@@ -74,3 +78,34 @@ def test_processes_that_do_not_divide_are_refused(count: int, named: str) -> Non
     message = f"model.tensor_parallel={count}: must divide model.transformer.{named}"
     with pytest.raises(ValueError, match=re.escape(message)):
         Qwen3Model("small", shape, TextSampling(), {}, "random", tensor_parallel=count)
+
+
+def test_a_share_is_read_out_of_the_files_of_the_whole(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    shape = QWEN3["shared heads"]
+    write_folder(shape, tmp_path)
+    write_tokenizer(tmp_path)
+    sources = {"weights": Source("model.sources.weights", str(tmp_path))}
+
+    def load(processes: Processes) -> Qwen3Model:
+        one = Qwen3Model("small", shape, TextSampling(0), sources, tensor_parallel=processes.count)
+        one.processes = processes
+        one.load("cpu")
+        return one
+
+    model = load(Processes())
+    state, dim = model._transformer.state_dict(), shape.head_dim
+    for rank in range(2):
+        share = load(Processes(rank, 2))
+        assert share.weights_sha256 == model.weights_sha256
+        assert share.parameters == model.parameters
+        found = share._transformer.state_dict()
+        assert found.keys() == state.keys()
+        heads = state["layers.0.attention.wqkv.weight"].unflatten(0, (-1, dim))
+        ours = found["layers.0.attention.wqkv.weight"].unflatten(0, (-1, dim))
+        half, kv = shape.heads // 2, shape.kv_heads // 2
+        assert torch.equal(ours[:half], heads[rank * half : (rank + 1) * half])
+        first = shape.heads + rank * kv
+        assert torch.equal(ours[half : half + kv], heads[first : first + kv])
+        first += shape.kv_heads
+        assert torch.equal(ours[half + kv :], heads[first : first + kv])
