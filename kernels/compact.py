@@ -38,6 +38,16 @@ def source_table(
     return after, source[: after.capacity]
 
 
+def list_kept(after: Layout, keep: Tensor) -> Tensor:
+    """Return where the kept slots lie in the new storage, int64 [count], row after row in order of position.
+
+    Args:
+        after: the new layout that `source_table` worked out.
+        keep: bool [rows, slots], what is kept of the slots that there were, none beyond a row's end.
+    """
+    return (after.offsets[:, None] + keep.cumsum(1) - 1)[keep]
+
+
 def rebuild(storage: Tensor, current: Tensor, source: Tensor, out: Tensor | None = None) -> Tensor:
     """Copy kept slots into a buffer of exactly as many; on CUDA in one launch, else by a copy of all there is.
 

@@ -12,6 +12,7 @@ from kvbench.core.config import UserError
 from kvbench.core.graphs import Record
 from kvbench.core.segments import ModelSpec, Segment
 from kvbench.engine.arena import Arena
+from kvbench.engine.bias import CHANNELS, narrow, widen, widen_queries
 from kvbench.engine.changes import Change, Schedule, ask_method, room_behind, show_layer, work_out_schedule
 from kvbench.engine.ledger import Ledger
 from kvbench.engine.lengths import foresee_lengths, foresee_ring
@@ -77,6 +78,7 @@ class KVCache:
         self.spec, self.method, self.record = spec, method, record
         self.prompts: Sequence[int] | None = None
         self._dtype, self._device = dtype, torch.device(device)
+        self._channels = spec.head_dim + (CHANNELS if method.biased else 0)
         self._schedule: Schedule = {}
         self._arena = Arena(0, dtype, self._device)
         # Tokens of the segment that came before the step, as kernels read it, and as the host knows that they do.
@@ -146,9 +148,12 @@ class KVCache:
             BudgetExceeded: the cache of a strict method holds more than its budget after this layer.
             ValueError: tokens that the segment does not have, or only some of one whose tokens come at once.
         """
+        if self.method.biased:
+            q, k, v, plain = widen_queries(q, self.spec.logit_scale), widen(k), widen(v), None
         present = Present(layer, self._fold(q), self._fold(k), self._fold(v), plain)
         out = self._attend_step(present) if self._segment.causal else self._attend_at_once(present)
-        return out if out.shape == q.shape else out.reshape(q.shape)
+        out = out if out.shape == q.shape else out.reshape(q.shape)
+        return narrow(out) if self.method.biased else out
 
     def _fold(self, x: Tensor) -> Tensor:
         """Turn [sequences, heads, tokens, D] into rows [batch, rows, queries, D]."""
@@ -265,7 +270,8 @@ class KVCache:
         store, spec, at = self._stores[present.layer], self.spec, self._segment
         if self.method.static:
             return show_layer(present.layer, at, store.layout, spec, self._rows // spec.heads)
-        inputs = Inputs(present.q, present.k, present.plain, store, spec.logit_scale, at.causal, lse)
+        _, q, k, v, plain = present
+        inputs = Inputs(q, k, v, plain, store, spec.logit_scale, at.causal, lse, self.method.biased)
         state = store.state
         if state is None and self.method.stateful:
             state = torch.zeros(self._rows, 0, device=self._device)
@@ -283,10 +289,14 @@ class KVCache:
         half = [store.bytes // 2, change.layout.total * store.slot_bytes // 2]
         # One after the other: the old keys are gone before the new values are made.
         keys, first = self._move(store.keys, store, present.k, change)
+        if change.contents is not None:
+            keys.index_copy_(1, change.contents.slots, change.contents.keys[None].to(self._dtype))
         self._note_rebuild(2 * half[0] + half[1])
         self._arena.release(store.tickets[0])
         store.keys = keys
         values, second = self._move(store.values, store, present.v, change)
+        if change.contents is not None:
+            values.index_copy_(1, change.contents.slots, change.contents.values[None].to(self._dtype))
         self._note_rebuild(half[0] + 2 * half[1])
         self._arena.release(store.tickets[1])
         before = None
@@ -295,6 +305,8 @@ class KVCache:
         after = Store(change.layout, keys, values, (first, second), change.state, before)
         self._stores[present.layer] = after
         self._stored += after.bytes
+        self.ledger.drifts += change.drift.total
+        self.ledger.drops += change.drift.rows
         self._account(present.layer)
         return after
 
@@ -323,7 +335,7 @@ class KVCache:
         if at not in self._layouts:
             self._layouts[at] = empty_layout(self._rows, self._device, room)
         layout = self._layouts[at]
-        shape = (self._batch, layout.capacity, self.spec.head_dim)
+        shape = (self._batch, layout.capacity, self._channels)
         parts = [self._arena.take(shape) for _ in ("keys", "values")]
         for tensor, _ in parts:
             tensor.zero_()  # room is read before it is full where rows are padded
@@ -334,7 +346,7 @@ class KVCache:
         """Clear the arena, and make it larger where this generation may hold more than those before."""
         if self._ring is None:
             self._ring = self._foresee_ring()
-        numbers = self._ring * self._sequences * self.spec.head_dim
+        numbers = self._ring * self._sequences * self._channels
         if numbers > self._arena.numbers:
             self._arena = Arena(
                 0, self._dtype, self._device

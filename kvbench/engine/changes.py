@@ -8,9 +8,35 @@ from torch import Tensor
 
 from kvbench.core.segments import ModelSpec, Segment
 from kvbench.engine.view import CacheView, Inputs
-from kvbench.kernels.compact import source_table
+from kvbench.kernels.compact import list_kept, source_table
 from kvbench.kernels.layout import Layout, empty_layout, list_positions, pack_rows
 from kvbench.methods.base import Method
+
+
+class Contents(NamedTuple):
+    """What kept slots are to contain in place of what they did.
+
+    Attributes:
+        slots: int64 [count], flat slots of the new storage.
+        keys: [count, D].
+        values: [count, D].
+    """
+
+    slots: Tensor
+    keys: Tensor
+    values: Tensor
+
+
+class Drift(NamedTuple):
+    """What a drop did to the log-sum-exp of the watched queries.
+
+    Attributes:
+        total: nats that it changed by, a mean over the queries of each row, summed over the rows.
+        rows: rows that dropped anything.
+    """
+
+    total: float = 0.0
+    rows: int = 0
 
 
 class Change(NamedTuple):
@@ -21,12 +47,16 @@ class Change(NamedTuple):
         source: where their slots come from, int32 [capacity] (`kernels.compact.source_table`).
         appends: nothing leaves, all rows are equally long and come to be longer by the whole segment.
         state: float32 [rows, longest], a stateful method's numbers of the slots that stay; None for other methods.
+        contents: of a method that replaced any.
+        drift: of a method that watches queries.
     """
 
     layout: Layout
     source: Tensor
     appends: bool
     state: Tensor | None = None
+    contents: Contents | None = None
+    drift: Drift = Drift()
 
 
 Schedule = dict[tuple[int, int], Change]
@@ -51,7 +81,32 @@ def ask_method(method: Method, view: CacheView, layout: Layout, room: int = 0) -
     if method.stateful:
         exists = view.position >= 0
         state = pack_rows(view.state, exists if keep is None else keep & exists, 0, after.longest)
-    return Change(after, source, layout.uniform and everything and not layout.room, state)
+    contents, drift = None, Drift()
+    if keep is not None and (view.replaced is not None or method.watched):
+        kept = keep & (view.position >= 0)
+        if view.replaced is not None:
+            contents = Contents(list_kept(after, kept), *(part[kept] for part in view.replaced))
+        if method.watched and not everything:
+            drift = measure_drift(view, kept, method.watched)
+    appends = layout.uniform and everything and not layout.room and contents is None
+    return Change(after, source, appends, state, contents, drift)
+
+
+def measure_drift(view: CacheView, kept: Tensor, watched: int) -> Drift:
+    """Measure what a drop does to the log-sum-exp of a segment's last queries.
+
+    Args:
+        view: one layer right after the segment, told what replaces the contents of its slots.
+        kept: bool [rows, slots], the slots that stay.
+        watched: how many queries.
+    """
+    queries = torch.arange(max(0, view.at.length - watched), view.at.length)
+    changed = (view.lse(queries, kept) - view.lse(queries)).flatten(1)
+    dropped = ((view.position >= 0) & ~kept).any(1)
+    # Queries that a row does not have, or that lose all they see, are left out.
+    changed.masked_fill_(~changed.isfinite(), torch.nan)
+    total = changed.nanmean(1).nan_to_num(0).masked_fill(~dropped, 0).sum()
+    return Drift(float(total), int(dropped.sum()))
 
 
 def show_layer(

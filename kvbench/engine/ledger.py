@@ -19,6 +19,8 @@ class Ledger:
         transient_bytes: keys and values of the segment in flight, whole batch.
         state_bytes: what the method keeps beside them (a score per slot, the last segment's keys), whole batch.
         padding: tokens that no prompt of the batch has, of as many as the model's prompts may have.
+        drifts: nats by which drops changed the log-sum-exp of watched queries, summed over layers, segments and rows.
+        drops: how many rows dropped anything, of all layers and segments.
     """
 
     held: list[list[list[int]]]
@@ -27,6 +29,17 @@ class Ledger:
     transient_bytes: int = 0
     state_bytes: int = 0
     padding: int = 0
+    drifts: float = 0.0
+    drops: int = 0
+
+    @property
+    def lse_drift(self) -> float | None:
+        """What a drop does to the log-sum-exp of the queries that are watched, in nats, a mean over rows and drops.
+
+        Eviction makes it negative, the more so the more attention goes to what left; 0 is no harm (Hard-KV, appendix
+        G). None where no query is watched or nothing was dropped.
+        """
+        return self.drifts / self.drops if self.drops else None
 
     @property
     def tokens_after(self) -> list[list[int]]:
@@ -79,4 +92,6 @@ def add_ledgers(ledgers: Sequence[Ledger]) -> Ledger:
         transient_bytes=sum(ledger.transient_bytes for ledger in ledgers),
         state_bytes=sum(ledger.state_bytes for ledger in ledgers),
         padding=ledgers[0].padding,
+        drifts=sum(ledger.drifts for ledger in ledgers),
+        drops=sum(ledger.drops for ledger in ledgers),
     )

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from kvbench.core.segments import Segment
+from kvbench.engine.bias import attach_bias, narrow, read_bias, widen
 from kvbench.kernels.attention_mass import attention_mass, attention_scores
 from kvbench.kernels.layout import Layout, pad_rows
 from kvbench.kernels.step_attention import OpenRows
@@ -64,25 +65,32 @@ class Inputs(NamedTuple):
     Attributes:
         q: queries [batch, rows, queries, D]; the query heads of one KV head lie behind each other.
         k: the segment's keys [batch, rows, tokens, D].
+        v: the segment's values, shaped like k.
         plain: computes the queries as projected, shaped like q; None if the model does not tell them.
         store: what was cached before.
         scale: factor on q k^T.
         causal: a query sees the segment's keys up to its own token, else all of them.
         lse: float32 [batch, rows, queries], log-sum-exp of the scores where attention came first.
+        biased: q, k, v and what is stored are wider by a bias (`engine/bias.py`).
     """
 
     q: Tensor
     k: Tensor
+    v: Tensor
     plain: Callable[[], Tensor] | None
     store: Store
     scale: float
     causal: bool = False
     lse: Tensor | None = None
+    biased: bool = False
 
 
 @dataclass
 class CacheView:
     """What a method sees of one layer right after a segment (see `kvbench.methods.base.View`).
+
+    Attributes:
+        replaced: keys and values [rows, slots, D] that `replace` was told, as they are to be stored; None if none.
 
     Raises:
         ValueError: a static method asks for anything but positions.
@@ -98,6 +106,7 @@ class CacheView:
     _given: Inputs | None = field(default=None, repr=False)
     prompts: Sequence[int] = ()
     padding: Tensor | None = None
+    replaced: tuple[Tensor, Tensor] | None = field(default=None, init=False, repr=False)
 
     def mass(self, queries: Tensor | None = None) -> Tensor:
         """float32 [rows, slots]: attention each slot receives, mean over the chosen queries."""
@@ -138,15 +147,44 @@ class CacheView:
 
     def keys(self) -> Tensor:
         """[rows, at.length, D]: the current segment's keys."""
-        return self._seen.k.flatten(0, 1)
+        return self._narrow(self._seen.k.flatten(0, 1))
 
     def cached_keys(self) -> Tensor:
         """[rows, slots, D]: keys of all slots, cached and current; zeros where a row has no such slot."""
-        k, store = self._seen.k, self._seen.store
-        past = pad_rows(store.keys, store.layout).to(k.dtype)
-        if self._in_front is not None:
-            k = k * (self.position[:, -self.at.length :] >= 0)[..., None]
-        return torch.cat((past * (store.layout.positions >= 0)[..., None], k), 2).flatten(0, 1)
+        return self._narrow(self._join(self._seen.store.keys, self._seen.k))
+
+    def cached_values(self) -> Tensor:
+        """[rows, slots, D]: values of all slots, as `cached_keys` has their keys."""
+        return self._narrow(self._join(self._seen.store.values, self._seen.v))
+
+    def bias(self) -> Tensor:
+        """float32 [rows, slots]: what is added to all scores of each slot, in nats."""
+        if not self._seen.biased:
+            raise ValueError("slots have no bias: let `biased` be True")
+        return read_bias(self._join(self._seen.store.keys, self._seen.k))
+
+    def replace(self, keys: Tensor, values: Tensor, bias: Tensor | None = None) -> None:
+        """Store the slots that are kept with other contents."""
+        if (bias is not None) != self._seen.biased:
+            raise ValueError("a bias goes with `biased`: give one if it is True, and none if it is False")
+        self.replaced = (keys, values) if bias is None else (attach_bias(keys, bias), widen(values))
+
+    def lse(self, queries: Tensor, kept: Tensor | None = None) -> Tensor:
+        """float32 [rows, query heads per KV head, queries]: log-sum-exp of the scores of a few queries.
+
+        Args:
+            queries: int64 [n].
+            kept: bool [rows, slots], the slots that stay, with the contents that replace theirs; None for all as they
+                were.
+        """
+        scores = self.scores(queries)
+        if kept is None:
+            return scores.logsumexp(-1)
+        unseen = scores == -torch.inf
+        if self.replaced is not None:
+            q = self._select_queries(self._seen.q, queries).flatten(0, 1).float() * self._seen.scale
+            scores = (q @ self.replaced[0].float().mT).unflatten(1, (-1, len(queries)))
+        return scores.masked_fill(unseen | ~kept[:, None, None], -torch.inf).logsumexp(-1)
 
     def previous_keys(self) -> Tensor:
         """[rows, tokens, D]: those of the segment before."""
@@ -155,7 +193,18 @@ class CacheView:
             raise ValueError(
                 "no earlier keys: set `compares_keys = True`, and do not ask at the first segment"
             )
-        return before.flatten(0, 1)
+        return self._narrow(before.flatten(0, 1))
+
+    def _narrow(self, x: Tensor) -> Tensor:
+        return narrow(x) if self._seen.biased else x
+
+    def _join(self, storage: Tensor, current: Tensor) -> Tensor:
+        """Return all slots, cached and current, as they are stored: [rows, slots, D], zeros where a row has none."""
+        layout = self._seen.store.layout
+        past = pad_rows(storage, layout).to(current.dtype)
+        if self._in_front is not None:
+            current = current * (self.position[:, -self.at.length :] >= 0)[..., None]
+        return torch.cat((past * (layout.positions >= 0)[..., None], current), 2).flatten(0, 1)
 
     @property
     def _seen(self) -> Inputs:
@@ -197,7 +246,7 @@ class CacheView:
         return scores
 
     def _mass(self, queries: Tensor | None = None, power: int = 1) -> Tensor:
-        q, k, _, store, scale, _, lse = self._seen
+        q, k, _, _, store, scale, _, lse, _ = self._seen
         if self._in_front is not None:
             return self._mass_behind(self._in_front, queries, power)
         return attention_mass(

@@ -106,6 +106,26 @@ class View(Protocol):
         """Return the keys of all slots, cached and current, [rows, slots, D]; zeros where a row has no such slot."""
         ...
 
+    def cached_values(self) -> Tensor:
+        """Return the values of all slots, as `cached_keys` does their keys."""
+        ...
+
+    def bias(self) -> Tensor:
+        """Return what is added to all scores of each slot, float32 [rows, slots] in nats, of a method with a bias."""
+        ...
+
+    def replace(self, keys: Tensor, values: Tensor, bias: Tensor | None = None) -> None:
+        """Give slots other contents: those that `keep` then keeps are stored with them, at the positions they have.
+
+        Not in the last segment, where nothing is kept.
+
+        Args:
+            keys: [rows, slots, D], shaped like `cached_keys`; of slots that are not kept they do not matter.
+            values: shaped like `keys`.
+            bias: float32 [rows, slots] in nats, of a method with a bias (`Method.biased`) and of it only.
+        """
+        ...
+
     def previous_keys(self) -> Tensor:
         """Return the keys of the segment before, [rows, tokens, D], also of tokens that left the cache since.
 
@@ -151,6 +171,19 @@ class Method:
     def headwise(self) -> bool:
         """Whether what a head keeps depends on no other head, so that processes may each have some of them."""
         return self.needs() is None
+
+    @property
+    def biased(self) -> bool:
+        """Whether slots have a bias that is added to their scores; keys, values and queries then get wider by it.
+
+        Such a method cannot ask for `View.logits` of plain queries.
+        """
+        return False
+
+    @property
+    def watched(self) -> int:
+        """How many of a segment's last queries are watched: what a drop does to their log-sum-exp is in the ledger."""
+        return 0
 
     def compares(self, layer: int, at: Segment) -> bool:
         """Return whether `keep` may ask for the keys of segment `at` once the next one ran; asked after `keep`."""

@@ -28,6 +28,7 @@ class Cost:
         gpu_peak_bytes: the allocator's peak on a GPU; 0 on a CPU.
         last_tokens: tokens that one sequence held while the last segment ran; None in lines of older versions.
         least_share: least share of min(B, all tokens so far) that it held after any segment; likewise.
+        lse_drift: nats by which drops changed the log-sum-exp of watched queries, a mean; None where none are watched.
         tokens: tokens that its text was drawn in; None of an image.
         processes: processes that held the model together, all of whose memory is counted; None of one.
     """
@@ -42,6 +43,7 @@ class Cost:
     gpu_peak_bytes: int
     last_tokens: int | None = None
     least_share: float | None = None
+    lse_drift: float | None = None
     tokens: int | None = None
     processes: int | None = None
 
@@ -71,6 +73,7 @@ def summarise_memory(costs: Sequence[Cost], spec: ModelSpec, budget: Budget, ite
         paper_peak_mib=paper_mib(peak, spec, batch),
         last_tokens=_least([cost.last_tokens for cost in costs]),
         least_share=_least([cost.least_share for cost in costs]),
+        lse_drift=_least([cost.lse_drift for cost in costs]),
     )
 
 

@@ -51,6 +51,7 @@ def draw(job: Job, cache: KVCache, part: range) -> Drawn:
                 "processors must be of one kind"
             )
     ledger = add_ledgers([share.ledger for share in shares])
+    drift = ledger.lse_drift
     cost = Cost(
         batch=len(part),
         seconds=round(seconds / len(part), 5),
@@ -62,6 +63,7 @@ def draw(job: Job, cache: KVCache, part: range) -> Drawn:
         last_tokens=ledger.last_tokens,
         least_share=round(ledger.find_least_share(job.model.spec, job.budget.capacity), 6),
         gpu_peak_bytes=sum(share.gpu_peak_bytes for share in shares),
+        lse_drift=None if drift is None else round(drift, 6),
         processes=processes.count if processes.count > 1 else None,
     )
     # Of what only some samples have, their form tells.

@@ -33,6 +33,8 @@ class Memory:
         paper_peak_mib: `peak_tokens` in MiB as HeatKV and ScaleKV count them.
         last_tokens: tokens held while the last segment runs, the least of all batches; None in older results.
         least_share: least share of min(B, all tokens so far) held after any segment; None in older results.
+        lse_drift: nats by which a drop changes the log-sum-exp of watched queries, the lowest mean of all batches; None
+            where the method watches none or a batch dropped nothing.
     """
 
     budget_tokens: float
@@ -49,6 +51,7 @@ class Memory:
     paper_peak_mib: float
     last_tokens: int | None = None
     least_share: float | None = None
+    lse_drift: float | None = None
 
     @property
     def budget(self) -> float:
@@ -194,7 +197,7 @@ def read_results(folder: Path) -> Results | None:
     try:
         results = read_fields(Results, values)
         for name, number in (vars(results.memory) | vars(results.latency) | {"n": results.n}).items():
-            if isinstance(number, int | float) and number < 0:
+            if name != "lse_drift" and isinstance(number, int | float) and number < 0:
                 raise ValueError(f"{name} is {number}")
     except ValueError as error:
         raise ConfigError(f"{path}: damaged ({error}); {remedy}") from None

@@ -56,6 +56,12 @@ def test_fields_of_other_versions_of_the_schema_do_no_harm(tmp_path: Path) -> No
     assert read_results(tmp_path) == replace(RUN, metrics={"psnr": RUN.metrics["psnr"]})
 
 
+def test_a_drift_may_be_negative(tmp_path: Path) -> None:
+    drifted = replace(RUN, memory=replace(RUN.memory, lse_drift=-0.5))
+    (tmp_path / "results.json").write_text(drifted.to_json())
+    assert read_results(tmp_path) == drifted
+
+
 @pytest.mark.parametrize(
     ("before", "after", "message"),
     [

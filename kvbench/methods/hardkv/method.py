@@ -11,11 +11,13 @@ from kvbench.core.budget import Budget
 from kvbench.core.segments import Family, ModelSpec, Segment
 from kvbench.methods.base import Artifact, View
 from kvbench.methods.hardkv.calibration import Calibration, mark_top_p, solve_temperatures
+from kvbench.methods.hardkv.merging import Choice, merge_exactly, merge_fixed_budget, merge_multi_to_one
 from kvbench.methods.hardkv.official import SINKS, rank_rewritten, select_sparse, weigh_slots
 from kvbench.methods.hardkv.selectors import Selector, pool_scores, weigh_redundancy
 from kvbench.methods.redundancy import measure_redundancy
 from kvbench.methods.scored import Scored
 from kvbench.methods.select import (
+    average_attention,
     check_window,
     choose_best,
     find_asking,
@@ -25,6 +27,7 @@ from kvbench.methods.select import (
 )
 
 Select = Literal["top_p", "votes", "top_k", "official_sparse", "official_rewrite"]
+Merge = Literal["none", "fixed", "multi", "exact"]
 UNEVEN = ("top_p", "official_sparse")
 """Heads keep as many as are marked; by the others, equally many."""
 
@@ -52,6 +55,13 @@ class HardKV(Scored):
     dropped; queries do not see tokens behind them, all of which lie in the window; every head of every request has its
     own temperature. Slots stay in order of time.
 
+    What leaves can be merged into what stays (appendix G), except into sinks and the window: `fixed` averages each
+    token that leaves with one that stays, the least with the one of most attention, and loses the least where more
+    leave than may take (the program stops there); `multi` averages all of them with the best one. Their weights are the
+    mean attention of the voting queries (of the query head with the highest score). `exact`, which is ours, keeps the
+    key of the heavier one and gives it a bias, so that the pair's mean attention stays; keys and values become eight
+    channels wider for it, which the ledger's bytes count.
+
     Attributes:
         selector: what scores are made of: the raw ones, their maximum over neighbours, or R-KV's.
         select: see above.
@@ -64,6 +74,8 @@ class HardKV(Scored):
         mix: `rkv`'s lambda.
         threshold: cosine similarity above which `rkv` takes keys for near copies.
         protected: latest near copies of every key that it lets count as different.
+        merge: what becomes of tokens that leave: nothing, or see above.
+        watch_lse: note in the ledger by how many nats each drop changes the log-sum-exp of the voting queries.
     """
 
     selector: Selector = "snapkv"
@@ -77,9 +89,21 @@ class HardKV(Scored):
     mix: float = 0.07
     threshold: float = 0.5
     protected: int = 1
+    merge: Merge = "none"
+    watch_lse: bool = False
     _temperatures: dict[int, Tensor] = field(default_factory=dict, init=False, repr=False)
 
     families: ClassVar[tuple[Family, ...]] = ("next-token",)
+
+    @property
+    def biased(self) -> bool:
+        """Whether merging leaves a bias."""
+        return self.merge == "exact"
+
+    @property
+    def watched(self) -> int:
+        """How many queries are watched: those that vote, if any."""
+        return self.queries if self.watch_lse else 0
 
     def check(self, spec: ModelSpec, budget: Budget) -> None:
         """Refuse settings out of range, and what `Scored` refuses."""
@@ -117,23 +141,46 @@ class HardKV(Scored):
         """Keep the sinks, the latest tokens, and what was selected of the rest."""
         if view.at.index == 0:
             self._temperatures.pop(view.layer, None)
-        if self.select not in UNEVEN:
-            return super().keep(view)
         if has_room(view, self.least_room(view)):
             return None
         exists = view.position >= 0
         worth = self.unite(self.score(view)).masked_fill(find_sinks(view, self.sinks) & exists, torch.inf)
+        worth.masked_fill_(~exists, -torch.inf)
         room = spread_room(self.share(view.layer, view.at), view)
-        # Turned around, so that the latest of equals stays.
-        best = choose_best(worth.masked_fill(~exists, -torch.inf).flip(1), room).flip(1)
-        early = exists.sum(1, keepdim=True) <= self.least_room(view)
-        return exists & best & ((worth >= 1) | early)
+        if self.select in UNEVEN:
+            # Turned around, so that the latest of equals stays.
+            best = choose_best(worth.flip(1), room).flip(1)
+            early = exists.sum(1, keepdim=True) <= self.least_room(view)
+            kept = exists & best & ((worth >= 1) | early)
+        else:
+            kept = exists & choose_best(worth, room)
+        if self.merge != "none":
+            self._merge(view, worth, exists, kept)
+        return kept
+
+    def _merge(self, view: View, worth: Tensor, exists: Tensor, kept: Tensor) -> None:
+        """Replace the contents of kept slots by what they take in."""
+        chosen = self._choose_queries(view)
+        mass = average_attention(
+            view.scores(chosen),
+            exists,
+            softmax="all",
+            group="mean" if self.merge == "exact" else "max",
+            asking=find_asking(view, chosen),
+        )
+        takes = kept & ~self._find_latest(exists) & ~find_sinks(view, self.sinks)
+        choice = Choice(worth, mass, exists & ~kept, takes)
+        keys, values = view.cached_keys(), view.cached_values()
+        if self.merge == "exact":
+            view.replace(*merge_exactly(keys, values, view.bias(), choice))
+        else:
+            average = merge_fixed_budget if self.merge == "fixed" else merge_multi_to_one
+            view.replace(*average(keys, values, choice))
 
     def score(self, view: View) -> Tensor:
         """Return infinity for the latest tokens, for others votes and mean probability: float32 [rows, slots]."""
         exists = view.position >= 0
-        count = min(self.queries, view.at.length)
-        chosen = torch.arange(view.at.length - count, view.at.length)
+        chosen = self._choose_queries(view)
         raw = view.scores(chosen).amax(1)
         asking = find_asking(view, chosen)
         if self.select.startswith("official"):
@@ -162,6 +209,10 @@ class HardKV(Scored):
         worth = mean + select_sparse(mean, self.p, count, self.window)
         worth[:, :SINKS] = torch.inf
         return worth.masked_fill(self._find_latest(exists), torch.inf)
+
+    def _choose_queries(self, view: View) -> Tensor:
+        """Return the numbers of the queries that vote, int64 [n]."""
+        return torch.arange(max(0, view.at.length - self.queries), view.at.length)
 
     def _find_latest(self, exists: Tensor) -> Tensor:
         """Return which slots are the window of their row, bool [rows, slots]."""
