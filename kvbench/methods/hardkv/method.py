@@ -189,12 +189,12 @@ class HardKV(Scored):
         dropping = exists.sum(1) > self.least_room(view)
         temperatures = self._recall(view.layer, dropping, raw, altered, asking)
         probabilities = (altered / temperatures[:, None, None]).softmax(-1).nan_to_num(0)
-        marked = mark_top_p(probabilities, self.p) & exists[:, None]
         if asking is not None:
             probabilities = probabilities.masked_fill(~asking[..., None], 0)
-            marked = marked & asking[..., None]
-        mean = probabilities.mean(1)
-        worth = mean if self.select == "top_k" else marked.sum(1) + mean
+        worth = probabilities.mean(1)
+        if self.select != "top_k":
+            marked = mark_top_p(probabilities, self.p) & exists[:, None]
+            worth += (marked if asking is None else marked & asking[..., None]).sum(1)
         return worth.masked_fill(self._find_latest(exists), torch.inf)
 
     def _score_officially(self, view: View, raw: Tensor, exists: Tensor, asking: Tensor | None) -> Tensor:
