@@ -11,7 +11,7 @@ from kvbench.eval.protocol.records import read_fields
 from kvbench.runs.costs import Cost, summarise_latency, summarise_memory
 from kvbench.runs.folder import RECORDS, Record, RunFolder
 from kvbench.runs.job import Job
-from kvbench.runs.results import FILE, Results, read_results
+from kvbench.runs.results import FILE, SIGNED, Results, read_results
 from kvbench.runs.scoring import find_pending, score
 
 
@@ -85,7 +85,8 @@ def _read_cost(job: Job, sample: Record) -> Cost:
         if sample.get(name) != value:
             raise ValueError(f"sample {index}: {name} is {sample.get(name)!r}, not {value!r}")
     cost = read_fields(Cost, sample, f"sample {index}")
-    known = [value for value in vars(cost).values() if value is not None]
-    if not all(math.isfinite(value) and value >= 0 for value in known) or cost.seconds == 0:
+    known = {name: value for name, value in vars(cost).items() if value is not None}
+    possible = all(math.isfinite(value) and (value >= 0 or name in SIGNED) for name, value in known.items())
+    if not possible or cost.seconds == 0:
         raise ValueError(f"sample {index}: a cost is no number that can be")
     return cost

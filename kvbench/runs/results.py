@@ -12,6 +12,8 @@ from kvbench.eval.protocol.scores import Metric, Status
 
 SCHEMA_VERSION = 1
 FILE = "results.json"
+SIGNED = ("lse_drift",)
+"""Costs that may be negative; of all others that is a sign of damage."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -197,7 +199,7 @@ def read_results(folder: Path) -> Results | None:
     try:
         results = read_fields(Results, values)
         for name, number in (vars(results.memory) | vars(results.latency) | {"n": results.n}).items():
-            if name != "lse_drift" and isinstance(number, int | float) and number < 0:
+            if name not in SIGNED and isinstance(number, int | float) and number < 0:
                 raise ValueError(f"{name} is {number}")
     except ValueError as error:
         raise ConfigError(f"{path}: damaged ({error}); {remedy}") from None

@@ -1,7 +1,7 @@
 """A run of a language model keeps texts: one file each, resumed, shared and scored as images are."""
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
 
@@ -14,6 +14,7 @@ from kvbench.eval.files.texts import TextSet, open_samples
 from kvbench.eval.paired.metrics import Psnr
 from kvbench.eval.protocol.base import Result, evaluate, ok
 from kvbench.eval.protocol.scores import Quantity, mean_score
+from kvbench.methods.hardkv.method import HardKV
 from kvbench.methods.streaming_llm import StreamingLLM
 from kvbench.models.qwen3.model import Qwen3Model
 from kvbench.models.qwen3.sampling import TextSampling
@@ -85,6 +86,16 @@ def test_a_run_leaves_texts(whole: Path) -> None:
     assert 0 < memory["peak_tokens"] <= memory["budget_tokens"]
     assert memory["least_share"] > 0.5
     assert memory["last_tokens"] > 0
+
+
+def test_what_drops_did_to_lse_is_recorded_where_it_is_watched(tmp_path: Path, whole: Path) -> None:
+    watching = HardKV(queries=4, window=2, start=0.0, p=0.5, watch_lse=True)
+    outcome = execute.run(replace(job(tmp_path), method=watching))
+    assert outcome.results is not None
+    drifts = [record["lse_drift"] for record in records(outcome.folder)]
+    assert outcome.results.memory.lse_drift == min(drifts) < 0  # type: ignore[type-var]
+    assert all("lse_drift" not in record for record in records(whole))
+    assert json.loads((whole / "results.json").read_text())["memory"]["lse_drift"] is None
 
 
 def test_a_finished_run_is_reused_and_a_lost_text_written_again(whole: Path, tmp_path: Path) -> None:
