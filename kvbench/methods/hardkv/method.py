@@ -68,7 +68,7 @@ class HardKV(Scored):
         p: share of the mass, in (0, 1].
         start: share of B at which `top_p` begins to drop, in [0, 1].
         calibration: how temperatures are found, once a request, when it first drops something.
-        queries: the last so many queries of a segment vote.
+        queries: the last so many queries of a segment vote; the paper lets every query of an interval vote (section 3.1).
         window: latest tokens that stay.
         kernel: slots that `snapkv` takes together, odd.
         mix: `rkv`'s lambda.
@@ -83,7 +83,7 @@ class HardKV(Scored):
     p: float = 0.9
     start: float = 0.5
     calibration: Calibration = "bisection"
-    queries: int = 32
+    queries: int = 128
     window: int = 32
     kernel: int = 7
     mix: float = 0.07
