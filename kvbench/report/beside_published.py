@@ -26,7 +26,7 @@ def make_rows(table: PublishedTable, runs: Sequence[Results]) -> list[Row]:
     A metric that a run lacks is `skipped` or `failed` if it was asked for, `-` if not. What is measured with another
     detector or network than the paper's stands in a column under its own name, without a published one.
     """
-    labels = table.labels(sorted({run.model_label for run in runs}))
+    labels = _find_labels(table, runs)
     return [
         _list_settings(table, run, runs) | _list_cells(table, labels, where, run, runs)
         for where in table.rows()
@@ -38,8 +38,8 @@ def make_rows(table: PublishedTable, runs: Sequence[Results]) -> list[Row]:
 def make_title(table: PublishedTable, runs: Sequence[Results]) -> str:
     """Say what was published on what, and what was measured on what."""
     models = sorted({run.model_label for run in runs})
-    published = " / ".join(table.labels(models))
-    measured = [*models, *sorted({_name_prompts(run) for run in runs})]
+    published = " / ".join(_find_labels(table, runs))
+    measured = [*models, *sorted({run.prompts_label for run in runs})]
     if set(table.metrics) & set(COSTS):
         measured.append("batch " + ", ".join(map(str, sorted({run.latency.batch for run in runs}))))
     return f"{table.source}: {table.title}. Published: {published}, {table.data}; measured: {', '.join(measured)}"
@@ -65,7 +65,7 @@ def draw_fidelity(console: Console, runs: Sequence[Results], runs_dir: Path, nam
     models = sorted({run.model_label for run in runs})
     for model in models:
         own = [run for run in runs if run.model_label == model]
-        prompts = ", ".join(sorted({f"{_name_prompts(run)}, n = {run.n}" for run in own}))
+        prompts = ", ".join(sorted({f"{run.prompts_label}, n = {run.n}" for run in own}))
         figure = plots.draw_metrics(own, f"{model} ({prompts}): metrics against budget, 95 % bands")
         if figure is not None:
             stem = name if len(models) == 1 else f"{name}-{slug(model)}"
@@ -141,8 +141,13 @@ def show_claims(
     print_rows(console, f"{name} ({cited}): memory from shapes", rows, len(rows[0]))
 
 
+def _find_labels(table: PublishedTable, runs: Sequence[Results]) -> tuple[str, ...]:
+    return table.labels(sorted({r.model_label for r in runs}), sorted({r.prompts_label for r in runs}))
+
+
 def _list_settings(table: PublishedTable, run: Results, runs: Sequence[Results]) -> dict[str, Cell]:
     row: dict[str, Cell] = {"model": run.model_label} if len({r.model_label for r in runs}) > 1 else {}
+    row |= {"prompts": run.prompts_label} if len({r.prompts_label for r in runs}) > 1 else {}
     row |= {"method": run.method, "budget": f"{run.memory.budget:.4g}"}
     for key in (*table.fixed, *table.keys):
         if key not in row:
@@ -162,8 +167,7 @@ def _list_cells(
     names = " / ".join(labels) if len(labels) < 3 else "published"
     for metric in table.metrics:
         if metric in COSTS:
-            value = COSTS[metric](run)
-            cells[metric] = f"{value:.0f}" if value >= 1000 else f"{value:.4g}"
+            cells[metric] = _format_cost(COSTS[metric](run))
         elif any(metric in r.metrics for r in runs):
             cells[metric] = find_metric(run, metric)
         printed = [table.cell(label, where, metric) or "-" for label in labels]
@@ -171,6 +175,12 @@ def _list_cells(
         cells |= {name: find_metric(run, name) for name in _list_variants(metric, runs)}
     also = (name for name in table.also if name not in cells and any(name in r.metrics for r in runs))
     return cells | {name: find_metric(run, name) for name in also}
+
+
+def _format_cost(value: float | None) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.0f}" if value >= 1000 else f"{value:.4g}"
 
 
 def _list_variants(metric: str, runs: Sequence[Results]) -> list[str]:
@@ -186,10 +196,3 @@ def _load_masses(paths: Sequence[Path]) -> list[Tensor]:
             if MASS in file.keys():  # noqa: SIM118 (not a dict)
                 found.append(file.get_tensor(MASS))
     return found
-
-
-def _name_prompts(run: Results) -> str:
-    path = run.setting("prompts.path")
-    if path is not None:
-        return Path(str(path)).stem
-    return str(run.setting("prompts._target_") or "?").rsplit(".", 1)[-1].lower()

@@ -1,6 +1,6 @@
 """Many runs beside each other, with every metric that they hold."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -13,8 +13,6 @@ from kvbench.runs.results import Results
 
 ROOMY = 120
 """Least width of a terminal for intervals."""
-LEAD = ("model", "method", "budget")
-"""Columns that say which run a row is about."""
 WELL_USED = 0.97
 """Share of the budget below which a method is at a disadvantage that the peak does not show."""
 NARROW = ("peak tokens", "least / B", "state MiB", "s/image", "n")
@@ -49,11 +47,43 @@ def find_metric(run: Results, name: str) -> Metric | None:
     return None if metric is None or (metric.needs_reference and run.reference is None) else metric
 
 
+def list_settings(runs: Sequence[Results]) -> list[str]:
+    """Return the names of the settings of methods that differ between runs of one model, method and budget."""
+    alike: dict[object, list[Mapping[str, object]]] = {}
+    for run in runs:
+        settings = run.setting("method")
+        place = run.model_label, run.prompts_label, run.method, round(run.memory.budget, 6)
+        alike.setdefault(place, []).append(settings if isinstance(settings, Mapping) else {})
+    names = dict.fromkeys(name for group in alike.values() for settings in group for name in settings)
+    return [
+        name
+        for name in names
+        if any(len({str(settings.get(name)) for settings in group}) > 1 for group in alike.values())
+    ]
+
+
+def tell_apart(runs: Sequence[Results]) -> list[Row]:
+    """Return what says which run is which: model, method and budget, and prompts and settings where those do not."""
+    settings = list_settings(runs)
+    several = len({run.prompts_label for run in runs}) > 1
+    rows: list[Row] = []
+    for run in runs:
+        row: dict[str, Cell] = {"model": run.model_label}
+        row |= {"prompts": run.prompts_label} if several else {}
+        row |= {"method": run.method, "budget": f"{run.memory.budget:.4g}"}
+        values = {name: run.setting(f"method.{name}") for name in settings}
+        rows.append(row | {name: "-" if value is None else str(value) for name, value in values.items()})
+    return rows
+
+
 def make_rows(runs: Sequence[Results], *, details: bool = False) -> list[Row]:
-    """Return a row per run by model, budget and method: memory, time and the metrics of `list_metrics`."""
-    names = list_metrics(runs, details=details)
+    """Return a row per run by model, budget and method: which it is, memory, time and the metrics of `list_metrics`."""
+    metrics = list_metrics(runs, details=details)
     ordered = sorted(runs, key=lambda run: (run.model_label, run.memory.budget_tokens, run.method))
-    return [_make_row(run, names) for run in ordered]
+    return [
+        {**which, **_list_costs(run), **{name: find_metric(run, name) for name in metrics}}
+        for which, run in zip(tell_apart(ordered), ordered, strict=True)
+    ]
 
 
 def show_runs(console: Console, runs: Sequence[Results], failures: Sequence[tuple[str, str]] = ()) -> None:
@@ -64,7 +94,7 @@ def show_runs(console: Console, runs: Sequence[Results], failures: Sequence[tupl
         roomy = console.width >= ROOMY
         shown = drop_columns(rows, [*([] if roomy else NARROW), *([] if len(models) > 1 else ["model"])])
         title = ", ".join(models) + (" (± half of the 95 % interval)" if roomy else "")
-        lead = sum(name in LEAD for name in shown[0])
+        lead = sum(name in tell_apart(runs)[0] for name in shown[0])
         print_rows(console, title, shown, lead, "half" if roomy else "value")
     for name, reason in failures:
         console.print(f"failed {name}: {reason}", style="red", markup=False, highlight=False, soft_wrap=True)
@@ -82,12 +112,9 @@ def _mark_share(share: float | None) -> str:
     return "-" if share is None else f"{share:.3f}{'!' if share < WELL_USED else ''}"
 
 
-def _make_row(run: Results, names: Sequence[str]) -> Row:
+def _list_costs(run: Results) -> dict[str, Cell]:
     memory = run.memory
-    row: dict[str, Cell] = {
-        "model": run.model_label,
-        "method": run.method,
-        "budget": f"{memory.budget:.4g}",
+    return {
         "peak tokens": str(memory.peak_tokens),
         "peak %": f"{100 * memory.peak:.2f}",
         "last / B": _mark_share(memory.last_share),
@@ -96,4 +123,3 @@ def _make_row(run: Results, names: Sequence[str]) -> Row:
         "s/image": f"{run.latency.seconds_per_image:.3f}",
         "n": str(run.n),
     }
-    return row | {name: find_metric(run, name) for name in names}

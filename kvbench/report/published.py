@@ -14,10 +14,11 @@ TOLERANCE = 0.05
 """Largest relative distance of a run's budget from a row's: HeatKV's "10 %" was 650 of 6425 tokens per head, 10.1 %."""
 FIGURES = ("fidelity", "stability")
 """Plots that a table may name (`kvbench.report.plots`)."""
-COSTS: Mapping[str, Callable[[Results], float]] = {
+COSTS: Mapping[str, Callable[[Results], float | None]] = {
     "cache MiB": lambda run: run.memory.paper_peak_mib,
     "cache 1000 MiB": lambda run: run.memory.paper_peak_mib / 1000,
     "images/s": lambda run: run.latency.images_per_second,
+    "tokens/s": lambda run: run.latency.tokens_per_second,
 }
 """Published columns that are no metrics of ours."""
 
@@ -46,7 +47,7 @@ class PublishedTable:
         data: what was generated or measured on.
         keys: settings that tell rows apart, as dotted paths of a configuration (or of results.json).
         metrics: columns.
-        models: rows by model; words after a model's name are a setting of the paper.
+        models: rows by model; words in brackets after its name are a prompt set, or a setting of the paper.
         fixed: settings that all rows share.
         also: metrics of ours that are shown although the paper lacks them.
         figure: plot that belongs to it.
@@ -65,10 +66,15 @@ class PublishedTable:
     figure: str | None = None
     budgets: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
-    def labels(self, models: Sequence[str]) -> tuple[str, ...]:
-        """Return the published columns to show beside runs of `models`: theirs if the paper has all, else every one."""
+    def labels(self, models: Sequence[str], prompts: Sequence[str] = ()) -> tuple[str, ...]:
+        """Return the published columns to show beside runs of `models` on `prompts`.
+
+        Theirs if the paper has all of these models, else every one; of those, theirs if it has all these prompt sets.
+        """
         own = tuple(label for label in self.models if model_of(label) in models)
-        return own if {model_of(label) for label in own} == set(models) else tuple(self.models)
+        shown = own if {model_of(label) for label in own} == set(models) else tuple(self.models)
+        same = tuple(label for label in shown if setting_of(label) in prompts)
+        return same if same and {setting_of(label) for label in same} == set(prompts) else shown
 
     def cell(self, label: str, where: Mapping[str, tuple[str, ...]], metric: str) -> str | None:
         """Return what the paper gives for a row of one model, None if nothing."""
@@ -96,6 +102,15 @@ class PublishedTable:
 def model_of(label: str) -> str:
     """Return the model's name out of a column's label."""
     return label.split(" ", 1)[0]
+
+
+def setting_of(label: str) -> str:
+    """Return what stands in brackets behind the model's name of a column's label.
+
+    >>> setting_of("qwen3_8b (aime24)")
+    'aime24'
+    """
+    return label.partition(" ")[2].strip("()")
 
 
 def find_setting(run: Results, key: str) -> object:
@@ -202,7 +217,7 @@ def _parse_row(place: str, values: object, keys: tuple[str, ...], metrics: tuple
 def _agrees(key: str, actual: object, wanted: str) -> bool:
     expected = parse_number(wanted)
     if expected is None or not isinstance(actual, int | float):
-        return str(actual) == wanted
+        return (str(actual).lower() if isinstance(actual, bool) else str(actual)) == wanted
     if key == "budget":
         return abs(actual - expected) <= TOLERANCE * expected
     return actual == expected

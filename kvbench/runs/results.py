@@ -161,6 +161,14 @@ class Results:
         """Name of the model, and that its weights are random where they are."""
         return self.model + (" (random weights)" if self.setting("model.weights") == "random" else "")
 
+    @property
+    def prompts_label(self) -> str:
+        """Name of the prompt set: that of its file, or of its class in small letters."""
+        path = self.setting("prompts.path")
+        if path is not None:
+            return Path(str(path)).stem
+        return str(self.setting("prompts._target_") or "?").rsplit(".", 1)[-1].lower()
+
 
 @dataclass(frozen=True)
 class Outcome:

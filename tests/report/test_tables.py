@@ -12,7 +12,7 @@ from rich.console import Console
 from kvbench.core.config import ConfigError
 from kvbench.eval.protocol.scores import Metric
 from kvbench.report.collect import collect_runs
-from kvbench.report.many_runs import list_metrics, make_rows, show_runs, write_report
+from kvbench.report.many_runs import list_metrics, list_settings, make_rows, show_runs, write_report
 from kvbench.report.one_run import show_run
 from kvbench.report.tables import format_cell, format_csv, format_markdown, print_rows, publish
 from kvbench.runs.results import Results
@@ -94,6 +94,24 @@ def test_what_was_asked_for_and_is_missing_says_why() -> None:
 )
 def test_cells_have_the_metrics_own_digits(metric: Metric, style: str, text: str) -> None:
     assert format_cell(metric, style) == text
+
+
+def test_settings_that_tell_runs_apart_have_columns() -> None:
+    def one(method: str, prompts: str = "scenes", **settings: object) -> Results:
+        config = {
+            "model": {"name": "m"}, "prompts": {"path": f"here/{prompts}.txt"}, "method": {"sinks": 1, **settings},
+        }  # fmt: skip
+        return made_up(method, 0.1, {}, config=config)
+
+    runs = [one("hard_kv", p=p, selector="rkv") for p in (0.7, 0.9)]
+    assert list_settings(runs) == ["p"]
+    rows = make_rows([*runs, one("random", seed=3)])  # its seed and selector tell it from nothing
+    assert [list(row)[:4] for row in rows] == [["model", "method", "budget", "p"]] * 3
+    assert [row["p"] for row in rows] == ["0.7", "0.9", "-"]
+    assert list_settings([one("a", p=1), one("b", p=2), one("a", "parti", p=3)]) == []
+    both = make_rows([one("a"), one("a", "parti")])
+    assert [row["prompts"] for row in both] == ["scenes", "parti"]
+    assert "prompts" not in rows[0]
 
 
 def test_csv_has_numbers_in_columns_of_their_own(tmp_path: Path) -> None:
