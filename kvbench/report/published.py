@@ -73,8 +73,8 @@ class PublishedTable:
         """
         own = tuple(label for label in self.models if model_of(label) in models)
         shown = own if {model_of(label) for label in own} == set(models) else tuple(self.models)
-        same = tuple(label for label in shown if setting_of(label) in prompts)
-        return same if same and {setting_of(label) for label in same} == set(prompts) else shown
+        same = tuple(label for label in shown if prompts_of(label) in prompts)
+        return same if same and {prompts_of(label) for label in same} == set(prompts) else shown
 
     def cell(self, label: str, where: Mapping[str, tuple[str, ...]], metric: str) -> str | None:
         """Return what the paper gives for a row of one model, None if nothing."""
@@ -104,13 +104,13 @@ def model_of(label: str) -> str:
     return label.split(" ", 1)[0]
 
 
-def setting_of(label: str) -> str:
-    """Return what stands in brackets behind the model's name of a column's label.
+def prompts_of(label: str) -> str:
+    """Return the prompt set in brackets behind the model's name of a column's label.
 
-    >>> setting_of("qwen3_8b (aime24)")
+    >>> prompts_of("qwen3_8b (aime24, upper block)")
     'aime24'
     """
-    return label.partition(" ")[2].strip("()")
+    return label.partition(" ")[2].strip("()").partition(",")[0]
 
 
 def find_setting(run: Results, key: str) -> object:
