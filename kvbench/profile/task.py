@@ -163,6 +163,7 @@ def _hash_job(job: Job) -> str:
         str(job.budget.capacity),
         asdict(job.settings.profile),
         job.settings.device,
+        job.settings.cuda_graph,
         str(job.dtype),
         torch.get_num_threads(),
         hash_prompts(job.prompts),

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
@@ -205,6 +205,15 @@ def test_what_is_written(tmp_path: Path) -> None:
     assert profiler.profile(job)[0] == path
     other = timed_job(tmp_path, profile=ProfileSettings((4,), 1, 3))
     assert profiler.profile(other)[0] != path
+
+
+def test_recorded_steps_are_named_apart(tmp_path: Path) -> None:
+    job = timed_job(tmp_path)
+    names = {
+        profiler._hash_job(replace(job, settings=replace(job.settings, device="cuda", cuda_graph=recorded)))
+        for recorded in (False, True)
+    }
+    assert len(names) == 2
 
 
 def test_without_the_full_cache(tmp_path: Path) -> None:
