@@ -81,7 +81,7 @@ def main() -> None:
                 wait(options.device)
                 if repeat >= 5:
                     seconds[name].append(time.perf_counter() - started)
-    default = "kernel (varlen)" if options.device == "cuda" else _choose(layout)
+    default = "kernel (varlen)" if options.device == "cuda" else _choose(layout, options.dim)
     print(
         f"{len(counts)} rows of {len(layout.groups)} lengths, {min(counts)} to {max(counts)} slots, {dtype}"
     )

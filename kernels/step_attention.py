@@ -23,6 +23,8 @@ WORTH_GROUPING = 4
 """Rows are read group by group where that many have the same length on average: it takes a call for each length."""
 WORTH_COPYING = 12
 """Other rows are read together until they are so many times as long as the longest of them; then a copy is worth it."""
+CALL_NUMBERS = 25_000
+"""Numbers that are copied in the time of a call of attention: long rows are read by length, however few share one."""
 
 
 class OpenRows(NamedTuple):
@@ -70,7 +72,7 @@ def open_rows(
         filled: see `OpenRows`.
     """
     ends, device = layout.offsets + layout.lengths, keys.device
-    chosen = arrangement or ("kernel" if keys.is_cuda else _choose(layout))
+    chosen = arrangement or ("kernel" if keys.is_cuda else _choose(layout, keys.shape[2]))
     if chosen == "kernel":
         return OpenRows(keys, values, layout, filled, ends=ends)
     if layout.uniform or chosen == "grouped":
@@ -90,8 +92,10 @@ def open_rows(
     return OpenRows(keys, values, layout, ends=ends, ages=ages, slots=slots)
 
 
-def _choose(layout: Layout) -> Arrangement:
-    if WORTH_GROUPING * len(layout.groups) <= len(layout.counts):
+def _choose(layout: Layout, channels: int) -> Arrangement:
+    lengths, rows = len(layout.groups), len(layout.counts)
+    copied = 2 * rows * (layout.longest + layout.room) * channels
+    if WORTH_GROUPING * lengths <= rows or CALL_NUMBERS * lengths <= copied:
         return "grouped"
     return "together" if layout.total <= WORTH_COPYING * layout.longest else "padded"
 
@@ -116,7 +120,7 @@ def step_attention(q: Tensor, k: Tensor, v: Tensor, rows: OpenRows, filled: int,
     """
     if not rows.groups and rows.ages is None:
         return _attend_in_place(q, k, v, rows, filled, scale)
-    _write(k, v, rows, filled)
+    write_tokens(k, v, rows, filled)
     tokens = k.shape[2]
     if rows.groups:
         return _attend_groups(q, rows, filled, tokens, scale)
@@ -147,7 +151,7 @@ def _attend_in_place(q: Tensor, k: Tensor, v: Tensor, rows: OpenRows, filled: in
 
     before = layout._replace(lengths=layout.lengths + filled)
     out, _ = ragged_attention_triton(q, k, v, rows.keys, rows.values, before, scale, causal=True)
-    _write(k, v, rows, filled)
+    write_tokens(k, v, rows, filled)
     return out
 
 
@@ -173,7 +177,7 @@ def _attend(q: Tensor, keys: Tensor, values: Tensor, seen: Tensor | None, scale:
     return F.scaled_dot_product_attention(q, keys, values, attn_mask=seen, scale=scale)
 
 
-def _write(k: Tensor, v: Tensor, rows: OpenRows, filled: int) -> None:
+def write_tokens(k: Tensor, v: Tensor, rows: OpenRows, filled: int) -> None:
     """Write new tokens behind the `filled` ones in the room of every row."""
     tokens = k.shape[2]
     if rows.ends is None:
