@@ -120,6 +120,8 @@ class RMSNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalise [..., channels] over the channels."""
+        if x.dtype == self.weight.dtype == torch.float32:  # nothing is rounded in between
+            return F.rms_norm(x, x.shape[-1:], self.weight, self.eps)
         return F.rms_norm(x.float(), x.shape[-1:], eps=self.eps).to(x.dtype) * self.weight
 
 
