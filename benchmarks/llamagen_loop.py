@@ -10,7 +10,7 @@ time grows with the tokens before it.
 import argparse
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 
 import numpy as np
@@ -30,6 +30,7 @@ from kvbench.models.llamagen.model import LlamaGenModel
 from kvbench.models.llamagen.sampling import LlamaGenSampling, guide, truncate
 from kvbench.models.llamagen.transformer import LlamaGen
 from kvbench.models.noise import PromptNoise
+from kvbench.models.qwen3.model import Qwen3Model
 
 FEW = "linear_ar,headkv,snapkv,streaming_llm"
 
@@ -101,13 +102,16 @@ def _rotate(x: Tensor, rotation: Tensor) -> Tensor:
     return torch.stack((a * cos - b * sin, b * cos + a * sin), -1).flatten(-2).type_as(x)
 
 
-def prepare_cache(model: LlamaGenModel, name: str, budget: str) -> KVCache:
-    """Make a cache with a method of `conf/method` on the model.
+def prepare_cache(
+    model: LlamaGenModel | Qwen3Model, name: str, budget: str, overrides: Sequence[str] = ()
+) -> KVCache:
+    """Make a cache with a method of `conf/method` on the model; `overrides` are of the method's settings.
 
     Raises:
         ValueError: the method does not fit the model, or the budget is too small for it.
     """
-    method = built(composed([f"method={name}", f"sinks={model.default_sinks}"])["method"])
+    chosen = [f"method={name}", f"sinks={model.default_sinks}", *overrides]
+    method = built(composed(chosen)["method"])
     assert isinstance(method, Method)
     method.prepare(model.spec, Budget.parse(budget, model.spec))
     return KVCache(model.spec, method, dtype=torch.float32)
@@ -120,23 +124,31 @@ def read_prompts(model: LlamaGenModel, count: int) -> list[str]:
     return [prompt.text for prompt in built({**composed()["prompts"], "count": count}).load()]
 
 
-def measure_slope(cache: KVCache, model: LlamaGenModel, run: Callable[[], object], repeats: int) -> Tensor:
+def measure_slope(
+    cache: KVCache,
+    model: LlamaGenModel | Qwen3Model,
+    run: Callable[[], object],
+    repeats: int,
+    *,
+    cpu_time: bool = False,
+) -> Tensor:
     """Measure the time of a step by the tokens before it; returns float64 [segments after the prompt, 2].
 
     Columns are the tokens before the middle of a segment and the median seconds of its steps.
     """
     begin, rounds = cache.begin, []
+    clock = time.process_time if cpu_time else time.perf_counter
     try:
         for _ in range(repeats):
             stamps: list[float] = []
 
             def stamped(segment: Segment, stamps: list[float] = stamps) -> None:
-                stamps.append(time.perf_counter())
+                stamps.append(clock())
                 begin(segment)
 
             cache.begin = stamped  # type: ignore[method-assign]
             run()
-            rounds.append([*stamps, time.perf_counter()])
+            rounds.append([*stamps, clock()])
     finally:
         cache.begin = begin  # type: ignore[method-assign]
     seconds = torch.tensor(rounds, dtype=torch.float64).diff(dim=1).median(0).values[1:]

@@ -40,6 +40,32 @@ def test_they_run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
         assert told in capsys.readouterr().out
 
 
+SMALL_TEXTS = [
+    "--batch", "2", "--tokens", "20", "--threads", "1", "--repeats", "1", "--budget", "0.5",
+    "model.transformer.depth=2", "model.prompt_tokens=5", "model.chunk=4",
+    "method.window=2", "method.queries=2", "method.p=0.5",
+]  # fmt: skip
+
+
+def test_texts_are_those_of_transformers(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    loop = module("generate_loop", monkeypatch)
+    monkeypatch.setattr(sys, "argv", ["generate_loop", *SMALL_TEXTS, "--slope"])
+    loop.main()
+    text = capsys.readouterr().out
+    lines = {line[:16].strip(): line[16:].split() for line in text.splitlines()}
+    assert lines["full"][3:] == ["20", "1.000"]
+    assert 0.3 < float(lines["hard_kv 0.5"][4]) <= 0.5
+    assert "us for every token before it" in text
+
+
+def test_equal_tokens_are_counted_from_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = torch.tensor([[1, 2, 3, 4], [1, 2, 3, 4]])
+    expected = torch.tensor([[1, 2, 0, 4], [1, 2, 3, 0]])
+    assert module("generate_loop", monkeypatch).count_equal(found, expected) == 2
+
+
 def test_a_step_s_time_is_that_of_its_segment(monkeypatch: pytest.MonkeyPatch) -> None:
     loop = module("llamagen_loop", monkeypatch)
     model = module("build", monkeypatch).built(loop.composed(["model=llamagen_tiny"])["model"])

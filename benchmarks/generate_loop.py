@@ -1,0 +1,169 @@
+"""Tokens per second of texts: the engine against transformers' `generate` with its dynamic cache, on the same weights.
+
+python benchmarks/generate_loop.py [--model qwen3_4b] [--batch 8] [--tokens 2000] [--threads 2]
+                                   [--methods hard_kv] [--budget 0.25] [--repeats 3] [--slope] [--cpu-time]
+                                   [overrides]
+Without `--model` it is a small Qwen3 of random weights, whose shape overrides change (model.transformer.depth=8).
+Prompts are random tokens, every step takes the likeliest token, and no text ends before the last one. Generations take
+turns in one process; printed are the median seconds, tokens per second, transformers' time over each, how many of all
+texts' first tokens are those of transformers, and the most that was held, of all there was. `--slope` also prints how a
+step's time grows with the tokens before it. A budget up to 1 is a share of what may be held, above it tokens a head.
+"""
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from build import built, composed
+from llamagen_loop import measure_slope, prepare_cache
+from torch import Tensor
+
+from kvbench.core.devices import keep_freed_memory
+from kvbench.engine.cache import KVCache
+from kvbench.models.noise import PromptNoise
+from kvbench.models.qwen3.files import split_qwen3
+from kvbench.models.qwen3.loop import generate
+from kvbench.models.qwen3.model import Qwen3Model
+from kvbench.models.qwen3.transformer import Qwen3
+
+SMALL = {
+    "depth": 4, "width": 128, "heads": 4, "kv_heads": 2, "head_dim": 32, "hidden": 384, "vocabulary": 512,
+}  # fmt: skip
+"""Shape of the model that is measured where none is named."""
+PROMPT = 32
+"""Tokens of its prompts."""
+
+
+def open_in_transformers(transformer: Qwen3) -> Any:
+    """Return transformers' model with the weights of ours."""
+    import transformers
+
+    config = transformer.config
+    settings = transformers.Qwen3Config(
+        vocab_size=config.vocabulary, hidden_size=config.width, intermediate_size=config.hidden,
+        num_hidden_layers=config.depth, num_attention_heads=config.heads, num_key_value_heads=config.kv_heads,
+        head_dim=config.head_dim, rms_norm_eps=config.eps, tie_word_embeddings=config.tied,
+        rope_parameters={"rope_type": "default", "rope_theta": config.rope_base},
+        max_position_embeddings=1 << 17, bos_token_id=None, eos_token_id=None, pad_token_id=0,
+    )  # fmt: skip
+    model = transformers.Qwen3ForCausalLM(settings).eval().requires_grad_(False)
+    model.load_state_dict(split_qwen3(transformer.state_dict(), config), strict=not config.tied)
+    return model
+
+
+def count_equal(found: Tensor, expected: Tensor) -> int:
+    """Return how many tokens all texts int64 [prompts, tokens] have in common with others from their beginning."""
+    return int((found == expected).int().cumprod(1).sum(1).min())
+
+
+def choose_model(options: argparse.Namespace) -> Qwen3Model:
+    """Build and load the model that the command line names."""
+    overrides = [f"model.max_tokens={options.tokens}", "model.sampling.temperature=0"]
+    if options.model is None:
+        shape = [f"model.transformer.{name}={size}" for name, size in SMALL.items()]
+        overrides += ["model=qwen3_4b", "model.weights=random", f"model.prompt_tokens={PROMPT}", *shape]
+    else:
+        overrides.append(f"model={options.model}")
+    more = [override for override in options.overrides if not override.startswith("method.")]
+    model = built(composed([*overrides, *more])["model"])
+    assert isinstance(model, Qwen3Model)
+    model.load("cpu")
+    return model
+
+
+def choose_cache(model: Qwen3Model, name: str, options: argparse.Namespace) -> KVCache:
+    """Make a cache with a method at the budget of the command line, and its overrides of the method."""
+    more = [override for override in options.overrides if override.startswith("method.")]
+    return prepare_cache(model, name, options.budget, more)
+
+
+def draw_prompts(model: Qwen3Model, count: int) -> Tensor:
+    """Draw prompts of random tokens, int64 [count, tokens], as long as the model has room for."""
+    rng = torch.Generator().manual_seed(0)
+    return torch.randint(2, model.transformer.vocabulary, (count, model.prompt_tokens), generator=rng)
+
+
+def write_texts(model: Qwen3Model, prompts: Tensor, cache: KVCache) -> Tensor:
+    """Return the tokens int64 [prompts, tokens] that the engine writes, none of which ends a text."""
+    with torch.inference_mode():
+        embedded = model._transformer.embed(prompts)
+    noise = PromptNoise(0, range(len(prompts)))
+    drawn = generate(
+        model._transformer, embedded, model.spec.segments, cache, noise, model.sampling, ends=(), pad=0
+    )
+    return drawn.tokens
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--model")
+    for name, value in (("batch", 8), ("tokens", 2000), ("threads", 2), ("repeats", 3)):
+        parser.add_argument(f"--{name}", type=int, default=value)
+    parser.add_argument("--methods", default="hard_kv")
+    parser.add_argument("--budget", default="0.25")
+    parser.add_argument("--slope", action="store_true")
+    parser.add_argument(
+        "--cpu-time", action="store_true", help="count processor time, where others use the machine"
+    )
+    parser.add_argument("overrides", nargs="*")
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    clock = time.process_time if options.cpu_time else time.perf_counter
+    keep_freed_memory()
+    model = choose_model(options)
+    theirs, prompts = open_in_transformers(model._transformer), draw_prompts(model, options.batch)
+
+    def in_transformers() -> Tensor:
+        given = {"attention_mask": torch.ones_like(prompts), "max_new_tokens": model.max_tokens}
+        found: Tensor = theirs.generate(prompts, do_sample=False, **given)
+        return found[:, prompts.shape[1] :]
+
+    caches = {"full": prepare_cache(model, "full", "1")}
+    for name in filter(None, options.methods.split(",")):
+        caches[f"{name} {options.budget}"] = choose_cache(model, name, options)
+    runs: dict[str, Callable[[], Tensor]] = {"transformers": in_transformers}
+    runs |= {name: partial(write_texts, model, prompts, cache) for name, cache in caches.items()}
+    times: dict[str, list[float]] = {name: [] for name in runs}
+    texts: dict[str, Tensor] = {}
+    for repeat in range(options.repeats + 1):
+        for name, run in runs.items():
+            started = clock()
+            texts[name] = run()
+            if repeat:  # the first round warms up
+                times[name].append(clock() - started)
+    base = statistics.median(times["transformers"])
+    print(
+        f"{model.name}: {model.max_tokens} tokens after {model.prompt_tokens}, batch {options.batch}, "
+        f"{options.threads} threads, median of {options.repeats}"
+    )
+    print(
+        f"{'':16}{'s':>8}{'tokens/s':>10}{'transformers over it':>22}{'first tokens equal':>20}{'peak held':>11}"
+    )
+    for name, seconds in times.items():
+        middle = statistics.median(seconds)
+        line = f"{name:16}{middle:8.3f}{options.batch * model.max_tokens / middle:10.0f}{base / middle:22.2f}"
+        if name in caches:
+            equal = count_equal(texts[name], texts["transformers"])
+            held = caches[name].ledger.peak_tokens
+            line += f"{equal:20}{held / (model.spec.all_heads * model.spec.segments[-1].start):11.3f}"
+        print(line)
+    for name, cache in caches.items() if options.slope else ():
+        points = measure_slope(cache, model, runs[name], options.repeats, cpu_time=options.cpu_time)
+        slope, start = np.polyfit(*points.T.numpy(), 1)
+        least, most = points[:, 1].aminmax()
+        print(
+            f"{name}, a step: {1e3 * least:.2f} to {1e3 * most:.2f} ms, {1e3 * start:.2f} ms "
+            f"+ {1e6 * slope:.3f} us for every token before it"
+        )
+
+
+if __name__ == "__main__":
+    main()
