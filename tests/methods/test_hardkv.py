@@ -5,7 +5,7 @@ from functools import lru_cache
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional as F
@@ -14,7 +14,7 @@ from kvbench.core.budget import Budget
 from kvbench.core.segments import ModelSpec, next_scale
 from kvbench.engine.cache import KVCache
 from kvbench.methods.hardkv.calibration import CLAMPED, mark_top_p, solve_temperatures
-from kvbench.methods.hardkv.method import HardKV
+from kvbench.methods.hardkv.method import HardKV, Select
 from kvbench.methods.hardkv.selectors import Selector, pool_scores, weigh_redundancy
 from kvbench.methods.rkv import RKV
 from kvbench.methods.snapkv import SnapKV
@@ -196,6 +196,30 @@ def test_fixed_budgets_give_every_head_the_same(select: str) -> None:
         assert (held == held[0]).all()
         assert held[0] == min(30, asked.position.shape[1])
         assert all(set(range(10)) <= set(ids) for ids in asked.ids())  # the prompt
+    assert cache.ledger.peak_tokens <= method.budget.capacity
+
+
+@given(
+    budget=st.integers(12, 46),
+    select=st.sampled_from(("top_p", "votes", "top_k")),
+    selector=st.sampled_from(("vanilla", "snapkv", "rkv")),
+    start=st.sampled_from((0.0, 0.5, 1.0)),
+    p=st.sampled_from((0.3, 0.9, 1.0)),
+    seed=st.integers(0, 99),
+)
+@settings(max_examples=25)
+def test_no_head_ever_holds_more_than_its_share_and_an_interval(
+    budget: int, select: Select, selector: Selector, start: float, p: float, seed: int
+) -> None:
+    method = HardKV(selector, select, p, start, queries=ASKS, window=LATEST, kernel=KERNEL)
+    prepared(method, SPEC, budget)
+    seen = listening(method)
+    cache = KVCache(SPEC, method, dtype=torch.float32)
+    run(cache, SPEC, tokens_of(SPEC, 2, seed, groups=2))
+    for asked in seen:
+        interval = SPEC.segments[asked.scale].length
+        assert (asked.position >= 0).sum(1).max() <= budget + interval
+        assert asked.kept.sum(1).max() <= budget
     assert cache.ledger.peak_tokens <= method.budget.capacity
 
 

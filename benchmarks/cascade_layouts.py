@@ -1,0 +1,180 @@
+"""Memory and time of the layouts of one kept set: Hard-KV's HA-Sparse and HA-Max, and the engine's ragged rows.
+
+python benchmarks/cascade_layouts.py [--slots 4096] [--batch 1] [--threads 2] [--repeats 5] [--cpu-time]
+                                     [--model qwen3_4b] [--prompts aime24] [--method hard_kv] [--budget 0.25]
+                                     [--tokens 1024] [overrides]
+The first table is of the lengths that Hard-KV's latencies were published for, N x 0.5 x 0.93389^layer x 0.87215^head,
+at Qwen3-8B's shapes, slots drawn at random. The second is of what a method keeps after `--tokens` tokens of a model, a
+small Qwen3 of random weights unless `--model` names one. Printed are slots and bytes (keys, values, masks) that are
+allocated for what is kept, the share of slots that is of use, the preparation of all layers, a step's attention in all
+layers, memory x (preparation + 128 steps), and that over the ragged rows', once more with the room of 128 tokens behind
+every row that all three have. Keys and values are random numbers in float32.
+"""
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from build import built, composed
+from generate_loop import choose_cache, choose_model, draw_prompts, write_texts
+from kept_layouts import (
+    VARIANTS,
+    Way,
+    attend_step,
+    count_slots,
+    find_utilisation,
+    find_widths,
+    integrate,
+    lay,
+    lay_dense,
+)
+from torch import Tensor
+
+from kvbench.core.devices import keep_freed_memory
+from kvbench.core.segments import Segment
+from kvbench.engine.cache import KVCache
+from kvbench.models.noise import PromptNoise
+
+INTERVAL = 128
+"""Steps between two preparations."""
+LAYERS, HEADS, FOLD, CHANNELS = 36, 8, 4, 128
+"""Of Qwen3-8B: layers, KV heads, query heads for each of them, and channels."""
+WAYS: dict[str, Way] = {name: VARIANTS[name][1] for name in ("HA-Sparse", "HA-Max")} | {"ragged": "ragged"}
+
+
+def spread_lengths(slots: int, layers: int, heads: int) -> Tensor:
+    """Return the published lengths int64 [layers, heads] of `slots` slots (its program's benchmark)."""
+    layer, head = torch.arange(layers)[:, None].double(), torch.arange(heads).double()
+    return (slots * 0.5 * 0.93389**layer * 0.87215**head).round().long()
+
+
+def draw_slots(lengths: Tensor, slots: int, requests: int) -> Tensor:
+    """Draw which slots are kept, bool [layers, requests, heads, slots], so many as lengths [layers, heads] say."""
+    generator = torch.Generator().manual_seed(0)
+    ranks = torch.rand(len(lengths), requests, lengths.shape[1], slots, generator=generator).argsort(-1)
+    return ranks < lengths[:, None, :, None]
+
+
+def watch_kept(cache: KVCache, run: Callable[[], object]) -> Tensor:
+    """Run a generation and return what its cache held when the last segment began.
+
+    Returns:
+        bool [layers, requests, heads, slots], a slot for every token before that segment.
+    """
+    found: list[Tensor] = []
+    begin, spec = cache.begin, cache.spec
+
+    def watched(segment: Segment) -> None:
+        begin(segment)
+        if segment.last:
+            for store in cache._stores:
+                position = store.layout.positions
+                kept = torch.zeros(len(position), segment.start + 1, dtype=torch.bool)
+                kept.scatter_(1, position.masked_fill(position < 0, segment.start), value=True)
+                found.append(kept[:, : segment.start].unflatten(0, (-1, spec.heads)))
+
+    cache.begin = watched  # type: ignore[method-assign]
+    try:
+        run()
+    finally:
+        cache.begin = begin  # type: ignore[method-assign]
+    return torch.stack(found)
+
+
+def time_layout(
+    way: Way, keep: Tensor, storage: list[tuple[Tensor, Tensor]], fold: int, options: argparse.Namespace
+) -> tuple[float, float, int]:
+    """Return the median seconds of a preparation and of a step in all layers, and the bytes of masks."""
+    clock = time.process_time if options.cpu_time else time.perf_counter
+    rows, channels = keep.shape[1] * keep.shape[2], storage[0][0].shape[2]
+    dense, kept = lay_dense(rows, keep.shape[3], INTERVAL), keep.flatten(1, 2)
+    q = torch.randn(1, rows, fold, channels)
+    k, v = (torch.randn(1, rows, 1, channels) for _ in range(2))
+    prepared, steps = list[float](), list[float]()
+    for _ in range(options.repeats + 1):
+        started = clock()
+        widths = find_widths(keep)
+        laid = [lay(way, *pair, dense, kept[layer], widths) for layer, pair in enumerate(storage)]
+        prepared.append(clock() - started)
+        for filled in range(4):
+            started = clock()
+            for layer in laid:
+                attend_step(q, k, v, layer, filled, channels**-0.5)
+            steps.append(clock() - started)
+        masks = sum(layer.bits.nbytes for layer in laid if hasattr(layer, "bits"))
+        del laid
+    return statistics.median(prepared[1:]), statistics.median(steps[4:]), masks
+
+
+def print_table(keep: Tensor, fold: int, channels: int, options: argparse.Namespace) -> None:
+    """Measure the layouts of a selection bool [layers, requests, heads, slots] and print their table."""
+    layers, requests, heads, slots = keep.shape
+    lengths = keep.sum(3)
+    used = statistics.mean(find_utilisation(lengths[:, one]) for one in range(requests))
+    print(
+        f"{layers} layers, {requests} x {heads} KV heads of {channels} channels, {slots} tokens: "
+        f"{float(lengths.double().mean()) / slots:.3f} kept overall, {int(lengths.max()) / slots:.3f} at most, "
+        f"SU {used:.3f}"
+    )
+    print(
+        f"{'':10}{'slots':>10}{'MiB':>9}{'useful':>8}{'prepare, ms':>13}{'step, ms':>10}"
+        f"{'slot s':>11}{'MiB s':>9}{'of ragged':>11}{'with room':>11}"
+    )
+    shape, room = (1, requests * heads * (slots + INTERVAL), channels), layers * requests * heads * INTERVAL
+    storage = [(torch.rand(shape), torch.rand(shape)) for _ in range(layers)]
+    rows = []
+    for name, way in WAYS.items():
+        prepare, step, masks = time_layout(way, keep, storage, fold, options)
+        taken = count_slots(keep, way)
+        rows.append((name, taken, taken * 2 * channels * 4 + masks, prepare, step))
+    base, padded = (integrate(rows[-1][1] + more, *rows[-1][3:], INTERVAL) for more in (0, room))
+    for name, taken, size, prepare, step in rows:
+        whole = integrate(taken, prepare, step, INTERVAL)
+        bytes_seconds = integrate(size, prepare, step, INTERVAL) / 2**20
+        print(
+            f"{name:10}{taken:10}{size / 2**20:9.1f}{int(lengths.sum()) / taken:8.3f}{1e3 * prepare:13.2f}"
+            f"{1e3 * step:10.3f}{whole:11.0f}{bytes_seconds:9.2f}{whole / base:11.2f}"
+            f"{integrate(taken + room, prepare, step, INTERVAL) / padded:11.2f}"
+        )
+
+
+def main() -> None:
+    """Print both tables."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--model")
+    parser.add_argument("--prompts", help="of conf/prompts; otherwise random tokens")
+    parser.add_argument("--method", default="hard_kv")
+    parser.add_argument("--budget", default="0.25")
+    for name, value in (("slots", 4096), ("batch", 1), ("tokens", 1024), ("threads", 2)):
+        parser.add_argument(f"--{name}", type=int, default=value)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument(
+        "--cpu-time", action="store_true", help="count processor time, where others use the machine"
+    )
+    parser.add_argument("overrides", nargs="*")
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    keep_freed_memory()
+    with torch.inference_mode():
+        lengths = spread_lengths(options.slots, LAYERS, HEADS)
+        print_table(draw_slots(lengths, options.slots, options.batch), FOLD, CHANNELS, options)
+    model = choose_model(options)
+    config, cache = model.transformer, choose_cache(model, options.method, options)
+    run: Callable[[], object] = partial(write_texts, model, draw_prompts(model, options.batch), cache)
+    if options.prompts:
+        problems = {**composed([f"prompts={options.prompts}"])["prompts"], "count": options.batch}
+        texts = [prompt.text for prompt in built(problems).load()]
+        run = partial(model.generate, texts, cache, PromptNoise(0, range(options.batch)))
+    keep = watch_kept(cache, run)
+    print(f"\n{options.method} at a budget of {options.budget} on {model.name}:")
+    with torch.inference_mode():
+        print_table(keep, config.heads // config.kv_heads, config.head_dim, options)
+
+
+if __name__ == "__main__":
+    main()
