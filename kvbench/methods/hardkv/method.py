@@ -68,7 +68,7 @@ class HardKV(Scored):
         p: share of the mass, in (0, 1].
         start: share of B at which `top_p` begins to drop, in [0, 1].
         calibration: how temperatures are found, once a request, when it first drops something.
-        queries: the last so many queries of a segment vote; the paper lets every query of an interval vote (section 3.1).
+        queries: the last so many queries of a segment vote; in the paper all of an interval do (section 3.1).
         window: latest tokens that stay.
         kernel: slots that `snapkv` takes together, odd.
         mix: `rkv`'s lambda.
