@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig
 
@@ -43,7 +44,8 @@ def list_jobs(config: DictConfig) -> list[tuple[str, ...]]:
         config: composed for the sweep, with Hydra's part.
     """
     params = [f"{key}={value}" for key, value in (config.hydra.sweeper.params or {}).items()]
-    words = OverridesParser.create().parse_overrides([*params, *config.hydra.overrides.task])
+    loader = GlobalHydra.instance().config_loader()  # knows the choices that a pattern stands for
+    words = OverridesParser.create(loader).parse_overrides([*params, *config.hydra.overrides.task])
     return [tuple(job) for batch in BasicSweeper.split_arguments(words, None) for job in batch]
 
 

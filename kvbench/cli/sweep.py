@@ -2,6 +2,8 @@
 
 import logging
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import ClassVar, Literal
 
@@ -42,6 +44,17 @@ def describe_failure(error: Exception) -> str:
     return line
 
 
+@contextmanager
+def _ending_if_broken() -> Iterator[None]:
+    """End the program where a callback breaks: Hydra would warn, and a sweep without its jobs' list seem to be well."""
+    try:
+        yield
+    except Exception as error:
+        if not is_expected(error):
+            log.exception("the sweep broke")
+        sys.exit(f"error: {tell_error(error)}")
+
+
 class Summary(Callback):
     """After a sweep: one table of all jobs, a published one beside it, and a failing exit status if any job failed.
 
@@ -59,9 +72,10 @@ class Summary(Callback):
 
     def on_multirun_start(self, config: DictConfig, **kwargs: object) -> None:
         """Write down which jobs there will be."""
-        self._config = config
-        self._folder = open_folder(Path(config.runs_dir).expanduser(), list_jobs(config))
-        Summary.running = self
+        with _ending_if_broken():
+            self._config = config
+            self._folder = open_folder(Path(config.runs_dir).expanduser(), list_jobs(config))
+            Summary.running = self
 
     def on_job_start(self, config: DictConfig, **kwargs: object) -> None:
         """Write that a job runs."""
@@ -79,7 +93,8 @@ class Summary(Callback):
 
     def on_multirun_end(self, config: DictConfig, **kwargs: object) -> None:
         """Print the tables."""
-        self.show()
+        with _ending_if_broken():
+            self.show()
 
     def show(self) -> None:
         """Print the tables of what is there; the program ends with a failing status if a job failed or is missing."""

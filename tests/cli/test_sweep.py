@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from omegaconf import OmegaConf
 
 from kvbench.cli.jobs import Entry, open_folder, read_entries, write_entry
+from kvbench.cli.sweep import Summary
 from tests.support.places import ROOT
 
 SHORT = ("method=swa", "prompts.count=2", "eval=[psnr]")
@@ -84,3 +86,15 @@ def test_entries_come_back_one_for_every_job(
     assert read_entries(left) == expected
     assert open_folder(folder, jobs) == left
     assert {entry.outcome for entry in read_entries(left)} == {"missing"}
+
+
+def test_a_sweep_whose_jobs_cannot_be_listed_ends_at_once(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError("disk full")
+
+    monkeypatch.setattr("kvbench.cli.sweep.open_folder", refuse)
+    monkeypatch.setattr("kvbench.cli.sweep.list_jobs", lambda _: [])
+    with pytest.raises(SystemExit, match="error: disk full"):
+        Summary().on_multirun_start(OmegaConf.create({"runs_dir": str(tmp_path)}))
