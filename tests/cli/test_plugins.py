@@ -1,5 +1,6 @@
 """Methods, models, metrics and sweeps of packages outside the repository; `docs/examples/plugin` is one."""
 
+import importlib
 import json
 import os
 import subprocess
@@ -45,6 +46,7 @@ def write(folder: Path, name: str, text: str = "") -> None:
     path = folder / name
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text)
+    importlib.invalidate_caches()  # two files may come within one tick of the clock that imports look at
 
 
 def run(folder: Path, *arguments: str, path: Path = EXAMPLE) -> subprocess.CompletedProcess[str]:
