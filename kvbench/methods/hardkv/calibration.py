@@ -8,6 +8,7 @@ need is p.
 
 from typing import Literal, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -39,10 +40,18 @@ def mark_top_p(probabilities: Tensor, mass: float) -> Tensor:
     Returns:
         bool [..., slots]; at least one of every row.
     """
-    ordered = probabilities.sort(-1, descending=True).values
+    ordered = _order(probabilities)
     enough = ordered.cumsum(-1)[..., :-1] < mass
     least = ordered.gather(-1, enough.sum(-1, keepdim=True))
     return probabilities >= least
+
+
+def _order(numbers: Tensor) -> Tensor:
+    """Sort float32 [..., slots] along the slots, largest first."""
+    if numbers.is_cuda:
+        return numbers.sort(-1, descending=True).values
+    # On a CPU torch carries places along, which takes 25 times as long as sorting numbers alone.
+    return torch.from_numpy(np.sort(numbers.numpy(), -1)).flip(-1)
 
 
 def solve_temperatures(
@@ -63,7 +72,7 @@ def solve_temperatures(
     rows = len(altered)
     if method in ("none", "official"):
         return altered.new_full((rows,), OFFICIAL if method == "official" else 1.0)
-    ordered = altered.sort(-1, descending=True).values
+    ordered = _order(altered)
     asks = torch.ones_like(counts, dtype=torch.bool) if asking is None else asking
     problem = Problem(ordered, counts, mass, asks)
     return _descend(problem) if method == "gradient" else _halve(problem)
