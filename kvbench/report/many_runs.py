@@ -62,6 +62,18 @@ def list_settings(runs: Sequence[Results]) -> list[str]:
     ]
 
 
+def name_methods(runs: Sequence[Results]) -> list[str]:
+    """Return each run's method, followed by its values of the settings in which runs of the method differ."""
+    differ = {
+        method: list_settings([run for run in runs if run.method == method])
+        for method in {run.method for run in runs}
+    }
+    return [
+        " ".join((run.method, *(str(run.setting(f"method.{name}")) for name in differ[run.method])))
+        for run in runs
+    ]
+
+
 def tell_apart(runs: Sequence[Results]) -> list[Row]:
     """Return what says which run is which: model, method and budget, and prompts and settings where those do not."""
     settings = list_settings(runs)

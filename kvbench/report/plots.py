@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from kvbench.core.files import write_whole
 from kvbench.eval.protocol.scores import Metric
-from kvbench.report.many_runs import find_metric, list_metrics
+from kvbench.report.many_runs import find_metric, list_metrics, name_methods
 from kvbench.runs.results import Results
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
@@ -25,6 +25,8 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#0
 MARKERS = "osD^vPX"
 ABREAST = 4
 """Panels beside each other, at most."""
+LETTERS, SIGN = 45, 7
+"""Letters of the legend that have room under a panel, and how many its sign of a line takes."""
 
 
 class Point(NamedTuple):
@@ -43,14 +45,16 @@ Style = tuple[str, str, str]
 def trace_curves(runs: Sequence[Results], name: str) -> dict[str, list[Point]]:
     """Return a metric's points of every method by ascending budget; runs without a value are left out.
 
-    Of several runs of a method at one budget the first with the most images counts.
+    Settings in which runs of a method differ make several lines of it. Of several runs that are alike in them the first
+    with the most images counts.
     """
     found: dict[str, dict[float, Point]] = {}
-    for run in sorted(runs, key=lambda run: -run.n):
+    named = zip(name_methods(runs), runs, strict=True)
+    for method, run in sorted(named, key=lambda pair: -pair[1].n):
         metric = find_metric(run, name)
         if metric is not None and metric.value is not None:
             point = Point(run.memory.budget, metric.value, *(metric.interval or (metric.value,) * 2))
-            found.setdefault(run.method, {}).setdefault(point.budget, point)
+            found.setdefault(method, {}).setdefault(point.budget, point)
     return {method: sorted(points.values()) for method, points in sorted(found.items())}
 
 
@@ -82,7 +86,8 @@ def draw_metrics(runs: Sequence[Results], title: str) -> Figure | None:
     styles = {method: _choose_style(i) for i, method in enumerate(methods)}
     columns = min(len(panels), ABREAST)
     rows = ceil(len(panels) / columns)
-    size = (4.2 * columns + 0.4, 3.3 * rows + 0.7)
+    abreast = max(1, min(6, len(methods), LETTERS * columns // (SIGN + max(map(len, methods)))))
+    size = (4.2 * columns + 0.4, 3.3 * rows + 0.5 + 0.2 * ceil(len(methods) / abreast))
     figure = Figure(figsize=size, layout=ConstrainedLayoutEngine(w_pad=0.12))
     handles: dict[str, Line2D] = {}
     for place, (name, label) in enumerate(panels.items(), 1):
@@ -95,7 +100,7 @@ def draw_metrics(runs: Sequence[Results], title: str) -> Figure | None:
         [handles[method] for method in ordered],
         ordered,
         loc="outside lower center",
-        ncols=min(6, len(ordered)),
+        ncols=abreast,
         frameon=False,
     )
     return figure

@@ -78,6 +78,19 @@ def test_curves_are_sorted_and_leave_out_the_reference() -> None:
     assert [point[1] for point in plots.trace_curves([*RUNS, *again], "psnr")["swa"]] == [18.0]
 
 
+def test_settings_in_which_runs_differ_make_lines_of_their_own() -> None:
+    def one(budget: float, psnr: float, **settings: object) -> Results:
+        config = {"model": {"name": "m"}, "method": {"sinks": 1, **settings}}
+        return made_up("hard_kv", budget, {"psnr": Metric(psnr, "higher")}, config=config)
+
+    runs = [one(budget, budget + p, p=p) for budget in (0.1, 0.2) for p in (0.7, 0.9)]
+    found = plots.trace_curves(runs, "psnr")
+    assert {name: [point.value for point in points] for name, points in found.items()} == {
+        "hard_kv 0.7": [0.1 + 0.7, 0.2 + 0.7],
+        "hard_kv 0.9": [0.1 + 0.9, 0.2 + 0.9],
+    }
+
+
 def test_fidelity_has_a_line_and_a_band_per_method_in_every_panel() -> None:
     figure = plots.draw_metrics(RUNS, "a model")
     assert figure is not None
