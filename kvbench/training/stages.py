@@ -1,9 +1,10 @@
-"""Stages of a next-scale training: the coarse scales decide the picture and cost little, so they come first."""
+"""Stages of a training; of a next-scale one they are scales: the coarse ones decide the picture and cost little."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -11,6 +12,18 @@ from torch import Tensor, nn
 from kvbench.core.segments import Segment
 from kvbench.training.loop import Recipe, fit
 from kvbench.training.optim import warm_hold_decay
+
+
+class Timed(Protocol):
+    """A stretch of any training: it has a number of steps."""
+
+    @property
+    def steps(self) -> int:
+        """Optimiser steps."""
+        ...
+
+
+T = TypeVar("T", bound=Timed)
 
 
 @dataclass(frozen=True)
@@ -84,12 +97,12 @@ def fit_stages(
     )
 
 
-def count_steps(stages: Sequence[Stage]) -> int:
+def count_steps(stages: Sequence[Timed]) -> int:
     """Return the optimiser steps of all stages."""
     return sum(stage.steps for stage in stages)
 
 
-def find_stage(stages: Sequence[Stage], step: int) -> Stage:
+def find_stage(stages: Sequence[T], step: int) -> T:
     """Return the stage that a step belongs to, counted from 0.
 
     Raises:

@@ -1,7 +1,7 @@
 """Training of the small language model on problems of three walkers and their solutions."""
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -14,6 +14,7 @@ from kvbench.models.qwen3.transformer import Qwen3
 from kvbench.training.attention import attend_causally
 from kvbench.training.loop import Recipe, fit
 from kvbench.training.optim import warm_hold_decay
+from kvbench.training.stages import count_steps, find_stage
 from kvbench.walks.house import MOST_MOVES, ask, draw_problem, list_words, solve
 
 PAD, END = "<pad>", "<end>"
@@ -99,15 +100,6 @@ class NextWord(nn.Module):
                 parameter.normal_(0, 1.0 if embeds else parameter.shape[1] ** -0.5, generator=rng)
 
 
-def find_stage(stages: Sequence[WalkStage], step: int) -> WalkStage:
-    """Return the stage that a step belongs to, counted from 0; the last one behind them all."""
-    for stage in stages:
-        if step < stage.steps:
-            break
-        step -= stage.steps
-    return stage
-
-
 def draw_batch(recipe: WalkRecipe, step: int) -> tuple[Tensor, Tensor]:
     """Draw a step's tokens and targets, int64 [batch, tokens], from the number of the step alone.
 
@@ -145,7 +137,7 @@ def train_walks(model: NextWord, recipe: WalkRecipe, path: Path, *, compiled: bo
     forward = torch.compile(model, dynamic=False) if compiled else model
     device = model.transformer.tok_embeddings.weight.device
     rotation = model.transformer.rotations(max(stage.tokens for stage in recipe.stages))
-    steps = sum(stage.steps for stage in recipe.stages)
+    steps = count_steps(recipe.stages)
 
     def loss(step: int) -> Tensor:
         tokens, targets = (tensor.to(device) for tensor in draw_batch(recipe, step))
