@@ -3,7 +3,7 @@
 import json
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 
@@ -63,7 +63,7 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in (folder / "texts").iterdir()}
 
 
-def records(folder: Path) -> list[dict[str, object]]:
+def records(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / "samples.jsonl").read_text().splitlines()]
 
 
@@ -92,8 +92,8 @@ def test_what_drops_did_to_lse_is_recorded_where_it_is_watched(tmp_path: Path, w
     watching = HardKV(queries=4, window=2, start=0.0, p=0.5, watch_lse=True)
     outcome = execute.run(replace(job(tmp_path), method=watching))
     assert outcome.results is not None
-    drifts = [record["lse_drift"] for record in records(outcome.folder)]
-    assert outcome.results.memory.lse_drift == min(drifts) < 0  # type: ignore[type-var]
+    drifts: list[float] = [record["lse_drift"] for record in records(outcome.folder)]
+    assert outcome.results.memory.lse_drift == min(drifts) < 0
     assert all("lse_drift" not in record for record in records(whole))
     assert json.loads((whole / "results.json").read_text())["memory"]["lse_drift"] is None
 
