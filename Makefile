@@ -38,11 +38,10 @@ format:  ## put the code into the one format
 
 check: lint test  ## everything that must be green
 
-lock:  ## pin every dependency, with hashes and without addresses
-	$(PYTHON) -m venv build/lock && build/lock/bin/pip install --quiet pip-tools
-	build/lock/bin/pip-compile --quiet --all-extras --generate-hashes --allow-unsafe --strip-extras --no-header \
-		--no-emit-index-url --no-emit-trusted-host --no-emit-find-links --output-file build/lock/all.txt pyproject.toml
-	sed -e '/^# WARNING: pip install/,/^    # via/d' build/lock/all.txt > requirements.lock
+lock:  ## pin every dependency, with hashes and without addresses; what is pinned stays where it fits
+	$(PYTHON) -m venv build/lock && build/lock/bin/pip install --quiet uv
+	build/lock/bin/uv pip compile --quiet --universal --python-version 3.11 --all-extras --generate-hashes --strip-extras \
+		--no-header --no-annotate --no-emit-index-url --no-emit-find-links --output-file requirements.lock pyproject.toml
 
 wheel: $(VENV)/stamp  ## build dist/kvbench-*.whl
 	rm -rf build/lib dist
