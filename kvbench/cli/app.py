@@ -24,6 +24,9 @@ from kvbench.cli.messages import check_arguments, is_expected, is_one_job, tell_
 from kvbench.cli.search_path import PluginSearchPath, check_search_path
 from kvbench.cli.sweep import Summary, describe_failure
 
+INTERRUPTED = 130
+"""Exit status after Ctrl-C, as shells have it."""
+
 
 def main() -> None:
     """Do what the command line says: one job, a sweep (`-m`), or a command of Hydra's own (`--help`, `--cfg job`)."""
@@ -31,7 +34,17 @@ def main() -> None:
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     logging.captureWarnings(capture=True)
     Plugins.instance().register(PluginSearchPath)
-    arguments = sys.argv[1:]
+    try:
+        run_arguments(sys.argv[1:])
+    except KeyboardInterrupt:
+        print(
+            "interrupted: what was done is kept, and the same command goes on with the rest", file=sys.stderr
+        )
+        sys.exit(INTERRUPTED)
+
+
+def run_arguments(arguments: list[str]) -> None:
+    """Do what words of the command line say."""
     if is_one_job(arguments):
         run_alone(arguments)
     elif (problem := check_arguments(arguments)) is not None:
@@ -39,6 +52,9 @@ def main() -> None:
     else:
         try:
             _run_by_hydra()
+        except KeyboardInterrupt:
+            Summary.running = None  # who stops a sweep knows that the rest of it was not done
+            raise
         finally:
             if Summary.running is not None:  # the launcher broke, and with it the jobs it had not told of
                 Summary.running.show()

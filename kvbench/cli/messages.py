@@ -1,6 +1,7 @@
 """What is wrong with a command, in one line; nothing here imports torch."""
 
 import difflib
+import errno
 import re
 import sys
 
@@ -70,7 +71,10 @@ def tell_error(error: BaseException) -> str:
         return _tell_cause(error, error.__cause__)
     if isinstance(error, HydraException | OmegaConfBaseException):
         return _tell_composition(str(error))
-    return " ".join(str(error).split())
+    line = " ".join(str(error).split())
+    if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+        return f"{line}; make room: what was done is kept, and the same command goes on with the rest"
+    return line
 
 
 def _tell_cause(error: InstantiationException, cause: BaseException) -> str:

@@ -26,7 +26,7 @@ def write_beside(path: Path) -> Iterator[Path]:
         path: the file to make or replace; missing folders above it are made.
 
     Raises:
-        OSError: the file cannot be written, for want of space or of permission.
+        OSError: the file cannot be written, for want of space or of permission; it names the file.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
@@ -35,9 +35,11 @@ def write_beside(path: Path) -> Iterator[Path]:
         with beside.open("rb") as file:
             os.fsync(file.fileno())
         beside.replace(path)
-    except BaseException:
+    except BaseException as error:
         with contextlib.suppress(OSError):  # the disk may be what failed
             beside.unlink()
+        if isinstance(error, OSError) and error.filename is None:
+            error.filename = str(path)
         raise
 
 

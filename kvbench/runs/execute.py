@@ -92,9 +92,10 @@ def _complete(job: Job) -> Outcome:
         if not (whole or generate(job, folder)):
             return Outcome(folder.path, None)
         return Outcome(folder.path, finish(job, folder, reference))
-    except Exception as error:
+    except (Exception, KeyboardInterrupt) as error:
+        stopped = isinstance(error, KeyboardInterrupt)
         with suppress(OSError):  # the disk may be what failed
-            folder.note(f"failed: {' '.join(str(error).split())}")
+            folder.note("interrupted" if stopped else f"failed: {' '.join(str(error).split())}")
         raise
 
 

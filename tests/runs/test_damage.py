@@ -1,6 +1,7 @@
 """Damaged files of a finished run: told by name, or made again; never another result, never a traceback."""
 
 import hashlib
+import io
 import json
 import random
 import shutil
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import ClassVar
 
 import pytest
+from PIL import Image
 
 from kvbench.core.config import ConfigError
 from kvbench.eval.files.images import ImageSet
@@ -88,6 +90,15 @@ WHOLE: dict[str, Damage] = {
     "binary": lambda _: b"\xff\xfe\x00\x01\n",
     "deep": lambda _: b"[" * 100_000 + b"\n",
 }
+
+
+def encode_foreign() -> bytes:
+    """An image as good as any, which is not the run's."""
+    content = io.BytesIO()
+    Image.new("RGB", (16, 16), (1, 2, 3)).save(content, "PNG")
+    return content.getvalue()
+
+
 VALUES: dict[str, object] = {"null": None, "nan": float("nan"), "text": "x", "negative": -1, "list": []}
 
 
@@ -118,8 +129,8 @@ def damages() -> Iterator[tuple[str, str, Damage]]:
         for name in ("results.json", "samples.jsonl", "provenance.json", "config.yaml", "status"):
             for what, damage in WHOLE.items():
                 yield f"{side}-*/{name}", what, damage
-        for what in ("empty", "cut", "text"):
-            yield f"{side}-*/images/000001.png", what, WHOLE[what]
+        for what in ("empty", "cut", "text", "foreign"):
+            yield f"{side}-*/images/000001.png", what, WHOLE.get(what, lambda _: encode_foreign())
         for key in ("index", "seed", "prompt", "sha256", "batch", "seconds", "peak_tokens", "peak_bytes"):
             for what, value in {**VALUES, "missing": ...}.items():
                 yield (

@@ -1,0 +1,105 @@
+"""Real processes that are killed, interrupted, or run out of disk: what was done is kept, and one line tells why."""
+
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.kills import read_files
+from tests.support.places import ROOT
+
+ARGUMENTS = ("method=random", "budget=0.1", "prompts.count=6", "batch_size=2", "eval=none")
+
+
+def command(*arguments: str) -> list[str]:
+    return [sys.executable, str(ROOT / "run.py"), *arguments]
+
+
+def run(folder: Path, *arguments: str) -> tuple[int, list[str]]:
+    """Run a command to its end; gives its exit status and the lines it wrote to stderr, without progress bars."""
+    done = subprocess.run(command(*arguments), cwd=folder, capture_output=True, text=True, timeout=300)
+    return done.returncode, told(done.stderr)
+
+
+def told(stderr: str) -> list[str]:
+    return [line for line in stderr.replace("\r", "\n").splitlines() if line.strip() and "prompt" not in line]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    folder = tmp_path_factory.mktemp("undisturbed")
+    assert run(folder, *ARGUMENTS)[0] == 0
+    return read_files(folder / "runs")
+
+
+def test_killed_at_random_moments_a_sweep_ends_with_the_same_bytes() -> None:
+    program = [sys.executable, str(ROOT / "tests/support/kills.py"), "--kills", "4"]
+    done = subprocess.run(program, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.search(r"[4-9] kills in \d+ sweeps: 0 files differ", done.stdout)
+
+
+@pytest.mark.parametrize("sweep", [False, True])
+def test_interrupted_it_says_so_in_one_line_and_goes_on(
+    tmp_path: Path, undisturbed: dict[str, bytes], sweep: bool
+) -> None:
+    arguments = ("-m", *ARGUMENTS) if sweep else ARGUMENTS
+    process = subprocess.Popen(
+        command(*arguments), cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    deadline = time.monotonic() + 120
+    while not [*tmp_path.rglob("samples.jsonl")] and time.monotonic() < deadline:
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    stderr = process.communicate(timeout=120)[1]
+    assert process.returncode == 130
+    assert told(stderr) == ["interrupted: what was done is kept, and the same command goes on with the rest"]
+    statuses = {path.read_text() for path in tmp_path.rglob("status")}
+    assert "interrupted\n" in statuses <= {"interrupted\n", "done\n"}
+    assert run(tmp_path, *arguments)[0] == 0
+    assert read_files(tmp_path / "runs") == undisturbed
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of a few hundred kilobytes."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    try:
+        subprocess.run(
+            ["mount", "-t", "tmpfs", "-o", "size=160k", "tmpfs", folder], check=True, capture_output=True
+        )
+    except (OSError, subprocess.CalledProcessError) as error:
+        pytest.skip(f"a small file system cannot be mounted here: {error}")
+    yield folder
+    subprocess.run(["umount", "-l", folder], check=True)
+
+
+def test_a_full_disk_is_told_and_with_room_the_run_goes_on(
+    small_disk: Path, undisturbed: dict[str, bytes]
+) -> None:
+    status, lines = run(small_disk, *ARGUMENTS)
+    assert status == 1
+    [line] = lines
+    assert re.fullmatch(
+        r"error: \[Errno 28\] No space left on device: 'runs/\S+'; make room: .+ goes on .+", line
+    )
+    assert [*small_disk.rglob("images/*.png")]
+    subprocess.run(["mount", "-o", "remount,size=4m", small_disk], check=True)
+    assert run(small_disk, *ARGUMENTS)[0] == 0
+    assert read_files(small_disk / "runs") == undisturbed
+
+
+def test_a_folder_that_cannot_be_written_is_told_before_any_work(small_disk: Path) -> None:
+    subprocess.run(["mount", "-o", "remount,ro", small_disk], check=True)
+    status, lines = run(small_disk, *ARGUMENTS)
+    assert status == 1
+    [line] = lines
+    assert line.startswith("error: runs_dir=")
+    assert "cannot be written" in line
+    assert not [*small_disk.iterdir()]
