@@ -96,6 +96,7 @@ class ModelSpec:
         equal_branches: both branches of a prompt hold tokens of the same positions.
         first_head: number, in every layer of the whole model, of the first of these heads, of which other processes
             may have more.
+        line: tokens of a row of the image, of a model that draws it token by token; 0 of scales and of texts.
     """
 
     name: str
@@ -107,6 +108,7 @@ class ModelSpec:
     logit_scale: float = 1.0
     equal_branches: bool = True
     first_head: int = 0
+    line: int = 0
 
     def take_share(self, rank: int, count: int) -> "ModelSpec":
         """Return share `rank` of `count` equal shares of every layer's heads, which follow each other."""

@@ -17,6 +17,7 @@ from kvbench.engine.changes import Change, Schedule, ask_method, room_behind, sh
 from kvbench.engine.ledger import Ledger
 from kvbench.engine.lengths import foresee_lengths, foresee_ring
 from kvbench.engine.padding import Padding, attend_padded, follow_schedule, read_padding
+from kvbench.engine.retention import Held
 from kvbench.engine.view import CacheView, Inputs, Store
 from kvbench.kernels.compact import move_slots, rebuild
 from kvbench.kernels.layout import Layout, empty_layout, view_group, view_room
@@ -114,6 +115,7 @@ class KVCache:
         self._held = [[0] * (self._rows // spec.heads)] * spec.layers
         self._tokens = self._held[0]
         self._stores: list[Store] = []
+        self._begun: list[Layout] = []  # layouts as the last segment began, which leaves none behind
         if sequences:
             if self.method.static and not self._schedule:
                 self._schedule = work_out_schedule(spec, self.method, self._device)
@@ -123,11 +125,18 @@ class KVCache:
     def begin(self, segment: Segment) -> None:
         """Announce the segment whose tokens every layer will see next: at once, or in steps if it is causal."""
         self._segment = segment
+        self._begun = [store.layout for store in self._stores] if segment.last else []
         if segment.causal:
             self._filled.zero_()
             self._told = 0
             in_flight = segment.length * self._rows * sum(store.slot_bytes for store in self._stores)
             self.ledger.transient_bytes = max(self.ledger.transient_bytes, in_flight)
+
+    @property
+    def held(self) -> Held:
+        """What was held when the segment began that ran last."""
+        layouts = self._begun or [store.layout for store in self._stores]
+        return Held(self._segment, layouts, self._padding)
 
     def attend(
         self, layer: int, q: Tensor, k: Tensor, v: Tensor, plain: Callable[[], Tensor] | None = None

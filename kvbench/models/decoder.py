@@ -82,6 +82,11 @@ class DecoderConfig:
         stream = self.width * (2 * number + single)  # the stream, its norm, and the norm in float32
         return tokens * (stream + max(attention, 3 * number * self.hidden))
 
+    @property
+    def line(self) -> int:
+        """Tokens of a row of the image; 0 where texts are drawn."""
+        return 0
+
     def describe(
         self, name: str, segments: tuple[Segment, ...], branches: int, *, equal_branches: bool = True
     ) -> ModelSpec:
@@ -96,6 +101,7 @@ class DecoderConfig:
             branches,
             scale,
             equal_branches=equal_branches,
+            line=self.line,
         )
 
     def rotations(self, length: int) -> Tensor:

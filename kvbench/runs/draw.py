@@ -13,8 +13,21 @@ from kvbench.models.noise import PromptNoise
 from kvbench.models.outputs import Outputs
 from kvbench.runs.costs import Cost
 from kvbench.runs.job import Job
+from kvbench.runs.retention import Retention, join_heads, measure_retention
 
-Drawn = tuple[list[dict[str, object]], Outputs]
+
+class Drawn(NamedTuple):
+    """What became of some prompts.
+
+    Attributes:
+        records: a line of samples.jsonl each.
+        made: images or texts.
+        retention: what was kept of them, where the run's first prompt is among them; None of all others.
+    """
+
+    records: list[dict[str, object]]
+    made: Outputs
+    retention: Retention | None
 
 
 class _Share(NamedTuple):
@@ -23,6 +36,7 @@ class _Share(NamedTuple):
     made: Outputs
     ledger: Ledger
     gpu_peak_bytes: int
+    retention: Retention | None
 
 
 def open_cache(job: Job) -> KVCache:
@@ -31,7 +45,7 @@ def open_cache(job: Job) -> KVCache:
 
 
 def draw(job: Job, cache: KVCache, part: range) -> Drawn:
-    """Return records of some prompts and what was made of them; processes that follow make the same.
+    """Make some prompts' samples, and note what that cost; processes that follow make the same.
 
     Raises:
         ConfigError: they made something else.
@@ -69,7 +83,9 @@ def draw(job: Job, cache: KVCache, part: range) -> Drawn:
     # Of what only some samples have, their form tells.
     known = {name: value for name, value in asdict(cost).items() if value is not None}
     shared = {"seed": settings.seed, **known}
-    return [{"index": p.index, "prompt": p.text, "meta": p.meta, **shared} for p in prompts], made
+    records = [{"index": p.index, "prompt": p.text, "meta": p.meta, **shared} for p in prompts]
+    kept = [share.retention for share in shares if share.retention is not None]
+    return Drawn(records, made, join_heads(kept) if kept else None)
 
 
 def follow(job: Job) -> None:
@@ -113,4 +129,6 @@ def _make(job: Job, cache: KVCache, part: range) -> _Share:
     cache.prompts = part
     texts = [job.prompts[index].text for index in part]
     made = job.model.generate(texts, cache, PromptNoise(job.settings.seed, part))
-    return _Share(made, cache.ledger, torch.cuda.max_memory_allocated(device) if gpu else 0)
+    peak = torch.cuda.max_memory_allocated(device) if gpu else 0
+    retention = None if part.start else measure_retention(cache.held, job.own_spec, len(part))
+    return _Share(made, cache.ledger, peak, retention)

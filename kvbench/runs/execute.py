@@ -27,6 +27,7 @@ from kvbench.runs.identity import Identity, use_former_names
 from kvbench.runs.job import Job
 from kvbench.runs.provenance import provenance
 from kvbench.runs.results import Outcome, read_results
+from kvbench.runs.retention import FILE as RETENTION
 from kvbench.runs.scoring import check_required, check_scored, find_pending
 
 log = logging.getLogger(__name__)
@@ -248,13 +249,16 @@ def _generate_block(job: Job, folder: RunFolder, cache: KVCache, block: range, l
             limit = len(part) // 2
             log.warning("out of memory with %d prompts: going on with %d at a time", len(part), limit)
             continue
-        folder.add(*drawn)
+        # First, since nobody draws a block again whose samples are there.
+        if drawn.retention is not None:
+            folder.write(RETENTION, drawn.retention.to_json())
+        folder.add(drawn.records, drawn.made)
         start = part.stop
     return limit
 
 
 def _drawn_if_it_fits(job: Job, cache: KVCache, part: range) -> Drawn | None:
-    """Return records of some prompts and what was made of them; None when memory may suffice for fewer of them only.
+    """Return what was made of some prompts; None when memory may suffice for fewer of them only.
 
     Of several processes those that have memory would wait for the one that has not.
     """

@@ -1,7 +1,8 @@
 """Run folders: identity, samples that survive any interruption, whole files.
 
 runs/<model>/<method>-<budget>-<hash>/
-    config.yaml provenance.json samples.jsonl images/000017.png metrics/*.json contact_sheet.png results.json status
+    config.yaml provenance.json samples.jsonl images/000017.png retention.json metrics/*.json contact_sheet.png
+    results.json status
 
 A language model's run has texts/000017.txt in place of the images.
 """

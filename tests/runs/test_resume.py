@@ -75,7 +75,8 @@ def leave_everything_once(monkeypatch: pytest.MonkeyPatch, after: int, calls: Ca
 def test_stopped_at_any_write_it_resumes_to_the_same_bytes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    expected, after, stopped = images_of(execute.run(job_in(tmp_path / "whole", count=4)).folder), 0, True
+    whole = execute.run(job_in(tmp_path / "whole", count=4)).folder
+    expected, after, stopped = images_of(whole), 0, True
     while stopped:
         root = tmp_path / str(after)
         with monkeypatch.context() as patch:
@@ -88,6 +89,7 @@ def test_stopped_at_any_write_it_resumes_to_the_same_bytes(
         outcome = execute.run(job_in(root, count=4))
         assert outcome.results is not None
         assert images_of(outcome.folder) == expected
+        assert (outcome.folder / "retention.json").read_bytes() == (whole / "retention.json").read_bytes()
         assert (outcome.folder / "status").read_text() == "done\n"
         after += 1
     assert after > 25  # every write of a run was tried

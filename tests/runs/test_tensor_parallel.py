@@ -154,6 +154,11 @@ def test_a_run_of_two_processes_resumes_to_the_run_of_one(
     [mine], [theirs] = ((tmp_path / root).rglob("streaming_llm-*/results.json") for root in ("runs", "alone"))
     memories = [json.loads(path.read_text())["memory"] for path in (mine, theirs)]
     assert memories[0] == memories[1]
+    told = [
+        [path.read_bytes() for path in (tmp_path / root).rglob("retention.json")]
+        for root in ("runs", "alone")
+    ]
+    assert sorted(told[0]) == sorted(told[1])
     [records] = (tmp_path / "runs").rglob("streaming_llm-*/samples.jsonl")
     assert {json.loads(line)["processes"] for line in records.read_text().splitlines()} == {2}
 

@@ -40,9 +40,14 @@ class JanusConfig(DecoderConfig):
         """Tokens of an image."""
         return self.image[0] * self.image[1]
 
+    @property
+    def line(self) -> int:
+        """Tokens of a row."""
+        return self.image[1]
+
     def segments(self, prompt: int, chunk: int | None = None) -> tuple[Segment, ...]:
         """Return a prompt of so many tokens, then the image's tokens in segments of `chunk`, a row if None."""
-        return next_token_image(prompt, self.tokens, self.image[1] if chunk is None else chunk)
+        return next_token_image(prompt, self.tokens, self.line if chunk is None else chunk)
 
 
 class Aligner(nn.Module):

@@ -51,6 +51,11 @@ class LlamaGenConfig(DecoderConfig):
         """Tokens of an image."""
         return self.grid[0] * self.grid[1]
 
+    @property
+    def line(self) -> int:
+        """Tokens of a row."""
+        return self.grid[1]
+
     def rotations(self, length: int) -> Tensor:
         """Return the rotations of a sequence, complex64 [length, head_dim/2], whose last tokens are the image's.
 
@@ -63,7 +68,7 @@ class LlamaGenConfig(DecoderConfig):
 
     def segments(self, chunk: int | None = None) -> tuple[Segment, ...]:
         """Return the condition, then the image's tokens in segments of `chunk`, a row if None."""
-        return next_token_image(self.condition, self.tokens, self.grid[1] if chunk is None else chunk)
+        return next_token_image(self.condition, self.tokens, self.line if chunk is None else chunk)
 
 
 class ClassEmbedding(nn.Module):

@@ -1,0 +1,112 @@
+"""retention.json: the same whoever draws the first prompts, and whole or not there."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvbench.core.config import ConfigError
+from kvbench.core.segments import ModelSpec, next_token_image
+from kvbench.core.settings import Shard
+from kvbench.models.qwen3.model import Qwen3Model
+from kvbench.models.qwen3.sampling import TextSampling
+from kvbench.models.qwen3.transformer import Qwen3Config
+from kvbench.runs import execute
+from kvbench.runs.retention import FILE, MOST_BINS, join_heads, list_sources, read_retention
+from tests.support.fake_run import SPEC, Fake, job_in
+
+
+def test_a_run_tells_what_its_first_batch_kept(whole: Path) -> None:
+    found = read_retention(whole)
+    assert found is not None
+    assert (found.segment, found.prompts) == (3, 2)
+    assert (found.sources, found.tokens) == (("1x1", "2x2", "3x3"), (1, 4, 9))
+    held = [
+        [sum(share * n for share, n in zip(head, found.tokens, strict=True)) for head in layer]
+        for layer in found.kept
+    ]
+    memory = json.loads((whole / "results.json").read_text())["memory"]
+    assert sum(map(sum, held)) == pytest.approx(memory["last_tokens"], abs=1e-4)
+    [reference] = whole.parent.glob("full-*")
+    full = read_retention(reference)
+    assert full is not None
+    assert {share for layer in full.kept for head in layer for share in head} == {1.0}
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0)])
+def test_shards_tell_the_same(tmp_path: Path, whole: Path, order: tuple[int, ...]) -> None:
+    *_, outcome = (execute.run(job_in(tmp_path, shard=Shard(index, 3))) for index in order)
+    assert (outcome.folder / FILE).read_bytes() == (whole / FILE).read_bytes()
+
+
+def test_without_memory_it_is_of_as_many_prompts_as_had_some(tmp_path: Path) -> None:
+    found = read_retention(execute.run(job_in(tmp_path, batch_size=8, model=Fake(most=3))).folder)
+    assert found is not None
+    assert found.prompts == 2
+
+
+def test_an_older_run_has_none_and_goes_without(tmp_path: Path) -> None:
+    folder = execute.run(job_in(tmp_path, count=4)).folder
+    (folder / FILE).unlink()
+    assert execute.run(job_in(tmp_path, count=4)).reused
+    assert read_retention(folder) is None
+
+
+def test_texts_that_end_early_tell_what_was_held_then(tmp_path: Path) -> None:
+    shape = Qwen3Config(depth=1, width=16, heads=2, kv_heads=1, head_dim=8, hidden=16, vocabulary=12)
+    model = Qwen3Model(
+        "small", shape, TextSampling(1.0, 0, 1.0), {}, "random", prompt_tokens=4, max_tokens=800, chunk=4
+    )
+    found = read_retention(execute.run(job_in(tmp_path, model=model, count=2, batch_size=2)).folder)
+    assert found is not None
+    records = (tmp_path / "small").rglob("samples.jsonl")
+    longest = max(json.loads(line)["tokens"] for path in records for line in path.read_text().splitlines())
+    assert 4 < longest < 800 - 16
+    assert 0 < found.segment < len(model.spec.segments) - 1
+    assert found.sources[0] == "prompt"
+    assert sum(found.tokens[1:]) == model.spec.segments[found.segment].start - 4
+
+
+@given(
+    prompt=st.integers(1, 9), tokens=st.integers(2, 400), chunk=st.integers(1, 40), line=st.integers(0, 20)
+)
+def test_sources_cover_what_came_before(prompt: int, tokens: int, chunk: int, line: int) -> None:
+    spec = ModelSpec("small", 1, 1, 8, next_token_image(prompt, tokens, chunk), line=line)
+    for running in spec.segments[1:]:
+        sources = list_sources(spec, running)
+        assert [source.start for source in sources] == [0, *(source.stop for source in sources[:-1])]
+        assert sources[-1].stop == running.start
+        assert len({source.label for source in sources}) == len(sources)
+        assert all(source.start < source.stop for source in sources)
+        assert line or len(sources) <= MOST_BINS
+    assert list_sources(spec, spec.segments[0]) == []
+    assert list_sources(SPEC, SPEC.segments[0]) == []
+
+
+def test_heads_of_several_processes_follow_each_other(whole: Path) -> None:
+    one = read_retention(whole)
+    assert one is not None
+    other = replace(one, kept=tuple(tuple((0.5,) * 3 for _ in layer) for layer in one.kept))
+    joined = join_heads([one, other])
+    assert [len(layer) for layer in joined.kept] == [4, 4]
+    assert [layer[:2] for layer in joined.kept] == list(one.kept)
+    assert {share for layer in joined.kept for head in layer[2:] for share in head} == {0.5}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"kept": [[[0.5]]]},
+        {"tokens": [1]},
+        {"schema_version": 2},
+        {"segment": "last"},
+    ],
+)
+def test_damage_is_told_in_a_line(tmp_path: Path, whole: Path, change: dict[str, object]) -> None:
+    values = json.loads((whole / FILE).read_text())
+    (tmp_path / FILE).write_text(json.dumps({**values, **change}))
+    with pytest.raises(ConfigError, match=r"retention\.json: damaged \(.*\); delete it"):
+        read_retention(tmp_path)
