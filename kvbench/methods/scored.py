@@ -1,7 +1,7 @@
 """Methods that score tokens: every slot has a worth, and every row keeps the best."""
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -12,17 +12,21 @@ from kvbench.methods.base import Artifact, Method, View
 from kvbench.methods.select import (
     USUAL_WINDOW,
     Decider,
+    Pool,
     Window,
+    average_attention,
     check_decider,
     check_room,
     check_window,
     choose_best,
     choose_window,
+    find_asking,
     find_sinks,
     find_slots,
     fit_window,
     has_room,
     share_evenly,
+    smooth_outside,
     spread_room,
     unite_branches,
 )
@@ -123,9 +127,40 @@ class Windowed(Scored):
         check_window(self.window, self.kernel, self.queries, max(spec.lengths))
         super().check(spec, budget)
 
+    def fit(self, view: View) -> int:
+        """Return the tokens of the window in a layer: no more than leave half of its room to others."""
+        return fit_window(self.window, self.least_room(view))
+
     def score(self, view: View) -> Tensor:
         """Return infinity inside the window and `score_outside` elsewhere, float32 [rows, slots]."""
-        size = fit_window(self.window, self.least_room(view))
-        chosen = choose_window(self.queries, view.at, size)
+        chosen = choose_window(self.queries, view.at, self.fit(view))
         inside = find_slots(view, chosen)
         return self.score_outside(view, chosen, inside).masked_fill(inside, torch.inf)
+
+
+@dataclass(kw_only=True)
+class Attentive(Windowed):
+    """Score what lies outside a window by the attention from its queries, smoothed along the cache (arXiv:2404.14469).
+
+    Attributes:
+        softmax: over all slots (SnapKV, kvpress) or those outside the window (R-KV).
+        group: query heads that share a KV head: mean of probabilities (kvpress) or maximum of logits (R-KV).
+        pool: kind of smoothing.
+    """
+
+    softmax: Literal["all", "prefix"] = "all"
+    group: Literal["mean", "max"] = "mean"
+    pool: Pool = "max"
+
+    revision: ClassVar[int] = 2  # slots that a row has not were its slots' neighbours
+
+    def score_outside(self, view: View, chosen: Tensor, inside: Tensor) -> Tensor:
+        """Return the smoothed attention from the window's queries, float32 [rows, slots]."""
+        attention = average_attention(
+            view.scores(chosen),
+            inside,
+            softmax=self.softmax,
+            group=self.group,
+            asking=find_asking(view, chosen),
+        )
+        return smooth_outside(attention, inside, self.pool, self.kernel, exists=self.uneven(view))

@@ -190,14 +190,14 @@ def test_lengths_are_known_before_any_generation(name: str, spec: str, budget: s
         assert all(row == foreseen[asked.scale, asked.layer].tolist() for row in held)
 
 
-def test_data_decides_the_lengths_of_no_method_but_three() -> None:
+def test_data_decides_the_lengths_of_no_method_but_four() -> None:
     shipped = sorted(path.stem for path in (ROOT / "conf" / "method").glob("*.yaml"))
     unknown = [
         name
         for name in shipped
         if foresee_lengths(spec_of(home(name)), ready(name, home(name), 1).method) is None
     ]
-    assert unknown == ["ams_kv", "hard_kv", "headkv"]
+    assert unknown == ["adakv", "ams_kv", "hard_kv", "headkv"]
 
 
 def test_a_calibration_keeps_everything_and_says_so() -> None:

@@ -1,4 +1,4 @@
-"""SnapKV, R-KV, StreamingLLM and H2O against what other authors' programs score and keep on the same tensors."""
+"""Methods against what other authors' programs score and keep on the same tensors."""
 
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -10,13 +10,16 @@ from torch import Tensor
 
 from kvbench.core.segments import ModelSpec, Segment, next_scale, next_token
 from kvbench.engine.cache import KVCache
+from kvbench.methods.adakv import choose_among_heads
 from kvbench.methods.base import Method, View
 from kvbench.methods.h2o import H2O
+from kvbench.methods.keydiff import KeyDiff
 from kvbench.methods.redundancy import measure_redundancy
 from kvbench.methods.rkv import RKV
 from kvbench.methods.select import average_attention, choose_best, score_line, smooth
 from kvbench.methods.snapkv import SnapKV
 from kvbench.methods.streaming_llm import StreamingLLM
+from kvbench.methods.tova import TOVA
 from tests.support.engine import listening, prepared, run, same_best
 from tests.support.places import GOLDENS
 
@@ -161,6 +164,29 @@ def test_snapkv_of_kvpress() -> None:
     kept = choose_best(found.masked_fill(inside, torch.inf), 38)
     for row, wanted in zip(kept, g["snapkv.kept"].flatten(0, 1), strict=True):
         assert row.nonzero().squeeze(1).tolist() == sorted(wanted.tolist())
+
+
+def test_adakv_of_kvpress() -> None:
+    g, size = golden("kvpress_scores"), 16
+    scores = g["snapkv.score"].flatten(0, 1).clone()
+    scores[:, -size:] = torch.inf  # kvpress gives the window the highest score there is
+    kept = choose_among_heads(scores, 38, HEADS, safeguard=0.2)
+    assert torch.equal(kept, g["adakv_snapkv.keep_mask"].flatten(0, 1) > 0)
+    assert kept.sum(1).tolist() == [39, 37, 40, 36]
+
+
+def test_tova_of_kvpress() -> None:
+    kept = kept_after(TOVA(), next_token(96, [1]), *kvpress(), 38)
+    for row, wanted in zip(kept, golden("kvpress_scores")["tova.kept"].flatten(0, 1), strict=True):
+        assert row == sorted(wanted.tolist())
+
+
+def test_keydiff_of_kvpress() -> None:
+    kept = kept_after(KeyDiff(), next_token(5, [40, 51, 1]), *kvpress(), 96)
+    assert kept == [list(range(96))] * 4
+    kept = kept_after(KeyDiff(), next_token(96, [1]), *kvpress(), 38)
+    for row, wanted in zip(kept, golden("kvpress_scores")["keydiff.kept"].flatten(0, 1), strict=True):
+        assert row == sorted(wanted.tolist())
 
 
 def test_streaming_llm_of_kvpress() -> None:

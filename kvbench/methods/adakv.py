@@ -1,0 +1,75 @@
+"""AdaKV: SnapKV's choice, with the heads of a layer competing for its room."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from kvbench.core.budget import Budget
+from kvbench.core.segments import ModelSpec, Segment
+from kvbench.methods.base import View
+from kvbench.methods.scored import Attentive
+from kvbench.methods.select import choose_best, find_sinks, has_room, spread_room
+
+
+@dataclass
+class AdaKV(Attentive):
+    """Keep what SnapKV would, but let the heads of each layer and sequence compete for the layer's even share of B.
+
+    A layer's best slots stay, whichever head they are of: a head whose attention is spread keeps more than one that
+    attends to few (arXiv:2407.11550). Every head is sure of the best slots of a share of its room.
+
+    Differs from the paper in: the window is that of `snapkv`, and the sinks stay.
+
+    Attributes:
+        safeguard: share of an even room that every head fills with its own best slots, alpha of the paper.
+    """
+
+    safeguard: float = 0.2
+
+    @property
+    def headwise(self) -> bool:
+        """The heads of a layer compete."""
+        return False
+
+    def check(self, spec: ModelSpec, budget: Budget) -> None:
+        """Refuse a safeguard that is no share, and what SnapKV refuses."""
+        if not 0 <= self.safeguard <= 1:
+            raise ValueError(f"method.safeguard={self.safeguard}: must lie in 0..1")
+        super().check(spec, budget)
+
+    def room(self, layer: int, at: Segment) -> None:
+        """Return None: the data decides how long a row is."""
+        return
+
+    def uneven(self, view: View) -> Tensor:
+        """Return which slots every row has, bool [rows, slots]."""
+        return view.position >= 0
+
+    def keep(self, view: View) -> Tensor | None:
+        """Keep the sinks, and the best slots of the layer."""
+        if has_room(view, self.least_room(view)):
+            return None
+        scores = self.unite(self.score(view)).clamp(max=torch.finfo(torch.float32).max)
+        scores = scores.masked_fill(find_sinks(view, self.sinks), torch.inf)
+        scores = scores.masked_fill(view.position < 0, -torch.inf)
+        room = spread_room(self.share(view.layer, view.at), view)
+        return choose_among_heads(scores, room, view.heads, self.safeguard)
+
+
+def choose_among_heads(scores: Tensor, room: int | Tensor, heads: int, safeguard: float) -> Tensor:
+    """Choose the highest-scored slots of each sequence's heads together; returns bool [rows, slots].
+
+    Args:
+        scores: float32 [rows, slots], rows sequence-major; infinity is chosen first, -inf never.
+        room: even room of a head, one number or int64 [rows].
+        heads: rows of a sequence.
+        safeguard: share of the room that each head is sure to fill, with its own best slots.
+    """
+    rooms = torch.as_tensor(room, device=scores.device).expand(len(scores))
+    safe = choose_best(scores, (safeguard * rooms.double()).long()) & (scores > -torch.inf)
+    # A head's own best come before whatever else competes, and after what never leaves.
+    ranked = scores.masked_fill(safe & (scores < torch.inf), torch.finfo(scores.dtype).max)
+    together = ranked.unflatten(0, (-1, heads)).flatten(1)
+    chosen = choose_best(together, rooms.unflatten(0, (-1, heads)).sum(1))
+    return chosen.view_as(scores) & (scores > -torch.inf)

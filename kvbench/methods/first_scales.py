@@ -1,0 +1,37 @@
+"""The earliest scales: what a method that weighs tokens has to beat."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from kvbench.core.budget import Budget
+from kvbench.core.segments import ModelSpec
+from kvbench.methods.base import Artifact, Method, View
+from kvbench.methods.select import check_room, share_evenly, spread_room
+
+
+@dataclass
+class FirstScales(Method):
+    """Keep the earliest tokens, as many in every head: the leading scales that fit, and the beginning of the next one.
+
+    Heads share B evenly and hold the same tokens. Nothing that is once dropped or kept is ever weighed again, and no
+    data is looked at. It is the opposite of `swa`, and what protecting ever more sinks ends in.
+    """
+
+    static: ClassVar[bool] = True
+
+    def check(self, spec: ModelSpec, budget: Budget) -> None:
+        """Refuse a budget too small for one token a head."""
+        super().check(spec, budget)
+        check_room(spec, budget)
+
+    def prepare(self, spec: ModelSpec, budget: Budget, artifact: Artifact | None = None) -> None:
+        """Share the budget among all heads."""
+        super().prepare(spec, budget, artifact)
+        self._rooms = share_evenly(budget.tokens, spec)
+
+    def keep(self, view: View) -> Tensor:
+        """Keep the earliest tokens."""
+        room = spread_room(self._rooms[view.layer], view)
+        return view.position < (room if isinstance(room, int) else room[:, None])

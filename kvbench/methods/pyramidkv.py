@@ -1,0 +1,90 @@
+"""PyramidKV: SnapKV's choice, with more room in early layers than in late ones."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from math import floor
+
+from kvbench.core.budget import Budget
+from kvbench.core.segments import ModelSpec
+from kvbench.methods.base import Artifact, View
+from kvbench.methods.scored import Attentive
+from kvbench.methods.select import fit_window
+
+
+@dataclass
+class PyramidKV(Attentive):
+    """Keep what SnapKV keeps, in rooms that shrink from the first layer to the last in equal steps.
+
+    Every head keeps the sinks and the window; what is left of B is dealt out by layer, the last one having 1/beta of
+    the mean (arXiv:2406.02069), so that all layers together fill B exactly.
+
+    Differs from the paper in: the window is that of `snapkv`; no head has less than one token beside sinks and window
+    while there is one to have, and no layer more room than tokens are cached, whose surplus goes to the others.
+
+    Attributes:
+        beta: by what the mean is divided for the last layer; 1 is SnapKV.
+    """
+
+    beta: float = 20
+
+    @property
+    def headwise(self) -> bool:
+        """Rooms depend on the whole model's B."""
+        return False
+
+    def check(self, spec: ModelSpec, budget: Budget) -> None:
+        """Refuse a beta below 1, and what SnapKV refuses."""
+        if not self.beta >= 1:
+            raise ValueError(f"method.beta={self.beta}: must be at least 1")
+        super().check(spec, budget)
+
+    def prepare(self, spec: ModelSpec, budget: Budget, artifact: Artifact | None = None) -> None:
+        """Deal the budget out by layer."""
+        super().prepare(spec, budget, artifact)
+        mean = Fraction(budget.tokens, spec.all_heads)
+        self._window = fit_window(self.window, floor(mean))
+        fixed = min(spec.leading_tokens(self.sinks) + self._window, floor(mean))
+        shares = slope_layers(mean - fixed, spec.layers, self.beta, spec.cached_length - fixed)
+        totals = round_shares([spec.heads * (fixed + share) for share in shares])
+        self._rooms = [_share_layer(total, spec.heads) for total in totals]
+
+    def fit(self, view: View) -> int:
+        """Return the tokens of the window, as many in every layer."""
+        return self._window
+
+
+def slope_layers(mean: Fraction, layers: int, beta: float, most: int) -> list[Fraction]:
+    """Return a room for every layer, falling in equal steps and `mean` on average.
+
+    Args:
+        mean: tokens a head.
+        layers: how many.
+        beta: the last layer has mean / beta, and at least one token of a larger mean.
+        most: what no layer exceeds; the last one then has more.
+
+    >>> [round(float(room)) for room in slope_layers(Fraction("409.6"), 4, 20, 1024)]
+    [799, 539, 280, 20]
+    """
+    least = min(mean, max(mean / Fraction(beta), Fraction(1)))
+    first = min(2 * mean - least, Fraction(most))
+    step = 2 * (first - mean) / max(layers - 1, 1)
+    return [first - layer * step for layer in range(layers)] if layers > 1 else [mean]
+
+
+def round_shares(shares: Sequence[Fraction]) -> list[int]:
+    """Round shares of a whole number so that they still have its sum: those up that have most behind the point.
+
+    >>> round_shares([Fraction("2.6"), Fraction("1.7"), Fraction("0.7")])
+    [2, 2, 1]
+    """
+    whole = [floor(share) for share in shares]
+    missing = int(sum(shares)) - sum(whole)
+    behind = sorted(range(len(shares)), key=lambda i: whole[i] - shares[i])
+    return [number + (i in behind[:missing]) for i, number in enumerate(whole)]
+
+
+def _share_layer(total: int, heads: int) -> int | tuple[int, ...]:
+    """Share a layer's tokens among its heads; the first ones get one more until none is left."""
+    least, more = divmod(total, heads)
+    return (*(least + 1,) * more, *(least,) * (heads - more)) if more else least

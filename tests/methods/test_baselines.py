@@ -1,0 +1,106 @@
+"""PyramidKV's rooms, AdaKV's competition, TOVA's shared choice and the earliest scales, beside slow references."""
+
+from fractions import Fraction
+from itertools import pairwise
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvbench.core.budget import Budget
+from kvbench.engine.cache import KVCache
+from kvbench.methods.adakv import choose_among_heads
+from kvbench.methods.first_scales import FirstScales
+from kvbench.methods.pyramidkv import PyramidKV, slope_layers
+from kvbench.methods.tova import TOVA, average_heads
+from tests.support.engine import listening, prepared, run, small, tokens_of
+
+SPEC = small(layers=4, heads=3, sides=(1, 2, 3, 4, 5))
+
+
+@given(st.fractions(0, 60, max_denominator=40), st.integers(1, 40), st.floats(1, 50), st.integers(60, 90))
+def test_a_slope_falls_in_equal_steps_and_has_the_mean(
+    mean: Fraction, layers: int, beta: float, most: int
+) -> None:
+    rooms = slope_layers(mean, layers, beta, most)
+    assert sum(rooms) == mean * layers
+    assert len({a - b for a, b in pairwise(rooms)}) <= 1
+    assert all(0 <= room <= most for room in rooms)
+    assert rooms == sorted(rooms, reverse=True)
+
+
+@given(st.fractions(Fraction(1, 25), 1, max_denominator=200), st.integers(0, 2))
+def test_pyramidkv_deals_out_every_token_of_the_budget(share: Fraction, sinks: int) -> None:
+    budget = Budget.parse(str(max(share, Fraction(6, SPEC.cached_length))), SPEC)
+    method = PyramidKV(sinks=sinks)
+    method.prepare(SPEC, budget)
+    rooms = [method.share(layer, SPEC.segments[-2]) for layer in range(SPEC.layers)]
+    totals = [SPEC.heads * room if isinstance(room, int) else sum(room) for room in rooms]
+    assert sum(totals) == budget.tokens
+    assert totals == sorted(totals, reverse=True)
+    assert min(totals) >= SPEC.heads * SPEC.leading_tokens(sinks)
+    assert max(totals) <= SPEC.heads * SPEC.cached_length
+
+
+def test_pyramidkv_with_beta_1_is_snapkv_s_even_share() -> None:
+    method = prepared(PyramidKV(beta=1), SPEC, "10")
+    assert [method.share(layer, SPEC.segments[-2]) for layer in range(SPEC.layers)] == [10] * 4
+
+
+@pytest.mark.parametrize("settings", [{"beta": 0.5}, {"beta": float("nan")}])
+def test_a_slope_that_rises_is_refused(settings: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match=r"method\.beta"):
+        PyramidKV(**settings).check(SPEC, Budget.parse("0.5", SPEC))
+
+
+@given(st.integers(0, 10**6), st.integers(0, 9), st.floats(0, 1))
+def test_heads_compete_as_written_out(seed: int, room: int, safeguard: float) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    scores = torch.randint(0, 6, (4, 9), generator=generator).float()  # with ties
+    exists = torch.rand(4, 9, generator=generator) < 0.8
+    scores[~exists] = -torch.inf
+    chosen = choose_among_heads(scores, room, 2, safeguard)
+    for rows in ((0, 1), (2, 3)):
+        slots = [(row, slot) for row in rows for slot in range(9) if exists[row, slot]]
+        safe = set()
+        for row in rows:
+            own = sorted((s for s in slots if s[0] == row), key=lambda s: (-float(scores[s]), s))
+            safe |= set(own[: int(safeguard * room)])
+        rest = sorted((s for s in slots if s not in safe), key=lambda s: (-float(scores[s]), s))
+        expected = safe | set(rest[: 2 * room - len(safe)])
+        assert {(row, slot) for row in rows for slot in range(9) if chosen[row, slot]} == expected
+
+
+@given(st.integers(0, 10**6))
+def test_the_mean_over_heads_is_taken_token_by_token(seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    position = torch.stack([torch.randperm(12, generator=generator)[:7].sort().values for _ in range(6)])
+    position[torch.rand(6, 7, generator=generator) < 0.2] = -1
+    scores = torch.rand(6, 7, generator=generator)
+    found = average_heads(scores, position, 3, 12)
+    for row in range(6):
+        twins = range(row // 3 * 3, row // 3 * 3 + 3)
+        for slot in range(7):
+            if (at := int(position[row, slot])) >= 0:
+                expected = sum(float(scores[twin][position[twin] == at].sum()) for twin in twins) / 3
+                assert float(found[row, slot]) == pytest.approx(expected, rel=1e-6)
+
+
+def test_tova_keeps_the_same_tokens_in_all_heads_and_the_newest() -> None:
+    cache = KVCache(SPEC, prepared(TOVA(), SPEC, "8"), dtype=torch.float32)
+    seen = listening(cache.method)
+    run(cache, SPEC, tokens_of(SPEC, 2))
+    for asked in seen:
+        rows = asked.ids()
+        for first in range(0, len(rows), SPEC.heads):
+            assert all(row == rows[first] for row in rows[first : first + SPEC.heads])
+        assert all(row[-1] == SPEC.ends[asked.scale] - 1 for row in rows)
+
+
+def test_the_earliest_tokens_stay_for_ever() -> None:
+    cache = KVCache(SPEC, prepared(FirstScales(), SPEC, "8"), dtype=torch.float32)
+    seen = listening(cache.method)
+    run(cache, SPEC, tokens_of(SPEC, 2))
+    for asked in seen:
+        assert all(row == list(range(min(8, SPEC.ends[asked.scale]))) for row in asked.ids())
