@@ -4,7 +4,7 @@ BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help demo weights test lint format check lock wheel sweep report clean
+.PHONY: help demo weights test lint format check lock wheel sweep report dashboard clean
 
 help:  ## this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## */\1\t/' | expand -t 12
@@ -52,6 +52,9 @@ sweep: $(VENV)/stamp  ## every method at three budgets
 
 report: $(VENV)/stamp  ## one table of every finished run
 	$(BIN)/python run.py task=report
+
+dashboard: $(VENV)/stamp  ## one page of every run, finished or not, that opens from disk
+	$(BIN)/python run.py task=dashboard
 
 clean:  ## remove what can be made again, but no runs
 	rm -rf build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis $(VENV)

@@ -23,6 +23,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "runs": ("core", "engine", "eval", "methods.base", "methods.full", "models", "prompts"),
     "profile": ("core", "engine", "methods.base", "methods.full", "models", "prompts", "runs"),
     "report": ("core", "engine", "eval", "methods", "plan", "runs"),
+    "dashboard": ("core", "eval", "report", "runs"),
     "cli": EVERYTHING,
 }
 """What a room may import beside itself; `kvbench/plan.py` is a room of one file."""

@@ -17,6 +17,7 @@ from kvbench.core.budget import Budget
 from kvbench.core.config import ConfigError
 from kvbench.core.processes import join, leave
 from kvbench.core.settings import Settings
+from kvbench.dashboard.page import write_dashboard
 from kvbench.methods.base import Method, Observer
 from kvbench.methods.heatkv.order_file import write_orders
 from kvbench.methods.heatkv.scores import AttentionByScale, rank_heads, scas
@@ -214,6 +215,11 @@ def task_report(cfg: DictConfig, settings: Settings) -> None:
     beside_published.draw_fidelity(CONSOLE, runs, runs_dir, "fidelity")
 
 
+def task_dashboard(cfg: DictConfig, settings: Settings) -> None:
+    """Do `task=dashboard`: write the page of every run under `runs_dir`, finished or not."""
+    CONSOLE.print(f"written: {write_dashboard(settings.runs_dir)}", highlight=False, soft_wrap=True)
+
+
 TASKS = {
     "run": task_run,
     "evaluate": task_evaluate,
@@ -223,4 +229,5 @@ TASKS = {
     "profile": task_profile,
     "train": task_train,
     "report": task_report,
+    "dashboard": task_dashboard,
 }

@@ -16,7 +16,7 @@ from kvbench.core.config import (
 )
 from kvbench.core.files import find_obstacle
 
-TASKS = ("run", "evaluate", "bounds", "plan", "calibrate", "profile", "train", "report")
+TASKS = ("run", "evaluate", "bounds", "plan", "calibrate", "profile", "train", "report", "dashboard")
 CACHE_DTYPES = ("auto", "float32", "bfloat16", "float16")
 MOST_CALIBRATED = 10**4
 GROUPS = ("model", "method", "protect", "prompts", "eval", "logger", "train", "sweeps")

@@ -172,7 +172,7 @@ def _list_cells(
             cells[metric] = find_metric(run, metric)
         printed = [table.cell(label, where, metric) or "-" for label in labels]
         cells[f"{metric}, {names}"] = "-" if set(printed) == {"-"} else " / ".join(printed)
-        cells |= {name: find_metric(run, name) for name in _list_variants(metric, runs)}
+        cells |= {name: find_metric(run, name) for name in list_variants(metric, runs)}
     also = (name for name in table.also if name not in cells and any(name in r.metrics for r in runs))
     return cells | {name: find_metric(run, name) for name in also}
 
@@ -183,8 +183,8 @@ def _format_cost(value: float | None) -> str:
     return f"{value:.0f}" if value >= 1000 else f"{value:.4g}"
 
 
-def _list_variants(metric: str, runs: Sequence[Results]) -> list[str]:
-    """Name the runs' metrics that follow a metric's rules on a detector in brackets: geneval[scenes]/position."""
+def list_variants(metric: str, runs: Sequence[Results]) -> list[str]:
+    """Return the runs' metrics that follow a metric's rules on a detector in brackets: geneval[scenes]/position."""
     names = dict.fromkeys(name for run in runs for name in run.metrics)
     return [name for name in names if name != metric and re.sub(r"\[[^]]*\]", "", name) == metric]
 

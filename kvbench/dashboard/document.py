@@ -1,0 +1,92 @@
+"""Everything that the page shows, as one JSON value."""
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+
+from kvbench import __version__
+from kvbench.dashboard.folders import find_folders
+from kvbench.dashboard.pool import Pool
+from kvbench.dashboard.published_tables import list_tables
+from kvbench.dashboard.repeat import write_command
+from kvbench.dashboard.retention_maps import pack_retention
+from kvbench.dashboard.samples import list_samples
+from kvbench.report.many_runs import find_metric, list_metrics, name_methods
+from kvbench.runs.results import Results
+
+QUANTITY = ("better", "unit", "digits", "detail", "evaluator", "needs_reference")
+"""Fields of a metric that are alike in all runs, which the page has once."""
+SHEET = "contact_sheet.png"
+
+
+def make_document(runs_dir: Path) -> dict[str, object]:
+    """Return what lies below `runs_dir`: runs with their numbers and where those are from, and what is not finished.
+
+    `shared` holds values that runs name by their number: sections of configurations and provenance, prompts and texts.
+    """
+    found, pool = find_folders(runs_dir), Pool()
+    runs = list(found.finished.values())
+    places = {folder: number for number, folder in enumerate(found.finished)}
+    samples = list_samples(found.finished, pool)
+    described = [
+        {
+            **_describe_run(folder, run, label, places, pool),
+            "folder": folder.relative_to(runs_dir).as_posix(),
+            "samples": samples[folder],
+        }
+        for (folder, run), label in zip(found.finished.items(), name_methods(runs), strict=True)
+    ]
+    return {
+        "made": datetime.now(UTC).isoformat(timespec="seconds"),
+        "version": __version__,
+        "metrics": _list_quantities(runs),
+        "runs": described,
+        "published": list_tables(runs),
+        "unfinished": [asdict(one) for one in found.unfinished],
+        "damaged": [asdict(one) for one in found.damaged],
+        "shared": pool.values,
+    }
+
+
+def _list_quantities(runs: list[Results]) -> dict[str, dict[str, object]]:
+    """Return the metrics that some run has a value of, in the order of tables, with what their numbers mean."""
+    return {
+        name: {
+            key: getattr(next(run.metrics[name] for run in runs if name in run.metrics), key)
+            for key in QUANTITY
+        }
+        for name in list_metrics(runs, details=True)
+    }
+
+
+def _describe_run(
+    folder: Path, run: Results, label: str, places: Mapping[Path, int], pool: Pool
+) -> dict[str, object]:
+    return {
+        "model": run.model_label,
+        "prompts": run.prompts_label,
+        "method": run.method,
+        "label": label,
+        "budget": run.memory.budget,
+        "n": run.n,
+        "reference": None if run.reference is None else places.get(folder.parent / run.reference),
+        "memory": asdict(run.memory),
+        "latency": asdict(run.latency),
+        "metrics": {name: _describe_metric(run, name) for name in run.metrics if find_metric(run, name)},
+        "evaluated": {name: pool.add(asdict(entry)) for name, entry in run.evaluated.items()},
+        "config": {key: pool.add(value) for key, value in run.config.items()},
+        "provenance": {key: pool.add(value) for key, value in (run.provenance or {}).items()},
+        "command": write_command(run),
+        "finished": run.finished,
+        "sheet": (folder / SHEET).is_file(),
+        "retention": pack_retention(folder),
+    }
+
+
+def _describe_metric(run: Results, name: str) -> dict[str, object]:
+    """Return what a run has of a metric; what is absent or alike in all runs is left out."""
+    values = asdict(run.metrics[name])
+    return {
+        key: value for key, value in values.items() if key not in QUANTITY and value not in (None, "", 0.0)
+    } | {"value": values["value"]}

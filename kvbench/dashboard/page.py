@@ -1,0 +1,107 @@
+"""The page: one file with its styles, programs and data inside, which needs nothing else but the runs' images."""
+
+import base64
+import hashlib
+import json
+from collections.abc import Mapping
+from importlib.resources import files
+from pathlib import Path
+
+from kvbench.core.config import ConfigError
+from kvbench.core.files import write_whole
+from kvbench.dashboard.document import make_document
+from kvbench.dashboard.vendor import VENDORED, Vendored
+
+FILE = "dashboard.html"
+TEMPLATE = "dashboard.html.j2"
+STYLES = ("theme", "frame", "tables", "views", "drawer")
+"""Files of styles/, in their order."""
+SCRIPTS = (
+    "elements",
+    "document",
+    "costs",
+    "theme",
+    "provenance",
+    "tables",
+    "pareto",
+    "leaderboard",
+    "changes",
+    "comparison",
+    "retention",
+    "published",
+    "progress",
+    "keys",
+    "main",
+)
+"""Files of scripts/, in their order; together they are one program."""
+
+
+def write_dashboard(runs_dir: Path) -> Path:
+    """Write dashboard.html beside the runs and return its path.
+
+    Raises:
+        ConfigError: there is nothing to show, Jinja2 is not installed, or a vendored file is not what it should be.
+    """
+    document = make_document(runs_dir)
+    if not any(document[key] for key in ("runs", "unfinished", "damaged")):
+        raise ConfigError(f"runs_dir={runs_dir}: holds no runs")
+    path = runs_dir / FILE
+    write_whole(path, render_page(document))
+    return path
+
+
+def render_page(document: Mapping[str, object]) -> str:
+    """Return the page that shows a document of `make_document`.
+
+    Its policy lets the browser run the page's own programs and no others, and load nothing but images.
+
+    Raises:
+        ConfigError: Jinja2 is not installed, or a vendored file is not what it should be.
+    """
+    try:
+        import jinja2
+    except ImportError:
+        raise ConfigError(
+            'task=dashboard: Jinja2 is not installed; pip install "kvbench[dashboard]"'
+        ) from None
+    environment = jinja2.Environment(
+        loader=jinja2.FunctionLoader(lambda name: _read("templates", name)),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=jinja2.StrictUndefined,
+    )
+    programs = [*map(_inline, VENDORED), _join_scripts()]
+    return environment.get_template(TEMPLATE).render(
+        styles="\n".join(_read("styles", f"{name}.css") for name in STYLES),
+        programs=programs,
+        hashes=[_hash_program(program) for program in programs],
+        document=_escape(document),
+    )
+
+
+def _read(folder: str, name: str) -> str:
+    return (files("kvbench.dashboard") / folder / name).read_text(encoding="utf-8")
+
+
+def _join_scripts() -> str:
+    parts = "\n".join(_read("scripts", f"{name}.js") for name in SCRIPTS)
+    return f'(() => {{\n"use strict";\n{parts}\n}})();\n'
+
+
+def _inline(vendored: Vendored) -> str:
+    """Return a vendored program under its licence, without the pointer to a file that the page does not have."""
+    lines = vendored.read().splitlines()
+    kept = "\n".join(line for line in lines if not line.startswith("//# sourceMappingURL="))
+    return f"/*! {vendored.package} {vendored.version}\n{vendored.read_licence()}*/\n{kept}\n"
+
+
+def _hash_program(program: str) -> str:
+    """Return the hash by which a policy names a program inside a page."""
+    return f"sha256-{base64.b64encode(hashlib.sha256(program.encode()).digest()).decode()}"
+
+
+def _escape(document: Mapping[str, object]) -> str:
+    """Return a document as JSON that cannot end the element that holds it."""
+    text = json.dumps(document, separators=(",", ":"), allow_nan=False, default=str)
+    return text.replace("<", "\\u003c")

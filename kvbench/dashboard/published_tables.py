@@ -1,0 +1,42 @@
+"""Published tables that some run belongs to a row of, for the page to show beside what was measured."""
+
+from collections.abc import Sequence
+
+from kvbench.report.beside_published import list_variants
+from kvbench.report.published import COSTS, PublishedTable, find_setting, load
+from kvbench.runs.results import Results
+
+
+def list_tables(runs: Sequence[Results]) -> list[dict[str, object]]:
+    """Return the tables that a run belongs to, their rows with the number of the run in `runs`."""
+    return [made for table in load().values() if (made := _make_table(table, runs))["rows"]]
+
+
+def _make_table(table: PublishedTable, runs: Sequence[Results]) -> dict[str, object]:
+    own = [run for run in runs if any(table.matches(where, run) for where in table.rows())]
+    labels = table.labels(sorted({r.model_label for r in own}), sorted({r.prompts_label for r in own}))
+    keys = [key for key in (*table.fixed, *table.keys) if key not in ("method", "budget")]
+    rows = [
+        {
+            "run": number,
+            "settings": [str(find_setting(run, key)) for key in keys],
+            "printed": {name: [table.cell(label, where, name) for label in labels] for name in table.metrics},
+            "costs": {name: COSTS[name](run) for name in table.metrics if name in COSTS},
+        }
+        for where in table.rows()
+        for number, run in enumerate(runs)
+        if table.matches(where, run)
+    ]
+    return {
+        **{"name": table.name, "source": table.source, "title": table.title, "data": table.data},
+        "labels": list(labels),
+        "keys": keys,
+        "metrics": {name: _list_measured(name, own) for name in table.metrics},
+        "also": [name for name in table.also if any(name in run.metrics for run in own)],
+        "rows": rows,
+    }
+
+
+def _list_measured(name: str, runs: Sequence[Results]) -> list[str]:
+    """Return the metrics of the runs that stand for a published one: itself, and its variants on other detectors."""
+    return [*([name] if any(name in run.metrics for run in runs) else []), *list_variants(name, runs)]

@@ -1,0 +1,137 @@
+"""The command that repeats a run: what its configuration has beside the files of conf/."""
+
+import re
+import shlex
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
+from importlib.resources import files
+from typing import Any
+
+import yaml
+
+from kvbench.runs.results import Results
+
+PLAIN = ("budget", "sinks", "seed", "batch_size", "device", "cache_dtype", "cuda_graph")
+"""Keys of the configuration's first level that can change samples or costs."""
+DEFAULTS = {"protect": "equal", "prompts": "scenes"}
+"""Choices that conf/config.yaml makes where the command names none."""
+
+
+def write_command(run: Results) -> str:
+    """Return the command that does a run again, in the runs_dir that is the default.
+
+    Models, methods and prompts of plugins are named without their settings; their evaluators are left out.
+    """
+    bound = run.method.startswith("full, ")
+    words = ["task=bounds"] if bound else []
+    words += [f"model={run.model}", f"method={'full' if bound else run.method}"]
+    words += _compare_plain(run)
+    for group in ("protect", "prompts"):
+        if (choice := _find_choice(run, group)) and choice != DEFAULTS[group]:
+            words.append(f"{group}={choice}")
+        words += _compare(run, group, choice or "")
+    words += _compare(run, "model", run.model) + _compare(run, "method", run.method)
+    words += _compare_evaluators(run)
+    return " ".join(map(shlex.quote, ("python", "run.py", *words)))
+
+
+@lru_cache
+def _load(path: str) -> Mapping[str, Any]:
+    """Return a file of conf/ with the files of its defaults, empty where there is none."""
+    file = files("kvbench.conf").joinpath(*f"{path}.yaml".split("/"))
+    if not file.is_file():
+        return {}
+    values = yaml.safe_load(file.read_text(encoding="utf-8")) or {}
+    folder = path.rpartition("/")[0]
+    bases = [base for base in values.pop("defaults", []) if isinstance(base, str) and base != "_self_"]
+    merged: dict[str, Any] = {}
+    for base in bases:
+        merged = _merge(merged, _load(f"{folder}/{base}" if not base.startswith("/") else base[1:]))
+    return _merge(merged, values)
+
+
+def _merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    both = {
+        key: _merge(base[key], value)
+        for key, value in over.items()
+        if isinstance(value, Mapping) and isinstance(base.get(key), Mapping)
+    }
+    return {**base, **over, **both}
+
+
+def _section(run: Results, group: str) -> Mapping[str, Any]:
+    section = run.setting(group)
+    return section if isinstance(section, Mapping) else {}
+
+
+def _compare_plain(run: Results) -> list[str]:
+    return [
+        f"{key}={_format(run.setting(key))}"
+        for key in PLAIN
+        if key in run.config and run.setting(key) != _resolve(_load("config").get(key), run)
+    ]
+
+
+def _compare_evaluators(run: Results) -> list[str]:
+    names = [name for name in _section(run, "eval") if _load(f"eval/{name}")]
+    given: Mapping[str, Any] = {}
+    for name in names:
+        given = _merge(given, _load(f"eval/{name}"))
+    known = {name: _section(run, f"eval.{name}") for name in names}
+    return [
+        f"eval=[{','.join(names)}]" if names else "eval=none",
+        *_list_differences(run, "eval", given, known),
+    ]
+
+
+def _find_choice(run: Results, group: str) -> str | None:
+    """Return the file of a group that differs least from what a run has; None where none is of its class."""
+    section = _section(run, group)
+    names = sorted(
+        path.name.removesuffix(".yaml")
+        for path in (files("kvbench.conf") / group).iterdir()
+        if path.name.endswith(".yaml")
+    )
+    alike = [name for name in names if _load(f"{group}/{name}").get("_target_") == section.get("_target_")]
+    return min(alike, key=lambda name: len(_compare(run, group, name)), default=None)
+
+
+def _compare(run: Results, group: str, choice: str) -> list[str]:
+    """Return the overrides that lead from a choice of a group to what a run has."""
+    given = _load(f"{group}/{choice}")
+    return list(_list_differences(run, group, given, _section(run, group))) if given else []
+
+
+def _list_differences(
+    run: Results, key: str, given: Mapping[str, Any], actual: Mapping[str, Any]
+) -> Iterator[str]:
+    for name, value in actual.items():
+        place, theirs = f"{key}.{name}", given.get(name)
+        if name.startswith("_"):
+            continue
+        if isinstance(value, Mapping) and isinstance(theirs, Mapping):
+            yield from _list_differences(run, place, theirs, value)
+        elif name not in given:
+            yield f"++{place}={_format(value)}"
+        elif value != _resolve(theirs, run):
+            yield f"{place}={_format(value)}"
+
+
+def _resolve(value: object, run: Results) -> object:
+    """Return a setting of conf/ as it stands in a run: `${key}` is what the run has under that key."""
+    found = re.fullmatch(r"\$\{([\w.]+)\}", value) if isinstance(value, str) else None
+    return run.setting(found[1]) if found else value
+
+
+def _format(value: object) -> str:
+    """Write a setting as Hydra's command line reads it."""
+    if isinstance(value, Mapping):
+        return "{" + ",".join(f"{key}:{_format(item)}" for key, item in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ",".join(map(_format, value)) + "]"
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    text = str(value)
+    if not isinstance(value, str) or re.fullmatch(r"[A-Za-z_/][\w./:-]*", text):
+        return text
+    return "'" + text.replace("\\'", "\\\\'").replace("'", "\\'") + "'"

@@ -1,0 +1,56 @@
+// The document inside the page: runs, metrics, and the values that runs share by number.
+
+const DOC = JSON.parse(byId("document").textContent);
+const RUNS = DOC.runs.map((run, number) => ({ ...run, number }));
+const METRICS = Object.keys(DOC.metrics);
+const ARROWS = { higher: "↑", lower: "↓" };
+const MIB = 2 ** 20;
+
+/** A value that runs share. */
+function shared(number) {
+  return DOC.shared[number];
+}
+
+/** A metric of a run with what its number means; null if the run has no value of it. */
+function findMetric(run, name) {
+  const own = run.metrics[name];
+  return own && own.value !== null ? { ...DOC.metrics[name], n: 0, ...own } : null;
+}
+
+/** Both ends of a metric's 95 % interval; null if one of them is not finite or there is none. */
+function findInterval(metric) {
+  const ends = metric?.ci95;
+  return ends && ends[0] !== null && ends[1] !== null ? ends : null;
+}
+
+/** A number with so many digits after the point. */
+function format(value, digits) {
+  const text = value.toFixed(digits);
+  return (Number(text) === 0 ? text.replace("-", "") : text).replace("-", "−");
+}
+
+/** A metric's name with an arrow in the direction that is better. */
+function nameMetric(name) {
+  return DOC.metrics[name] ? `${name} ${ARROWS[DOC.metrics[name].better]}` : name;
+}
+
+/** A budget as per cent of the full cache. */
+function formatBudget(budget) {
+  return `${Number((100 * budget).toPrecision(3))} %`;
+}
+
+/** What names a run in a list: method, budget and folder. */
+function nameRun(run) {
+  return `${run.label}, ${formatBudget(run.budget)}, ${run.folder.split("/").at(-1).split("-").at(-1)}`;
+}
+
+/** The relative address of a file of a run. */
+function addressOf(run, ...parts) {
+  return [...run.folder.split("/"), ...parts].map(encodeURIComponent).join("/");
+}
+
+/** Options of a select that lists runs, those of one model and its prompts together. */
+function listRuns(runs) {
+  const groups = groupBy(runs, (run) => `${run.model}, ${run.prompts}`);
+  return [...groups].map(([group, own]) => ({ group, options: own.map((run) => [run.number, nameRun(run)]) }));
+}

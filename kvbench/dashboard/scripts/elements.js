@@ -1,0 +1,45 @@
+// Elements of the page. Text of runs only ever becomes text: nothing here, or elsewhere, parses a string as HTML.
+
+/** The element with an id. */
+function byId(id) {
+  return document.getElementById(id);
+}
+
+/** A new element with attributes and children; `on…` attributes are listeners, null attributes and children left out. */
+function make(tag, attributes = {}, ...children) {
+  const element = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes)) {
+    if (value === null || value === undefined || value === false) continue;
+    if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
+    else element.setAttribute(name, value === true ? "" : value);
+  }
+  element.append(...children.filter((child) => child !== null && child !== undefined));
+  return element;
+}
+
+/** Options of a select, [value, label] each or {group, options}; keeps what was chosen if it is still there. */
+function fillSelect(select, options, fallback) {
+  const before = select.options.length ? select.value : null;
+  const option = ([value, label]) => make("option", { value }, label);
+  const values = options.flatMap((one) => (one.group ? one.options : [one])).map(([value]) => String(value));
+  select.replaceChildren(
+    ...options.map((one) => (one.group ? make("optgroup", { label: one.group }, ...one.options.map(option)) : option(one))),
+  );
+  select.value = values.includes(before) ? before : String(fallback ?? values[0] ?? "");
+}
+
+/** Items by what `key` gives for them, in the order of their first. */
+function groupBy(items, key) {
+  const groups = new Map();
+  for (const item of items) {
+    const name = key(item);
+    if (!groups.has(name)) groups.set(name, []);
+    groups.get(name).push(item);
+  }
+  return groups;
+}
+
+/** The value of a colour variable of the style sheet. */
+function styleColour(name) {
+  return getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+}

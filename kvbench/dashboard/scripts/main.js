@@ -1,0 +1,43 @@
+// The page itself: its views, and how it starts.
+
+const DRAWS = { leaderboard: drawBoard, comparison: drawComparison, retention: drawRetention, published: drawPublished };
+
+/** Show a view, which is drawn when it is first or again looked at; its name stands in the address. */
+function showView(name) {
+  for (const view of VIEWS) byId(view).hidden = view !== name;
+  for (const tab of document.querySelectorAll("[data-view]")) {
+    tab.setAttribute("aria-selected", String(tab.dataset.view === name));
+    tab.setAttribute("tabindex", tab.dataset.view === name ? "0" : "-1");
+  }
+  DRAWS[name]();
+  if (readView() !== name) history.replaceState(null, "", `#/${name}`);
+}
+
+/** The view that the address names; a slash keeps the browser from scrolling to an element of that name. */
+function readView() {
+  return VIEWS.find((view) => location.hash === `#/${view}`) ?? null;
+}
+
+function start() {
+  for (const dialog of document.querySelectorAll("dialog")) {
+    dialog.querySelector(".close").addEventListener("click", () => dialog.close());
+    dialog.addEventListener("click", (event) => { if (event.target === dialog) dialog.close(); });
+  }
+  for (const tab of document.querySelectorAll("[data-view]")) tab.addEventListener("click", () => showView(tab.dataset.view));
+  byId("tabs").addEventListener("keydown", walkTabs);
+  byId("theme").addEventListener("click", turnTheme);
+  byId("help").addEventListener("click", () => byId("keys").showModal());
+  byId("made").textContent = `${DOC.made.replace("T", " ").slice(0, 16)} UTC`;
+  document.addEventListener("keydown", pressKey);
+  systemDark.addEventListener("change", applyTheme);
+  startBoard();
+  startComparison();
+  startRetention();
+  startPublished();
+  drawProgress();
+  applyTheme();
+  showView(readView() ?? VIEWS[0]);
+  addEventListener("hashchange", () => showView(readView() ?? VIEWS[0]));
+}
+
+start();

@@ -1,0 +1,141 @@
+// The drawer: where a number is from.
+
+/** A list of facts under a heading; facts are [name, text or element, whether it is code], those without a value left out. */
+function makeFacts(title, facts, ...more) {
+  const known = facts.filter(([, value]) => value !== null && value !== undefined && value !== "");
+  if (!known.length && !more.length) return null;
+  const list = known.flatMap(([name, value, code]) => [make("dt", {}, name), make("dd", { class: code ? "code" : null }, value)]);
+  return make("div", { class: "facts" }, make("h3", {}, title), list.length ? make("dl", {}, ...list) : null, ...more);
+}
+
+function openDrawer(title, ...parts) {
+  byId("drawerTitle").textContent = title;
+  byId("drawerBody").replaceChildren(...parts.filter((part) => part));
+  if (!byId("drawer").open) byId("drawer").showModal();
+  byId("drawer").scrollTop = 0;
+}
+
+/** Show where a metric of a run is from. */
+function openMetric(run, name) {
+  const metric = { ...DOC.metrics[name], n: 0, ...run.metrics[name] };
+  const ends = findInterval(metric);
+  const file = `${metric.evaluator}-${metric.protocol}.json`;
+  const missing = metric.value === null ? `${metric.status ?? "no value"}` : null;
+  openDrawer(
+    `${nameMetric(name)}, ${run.label}`,
+    makeFigure(missing ?? format(metric.value, metric.digits), missing ? "" : metric.unit, ends && `95 % interval ${format(ends[0], metric.digits)} to ${format(ends[1], metric.digits)}`),
+    makeFacts("Number", [
+      ["value", metric.value === null ? null : String(metric.value)],
+      ["direction", `${metric.better} is better`],
+      ["samples", String(metric.n)],
+      ["interval by", metric.ci],
+      ["deviation", metric.sd === undefined ? null : Number(metric.sd.toPrecision(4)).toString()],
+      ["standard error", metric.se === undefined ? null : Number(metric.se.toPrecision(4)).toString()],
+      ["bias", metric.bias === undefined ? null : Number(metric.bias.toPrecision(4)).toString()],
+      ["note", metric.reason],
+      ["not finite", metric.nonfinite ? String(metric.nonfinite) : null],
+    ]),
+    makeFacts("Evaluator", [
+      ["name", metric.evaluator],
+      ["protocol", metric.protocol],
+      ["settings", describeEvaluator(run, metric.evaluator), true],
+      ["compared with", metric.needs_reference && run.reference !== null ? RUNS[run.reference].folder : null],
+      ["record", metric.value === null ? null : makeLink(run, `metrics/${file}`, "metrics", file)],
+    ]),
+    ...describeRun(run),
+  );
+}
+
+/** Show where a cost of a run is from. */
+function openCost(run, key) {
+  const cost = COSTS[key];
+  openDrawer(
+    `${cost.title}, ${run.label}`,
+    makeFigure(format(cost.value(run), cost.digits), cost.unit, null),
+    makeFacts("Number", [
+      ["what", cost.about],
+      ["field", cost.field, true],
+      ["budget B", `${run.memory.budget_tokens} of ${run.memory.full_tokens} tokens per sequence`],
+      ["peak", `${run.memory.peak_tokens} tokens, ${run.memory.peak_bytes} bytes`],
+      ["full cache", `${run.memory.full_bytes} bytes at the same batch`],
+      ["batch", `${run.memory.batch} prompts`],
+      ["device", run.latency.device],
+    ]),
+    ...describeRun(run),
+  );
+}
+
+/** Show where a printed number is from. */
+function openPrinted(table, label, name, text) {
+  openDrawer(
+    `${name}, published`,
+    makeFigure(text, "", null),
+    makeFacts("Publication", [
+      ["source", table.source], ["table", table.title], ["column", label], ["data", table.data],
+      ["file", `kvbench/assets/published.yaml, ${table.name}`, true],
+    ]),
+  );
+}
+
+function makeFigure(value, unit, interval) {
+  return make("div", {}, make("div", { class: "figure" }, value, " ", make("small", {}, unit)), interval && make("div", { class: "dim" }, interval));
+}
+
+function makeLink(run, text, ...parts) {
+  return make("a", { href: addressOf(run, ...parts), target: "_blank", rel: "noopener" }, text);
+}
+
+function describeEvaluator(run, evaluator) {
+  const named = Object.entries(run.evaluated).find(([name]) => name === evaluator);
+  return named ? JSON.stringify(shared(named[1]).settings) : null;
+}
+
+/** Facts that all numbers of a run share: folder, code, machine, configuration and the command that repeats it. */
+function describeRun(run) {
+  const known = Object.fromEntries(Object.entries(run.provenance).map(([key, number]) => [key, shared(number)]));
+  const config = Object.fromEntries(Object.entries(run.config).map(([key, number]) => [key, shared(number)]));
+  const versions = Object.entries(known.versions ?? {}).map(([name, version]) => `${name} ${version}`);
+  const changed = known.code?.diff_sha256 ? `, with changes ${known.code.diff_sha256.slice(0, 12)}` : "";
+  return [
+    makeFacts("Run", [
+      ["folder", makeLink(run, run.folder), true],
+      ["results", makeLink(run, "results.json", "results.json")],
+      ["written", run.finished],
+      ["model", run.model], ["prompts", `${run.prompts}, ${run.n} samples`],
+      ["method", `${run.label}, budget ${formatBudget(run.budget)}`],
+      ["reference", run.reference === null ? null : makeLink(RUNS[run.reference], RUNS[run.reference].folder), true],
+    ], makeVisits(run)),
+    makeFacts("Repeat", [], make("pre", {}, run.command), make("div", { class: "controls" }, make("button", { class: "quiet", onclick: copyCommand(run) }, "Copy"))),
+    makeFacts("Code and machine", [
+      ["commit", known.code ? known.code.commit + changed : "not recorded", true],
+      ["weights", known.weights_sha256, true],
+      ["calibration", known.calibration_sha256, true],
+      ["versions", versions.join(", ")],
+      ["device", [known.gpu ?? known.device, known.cpu, known.threads && `${known.threads} threads`].filter(Boolean).join(", ")],
+      ["started", known.started],
+    ]),
+    makeFacts("Settings", [], make("details", {}, make("summary", {}, "The whole configuration"), make("pre", {}, JSON.stringify(config, null, 1)))),
+    run.sheet ? makeFacts("Contact sheet", [], make("a", { href: addressOf(run, "contact_sheet.png"), target: "_blank", rel: "noopener" }, make("img", { src: addressOf(run, "contact_sheet.png"), loading: "lazy", alt: "Reference beside compressed, worst first" }))) : null,
+  ];
+}
+
+function makeVisits(run) {
+  const visit = (text, go) => make("button", { class: "quiet", onclick: () => { byId("drawer").close(); go(run); } }, text);
+  return make(
+    "div", { class: "controls" },
+    run.samples.index.length ? visit("Its samples", visitComparison) : null,
+    run.retention?.kept ? visit("Its retention", visitRetention) : null,
+  );
+}
+
+function copyCommand(run) {
+  return async (event) => {
+    const button = event.currentTarget;
+    try {
+      await navigator.clipboard.writeText(run.command);
+      button.textContent = "Copied";
+    } catch {
+      button.textContent = "Select it by hand: the browser does not let a page copy";
+    }
+  };
+}

@@ -1,0 +1,82 @@
+// Published tables beside what was measured.
+
+function drawPublished() {
+  fillSelect(byId("paper"), DOC.published.map((table) => [table.name, `${table.source}: ${table.title}`]));
+  const table = DOC.published.find((one) => one.name === byId("paper").value);
+  byId("beside").replaceChildren();
+  if (!table) {
+    byId("paperTitle").textContent = "Published beside measured";
+    byId("paperNote").textContent = "No finished run belongs to a row of a published table.";
+    return;
+  }
+  byId("paperTitle").textContent = `${table.source}: ${table.title}`;
+  byId("paperNote").textContent = describeTable(table);
+  byId("beside").append(makeHeads(table), make("tbody", {}, ...table.rows.map((row) => makeRow(table, row))));
+  byId("beside").querySelector(".num")?.setAttribute("tabindex", "0");
+}
+
+/** Say what was published on what, what was measured on what, and what that means where models differ. */
+function describeTable(table) {
+  const models = [...new Set(table.rows.map((row) => RUNS[row.run].model))];
+  const prompts = [...new Set(table.rows.map((row) => RUNS[row.run].prompts))];
+  const same = models.every((model) => table.labels.some((label) => label.split(" ")[0] === model));
+  const caution = same ? "" : " The models differ: what can be compared is the order of methods, not the numbers.";
+  return `Published: ${table.labels.join(", ")} on ${table.data}. Measured: ${models.join(", ")} on ${prompts.join(", ")}.${caution}`;
+}
+
+function makeHeads(table) {
+  const metrics = Object.entries(table.metrics);
+  const top = metrics.map(([name, measured]) => make("th", { class: "group first", colspan: table.labels.length + countMeasured(table, name, measured) }, nameMetric(name)));
+  const below = metrics.flatMap(([name, measured]) => [
+    ...table.labels.map((label, i) => make("th", { class: i ? null : "first" }, label)),
+    ...(name in table.rows[0].costs ? [make("th", {}, "measured")] : measured.map((own) => make("th", {}, own === name ? "measured" : `measured, ${own}`))),
+  ]);
+  const also = table.also.map((name) => make("th", { rowspan: 2 }, nameMetric(name), ", measured"));
+  const keys = [...(severalModels(table) ? ["model"] : []), "method", "budget", ...table.keys].map((key) => make("th", { class: "words", rowspan: 2 }, key.replace(/^(latency|method)\./, "")));
+  return make("thead", {}, make("tr", {}, ...keys, ...top, ...also), make("tr", {}, ...below));
+}
+
+function severalModels(table) {
+  return new Set(table.rows.map((row) => RUNS[row.run].model)).size > 1;
+}
+
+function countMeasured(table, name, measured) {
+  return name in table.rows[0].costs ? 1 : measured.length;
+}
+
+function makeRow(table, row) {
+  const run = RUNS[row.run];
+  const words = [...(severalModels(table) ? [run.model] : []), make("span", {}, makeSwatch(run.label), run.label), makeBudget(run), ...row.settings];
+  const cells = Object.entries(table.metrics).flatMap(([name, measured]) => [
+    ...table.labels.map((label, i) => make("td", { class: i ? null : "first" }, makePrinted(table, label, name, row.printed[name][i]))),
+    ...(name in row.costs ? [makeMeasuredCost(run, name, row.costs[name])] : measured.map((own) => makeMeasured(table, row, name, own))).map((cell) => make("td", {}, cell)),
+  ]);
+  const also = table.also.map((name) => make("td", {}, makeMeasured(table, row, name, name)));
+  return make("tr", {}, ...words.map((word) => make("td", { class: "words" }, word)), ...cells, ...also);
+}
+
+function makePrinted(table, label, name, text) {
+  return text === null ? make("span", { class: "dim" }, "–") : makeNumber(text, () => openPrinted(table, label, name, text));
+}
+
+function makeMeasuredCost(run, name, value) {
+  const key = name === "tokens/s" ? "tokens_per_second" : name === "images/s" ? "seconds" : "peak_mib";
+  return value === null ? "–" : makeNumber(value >= 1000 ? format(value, 0) : String(Number(value.toPrecision(4))), () => openCost(run, key));
+}
+
+/** A measured number, with its difference to the printed one where the model is the same. */
+function makeMeasured(table, row, name, own) {
+  const run = RUNS[row.run];
+  const metric = findMetric(run, own);
+  if (!metric) return makeAbsent(run, own);
+  const place = table.labels.findIndex((label) => label.split(" ")[0] === run.model);
+  const printed = place < 0 || own !== name ? NaN : Number(row.printed[name]?.[place] ?? NaN);
+  const off = metric.value - printed;
+  const more = Number.isFinite(off) ? `${off < 0 ? "" : "+"}${format(off, metric.digits)}` : "";
+  return makeNumber(format(metric.value, metric.digits), () => openMetric(run, own), { more, title: more && "difference to the printed number" });
+}
+
+function startPublished() {
+  walkThrough(byId("beside"));
+  byId("paper").addEventListener("change", drawPublished);
+}

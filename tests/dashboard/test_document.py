@@ -1,0 +1,106 @@
+"""What the page is made of: folders in any state, samples, vendored programs."""
+
+import hashlib
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from kvbench.core.config import ConfigError
+from kvbench.dashboard import samples
+from kvbench.dashboard.document import make_document
+from kvbench.dashboard.folders import find_folders
+from kvbench.dashboard.page import render_page, write_dashboard
+from kvbench.dashboard.pool import Pool
+from kvbench.dashboard.vendor import VENDORED, Vendored
+from tests.support.places import ROOT
+from tests.support.run_folders import HOSTILE, PROMPTS
+
+
+def test_folders_are_told_apart_whatever_state_they_are_in(runs_dir: Path) -> None:
+    found = find_folders(runs_dir)
+    assert len(found.finished) == 9
+    assert [(run.folder, run.status, run.done, run.total) for run in found.unfinished] == [
+        ("infinity_tiny/h2o-0.1", "running", 2, 8),
+        ("infinity_tiny/hack-0.1", "failed: out of memory", 2, 8),
+    ]
+    [damaged] = found.damaged
+    assert damaged.folder == "infinity_tiny/swa-0.1"
+    assert "delete it" in damaged.reason
+
+
+def test_no_file_of_a_run_can_stop_the_page(runs_dir: Path, tmp_path: Path) -> None:
+    [source] = runs_dir.glob("*/heatkv-0.1-*")
+    folder = tmp_path / "model" / "run"
+    (folder / "metrics").mkdir(parents=True)
+    (folder / "results.json").write_bytes((source / "results.json").read_bytes())
+    for name in ("samples.jsonl", "retention.json", "metrics/psnr-uint8.samples.jsonl", "config.yaml"):
+        (folder / name).write_bytes(b'\xff\x00[1]\n{"index": "x"}\nnull\n')
+    [run] = make_document(tmp_path)["runs"]
+    assert run["samples"]["index"] == []
+    assert "damaged" in run["retention"]["reason"]
+    assert run["reference"] is None
+
+
+def test_the_worst_samples_by_each_metric_are_kept(runs_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(samples, "MOST", 1)
+    monkeypatch.setattr(samples, "LEAST", 1)
+    found = find_folders(runs_dir)
+    pool = Pool()
+    listed = {folder.name: entry for folder, entry in samples.list_samples(found.finished, pool).items()}
+    run = listed["heatkv-0.1-0123456789"]
+    assert run["index"] == [1, 2]  # the lowest PSNR, the highest LPIPS
+    assert [pool.values[number] for number in run["prompt"]] == [HOSTILE, PROMPTS[2]]
+    full = next(
+        entry
+        for folder, entry in samples.list_samples(found.finished, pool).items()
+        if folder.match("infinity_tiny/full-0")
+    )
+    assert full["index"] == [1, 2]  # what stands beside them
+
+
+def test_what_runs_share_is_written_once(runs_dir: Path) -> None:
+    document = make_document(runs_dir)
+    text = json.dumps(document)
+    assert text.count("two blue circles") == 1
+    assert text.count("kvbench.prompts.scenes.Scenes") == 1
+
+
+def test_the_document_cannot_end_its_element(runs_dir: Path) -> None:
+    page = write_dashboard(runs_dir).read_text(encoding="utf-8")
+    begin = page.index('id="document">') + len('id="document">')
+    data = page[begin : page.index("</script>", begin)]
+    assert "<" not in data
+    assert HOSTILE in json.loads(data)["shared"]
+
+
+def test_the_page_itself_stays_small() -> None:
+    empty = {key: [] for key in ("runs", "published", "unfinished", "damaged", "shared")}
+    assert len(render_page({**empty, "made": "", "metrics": {}})) < 600_000
+
+
+@pytest.mark.parametrize("vendored", VENDORED, ids=lambda one: one.name)
+def test_vendored_files_are_the_published_ones(vendored: Vendored) -> None:
+    content = (ROOT / "kvbench" / "dashboard" / "vendor" / vendored.name).read_bytes()
+    assert (len(content), hashlib.sha256(content).hexdigest()) == (vendored.size, vendored.sha256)
+    assert "Copyright" in vendored.read_licence()
+    told = (ROOT / "THIRD_PARTY.md").read_text()
+    for part in (vendored.sha256, f"{vendored.package} {vendored.version}", vendored.name, vendored.licence):
+        assert part in told
+
+
+def test_every_vendored_file_is_listed() -> None:
+    there = {path.name for path in (ROOT / "kvbench" / "dashboard" / "vendor").iterdir()}
+    assert there == {name for one in VENDORED for name in (one.name, one.licence_name)}
+
+
+def test_without_jinja_one_line_says_what_to_install(runs_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "jinja2", None)
+    with pytest.raises(ConfigError, match=r"task=dashboard: .*kvbench\[dashboard\]"):
+        write_dashboard(runs_dir)
+
+
+def test_an_empty_folder_has_no_page(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"runs_dir=.* holds no runs"):
+        write_dashboard(tmp_path)

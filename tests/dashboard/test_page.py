@@ -1,0 +1,186 @@
+"""The page in a browser: what is sorted, filtered, pointed at, compared and opened."""
+
+from typing import Any
+
+import pytest
+
+from tests.support.run_folders import HOSTILE, PROMPTS, WORTH
+
+PHONE = {"viewport": {"width": 390, "height": 844}, "color_scheme": "dark"}
+ABSENT = "\N{EN DASH}"
+VIEWS = ("leaderboard", "comparison", "retention", "published")
+
+
+def psnr(method: str, budget: float) -> str:
+    return f"{WORTH[method] + 10 * (budget - 0.1):.2f}"
+
+
+def column(page: Any, title: str) -> list[str]:
+    """The texts of a column of the leaderboard, without intervals."""
+    heads = [head.strip(" ▾▴") for head in page.locator("#runs thead th").all_inner_texts()]
+    cells = page.locator(f"#runs tbody td:nth-child({heads.index(title) + 1})").all_inner_texts()
+    return [cell.split("±")[0].strip() for cell in cells]
+
+
+def sort_by(page: Any, key: str) -> None:
+    page.click(f'#runs thead [data-sort="{key}"]')
+
+
+def test_the_table_sorts_by_any_column_best_first(page: Any) -> None:
+    wanted = sorted((psnr(method, budget) for method in WORTH for budget in (0.1, 0.2)), reverse=True)
+    assert column(page, "psnr ↑") == [*wanted, ABSENT]
+    sort_by(page, "psnr")
+    assert column(page, "psnr ↑") == [*wanted[::-1], ABSENT]
+    sort_by(page, "lpips")
+    values = column(page, "lpips ↓")
+    assert values == [*sorted(values[:-1]), ABSENT]
+    assert page.locator("#runs thead [aria-sort]").get_attribute("aria-sort") == "ascending"
+    sort_by(page, "label")
+    assert column(page, "method") == sorted(column(page, "method"))
+
+
+def test_filters_apply_to_table_and_plot(page: Any) -> None:
+    points = page.locator("#pareto .hit")
+    assert (page.locator("#runs tbody tr").count(), points.count()) == (7, 6)
+    page.click('#methods [data-label="random"]')
+    assert (page.locator("#runs tbody tr").count(), points.count()) == (5, 4)
+    page.fill("#search", "heatkv 20")
+    assert column(page, "psnr ↑") == [psnr("heatkv", 0.2)]
+    assert points.count() == 1
+    page.click("#reset")
+    assert page.locator("#runs tbody tr").count() == 9
+    page.select_option("#model", "reasoner_tiny")
+    assert set(column(page, "method")) == {"full", "rkv"}
+    page.select_option("#budget", "25 %")
+    assert page.locator("#count").inner_text() == "2 of 9"
+
+
+def test_plot_and_table_point_at_each_other(page: Any) -> None:
+    sort_by(page, "psnr")  # the worst first
+    row = page.locator("#runs tbody tr").first
+    number = row.get_attribute("data-run")
+    point = page.locator(f'#pareto .hit[data-run="{number}"]')
+    point.hover()
+    assert "hover" in row.get_attribute("class")
+    assert "random, 10 %" in page.locator("#reading").inner_text()
+    row.locator("td").first.hover()
+    on = page.locator("#pareto .mark.on")
+    assert {mark.get_attribute("data-run") for mark in on.all()} == {number}
+    point.focus()
+    page.keyboard.press("Enter")
+    assert "chosen" in row.get_attribute("class")
+    page.keyboard.press("Escape")
+    assert "chosen" not in row.get_attribute("class")
+
+
+def test_the_front_is_what_no_run_beats(page: Any) -> None:
+    names = page.locator("#pareto text.mark").all_text_contents()
+    assert names == ["heatkv", "heatkv"]  # of each budget the best, and the larger budget is better
+    page.select_option("#quality", "lpips")
+    assert page.locator("#pareto text.mark").all_text_contents() == ["heatkv", "heatkv"]
+    page.click('#methods [data-label="heatkv"]')
+    assert page.locator("#pareto text.mark").all_text_contents() == ["streaming_llm", "streaming_llm"]
+
+
+def test_every_number_opens_where_it_is_from(page: Any) -> None:
+    page.locator("#runs tbody tr").first.locator(".num", has_text=psnr("heatkv", 0.2)).click()
+    told = page.locator("#drawer").inner_text()
+    for part in (
+        "95 % interval",
+        "uint8",
+        "c0ffee",
+        "feed",
+        "method=heatkv",
+        "infinity_tiny/heatkv-0.2-0123456789",
+    ):
+        assert part in told
+    assert HOSTILE in page.locator("#drawer details pre").text_content().replace('\\"', '"')
+    address = page.locator("#drawer a", has_text="results.json").get_attribute("href")
+    assert address == "infinity_tiny/heatkv-0.2-0123456789/results.json"
+    page.keyboard.press("Escape")
+    page.locator("#runs tbody .num").first.focus()
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("Enter")
+    assert page.locator("#drawerTitle").inner_text() == "psnr ↑, heatkv"
+
+
+def test_samples_are_compared_worst_first_under_a_slider(page: Any) -> None:
+    page.keyboard.press("2")
+    assert page.locator("#order button > span:nth-of-type(2)").all_inner_texts() == [
+        PROMPTS[i] for i in (1, 3, 2, 0)
+    ]
+    assert page.locator("#prompt").inner_text() == HOSTILE
+    slider = page.locator("img-comparison-slider.rendered")
+    assert slider.locator("img").evaluate_all("all => all.map(image => image.naturalWidth)") == [8, 8]
+    handle = page.locator(".slide span.handle")
+    before = handle.bounding_box()["x"]
+    slider.focus()
+    page.keyboard.down("ArrowRight")
+    page.wait_for_function(
+        "x => document.querySelector('.slide span.handle').getBoundingClientRect().x > x + 5", arg=before
+    )
+    page.keyboard.up("ArrowRight")
+    assert page.locator("#prompt").inner_text() == HOSTILE  # the slider has the arrows while it is in focus
+    page.keyboard.press("j")
+    assert page.locator("#prompt").inner_text() == "a cyan cross"
+    page.locator("#next").focus()
+    page.keyboard.press("ArrowLeft")
+    assert page.locator("#prompt").inner_text() == HOSTILE
+    page.select_option("#worst", "lpips")
+    assert page.locator("#prompt").inner_text() == "two blue circles"
+
+
+def test_texts_stand_side_by_side_with_what_differs(page: Any) -> None:
+    page.keyboard.press("2")
+    page.select_option("#ours", label="rkv, 25 %, 0.25")
+    assert page.locator("#view mark").all_inner_texts() == ["4\n", "7", "5\n", "8"]
+    assert page.locator("#view .badge").all_inner_texts() == ["right", "wrong"]
+    assert "Right answer: 7" in page.locator("#view").inner_text()
+    page.keyboard.press("j")
+    assert page.locator("#view mark").count() == 0
+
+
+def test_what_was_kept_is_told_cell_by_cell(page: Any) -> None:
+    page.keyboard.press("3")
+    maps = page.locator("#maps canvas")
+    assert maps.count() == 2
+    box = maps.nth(1).bounding_box()
+    page.mouse.move(box["x"] + 0.75 * box["width"], box["y"] + 0.25 * box["height"])
+    assert page.locator("#cell").inner_text() == "25.0 % kept: layer 0, KV head 1, source 2x2 of 4 tokens"
+    maps.nth(1).focus()
+    page.keyboard.press("ArrowDown")
+    assert page.locator("#cell").inner_text().startswith("12.5 % kept: layer 1, KV head 1")
+    page.select_option("#panels", "layer")
+    assert "layer 0" in page.locator("#maps figcaption").first.inner_text()
+
+
+def test_published_numbers_stand_beside_measured_ones(page: Any) -> None:
+    page.keyboard.press("4")
+    page.select_option("#paper", "heatkv_table1")
+    row = page.locator("#beside tbody tr", has_text="heatkv").first.inner_text().split()
+    assert {"28.43", "27.44", psnr("heatkv", 0.2)} <= set(row)
+    assert "The models differ" in page.locator("#paperNote").inner_text()
+    page.locator("#beside .num", has_text="28.43").click()
+    assert "arXiv:2605.14877v2, Table 1" in page.locator("#drawer").inner_text()
+
+
+def test_runs_that_are_not_finished_are_listed(page: Any) -> None:
+    told = page.locator("#progress").inner_text()
+    assert "1 not finished, 1 failed, 1 damaged" in told
+    assert "2 of 8 samples; running" in told
+    assert "failed: out of memory" in told
+    assert "swa-0.1" in told
+
+
+@pytest.mark.parametrize("page", [PHONE], indirect=True)
+def test_a_phone_needs_no_sideways_scrolling_and_colours_turn(page: Any) -> None:
+    for number, view in enumerate(VIEWS, 1):
+        page.keyboard.press(str(number))
+        assert page.locator(f"#{view}").is_visible()
+        assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    dark = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    page.keyboard.press("t")
+    assert page.locator("html").get_attribute("data-theme") == "light"
+    assert page.evaluate("getComputedStyle(document.body).backgroundColor") != dark
+    page.keyboard.press("?")
+    assert page.locator("#keys").is_visible()

@@ -1,0 +1,48 @@
+"""The command that repeats a run composes to the run's configuration."""
+
+import shlex
+
+import hydra
+import pytest
+
+from kvbench.cli.compose import hydra_of_kvbench, read_values
+from kvbench.dashboard.repeat import write_command
+from tests.support.results import made_up
+
+
+def compose(words: list[str]) -> dict[str, object]:
+    with hydra_of_kvbench():
+        return dict(read_values(hydra.compose("config", overrides=words)))
+
+
+@pytest.mark.parametrize(
+    ("model", "method", "others"),
+    [
+        ("infinity_tiny", "heatkv", ["budget=0.04"]),
+        ("infinity_tiny", "snapkv", ["protect=paper", "eval=paired", "seed=3", "batch_size=2"]),
+        ("infinity_tiny", "streaming_llm", ["sinks=2", "method.sinks=1", "cache_dtype=bfloat16"]),
+        ("infinity_tiny", "full", ["prompts=scenes_heldout", "prompts.count=5", "model.sampling.top_p=0.9"]),
+        ("reasoner_tiny", "hard_kv/rkv_top_p", ["prompts=math_tiny", "eval=exact_answer", "method.p=0.5"]),
+        ("infinity_2b", "random", ["prompts=coco30k", "eval=none", "prompts.path=my file's.json"]),
+    ],
+)
+def test_the_command_composes_to_the_same(model: str, method: str, others: list[str]) -> None:
+    quoted = [
+        f"{key}='{value}'" if " " in value else f"{key}={value}"
+        for key, value in (o.split("=", 1) for o in others)
+    ]
+    quoted = [word.replace("file's", "file\\'s") for word in quoted if not word.startswith("eval.")]
+    config = compose([f"model={model}", f"method={method}", *quoted])
+    run = made_up(method, 0.5, {}, config=config)
+    python, program, *words = shlex.split(write_command(run))
+    assert (python, program) == ("python", "run.py")
+    again = compose(words)
+    ignored = {"runs_dir", "task"}
+    assert {k: v for k, v in again.items() if k not in ignored} == {
+        k: v for k, v in config.items() if k not in ignored
+    }
+
+
+def test_a_bound_is_repeated_with_its_task() -> None:
+    run = made_up("full, seed 1", 1.0, {}, config={"model": {"name": "infinity_tiny"}})
+    assert "task=bounds" in write_command(run)

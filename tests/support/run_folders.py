@@ -1,0 +1,138 @@
+"""Run folders written by hand: results that never were, with samples, values per sample and what was kept."""
+
+import io
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from kvbench.eval.protocol.scores import Metric
+from kvbench.runs.results import Results
+from tests.support.results import LPIPS, PSNR, made_up
+
+HOSTILE = """</script><script>document.title = "owned"</script><img src=x onerror="document.title='owned'">"""
+"""A prompt that would run a program if it became HTML anywhere."""
+PROMPTS = ("a red ring", HOSTILE, "two blue circles", "a cyan cross")
+WORTH = {"streaming_llm": 20.0, "heatkv": 26.0, "random": 18.0}
+"""PSNR of a method at a budget of 0.1; ten times the budget more at others."""
+
+
+def write_run(
+    runs_dir: Path,
+    run: Results,
+    samples: Sequence[tuple[str, Mapping[str, object], bytes]],
+    kind: str = "images",
+    values: Mapping[str, Mapping[str, Sequence[float]]] | None = None,
+) -> Path:
+    """Write a run's folder.
+
+    Args:
+        runs_dir: where.
+        run: its results.
+        samples: prompt, metadata and file of each.
+        kind: images or texts.
+        values: by the stem of a file under metrics/, columns of values per sample.
+    """
+    folder = runs_dir / run.model / run.run
+    (folder / kind).mkdir(parents=True)
+    (folder / "metrics").mkdir()
+    lines = []
+    for index, (prompt, meta, content) in enumerate(samples):
+        (folder / kind / f"{index:06d}.{'png' if kind == 'images' else 'txt'}").write_bytes(content)
+        lines.append(json.dumps({"index": index, "prompt": prompt, "meta": meta, "seed": 0}))
+    (folder / "samples.jsonl").write_text("\n".join(lines) + "\n")
+    for stem, columns in (values or {}).items():
+        rows = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+        text = "".join(json.dumps({"index": index, **row}) + "\n" for index, row in enumerate(rows))
+        (folder / "metrics" / f"{stem}.samples.jsonl").write_text(text)
+    (folder / "results.json").write_text(run.to_json())
+    (folder / "status").write_text("done\n")
+    return folder
+
+
+def score(like: Metric, value: float, half: float, **more: object) -> Metric:
+    """A metric with an interval around its value."""
+    known = {**vars(like), "value": value, "ci95": (value - half, value + half), "n": len(PROMPTS)}
+    return Metric(**{**known, **more})
+
+
+def paint(brightness: int) -> bytes:
+    """A PNG of 8 x 8 pixels of one grey."""
+    buffer = io.BytesIO()
+    Image.fromarray(np.full((8, 8, 3), brightness, np.uint8)).save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+def write_image_runs(runs_dir: Path) -> list[Results]:
+    """Three methods at two budgets, and their reference."""
+    config = {
+        "model": {"name": "infinity_tiny"},
+        "prompts": {"_target_": "kvbench.prompts.scenes.Scenes", "count": 4},
+        "method": {"note": HOSTILE},
+    }
+    provenance = {"code": {"commit": "c0ffee", "diff_sha256": ""}, "weights_sha256": "feed", "device": "cpu"}
+    full = made_up("full", 1.0, {}, run="full-0", n=4, config=config, provenance=provenance)
+    write_run(runs_dir, full, [(prompt, {}, paint(200)) for prompt in PROMPTS])
+    runs = [full]
+    for method, worth in WORTH.items():
+        for budget in (0.1, 0.2):
+            psnr = worth + 10 * (budget - 0.1)
+            metrics = {
+                "psnr": score(PSNR, psnr, 1.5, protocol="uint8"),
+                "lpips": score(LPIPS, 2 / psnr, 0.01),
+            }
+            run = made_up(method, budget, metrics, n=4, config=config, provenance=provenance)
+            run = Results(
+                **{
+                    **vars(run),
+                    "memory": type(run.memory)(**{**vars(run.memory), "peak_bytes": int(budget * 2**22)}),
+                }
+            )
+            each = [psnr + step for step in (3.0, -4.0, 1.0, 0.0)]
+            folder = write_run(
+                runs_dir,
+                run,
+                [(prompt, {}, paint(90)) for prompt in PROMPTS],
+                values={"psnr-uint8": {"psnr": each}, "lpips-": {"lpips": [0.1, 0.2, 0.4, 0.3]}},
+            )
+            runs.append(run)
+            kept = [[[1.0, 0.5], [1.0, 0.25]], [[1.0, 0.0], [1.0, 0.125]]]
+            retention = {
+                "segment": 2,
+                "sources": ["1x1", "2x2"],
+                "tokens": [1, 4],
+                "kept": kept,
+                "prompts": 4,
+            }
+            (folder / "retention.json").write_text(json.dumps({"schema_version": 1, **retention}))
+    return runs
+
+
+def write_text_runs(runs_dir: Path) -> None:
+    """A language model's reference, and a run one of whose texts goes astray."""
+    config = {"model": {"name": "reasoner_tiny"}, "prompts": {"count": 2}}
+    right = Metric(1.0, "higher", evaluator="exact_answer", protocol="last-line", digits=3)
+    answers = ("7", "2")
+    texts = (b"first 3 then 4\nanswer: 7", b"first 1 then 1\nanswer: 2")
+    astray = (b"first 3 then 5\nanswer: 8", texts[1])
+    for method, budget, said, each in (("full", 1.0, texts, [1.0, 1.0]), ("rkv", 0.25, astray, [0.0, 1.0])):
+        metrics = {"exact_answer": score(right, sum(each) / 2, 0.1)}
+        name = "full-0" if method == "full" else f"{method}-0.25"
+        run = made_up(method, budget, metrics, "reasoner_tiny", run=name, n=2, config=config)
+        samples = [(f"sum {i}", {"answer": answers[i]}, text) for i, text in enumerate(said)]
+        write_run(runs_dir, run, samples, "texts", {"exact_answer-last-line": {"exact_answer": each}})
+
+
+def write_unfinished_runs(runs_dir: Path) -> None:
+    """A run at work whose last line is torn, one that failed, one whose results are cut off, one without anything."""
+    parent = runs_dir / "infinity_tiny"
+    for name in ("h2o-0.1", "hack-0.1", "swa-0.1", "snapkv-0.1"):
+        (parent / name).mkdir(parents=True)
+    for name in ("h2o-0.1", "hack-0.1"):
+        (parent / name / "config.yaml").write_text("prompts: {count: 8}\n")
+        (parent / name / "samples.jsonl").write_text('{"index": 0}\n{"index": 1}\n{"index": 1}\n{"ind')
+    (parent / "h2o-0.1" / "status").write_text("running\n")
+    (parent / "hack-0.1" / "status").write_text("failed: out of memory\n")
+    (parent / "swa-0.1" / "results.json").write_text('{"schema_version": 1, "run"')
