@@ -4,7 +4,7 @@ BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help demo weights test lint format check lock wheel sweep report dashboard clean
+.PHONY: help demo weights test lint format check lock docs wheel sweep report dashboard clean
 
 help:  ## this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## */\1\t/' | expand -t 12
@@ -42,6 +42,10 @@ lock:  ## pin every dependency, with hashes and without addresses; what is pinne
 	$(PYTHON) -m venv build/lock && build/lock/bin/pip install --quiet uv
 	build/lock/bin/uv pip compile --quiet --universal --python-version 3.11 --all-extras --generate-hashes --strip-extras \
 		--no-header --no-annotate --no-emit-index-url --no-emit-find-links --output-file requirements.lock pyproject.toml
+
+docs: $(VENV)/stamp  ## build the documentation, build/docs/html
+	$(BIN)/python -m sphinx -q -W --keep-going -d build/docs/doctrees docs build/docs/html
+	@echo build/docs/html/index.html
 
 wheel: $(VENV)/stamp  ## build dist/kvbench-*.whl
 	rm -rf build/lib dist

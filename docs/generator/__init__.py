@@ -1,0 +1,1 @@
+"""What the documentation shows of the program: its choices, docstrings and measured tables."""

@@ -1,0 +1,55 @@
+"""The tables of `docs/results.md`, with the commands that made them."""
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+
+class Table(NamedTuple):
+    """A table whose rows are of methods.
+
+    Attributes:
+        section: heading that it stands under.
+        caption: the sentence before it where that ends in a colon.
+        commands: the block of commands under that heading, with what it takes.
+        header: names of the columns, the first of which is `method`.
+        rows: cells, as many as the header has.
+    """
+
+    section: str
+    caption: str
+    commands: str
+    header: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+    def pick_rows(self, method: str) -> "Table":
+        """Return the table with the rows of one method alone; what follows a comma is one of its settings."""
+        return self._replace(rows=tuple(row for row in self.rows if row[0].partition(",")[0] == method))
+
+
+def read_tables(text: str) -> list[Table]:
+    """Return the tables of methods in a page."""
+    return [table for section in re.split(r"^## ", text, flags=re.MULTILINE)[1:] for table in _read(section)]
+
+
+def _read(section: str) -> Iterator[Table]:
+    heading = section.partition("\n")[0]
+    commands, before = "", ""
+    for part in re.split(r"\n\n+", section):
+        if part.startswith("<!-- takes: "):
+            commands = part
+        elif part.startswith("| method |"):
+            header, _, *rows = (_split(line) for line in part.splitlines())
+            caption = before if before.endswith(":") else ""
+            yield Table(heading, caption, commands, header, tuple(rows))
+        before = part
+
+
+def _split(line: str) -> tuple[str, ...]:
+    return tuple(cell.strip() for cell in line.strip().strip("|").split("|"))
+
+
+def format_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return a table in Markdown; bars within cells are escaped."""
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join("| " + " | ".join(cell.replace("|", r"\|") for cell in line) + " |" for line in lines)
