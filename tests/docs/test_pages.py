@@ -1,0 +1,121 @@
+"""What pages say is so: files and modules they name, numbers they repeat, versions."""
+
+import importlib
+import importlib.util
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+from kvbench.core.budget import Budget
+from kvbench.core.segments import ModelSpec, next_scale
+from kvbench.engine.lengths import foresee_lengths, sum_tokens
+from kvbench.methods.base import Method
+from kvbench.report.published import find
+from tests.support.pages import list_pages, read_blocks
+from tests.support.places import ROOT
+
+SPEC = ModelSpec("small", 3, 2, 8, next_scale([(1, 1), (2, 2), (3, 3), (5, 5), (6, 6)]))
+PAGES = (*list_pages(), "CHANGELOG.md")
+PLACEHOLDERS = ("x", "<name>")
+"""Names of files that stand for one of the reader's."""
+
+
+def list_written() -> set[str]:
+    """Files that a page tells its reader to write."""
+    return {
+        block.what
+        for page in PAGES
+        for block in read_blocks((ROOT / page).read_text())
+        if block.mark == "file"
+    }
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_files_and_modules_that_a_page_names_exist(root: Path, page: str) -> None:
+    text, written = (root / page).read_text(), list_written()
+    folders = "|".join(path.name for path in root.iterdir() if path.is_dir() and path.name[0] not in "._")
+    named = {root / path for path in re.findall(rf"`((?:{folders})/[\w./-]+)`", text)}
+    linked = {(root / page).parent / path for path in re.findall(r"\]\(([\w./-]+)(?:#[\w-]+)?\)", text)}
+    made = {root / path for path in written} | {root / "build" / "docs" / "html"}
+    missing = [path for path in named | linked if not path.exists() and path.stem not in PLACEHOLDERS]
+    assert [path for path in missing if path not in made] == []
+    modules = set(re.findall(r"\bkvbench(?:\.[a-z_]+)+", text)) - {"kvbench.plugins"}
+    own = {
+        re.sub(r"^(?!kvbench/)", "kvbench/", path).removesuffix(".py").replace("/", ".") for path in written
+    }
+    assert [module for module in modules - own if not locate(module)] == []
+
+
+def locate(name: str) -> bool:
+    """Whether a dotted name is a module, or something in one."""
+    try:
+        return importlib.util.find_spec(name) is not None
+    except ModuleNotFoundError:
+        module, _, attribute = name.rpartition(".")
+        return hasattr(importlib.import_module(module), attribute)
+
+
+def test_the_first_method_of_the_page_on_extending_keeps_to_any_budget() -> None:
+    files = {
+        b.what: b.text for b in read_blocks((ROOT / "docs" / "extending.md").read_text()) if b.mark == "file"
+    }
+    code, config = files["kvbench/methods/newest.py"], yaml.safe_load(files["conf/method/newest.yaml"])
+    assert all(len(text.splitlines()) < 50 for path, text in files.items() if "/method" in path)
+    namespace: dict[str, object] = {"__name__": "kvbench.methods.newest"}
+    exec(compile(code, "newest.py", "exec"), namespace)
+    factory = namespace[config.pop("_target_").rsplit(".", 1)[1]]
+    assert isinstance(factory, type)
+    for budget in (0.05, 0.3, 1):
+        method = factory(**config)
+        assert isinstance(method, Method)
+        capacity = Budget.parse(budget, SPEC)
+        method.prepare(SPEC, capacity)
+        lengths = foresee_lengths(SPEC, method)
+        assert lengths is not None
+        held = sum_tokens(lengths)
+        assert held.max() <= capacity.capacity
+        assert held.max() > 0.5 * capacity.capacity
+
+
+def test_figures_of_the_readme_stand_in_the_results() -> None:
+    results = (ROOT / "docs" / "results.md").read_text()
+    rows = re.findall(r"^\| `(\w+)` \| (.*)\|$", (ROOT / "README.md").read_text(), re.MULTILINE)
+    assert len(rows) > 3
+    for method, cells in rows:
+        figures = [cell.strip() for cell in cells.split("|") if cell.strip()]
+        lines = [line for line in results.splitlines() if line.startswith(f"| {method} |")]
+        assert any(all(f"| {figure} |" in line for figure in figures) for line in lines), method
+
+
+def test_the_page_of_published_scores_has_the_numbers_of_the_table() -> None:
+    text = (ROOT / "docs" / "reproduction.md").read_text()
+    columns = {
+        "GenEval": "geneval[official]",
+        "GenEval, rewritten": "geneval[official-rewritten]",
+        "DPG-Bench": "dpg[official]",
+        "HPSv2.1": "hpsv2.1",
+        "ImageReward": "imagereward",
+        "FID, MJHQ-30K": "fid_mjhq_clean",
+    }
+    heading, _, *lines = [line for line in text.splitlines() if line.startswith("|")]
+    names = [cell.strip() for cell in heading.strip("|").split("|")]
+    shown: set[tuple[str, str, str, float]] = set()
+    model = ""
+    for line in lines[: lines.index(next(line for line in lines if line.startswith("| benchmark")))]:
+        cells = dict(zip(names, (cell.strip() for cell in line.strip("|").split("|")), strict=True))
+        model = cells["model"].lower().replace("-", "_") or model
+        by = cells["source"].split(":")[0].removeprefix("its ")
+        assert cells["measured here"] == "-"
+        shown |= {(model, by, key, float(cells[name])) for name, key in columns.items() if cells[name] != "-"}
+    table = find("reproduction")
+    assert set(table.metrics) == set(columns.values())
+    stored = {
+        (*label.rstrip(")").split(" ("), metric, float(cell))
+        for label, rows in table.models.items()
+        for row in rows
+        for metric, cell in row.cells.items()
+        if cell is not None
+    }
+    assert shown == stored

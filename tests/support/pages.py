@@ -1,0 +1,75 @@
+"""Pages of the documentation taken apart: blocks of commands, what they need, files that a reader is told to write."""
+
+import re
+import shlex
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from tests.support.places import ROOT
+
+FENCE = re.compile(
+    r"^(?:<!-- (?P<mark>\w+): (?P<what>.+) -->\n)?```(?P<language>.*)\n(?P<text>(?:.*\n)*?)```$", re.MULTILINE
+)
+INLINE = re.compile(r"(?<!`)`((?:python|kvbench|make|pip|pytest|torchrun) [^`\n]+)`(?!`)")
+MARKS = ("needs", "takes", "file")
+"""What a comment right above a block may say: what is not everywhere, what takes long, where the block is written."""
+
+
+class Block(NamedTuple):
+    """A fenced block of a page.
+
+    Attributes:
+        mark: one of `MARKS`, empty for a block that is executed as it stands.
+        what: what the mark says.
+        language: behind the fence.
+        text: the block.
+    """
+
+    mark: str
+    what: str
+    language: str
+    text: str
+
+
+def list_pages() -> list[str]:
+    """Return all pages that people write, by path below the checkout."""
+    docs = (path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").rglob("*.md"))
+    return ["README.md", "CONTRIBUTING.md", *sorted(p for p in docs if not p.startswith("docs/generated/"))]
+
+
+def read_blocks(text: str) -> list[Block]:
+    """Return the fenced blocks of a page; what a directive includes is its text."""
+    found = []
+    for match in FENCE.finditer(text):
+        language, text = match["language"], match["text"]
+        if language.startswith("{literalinclude} ") and match["mark"] == "file":
+            text = (ROOT / "docs" / language.split()[1]).read_text()
+        found.append(Block(match["mark"] or "", match["what"] or "", language, text))
+    return found
+
+
+def find_commands(text: str) -> Iterator[list[str]]:
+    """Yield the words of every command of a page, in its blocks and in its lines; variables are filled in."""
+    variables: dict[str, str] = {}
+    for block in read_blocks(text):
+        if block.language == "bash":
+            for line in block.text.replace("\\\n", " ").splitlines():
+                yield from _read_line(line, variables)
+    for line in INLINE.findall(FENCE.sub("", text)):
+        if "..." not in line and "<" not in line:
+            yield shlex.split(line)
+
+
+def _read_line(line: str, variables: dict[str, str]) -> Iterator[list[str]]:
+    """Yield the command of a line of a script, without what is set before it; remember variables."""
+    filled = re.sub(r"\$(\w+)", lambda found: variables.get(found[1], found[0]), line)
+    if loop := re.match(r"\s*for (\w+) in (\S+)", filled):
+        variables[loop[1]] = loop[2]
+        return
+    words = shlex.split(filled, comments=True)
+    while words and (words[0] in ("time", "export") or re.match(r"\w+=", words[0])):
+        name, _, value = words.pop(0).partition("=")
+        variables[name] = value
+    words = words[:-1] if words[-1:] == ["&"] else words
+    if words and words[0] not in ("done", "wait"):
+        yield words
