@@ -18,11 +18,6 @@ author = copyright = "The kvbench developers"
 version = release = __version__
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 exclude_patterns = ["generated/*.md", "examples"]  # the former are parts of other pages
-nitpicky = True
-nitpick_ignore_regex = [  # these rooms are documented in full, but for two types
-    ("py:.*", r"(?!kvbench\.(core|engine|methods)\.).*"),
-    ("py:class", r"kvbench\.(core\.graphs\.Record|methods\.select\.Room)"),
-]
 suppress_warnings = ["myst.header"]  # a section of its own begins where another page is included
 
 myst_enable_extensions = ["attrs_block", "fieldlist"]

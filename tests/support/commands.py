@@ -1,0 +1,109 @@
+"""What is wrong with a command of ours: it is composed, or its program reads its arguments; nothing of it is done."""
+
+import argparse
+import importlib.util
+import re
+import runpy
+import sys
+import tomllib
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from kvbench.cli.messages import check_arguments
+from tests.support.places import ROOT
+
+FOREIGN = ("cd", "git")
+"""Programs that are not ours: a page may call them, and what they are told is not looked at."""
+
+
+class Parsed(Exception):
+    """Raised in place of a program's work, once it has read its arguments."""
+
+
+def find_problem(words: list[str], monkeypatch: pytest.MonkeyPatch) -> str | None:
+    """Return what is wrong with a command, None for nothing; nothing of it is done."""
+    match words:
+        case ["python", "run.py", *arguments] | ["kvbench", *arguments]:
+            return compose(arguments)
+        case ["torchrun", "--nproc-per-node", _, "run.py", *arguments]:
+            return compose(arguments)
+        case ["python", "benchmarks/profile_task.py", *arguments]:
+            return compose(["task=profile", *arguments])
+        case ["python", "-m", "pytest", *arguments] | ["pytest", *arguments]:
+            missing = [a for a in arguments if a.startswith("tests") and not (ROOT / a).exists()]
+            return f"no such tests: {missing}" if missing else None
+        case ["python", "-m", module, *arguments]:
+            found = importlib.util.find_spec(module)
+            return (
+                "no such module"
+                if found is None
+                else parse(module, find_source(module), arguments, monkeypatch)
+            )
+        case ["python", script, *arguments]:
+            path = ROOT / script
+            return parse(str(path), path, arguments, monkeypatch) if path.is_file() else "no such file"
+        case ["make", *targets]:
+            known = re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+            return f"no such target: {targets}" if set(targets) - set(known) else None
+        case ["pip", "install", *what]:
+            return check_installation(what[-1])
+        case [program, *_]:
+            return None if program in FOREIGN else f"nothing is known of {program}"
+    return "no command"
+
+
+@cache
+def _compose(arguments: tuple[str, ...]) -> str | None:
+    return check_arguments(list(arguments))
+
+
+def compose(arguments: list[str]) -> str | None:
+    """Compose what a command chooses; plugins of the example are found."""
+    if any("kvbench_example" in word or "random_tokens" in word for word in arguments):
+        return None  # tests/cli/test_plugins.py runs these
+    return _compose(tuple(arguments))
+
+
+def find_source(module: str) -> Path:
+    """Return the file of a module, or of what `python -m` runs of a package."""
+    found = importlib.util.find_spec(module)
+    if found is None or found.origin is None or found.submodule_search_locations:
+        found = importlib.util.find_spec(f"{module}.__main__")
+    assert found is not None
+    assert found.origin is not None
+    return Path(found.origin)
+
+
+def parse(name: str, source: Path, arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> str | None:
+    """Let a program read its arguments, and stop it there; one that reads none may be given none."""
+    if "parse_args(" not in source.read_text():
+        return f"it takes no arguments, not {arguments}" if arguments else None
+    original = argparse.ArgumentParser.parse_args
+
+    def stop(parser: argparse.ArgumentParser, *given: object, **named: object) -> None:
+        original(parser, *given, **named)  # type: ignore[call-overload]
+        raise Parsed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(argparse.ArgumentParser, "parse_args", stop)
+        patch.setattr(sys, "argv", [str(source), *arguments])
+        patch.syspath_prepend(str(source.parent))
+        try:
+            (runpy.run_path if name == str(source) else runpy.run_module)(name, run_name="__main__")
+        except Parsed:
+            return None
+        except SystemExit as end:
+            return f"ends with {end.code}"
+    return "reads no arguments"
+
+
+def check_installation(what: str) -> str | None:
+    """Return what is wrong with what pip is told to install: kvbench, a folder, an extra of it."""
+    name, _, extras = what.rstrip("]").partition("[")
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    if name != "kvbench" and not (ROOT / name / "pyproject.toml").is_file():
+        return f"there is no package {name}"
+    unknown = set(filter(None, extras.split(","))) - set(project["optional-dependencies"])
+    return f"no such extras: {unknown}" if unknown else None
