@@ -10,7 +10,7 @@ PARTS: Mapping[str, tuple[str, ...]] = {
     "method": ("needs", "prepare", "keep"),
     "prompts": ("load", "load_others"),
     "eval": ("gives", "run"),
-    "logger": ("send",),
+    "logger": ("send", "send_sweep"),
 }
 """Attributes that the class of a group's object has; `eval` holds any number of objects."""
 

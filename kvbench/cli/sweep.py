@@ -2,20 +2,24 @@
 
 import logging
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.utils import JobReturn
 from hydra.experimental.callback import Callback
 from hydra.types import RunMode
-from omegaconf import DictConfig
+from hydra.utils import instantiate
+from omegaconf import DictConfig, OmegaConf
 
 from kvbench.cli.console import CONSOLE
 from kvbench.cli.jobs import Entry, list_jobs, open_folder, read_entries, write_entry
 from kvbench.cli.messages import is_expected, tell_error
+
+if TYPE_CHECKING:  # imports numpy, and Hydra makes the callback for `--help` too
+    from kvbench.runs.results import Results
 
 log = logging.getLogger(__name__)
 
@@ -63,26 +67,32 @@ class Summary(Callback):
 
     Attributes:
         running: the sweep that has begun and not been told the end of; its launcher may break.
+        name: what the sweep is called whose job this process runs: the choice of `sweeps`, or its folder's name.
     """
 
     running: ClassVar["Summary | None"] = None
+    name: ClassVar[str | None] = None
 
     def __init__(self) -> None:
         self._folder: Path | None = None
+        self._name: str | None = None
 
     def on_multirun_start(self, config: DictConfig, **kwargs: object) -> None:
         """Write down which jobs there will be."""
         with _ending_if_broken():
             self._config = config
             self._folder = open_folder(Path(config.runs_dir).expanduser(), list_jobs(config))
+            self._name = OmegaConf.select(config, "hydra.runtime.choices.sweeps") or self._folder.name
             Summary.running = self
 
     def on_job_start(self, config: DictConfig, **kwargs: object) -> None:
         """Write that a job runs."""
+        Summary.name = self._name
         self._write(config, "started")
 
     def on_job_end(self, config: DictConfig, job_return: JobReturn, **kwargs: object) -> None:
         """Write what a job left: its run folder, its calibrations, or why it failed."""
+        Summary.name = None
         value = job_return._return_value
         if isinstance(value, str | BaseException):
             self._write(config, "failed", error=" ".join(str(value).split()))
@@ -101,7 +111,7 @@ class Summary(Callback):
         from kvbench.report import (
             beside_published,  # imports torch, and Hydra makes this callback for `--help` too
         )
-        from kvbench.report.collect import read_with_bounds, read_with_references
+        from kvbench.report.collect import read_runs, read_with_bounds, read_with_references
         from kvbench.report.many_runs import show_runs
         from kvbench.report.published import find
 
@@ -123,8 +133,18 @@ class Summary(Callback):
                 beside_published.show_stability(CONSOLE, table, artifacts, sinks, name, runs_dir)
             else:
                 beside_published.show_beside(CONSOLE, table, read_with_references(folders), runs_dir)
+        self._send(read_runs(folders))
         if failures:
             sys.exit(1)
+
+    def _send(self, runs: "Sequence[Results]") -> None:
+        """Send the sweep where its runs were sent, if that was asked for."""
+        if self._config.logger and runs:
+            assert self._folder is not None
+            assert self._name is not None
+            page = Path(self._config.runs_dir).expanduser() / "dashboard.html"
+            logger = instantiate(self._config.logger)
+            logger.send_sweep(self._folder, self._name, runs, page if page.is_file() else None)
 
     def _write(
         self,

@@ -13,6 +13,7 @@ from omegaconf import DictConfig, OmegaConf
 from kvbench.cli.compose import count_processes, read_values
 from kvbench.cli.console import CONSOLE
 from kvbench.cli.search_path import list_choices
+from kvbench.cli.sweep import Summary
 from kvbench.core.budget import Budget
 from kvbench.core.config import ConfigError
 from kvbench.core.processes import join, leave
@@ -67,6 +68,7 @@ def make_job(cfg: DictConfig, settings: Settings) -> Job:
         calibration_prompts=choose_calibration(settings.calibrate, source, prompts),
         evaluators={name: instantiate(node) for name, node in (cfg.get("eval") or {}).items()},
         logger=instantiate(cfg.logger) if cfg.logger else None,
+        sweep=Summary.name,
     )
 
 

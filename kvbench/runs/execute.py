@@ -43,7 +43,7 @@ def run(job: Job) -> Outcome:
     _load(job)
     outcome = _complete(job.as_reference() if job.reference else job)
     if job.logger is not None and outcome.results is not None:
-        job.logger.send(outcome.folder, outcome.results)
+        job.logger.send(outcome.folder, outcome.results, job.sweep)
     return _checked(job, outcome)
 
 

@@ -1,7 +1,7 @@
 """One run's parts: model, method, prompts, settings, and the runs it is compared with."""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -31,8 +31,12 @@ Config = Mapping[str, object]
 class Logger(Protocol):
     """Where finished runs are sent."""
 
-    def send(self, folder: Path, results: Results) -> None:
-        """Send one run, whose folder has its name."""
+    def send(self, folder: Path, results: Results, sweep: str | None) -> None:
+        """Send one run, whose folder has its name, and the name of the sweep that it belongs to."""
+        ...
+
+    def send_sweep(self, folder: Path, name: str, runs: Sequence[Results], page: Path | None) -> None:
+        """Send the finished runs of a sweep and its dashboard, an HTML file, where there is one."""
         ...
 
 
@@ -50,6 +54,7 @@ class Job:
         calibration_prompts: what a calibration watches.
         evaluators: by config name.
         logger: None to send nothing.
+        sweep: name of the sweep that the run belongs to; None for a run by itself.
         bounded: the job whose reference this full-cache run with other rounding or other seeds is compared with.
     """
 
@@ -62,6 +67,7 @@ class Job:
     calibration_prompts: list[Prompt] = field(default_factory=list)
     evaluators: Mapping[str, Evaluator] = field(default_factory=dict)
     logger: Logger | None = None
+    sweep: str | None = None
     bounded: "Job | None" = None
 
     @property

@@ -1,35 +1,97 @@
-"""Weights & Biases behind one function; nothing else imports it."""
+"""Weights & Biases behind one class; nothing else imports it."""
 
 import logging
 import netrc
 import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from kvbench.core.config import ConfigError
+from kvbench.eval.files.samples import read_samples
+from kvbench.runs.forms import TEXTS
 from kvbench.runs.results import Results
+from kvbench.runs.samples import find_kept_form, find_sample, order_worst_first, read_scores
 
 log = logging.getLogger(__name__)
+
+Number = float | int | str | None
 
 
 @dataclass(frozen=True)
 class WandB:
-    """Sends a finished run to Weights & Biases; offline when no key is known.
+    """Sends finished runs and sweeps to Weights & Biases; offline when no key is known.
 
     Attributes:
         project: project name.
         entity: team or user, None for the default.
+        images: samples of a run that are sent beside those of its reference, the most changed first; 0 for none.
     """
 
     project: str = "kvbench"
     entity: str | None = None
+    images: int = 32
 
-    def send(self, folder: Path, results: Results) -> None:
-        """Send the configuration, metrics, memory, latency and contact sheet of one run; sent again, its entry changes.
+    def __post_init__(self) -> None:
+        if self.images < 0:
+            raise ConfigError(f"images={self.images}: must be at least 0")
+
+    def send(self, folder: Path, results: Results, sweep: str | None = None) -> None:
+        """Send what one run came to, its contact sheet and samples; sent again, its entry changes.
+
+        Args:
+            folder: the run's.
+            results: what it came to.
+            sweep: name of the sweep that it belongs to, which groups its runs; None for a run by itself.
 
         Raises:
             ConfigError: the `wandb` extra is not installed.
         """
+        about = {
+            "config": {**results.config, "reference": results.reference},
+            "group": sweep,
+            "job_type": results.method,
+            "tags": [results.model_label, results.prompts_label, f"budget {results.memory.budget:.4g}"],
+        }
+        with self._open(folder, results.run, **about) as (wandb, run):
+            values: dict[str, object] = {k: v for k, v in list_numbers(results).items() if v is not None}
+            sheet = folder / "contact_sheet.png"
+            if sheet.is_file():
+                values["contact_sheet"] = wandb.Image(str(sheet))
+            if self.images:
+                values["samples"] = _make_sample_table(wandb, folder, results, self.images)
+            run.log(values)
+
+    def send_sweep(self, folder: Path, name: str, runs: Sequence[Results], page: Path | None) -> None:
+        """Send the table of a sweep's runs, and its dashboard, as an entry of their group.
+
+        Args:
+            folder: the sweep's.
+            name: the sweep's, which its runs were sent with.
+            runs: its finished runs.
+            page: an HTML file, None if there is none.
+
+        Raises:
+            ConfigError: the `wandb` extra is not installed.
+        """
+        rows = [_name_run(run) | list_numbers(run) for run in runs]
+        columns = list(dict.fromkeys(key for row in rows for key in row))
+        data = [[row.get(column) for column in columns] for row in rows]
+        about = {"title": name, "group": name, "job_type": "sweep"}
+        with self._open(folder, f"sweep-{folder.name}", **about) as (wandb, run):
+            table = wandb.Table(columns=columns, data=data)
+            shown: dict[str, object] = {"runs": table}
+            if page is not None:
+                shown["dashboard"] = wandb.Html(page.read_text(encoding="utf-8"), inject=False)
+            run.log(shown)
+
+    @contextmanager
+    def _open(
+        self, folder: Path, key: str, title: str | None = None, **about: object
+    ) -> Iterator[tuple[Any, Any]]:
+        """Give the module and an entry of the project, which ends with the block."""
         try:
             import wandb
         except ImportError:
@@ -38,23 +100,56 @@ class WandB:
         run = wandb.init(
             project=self.project,
             entity=self.entity,
-            name=results.run,
-            id=results.run,
+            name=title or key,
+            id=key,
             resume="allow" if mode == "online" else None,
             dir=str(folder),
-            config=dict(results.config),
             mode=mode,  # type: ignore[arg-type]
             reinit="finish_previous",
+            **about,  # type: ignore[arg-type]
         )
-        values: dict[str, object] = {f"memory/{key}": value for key, value in asdict(results.memory).items()}
-        values |= {f"latency/{key}": value for key, value in asdict(results.latency).items()}
-        values |= {name: metric.value for name, metric in results.metrics.items() if metric.value is not None}
-        sheet = folder / "contact_sheet.png"
-        if sheet.is_file():
-            values["contact_sheet"] = wandb.Image(str(sheet))
-        run.log(values)
-        run.finish()
-        log.info("sent to W&B (%s): %s", mode, results.run)
+        try:
+            yield wandb, run
+        finally:
+            run.finish()
+        log.info("sent to W&B (%s): %s", mode, key)
+
+
+def list_numbers(results: Results) -> dict[str, Number]:
+    """Return what a run came to by name: memory, latency, and each metric with the ends of its 95 % interval."""
+    found: dict[str, Number] = {f"memory/{key}": value for key, value in asdict(results.memory).items()}
+    found |= {f"latency/{key}": value for key, value in asdict(results.latency).items()}
+    for name, metric in results.metrics.items():
+        low, high = metric.interval or (None, None)
+        found |= {name: metric.value, f"{name}/low": low, f"{name}/high": high}
+    return found
+
+
+def _name_run(results: Results) -> dict[str, Number]:
+    about = {"run": results.run, "model": results.model_label, "method": results.method}
+    return {**about, "budget": results.memory.budget}
+
+
+def _make_sample_table(wandb: Any, folder: Path, results: Results, count: int) -> Any:
+    """Return a table of a run's samples beside the reference's, the most changed first."""
+    samples, scores = read_samples(folder / "samples.jsonl"), read_scores(folder, results)
+    order = [*order_worst_first(results, scores), *(index for index in samples if index not in scores)]
+    names = list(dict.fromkeys(name for one in scores.values() for name in one))
+    sides = {"sample": folder}
+    if results.reference is not None:
+        sides["reference"] = folder.parent / results.reference
+    table = wandb.Table(columns=["index", "prompt", *sides, *names])
+    for index in order[:count]:
+        shown = [_show_sample(wandb, side, index) for side in sides.values()]
+        values: Mapping[str, float | None] = scores.get(index, {})
+        table.add_data(index, samples[index].prompt, *shown, *(values.get(name) for name in names))
+    return table
+
+
+def _show_sample(wandb: Any, folder: Path, index: int) -> object:
+    path = find_sample(folder, index)
+    is_text = find_kept_form(folder) is TEXTS
+    return path.read_text(encoding="utf-8") if is_text else wandb.Image(str(path))
 
 
 def _has_key() -> bool:

@@ -217,14 +217,18 @@ def test_only_missing_metrics_are_computed(tmp_path: Path) -> None:
 
 
 def test_finished_run_is_sent_to_the_logger(tmp_path: Path) -> None:
-    sent: list[tuple[str, Path]] = []
+    sent: list[tuple[str, Path, str | None]] = []
 
     class Recorder:
-        def send(self, folder: Path, results: Results) -> None:
-            sent.append((results.run, folder))
+        def send(self, folder: Path, results: Results, sweep: str | None) -> None:
+            sent.append((results.run, folder, sweep))
 
     outcome = execute.run(job_in(tmp_path, logger=Recorder()))
-    assert sent == [(outcome.folder.name, outcome.folder)]
+    again = execute.run(job_in(tmp_path, logger=Recorder(), sweep="budget"))
+    assert sent == [
+        (outcome.folder.name, outcome.folder, None),
+        (again.folder.name, outcome.folder, "budget"),
+    ]
 
 
 # require

@@ -1,18 +1,36 @@
-"""Weights & Biases get what results.json says."""
+"""Weights & Biases get what results.json says: settings handed over, and what W&B itself writes while offline."""
 
+import hashlib
+import json
+import shutil
 import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
+from kvbench.core.config import ConfigError
 from kvbench.eval.protocol.scores import Metric
+from kvbench.runs.results import Results, read_results
+from kvbench.runs.samples import order_worst_first, read_scores
 from kvbench.runs.wandb import WandB
 from tests.support.results import made_up
+from tests.support.wandb_file import read_entry
 
 RUN = made_up(
     "heatkv", 0.1, {"psnr": Metric(25.0, "higher"), "lpips": Metric(None, "lower", status="skipped")}
 )
+
+
+@pytest.fixture
+def offline_wandb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The real package, which writes below `tmp_path` alone and sends nothing."""
+    pytest.importorskip("wandb")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for name in ("DATA", "CACHE", "CONFIG"):
+        monkeypatch.setenv(f"WANDB_{name}_DIR", str(tmp_path))
 
 
 @pytest.mark.parametrize(("key", "mode"), [(None, "offline"), ("secret", "online")])
@@ -34,15 +52,112 @@ def test_wandb_gets_config_and_numbers(
     if key is not None:
         monkeypatch.setenv("WANDB_API_KEY", key)
     (tmp_path / "contact_sheet.png").write_bytes(b"png")
-    WandB().send(tmp_path, RUN)
+    WandB(images=0).send(tmp_path, RUN)
     settings = calls["init"]
     assert isinstance(settings, dict)
     assert settings["mode"] == mode
     assert settings["name"] == RUN.run
-    assert settings["config"] == RUN.config
+    assert settings["group"] is None
+    assert settings["config"] == {**RUN.config, "reference": RUN.reference}
     assert calls["psnr"] == 25.0
     assert calls["memory/peak_tokens"] == 99
     assert calls["latency/seconds_per_image"] == 0.125
     assert calls["contact_sheet"] == ("image", str(tmp_path / "contact_sheet.png"))
     assert "lpips" not in calls
     assert calls["finished"] is True
+
+
+def test_a_run_arrives_with_its_group_intervals_and_worst_samples(
+    whole: Path, tmp_path: Path, offline_wandb: None
+) -> None:
+    results = read_results(whole)
+    assert results is not None
+    shutil.copytree(whole.parent, tmp_path / "fake")  # W&B writes beside what it sends
+    copy = tmp_path / "fake" / whole.name
+    WandB(images=3).send(copy, results, "budget")
+    entry = read_entry(copy)
+    assert (entry.run.run_group, entry.run.job_type) == ("budget", "streaming_llm")
+    assert (entry.run.run_id, entry.run.display_name) == (results.run, results.run)
+    assert list(entry.run.tags) == ["fake", "?", "budget 0.5"]
+    assert entry.config["reference"] == results.reference
+    assert entry.config["model"] == results.config["model"]
+    [values] = entry.history
+    psnr = results.metrics["psnr"]
+    assert [values["psnr"], values["psnr/low"], values["psnr/high"]] == [psnr.value, *(psnr.ci95 or ())]
+    assert values["memory/peak_tokens"] == results.memory.peak_tokens
+    assert (entry.files / values["contact_sheet.path"]).read_bytes() == (
+        whole / "contact_sheet.png"
+    ).read_bytes()
+    lines = (whole / "metrics" / "psnr-uint8.samples.jsonl").read_text().splitlines()
+    decibels = {row["index"]: row["psnr"] for row in map(json.loads, lines)}
+    worst = sorted(decibels, key=lambda index: decibels[index])[:3]
+    table = entry.table("samples")
+    assert table["columns"] == ["index", "prompt", "sample", "reference", "psnr"]
+    assert [row[0] for row in table["data"]] == worst
+    assert [row[1] for row in table["data"]] == [f"prompt {index}" for index in worst]
+    assert [row[4] for row in table["data"]] == [decibels[index] for index in worst]
+    sides = (whole, whole.parent / str(results.reference))
+    sent = {hash_file(path) for path in entry.staged.values()}
+    assert {hash_file(side / f"images/{index:06d}.png") for side in sides for index in worst} <= sent
+
+
+def hash_file(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def test_a_sweep_ends_with_its_table_and_dashboard(tmp_path: Path, offline_wandb: None) -> None:
+    page = tmp_path / "dashboard.html"
+    page.write_text("<!doctype html><p>é")
+    more = made_up("full", 1, {"psnr": Metric(None, "higher"), "fid": Metric(2.0, "lower", ci95=(1.5, 2.5))})
+    folder = tmp_path / "0a34"
+    folder.mkdir()
+    WandB().send_sweep(folder, "heatkv_table1", [RUN, more], page)
+    entry = read_entry(folder)
+    assert (entry.run.run_group, entry.run.job_type) == ("heatkv_table1", "sweep")
+    assert (entry.run.run_id, entry.run.display_name) == ("sweep-0a34", "heatkv_table1")
+    table = entry.table("runs")
+    rows = [dict(zip(table["columns"], row, strict=True)) for row in table["data"]]
+    assert [row["run"] for row in rows] == [RUN.run, more.run]
+    assert [row["budget"] for row in rows] == [0.1, 1]
+    assert [row["psnr"] for row in rows] == [25.0, None]
+    assert [rows[1][name] for name in ("fid", "fid/low", "fid/high")] == [2.0, 1.5, 2.5]
+    assert rows[0]["fid"] is None
+    assert (entry.files / entry.history[0]["dashboard.path"]).read_text() == page.read_text()
+
+
+def test_a_sweep_without_a_dashboard_has_its_table_alone(tmp_path: Path, offline_wandb: None) -> None:
+    WandB().send_sweep(tmp_path, "budget", [RUN], None)
+    [values] = read_entry(tmp_path).history
+    assert {key.partition(".")[0] for key in values if key[0] != "_"} == {"runs"}
+
+
+def make_scored(folder: Path, metrics: dict[str, Metric], values: dict[str, list[object]]) -> Results:
+    """A run of which only the metrics' values by sample are there."""
+    (folder / "metrics").mkdir()
+    for name, column in values.items():
+        rows = [{"index": index, name: value, "note": "?"} for index, value in enumerate(column)]
+        text = "".join(json.dumps(row) + "\n" for row in rows)
+        (folder / "metrics" / f"{name}.samples.jsonl").write_text(text)
+    return made_up("swa", 0.5, metrics)
+
+
+def test_the_first_metric_against_the_reference_says_which_samples_are_worst(tmp_path: Path) -> None:
+    metrics = {
+        "length": Metric(2.0, "lower"),
+        "psnr": Metric(30.0, "higher", needs_reference=True),
+        "lpips": Metric(0.1, "lower", needs_reference=True),
+    }
+    values: dict[str, list[object]] = {"length": [1, 2, 3], "lpips": [0.3, 0.2, 0.1], "psnr": [None, 20, 10]}
+    results = make_scored(tmp_path, metrics, values)
+    scores = read_scores(tmp_path, results)
+    assert scores[0] == {"length": 1.0, "psnr": None, "lpips": 0.3}
+    assert order_worst_first(results, scores) == [2, 1, 0]  # equal images have no PSNR
+    del metrics["psnr"]
+    assert order_worst_first(made_up("swa", 0.5, metrics), scores) == [0, 1, 2]
+    assert order_worst_first(made_up("swa", 0.5, {"length": metrics["length"]}), scores) == [2, 1, 0]
+    assert order_worst_first(made_up("swa", 0.5, {}), scores) == [0, 1, 2]
+
+
+def test_images_cannot_be_negative() -> None:
+    with pytest.raises(ConfigError, match="images=-1: must be at least 0"):
+        WandB(images=-1)
