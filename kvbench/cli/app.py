@@ -3,6 +3,8 @@
 import logging
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import hydra
@@ -21,6 +23,7 @@ from kvbench.cli.compose import (
 )
 from kvbench.cli.console import CONSOLE
 from kvbench.cli.messages import check_arguments, is_expected, is_one_job, tell_error
+from kvbench.cli.publish import publish
 from kvbench.cli.search_path import PluginSearchPath, check_search_path
 from kvbench.cli.sweep import Summary, describe_failure
 
@@ -29,7 +32,7 @@ INTERRUPTED = 130
 
 
 def main() -> None:
-    """Do what the command line says: one job, a sweep (`-m`), or a command of Hydra's own (`--help`, `--cfg job`)."""
+    """Do what the command line says: one job, a sweep (`-m`), `publish`, or a command of Hydra's own (`--help`)."""
     # Read when torch is loaded. Threads that wait in a loop take the processor from other runs on this machine.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     logging.captureWarnings(capture=True)
@@ -45,7 +48,10 @@ def main() -> None:
 
 def run_arguments(arguments: list[str]) -> None:
     """Do what words of the command line say."""
-    if is_one_job(arguments):
+    if arguments[:1] == ["publish"]:
+        with _telling_errors():
+            publish(arguments[1:])
+    elif is_one_job(arguments):
         run_alone(arguments)
     elif (problem := check_arguments(arguments)) is not None:
         sys.exit(f"error: {problem}")
@@ -65,12 +71,18 @@ def run_alone(overrides: list[str]) -> None:
 
     `hydra.main` composes its configuration three times on the way, a second of a processor; here it is composed once.
     """
+    with _telling_errors(), hydra_of_kvbench():
+        check_search_path()
+        cfg, hydra_cfg = compose_job(overrides)
+        configure_log(hydra_cfg.job_logging, hydra_cfg.verbose)  # type: ignore[arg-type]
+        run_task(cfg)
+
+
+@contextmanager
+def _telling_errors() -> Iterator[None]:
+    """End the program with one line where a user can mend what went wrong."""
     try:
-        with hydra_of_kvbench():
-            check_search_path()
-            cfg, hydra_cfg = compose_job(overrides)
-            configure_log(hydra_cfg.job_logging, hydra_cfg.verbose)  # type: ignore[arg-type]
-            run_task(cfg)
+        yield
     except Exception as error:
         if not is_expected(error):
             raise

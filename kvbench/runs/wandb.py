@@ -55,7 +55,7 @@ class WandB:
             "job_type": results.method,
             "tags": [results.model_label, results.prompts_label, f"budget {results.memory.budget:.4g}"],
         }
-        with self._open(folder, results.run, **about) as (wandb, run):
+        with self._open(folder, results.run, results.run, **about) as (wandb, run):
             values: dict[str, object] = {k: v for k, v in list_numbers(results).items() if v is not None}
             sheet = folder / "contact_sheet.png"
             if sheet.is_file():
@@ -76,11 +76,11 @@ class WandB:
         Raises:
             ConfigError: the `wandb` extra is not installed.
         """
-        rows = [_name_run(run) | list_numbers(run) for run in runs]
+        rows = [list_numbers(run) for run in runs]
         columns = list(dict.fromkeys(key for row in rows for key in row))
         data = [[row.get(column) for column in columns] for row in rows]
-        about = {"title": name, "group": name, "job_type": "sweep"}
-        with self._open(folder, f"sweep-{folder.name}", **about) as (wandb, run):
+        about = {"group": name, "job_type": "sweep"}
+        with self._open(folder, f"sweep-{folder.name}", name, **about) as (wandb, run):
             table = wandb.Table(columns=columns, data=data)
             shown: dict[str, object] = {"runs": table}
             if page is not None:
@@ -88,9 +88,7 @@ class WandB:
             run.log(shown)
 
     @contextmanager
-    def _open(
-        self, folder: Path, key: str, title: str | None = None, **about: object
-    ) -> Iterator[tuple[Any, Any]]:
+    def _open(self, folder: Path, key: str, title: str, **about: object) -> Iterator[tuple[Any, Any]]:
         """Give the module and an entry of the project, which ends with the block."""
         try:
             import wandb
@@ -100,7 +98,7 @@ class WandB:
         run = wandb.init(
             project=self.project,
             entity=self.entity,
-            name=title or key,
+            name=title,
             id=key,
             resume="allow" if mode == "online" else None,
             dir=str(folder),
@@ -116,18 +114,15 @@ class WandB:
 
 
 def list_numbers(results: Results) -> dict[str, Number]:
-    """Return what a run came to by name: memory, latency, and each metric with the ends of its 95 % interval."""
-    found: dict[str, Number] = {f"memory/{key}": value for key, value in asdict(results.memory).items()}
+    """Return which run it is, memory, latency, and each metric with the ends of its 95 % interval, by name."""
+    about = {"run": results.run, "model": results.model_label, "method": results.method}
+    found: dict[str, Number] = {**about, "prompts": results.prompts_label, "budget": results.memory.budget}
+    found |= {f"memory/{key}": value for key, value in asdict(results.memory).items()}
     found |= {f"latency/{key}": value for key, value in asdict(results.latency).items()}
     for name, metric in results.metrics.items():
         low, high = metric.interval or (None, None)
         found |= {name: metric.value, f"{name}/low": low, f"{name}/high": high}
     return found
-
-
-def _name_run(results: Results) -> dict[str, Number]:
-    about = {"run": results.run, "model": results.model_label, "method": results.method}
-    return {**about, "budget": results.memory.budget}
 
 
 def _make_sample_table(wandb: Any, folder: Path, results: Results, count: int) -> Any:

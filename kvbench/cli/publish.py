@@ -1,0 +1,83 @@
+"""`kvbench publish RUN...`: finished runs as a dataset for the Hugging Face Hub."""
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from kvbench.cli.console import CONSOLE
+from kvbench.core.config import ConfigError
+
+USAGE = "kvbench publish RUN... [out=FOLDER] [repo=USER/NAME] [license=NAME]"
+KEYS = ("out", "repo", "license")
+
+
+class Request(NamedTuple):
+    """What a command asks to be published.
+
+    Attributes:
+        runs: folders of runs.
+        out: folder of the dataset; None for one in published/.
+        repo: dataset on the Hub, user/name; None to upload nothing.
+        licence: as the Hub names it; None where it was not stated.
+    """
+
+    runs: tuple[Path, ...]
+    out: Path | None
+    repo: str | None
+    licence: str | None
+
+
+def publish(words: Sequence[str]) -> None:
+    """Prepare a dataset, and upload it if it was told where and a token is known.
+
+    Args:
+        words: the command after `publish`.
+
+    Raises:
+        ConfigError: a word is none of the command's, a folder is no finished run, or something is not installed.
+        OSError: the disk or the Hub refuses.
+    """
+    if {"-h", "--help"} & set(words):
+        CONSOLE.print(f"usage: {USAGE}", markup=False, highlight=False)
+        return
+    request = parse_words(words)
+    from kvbench.report.dataset import choose_name, prepare_dataset, read_published
+    from kvbench.report.upload import upload
+
+    runs = read_published(request.runs)
+    out = request.out or Path("published", choose_name(runs))
+    prepare_dataset(runs, out, request.licence, request.repo)
+    CONSOLE.print(f"prepared: {out} ({len(runs)} runs)", highlight=False, soft_wrap=True)
+    place = None if request.repo is None else upload(out, request.repo)
+    repo = request.repo or "USER/NAME"
+    told = (
+        f"uploaded: {place}"
+        if place
+        else f"upload: hf auth login; hf upload {repo} {out} --repo-type dataset"
+    )
+    CONSOLE.print(told, highlight=False, soft_wrap=True)
+
+
+def parse_words(words: Sequence[str]) -> Request:
+    """Return what a command asks for.
+
+    Raises:
+        ConfigError: naming the word.
+    """
+    runs, values = [], {}
+    for word in words:
+        key, equals, value = word.partition("=")
+        if Path(word).is_dir() or not equals:
+            runs.append(Path(word).expanduser())
+        elif key not in KEYS or not value:
+            raise ConfigError(f"publish: {word}: no such key or no value; {USAGE}")
+        else:
+            values[key] = value
+    if not runs:
+        raise ConfigError(f"publish: names no run; {USAGE}")
+    repo = values.get("repo")
+    if repo is not None and not re.fullmatch(r"[\w.-]+/[\w.-]+", repo):
+        raise ConfigError(f"repo={repo}: must be USER/NAME, a dataset on the Hub")
+    out = Path(values["out"]).expanduser() if "out" in values else None
+    return Request(tuple(runs), out, repo, values.get("license"))

@@ -1,0 +1,244 @@
+"""Published runs: what polars and the Hub's own reader of cards find in the folder, and what the Hub is handed."""
+
+import json
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import huggingface_hub as hub
+import polars as pl
+import pytest
+
+from kvbench.cli import app
+from kvbench.cli.publish import parse_words
+from kvbench.core.config import ConfigError
+from kvbench.eval.files.samples import SampleSetError
+from kvbench.report.dataset import choose_name, prepare_dataset, read_published
+from kvbench.report.upload import upload
+from kvbench.runs import execute
+from kvbench.runs.results import Results, read_results
+from tests.support.fake_run import job_in
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run beside its reference."""
+    return execute.run(job_in(tmp_path_factory.mktemp("runs"), count=4)).folder
+
+
+@pytest.fixture
+def run(made: Path, tmp_path: Path) -> Path:
+    """A copy that may be damaged."""
+    shutil.copytree(made.parent, tmp_path / "runs" / "fake")
+    return tmp_path / "runs" / "fake" / made.name
+
+
+@pytest.fixture
+def published(made: Path, tmp_path: Path) -> Path:
+    prepare_dataset(read_published([made]), tmp_path / "set", "apache-2.0", "user/name")
+    return tmp_path / "set"
+
+
+def results_of(folder: Path) -> Results:
+    results = read_results(folder)
+    assert results is not None
+    return results
+
+
+def test_tables_hold_what_the_runs_came_to(made: Path, published: Path) -> None:
+    results = results_of(made)
+    runs = pl.read_parquet(published / "data" / "runs.parquet")
+    assert runs["run"].to_list() == [results.run, results.reference]
+    row, psnr = runs.row(0, named=True), results.metrics["psnr"]
+    assert (row["psnr"], row["psnr/low"], row["psnr/high"]) == (psnr.value, *(psnr.ci95 or ()))
+    assert row["memory/peak_tokens"] == results.memory.peak_tokens
+    samples = pl.read_parquet(published / "data" / "samples.parquet")
+    assert len(samples) == 8
+    ours = samples.filter(run=results.run)
+    assert ours["prompt"].to_list() == [f"prompt {index}" for index in range(4)]
+    lines = (made / "metrics" / "psnr-uint8.samples.jsonl").read_text().splitlines()
+    assert ours["psnr"].to_list() == [json.loads(line)["psnr"] for line in lines]
+    for row in ours.iter_rows(named=True):
+        image = f"images/{row['index']:06d}.png"
+        assert (published / row["file"]).read_bytes() == (made / image).read_bytes()
+        reference = made.parent / str(results.reference) / image
+        assert (published / row["reference_file"]).read_bytes() == reference.read_bytes()
+    for name in ("results.json", "provenance.json", "config.yaml"):
+        assert (published / "runs" / "fake" / results.run / name).read_bytes() == (made / name).read_bytes()
+
+
+def test_the_viewer_finds_every_image_and_its_reference(published: Path) -> None:
+    listed = pl.read_parquet(published / "images" / "metadata.parquet")
+    assert listed.columns[:2] == ["file_name", "reference_file_name"]
+    there = {str(path.relative_to(published / "images")) for path in (published / "images").rglob("*.png")}
+    assert set(listed["file_name"]) == there
+    assert set(listed["reference_file_name"]) < there
+    assert {"prompt", "method", "psnr"} <= set(listed.columns)
+
+
+def test_the_hub_reads_the_card(made: Path, published: Path) -> None:
+    card = hub.DatasetCard.load(published / "README.md")
+    about = card.data.to_dict()
+    assert about["license"] == "apache-2.0"
+    assert about["tags"] == ["kvbench", "kv-cache", "benchmark", "fake"]
+    places = {one["config_name"]: one.get("data_files") or one["data_dir"] for one in about["configs"]}
+    assert places == {"images": "images", "samples": "data/samples.parquet", "runs": "data/runs.parquet"}
+    assert all((published / place).exists() for place in places.values())
+    results = results_of(made)
+    assert results.provenance is not None
+    code = results.provenance["code"]
+    assert isinstance(code, dict)
+    assert f"`{code['commit']}`" in card.text
+    assert "| fake | streaming_llm | 0.5 |" in card.text
+    assert 'polars.read_parquet("hf://datasets/user/name/data/runs.parquet")' in card.text
+    assert 'load_dataset("user/name", "images", split="train")' in card.text
+    [recipe, *_] = re.findall(r"```python\n(.*?)```", card.text, re.DOTALL)
+    exec(compile(recipe.replace("hf://datasets/user/name", str(published)), "README.md", "exec"))
+
+
+def test_texts_lie_in_the_table(run: Path, tmp_path: Path) -> None:
+    for folder in (run, *run.parent.glob("full-*")):
+        shutil.rmtree(folder / "images")
+        (folder / "texts").mkdir()
+        records = [json.loads(line) for line in (folder / "samples.jsonl").read_text().splitlines()]
+        for record in records:
+            path = folder / "texts" / f"{record['index']:06d}.txt"
+            path.write_text(f"ein Ökonom {record['index']}")
+            record |= {"sha256": execute.hash_path(path), "tokens": 3}
+        (folder / "samples.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    out = tmp_path / "set"
+    prepare_dataset(read_published([run]), out)
+    samples = pl.read_parquet(out / "data" / "samples.parquet")
+    assert samples["text"].to_list() == [f"ein Ökonom {index}" for index in range(4)] * 2
+    assert (out / samples["file"][0]).read_text() == samples["text"][0]
+    assert not (out / "images").exists()
+    about = hub.DatasetCard.load(out / "README.md").data.to_dict()
+    assert about["license"] == "unknown"
+    assert [one["config_name"] for one in about["configs"]] == ["samples", "runs"]
+
+
+def test_a_dataset_is_made_anew_and_other_folders_are_left_alone(made: Path, published: Path) -> None:
+    (published / "images" / "left.png").write_bytes(b"old")
+    runs = read_published([made, made.parent / str(results_of(made).reference)])
+    prepare_dataset(runs, published)
+    assert not (published / "images" / "left.png").exists()
+    (published / "data" / "runs.parquet").unlink()
+    with pytest.raises(ConfigError, match="holds other files; name a new folder"):
+        prepare_dataset(runs, published)
+    assert [path.name for path in published.parent.iterdir()] == ["set"]
+
+
+def test_images_that_are_not_the_recorded_ones_are_not_published(run: Path, tmp_path: Path) -> None:
+    (run / "images" / "000002.png").write_bytes((run / "images" / "000001.png").read_bytes())
+    with pytest.raises(SampleSetError, match=r"000002\.png is not the recorded file"):
+        prepare_dataset(read_published([run]), tmp_path / "set")
+    assert not list(tmp_path.glob("*set*"))
+
+
+def spoil_nothing(run: Path) -> None:
+    (run / "results.json").unlink()
+
+
+def lose_reference(run: Path) -> None:
+    [reference] = run.parent.glob("full-*")
+    shutil.rmtree(reference)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (spoil_nothing, "is not a finished run: it has no results.json"),
+        (lose_reference, r"the reference of .*streaming_llm-.*, .*full-.*, is not a finished run"),
+    ],
+)
+def test_only_finished_runs_are_published(run: Path, spoil: Callable[[Path], None], message: str) -> None:
+    spoil(run)
+    with pytest.raises(ConfigError, match=message):
+        read_published([run])
+
+
+def test_one_run_in_two_places_is_refused(made: Path, run: Path) -> None:
+    assert len(read_published([made, made])) == 2
+    with pytest.raises(ConfigError, match="are one run; name one of them"):
+        read_published([made, run])
+
+
+def test_the_same_runs_have_the_same_name(made: Path) -> None:
+    runs = read_published([made])
+    assert choose_name(runs) == choose_name(runs[::-1])
+    assert choose_name(runs[:1]) == f"fake-{made.name}"
+
+
+class FakeHub:
+    """Takes down what the Hub is asked for."""
+
+    asked: list[tuple[str, tuple[object, ...], dict[str, object]]]
+
+    def __init__(self, token: str) -> None:
+        FakeHub.asked = [("token", (token,), {})]
+
+    def create_repo(self, *given: object, **named: object) -> None:
+        self.asked.append(("create_repo", given, named))
+
+    def upload_folder(self, *given: object, **named: object) -> SimpleNamespace:
+        self.asked.append(("upload_folder", given, named))
+        return SimpleNamespace(commit_url="https://hub/commit")
+
+
+def test_the_hub_is_handed_the_folder_once_a_token_is_known(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hub, "HfApi", FakeHub)
+    monkeypatch.setattr(hub, "get_token", lambda: None)
+    assert upload(tmp_path, "user/name") is None
+    monkeypatch.setattr(hub, "get_token", lambda: "secret")
+    assert upload(tmp_path, "user/name") == "https://hub/commit"
+    handed = {"repo_id": "user/name", "repo_type": "dataset", "folder_path": tmp_path}
+    message = {"commit_message": f"Results of kvbench: {tmp_path.name}"}
+    assert FakeHub.asked == [
+        ("token", ("secret",), {}),
+        ("create_repo", ("user/name",), {"repo_type": "dataset", "exist_ok": True}),
+        ("upload_folder", (), handed | message),
+    ]
+
+
+def call(monkeypatch: pytest.MonkeyPatch, *words: object) -> None:
+    monkeypatch.setattr("sys.argv", ["kvbench", "publish", *map(str, words)])
+    app.main()
+
+
+def test_the_command_says_what_it_prepared_and_how_to_upload_it(
+    made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(hub, "HfApi", FakeHub)
+    monkeypatch.setattr(hub, "get_token", lambda: None)
+    call(monkeypatch, made)
+    name = choose_name(read_published([made]))
+    assert capsys.readouterr().out == (
+        f"prepared: published/{name} (2 runs)\n"
+        f"upload: hf auth login; hf upload USER/NAME published/{name} --repo-type dataset\n"
+    )
+    monkeypatch.setattr(hub, "get_token", lambda: "secret")
+    call(monkeypatch, made, "out=set", "repo=user/name", "license=mit")
+    assert capsys.readouterr().out == "prepared: set (2 runs)\nuploaded: https://hub/commit\n"
+    assert hub.DatasetCard.load(tmp_path / "set" / "README.md").data.license == "mit"
+    with pytest.raises(SystemExit, match="error: publish: nowhere is not a finished run"):
+        call(monkeypatch, "nowhere")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], "publish: names no run"),
+        (["out=set"], "publish: names no run"),
+        (["runs/a", "outt=set"], "outt=set: no such key"),
+        (["runs/a", "out="], "out=: no such key or no value"),
+        (["runs/a", "repo=name"], "repo=name: must be USER/NAME"),
+    ],
+)
+def test_words_that_cannot_be_read_are_named(words: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        parse_words(words)
