@@ -4,6 +4,7 @@ import logging
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Literal
 
@@ -140,11 +141,14 @@ class Summary(Callback):
     def _send(self, runs: "Sequence[Results]") -> None:
         """Send the sweep where its runs were sent, if that was asked for."""
         if self._config.logger and runs:
+            from kvbench.dashboard.page import write_dashboard
+
             assert self._folder is not None
             assert self._name is not None
-            page = Path(self._config.runs_dir).expanduser() / "dashboard.html"
-            logger = instantiate(self._config.logger)
-            logger.send_sweep(self._folder, self._name, runs, page if page.is_file() else None)
+            page = None
+            if find_spec("jinja2") is not None:  # of an extra
+                page = write_dashboard(Path(self._config.runs_dir).expanduser())
+            instantiate(self._config.logger).send_sweep(self._folder, self._name, runs, page)
 
     def _write(
         self,

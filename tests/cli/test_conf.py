@@ -129,7 +129,10 @@ def test_a_sweep_ends_with_the_table_it_is_named_after(path: Path) -> None:
         ("+method.sink_scale=2", "method.sink_scale"),
         ("model.sampling.cgf=2", "model.sampling.cgf"),
         ("shard.indx=1", "shard.indx: no such key; did you mean shard.index?"),
-        ("method=heatkvv", "method=heatkvv: no such choice; choose from adakv, ams_kv, ams_kv_fixed, binary_heatkv"),
+        (
+            "method=heatkvv",
+            "method=heatkvv: no such choice; choose from adakv, ams_kv, ams_kv_fixed, binary_heatkv",
+        ),
         ("eval=[psnr,fdi]", "eval=fdi"),
         ("sweeps=nothing", "sweeps=nothing"),
         (

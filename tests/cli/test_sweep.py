@@ -80,6 +80,9 @@ def test_runs_of_a_sweep_and_its_table_are_one_group(tmp_path: Path, monkeypatch
     assert (one.run.run_group, one.run.job_type) == ("budget", "swa")
     assert (whole.run.run_group, whole.run.job_type) == ("budget", "sweep")
     assert [row[0] for row in whole.table("runs")["data"]] == [one.run.run_id]
+    page = (whole.files / whole.history[0]["dashboard.path"]).read_text()
+    assert page == (tmp_path / "runs" / "dashboard.html").read_text()
+    assert one.run.run_id in page
 
 
 @given(st.lists(st.text(max_size=8), min_size=1, max_size=4, unique=True), st.data())

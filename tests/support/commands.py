@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 
 from kvbench.cli.messages import check_arguments
+from kvbench.cli.publish import parse_words
+from kvbench.core.config import ConfigError
 from tests.support.places import ROOT
 
 FOREIGN = ("cd", "git")
@@ -63,7 +65,18 @@ def compose(arguments: list[str]) -> str | None:
     """Compose what a command chooses; plugins of the example are found."""
     if any("kvbench_example" in word or "random_tokens" in word for word in arguments):
         return None  # tests/cli/test_plugins.py runs these
+    if arguments[:1] == ["publish"]:
+        return read_request(arguments[1:])
     return _compose(tuple(arguments))
+
+
+def read_request(words: list[str]) -> str | None:
+    """Read what a command asks to be published."""
+    try:
+        parse_words(words)
+    except ConfigError as error:
+        return str(error)
+    return None
 
 
 def find_source(module: str) -> Path:
