@@ -12,11 +12,15 @@ from kvbench.dashboard.published_tables import list_tables
 from kvbench.dashboard.repeat import write_command
 from kvbench.dashboard.retention_maps import pack_retention
 from kvbench.dashboard.samples import list_samples
+from kvbench.dashboard.sweeps import find_sweeps
+from kvbench.eval.protocol.scores import Metric
 from kvbench.report.many_runs import find_metric, list_metrics, name_methods
 from kvbench.runs.results import Results
 
 QUANTITY = ("better", "unit", "digits", "detail", "evaluator", "needs_reference")
 """Fields of a metric that are alike in all runs, which the page has once."""
+NUMBERS = ("value", "ci95", "sd", "se", "bias")
+"""Fields of a metric that are a run's own."""
 SHEET = "contact_sheet.png"
 
 
@@ -43,6 +47,7 @@ def make_document(runs_dir: Path) -> dict[str, object]:
         "metrics": _list_quantities(runs),
         "runs": described,
         "published": list_tables(runs),
+        "sweeps": [asdict(one) for one in find_sweeps(runs_dir)],
         "unfinished": [asdict(one) for one in found.unfinished],
         "damaged": [asdict(one) for one in found.damaged],
         "shared": pool.values,
@@ -73,7 +78,9 @@ def _describe_run(
         "reference": None if run.reference is None else places.get(folder.parent / run.reference),
         "memory": asdict(run.memory),
         "latency": asdict(run.latency),
-        "metrics": {name: _describe_metric(run, name) for name in run.metrics if find_metric(run, name)},
+        "metrics": {
+            name: _describe_metric(metric, pool) for name in run.metrics if (metric := find_metric(run, name))
+        },
         "evaluated": {name: pool.add(asdict(entry)) for name, entry in run.evaluated.items()},
         "config": {key: pool.add(value) for key, value in run.config.items()},
         "provenance": {key: pool.add(value) for key, value in (run.provenance or {}).items()},
@@ -84,9 +91,17 @@ def _describe_run(
     }
 
 
-def _describe_metric(run: Results, name: str) -> dict[str, object]:
-    """Return what a run has of a metric; what is absent or alike in all runs is left out."""
-    values = asdict(run.metrics[name])
-    return {
-        key: value for key, value in values.items() if key not in QUANTITY and value not in (None, "", 0.0)
-    } | {"value": values["value"]}
+def _describe_metric(metric: Metric, pool: Pool) -> dict[str, object]:
+    """Return a metric's numbers, and as `how` what many runs have alike; what is alike in all is in `metrics`."""
+    values = asdict(metric)
+    numbers = {key: _shorten(values.pop(key)) for key in NUMBERS}
+    how = {key: value for key, value in values.items() if key not in QUANTITY and value not in (None, "")}
+    known = {key: value for key, value in numbers.items() if value is not None}
+    return {"value": None, **known, "how": pool.add(how)}
+
+
+def _shorten(value: float | tuple[float | None, ...] | None) -> object:
+    """Keep as many digits of a number as can mean anything."""
+    if isinstance(value, tuple):
+        return [_shorten(end) for end in value]
+    return None if value is None else float(f"{value:.9g}")

@@ -3,12 +3,12 @@
 from collections.abc import Sequence
 
 from kvbench.report.beside_published import list_variants
-from kvbench.report.published import COSTS, PublishedTable, find_setting, load
+from kvbench.report.published import PublishedTable, find_setting, load
 from kvbench.runs.results import Results
 
 
 def list_tables(runs: Sequence[Results]) -> list[dict[str, object]]:
-    """Return the tables that a run belongs to, their rows with the number of the run in `runs`."""
+    """Return the tables that a run belongs to, their rows with the numbers of the run and of the printed row."""
     return [made for table in load().values() if (made := _make_table(table, runs))["rows"]]
 
 
@@ -20,10 +20,9 @@ def _make_table(table: PublishedTable, runs: Sequence[Results]) -> dict[str, obj
         {
             "run": number,
             "settings": [str(find_setting(run, key)) for key in keys],
-            "printed": {name: [table.cell(label, where, name) for label in labels] for name in table.metrics},
-            "costs": {name: COSTS[name](run) for name in table.metrics if name in COSTS},
+            "where": place,
         }
-        for where in table.rows()
+        for place, where in enumerate(table.rows())
         for number, run in enumerate(runs)
         if table.matches(where, run)
     ]
@@ -33,6 +32,10 @@ def _make_table(table: PublishedTable, runs: Sequence[Results]) -> dict[str, obj
         "keys": keys,
         "metrics": {name: _list_measured(name, own) for name in table.metrics},
         "also": [name for name in table.also if any(name in run.metrics for run in own)],
+        "printed": [
+            {name: [table.cell(label, where, name) for label in labels] for name in table.metrics}
+            for where in table.rows()
+        ],
         "rows": rows,
     }
 

@@ -166,7 +166,9 @@ def test_published_numbers_stand_beside_measured_ones(page: Any) -> None:
 
 def test_runs_that_are_not_finished_are_listed(page: Any) -> None:
     told = page.locator("#progress").inner_text()
-    assert "1 not finished, 1 failed, 1 damaged" in told
+    assert "sweeps not whole: 1, runs not finished: 1, failed: 1, damaged: 1" in told
+    assert "1 of 4 jobs finished, 1 at work or killed, 1 failed, 1 to come" in told
+    assert "budget=9: too large" in told
     assert "2 of 8 samples; running" in told
     assert "failed: out of memory" in told
     assert "swa-0.1" in told

@@ -126,7 +126,7 @@ def write_text_runs(runs_dir: Path) -> None:
 
 
 def write_unfinished_runs(runs_dir: Path) -> None:
-    """A run at work whose last line is torn, one that failed, one whose results are cut off, one without anything."""
+    """A run at work whose last line is torn, one that failed, one whose results are cut off, an empty one; a sweep."""
     parent = runs_dir / "infinity_tiny"
     for name in ("h2o-0.1", "hack-0.1", "swa-0.1", "snapkv-0.1"):
         (parent / name).mkdir(parents=True)
@@ -135,4 +135,10 @@ def write_unfinished_runs(runs_dir: Path) -> None:
         (parent / name / "samples.jsonl").write_text('{"index": 0}\n{"index": 1}\n{"index": 1}\n{"ind')
     (parent / "h2o-0.1" / "status").write_text("running\n")
     (parent / "hack-0.1" / "status").write_text("failed: out of memory\n")
+    sweep = runs_dir / "sweeps" / "abc"
+    sweep.mkdir(parents=True)
+    (sweep / "sweep.json").write_text(json.dumps([["method=h2o"], ["budget=9"], ["method=swa"], ["seed=1"]]))
+    for number, outcome in enumerate(("started", "failed", "finished")):
+        entry = {"overrides": ["budget=9"], "outcome": outcome, "error": "budget=9: too large"}
+        (sweep / f"job-{number:05}.json").write_text(json.dumps(entry))
     (parent / "swa-0.1" / "results.json").write_text('{"schema_version": 1, "run"')

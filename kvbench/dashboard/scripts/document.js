@@ -11,10 +11,17 @@ function shared(number) {
   return DOC.shared[number];
 }
 
-/** A metric of a run with what its number means; null if the run has no value of it. */
-function findMetric(run, name) {
+/** A metric of a run with what its number means and how it was found; undefined if it was not asked for. */
+function readMetric(run, name) {
   const own = run.metrics[name];
-  return own && own.value !== null ? { ...DOC.metrics[name], n: 0, ...own } : null;
+  if (own && !own.status) run.metrics[name] = { ...DOC.metrics[name], ...shared(own.how), ...own };
+  return run.metrics[name];
+}
+
+/** A metric of a run; null if the run has no value of it. */
+function findMetric(run, name) {
+  const metric = readMetric(run, name);
+  return metric && metric.value !== null ? metric : null;
 }
 
 /** Both ends of a metric's 95 % interval; null if one of them is not finite or there is none. */

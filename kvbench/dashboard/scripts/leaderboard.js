@@ -1,6 +1,6 @@
 // The table of runs with its filters, tied to the plot: what is pointed at or chosen in one is so in the other.
 
-const SHOWN = 200; // rows before "show more": a thousand rows of buttons take a second to lay out
+const SHOWN = 100; // rows before "show more": a thousand rows of buttons take a second to lay out
 const board = { off: new Set(), sort: { key: null, descending: true }, limit: SHOWN, hover: null, chosen: null };
 
 /** Runs that pass the filters. */
@@ -27,7 +27,7 @@ function chooseMetrics(runs) {
 function chooseColumns(runs) {
   const several = (key) => new Set(runs.map((run) => run[key])).size > 1;
   const text = (key, title) => ({ key, title, words: true, cell: (run) => run[key], value: (run) => run[key] });
-  const costs = Object.keys(COSTS).filter((key) => key !== "budget" && runs.some((run) => Number.isFinite(COSTS[key].value(run))));
+  const costs = Object.keys(COSTS).filter((key) => COSTS[key].shown && runs.some((run) => Number.isFinite(COSTS[key].value(run))));
   return [
     { key: "label", title: "method", words: true, cell: (run) => make("span", {}, makeSwatch(run.label), run.label), value: (run) => run.label },
     ...(several("model") ? [text("model", "model")] : []),
@@ -58,15 +58,15 @@ function makeMetricColumn(name, best) {
 }
 
 function makeAbsent(run, name) {
-  const own = run.metrics[name];
-  return own?.status && own.status !== "ok" ? makeNumber(own.status, () => openMetric(run, name)) : make("span", { class: "dim" }, "–");
+  const own = readMetric(run, name);
+  return own && own.status !== "ok" ? makeNumber(own.status, () => openMetric(run, name)) : make("span", { class: "dim" }, "–");
 }
 
 function makeCostColumn(key) {
-  const { title, digits, better = "lower", about, value } = COSTS[key];
+  const { title, better = "lower", about, value } = COSTS[key];
   return {
     key, title, better, about, value,
-    cell: (run) => (Number.isFinite(value(run)) ? makeNumber(format(value(run), digits), () => openCost(run, key)) : make("span", { class: "dim" }, "–")),
+    cell: (run) => (Number.isFinite(value(run)) ? makeNumber(formatCost(run, key), () => openCost(run, key)) : make("span", { class: "dim" }, "–")),
   };
 }
 
@@ -188,7 +188,11 @@ function startBoard() {
   fillSelect(byId("against"), Object.entries(AXES));
   walkThrough(byId("runs"));
   for (const id of ["model", "prompts", "budget", "quality", "against", "details"]) byId(id).addEventListener("change", drawBoard);
-  byId("search").addEventListener("input", drawBoard);
+  let typing;
+  byId("search").addEventListener("input", () => {
+    clearTimeout(typing);
+    typing = setTimeout(drawBoard, RUNS.length > SHOWN ? 200 : 0);
+  });
   byId("more").addEventListener("click", () => { board.limit += SHOWN; drawBoard(); });
   byId("reset").addEventListener("click", () => {
     board.off.clear();

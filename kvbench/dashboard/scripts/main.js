@@ -4,6 +4,7 @@ const DRAWS = { leaderboard: drawBoard, comparison: drawComparison, retention: d
 
 /** Show a view, which is drawn when it is first or again looked at; its name stands in the address. */
 function showView(name) {
+  if (byId(name).hidden) scrollTo(0, 0);
   for (const view of VIEWS) byId(view).hidden = view !== name;
   for (const tab of document.querySelectorAll("[data-view]")) {
     tab.setAttribute("aria-selected", String(tab.dataset.view === name));

@@ -24,8 +24,14 @@ function findFront(points, better) {
   return front;
 }
 
+const MOST_SPREAD = 150; // points beyond which they stay where they are: side by side they would only blur
+
 /** Set points that would lie on each other side by side: `shift` is in pixels. */
 function spreadPoints(points, near) {
+  if (points.length > MOST_SPREAD) {
+    for (const point of points) point.shift = 0;
+    return;
+  }
   const clusters = [];
   for (const point of points) {
     if (clusters.length && near(clusters.at(-1)[0].x, point.x)) clusters.at(-1).push(point);

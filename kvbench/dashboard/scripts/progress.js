@@ -1,15 +1,29 @@
-// Runs that have no results: at work, failed, or damaged.
+// What has no results: sweeps with jobs to come or failed, runs at work, failed or damaged.
 
 function drawProgress() {
-  const { unfinished, damaged } = DOC;
+  const { sweeps, unfinished, damaged } = DOC;
+  const items = [...sweeps.flatMap(describeSweep), ...unfinished.map(describeUnfinished), ...damaged.map(describeDamaged)];
   const box = byId("progress");
-  box.hidden = !unfinished.length && !damaged.length;
-  if (box.hidden) return;
+  box.hidden = !items.length;
   const failed = unfinished.filter((run) => run.status.startsWith("failed"));
-  const counts = [[unfinished.length - failed.length, "not finished"], [failed.length, "failed"], [damaged.length, "damaged"]];
-  box.querySelector("summary").textContent = counts.filter(([count]) => count).map(([count, what]) => `${count} ${what}`).join(", ");
-  box.querySelector("ul").replaceChildren(...unfinished.map(describeUnfinished), ...damaged.map(describeDamaged));
-  box.open = unfinished.length + damaged.length <= 12;
+  const counts = [[sweeps.length, "sweeps not whole"], [unfinished.length - failed.length, "runs not finished"], [failed.length, "failed"], [damaged.length, "damaged"]];
+  box.querySelector("summary").textContent = counts.filter(([count]) => count).map(([count, what]) => `${what}: ${count}`).join(", ");
+  box.querySelector("ul").replaceChildren(...items);
+  box.open = items.length <= 12;
+}
+
+function makeBar(value, max, label) {
+  return max === null ? make("span", {}) : make("progress", { max, value, "aria-label": label });
+}
+
+function describeSweep(sweep) {
+  const open = sweep.jobs - sweep.finished - sweep.started - sweep.failed.length;
+  const counts = [[sweep.started, "at work or killed"], [sweep.failed.length, "failed"], [open, "to come"]];
+  const told = [`${sweep.finished} of ${sweep.jobs} jobs finished`, ...counts.filter(([count]) => count).map(([count, what]) => `${count} ${what}`)];
+  return [
+    make("li", {}, make("span", {}, sweep.folder), makeBar(sweep.finished, sweep.jobs, sweep.folder), make("span", { class: "dim" }, told.join(", "))),
+    ...sweep.failed.map(([job, error]) => make("li", {}, make("span", {}, job), make("span", {}), make("span", { class: "bad" }, error))),
+  ];
 }
 
 function describeUnfinished(run) {
@@ -18,7 +32,7 @@ function describeUnfinished(run) {
   const since = run.changed ? `, last change ${tellSpan(run.changed)} before this page was made` : "";
   return make(
     "li", {}, make("span", {}, run.folder),
-    run.total === null ? make("span", {}) : make("progress", { max: run.total, value: run.done, "aria-label": run.folder }),
+    makeBar(run.done, run.total, run.folder),
     make("span", { class: bad ? "bad" : "dim" }, `${count}; ${run.status}${bad ? "" : since}`),
   );
 }

@@ -17,10 +17,10 @@ function openDrawer(title, ...parts) {
 
 /** Show where a metric of a run is from. */
 function openMetric(run, name) {
-  const metric = { ...DOC.metrics[name], n: 0, ...run.metrics[name] };
+  const metric = readMetric(run, name);
   const ends = findInterval(metric);
   const file = `${metric.evaluator}-${metric.protocol}.json`;
-  const missing = metric.value === null ? `${metric.status ?? "no value"}` : null;
+  const missing = metric.value === null ? metric.status : null;
   openDrawer(
     `${nameMetric(name)}, ${run.label}`,
     makeFigure(missing ?? format(metric.value, metric.digits), missing ? "" : metric.unit, ends && `95 % interval ${format(ends[0], metric.digits)} to ${format(ends[1], metric.digits)}`),
@@ -51,7 +51,7 @@ function openCost(run, key) {
   const cost = COSTS[key];
   openDrawer(
     `${cost.title}, ${run.label}`,
-    makeFigure(format(cost.value(run), cost.digits), cost.unit, null),
+    makeFigure(formatCost(run, key), cost.unit, null),
     makeFacts("Number", [
       ["what", cost.about],
       ["field", cost.field, true],

@@ -26,10 +26,10 @@ function describeTable(table) {
 
 function makeHeads(table) {
   const metrics = Object.entries(table.metrics);
-  const top = metrics.map(([name, measured]) => make("th", { class: "group first", colspan: table.labels.length + countMeasured(table, name, measured) }, nameMetric(name)));
+  const top = metrics.map(([name, measured]) => make("th", { class: "group first", colspan: table.labels.length + countMeasured(name, measured) }, nameMetric(name)));
   const below = metrics.flatMap(([name, measured]) => [
     ...table.labels.map((label, i) => make("th", { class: i ? null : "first" }, label)),
-    ...(name in table.rows[0].costs ? [make("th", {}, "measured")] : measured.map((own) => make("th", {}, own === name ? "measured" : `measured, ${own}`))),
+    ...(name in PRINTED ? [make("th", {}, "measured")] : measured.map((own) => make("th", {}, own === name ? "measured" : `measured, ${own}`))),
   ]);
   const also = table.also.map((name) => make("th", { rowspan: 2 }, nameMetric(name), ", measured"));
   const keys = [...(severalModels(table) ? ["model"] : []), "method", "budget", ...table.keys].map((key) => make("th", { class: "words", rowspan: 2 }, key.replace(/^(latency|method)\./, "")));
@@ -40,16 +40,16 @@ function severalModels(table) {
   return new Set(table.rows.map((row) => RUNS[row.run].model)).size > 1;
 }
 
-function countMeasured(table, name, measured) {
-  return name in table.rows[0].costs ? 1 : measured.length;
+function countMeasured(name, measured) {
+  return name in PRINTED ? 1 : measured.length;
 }
 
 function makeRow(table, row) {
   const run = RUNS[row.run];
   const words = [...(severalModels(table) ? [run.model] : []), make("span", {}, makeSwatch(run.label), run.label), makeBudget(run), ...row.settings];
   const cells = Object.entries(table.metrics).flatMap(([name, measured]) => [
-    ...table.labels.map((label, i) => make("td", { class: i ? null : "first" }, makePrinted(table, label, name, row.printed[name][i]))),
-    ...(name in row.costs ? [makeMeasuredCost(run, name, row.costs[name])] : measured.map((own) => makeMeasured(table, row, name, own))).map((cell) => make("td", {}, cell)),
+    ...table.labels.map((label, i) => make("td", { class: i ? null : "first" }, makePrinted(table, label, name, table.printed[row.where][name][i]))),
+    ...(name in PRINTED ? [makeMeasuredCost(run, name)] : measured.map((own) => makeMeasured(table, row, name, own))).map((cell) => make("td", {}, cell)),
   ]);
   const also = table.also.map((name) => make("td", {}, makeMeasured(table, row, name, name)));
   return make("tr", {}, ...words.map((word) => make("td", { class: "words" }, word)), ...cells, ...also);
@@ -59,9 +59,9 @@ function makePrinted(table, label, name, text) {
   return text === null ? make("span", { class: "dim" }, "–") : makeNumber(text, () => openPrinted(table, label, name, text));
 }
 
-function makeMeasuredCost(run, name, value) {
-  const key = name === "tokens/s" ? "tokens_per_second" : name === "images/s" ? "seconds" : "peak_mib";
-  return value === null ? "–" : makeNumber(value >= 1000 ? format(value, 0) : String(Number(value.toPrecision(4))), () => openCost(run, key));
+function makeMeasuredCost(run, name) {
+  const key = PRINTED[name];
+  return Number.isFinite(COSTS[key].value(run)) ? makeNumber(formatCost(run, key), () => openCost(run, key)) : make("span", { class: "dim" }, "–");
 }
 
 /** A measured number, with its difference to the printed one where the model is the same. */
@@ -70,7 +70,7 @@ function makeMeasured(table, row, name, own) {
   const metric = findMetric(run, own);
   if (!metric) return makeAbsent(run, own);
   const place = table.labels.findIndex((label) => label.split(" ")[0] === run.model);
-  const printed = place < 0 || own !== name ? NaN : Number(row.printed[name]?.[place] ?? NaN);
+  const printed = place < 0 || own !== name ? NaN : Number(table.printed[row.where][name]?.[place] ?? NaN);
   const off = metric.value - printed;
   const more = Number.isFinite(off) ? `${off < 0 ? "" : "+"}${format(off, metric.digits)}` : "";
   return makeNumber(format(metric.value, metric.digits), () => openMetric(run, own), { more, title: more && "difference to the printed number" });

@@ -1,0 +1,68 @@
+"""How far sweeps are, from what their jobs leave below `runs_dir`/sweeps."""
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kvbench.core.files import parse_json
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """A sweep that is not done, or some of whose jobs failed.
+
+    Attributes:
+        folder: below `runs_dir`, with slashes.
+        jobs: how many it has.
+        finished: how many are.
+        started: how many are at work, or were killed.
+        failed: what tells those that failed from others, and their errors.
+    """
+
+    folder: str
+    jobs: int
+    finished: int
+    started: int
+    failed: tuple[tuple[str, str], ...]
+
+
+def find_sweeps(runs_dir: Path) -> tuple[Sweep, ...]:
+    """Read what is known of every sweep; those of which every job is finished, or that cannot be read, are left out."""
+    found = (_read_sweep(runs_dir, path) for path in sorted(runs_dir.glob("sweeps/*/sweep.json")))
+    return tuple(sweep for sweep in found if sweep is not None and sweep.finished < sweep.jobs)
+
+
+def _read_sweep(runs_dir: Path, path: Path) -> Sweep | None:
+    jobs = _read(path)
+    if not isinstance(jobs, list) or not jobs or not all(isinstance(job, list) for job in jobs):
+        return None
+    read = [_read(file) for file in sorted(path.parent.glob("job-*.json"))]
+    entries = [entry for entry in read if isinstance(entry, Mapping)]
+    shared = set.intersection(*({str(word) for word in job} for job in jobs))
+    failed = [entry for entry in entries if entry.get("outcome") == "failed"]
+    return Sweep(
+        folder=path.parent.relative_to(runs_dir).as_posix(),
+        jobs=len(jobs),
+        finished=_count(entries, "finished"),
+        started=_count(entries, "started"),
+        failed=tuple((_name(entry, shared), str(entry.get("error"))) for entry in failed),
+    )
+
+
+def _read(path: Path) -> Any:
+    try:
+        return parse_json(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+
+
+def _count(entries: list[Mapping[str, object]], outcome: str) -> int:
+    return sum(entry.get("outcome") == outcome for entry in entries)
+
+
+def _name(entry: Mapping[str, object], shared: Collection[str]) -> str:
+    """Name a job by the overrides that not every job has."""
+    overrides = entry.get("overrides")
+    words = [str(word) for word in overrides] if isinstance(overrides, list) else []
+    return " ".join(word for word in words if word not in shared) or "the one job"
