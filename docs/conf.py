@@ -36,10 +36,11 @@ html_show_sphinx = False
 def adapt(source: str) -> str:
     """Return the text of a page as the site shows it.
 
-    What a block of commands needs or takes, which its page says in a comment, becomes a line, intervals are not broken,
-    and links to cards of models lead to their pages.
+    What a block of commands needs or takes, which its page says in a comment, becomes a line, numbers of papers become
+    links, intervals are not broken, and links to cards of models lead to their pages.
     """
     source = re.sub(r"<!-- (needs|takes): (.+) -->", r"{.needs}\n*\1: \2*\n", source)
+    source = re.sub(r"arXiv:(\d{4}\.\d{5}(?:v\d)?)", r"[arXiv:\1](https://arxiv.org/abs/\1)", source)
     source = re.sub(r"(\[-?[\d.]+), (-?[\d.]+\])", "\\1,\N{NO-BREAK SPACE}\\2", source)
     return re.sub(r"\]\(\.\./kvbench/assets/(\w+)/README\.md\)", r"](generated/cards/\1.md)", source)
 

@@ -33,8 +33,3 @@ def describe(cls: type) -> Described:
 def join(text: str) -> str:
     """Put lines into one."""
     return " ".join(text.split())
-
-
-def link_papers(text: str) -> str:
-    """Turn arXiv numbers into links."""
-    return re.sub(r"arXiv:(\d{4}\.\d{5})(v\d)?", r"[arXiv:\1\2](https://arxiv.org/abs/\1\2)", text)

@@ -8,13 +8,13 @@ from typing import Any
 
 import hydra
 
-from generator.choices import Choice, Setting, list_choices, read_sweep
-from generator.docstrings import describe, join, link_papers
-from generator.measured import Table, format_table, read_tables
+from generator.choices import Choice, Setting, list_choices
+from generator.docstrings import describe
+from generator.markdown import format_table, list_fields, make_anchor
+from generator.measured import Table, read_tables
+from generator.sweeps import list_sweeps
 from kvbench.cli.compose import hydra_of_kvbench
-from kvbench.core.config import ConfigError
 from kvbench.methods.base import Method, Observer
-from kvbench.report.published import PublishedTable, find
 
 DIFFERS = (
     "Differs from the paper in: ",
@@ -64,7 +64,7 @@ def make_pages(root: Path) -> dict[str, str]:
     pages["models.md"] = _list_models(list_choices(conf / "model"), models)
     pages["prompts.md"] = _list_group("prompts", list_choices(conf / "prompts"))
     pages["evaluators.md"] = _list_group("eval", list_choices(conf / "eval"))
-    pages["sweeps.md"] = _list_sweeps(list_choices(conf / "sweeps"), conf, results)
+    pages["sweeps.md"] = list_sweeps(conf / "sweeps", results)
     return pages
 
 
@@ -88,7 +88,7 @@ def _write_method(
 ) -> str:
     choice, method = choices[name], objects[name]
     told = describe(type(method))
-    parts = [f"# {name}", link_papers(" ".join(choice.comment)), _tell_facts(method)]
+    parts = [f"# {name}", " ".join(choice.comment), _tell_facts(method)]
     others = [other for other, it in objects.items() if type(it) is type(method) and other != name]
     if others:
         links = ", ".join(f"[`{other}`]({other}.md)" for other in others)
@@ -125,20 +125,15 @@ def _tell_facts(method: Method) -> str:
         ("decides by", decides),
         ("class", f"`{type(method).__module__}.{type(method).__qualname__}`"),
     ]
-    return _list_fields(rows)
-
-
-def _list_fields(rows: Iterable[tuple[str, str]]) -> str:
-    return "\n".join(f":{name}: {text}" for name, text in rows)
+    return list_fields(rows)
 
 
 def _format_paragraph(text: str) -> str:
     """Set what differs from the paper apart."""
     for opening in DIFFERS:
         if text.startswith(opening):
-            rest = text.removeprefix(opening)
-            return f"**{opening.strip()}** {link_papers(rest)}"
-    return link_papers(text)
+            return f"**{opening.strip()}** {text.removeprefix(opening)}"
+    return text
 
 
 def _list_settings(group: str, settings: Iterable[Setting], told: Mapping[str, str]) -> str:
@@ -149,7 +144,7 @@ def _list_settings(group: str, settings: Iterable[Setting], told: Mapping[str, s
 def _explain(told: str, note: str) -> str:
     """Return what a docstring tells of a setting and what its file notes, unless that says it again."""
     again = SequenceMatcher(None, told.lower(), note.lower()).ratio() > AGAIN
-    return told if again else " ".join(filter(None, (told, note)))
+    return told if again else "<br>".join(filter(None, (told, note)))
 
 
 def _join_values(choice: Choice) -> str:
@@ -165,18 +160,12 @@ def _show_measured(name: str, tables: Iterable[Table]) -> list[str]:
     parts = []
     for i, table in enumerate(found):
         if i == 0 or table.section != found[i - 1].section:
-            parts.append(f"### [{table.section}](../../results.md#{_anchor(table.section)})")
+            parts.append(f"### [{table.section}](../../results.md#{make_anchor(table.section)})")
             parts.append(table.commands)
         parts += [table.caption] if table.caption else []
         keep = 0 if any("," in row[0] for row in table.rows) else 1
         parts.append(format_table(table.header[keep:], [row[keep:] for row in table.rows]))
     return parts
-
-
-def _anchor(heading: str) -> str:
-    """Return the anchor of a heading as GitHub and MyST make it."""
-    kept = "".join(c for c in heading.lower() if c.isalnum() or c in " -_")
-    return kept.replace(" ", "-")
 
 
 def _list_methods(choices: Mapping[str, Choice], objects: Mapping[str, Method]) -> str:
@@ -197,10 +186,15 @@ def _list_models(choices: Iterable[Choice], models: Mapping[str, Any]) -> str:
         shape = f"{spec.layers} x {spec.heads} x {spec.head_dim}"
         sizes = (shape, f"{spec.cached_length:,}", f"{spec.full_tokens:,}")
         rows.append(
-            (f"[`{choice.name}`](#{_anchor(choice.name)})", per, *sizes, _tell_weights(models[choice.name]))
+            (
+                f"[`{choice.name}`](#{make_anchor(choice.name)})",
+                per,
+                *sizes,
+                _tell_weights(models[choice.name]),
+            )
         )
         noted = [setting for setting in choice.settings if setting.note]
-        parts += [f"### {choice.name}", *(link_papers(_quote_keys(line)) for line in choice.comment)]
+        parts += [f"### {choice.name}", *map(_quote_keys, choice.comment)]
         parts += [text] if (text := _list_settings("model", noted, {})) else []
     header = ("model", "draws", "layers x KV heads x channels", "cached a head", "full cache", "weights")
     return "\n\n".join([format_table(header, rows), *parts]) + "\n"
@@ -221,70 +215,6 @@ def _quote_keys(text: str) -> str:
 def _list_group(group: str, choices: Iterable[Choice]) -> str:
     parts = []
     for choice in choices:
-        parts += [f"### {group}={choice.name}", *map(link_papers, choice.comment)]
+        parts += [f"### {group}={choice.name}", *choice.comment]
         parts += [text] if (text := _list_settings(group, choice.settings, {})) else []
     return "\n\n".join(parts) + "\n"
-
-
-def _list_sweeps(choices: Iterable[Choice], conf: Path, results: str) -> str:
-    parts = []
-    for choice in choices:
-        lists = read_sweep(conf / "sweeps" / f"{choice.name}.yaml")
-        model = lists.get("model") or _read_model(conf / "sweeps" / f"{choice.name}.yaml") or "infinity_tiny"
-        shipped = model.endswith("_tiny")
-        needs = (
-            "nothing: the weights ship"
-            if shipped
-            else f"weights of {model}, a GPU and prompts from the network"
-        )
-        rows = [
-            *(
-                (f"`{key}`", ", ".join(f"`{v}`" for v in values.strip("'").split(",")))
-                for key, values in lists.items()
-            ),
-            ("model", f"`{model}`"),
-            ("needs", needs),
-            ("published", _tell_published(choice.values.get("published"))),
-            ("measured here", _find_measured(choice.name, results)),
-        ]
-        mark = "takes: as many runs as the lists below make" if shipped else f"needs: {needs}"
-        parts += [
-            f"### sweeps={choice.name}",
-            link_papers(join(" ".join(choice.comment))),
-            f"<!-- {mark} -->\n```bash\npython run.py -m sweeps={choice.name}\n```",
-            _list_fields(rows),
-        ]
-    return "\n\n".join(parts) + "\n"
-
-
-def _read_model(path: Path) -> str:
-    """Return the model that a sweep's own defaults choose, empty where they choose none."""
-    lines = (line.strip() for line in path.read_text(encoding="utf-8").splitlines())
-    return next((line.split(": ")[1] for line in lines if line.startswith("- override /model: ")), "")
-
-
-def _tell_published(name: str | None) -> str:
-    if name is None:
-        return "no table: a sweep of our own"
-    table = _find_table(name)
-    if table is None:
-        return f"`{name}`"
-    metrics = ", ".join(f"`{metric}`" for metric in table.metrics)
-    shown = f": {metrics} of {', '.join(table.models)}" if metrics else ""
-    return f"{link_papers(table.source)}, {table.title} ({table.data}){shown}"
-
-
-def _find_table(name: str) -> PublishedTable | None:
-    try:
-        return find(name)
-    except ConfigError:
-        return None
-
-
-def _find_measured(name: str, results: str) -> str:
-    """Return a link to the section of the results whose commands run a sweep."""
-    for section in results.split("\n## ")[1:]:
-        if f"sweeps={name} " in section or f"sweeps={name}\n" in section or f"sweeps={name}`" in section:
-            heading = section.partition("\n")[0]
-            return f"[{heading}](results.md#{_anchor(heading)})"
-    return "not measured"

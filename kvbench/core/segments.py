@@ -6,7 +6,7 @@ from functools import cached_property
 from typing import Literal, NamedTuple
 
 Family = Literal["next-scale", "next-token"]
-"""How a model makes an image: whole scales, each larger than the one before, or one token after the other."""
+"""A model makes an image in whole scales, each larger than the one before, or one token after the other."""
 
 
 class Segment(NamedTuple):

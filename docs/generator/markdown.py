@@ -1,0 +1,20 @@
+"""Markdown as the pages have it."""
+
+from collections.abc import Iterable, Sequence
+
+
+def format_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return a table in Markdown; bars within cells are escaped."""
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join("| " + " | ".join(cell.replace("|", r"\|") for cell in line) + " |" for line in lines)
+
+
+def list_fields(rows: Iterable[tuple[str, str]]) -> str:
+    """Return names with a text each."""
+    return "\n".join(f":{name}: {text}" for name, text in rows)
+
+
+def make_anchor(heading: str) -> str:
+    """Return the anchor of a heading as GitHub and MyST make it."""
+    kept = "".join(c for c in heading.lower() if c.isalnum() or c in " -_")
+    return kept.replace(" ", "-")

@@ -1,0 +1,97 @@
+"""What pages are generated from: files of `conf/` with their comments, docstrings, tables."""
+
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.support.places import ROOT
+
+
+@pytest.fixture(autouse=True)
+def _generator(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The generator is importable, as `docs/conf.py` makes it."""
+    monkeypatch.syspath_prepend(str(ROOT / "docs"))
+    yield
+    for name in [name for name in sys.modules if name.partition(".")[0] == "generator"]:
+        del sys.modules[name]
+
+
+def test_a_file_is_read_with_its_comments(tmp_path: Path) -> None:
+    from generator.choices import Setting, read_choice
+
+    path = tmp_path / "own.yaml"
+    path.write_text(
+        "# @package _global_\n# What it is,\n# in two lines.\ndefaults: [other, _self_]\n_target_: a.b.C\n"
+        "plain: '#1'\nnoted: 0.5      # of all,\n                # or none\n"
+        "outer:\n  _target_: a.b.D\n  inner: [1, 2]   # a pair\n"
+    )
+    choice = read_choice(path)
+    assert choice.comment == ("What it is,", "in two lines.")
+    noted = Setting("noted", "0.5", "of all, or none")
+    assert choice.settings == (
+        Setting("plain", "'#1'", ""),
+        noted,
+        Setting("outer.inner", "[1, 2]", "a pair"),
+    )
+
+
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / "conf" / "method").rglob("*.yaml")), ids=lambda path: path.stem
+)
+def test_values_are_those_that_yaml_reads(path: Path) -> None:
+    from generator.choices import read_choice
+
+    values = {
+        key: value
+        for key, value in yaml.safe_load(path.read_text()).items()
+        if key[0] != "_" and key != "defaults"
+    }
+    assert {key: yaml.safe_load(value) for key, value in read_choice(path).values.items()} == values
+
+
+def test_docstrings_tell_settings_of_bases_too() -> None:
+    from generator.docstrings import describe
+
+    @dataclass
+    class Base:
+        """A base.
+
+        Attributes:
+            first: said there,
+                in two lines.
+        """
+
+        first: int = 0
+
+    @dataclass
+    class Own(Base):
+        """Do it.
+
+        Differs from the paper in:
+        nothing.
+
+        Attributes:
+            second: said here.
+        """
+
+        second: int = 0
+
+    told = describe(Own)
+    assert told.paragraphs == ("Do it.", "Differs from the paper in: nothing.")
+    assert told.settings == {"first": "said there, in two lines.", "second": "said here."}
+
+
+def test_tables_stand_under_their_commands() -> None:
+    from generator.measured import read_tables
+
+    commands = "<!-- takes: time -->\n```bash\nrun\n```"
+    cells = "| method | a |\n|---|---|\n| x, y | 1 |\n| z | 2 |\n"
+    text = f"# Results\n\n## One\n\n{commands}\n\nSmall:\n\n{cells}"
+    [table] = read_tables(text)
+    assert (table.section, table.caption, table.header) == ("One", "Small:", ("method", "a"))
+    assert table.commands == commands
+    assert table.pick_rows("x").rows == (("x, y", "1"),)
