@@ -29,10 +29,10 @@ function chooseColumns(runs) {
   const text = (key, title) => ({ key, title, words: true, cell: (run) => run[key], value: (run) => run[key] });
   const costs = Object.keys(COSTS).filter((key) => COSTS[key].shown && runs.some((run) => Number.isFinite(COSTS[key].value(run))));
   return [
-    { key: "label", title: "method", words: true, cell: (run) => make("span", {}, makeSwatch(run.label), run.label), value: (run) => run.label },
+    { key: "label", title: "method", words: true, cell: (run) => makeNumber(run.label, () => link(run, "choose"), { sign: makeSwatch(run.label), title: "Keep this run in sight" }), value: (run) => run.label },
+    { ...makeCostColumn("budget"), cell: makeBudget },
     ...(several("model") ? [text("model", "model")] : []),
     ...(several("prompts") ? [text("prompts", "prompts")] : []),
-    { ...makeCostColumn("budget"), cell: makeBudget },
     ...chooseMetrics(runs).map((name) => makeMetricColumn(name, findBest(runs, name))),
     ...costs.map(makeCostColumn),
   ];
@@ -107,8 +107,10 @@ function drawBoard() {
   if (!named) board.sort = { key: first.key, descending: first.better === "higher" };
   const sorted = sortRuns(runs, named ?? first, board.sort.descending);
   drawTable(byId("runs"), columns, sorted.slice(0, board.limit), board.sort, turnSort, (run) => ({
-    "data-run": run.number, onpointerenter: () => link(run, "hover"), onpointerleave: () => link(null, "hover"), onclick: () => link(run, "choose"),
+    "data-run": run.number, onpointerenter: () => link(run, "hover"), onpointerleave: () => link(null, "hover"),
+    onfocusin: () => link(run, "hover"), onfocusout: () => link(null, "hover"), onclick: () => link(run, "choose"),
   }));
+  byId("runs").style.setProperty("--lead", `${Math.floor(byId("runs").rows[0].cells[0].getBoundingClientRect().width)}px`);
   byId("count").textContent = runs.length === RUNS.length ? `${runs.length}` : `${runs.length} of ${RUNS.length}`;
   byId("more").hidden = sorted.length <= board.limit;
   byId("more").textContent = `Show ${Math.min(SHOWN, sorted.length - board.limit)} more of ${sorted.length}`;

@@ -71,6 +71,7 @@ function makeMap(map) {
     event.preventDefault();
     tell(place.column + step[0], place.row + step[1]);
   });
+  canvas.style.aspectRatio = `${map.columns} / ${map.rows}`;
   map.canvas = canvas;
   const tokens = map.tokens === undefined ? "" : ` of ${map.tokens}`;
   return make("figure", {}, make("figcaption", {}, map.title, make("span", { class: "dim" }, `${format(100 * mean, 0)} %${tokens}`)), canvas);
@@ -86,7 +87,7 @@ function paint(canvas, map, place) {
   const size = Math.max(2, Math.floor(320 / Math.max(map.columns, map.rows)));
   [canvas.width, canvas.height] = [map.columns * size, map.rows * size];
   const pen = canvas.getContext("2d");
-  const gap = size > 8 ? 1 : 0;
+  const gap = size > 8 && map.rows <= 2 * map.columns ? 1 : 0; // tall maps are stretched, and lines with them
   for (let row = 0; row < map.rows; row += 1) {
     for (let column = 0; column < map.columns; column += 1) {
       pen.fillStyle = ramp(Math.sqrt(map.at(column, row))); // small shares are where methods differ

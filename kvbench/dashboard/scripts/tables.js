@@ -1,10 +1,10 @@
 // Tables whose numbers are buttons: sorted by their headers, walked through with arrow keys.
 
-/** A number: `open` shows where it is from; those of tables are reached with arrow keys, others (`tab`) with the tab key. */
-function makeNumber(text, open, { more = "", best = false, title = null, tab = false } = {}) {
+/** What a cell opens, mostly where its number is from; those of tables are reached with arrow keys, others (`tab`) with the tab key. */
+function makeNumber(text, open, { more = "", best = false, title = null, tab = false, sign = null } = {}) {
   return make(
     "button", { class: "num", type: "button", tabindex: tab ? "0" : "-1", title, onclick: (event) => { event.stopPropagation(); open(); } },
-    best ? make("b", {}, text) : text, more ? make("small", {}, more) : null,
+    sign, best ? make("b", {}, text) : text, more ? make("small", {}, more) : null,
   );
 }
 
