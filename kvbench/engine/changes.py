@@ -1,6 +1,7 @@
 """How a layer's storage changes after a segment: what a method's answer comes to as layout and source table."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -72,7 +73,12 @@ def ask_method(method: Method, view: CacheView, layout: Layout, room: int = 0) -
         layout: of the layer's storage before the segment is stored.
         room: free slots behind every row of the new layout.
     """
-    keep, at = method.keep(view), view.at
+    return apply_answer(method, view, method.keep(view), layout, room)
+
+
+def apply_answer(method: Method, view: CacheView, keep: Tensor | None, layout: Layout, room: int) -> Change:
+    """Work out what a method's answer comes to; the arguments are those of `ask_method` and the answer."""
+    at = view.at
     if view.padding is not None:  # a slot of the current segment may not exist
         keep = view.position >= 0 if keep is None else keep & (view.position >= 0)
     after, source = source_table(layout, keep, at.start, at.length, room)
@@ -151,13 +157,25 @@ def room_behind(spec: ModelSpec, index: int) -> int:
 
 
 def work_out_schedule(spec: ModelSpec, method: Method, device: torch.device | str = "cpu") -> Schedule:
-    """Ask a static method at once for all its changes, of one sequence."""
+    """Ask a static method at once for all its changes, of one sequence.
+
+    A layer that lies as the one before it and keeps the same slots has the same change, not a copy of it.
+    """
     changes: Schedule = {}
-    for layer in range(spec.layers):
-        layout = empty_layout(spec.heads, device, room_behind(spec, 0))
-        for at in spec.segments[:-1]:
-            view = show_layer(layer, at, layout, spec)
-            change = ask_method(method, view, layout, room_behind(spec, at.index + 1))
-            changes[layer, at.index] = change
-            layout = change.layout
+    layouts = [empty_layout(spec.heads, device, room_behind(spec, 0))] * spec.layers
+    for at in spec.segments[:-1]:
+        room, kept = room_behind(spec, at.index + 1), None
+        for layer, layout in enumerate(layouts):
+            alike = layer > 0 and layout is layouts[layer - 1]
+            view = replace(view, layer=layer) if alike else show_layer(layer, at, layout, spec)
+            keep = method.keep(view)
+            if not (alike and are_equal(keep, kept)):
+                change = apply_answer(method, view, keep, layout, room)
+            changes[layer, at.index], kept = change, keep
+        layouts = [changes[layer, at.index].layout for layer in range(spec.layers)]
     return changes
+
+
+def are_equal(keep: Tensor | None, other: Tensor | None) -> bool:
+    """Return whether two answers about the same slots are the same."""
+    return keep is other or (keep is not None and other is not None and torch.equal(keep, other))
