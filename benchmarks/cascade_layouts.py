@@ -1,14 +1,16 @@
 """Memory and time of the layouts of one kept set: Hard-KV's HA-Sparse and HA-Max, and the engine's ragged rows.
 
-python benchmarks/cascade_layouts.py [--slots 4096] [--batch 1] [--threads 2] [--repeats 5] [--cpu-time]
+python benchmarks/cascade_layouts.py [--slots 4096 ...] [--batch 1] [--threads 2] [--repeats 5] [--cpu-time] [--no-kept]
                                      [--model qwen3_4b] [--prompts aime24] [--method hard_kv] [--budget 0.25]
                                      [--tokens 1024] [overrides]
-The first table is of the lengths that Hard-KV's latencies were published for, N x 0.5 x 0.93389^layer x 0.87215^head,
-at Qwen3-8B's shapes, slots drawn at random. The second is of what a method keeps after `--tokens` tokens of a model, a
+The first tables are of the lengths that Hard-KV's latencies were published for, N x 0.5 x 0.93389^layer x 0.87215^head,
+at Qwen3-8B's shapes, slots drawn at random, one for each `--slots` (Hard-KV, Figures 5 and 16). The last, which
+`--no-kept` leaves out, is of what a method keeps after `--tokens` tokens of a model, a
 small Qwen3 of random weights unless `--model` names one. Printed are slots and bytes (keys, values, masks) that are
 allocated for what is kept, the share of slots that is of use, the preparation of all layers, a step's attention in all
 layers, memory x (preparation + 128 steps), and that over the ragged rows', once more with the room of 128 tokens behind
-every row that all three have. Keys and values are random numbers in float32.
+every row that all three have; below, after how many steps rewriting has paid. Keys and values are random numbers in
+float32.
 """
 
 import argparse
@@ -22,8 +24,10 @@ from build import built, composed
 from generate_loop import choose_cache, choose_model, draw_prompts, write_texts
 from kept_layouts import (
     VARIANTS,
+    Cost,
     Way,
     attend_step,
+    break_even,
     count_slots,
     find_utilisation,
     find_widths,
@@ -139,6 +143,9 @@ def print_table(keep: Tensor, fold: int, channels: int, options: argparse.Namesp
             f"{1e3 * step:10.3f}{whole:11.0f}{bytes_seconds:9.2f}{whole / base:11.2f}"
             f"{integrate(taken + room, prepare, step, INTERVAL) / padded:11.2f}"
         )
+    costs = {name: Cost(taken, prepare, step) for name, taken, _, prepare, step in rows}
+    times = break_even(costs["HA-Sparse"], costs["HA-Max"])
+    print(f"rewriting is ahead of masks after {times[0]:.1f} steps in time, {times[1]:.1f} in slots x time")
 
 
 def main() -> None:
@@ -150,7 +157,11 @@ def main() -> None:
     parser.add_argument("--prompts", help="of conf/prompts; otherwise random tokens")
     parser.add_argument("--method", default="hard_kv")
     parser.add_argument("--budget", default="0.25")
-    for name, value in (("slots", 4096), ("batch", 1), ("tokens", 1024), ("threads", 2)):
+    parser.add_argument("--slots", type=int, nargs="+", default=[4096])
+    parser.add_argument(
+        "--no-kept", action="store_true", help="the published lengths alone, without what a method keeps"
+    )
+    for name, value in (("batch", 1), ("tokens", 1024), ("threads", 2)):
         parser.add_argument(f"--{name}", type=int, default=value)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument(
@@ -160,9 +171,12 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     keep_freed_memory()
-    with torch.inference_mode():
-        lengths = spread_lengths(options.slots, LAYERS, HEADS)
-        print_table(draw_slots(lengths, options.slots, options.batch), FOLD, CHANNELS, options)
+    for slots in options.slots:
+        with torch.inference_mode():
+            kept = draw_slots(spread_lengths(slots, LAYERS, HEADS), slots, options.batch)
+            print_table(kept, FOLD, CHANNELS, options)
+    if options.no_kept:
+        return
     model = choose_model(options)
     config, cache = model.transformer, choose_cache(model, options.method, options)
     run: Callable[[], object] = partial(write_texts, model, draw_prompts(model, options.batch), cache)

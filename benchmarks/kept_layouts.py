@@ -41,6 +41,20 @@ class Task(NamedTuple):
     totals: bool = False
 
 
+class Cost(NamedTuple):
+    """What a layout costs.
+
+    Attributes:
+        memory: slots or bytes that are allocated.
+        prepare: seconds of the preparation of all layers.
+        step: seconds of a step's attention in all layers.
+    """
+
+    memory: float
+    prepare: float
+    step: float
+
+
 TASKS = {
     "LS": Task(slots=("heads",), lengths=("layers", "heads"), totals=True),
     "LA": Task(slots=("heads",), lengths=("heads",)),
@@ -121,6 +135,19 @@ def integrate(memory: float, prepare: float, step: float, steps: int = 128) -> f
         steps: of an interval.
     """
     return memory * (prepare + steps * step)
+
+
+def break_even(first: Cost, second: Cost) -> tuple[float, float]:
+    """Return after how many steps `second`, prepared anew, is ahead of `first`: in time, and in memory x time.
+
+    0 where it is from the start, infinity where it never is.
+    """
+    found = []
+    for one, other in ((1.0, 1.0), (first.memory, second.memory)):
+        behind = other * second.prepare - one * first.prepare
+        gained = one * first.step - other * second.step
+        found.append(0.0 if behind <= 0 else behind / gained if gained > 0 else float("inf"))
+    return found[0], found[1]
 
 
 class Regular(NamedTuple):

@@ -97,6 +97,7 @@ class ModelSpec:
         first_head: number, in every layer of the whole model, of the first of these heads, of which other processes
             may have more.
         line: tokens of a row of the image, of a model that draws it token by token; 0 of scales and of texts.
+        padding_counts: tokens in front of a short prompt that do not exist take of a row's share of the budget.
     """
 
     name: str
@@ -109,6 +110,7 @@ class ModelSpec:
     equal_branches: bool = True
     first_head: int = 0
     line: int = 0
+    padding_counts: bool = True
 
     def take_share(self, rank: int, count: int) -> "ModelSpec":
         """Return share `rank` of `count` equal shares of every layer's heads, which follow each other."""

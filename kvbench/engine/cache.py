@@ -105,7 +105,10 @@ class KVCache:
         self._padding = read_padding(spec, sequences, padding, self._device)
         # Rows that keep the same slots in all sequences share a layout.
         shared = self.method.static and self._padding is None
-        self.ledger = Ledger([[[0]] * spec.layers for _ in spec.segments])
+        none = [[[0]] * spec.layers for _ in spec.segments]
+        self.ledger = Ledger(none, longest=[[*layers] for layers in none])
+        if self.method.watched:
+            self.ledger.lse = [[] for _ in spec.segments]
         if self._padding is not None:
             self.ledger.padding = self._padding.least
         self._sequences = sequences
@@ -316,6 +319,8 @@ class KVCache:
         self._stored += after.bytes
         self.ledger.drifts += change.drift.total
         self.ledger.drops += change.drift.rows
+        if self.method.watched:
+            self.ledger.lse[self._segment.index].append((change.drift.before, change.drift.after))
         self._account(present.layer)
         return after
 
@@ -377,7 +382,9 @@ class KVCache:
     def _account(self, layer: int) -> None:
         store, at = self._stores[layer], self._segment
         counts, heads, before = store.layout.counts, self.spec.heads, self._held[layer]
-        held = self._held[layer] = [sum(counts[row : row + heads]) for row in range(0, len(counts), heads)]
+        rows = [counts[row : row + heads] for row in range(0, len(counts), heads)]
+        held = self._held[layer] = [*map(sum, rows)]
+        self.ledger.longest[at.index][layer] = [*map(max, rows)]
         self._tokens = [
             total + now - then for total, now, then in zip(self._tokens, held, before, strict=True)
         ]

@@ -34,10 +34,14 @@ class Drift(NamedTuple):
     Attributes:
         total: nats that it changed by, a mean over the queries of each row, summed over the rows.
         rows: rows that dropped anything.
+        before: the log-sum-exp over what was held, in nats, a mean over each sequence's queries and heads.
+        after: the same over what stays.
     """
 
     total: float = 0.0
     rows: int = 0
+    before: Sequence[float] = ()
+    after: Sequence[float] = ()
 
 
 class Change(NamedTuple):
@@ -88,31 +92,35 @@ def apply_answer(method: Method, view: CacheView, keep: Tensor | None, layout: L
         exists = view.position >= 0
         state = pack_rows(view.state, exists if keep is None else keep & exists, 0, after.longest)
     contents, drift = None, Drift()
-    if keep is not None and (view.replaced is not None or method.watched):
+    if keep is not None and view.replaced is not None:
         kept = keep & (view.position >= 0)
-        if view.replaced is not None:
-            contents = Contents(list_kept(after, kept), *(part[kept] for part in view.replaced))
-        if method.watched and not everything:
-            drift = measure_drift(view, kept, method.watched)
+        contents = Contents(list_kept(after, kept), *(part[kept] for part in view.replaced))
+    if method.watched:
+        drift = measure_drift(view, keep, method.watched)
     appends = layout.uniform and everything and not layout.room and contents is None
     return Change(after, source, appends, state, contents, drift)
 
 
-def measure_drift(view: CacheView, kept: Tensor, watched: int) -> Drift:
+def measure_drift(view: CacheView, keep: Tensor | None, watched: int) -> Drift:
     """Measure what a drop does to the log-sum-exp of a segment's last queries.
 
     Args:
         view: one layer right after the segment, told what replaces the contents of its slots.
-        kept: bool [rows, slots], the slots that stay.
+        keep: bool [rows, slots], the slots that stay; None if all do.
         watched: how many queries.
     """
     queries = torch.arange(max(0, view.at.length - watched), view.at.length)
-    changed = (view.lse(queries, kept) - view.lse(queries)).flatten(1)
-    dropped = ((view.position >= 0) & ~kept).any(1)
+    exists = view.position >= 0
+    kept = exists if keep is None else keep & exists
+    before = view.lse(queries).flatten(1)
+    after = before if keep is None else view.lse(queries, kept).flatten(1)
     # Queries that a row does not have, or that lose all they see, are left out.
-    changed.masked_fill_(~changed.isfinite(), torch.nan)
-    total = changed.nanmean(1).nan_to_num(0).masked_fill(~dropped, 0).sum()
-    return Drift(float(total), int(dropped.sum()))
+    unseen = ~(before.isfinite() & after.isfinite())
+    rows = [x.masked_fill(unseen, torch.nan).nanmean(1) for x in (before, after, after - before)]
+    dropped = (exists & ~kept).any(1)
+    total = rows[2].nan_to_num(0).masked_fill(~dropped, 0).sum()
+    means = [x.unflatten(0, (-1, view.heads)).nanmean(1).nan_to_num(0).tolist() for x in rows[:2]]
+    return Drift(float(total), int(dropped.sum()), *means)
 
 
 def show_layer(
@@ -147,7 +155,10 @@ def show_layer(
     numbers = torch.zeros((0, 0) if state is None else position.shape, device=position.device)
     if state is not None:
         numbers[:, : state.shape[1]] = state
-    return CacheView(layer, at, sequences, spec.heads, position, segment, numbers, inputs, prompts, padding)
+    taken = padding if spec.padding_counts else None
+    return CacheView(
+        layer, at, sequences, spec.heads, position, segment, numbers, inputs, prompts, padding, taken
+    )
 
 
 def room_behind(spec: ModelSpec, index: int) -> int:
@@ -164,10 +175,11 @@ def work_out_schedule(spec: ModelSpec, method: Method, device: torch.device | st
     changes: Schedule = {}
     layouts = [empty_layout(spec.heads, device, room_behind(spec, 0))] * spec.layers
     for at in spec.segments[:-1]:
-        room, kept = room_behind(spec, at.index + 1), None
+        room, view, kept = room_behind(spec, at.index + 1), show_layer(0, at, layouts[0], spec), None
         for layer, layout in enumerate(layouts):
             alike = layer > 0 and layout is layouts[layer - 1]
-            view = replace(view, layer=layer) if alike else show_layer(layer, at, layout, spec)
+            if layer > 0:
+                view = replace(view, layer=layer) if alike else show_layer(layer, at, layout, spec)
             keep = method.keep(view)
             if not (alike and are_equal(keep, kept)):
                 change = apply_answer(method, view, keep, layout, room)

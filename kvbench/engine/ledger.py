@@ -1,10 +1,39 @@
 """Peaks of what a cache held during one generation."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fractions import Fraction
+from itertools import pairwise
+from statistics import fmean
+from typing import TypeVar
 
 from kvbench.core.segments import ModelSpec
+
+N = TypeVar("N", int, float)
+TINY = 1e-6
+"""Part of a token that rounding makes of a mean over rows; one token is more."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """What one sequence held once a segment was over, or the mean of several sequences.
+
+    Attributes:
+        tokens: position after the segment: tokens so far, and padding in front of the prompt.
+        held: tokens of a row, a mean over layers and KV heads.
+        longest: tokens of the longest row of any layer: slots of every row if all are made alike (Hard-KV's HA-Max).
+        lse: log-sum-exp of the watched queries over all that was held before the drop, in nats, a mean over queries,
+            heads and layers; None where none are watched.
+        kept_lse: the same over what stays.
+        n: sequences that this is a mean of.
+    """
+
+    tokens: int
+    held: float
+    longest: float
+    lse: float | None = None
+    kept_lse: float | None = None
+    n: int = 1
 
 
 @dataclass
@@ -21,6 +50,9 @@ class Ledger:
         padding: tokens that no prompt of the batch has, of as many as the model's prompts may have.
         drifts: nats by which drops changed the log-sum-exp of watched queries, summed over layers, segments and rows.
         drops: how many rows dropped anything, of all layers and segments.
+        longest: tokens of the longest row of layer l after segment k, of each sequence, [K][L][sequences] as `held`.
+        lse: log-sum-exp of watched queries in nats before and after the drop of a layer, of each sequence,
+            [K][layers] of pairs; empty where none are watched.
     """
 
     held: list[list[list[int]]]
@@ -31,6 +63,8 @@ class Ledger:
     padding: int = 0
     drifts: float = 0.0
     drops: int = 0
+    longest: list[list[list[int]]] = field(default_factory=list)
+    lse: list[list[tuple[Sequence[float], Sequence[float]]]] = field(default_factory=list)
 
     @property
     def lse_drift(self) -> float | None:
@@ -59,20 +93,59 @@ class Ledger:
     def find_least_share(self, spec: ModelSpec, capacity: Fraction) -> float:
         """Return the least share that one sequence held after any segment of what it could hold then.
 
-        That is the capacity, or all tokens so far where those are fewer, less the padding, which counts as held but
-        for one token a head. The last segment is never held.
+        That is the capacity, or all tokens so far where those are fewer. Padding is no token; where it counts as held,
+        it is taken off the capacity too, but for one token a head. The last segment is never held.
         """
         count = min(self._count_segments(), len(self.held) - 1)
         held = [max(row[-1]) for row in self.held[:count]]
         heads, padding = spec.all_heads, spec.all_heads * self.padding
         could = [min(capacity, Fraction(heads * end)) for end in spec.ends[:count]]
-        if padding:
+        if padding and spec.padding_counts:
             could = [max(most - padding, Fraction(heads)) for most in could]
+        elif padding:
+            could = [min(capacity, Fraction(heads * end - padding)) for end in spec.ends[:count]]
         return float(min((tokens / most for tokens, most in zip(held, could, strict=True)), default=1.0))
+
+    def trace(self, spec: ModelSpec, sequence: int, drawn: int | None = None) -> list[Step]:
+        """Return what one sequence held after each segment that is cached.
+
+        Args:
+            spec: the whole model's shapes.
+            sequence: its number.
+            drawn: tokens of its text, whose later segments are left out: it had ended there; None of an image.
+        """
+        steps = []
+        for k, end in enumerate(spec.ends[: min(self._count_segments(), len(self.held) - 1)]):
+            if drawn is not None and end - spec.ends[0] >= drawn:
+                break
+            held = _pick(self.held[k][-1], sequence) / spec.all_heads
+            longest = max(_pick(layer, sequence) for layer in self.longest[k])
+            seen = [[_pick(part, sequence) for part in layer] for layer in self.lse[k]] if self.lse else []
+            before, after = (fmean(layer) for layer in zip(*seen, strict=True)) if seen else (None, None)
+            steps.append(Step(end, held, longest, before, after))
+        return steps
 
     def _count_segments(self) -> int:
         """Return how many segments were run to their end."""
         return sum(max(row[-1], default=0) > 0 for row in self.held)
+
+
+def find_utilisation(steps: Sequence[Step]) -> float | None:
+    """Return slot utilisation: tokens held over slots of rows that all are as long as the longest, in (0, 1].
+
+    It is the mean over the largest length of Hard-KV's Table 3 (overall over maximum sparsity), both summed over the
+    segments from the first one after which a token was missing. None where none was.
+    """
+    dropped = [before.held + now.tokens - before.tokens - now.held > TINY for before, now in pairwise(steps)]
+    if True not in dropped:
+        return None
+    since = steps[1 + dropped.index(True) :]
+    return sum(step.held for step in since) / sum(step.longest for step in since)
+
+
+def _pick(values: Sequence[N], sequence: int) -> N:
+    """Return a sequence's value, which all have in common if there is one."""
+    return values[sequence if len(values) > 1 else 0]
 
 
 def add_ledgers(ledgers: Sequence[Ledger]) -> Ledger:
@@ -94,4 +167,20 @@ def add_ledgers(ledgers: Sequence[Ledger]) -> Ledger:
         padding=ledgers[0].padding,
         drifts=sum(ledger.drifts for ledger in ledgers),
         drops=sum(ledger.drops for ledger in ledgers),
+        longest=[
+            [[max(each) for each in zip(*layer, strict=True)] for layer in zip(*row, strict=True)]
+            for row in zip(*(ledger.longest for ledger in ledgers), strict=True)
+        ],
+        lse=[
+            [_average(layer) for layer in zip(*row, strict=True)]
+            for row in zip(*(ledger.lse for ledger in ledgers), strict=True)
+        ],
     )
+
+
+def _average(
+    shares: Sequence[tuple[Sequence[float], Sequence[float]]],
+) -> tuple[Sequence[float], Sequence[float]]:
+    """Average what shares of equally many heads have before a drop, and after it."""
+    before, after = ([fmean(each) for each in zip(*part, strict=True)] for part in zip(*shares, strict=True))
+    return before, after

@@ -106,6 +106,7 @@ class CacheView:
     _given: Inputs | None = field(default=None, repr=False)
     prompts: Sequence[int] = ()
     padding: Tensor | None = None
+    taken: Tensor | None = None
     replaced: tuple[Tensor, Tensor] | None = field(default=None, init=False, repr=False)
 
     def mass(self, queries: Tensor | None = None) -> Tensor:

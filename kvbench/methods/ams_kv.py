@@ -269,9 +269,9 @@ def evict_oldest(
 
 
 def count_held(view: View) -> Tensor:
-    """Return the tokens that each row holds, int64 [rows]; padding counts as held."""
+    """Return the tokens that each row holds, int64 [rows], with the padding that counts as held."""
     held = (view.position >= 0).sum(1)
-    return held if view.padding is None else held + view.padding
+    return held if view.taken is None else held + view.taken
 
 
 def check_condensed(condensed: int, spec: ModelSpec) -> None:

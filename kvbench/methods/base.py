@@ -45,8 +45,9 @@ class View(Protocol):
         state: float32 [rows, slots], what a `stateful` method wrote on each slot earlier, 0 on new ones; written in
             place, it moves with the slots that are kept.
         padding: int64 [rows], tokens in front of each row's prompt that do not exist, where prompts of a batch are not
-            equally long; else None. They count as held: a row has room for so many tokens less. In the prompt's segment
-            they have no slot (-1), receive nothing, and means over queries leave them out.
+            equally long; else None. In the prompt's segment they have no slot (-1), receive nothing, and means over
+            queries leave them out.
+        taken: int64 [rows], tokens of each row's room that padding takes where it counts as held; else None.
     """
 
     layer: int
@@ -58,6 +59,7 @@ class View(Protocol):
     prompts: Sequence[int]
     state: Tensor
     padding: Tensor | None
+    taken: Tensor | None
 
     def mass(self, queries: Tensor | None = None) -> Tensor:
         """Return the attention that each slot receives, float32 [rows, slots].
@@ -223,7 +225,7 @@ class Method:
         """Return the most slots that a row of this layer holds once segment `at` is over; None where data decides.
 
         Every row then holds this many slots, or all that it has seen where those are fewer: `keep` sees to it. Padding
-        in front of a prompt counts as held (`View.padding`). One number is for all KV heads, a tuple has one for each.
+        in front of a prompt may count as held (`View.taken`). One number is for all KV heads, a tuple has one for each.
         Storage and `task=plan` know from it how long rows become; a static method need not say, since they ask its
         `keep` beforehand.
         """

@@ -69,6 +69,6 @@ class H2O(Scored):
     def _count_latest(self, view: View) -> int | Tensor:
         """Return how many of the latest tokens stay: one number, or int64 [rows, 1] where padding takes of the room."""
         room = self.least_room(view)
-        if view.padding is None:
+        if view.taken is None:
             return int(self.recent * room)
-        return (self.recent * (room - view.padding).clamp(min=1).double())[:, None].long()
+        return (self.recent * (room - view.taken).clamp(min=1).double())[:, None].long()

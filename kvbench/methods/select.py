@@ -209,18 +209,18 @@ def share_evenly(tokens: int, spec: ModelSpec) -> list[int | tuple[int, ...]]:
 def spread_room(room: int | tuple[int, ...], view: View) -> int | Tensor:
     """Return the room of every row, int64 [rows], of one number for each head; one number for all stays what it is.
 
-    Padding counts as held: it takes room from its rows, of which one slot is always left.
+    Where padding counts as held it takes room from its rows, of which one slot is always left.
     """
     if isinstance(room, int):
-        return room if view.padding is None else (room - view.padding).clamp_(min=1)
+        return room if view.taken is None else (room - view.taken).clamp_(min=1)
     # Out of pageable memory nothing waits for the device.
     rooms = torch.tensor(room).to(view.position.device, non_blocking=True).repeat(view.sequences)
-    return rooms if view.padding is None else (rooms - view.padding).clamp_(min=1)
+    return rooms if view.taken is None else (rooms - view.taken).clamp_(min=1)
 
 
 def has_room(view: View, room: int) -> bool:
     """Return whether every row surely has room for all of its slots; nothing is read from the device to know it."""
-    return view.padding is None and view.position.shape[1] <= room
+    return view.taken is None and view.position.shape[1] <= room
 
 
 def cap_recent(room: Room) -> Room:

@@ -56,6 +56,8 @@ def show_beside(console: Console, table: PublishedTable, runs: Sequence[Results]
     publish(console, title, make_rows(table, own), lead, runs_dir / f"report-{table.name}.md")
     if table.figure == "fidelity":
         draw_fidelity(console, runs, runs_dir, table.name)
+    elif table.figure is not None:
+        draw_steps(console, table, own, runs_dir)
 
 
 def draw_fidelity(console: Console, runs: Sequence[Results], runs_dir: Path, name: str) -> None:
@@ -71,6 +73,19 @@ def draw_fidelity(console: Console, runs: Sequence[Results], runs_dir: Path, nam
             stem = name if len(models) == 1 else f"{name}-{slug(model)}"
             path = plots.save(figure, runs_dir / f"{stem}.png")
             console.print(f"drawn: {path}", highlight=False, soft_wrap=True)
+
+
+def draw_steps(console: Console, table: PublishedTable, runs: Sequence[Results], runs_dir: Path) -> None:
+    """Draw what runs held step by step into <table>.png, if any of them tells."""
+    from kvbench.report import plots, step_plots  # take long to import
+
+    told = [run for run in runs if run.steps]
+    if not told or table.figure is None:
+        console.print(f"{table.name}: no run tells its steps (method.watch_lse=true)", highlight=False)
+        return
+    title = ", ".join(sorted({f"{run.model_label}, {run.prompts_label}, n = {run.n}" for run in told}))
+    path = plots.save(step_plots.draw_steps(told, table.figure, title), runs_dir / f"{table.name}.png")
+    console.print(f"drawn: {path}", highlight=False, soft_wrap=True)
 
 
 def show_stability(

@@ -1,9 +1,10 @@
 """Published tables: what the papers printed, and which of their rows a run of ours belongs to."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from importlib.resources import files
+from statistics import fmean
 
 import yaml
 
@@ -12,13 +13,20 @@ from kvbench.runs.results import Results
 
 TOLERANCE = 0.05
 """Largest relative distance of a run's budget from a row's: HeatKV's "10 %" was 650 of 6425 tokens per head, 10.1 %."""
-FIGURES = ("fidelity", "stability")
-"""Plots that a table may name (`kvbench.report.plots`)."""
+STEP_FIGURES = ("utilisation", "density", "lse")
+"""Plots of what runs held step by step (`kvbench.report.step_plots`)."""
+FIGURES = ("fidelity", "stability", *STEP_FIGURES)
+"""Plots that a table may name (`kvbench.report.plots`, and those of steps)."""
 COSTS: Mapping[str, Callable[[Results], float | None]] = {
     "cache MiB": lambda run: run.memory.paper_peak_mib,
     "cache 1000 MiB": lambda run: run.memory.paper_peak_mib / 1000,
     "images/s": lambda run: run.latency.images_per_second,
     "tokens/s": lambda run: run.latency.tokens_per_second,
+    "SU %": lambda run: None if run.memory.utilisation is None else 100 * run.memory.utilisation,
+    "tokens kept": lambda run: average(step.held for step in run.steps),
+    "LSE": lambda run: average(step.lse for step in run.steps),
+    "LSE kept": lambda run: average(step.kept_lse for step in run.steps),
+    "LSE drift": lambda run: run.memory.lse_drift,
 }
 """Published columns that are no metrics of ours."""
 
@@ -120,6 +128,12 @@ def find_setting(run: Results, key: str) -> object:
     if key == "budget":
         return run.memory.budget
     return run.latency.batch if key == "latency.batch" else run.setting(key)
+
+
+def average(values: Iterable[float | None]) -> float | None:
+    """Return the mean of what is known; None if nothing is."""
+    known = [value for value in values if value is not None]
+    return fmean(known) if known else None
 
 
 def parse_number(text: str | None) -> float | None:

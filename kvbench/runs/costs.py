@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import median
+from statistics import fmean, median
 from typing import TypeVar
 
 from kvbench.core.budget import Budget
@@ -30,6 +30,8 @@ class Cost:
         least_share: least share of min(B, all tokens so far) that it held after any segment; likewise.
         lse_drift: nats by which drops changed the log-sum-exp of watched queries, a mean; None where none are watched.
         tokens: tokens that its text was drawn in; None of an image.
+        utilisation: tokens that its own sequence held over those of rows as long as the longest; None if none left.
+        longest: tokens of the longest row that it ever had between segments; None in lines of older versions.
         processes: processes that held the model together, all of whose memory is counted; None of one.
     """
 
@@ -45,6 +47,8 @@ class Cost:
     least_share: float | None = None
     lse_drift: float | None = None
     tokens: int | None = None
+    utilisation: float | None = None
+    longest: int | None = None
     processes: int | None = None
 
 
@@ -58,6 +62,8 @@ def summarise_memory(costs: Sequence[Cost], spec: ModelSpec, budget: Budget, ite
         itemsize: bytes of a stored value.
     """
     batch, peak = max(cost.batch for cost in costs), max(cost.peak_tokens for cost in costs)
+    used = [cost.utilisation for cost in costs if cost.utilisation is not None]
+    longest = [cost.longest for cost in costs if cost.longest is not None]
     return Memory(
         budget_tokens=float(budget.capacity),
         peak_tokens=peak,
@@ -74,6 +80,8 @@ def summarise_memory(costs: Sequence[Cost], spec: ModelSpec, budget: Budget, ite
         last_tokens=_least([cost.last_tokens for cost in costs]),
         least_share=_least([cost.least_share for cost in costs]),
         lse_drift=_least([cost.lse_drift for cost in costs]),
+        utilisation=fmean(used) if used else None,
+        regular_tokens=spec.all_heads * max(longest) if len(longest) == len(costs) else None,
     )
 
 

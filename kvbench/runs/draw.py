@@ -14,6 +14,7 @@ from kvbench.models.outputs import Outputs
 from kvbench.runs.costs import Cost
 from kvbench.runs.job import Job
 from kvbench.runs.retention import Retention, join_heads, measure_retention
+from kvbench.runs.steps import describe_rows
 
 
 class Drawn(NamedTuple):
@@ -83,7 +84,11 @@ def draw(job: Job, cache: KVCache, part: range) -> Drawn:
     # Of what only some samples have, their form tells.
     known = {name: value for name, value in asdict(cost).items() if value is not None}
     shared = {"seed": settings.seed, **known}
-    records = [{"index": p.index, "prompt": p.text, "meta": p.meta, **shared} for p in prompts]
+    records = [
+        {"index": prompt.index, "prompt": prompt.text, "meta": prompt.meta, **shared}
+        | describe_rows(ledger, job.model.spec, number, made, job.method.watched > 0)
+        for number, prompt in enumerate(prompts)
+    ]
     kept = [share.retention for share in shares if share.retention is not None]
     return Drawn(records, made, join_heads(kept) if kept else None)
 

@@ -13,6 +13,7 @@ from kvbench.runs.folder import RECORDS, Record, RunFolder
 from kvbench.runs.job import Job
 from kvbench.runs.results import FILE, SIGNED, Results, read_results
 from kvbench.runs.scoring import find_pending, score
+from kvbench.runs.steps import Trace, average_steps
 
 
 def finish(job: Job, folder: RunFolder, reference: Path | None) -> Results:
@@ -62,6 +63,7 @@ def _summarise(job: Job, folder: RunFolder, reference: Path | None) -> Results:
     samples = folder.tidy([prompt.index for prompt in job.prompts])
     try:
         costs = [_read_cost(job, sample) for sample in samples]
+        traces = [read_fields(Trace, sample).steps for sample in samples]
     except ValueError as error:
         raise ConfigError(
             f"{folder.path / RECORDS}: damaged ({error}); delete it to generate its samples again"
@@ -75,6 +77,7 @@ def _summarise(job: Job, folder: RunFolder, reference: Path | None) -> Results:
         provenance=folder.read_json("provenance.json"),
         memory=summarise_memory(costs, job.model.spec, job.budget, job.dtype.itemsize),
         latency=summarise_latency(costs, job.settings.device),
+        steps=average_steps(traces),
     )
 
 

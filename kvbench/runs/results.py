@@ -7,6 +7,7 @@ from pathlib import Path
 
 from kvbench.core.config import ConfigError
 from kvbench.core.files import parse_json
+from kvbench.engine.ledger import Step
 from kvbench.eval.protocol.records import read_fields
 from kvbench.eval.protocol.scores import Metric, Status
 
@@ -37,6 +38,10 @@ class Memory:
         least_share: least share of min(B, all tokens so far) held after any segment; None in older results.
         lse_drift: nats by which a drop changes the log-sum-exp of watched queries, the lowest mean of all batches; None
             where the method watches none or a batch dropped nothing.
+        utilisation: slot utilisation (SU), tokens held over slots of rows as long as the longest one of a sequence, a
+            mean over samples; None where no token left.
+        regular_tokens: the most that one sequence held if all its rows were as long as the longest, which is what
+            Hard-KV's HA-Max allocates for what is kept; None in older results.
     """
 
     budget_tokens: float
@@ -54,6 +59,8 @@ class Memory:
     last_tokens: int | None = None
     least_share: float | None = None
     lse_drift: float | None = None
+    utilisation: float | None = None
+    regular_tokens: int | None = None
 
     @property
     def budget(self) -> float:
@@ -124,6 +131,7 @@ class Results:
         latency: how long it took.
         evaluated: by name in the configuration.
         metrics: by name.
+        steps: what a sequence held after each segment, a mean over samples; empty where no queries are watched.
         finished: UTC time of the last evaluation.
     """
 
@@ -137,6 +145,7 @@ class Results:
     latency: Latency
     evaluated: Mapping[str, Evaluated] = field(default_factory=dict)
     metrics: Mapping[str, Metric] = field(default_factory=dict)
+    steps: tuple[Step, ...] = ()
     finished: str = ""
 
     def to_json(self) -> str:

@@ -125,6 +125,12 @@ def test_slots_are_those_that_are_written_down(layouts: ModuleType, task: str, s
     assert layouts.count_slots(keep, "ragged") == int(keep.sum())
 
 
+def test_rewriting_may_pay_at_once_or_never(layouts: ModuleType) -> None:
+    first = layouts.Cost(100, 1.0, 1.0)
+    assert layouts.break_even(first, layouts.Cost(50, 3.0, 2.0)) == (float("inf"), float("inf"))
+    assert layouts.break_even(first, layouts.Cost(50, 2.0, 0.75)) == (4.0, 0.0)
+
+
 def test_a_selection_of_another_task_is_refused(layouts: ModuleType) -> None:
     alike = torch.tensor([1, 1, 0, 0]).bool().expand(2, 1, 2, 4)
     other, fewer, moved = (alike.clone() for _ in range(3))
@@ -152,9 +158,14 @@ def test_published_latencies_and_their_integrals(layouts: ModuleType, name: str)
     for way, (first, each) in per_step.items():
         found = layouts.integrate(1, first, each) / 128
         assert found == pytest.approx(told["amortised_ms_per_step_128"][way], abs=2e-3)
-    pays = (prepare - sparse_prepare) / (sparse_step - step)
-    assert pays == pytest.approx(told["breakeven_steps"], abs=1e-3)
     most, overall = map(float, name.removesuffix(".npz").split("_")[-2:])
+    sparse = layouts.Cost(1, sparse_prepare, sparse_step)
+    pays, with_memory = layouts.break_even(sparse, layouts.Cost(most, prepare, step))
+    assert pays == pytest.approx(told["breakeven_steps"], abs=1e-3)
+    one, other = (
+        layouts.integrate(*cost, with_memory) for cost in (sparse, layouts.Cost(most, prepare, step))
+    )
+    assert other == pytest.approx(one) or (with_memory == 0 and other < one)
     lengths = torch.tensor([most, 2 * overall - most]).clamp(min=0)[:, None]
     assert layouts.find_utilisation(lengths) == pytest.approx(lengths.mean() / most)
     ratio = layouts.integrate(most, prepare, step) / layouts.integrate(1, sparse_prepare, sparse_step)

@@ -191,6 +191,7 @@ def named(key: str, line: str) -> bool:
         "model.default_sinks": "sinks=",
         "protect.sinks": "method.sinks=",
         "protect.condensed": "method.condensed=",
+        "protect.leading": "method.leading=",
         "eval.geneval.detector.path": "eval.geneval.detector: ",
     }
     sampling = key.startswith("model.sampling") and line.startswith("model.sampling")

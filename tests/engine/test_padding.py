@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import ClassVar
 
@@ -147,13 +147,21 @@ SCORED = [
 PADDING = [0, 3, 1, 4]
 
 
-@pytest.mark.parametrize("method", SCORED, ids=repr)
 @pytest.mark.parametrize("tokens", [60, 64])
 @pytest.mark.parametrize("size", [1, 3])
+@pytest.mark.parametrize(
+    ("method", "counts"),
+    [
+        *((method, True) for method in SCORED),
+        # What LineAR and HeadKV keep counts from the end of an image's condition.
+        *((method, False) for method in SCORED if not isinstance(method, LineAR | HeadKV)),
+    ],
+    ids=repr,
+)
 def test_a_batch_equals_each_prompt_alone_with_what_is_left_of_its_share(
-    method: Method, tokens: int, size: int
+    method: Method, tokens: int, size: int, counts: bool
 ) -> None:
-    spec = shapes()
+    spec = replace(shapes(), padding_counts=counts)
     inputs = draw(spec, len(PADDING), groups=2)
     batch = copy(method)
     batch.prepare(spec, Budget(Fraction(tokens), spec.full_tokens, spec.all_heads))
@@ -164,7 +172,7 @@ def test_a_batch_equals_each_prompt_alone_with_what_is_left_of_its_share(
     for sequence, behind in enumerate(PADDING):
         short = shapes(PROMPT - behind)
         alone = copy(method)
-        left = Fraction(tokens - behind * spec.all_heads)
+        left = Fraction(tokens - behind * spec.all_heads * counts)
         alone.prepare(short, Budget(left, short.full_tokens, short.all_heads))
         kept = listening(alone)
         own = [tuple(x[sequence : sequence + 1, :, behind:] for x in qkv) for qkv in inputs]
@@ -240,6 +248,16 @@ def test_rows_that_every_prompt_lacks_are_no_unused_budget() -> None:
     method = prepared(H2O(), spec, 9)
     cache = KVCache(spec, method, dtype=torch.float32)
     generate(cache, draw(spec, 2), [2, 3])
+    assert cache.ledger.find_least_share(spec, method.budget.capacity) == 1
+
+
+def test_padding_that_does_not_count_leaves_rows_their_whole_share() -> None:
+    spec = replace(shapes(), padding_counts=False)
+    method = prepared(H2O(), spec, 9)
+    cache = KVCache(spec, method, dtype=torch.float32)
+    generate(cache, draw(spec, 2), [2, 3])
+    assert cache.ledger.held[0][-1] == [4 * spec.all_heads, 3 * spec.all_heads]
+    assert cache.ledger.held[-1][-1] == [9 * spec.all_heads] * 2
     assert cache.ledger.find_least_share(spec, method.budget.capacity) == 1
 
 

@@ -1,5 +1,6 @@
 """Hard-KV: temperatures and baselines of the authors' program, what a slow reference keeps, Problem 1."""
 
+from dataclasses import replace
 from functools import lru_cache
 
 import numpy as np
@@ -223,6 +224,25 @@ def test_no_head_ever_holds_more_than_its_share_and_an_interval(
     assert cache.ledger.peak_tokens <= method.budget.capacity
 
 
+@pytest.mark.parametrize("select", ["top_p", "votes", "top_k"])
+def test_the_first_tokens_of_a_text_stay_behind_its_padding(select: Select) -> None:
+    method = HardKV(select=select, queries=ASKS, window=LATEST, kernel=KERNEL, leading=2, start=0.0)
+    spec = replace(SPEC, padding_counts=False)
+    prepared(method, spec, 8)
+    seen = listening(method)
+    cache = KVCache(spec, method, dtype=torch.float32)
+    cache.reset(2, [0, 4])
+    for segment, layers in zip(spec.segments, tokens_of(spec, 2, groups=2), strict=True):
+        cache.begin(segment)
+        for layer, qkv in enumerate(layers):
+            cache.attend(layer, *qkv)
+    for asked in seen:
+        for row, ids in enumerate(asked.ids()):
+            first = 4 * (row // spec.heads)
+            assert ids[:2] == [first, first + 1]
+            assert len(ids) <= 8
+
+
 def test_the_most_voted_stay_and_the_latest_of_equals() -> None:
     """All keys are one, so that no query prefers any: every slot gets the votes of those who see it."""
     method = HardKV(select="votes", selector="vanilla", queries=ASKS, window=2, calibration="none")
@@ -261,6 +281,8 @@ def test_heads_of_one_text_do_not_depend_on_another() -> None:
         ({"queries": 0}, r"method\.queries=0"),
         ({"kernel": 4}, r"method\.kernel=4"),
         ({"window": 0}, r"method\.window=0"),
+        ({"leading": -1}, r"method\.leading=-1"),
+        ({"leading": 40}, r"need 40 of 58 tokens per head"),
     ],
 )
 def test_settings_that_cannot_be_are_refused(settings: dict[str, float], message: str) -> None:

@@ -97,15 +97,19 @@ def watch(
     return Seen(out, cache, {(one.layer, one.scale): one.ids() for one in asked}, worth)
 
 
-def replay(inputs: Inputs, seen: Seen, merge: Merge) -> tuple[list[Tensor], float]:
-    """What attention gives over slots that are stored one by one, and the mean change of lse in a drop."""
+Lse = dict[tuple[int, int], list[tuple[float, float]]]
+"""By sequence and segment: of every head, log-sum-exp before and after what left."""
+
+
+def replay(inputs: Inputs, seen: Seen, merge: Merge) -> tuple[list[Tensor], float, Lse]:
+    """What attention gives over slots that are stored one by one, the mean change of lse in a drop, and all lse."""
     sequences = len(inputs[0][0][0])
     heads = {
         (layer, row): Head([], torch.empty(0, 8), torch.empty(0, 8), torch.empty(0))
         for layer in range(SPEC.layers)
         for row in range(sequences * SPEC.heads)
     }
-    out, changes = [], []
+    out, changes, noted = [], [], Lse()
     for at, layers in zip(SPEC.segments, inputs, strict=True):
         for layer, (q, k, v) in enumerate(layers):
             found = torch.empty_like(q)
@@ -125,15 +129,18 @@ def replay(inputs: Inputs, seen: Seen, merge: Merge) -> tuple[list[Tensor], floa
                 if at.last:
                     continue
                 kept = seen.kept[layer, at.index][row]
-                after = head
+                after, lse = head, [score(mine[:, -ASKS:], head, at.end).logsumexp(-1)] * 2
                 if len(kept) < len(head.positions):
                     worth = seen.worth[layer, at.index][row]
                     after = merge_slowly(merge, head, kept, worth, mine, at.end)
                     lse = [score(mine[:, -ASKS:], one, at.end).logsumexp(-1) for one in (head, after)]
                     changes.append(float((lse[1] - lse[0]).mean()))
+                noted.setdefault((sequence, at.index), []).append(
+                    (float(lse[0].mean()), float(lse[1].mean()))
+                )
                 heads[layer, row] = after
             out.append(found)
-    return out, sum(changes) / len(changes)
+    return out, sum(changes) / len(changes), noted
 
 
 @pytest.mark.parametrize("select", ["top_p", "top_k"])
@@ -143,8 +150,18 @@ def test_attention_is_over_what_was_merged(merge: Merge, budget: float, select: 
     """At the smaller budget more leave than may take."""
     inputs = tokens_of(SPEC, 2, groups=2)
     seen = watch(inputs, merge, budget, select, lse=True)
-    expected, drift = replay(inputs, seen, merge)
+    expected, drift, noted = replay(inputs, seen, merge)
     close(seen.out, expected)
+    for sequence in range(2):
+        steps = seen.cache.ledger.trace(SPEC, sequence)
+        assert [step.tokens for step in steps] == list(SPEC.ends[:-1])
+        for index, step in enumerate(steps):
+            pairs = noted[sequence, index]
+            before, after = (sum(part) / len(pairs) for part in zip(*pairs, strict=True))
+            assert (step.lse, step.kept_lse) == (
+                pytest.approx(before, abs=1e-4),
+                pytest.approx(after, abs=1e-4),
+            )
     assert seen.cache.ledger.lse_drift == pytest.approx(drift, rel=1e-4, abs=1e-6)
     assert seen.cache.ledger.peak_tokens <= seen.cache.method.budget.capacity
 

@@ -13,7 +13,7 @@ from kvbench.runs.costs import Cost, summarise_latency, summarise_memory
 SPEC = ModelSpec("small", 3, 4, 64, next_scale([(1, 1), (2, 2), (3, 3)]), branches=2)
 COST = Cost(
     batch=2, seconds=1.0, peak_tokens=48, peak_bytes=5, rebuild_bytes=6, transient_bytes=7, state_bytes=8,
-    gpu_peak_bytes=9, last_tokens=30, least_share=0.5, lse_drift=-0.25,
+    gpu_peak_bytes=9, last_tokens=30, least_share=0.5, lse_drift=-0.25, longest=5,
 )  # fmt: skip
 
 
@@ -31,7 +31,9 @@ def test_papers_count_keys_in_four_bytes_and_values_in_two() -> None:
 def test_memory_is_the_worst_of_all_batches() -> None:
     costs = [
         COST,
-        replace(COST, peak_tokens=50, peak_bytes=4, state_bytes=80, last_tokens=20, least_share=0.75),
+        replace(
+            COST, peak_tokens=50, peak_bytes=4, state_bytes=80, last_tokens=20, least_share=0.75, longest=7
+        ),
         replace(COST, batch=8, rebuild_bytes=60, transient_bytes=70, gpu_peak_bytes=90, lse_drift=-1.5),
     ]
     memory = summarise_memory(costs, SPEC, Budget.parse("0.8", SPEC), itemsize=2)
@@ -40,8 +42,15 @@ def test_memory_is_the_worst_of_all_batches() -> None:
     assert (memory.peak_bytes, memory.rebuild_bytes, memory.transient_bytes) == (5, 60, 70)
     assert (memory.state_bytes, memory.gpu_peak_bytes, memory.batch) == (80, 90, 8)
     assert (memory.last_tokens, memory.least_share, memory.lse_drift) == (20, 0.5, -1.5)
+    assert (memory.regular_tokens, memory.utilisation) == (7 * 12, None)
     assert memory.paper_full_mib == 60 * 64 * 6 * 2 * 8 / 2**20
     assert memory.paper_peak_mib == 50 * 64 * 6 * 2 * 8 / 2**20
+
+
+def test_utilisation_is_a_mean_of_the_samples_that_dropped_anything() -> None:
+    costs = [replace(COST, utilisation=0.5), COST, replace(COST, utilisation=0.75, longest=None)]
+    memory = summarise_memory(costs, SPEC, Budget.parse("0.8", SPEC), itemsize=2)
+    assert (memory.utilisation, memory.regular_tokens) == (0.625, None)
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ from kvbench.models.qwen3.sampling import TextSampling
 from kvbench.models.qwen3.transformer import Qwen3Config
 from kvbench.runs import execute
 from kvbench.runs.job import Job
+from kvbench.runs.results import read_results
 from tests.support.fake_run import job_in
 
 SHAPE = Qwen3Config(depth=1, width=16, heads=2, kv_heads=1, head_dim=8, hidden=16, vocabulary=12)
@@ -94,7 +95,18 @@ def test_what_drops_did_to_lse_is_recorded_where_it_is_watched(tmp_path: Path, w
     assert outcome.results is not None
     drifts: list[float] = [record["lse_drift"] for record in records(outcome.folder)]
     assert outcome.results.memory.lse_drift == min(drifts) < 0
-    assert all("lse_drift" not in record for record in records(whole))
+    for record in records(outcome.folder):
+        segments = -(-record["tokens"] // 4)  # of 4 tokens; the last of a text is not fed back
+        assert [step["tokens"] for step in record["steps"]] == [4 * (1 + n) for n in range(min(segments, 5))]
+        assert record["longest"] == max(step["longest"] for step in record["steps"])
+    steps = outcome.results.steps
+    assert [step.n for step in steps] == [
+        sum(len(record["steps"]) > k for record in records(outcome.folder)) for k in range(len(steps))
+    ]
+    own = [record["steps"][1]["lse"] for record in records(outcome.folder) if len(record["steps"]) > 1]
+    assert steps[1].lse == pytest.approx(sum(own) / len(own))
+    assert outcome.results == read_results(outcome.folder)
+    assert all("lse_drift" not in record and "steps" not in record for record in records(whole))
     assert json.loads((whole / "results.json").read_text())["memory"]["lse_drift"] is None
 
 

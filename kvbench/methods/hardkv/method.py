@@ -18,6 +18,7 @@ from kvbench.methods.redundancy import measure_redundancy
 from kvbench.methods.scored import Scored
 from kvbench.methods.select import (
     average_attention,
+    check_room,
     check_window,
     choose_best,
     find_asking,
@@ -70,6 +71,7 @@ class HardKV(Scored):
         calibration: how temperatures are found, once a request, when it first drops something.
         queries: the last so many queries of a segment vote; in the paper all of an interval do (section 3.1).
         window: latest tokens that stay.
+        leading: first tokens of a text that stay, in the paper one.
         kernel: slots that `snapkv` takes together, odd.
         mix: `rkv`'s lambda.
         threshold: cosine similarity above which `rkv` takes keys for near copies.
@@ -85,6 +87,7 @@ class HardKV(Scored):
     calibration: Calibration = "bisection"
     queries: int = 128
     window: int = 32
+    leading: int = 0
     kernel: int = 7
     mix: float = 0.07
     threshold: float = 0.5
@@ -113,6 +116,8 @@ class HardKV(Scored):
             raise ValueError(f"method.start={self.start}: must lie in [0, 1]")
         if self.queries < 1:
             raise ValueError(f"method.queries={self.queries}: must be at least 1")
+        if self.leading < 0:
+            raise ValueError(f"method.leading={self.leading}: must be at least 0")
         check_window(self.window, self.kernel, "last")
         if self.select.startswith("official") and self.calibration != "official":
             raise ValueError(
@@ -120,6 +125,7 @@ class HardKV(Scored):
                 "method.calibration=official"
             )
         super().check(spec, budget)
+        check_room(spec, budget, self.sinks, self.leading)
 
     def prepare(self, spec: ModelSpec, budget: Budget, artifact: Artifact | None = None) -> None:
         """Share the budget among all heads and forget every temperature."""
@@ -144,7 +150,7 @@ class HardKV(Scored):
         if has_room(view, self.least_room(view)):
             return None
         exists = view.position >= 0
-        worth = self.unite(self.score(view)).masked_fill(find_sinks(view, self.sinks) & exists, torch.inf)
+        worth = self.unite(self.score(view)).masked_fill(self._find_first(view, exists), torch.inf)
         worth.masked_fill_(~exists, -torch.inf)
         room = spread_room(self.share(view.layer, view.at), view)
         if self.select in UNEVEN:
@@ -168,7 +174,7 @@ class HardKV(Scored):
             group="mean" if self.merge == "exact" else "max",
             asking=find_asking(view, chosen),
         )
-        takes = kept & ~self._find_latest(exists) & ~find_sinks(view, self.sinks)
+        takes = kept & ~self._find_latest(exists) & ~self._find_first(view, exists)
         choice = Choice(worth, mass, exists & ~kept, takes)
         keys, values = view.cached_keys(), view.cached_values()
         if self.merge == "exact":
@@ -213,6 +219,10 @@ class HardKV(Scored):
     def _choose_queries(self, view: View) -> Tensor:
         """Return the numbers of the queries that vote, int64 [n]."""
         return torch.arange(max(0, view.at.length - self.queries), view.at.length)
+
+    def _find_first(self, view: View, exists: Tensor) -> Tensor:
+        """Return which slots are sinks or among the first tokens of their row, bool [rows, slots]."""
+        return exists & (find_sinks(view, self.sinks) | (exists.cumsum(1) <= self.leading))
 
     def _find_latest(self, exists: Tensor) -> Tensor:
         """Return which slots are the window of their row, bool [rows, slots]."""

@@ -1,7 +1,7 @@
 """Qwen3 as the harness sees it: shapes without weights, then prompts to texts."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import ClassVar, Literal
 
@@ -53,6 +53,7 @@ class Qwen3Model:
         thinking: whether the model thinks before it answers.
         stop: whether a text ends where the model ends it; otherwise it goes on to `max_tokens`, for timing.
         default_sinks: sink segments when the config names none; the prompt is the first segment.
+        count_padding: whether padding in front of a short prompt takes of its share of the budget.
         tensor_parallel: processes that hold the model together.
         processes: those processes, set before `load`.
     """
@@ -68,6 +69,7 @@ class Qwen3Model:
     thinking: bool = True
     stop: bool = True
     default_sinks: int = 1
+    count_padding: bool = False
     tensor_parallel: int = 1
     processes: Processes = field(default=ALONE, init=False, repr=False)
     weights_sha256: str = field(default="", init=False, repr=False)
@@ -86,7 +88,8 @@ class Qwen3Model:
     def spec(self) -> ModelSpec:
         """Shapes, and the schedule of the longest text; generation stops where all texts of a batch have ended."""
         segments = self.transformer.segments(self.prompt_tokens, self.max_tokens, self.chunk)
-        return self.transformer.describe(self.name, segments, 1)
+        spec = self.transformer.describe(self.name, segments, 1)
+        return replace(spec, padding_counts=self.count_padding)
 
     @property
     def parameters(self) -> int:
