@@ -11,18 +11,14 @@ import pytest
 
 from tests.support.places import ROOT
 
-
-@pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The pages."""
-    pytest.importorskip("furo")
-    out = tmp_path_factory.mktemp("site")
-    done = subprocess.run(
-        [sys.executable, "-m", "sphinx", "-qW", "--keep-going", "-d", str(out / "trees"), "docs", str(out / "html")],
-        cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=600,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    return out / "html"
+CHOICES = {
+    "method": ("methods.html", ">{}<"),
+    "model": ("models.html", "<h3>{}<"),
+    "prompts": ("prompts.html", "<h3>prompts={}<"),
+    "eval": ("metrics.html", "<h3>eval={}<"),
+    "sweeps": ("tables.html", "<h3>sweeps={}<"),
+}
+"""By group, the page that lists its choices, and how one stands there."""
 
 
 class Page(HTMLParser):
@@ -42,7 +38,32 @@ class Page(HTMLParser):
                 self.links.append(value)
 
 
-def test_internal_links_lead_somewhere(site: Path) -> None:
+def test_the_site_is_whole(tmp_path: Path) -> None:
+    """One test, since tests side by side would build the pages several times."""
+    pytest.importorskip("furo")
+    site = build(tmp_path)
+    assert list_broken_links(site) == []
+    for group, (page, shown) in CHOICES.items():
+        text = (site / page).read_text()
+        names = [path.stem for path in (ROOT / "conf" / group).glob("*.yaml")]
+        assert names
+        assert [name for name in names if shown.format(name) not in text] == []
+    check_method_pages(site / "generated" / "methods")
+
+
+def build(folder: Path) -> Path:
+    """Build the pages, which takes the warning of any as an error, and return their folder."""
+    places = ["-d", str(folder / "trees"), "docs", str(folder / "html")]
+    done = subprocess.run(
+        [sys.executable, "-m", "sphinx", "-qW", "--keep-going", *places],
+        cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=600,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return folder / "html"
+
+
+def list_broken_links(site: Path) -> list[str]:
+    """Return links to pages, files and anchors that are not there."""
     pages = {path: Page(path.read_text()) for path in site.rglob("*.html")}
     missing = []
     for path, page in pages.items():
@@ -54,36 +75,16 @@ def test_internal_links_lead_somewhere(site: Path) -> None:
             known = pages[target].anchors | {""} if target in pages else {parts.fragment}
             if not target.exists() or unquote(parts.fragment) not in known:
                 missing.append(f"{path.relative_to(site)}: {link}")
-    assert missing == []
+    return missing
 
 
-@pytest.mark.parametrize(
-    ("group", "page", "shown"),
-    [
-        ("method", "methods.html", ">{}<"),
-        ("model", "models.html", "<h3>{}<"),
-        ("prompts", "prompts.html", "<h3>prompts={}<"),
-        ("eval", "metrics.html", "<h3>eval={}<"),
-        ("sweeps", "tables.html", "<h3>sweeps={}<"),
-    ],
-)
-def test_every_choice_stands_on_a_page(site: Path, group: str, page: str, shown: str) -> None:
-    text = (site / page).read_text()
-    names = [path.stem for path in (ROOT / "conf" / group).glob("*.yaml")]
-    assert names
-    assert [name for name in names if shown.format(name) not in text] == []
-
-
-def test_a_method_has_a_page_with_its_measured_rows(site: Path) -> None:
-    paths = (site / "generated" / "methods").glob("*.html")
-    pages = {path.stem: path.read_text().replace("\N{NO-BREAK SPACE}", " ") for path in paths}
+def check_method_pages(folder: Path) -> None:
+    """Every method has a page, and the page every row of the results that is the method's."""
+    pages = {path.stem: path.read_text().replace("\N{NO-BREAK SPACE}", " ") for path in folder.glob("*.html")}
     assert {path.stem for path in (ROOT / "conf" / "method").glob("*.yaml")} == set(pages)
-    results = (ROOT / "docs" / "results.md").read_text()
+    lines = (ROOT / "docs" / "results.md").read_text().splitlines()
     for name, text in pages.items():
-        rows = [
-            line.split("|")
-            for line in results.splitlines()
-            if line.startswith((f"| {name} |", f"| {name}, "))
-        ]
+        own = (f"| {name} |", f"| {name}, ")
+        rows = [line.split("|") for line in lines if line.startswith(own)]
         assert all(cell.strip() in text for row in rows for cell in row[2:])
         assert ("Not measured" in text) == (not rows)
