@@ -19,6 +19,7 @@ from kvbench.core.config import ConfigError
 from kvbench.core.processes import join, leave
 from kvbench.core.settings import Settings
 from kvbench.dashboard.page import write_dashboard
+from kvbench.data.export import export_frames
 from kvbench.methods.base import Method, Observer
 from kvbench.methods.heatkv.order_file import write_orders
 from kvbench.methods.heatkv.scores import AttentionByScale, rank_heads, scas
@@ -222,6 +223,14 @@ def task_dashboard(cfg: DictConfig, settings: Settings) -> None:
     CONSOLE.print(f"written: {write_dashboard(settings.runs_dir)}", highlight=False, soft_wrap=True)
 
 
+def task_export(cfg: DictConfig, settings: Settings) -> list[Path]:
+    """Do `task=export`: write frames of all finished runs under `runs_dir` and of their samples; return the files."""
+    paths = export_frames(settings.runs_dir, settings.export.format)
+    for path in paths:
+        CONSOLE.print(f"written: {path}", highlight=False, soft_wrap=True)
+    return paths
+
+
 TASKS = {
     "run": task_run,
     "evaluate": task_evaluate,
@@ -232,4 +241,5 @@ TASKS = {
     "train": task_train,
     "report": task_report,
     "dashboard": task_dashboard,
+    "export": task_export,
 }

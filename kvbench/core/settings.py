@@ -16,8 +16,20 @@ from kvbench.core.config import (
 )
 from kvbench.core.files import find_obstacle
 
-TASKS = ("run", "evaluate", "bounds", "plan", "calibrate", "profile", "train", "report", "dashboard")
+TASKS = (
+    "run",
+    "evaluate",
+    "bounds",
+    "plan",
+    "calibrate",
+    "profile",
+    "train",
+    "report",
+    "export",
+    "dashboard",
+)
 CACHE_DTYPES = ("auto", "float32", "bfloat16", "float16")
+EXPORT_FORMATS = ("parquet", "csv")
 MOST_CALIBRATED = 10**4
 GROUPS = ("model", "method", "protect", "prompts", "eval", "logger", "train", "sweeps")
 """Keys of a configuration that hold objects (`_target_`) or nothing."""
@@ -98,11 +110,23 @@ class ProfileSettings:
             raise ConfigError(f"profile.trace={self.trace}: its folder does not exist")
 
 
+@dataclass(frozen=True)
+class ExportSettings:
+    """What `task=export` writes: frames of runs and samples as `parquet` or `csv`."""
+
+    format: str = "parquet"
+
+    def __post_init__(self) -> None:
+        if self.format not in EXPORT_FORMATS:
+            raise ConfigError(f"export.format={self.format}: must be one of {', '.join(EXPORT_FORMATS)}")
+
+
 PARTS: dict[str, type] = {
     "shard": Shard,
     "plan": PlanSettings,
     "calibrate": CalibrateSettings,
     "profile": ProfileSettings,
+    "export": ExportSettings,
 }
 
 
@@ -127,6 +151,7 @@ class Settings:
         plan: of `task=plan`.
         calibrate: of calibrations.
         profile: of `task=profile`.
+        export: of `task=export`.
     """
 
     task: str
@@ -145,6 +170,7 @@ class Settings:
     plan: PlanSettings = PlanSettings()
     calibrate: CalibrateSettings = CalibrateSettings()
     profile: ProfileSettings = ProfileSettings()
+    export: ExportSettings = ExportSettings()
 
     def __post_init__(self) -> None:
         for key, choices in (("task", TASKS), ("cache_dtype", CACHE_DTYPES)):

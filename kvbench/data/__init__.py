@@ -1,0 +1,1 @@
+"""Results as data: a row per run or per sample, as frames and as files."""

@@ -1,0 +1,146 @@
+"""What a run or a sample comes to as one row: plain values by column, and what columns hold (docs/data.md)."""
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, fields
+from typing import Literal, get_args
+
+from kvbench.eval.protocol.scores import Metric
+from kvbench.runs.costs import Cost
+from kvbench.runs.results import Latency, Memory, Results
+
+Value = str | float | bool | None
+Row = Mapping[str, Value]
+"""Values by column."""
+Kind = Literal["null", "bool", "int", "float", "text"]
+Kinds = Mapping[str, Kind]
+"""What columns hold; one that is `null` holds nothing."""
+
+KINDS: Mapping[type, Kind] = {bool: "bool", int: "int", float: "float", str: "text"}
+SECTIONS = ("method", "model", "prompts", "calibrate")
+"""Groups of the configuration whose settings are columns."""
+UNSAID = ("_target_", "_convert_", "name", "transformer", "tokenizer", "sources")
+"""What of these groups the names of model, method and prompts say, or what says nothing of a run."""
+ENDS = ("", ".low", ".high", ".n")
+"""Columns of a metric: its value, the ends of its 95 % interval, the samples behind it."""
+
+
+def list_kinds(section: str, kind: type) -> dict[str, Kind]:
+    """Return the columns of a dataclass of numbers and texts, `<section>.<field>`."""
+    found: dict[str, Kind] = {}
+    for field in fields(kind):
+        held = (field.type, *get_args(field.type))
+        found[f"{section}.{field.name}"] = next(word for one, word in KINDS.items() if one in held)
+    return found
+
+
+IDENTITY: Kinds = {
+    "folder": "text",
+    "run": "text",
+    "model": "text",
+    "method": "text",
+    "reference": "text",
+    "prompts": "text",
+    "n": "int",
+    "budget": "float",
+    "peak": "float",
+    "sinks": "int",
+    "seed": "int",
+    "batch_size": "int",
+    "device": "text",
+    "cache_dtype": "text",
+    "commit": "text",
+    "finished": "text",
+}
+FIXED: Kinds = {**IDENTITY, **list_kinds("memory", Memory), **list_kinds("latency", Latency)}
+"""Columns that every frame of runs has, whatever its runs hold."""
+SAMPLE: Kinds = {
+    "folder": "text",
+    "index": "int",
+    "prompt": "text",
+    "seed": "int",
+    **{name.removeprefix("sample."): kind for name, kind in list_kinds("sample", Cost).items()},
+}
+"""Columns that every frame of samples has."""
+
+
+def flatten_run(run: Results) -> dict[str, Value]:
+    """Return a run as a row without its `folder`; of its configuration what can tell it from another run."""
+    given = {name: run.setting(name) for name in ("sinks", "seed", "batch_size", "device", "cache_dtype")}
+    code = (run.provenance or {}).get("code")
+    row: dict[str, Value] = {
+        "run": run.run,
+        "model": run.model,
+        "method": run.method,
+        "reference": run.reference,
+        "prompts": run.prompts_label,
+        "n": run.n,
+        "budget": run.memory.budget,
+        "peak": run.memory.peak,
+        **{name: _write(value) for name, value in given.items()},
+        "commit": _write(code.get("commit")) if isinstance(code, Mapping) else None,
+        "finished": run.finished,
+    }
+    for section in SECTIONS:
+        row |= _flatten_settings(section, run.setting(section))
+    row |= {f"memory.{name}": value for name, value in asdict(run.memory).items()}
+    row |= {f"latency.{name}": value for name, value in asdict(run.latency).items()}
+    for name, metric in run.metrics.items():
+        row |= _flatten_metric(name, metric)
+    return row
+
+
+def _flatten_settings(name: str, value: object) -> Iterator[tuple[str, Value]]:
+    """Yield every setting below a name with its dotted path."""
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            if key not in UNSAID:
+                yield from _flatten_settings(f"{name}.{key}", item)
+    else:
+        yield name, _write(value)
+
+
+def _flatten_metric(name: str, metric: Metric) -> dict[str, Value]:
+    ends = metric.ci95 or (None, None)
+    values = (metric.value, *ends, None if metric.value is None else metric.n)
+    return dict(zip((name + end for end in ENDS), values, strict=True))
+
+
+def _write(value: object) -> Value:
+    """Return a setting as one value: a list as JSON."""
+    return value if value is None or isinstance(value, str | int | float) else json.dumps(value)
+
+
+def find_kinds(row: Row) -> dict[str, Kind]:
+    """Return what the columns of one row hold."""
+    return {name: "null" if value is None else KINDS[type(value)] for name, value in row.items()}
+
+
+def merge_kinds(every: Iterable[Kinds]) -> dict[str, Kind]:
+    """Return what columns hold that hold several kinds: whole numbers beside others are numbers, all else is text."""
+    found: dict[str, set[Kind]] = {}
+    for kinds in every:
+        for name, kind in kinds.items():
+            found.setdefault(name, set()).add(kind)
+    return {name: _merge(kinds - {"null"}) for name, kinds in found.items()}
+
+
+def _merge(kinds: set[Kind]) -> Kind:
+    if len(kinds) < 2:
+        return next(iter(kinds), "null")
+    return "float" if kinds == {"int", "float"} else "text"
+
+
+def order_columns(names: Iterable[str], fixed: Kinds) -> list[str]:
+    """Return columns in order: those that are fixed, settings, then metrics, each with its interval behind it."""
+    first = {name: place for place, name in enumerate(fixed)}
+
+    def place(name: str) -> tuple[int, str, int]:
+        if name in first:
+            return first[name], "", 0
+        if name.partition(".")[0] in SECTIONS:
+            return len(first), name, 0
+        end = next((place for place, end in enumerate(ENDS) if end and name.endswith(end)), 0)
+        return len(first) + 1, name.removesuffix(ENDS[end]), end
+
+    return sorted(names, key=place)

@@ -1,0 +1,192 @@
+"""Frames of runs and samples, against the files they are made of."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import polars as pl
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import kvbench
+from kvbench.core.config import ConfigError
+from kvbench.data.export import export_frames
+from kvbench.data.flatten import FIXED, find_kinds, merge_kinds
+from kvbench.eval.protocol.scores import Metric
+from kvbench.runs import execute
+from kvbench.runs.results import Results
+from tests.support.fake_run import job_in
+from tests.support.results import LPIPS, PSNR, made_up
+
+
+def write(root: Path, *runs: Results) -> None:
+    for run in runs:
+        folder = root / run.model / run.run
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "results.json").write_text(run.to_json())
+
+
+def metric(of: Metric, value: float | None, **more: object) -> Metric:
+    return Metric(**{**vars(of), "value": value, "n": 96, **more})
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("runs")
+    execute.run(job_in(root, count=4))
+    return root
+
+
+def test_a_row_says_what_results_say(runs: Path) -> None:
+    frame = kvbench.runs_df(runs)
+    assert frame["folder"].to_list() == sorted(
+        f"fake/{path.parent.name}" for path in runs.glob("fake/*/results.json")
+    )
+    for row in frame.rows(named=True):
+        values = json.loads((runs / row["folder"] / "results.json").read_text())
+        assert row["run"] == values["run"]
+        assert row["reference"] == values["reference"]
+        assert row["n"] == values["n"] == 4
+        assert row["method.sinks"] == values["config"]["method"].get("sinks")
+        for section in ("memory", "latency"):
+            assert {name: row[f"{section}.{name}"] for name in values[section]} == values[section]
+        memory = values["memory"]
+        assert row["peak"] == memory["peak_tokens"] / memory["full_tokens"]
+        for name, found in values["metrics"].items():
+            if found["value"] is None:
+                assert row.get(name) is None
+                continue
+            ends = found["ci95"] or (None, None)
+            shown = [row.get(f"{name}{end}") for end in ("", ".low", ".high", ".n")]
+            assert shown == [found["value"], *ends, found["n"]]
+
+
+def test_a_sample_has_its_costs_and_its_values(runs: Path) -> None:
+    frame = kvbench.samples_df(runs)
+    assert len(frame) == 8
+    for row in frame.rows(named=True):
+        folder = runs / row["folder"]
+        lines = [json.loads(line) for line in (folder / "samples.jsonl").read_text().splitlines()]
+        [line] = [one for one in lines if one["index"] == row["index"]]
+        for name in ("prompt", "seed", "seconds", "peak_tokens", "last_tokens"):
+            assert row[name] == line[name]
+        scores = folder / "metrics" / "psnr-uint8.samples.jsonl"
+        if not scores.is_file():
+            assert row["psnr"] is None
+            continue
+        [score] = [
+            one for one in map(json.loads, scores.read_text().splitlines()) if one["index"] == row["index"]
+        ]
+        assert (row["psnr"], row["mse"]) == (score["psnr"], score["mse"])
+
+
+def test_samples_of_some_folders_join_their_runs(runs: Path) -> None:
+    [folder] = runs.glob("fake/streaming_llm-*")
+    frame = kvbench.samples_df([folder])
+    assert frame.equals(kvbench.samples_df(runs).filter(pl.col("folder").str.contains("streaming_llm")))
+    joined = frame.join(kvbench.runs_df(runs), on="folder")
+    assert joined["method"].to_list() == ["streaming_llm"] * 4
+
+
+def test_columns_hold_what_all_runs_hold(tmp_path: Path) -> None:
+    config: Mapping[str, object] = {"model": {"name": "m", "sampling": {"tau": [1.0, 0.5]}}, "seed": 3}
+    write(
+        tmp_path,
+        made_up(
+            "a", 0.1, {"psnr": metric(PSNR, 30.0, ci95=(29.0, 31.5))}, config={**config, "method": {"x": 1}}
+        ),
+        made_up(
+            "b",
+            0.2,
+            {"lpips": metric(LPIPS, None, status="skipped")},
+            config={**config, "method": {"x": 0.5}},
+        ),
+        made_up("c", 0.3, {"psnr": metric(PSNR, 20.0)}, config={**config, "method": {"x": "all", "y": None}}),
+        made_up("d", 0.4, {}, config={**config, "method": {"x": True, "z": 2}}),
+    )
+    frame = kvbench.runs_df(tmp_path)
+    assert frame.columns[: len(FIXED)] == list(FIXED)
+    assert frame["method.x"].to_list() == ["1", "0.5", "all", "true"]
+    assert frame["method.z"].dtype == pl.Int64
+    assert frame["model.sampling.tau"].to_list() == ["[1.0, 0.5]"] * 4
+    assert frame["seed"].to_list() == [3] * 4
+    assert frame.columns[-4:] == ["psnr", "psnr.low", "psnr.high", "psnr.n"]
+    assert frame["psnr"].to_list() == [30.0, None, 20.0, None]
+    assert frame["psnr.low"].to_list() == [29.0, None, None, None]
+    assert frame["budget"].to_list() == pytest.approx([0.1, 0.2, 0.3, 0.4])
+    assert not {"lpips", "lpips.n", "method.y"} & set(frame.columns)
+
+
+VALUES = st.one_of(
+    st.none(), st.booleans(), st.integers(-(2**60), 2**60), st.floats(-1e300, 1e300), st.text()
+)
+
+
+@given(st.lists(st.dictionaries(st.sampled_from("abc"), VALUES), max_size=5))
+def test_kinds_do_not_depend_on_the_order_of_rows(rows: list[dict[str, str | float | bool | None]]) -> None:
+    kinds = [find_kinds(row) for row in rows]
+    assert merge_kinds(kinds) == merge_kinds(reversed(kinds))
+    for name, kind in merge_kinds(kinds).items():
+        held = {type(row[name]) for row in rows if row.get(name) is not None}
+        assert (kind == "null") == (not held)
+        if kind in ("bool", "int"):
+            assert held == {{"bool": bool, "int": int}[kind]}
+
+
+@pytest.mark.parametrize(("form", "read"), [("parquet", pl.read_parquet), ("csv", pl.read_csv)])
+def test_frames_are_exported(runs: Path, form: str, read: object) -> None:
+    paths = export_frames(runs, form)
+    assert [path.name for path in paths] == [f"runs.{form}", f"samples.{form}"]
+    assert callable(read)
+    for path, frame in zip(paths, (kvbench.runs_df(runs), kvbench.samples_df(runs)), strict=True):
+        found = read(path)
+        assert found.columns == frame.columns
+        assert found["folder"].to_list() == frame["folder"].to_list()
+        assert form == "csv" or found.equals(frame)
+
+
+def test_what_is_wrong_is_told_in_a_line(tmp_path: Path, runs: Path) -> None:
+    with pytest.raises(ConfigError, match="nowhere: no such folder"):
+        kvbench.runs_df(tmp_path / "nowhere")
+    with pytest.raises(ConfigError, match="holds no finished runs"):
+        export_frames(tmp_path, "csv")
+    assert kvbench.runs_df(tmp_path).is_empty()
+    with pytest.raises(ConfigError, match=r"fake: is not a finished run; it has no results\.json"):
+        kvbench.samples_df([runs / "fake"])
+    write(tmp_path, made_up("a", 0.1, {}))
+    [path] = tmp_path.rglob("results.json")
+    (path.parent / "samples.jsonl").write_text('{"index": 0}\n[]\n')
+    with pytest.raises(ConfigError, match=r"samples\.jsonl: damaged \(TypeError .*\); run it again"):
+        kvbench.samples_df(tmp_path)
+    path.write_text("{")
+    with pytest.raises(ConfigError, match=r"results\.json: cannot be read"):
+        kvbench.runs_df(tmp_path)
+
+
+PROGRAM = """
+import sys
+sys.modules["polars"] = None
+import kvbench
+try:
+    kvbench.runs_df(".")
+except ValueError as error:
+    print(error)
+print([name for name in ("torch", "scipy", "matplotlib", "hydra") if name in sys.modules])
+"""
+
+
+def test_without_polars_a_line_names_the_extra(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    told, slow = done.stdout.splitlines()
+    assert told == 'polars is missing; install it with pip install "kvbench[data]"'
+    assert slow == "[]"
+
+
+def test_the_package_offers_nothing_else() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'frames_df'"):
+        kvbench.frames_df  # noqa: B018
