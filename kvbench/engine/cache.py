@@ -58,6 +58,8 @@ class KVCache:
         ledger: peaks of the generation that runs, or of the last one.
         prompts: numbers of the prompts of the next generations, for methods that draw at random; 0, 1, ... unless set.
         record: records a segment's steps for the model that runs them; None: each runs by itself.
+        projection: returns the model's output projection of a layer, [width, query heads x D], for methods that ask
+            for it; None if the model does not tell it.
 
     Args:
         spec: the model's shapes.
@@ -65,6 +67,7 @@ class KVCache:
         dtype: of the stored keys and values.
         device: where they live.
         record: see above.
+        projection: see above.
     """
 
     def __init__(
@@ -75,8 +78,9 @@ class KVCache:
         dtype: torch.dtype,
         device: torch.device | str = "cpu",
         record: Record | None = None,
+        projection: Callable[[int], Tensor] | None = None,
     ) -> None:
-        self.spec, self.method, self.record = spec, method, record
+        self.spec, self.method, self.record, self.projection = spec, method, record, projection
         self.prompts: Sequence[int] | None = None
         self._dtype, self._device = dtype, torch.device(device)
         self._channels = spec.head_dim + (CHANNELS if method.biased else 0)
@@ -283,7 +287,10 @@ class KVCache:
         if self.method.static:
             return show_layer(present.layer, at, store.layout, spec, self._rows // spec.heads)
         _, q, k, v, plain = present
-        inputs = Inputs(q, k, v, plain, store, spec.logit_scale, at.causal, lse, self.method.biased)
+        projection = None if self.projection is None else self.projection(present.layer)
+        inputs = Inputs(
+            q, k, v, plain, store, spec.logit_scale, at.causal, lse, self.method.biased, projection
+        )
         state = store.state
         if state is None and self.method.stateful:
             state = torch.zeros(self._rows, 0, device=self._device)

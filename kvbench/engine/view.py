@@ -72,6 +72,7 @@ class Inputs(NamedTuple):
         causal: a query sees the segment's keys up to its own token, else all of them.
         lse: float32 [batch, rows, queries], log-sum-exp of the scores where attention came first.
         biased: q, k, v and what is stored are wider by a bias (`engine/bias.py`).
+        projection: output projection of the layer [width, query heads x D]; None if the model does not tell it.
     """
 
     q: Tensor
@@ -83,6 +84,7 @@ class Inputs(NamedTuple):
     causal: bool = False
     lse: Tensor | None = None
     biased: bool = False
+    projection: Tensor | None = None
 
 
 @dataclass
@@ -157,6 +159,11 @@ class CacheView:
     def cached_values(self) -> Tensor:
         """[rows, slots, D]: values of all slots, as `cached_keys` has their keys."""
         return self._narrow(self._join(self._seen.store.values, self._seen.v))
+
+    def output_projection(self) -> Tensor | None:
+        """[heads, query heads per KV head, width, D]: what maps each query head's output to the residual stream."""
+        weight, fold = self._seen.projection, self._seen.q.shape[2] // self.at.length
+        return None if weight is None else weight.unflatten(1, (self.heads, fold, -1)).movedim(0, 2)
 
     def bias(self) -> Tensor:
         """float32 [rows, slots]: what is added to all scores of each slot, in nats."""
@@ -247,7 +254,7 @@ class CacheView:
         return scores
 
     def _mass(self, queries: Tensor | None = None, power: int = 1) -> Tensor:
-        q, k, _, _, store, scale, _, lse, _ = self._seen
+        q, k, _, _, store, scale, _, lse, *_ = self._seen
         if self._in_front is not None:
             return self._mass_behind(self._in_front, queries, power)
         return attention_mass(

@@ -112,6 +112,14 @@ class View(Protocol):
         """Return the values of all slots, as `cached_keys` does their keys."""
         ...
 
+    def output_projection(self) -> Tensor | None:
+        """Return W_o of each query head, [heads, query heads per KV head, width, D], as the model computes with it.
+
+        It maps a query head's attention output [D] to what it adds to the residual stream [width], before any bias or
+        gate. None if the model does not tell it.
+        """
+        ...
+
     def bias(self) -> Tensor:
         """Return what is added to all scores of each slot, float32 [rows, slots] in nats, of a method with a bias."""
         ...

@@ -145,7 +145,8 @@ class Cache(Protocol):
 class Model(Protocol):
     """What a run needs of a model.
 
-    One that makes something else than images says what, by a class attribute `output` (`texts`).
+    One that makes something else than images says what, by a class attribute `output` (`texts`). One with a method
+    `output_projection(layer)` tells W_o of its layers, [width, query heads x D], to methods that are calibrated.
     """
 
     name: str

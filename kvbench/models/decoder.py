@@ -256,6 +256,12 @@ class Decoder(nn.Module):
             x = block(x, layer, rotation, attend)
         return x
 
+    def output_projection(self, layer: int) -> Tensor:
+        """Return W_o of a layer, [width, query heads x head_dim]."""
+        block = self.layers[layer]
+        assert isinstance(block, DecoderBlock)
+        return block.attention.wo.weight
+
     def rotations(self, length: int) -> Tensor:
         """Return the config's rotations of `length` tokens, complex64 [length, head_dim/2] beside the weights."""
         return self.config.rotations(length).to(self.norm.weight.device)

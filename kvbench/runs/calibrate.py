@@ -113,7 +113,7 @@ def calibrate(
     """Watches full-cache generations, one prompt at a time as the official program does.
 
     Args:
-        model: loaded model.
+        model: loaded model; its `output_projection` is shown to the observers if it has one.
         prompts: calibration prompts.
         observers: what to watch for.
         seed: seed of the prompts' noise.
@@ -129,7 +129,9 @@ def calibrate(
     check_calibration(prompts)
     watching = _Watching(observers)
     watching.prepare(model.spec, Budget.parse(1, model.spec))
-    cache = KVCache(model.spec, watching, dtype=compute_dtype(model, device), device=device)
+    projection = getattr(model, "output_projection", None)
+    dtype = compute_dtype(model, device)
+    cache = KVCache(model.spec, watching, dtype=dtype, device=device, projection=projection)
     for prompt in prompts:
         model.generate([prompt.text], cache, PromptNoise(seed, [prompt.index]))
         advance()

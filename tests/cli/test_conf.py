@@ -21,6 +21,8 @@ from tests.support.places import ROOT
 GROUPS = ("model", "method", "prompts", "eval", "logger", "train")
 FILES = sorted(path for group in GROUPS for path in (ROOT / "conf" / group).glob("*.yaml"))
 SWEEPS = sorted((ROOT / "conf" / "sweeps").glob("*.yaml"))
+OWN = ("budget", "pricekv_ablation", "pricekv_prompts")
+"""Sweeps of no paper's table."""
 
 
 @pytest.fixture(autouse=True)
@@ -107,7 +109,7 @@ def test_every_sweep_names_what_exists(path: Path) -> None:
     assert check_arguments([f"sweeps={path.stem}"]) is None
 
 
-@pytest.mark.parametrize("path", [p for p in SWEEPS if p.stem != "budget"], ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", [p for p in SWEEPS if p.stem not in OWN], ids=lambda path: path.stem)
 def test_a_sweep_ends_with_the_table_it_is_named_after(path: Path) -> None:
     cfg = composed(f"sweeps={path.stem}")
     table = find(cfg.published)

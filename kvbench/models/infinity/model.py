@@ -128,6 +128,10 @@ class InfinityModel:
             "decode": [(self._tokenizer, "decode")],
         }
 
+    def output_projection(self, layer: int) -> Tensor:
+        """Return W_o of a layer of the loaded model, [width, query heads x D], for methods that ask a view for it."""
+        return self._transformer.layers[layer].sa.proj.weight
+
     def load(self, device: torch.device | str) -> None:
         """Build the networks and fill them: float32 on a CPU, bf16 blocks on a GPU as in the official runs.
 

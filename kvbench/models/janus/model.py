@@ -107,6 +107,10 @@ class JanusModel:
         """
         encode_prompts(prompts, self._read_text()[0], self.prompt_tokens)
 
+    def output_projection(self, layer: int) -> Tensor:
+        """Return W_o of a layer of the loaded model, [width, query heads x D], for methods that ask a view for it."""
+        return self._transformer.output_projection(layer)
+
     def load(self, device: torch.device | str) -> None:
         """Build the networks and fill them: the language model in float32 on a CPU and bf16 on a GPU, as officially.
 

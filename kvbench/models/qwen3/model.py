@@ -123,6 +123,10 @@ class Qwen3Model:
         """
         encode_prompts(prompts, self._read_text(), self.prompt_tokens)
 
+    def output_projection(self, layer: int) -> Tensor:
+        """Return W_o of a layer of the loaded model, [width, query heads x D], for methods that ask a view for it."""
+        return self._transformer.output_projection(layer)
+
     def load(self, device: torch.device | str) -> None:
         """Build this process's share of the network and fill it, in float32 on a CPU and bf16 on a GPU, as files are.
 

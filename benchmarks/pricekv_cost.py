@@ -1,0 +1,117 @@
+"""What PriceKV costs at a model's real shapes: its calibration on random queries, keys and values, and its allocation.
+
+python benchmarks/pricekv_cost.py [--model infinity_8b] [--device cpu] [--layers 1] [--prompts 5] [--budgets 0.04,0.1]
+
+The allocation comes first, out of random errors that shrink with what is held. The calibration is timed on `--layers`
+layers of one prompt's generation, every segment of it, and multiplied to all layers and `--prompts` prompts; the
+generations themselves are not part of it. Seconds on a CPU are the process's own. Memory is by how much the peak of the
+process (of the allocator on a GPU) rises, the layer's random keys and queries included.
+"""
+
+import argparse
+import resource
+from time import perf_counter, process_time
+
+import torch
+from build import built, composed
+
+from kvbench.core.budget import Budget
+from kvbench.core.segments import ModelSpec
+from kvbench.engine.changes import show_layer
+from kvbench.engine.view import Inputs, Store
+from kvbench.kernels.layout import empty_layout
+from kvbench.methods.base import Artifact
+from kvbench.methods.pricekv.errors import SubsetError, sum_subsets
+from kvbench.methods.pricekv.method import PriceKV
+from kvbench.methods.pricekv.problem import count_held
+
+MIB = 2**20
+
+
+def main() -> None:
+    """Print both costs."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--model", default="infinity_8b")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--layers", type=int, default=1)
+    parser.add_argument("--prompts", type=int, default=5)
+    parser.add_argument("--budgets", default="0.04,0.1")
+    options = parser.parse_args()
+    spec = built(composed([f"model={options.model}"])["model"]).spec
+    print(
+        f"{spec.name}: {spec.layers} x {spec.heads} heads of {spec.head_dim} channels, {len(spec.segments)} segments"
+    )
+    observer = SubsetError()
+    observer.prepare(spec, Budget.parse(1, spec))
+    artifact = make_errors(spec, observer)
+    for budget in options.budgets.split(","):
+        before, start = read_peak("cpu"), process_time()
+        method = PriceKV()
+        method.prepare(spec, Budget.parse(budget, spec), artifact)
+        seconds, held = process_time() - start, count_held(method.problem, method.until).max()
+        more = (read_peak("cpu") - before) / MIB
+        print(
+            f"allocation at {budget}: {seconds:.0f} s of a CPU, {more:.0f} MiB more at the peak; "
+            f"{held} of {method.budget.tokens} tokens"
+        )
+    before, layers = read_peak(options.device), min(options.layers, spec.layers)
+    seconds = time_calibration(spec, observer, options.device, layers)
+    more = (read_peak(options.device) - before) / MIB
+    print(
+        f"statistics: {observer.sums.nbytes / MIB:.0f} MiB; measuring them on {options.device}: {seconds:.2f} s a "
+        f"layer and prompt, {seconds * spec.layers * options.prompts:.0f} s for {spec.layers} layers and "
+        f"{options.prompts} prompts; {more:.0f} MiB more at the peak"
+    )
+
+
+def time_calibration(spec: ModelSpec, observer: SubsetError, device: str, layers: int) -> float:
+    """Return the seconds that the observer takes for a layer of one prompt's generation."""
+    dtype = torch.float32 if device == "cpu" else torch.bfloat16
+    projection = torch.randn(
+        spec.heads * spec.head_dim, spec.heads * spec.head_dim, device=device, dtype=dtype
+    )
+    rows, seconds = spec.branches * spec.heads, 0.0
+    clock = process_time if device == "cpu" else perf_counter
+    layout = empty_layout(rows, device)
+    empty = torch.zeros(1, 0, spec.head_dim, device=device, dtype=dtype)
+    for layer in range(layers):
+        keys = torch.randn(1, rows, spec.segments[-1].end, spec.head_dim, device=device, dtype=dtype)
+        for at in spec.segments:
+            # All of the past is handed over as if it had come with the segment: nothing else is stored.
+            q = torch.randn(1, rows, at.length, spec.head_dim, device=device, dtype=dtype)
+            past = keys[:, :, : at.end]
+            store = Store(layout, empty, empty)
+            inputs = Inputs(q, past, past, None, store, spec.head_dim**-0.5, projection=projection)
+            view = show_layer(layer, at, layout, spec, spec.branches, inputs)
+            view.position = torch.arange(at.end, device=device).expand(rows, -1)
+            view.segment = torch.repeat_interleave(
+                torch.arange(at.index + 1, device=device),
+                torch.tensor(spec.lengths[: at.index + 1], device=device),
+            ).expand(rows, -1)
+            start = clock()
+            observer.watch(view)  # ends on the CPU
+            seconds += clock() - start
+    return seconds / layers
+
+
+def make_errors(spec: ModelSpec, observer: SubsetError) -> Artifact:
+    """Make errors that shrink with what is held: squares of the random masses that sets lack."""
+    generator = torch.Generator().manual_seed(0)
+    parts = []
+    for k in range(1, len(spec.segments)):
+        masses = torch.rand(spec.layers, spec.heads, k, generator=generator, dtype=torch.float64) ** 4
+        parts.append((masses.sum(-1, keepdim=True) - sum_subsets(masses)).square())
+    return Artifact(observer.kind, {observer.tensor: torch.cat(parts, -1)})
+
+
+def read_peak(device: str) -> int:
+    """Return the most bytes so far: of the process, or of the allocator on a GPU."""
+    if device == "cpu":
+        return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return torch.cuda.max_memory_allocated()
+
+
+if __name__ == "__main__":
+    main()

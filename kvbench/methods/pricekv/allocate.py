@@ -1,0 +1,85 @@
+"""Lifetimes of all sources in all heads that fit a budget, out of calibrated errors."""
+
+from math import ceil
+from typing import Literal
+
+import numpy as np
+from torch import Tensor
+
+from kvbench.core.budget import Budget
+from kvbench.core.segments import ModelSpec
+from kvbench.methods.pricekv.blocks import Blocks
+from kvbench.methods.pricekv.prices import choose_lifetimes, find_prices
+from kvbench.methods.pricekv.problem import Ints, Problem, count_held
+from kvbench.methods.pricekv.trade import find_changes, lengthen, shorten
+
+Weights = Literal["inverse_tokens", "uniform", "tokens"]
+
+
+def pose(
+    error: Tensor, spec: ModelSpec, budget: Budget, blocks: Blocks, *, weights: Weights, forced: int
+) -> Problem:
+    """Pose the problem of a calibration and a budget.
+
+    Args:
+        error: float64 [L, H, 2^K - 2] as `errors.SubsetError` leaves it.
+        spec: the model.
+        budget: the capacity B.
+        blocks: K blocks.
+        weights: what the error at a consumer of t tokens counts: 1/t, 1 or t.
+        forced: leading sources that all heads hold to the end.
+    """
+    heads, size = spec.all_heads, len(blocks.lengths)
+    flat = error.reshape(heads, -1).numpy()
+    errors = [np.zeros((1, heads))]
+    for k, length in enumerate(blocks.lengths[1:], start=1):
+        weight = {"inverse_tokens": 1 / length, "uniform": 1, "tokens": length}[weights]
+        of_sets = weight * flat[:, (1 << k) - 2 : (2 << k) - 2].T
+        of_sets[-1] = 0
+        must = (1 << min(k, forced)) - 1
+        of_sets[np.arange(1 << k) & must != must] = np.inf
+        errors.append(np.ascontiguousarray(of_sets))
+    waiting = spec.heads * np.arange(spec.layers, -1, -1)  # heads that the last segment has not come to
+    early = np.array(blocks.early)[:, None] * np.where(np.arange(size)[:, None] < size - 1, waiting, heads)
+    return Problem(tuple(errors), blocks.lengths, spec.layers, (budget.tokens - early).flatten(), forced)
+
+
+def allocate(problem: Problem, *, lifetimes: bool = True) -> Ints:
+    """Allocate by prices: lifetimes int64 [T, K - 1] that fit at every instant and leave no room that could be used.
+
+    Each head chooses for itself at common prices, exactly (`prices.choose_lifetimes`); what then is too much is
+    shortened, and what room is left is filled.
+
+    Args:
+        problem: what is to be allocated.
+        lifetimes: sources may be dropped before the end; otherwise what a head holds at all it holds to the end.
+    """
+    everything = problem.hold_everything()
+    if (count_held(problem, everything) <= problem.capacity).all():
+        return everything
+    wanted = choose_lifetimes(problem, find_prices(problem, lifetimes=lifetimes), lifetimes=lifetimes)
+    return lengthen(problem, shorten(problem, wanted, lifetimes=lifetimes), lifetimes=lifetimes)
+
+
+def allocate_counts(problem: Problem, budget: Budget) -> Ints:
+    """Allocate by HeatKV's counts (arXiv:2605.14877, Eq. 5): of every source equally many heads lose it at a time.
+
+    Those lose it first that would miss it least, every other source held; what is too much in between is shortened.
+
+    Args:
+        problem: what is to be allocated.
+        budget: the capacity B.
+
+    Returns:
+        Lifetimes int64 [T, K - 1].
+    """
+    until, last = problem.hold_everything(), problem.blocks - 1
+    least, ends = sum(problem.lengths[: problem.forced]), np.cumsum(problem.lengths)
+    missed = find_changes(problem, until)
+    for source in range(problem.forced, last):
+        rank = missed[:, source, source].argsort(kind="stable").argsort(kind="stable")
+        for k in range(last - 1, source - 1, -1):
+            surplus = max(ends[k] - budget.per_head, 0)
+            pruned = min(ceil(problem.heads * surplus / (ends[k] - least)), problem.heads)
+            until[rank < pruned, source] = k
+    return shorten(problem, until)

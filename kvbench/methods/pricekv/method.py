@@ -1,0 +1,112 @@
+"""PriceKV: each head holds the past whose loss its output would miss most, at prices that make all heads fit."""
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from kvbench.core.budget import Budget
+from kvbench.core.segments import ModelSpec
+from kvbench.methods.base import Artifact, Method, View
+from kvbench.methods.pricekv.allocate import Weights, allocate, allocate_counts, pose
+from kvbench.methods.pricekv.blocks import group_segments
+from kvbench.methods.pricekv.errors import Importance, SubsetError
+from kvbench.methods.pricekv.problem import find_sets
+from kvbench.methods.select import check_room
+
+MOST_BLOCKS = 16
+"""Blocks beyond which sets of them are too many."""
+
+
+@dataclass
+class PriceKV(Method):
+    """Hold, in each head, the past blocks whose loss its output would miss most, as long as they are worth their room.
+
+    A method of this project. A block is the tokens of one source scale (or of the prompt, or of some rows of an image)
+    in one head; it is held or dropped as a whole. One calibration on full caches measures, for every head and every set
+    of past blocks that it could be left with, how far attention's output would lie from the full one, through the
+    output projection (`errors.SubsetError`). This is the error itself, where attention mass is not: a late, large
+    block may receive much attention and yet say nothing that the current block does not say too.
+
+    Room in the cache is then sold: after every layer of every scale a token of room has a price, the same for all
+    heads. Given the prices each head finds exactly what to hold when (a dynamic programme over sets of blocks, since
+    what was dropped never comes back). Prices rise where too much is held and fall where too little is, until the
+    budget is about used at every instant at which it can be. What is then still too much is shortened where least
+    error is added per token and time, and room that is left goes where most error is saved. What is held never exceeds
+    B, and when the cache is full no block is left out that would fit and do no harm.
+
+    Nothing is computed while an image is made: what is kept depends on layer, head and scale alone.
+
+    Attributes:
+        sinks: leading segments that every head holds to the end; 0 leaves them to the prices as well.
+        importance: what is calibrated: `output`, the squared error of the output, or `mass`, the attention lost.
+        weights: what the error at a scale of t tokens counts: `inverse_tokens` 1/t, `uniform` 1, or `tokens` t.
+        queries: evenly spaced queries of each segment that the calibration looks at.
+        blocks: most blocks of a sequence; of longer ones, rows behind the prompt are grouped (`blocks.group_segments`).
+            All heads hold the current group's rows until it is over.
+        allocation: by `prices`, or by HeatKV's `counts`: of every block equally many heads lose it at a time.
+        lifetimes: blocks may be dropped before the end; false: what a head holds at all it holds to the end.
+    """
+
+    sinks: int = 0
+    importance: Importance = "output"
+    weights: Weights = "inverse_tokens"
+    queries: int = 16
+    blocks: int = 13
+    allocation: Literal["prices", "counts"] = "prices"
+    lifetimes: bool = True
+
+    static: ClassVar[bool] = True
+
+    def needs(self) -> SubsetError:
+        """Return the calibration of errors by sets of blocks."""
+        return SubsetError(self.importance, self.queries, self.blocks)
+
+    def check(self, spec: ModelSpec, budget: Budget) -> None:
+        """Refuse settings out of range, too many scales, and budgets below the sinks and the rows of one group."""
+        super().check(spec, budget)
+        if self.queries < 1:
+            raise ValueError(f"method.queries={self.queries}: must be at least 1")
+        if not 2 <= self.blocks <= MOST_BLOCKS:
+            raise ValueError(f"method.blocks={self.blocks}: must lie in 2..{MOST_BLOCKS}")
+        if self.allocation == "counts" and not self.lifetimes:
+            raise ValueError("method.lifetimes=false: needs method.allocation=prices")
+        check_room(spec, budget, self.sinks, max(group_segments(spec, self.blocks).early))
+
+    def prepare(self, spec: ModelSpec, budget: Budget, artifact: Artifact | None = None) -> None:
+        """Allocate the lifetimes.
+
+        Raises:
+            ValueError: no calibration, or a setting out of range.
+            InfeasibleBudget: the sinks and the rows of one group exceed the budget.
+        """
+        super().prepare(spec, budget, artifact)
+        if artifact is None:
+            raise ValueError("method=pricekv: calibrate first (python run.py task=calibrate)")
+        blocks = group_segments(spec, self.blocks)
+        forced = len(set(blocks.of_segment[: self.sinks]))
+        error = artifact.tensors[SubsetError.tensor]
+        self.problem = pose(error, spec, budget, blocks, weights=self.weights, forced=forced)
+        if self.allocation == "counts":
+            self.until = allocate_counts(self.problem, budget)
+        else:
+            self.until = allocate(self.problem, lifetimes=self.lifetimes)
+        self._of_segment = torch.tensor(blocks.of_segment)
+        self._held = self._list_kept(torch.from_numpy(find_sets(self.until)).unflatten(1, (spec.layers, -1)))
+
+    def keep(self, view: View) -> Tensor:
+        """Keep the blocks that the next segment's layer is to find, and the current block until it is over."""
+        block = self._of_segment.to(view.segment.device)[view.segment.clamp(min=0)]
+        held = self._held[view.at.index, view.layer].to(block.device)
+        return (held[:, None] >> block & 1).bool()
+
+    def _list_kept(self, sets: Tensor) -> Tensor:
+        """Return the set of blocks that each head keeps after each segment, int64 [segments - 1, L, H].
+
+        Args:
+            sets: int64 [K, L, H], which each head holds at each consumer.
+        """
+        now, then = self._of_segment[:-1], self._of_segment[1:]
+        over = (now < then)[:, None, None]
+        return torch.where(over, sets[then], sets[now] | (1 << now)[:, None, None])

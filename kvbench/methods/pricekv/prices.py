@@ -1,0 +1,79 @@
+"""Prices per token of room at each instant, and the lifetimes that each head by itself finds best at them."""
+
+import numpy as np
+
+from kvbench.methods.pricekv.problem import Floats, Ints, Problem, count_held, count_tokens
+
+ITERATIONS = 160
+STEP = 0.3
+"""A price changes by this factor's exponential at most, at first; at iteration i by 1 / (1 + i / 40) of it."""
+
+
+def find_prices(problem: Problem, *, lifetimes: bool = True) -> Floats:
+    """Find prices at which what heads want about fits, float64 [K (L + 1)] in error per token.
+
+    They rise where heads hold more than fits and fall where they hold less; where all that could ever be held fits,
+    they are 0.
+
+    Args:
+        problem: what is to be allocated.
+        lifetimes: see `choose_lifetimes`.
+    """
+    capacity = np.maximum(problem.capacity, 1)
+    binding = count_held(problem, problem.hold_everything()) > problem.capacity
+    empty = [errors[np.isfinite(errors).argmax(0), np.arange(problem.heads)] for errors in problem.errors]
+    prices = binding * (sum(float(error.sum()) for error in empty) / (capacity.max() * max(binding.sum(), 1)))
+    for iteration in range(ITERATIONS):
+        held = count_held(problem, choose_lifetimes(problem, prices, lifetimes=lifetimes))
+        excess = ((held - problem.capacity) / capacity).clip(-1, 1)
+        prices = prices * np.exp(STEP / (1 + iteration / 40) * excess)
+    return prices
+
+
+def choose_lifetimes(problem: Problem, prices: Floats, *, lifetimes: bool = True) -> Ints:
+    """Choose the lifetimes that cost each head least in errors and rent together, int64 [T, K - 1]; exact.
+
+    Args:
+        problem: what is to be allocated.
+        prices: of a token of room at each instant, float64 [K (L + 1)].
+        lifetimes: sources may be dropped before the end; otherwise what a head holds at all it holds to the end.
+    """
+    paid = np.concatenate(([0.0], prices.cumsum()))[problem.leaving]
+    rent = np.diff(paid, axis=0, prepend=paid[:1])[:, problem.layer]  # of a token, for each consumer
+    costs = [
+        errors + count_tokens(problem.lengths[:k])[:, None] * rent[k]
+        for k, errors in enumerate(problem.errors)
+    ]
+    return _choose_nested(costs) if lifetimes else _choose_constant(costs)
+
+
+def _choose_nested(costs: list[Floats]) -> Ints:
+    """Go backwards over the consumers, then forwards: each set comes out of the one before and the newest source."""
+    last = len(costs) - 1
+    for k in range(last - 1, 0, -1):
+        costs[k] += _find_least_subset(np.minimum(costs[k + 1][: 1 << k], costs[k + 1][1 << k :]))
+    heads = costs[0].shape[1]
+    held = np.zeros(heads, np.int64)
+    until = np.tile(np.arange(last), (heads, 1))
+    for k in range(1, last + 1):
+        may_hold = held | 1 << (k - 1)
+        allowed = (np.arange(1 << k)[:, None] & ~may_hold) == 0
+        held = np.where(allowed, costs[k], np.inf).argmin(0)
+        until[(held[:, None] >> np.arange(last) & 1) == 1] = k
+    return until
+
+
+def _choose_constant(costs: list[Floats]) -> Ints:
+    last = len(costs) - 1
+    total = sum((costs[k][np.arange(1 << last) & ((1 << k) - 1)] for k in range(last)), costs[last])
+    held = total.argmin(0)
+    return np.where(held[:, None] >> np.arange(last) & 1, last, np.arange(last))
+
+
+def _find_least_subset(values: Floats) -> Floats:
+    """Return for each set the least value of its subsets, [2^n, T]; `values` is overwritten."""
+    sets, heads = values.shape
+    for bit in range(sets.bit_length() - 1):
+        pairs = values.reshape(-1, 2, 1 << bit, heads)
+        np.minimum(pairs[:, 1], pairs[:, 0], out=pairs[:, 1])
+    return values

@@ -1,0 +1,96 @@
+"""The allocation as a problem: what errors there are, what is in the cache when, and how much fits.
+
+Consumer k is block k while it runs; source i is block i for the consumers after it. A head may hold source i from
+consumer i + 1 on, and once dropped it never comes back: what a head holds is one number per source, its lifetime, the
+last consumer that still has it (i itself: it is never held). Time is counted in instants: instant k (L + 1) + c is when
+the last segment of block k has run through c of the L layers.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What an allocation is given; T = L x H heads, layer by layer.
+
+    Attributes:
+        errors: of every consumer k, float64 [2^k, T]: what each set of sources costs each head; infinite for sets that
+            lack a forced source, 0 for the full set.
+        lengths: tokens of each block, K of them.
+        layers: layers L.
+        capacity: tokens of sources that fit at each instant, int64 [K (L + 1)].
+        forced: leading sources that all heads hold to the end.
+    """
+
+    errors: tuple[Floats, ...]
+    lengths: Sequence[int]
+    layers: int
+    capacity: Ints
+    forced: int = 0
+
+    @property
+    def blocks(self) -> int:
+        """Blocks K."""
+        return len(self.lengths)
+
+    @property
+    def heads(self) -> int:
+        """All heads T."""
+        return self.errors[0].shape[1]
+
+    @cached_property
+    def layer(self) -> Ints:
+        """Layer of each head, int64 [T]."""
+        return np.arange(self.layers).repeat(self.heads // self.layers)
+
+    @cached_property
+    def leaving(self) -> Ints:
+        """Instant at which a source of lifetime k leaves a layer, int64 [K, L]; source k enters then.
+
+        What the last consumer has stays to the end.
+        """
+        instants = np.arange(self.blocks)[:, None] * (self.layers + 1) + np.arange(self.layers) + 1
+        instants[-1] = self.blocks * (self.layers + 1)
+        return instants
+
+    def hold_everything(self) -> Ints:
+        """Return the lifetimes of the full cache, int64 [T, K - 1]."""
+        return np.full((self.heads, self.blocks - 1), self.blocks - 1)
+
+
+def find_sets(until: Ints) -> Ints:
+    """Return what each head holds at each consumer, as sets: int64 [K, T] of lifetimes [T, K - 1]."""
+    sources = np.arange(until.shape[1])
+    consumers = np.arange(until.shape[1] + 1)[:, None, None]
+    return (((sources < consumers) & (consumers <= until)) << sources).sum(-1)
+
+
+def count_tokens(lengths: Sequence[int]) -> Ints:
+    """Count the tokens of each set of sources, int64 [2^n] of n lengths."""
+    tokens = np.zeros(1, np.int64)
+    for length in lengths:
+        tokens = np.concatenate((tokens, tokens + length))
+    return tokens
+
+
+def count_held(problem: Problem, until: Ints) -> Ints:
+    """Count the tokens of sources that are in the cache at each instant, int64 [K (L + 1)]."""
+    change = np.zeros(len(problem.capacity) + 1, np.int64)
+    for source, length in enumerate(problem.lengths[:-1]):
+        np.add.at(change, problem.leaving[source, problem.layer], length)
+        np.subtract.at(change, problem.leaving[until[:, source], problem.layer], length)
+    return change.cumsum()[:-1]
+
+
+def sum_error(problem: Problem, until: Ints) -> float:
+    """Sum the errors of all consumers and heads under these lifetimes."""
+    sets, heads = find_sets(until), np.arange(problem.heads)
+    return float(sum(errors[sets[k], heads].sum() for k, errors in enumerate(problem.errors)))

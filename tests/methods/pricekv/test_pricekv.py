@@ -1,0 +1,131 @@
+"""PriceKV in the cache: what the ledger counts is what was allocated, B is used, settings are checked."""
+
+from functools import cache
+from typing import Any
+
+import hydra
+import numpy as np
+import pytest
+import torch
+from hydra.utils import instantiate
+
+from kvbench.core.budget import Budget, InfeasibleBudget
+from kvbench.core.segments import ModelSpec, next_scale, next_token
+from kvbench.engine.cache import KVCache
+from kvbench.methods.base import Artifact
+from kvbench.methods.heatkv.schedule import count_pruned_heads
+from kvbench.methods.pricekv.allocate import pose
+from kvbench.methods.pricekv.blocks import group_segments
+from kvbench.methods.pricekv.method import PriceKV
+from kvbench.methods.pricekv.problem import count_held
+from kvbench.prompts.base import Prompt
+from kvbench.runs.calibrate import calibrate
+from tests.support.engine import D, listening, prepared, run, tokens_of
+
+SCALES = ModelSpec("scales", 3, 2, D, next_scale([(side, side) for side in (1, 2, 3, 4, 5)]))
+ROWS = ModelSpec("rows", 3, 2, D, next_token(5, [*[6] * 8, 5]), logit_scale=D**-0.5)
+
+
+def artifact_of(method: PriceKV, spec: ModelSpec) -> Artifact:
+    return method.needs().make_stand_in(spec)
+
+
+def ran(method: PriceKV, spec: ModelSpec, budget: str) -> KVCache:
+    there = KVCache(spec, prepared(method, spec, budget, artifact_of(method, spec)), dtype=torch.float32)
+    run(there, spec, tokens_of(spec, 2))
+    return there
+
+
+@pytest.mark.parametrize("budget", ["0.2", "0.5"])
+def test_the_ledger_counts_what_was_allocated(budget: str) -> None:
+    there = ran(PriceKV(), SCALES, budget)
+    held = count_held(there.method.problem, there.method.until).reshape(-1, SCALES.layers + 1)
+    assert there.ledger.tokens_after == held[:, 1:].tolist()
+
+
+def test_rows_of_the_current_group_are_held_and_count() -> None:
+    there = ran(PriceKV(blocks=5), ROWS, "0.4")
+    method = there.method
+    held = count_held(method.problem, method.until) + method.budget.tokens - method.problem.capacity
+    of_blocks, after = held.reshape(-1, ROWS.layers + 1)[:, 1:].tolist(), there.ledger.tokens_after
+    assert [after[segment] for segment in (0, 3, 5, 7, 9)] == of_blocks
+    assert max(map(max, after)) <= there.method.budget.capacity
+
+
+def test_sinks_stay_in_every_head() -> None:
+    method = PriceKV(sinks=2)
+    prepared(method, SCALES, "0.3", artifact_of(method, SCALES))
+    seen = listening(method)
+    run(KVCache(SCALES, method, dtype=torch.float32), SCALES, tokens_of(SCALES, 2))
+    for asked in seen:
+        leading = min(SCALES.ends[asked.scale], 5)
+        assert all(ids[:leading] == list(range(leading)) for ids in asked.ids())
+
+
+def test_counts_are_those_of_heatkv() -> None:
+    method, budget = PriceKV(sinks=1, allocation="counts"), Budget.parse("0.4", SCALES)
+    method.prepare(SCALES, budget, artifact_of(method, SCALES))
+    counts, last = count_pruned_heads(SCALES, budget, 1), len(SCALES.segments) - 1
+    holding = (method.until == last).sum(0)
+    assert holding[0] == SCALES.all_heads
+    assert (holding[1:] <= SCALES.all_heads - counts[-1]).all()
+    assert holding[1:].any()
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"queries": 0}, "method.queries=0: must be at least 1"),
+        ({"blocks": 1}, "method.blocks=1: must lie in 2..16"),
+        ({"blocks": 17}, "method.blocks=17: must lie in 2..16"),
+        ({"sinks": 5}, "sinks=5: scales has 5 scales"),
+        (
+            {"allocation": "counts", "lifetimes": False},
+            "method.lifetimes=false: needs method.allocation=prices",
+        ),
+    ],
+)
+def test_settings_out_of_range_are_refused(settings: dict[str, Any], told: str) -> None:
+    with pytest.raises(ValueError, match=told):
+        PriceKV(**settings).check(SCALES, Budget.parse("0.5", SCALES))
+
+
+def test_groups_of_rows_must_fit() -> None:
+    with pytest.raises(InfeasibleBudget, match="the method's tokens need 12 of 53 tokens per head"):
+        PriceKV(blocks=4).check(ROWS, Budget.parse("0.2", ROWS))
+
+
+def test_without_a_calibration_it_says_how_to_get_one() -> None:
+    with pytest.raises(ValueError, match="calibrate first"):
+        prepared(PriceKV(), SCALES, "0.5")
+
+
+@cache
+def tiny() -> tuple[Any, Artifact]:
+    """The model that ships, and a calibration with one prompt."""
+    with hydra.initialize_config_module("kvbench.conf", version_base="1.3"):
+        model = instantiate(hydra.compose("config", overrides=["model=infinity_tiny"]).model)
+    model.load("cpu")
+    observer = PriceKV().needs()
+    (found,) = calibrate(model, [Prompt(0, "a red circle")], [observer], 1, "cpu", lambda: None)
+    return model, Artifact(observer.kind, found)
+
+
+@pytest.mark.parametrize("budget", ["0.04", "0.1", "0.2", "0.4"])
+def test_a_real_calibration_uses_the_budget(budget: str) -> None:
+    model, artifact = tiny()
+    method = prepared(PriceKV(), model.spec, budget, artifact)
+    held = count_held(method.problem, method.until)
+    assert 0.97 * method.budget.capacity <= held.max() <= method.budget.capacity
+
+
+def test_weights_scale_the_errors_of_a_consumer() -> None:
+    budget, blocks = Budget.parse("0.1", SCALES), group_segments(SCALES, 13)
+    error = artifact_of(PriceKV(), SCALES).tensors["error"]
+    inverse, uniform, tokens = (
+        pose(error, SCALES, budget, blocks, weights=weights, forced=0).errors
+        for weights in ("inverse_tokens", "uniform", "tokens")
+    )
+    for k, length in enumerate(blocks.lengths):
+        np.testing.assert_allclose(inverse[k] * length, uniform[k])
+        np.testing.assert_allclose(tokens[k], uniform[k] * length)
