@@ -4,7 +4,9 @@ BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: help demo weights test lint format check lock docs wheel sweep report dashboard clean
+NOTEBOOKS := $(notdir $(basename $(wildcard notebooks/*.py)))
+
+.PHONY: help demo notebooks weights test lint format check lock docs wheel sweep report dashboard clean
 
 help:  ## this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## */\1\t/' | expand -t 12
@@ -59,6 +61,12 @@ report: $(VENV)/stamp  ## one table of every finished run
 
 dashboard: $(VENV)/stamp  ## one page of every run, finished or not, that opens from disk
 	$(BIN)/python run.py task=dashboard
+
+notebooks: $(VENV)/stamp  ## execute the notebooks, as build/notebooks/*.ipynb and *.html
+	@rm -rf build/notebooks && mkdir -p build/notebooks
+	$(BIN)/jupytext --quiet --to ../build/notebooks//ipynb notebooks/*.py
+	cd build/notebooks && PATH="$(abspath $(BIN)):$$PATH" jupyter nbconvert --execute --inplace $(NOTEBOOKS:=.ipynb)
+	cd build/notebooks && PATH="$(abspath $(BIN)):$$PATH" jupyter nbconvert --to html $(NOTEBOOKS:=.ipynb)
 
 clean:  ## remove what can be made again, but no runs
 	rm -rf build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis $(VENV)

@@ -1,0 +1,118 @@
+# ---
+# jupyter:
+#   jupytext:
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # Read results
+#
+# Any number of runs become two tables: `kvbench.runs_df` has a row for each run, `kvbench.samples_df` one for each
+# picture or text. Both are polars frames. First some runs to read, three methods at two budgets; what is finished is
+# found.
+
+# %%
+from kvbench.cli.compose import compose_job, hydra_of_kvbench, read_settings
+from kvbench.cli.tasks import make_job
+from kvbench.runs.execute import run
+
+shared = ["prompts.count=16", "calibrate.count=4", "eval=[psnr,lpips_scenes,geneval]"]
+folders = []
+for method in ("random", "streaming_llm", "snapkv"):
+    for budget in (0.1, 0.3):
+        with hydra_of_kvbench():
+            cfg, _ = compose_job([f"method={method}", f"budget={budget}", *shared])
+            folders.append(run(make_job(cfg, read_settings(cfg))).folder)
+
+# %% [markdown]
+# ## Runs
+
+# %%
+import polars as pl
+
+import kvbench
+
+runs = kvbench.runs_df("runs").filter(
+    pl.col("folder").is_in([f"{one.parent.name}/{one.name}" for one in folders])
+)
+print(f"{len(runs)} runs, {len(runs.columns)} columns")
+runs.select("method", "budget", "peak", "psnr", "psnr.low", "psnr.high", "lpips_scenes").sort(
+    "budget", "method"
+)
+
+# %% [markdown]
+# `budget` is the share of the full cache that a run may hold, `peak` what it held. `psnr.low` and `psnr.high` end the
+# 95 % interval of the mean over prompts.
+#
+# ## Samples
+#
+# A row per picture, joined to its run by `folder`. The prompts that lose most under every method:
+
+# %%
+samples = kvbench.samples_df(folders).join(runs.select("folder", "method", "budget"), on="folder")
+print(f"{len(samples)} pictures")
+tenth = samples.filter(pl.col("budget") < 0.2)
+tenth.group_by("prompt").agg(pl.col("psnr").mean(), worst=pl.col("method").sort_by("psnr").first()).sort(
+    "psnr"
+).head(5)
+
+# %% [markdown]
+# ## Paired differences
+#
+# Runs of one model share prompts and noise. The difference of two methods, prompt by prompt, is therefore far more
+# certain than either value: here both spreads in dB.
+
+# %%
+wide = tenth.pivot("method", index="index", values="psnr").sort("index")
+difference = wide["random"] - wide["streaming_llm"]
+print(f"spread of random           {wide['random'].std():.2f} dB")
+print(f"spread of streaming_llm    {wide['streaming_llm'].std():.2f} dB")
+print(f"spread of their difference {difference.std():.2f} dB, mean {difference.mean():+.2f} dB")
+
+# %% [markdown]
+# `compare_runs` does this for every metric and adds the interval, by bootstrap over prompts. It is what `task=report
+# against=...` prints.
+
+# %%
+from kvbench.eval.protocol.compare import compare_runs
+
+at_tenth = {folder.name.split("-")[0]: folder for folder in folders if "-0.1-" in folder.name}
+found = compare_runs(at_tenth["random"], at_tenth["streaming_llm"])
+for name in ("psnr", "lpips_scenes"):
+    low, high = found[name].ci95
+    print(
+        f"random - streaming_llm, {name}: {found[name].value:+.4f} [{low:+.4f}, {high:+.4f}], n = {found[name].n}"
+    )
+
+# %% [markdown]
+# ## Quality against memory
+#
+# A run is on the front if no other one is better at the same memory or less. Bars are 95 % intervals; where those of
+# two runs overlap, the front may run otherwise.
+
+# %%
+import matplotlib.pyplot as plt
+
+ordered = runs.sort("peak", "psnr", descending=[False, True])
+front = ordered.filter(pl.col("psnr") > pl.col("psnr").cum_max().shift(1).fill_null(float("-inf")))
+
+figure, axis = plt.subplots(figsize=(6.2, 4), layout="constrained")
+shapes = zip("osD", (-0.3, 0, 0.3), runs.sort("method").group_by("method", maintain_order=True), strict=True)
+for marker, aside, ((method,), rows) in shapes:  # a little aside, so that bars do not hide each other
+    ends = [rows["psnr"] - rows["psnr.low"], rows["psnr.high"] - rows["psnr"]]
+    axis.errorbar(100 * rows["peak"] + aside, rows["psnr"], yerr=ends, fmt=marker, capsize=3, label=method)
+axis.plot(100 * front["peak"], front["psnr"], color="0.6", linestyle="--", zorder=0, label="front")
+axis.set(xlabel="most tokens held, % of the full cache", ylabel="PSNR to the full cache, dB")
+axis.legend(frameon=False)
+plt.show()
+
+print(
+    "front:",
+    ", ".join(f"{method} at {budget:g}" for method, budget in front.select("method", "budget").rows()),
+)

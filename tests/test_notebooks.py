@@ -1,0 +1,152 @@
+"""Every notebook runs from top to bottom, and what it shows is what its files hold."""
+
+import json
+import os
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import jupytext
+import numpy as np
+import pytest
+from nbclient import NotebookClient
+from safetensors.numpy import load_file
+
+from tests.support.places import ROOT
+
+Cells = list[dict[str, object]]
+
+
+class Shown:
+    """What an executed notebook shows.
+
+    Attributes:
+        folder: where it was executed.
+        code: its cells of code.
+        text: everything printed and every last value of a cell.
+        figures: how many it drew.
+    """
+
+    def __init__(self, folder: Path, cells: Cells) -> None:
+        self.folder = folder
+        self.code = [str(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
+        outputs = [one for cell in cells for one in cell.get("outputs", [])]  # type: ignore[attr-defined]
+        data = [one.get("data", {}) for one in outputs]
+        printed = [
+            one["text"] for one in outputs if one["output_type"] == "stream" and one["name"] == "stdout"
+        ]
+        self.text = "\n".join([*printed, *(one["text/plain"] for one in data if "text/plain" in one)])
+        self.figures = sum("image/png" in one for one in data)
+
+    def numbers(self, pattern: str) -> list[float]:
+        """Numbers in the groups of the one place that a pattern fits."""
+        [found] = re.findall(pattern, self.text)
+        return [float(one) for one in ([found] if isinstance(found, str) else found)]
+
+    def results(self, method: str, budget: str = "0.1") -> dict[str, dict[str, object]]:
+        """results.json of a run of the notebook."""
+        [path] = self.folder.glob(f"runs/infinity_tiny/{method}-{budget}-*/results.json")
+        found: dict[str, dict[str, object]] = json.loads(path.read_text())
+        return found
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where notebooks are executed one after the other, so that they share references."""
+    return tmp_path_factory.mktemp("notebooks")
+
+
+@pytest.fixture
+def show(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Shown]:
+    """Executes a notebook in the interpreter of the tests."""
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    for name, value in (("PATH", path), ("PYTHONPATH", str(ROOT)), ("OMP_NUM_THREADS", "1")):
+        monkeypatch.setenv(name, value)
+    for name in ("IPYTHONDIR", "JUPYTER_RUNTIME_DIR", "JUPYTER_CONFIG_DIR"):
+        monkeypatch.setenv(name, str(folder / "jupyter"))
+
+    def execute(name: str) -> Shown:
+        notebook = jupytext.read(ROOT / "notebooks" / f"{name}.py")
+        resources = {"metadata": {"path": str(folder)}}
+        NotebookClient(notebook, timeout=300, kernel_name="python3", resources=resources).execute()
+        return Shown(folder, notebook.cells)
+
+    return execute
+
+
+def test_quickstart(show: Callable[[str], Shown]) -> None:
+    shown = show("01_quickstart")
+    assert "finished: runs/infinity_tiny/snapkv-0.1-" in shown.text
+    assert "reused   True" in shown.text
+    results = shown.results("snapkv")
+    psnr = results["metrics"]["psnr"]
+    assert isinstance(psnr, dict)
+    assert shown.numbers(r"psnr +([\d.]+) dB, 95 % interval \(([\d.]+), ([\d.]+)\)") == pytest.approx(
+        [psnr["value"], *psnr["ci95"]], abs=1e-4
+    )
+    assert shown.numbers(r"peak +(\d+) tokens") == [results["memory"]["peak_tokens"]]
+    assert shown.figures == 1
+
+
+def test_add_a_method(show: Callable[[str], Shown]) -> None:
+    shown = show("02_add_a_method")
+    [method] = [code for code in shown.code if "class Lottery" in code]
+    assert len(method.splitlines()) < 50
+    held, budget, psnr = shown.numbers(r"lottery +held (\d+) of (\d+) tokens, PSNR ([\d.]+) dB")
+    assert 0.97 * budget < held <= budget
+    values = {name: shown.results(name)["metrics"]["psnr"]["value"] for name in ("lottery", "heatkv")}  # type: ignore[index]
+    assert psnr == pytest.approx(values["lottery"], abs=0.005)
+    gain, low, high = shown.numbers(
+        r"lottery - heatkv +([+-][\d.]+) dB \[([+-][\d.]+), ([+-][\d.]+)\], n = 16"
+    )
+    assert gain == pytest.approx(values["lottery"] - values["heatkv"], abs=0.005)
+    assert 0 < low < gain < high
+
+
+def test_where_heads_look(show: Callable[[str], Shown]) -> None:
+    shown = show("03_where_heads_look")
+    assert "6 layers x 6 heads, 9 scales" in shown.text
+    assert "attention of a scale to all scales so far sums to 1.000000" in shown.text
+    tensors = [load_file(path) for path in shown.folder.glob("runs/infinity_tiny/calibration-*.safetensors")]
+    [mass] = [one["mass"] for one in tensors if "mass" in one]
+    ratios = []
+    for source in range(8):
+        scores = [
+            np.mean([head[target, source] for target in range(source + 1, 9)])
+            for head in mass.reshape(36, 9, 9)
+        ]
+        ratios.append(max(scores) / min(scores))
+    [printed] = re.findall(r"highest S-CAS over lowest, by source scale: ([\d, ]+)", shown.text)
+    assert [int(one) for one in printed.split(", ")] == [round(ratio) for ratio in ratios]
+    held, capacity = shown.numbers(r"held (\d+) of (\d+) tokens; a head holds")
+    assert 0.8 * capacity < held <= capacity == 918
+    assert shown.figures == 4
+
+
+def test_read_results(show: Callable[[str], Shown]) -> None:
+    shown = show("04_read_results")
+    assert "6 runs, " in shown.text
+    assert "96 pictures" in shown.text
+    random, latest = (shown.results(method)["metrics"] for method in ("random", "streaming_llm"))
+    difference = random["psnr"]["value"] - latest["psnr"]["value"]  # type: ignore[index]
+    [mean] = shown.numbers(r"spread of their difference [\d.]+ dB, mean ([+-][\d.]+) dB")
+    assert mean == pytest.approx(difference, abs=0.005)
+    value, low, high = shown.numbers(r"random - streaming_llm, psnr: (\S+) \[(\S+), (\S+)\], n = 16")
+    assert value == pytest.approx(difference, abs=5e-5)
+    assert low < value < high
+    assert "front: " in shown.text
+    assert shown.figures == 1
+
+
+def test_notebooks_are_plain_text_in_one_form() -> None:
+    names = sorted(path.name for path in (ROOT / "notebooks").iterdir())
+    tested = {"01_quickstart.py", "02_add_a_method.py", "03_where_heads_look.py", "04_read_results.py"}
+    assert {name for name in names if not name.startswith((".", "__"))} == tested
+    for name in tested:
+        assert (
+            jupytext.read(ROOT / "notebooks" / name).metadata["jupytext"]["text_representation"][
+                "format_name"
+            ]
+            == "percent"
+        )
