@@ -23,7 +23,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "runs": ("core", "engine", "eval", "methods.base", "methods.full", "models", "prompts"),
     "profile": ("core", "engine", "methods.base", "methods.full", "models", "prompts", "runs"),
     "data": ("core", "eval", "runs"),
-    "report": ("core", "engine", "eval", "methods", "plan", "runs"),
+    "report": ("core", "data", "engine", "eval", "methods", "plan", "runs"),
     "dashboard": ("core", "eval", "report", "runs"),
     "cli": EVERYTHING,
 }

@@ -18,14 +18,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from kvbench.core.config import ConfigError
 from kvbench.core.files import find_obstacle, hash_values
+from kvbench.data.frames import runs_df, samples_df
 from kvbench.eval.files.samples import SampleSet
-from kvbench.eval.files.texts import open_samples
+from kvbench.eval.files.texts import TextSet, open_samples
 from kvbench.report.many_runs import make_rows
 from kvbench.report.tables import format_markdown
 from kvbench.runs.forms import IMAGES, TEXTS
 from kvbench.runs.results import FILE, Results, read_results
-from kvbench.runs.samples import read_scores
-from kvbench.runs.wandb import list_numbers
 
 if TYPE_CHECKING:  # of the extra `data`
     import polars
@@ -46,8 +45,8 @@ class Run(NamedTuple):
 
     @property
     def place(self) -> str:
-        """Where its files lie in every folder of the dataset."""
-        return f"{self.results.model}/{self.results.run}"
+        """Where its files lie in every folder of the dataset, and its `folder` in the tables."""
+        return f"{self.folder.resolve().parent.name}/{self.folder.resolve().name}"
 
 
 def read_published(folders: Sequence[Path]) -> list[Run]:
@@ -127,49 +126,63 @@ def _check_packages() -> None:
 
 def _fill(out: Path, runs: Sequence[Run]) -> None:
     """Write everything but the card."""
-    (out / SIGN.parent).mkdir(parents=True)
-    make_run_frame(run.results for run in runs).write_parquet(out / SIGN)
     opened = [(run, open_samples(run.folder)) for run in runs]  # compares every file with its record
-    frame = make_sample_frame(opened)
-    frame.write_parquet(out / SIGN.with_name("samples.parquet"))
-    for run, samples in opened:
+    (out / SIGN.parent).mkdir(parents=True)
+    frame = _read_runs(runs)
+    frame.write_parquet(out / SIGN)
+    samples = _read_samples(opened, frame)
+    samples.write_parquet(out / SIGN.with_name("samples.parquet"))
+    for run, found in opened:
         _copy(out / "runs" / run.place, (run.folder / name for name in KEPT))
-        kind = out / samples.kind / run.place
-        _link(kind, (run.folder / samples.kind / f"{i:06d}{samples.suffix}" for i in samples.indices))
+        kind = out / found.kind / run.place
+        _link(kind, (run.folder / found.kind / f"{i:06d}{found.suffix}" for i in found.indices))
     if (out / IMAGES.kind).is_dir():
-        _list_images(frame).write_parquet(out / IMAGES.kind / "metadata.parquet")
+        _list_images(samples).write_parquet(out / IMAGES.kind / "metadata.parquet")
 
 
-def make_run_frame(runs: Iterable[Results]) -> "polars.DataFrame":
-    """Return a row per run: which it is, memory, time and every metric with the ends of its interval."""
+def _read_runs(runs: Sequence[Run]) -> "polars.DataFrame":
+    """Return the rows that `kvbench.runs_df` has of some runs, without columns that hold nothing of them."""
     import polars
 
-    return polars.from_dicts([list_numbers(run) for run in runs], infer_schema_length=None)
+    frames = [runs_df(root) for root in dict.fromkeys(run.folder.resolve().parents[1] for run in runs)]
+    whole = polars.concat(frames, how="diagonal_relaxed")
+    found = whole.filter(polars.col("folder").is_in([run.place for run in runs]))
+    return found.select(column.name for column in found if column.null_count() < len(found))
 
 
-def make_sample_frame(opened: Iterable[tuple[Run, SampleSet]]) -> "polars.DataFrame":
-    """Return a row per sample: which it is, its prompt, its file and the value of every metric that has one."""
+def _read_samples(opened: Sequence[tuple[Run, SampleSet]], runs: "polars.DataFrame") -> "polars.DataFrame":
+    """Return the rows of `kvbench.samples_df`, and for each its run's method and budget, its file and its reference's.
+
+    Args:
+        opened: runs and their samples.
+        runs: their rows.
+    """
     import polars
 
-    rows: list[dict[str, object]] = []
-    for run, samples in opened:
-        scores, about = read_scores(run.folder, run.results), run.results
-        for index, sample in samples.samples.items():
-            which = {
-                "model": about.model,
-                "run": about.run,
-                "method": about.method,
-                "budget": about.memory.budget,
-            }
-            folder = f"{samples.kind}/{about.model}"
-            name = f"{index:06d}{samples.suffix}"
-            row = {**which, "index": index, "seed": sample.seed, "prompt": sample.prompt}
-            row |= {"file": f"{folder}/{about.run}/{name}"}
-            row |= {"reference_file": f"{folder}/{about.reference or about.run}/{name}"}
-            if samples.kind == TEXTS.kind:
-                row["text"] = (run.folder / samples.kind / name).read_text(encoding="utf-8")
-            rows.append({**row, **scores.get(index, {})})
-    return polars.from_dicts(rows, infer_schema_length=None)
+    whose = runs.select("folder", "model", "method", "budget")
+    places = {
+        "folder": [run.place for run, _ in opened],
+        "kind": [samples.kind for _, samples in opened],
+        "suffix": [samples.suffix for _, samples in opened],
+        "against": [
+            f"{run.folder.parent.name}/{run.results.reference or run.results.run}" for run, _ in opened
+        ],
+    }
+    names = [polars.format("{}/{}/{}{}", "kind", side, "number", "suffix") for side in ("folder", "against")]
+    found = (
+        whose.join(samples_df([run.folder for run, _ in opened]), on="folder")
+        .join(polars.DataFrame(places), on="folder")
+        .with_columns(number=polars.col("index").cast(polars.String).str.zfill(6))
+        .with_columns(file=names[0], reference_file=names[1])
+        .drop("kind", "suffix", "against", "number")
+    )
+    texts = [
+        {"folder": run.place, "index": index, "text": samples.text(index)}
+        for run, samples in opened
+        if isinstance(samples, TextSet)
+        for index in samples.indices
+    ]
+    return found.join(polars.DataFrame(texts), on=["folder", "index"], how="left") if texts else found
 
 
 def _list_images(samples: "polars.DataFrame") -> "polars.DataFrame":
@@ -181,7 +194,7 @@ def _list_images(samples: "polars.DataFrame") -> "polars.DataFrame":
         polars.col(f"{side}file").str.strip_prefix(f"{IMAGES.kind}/").alias(f"{side}file_name")
         for side in ("", "reference_")
     ]
-    return inside.select(*paths, polars.exclude("file", "reference_file", "text"))
+    return inside.select(*paths, polars.exclude("file", "reference_file"))
 
 
 def write_card(runs: Sequence[Run], licence: str, repo: str | None) -> str:
