@@ -24,6 +24,7 @@ SCRIPTS = (
     "provenance",
     "tables",
     "pareto",
+    "filters",
     "leaderboard",
     "changes",
     "comparison",

@@ -11,11 +11,12 @@ function findChanges(theirs, ours) {
   while (end < a.length - start && end < b.length - start && a.at(-1 - end) === b.at(-1 - end)) end += 1;
   const [x, y] = [a.slice(start, a.length - end), b.slice(start, b.length - end)];
   const [keepX, keepY] = findCommon(x, y);
-  const join = (words, middle, kept) => mergePieces([
-    ...words.slice(0, start).map((word) => [word, false]),
-    ...middle.map((word, i) => [word, !kept[i]]),
-    ...words.slice(words.length - end).map((word) => [word, false]),
-  ]);
+  const join = (words, middle, kept) =>
+    mergePieces([
+      ...words.slice(0, start).map((word) => [word, false]),
+      ...middle.map((word, i) => [word, !kept[i]]),
+      ...words.slice(words.length - end).map((word) => [word, false]),
+    ]);
   return [join(a, x, keepX), join(b, y, keepY)];
 }
 
@@ -27,10 +28,13 @@ function findCommon(x, y) {
   const length = new Uint16Array((x.length + 1) * wide);
   for (let i = x.length - 1; i >= 0; i -= 1) {
     for (let j = y.length - 1; j >= 0; j -= 1) {
-      length[i * wide + j] = x[i] === y[j] ? length[(i + 1) * wide + j + 1] + 1 : Math.max(length[(i + 1) * wide + j], length[i * wide + j + 1]);
+      length[i * wide + j] =
+        x[i] === y[j]
+          ? length[(i + 1) * wide + j + 1] + 1
+          : Math.max(length[(i + 1) * wide + j], length[i * wide + j + 1]);
     }
   }
-  for (let i = 0, j = 0; i < x.length && j < y.length; ) {
+  for (let i = 0, j = 0; i < x.length && j < y.length;) {
     if (x[i] === y[j]) {
       keepX[i] = keepY[j] = true;
       i += 1;

@@ -5,8 +5,15 @@ const pair = { place: 0, order: [] };
 
 /** Runs that hold the same prompts as a run: its reference first. */
 function findPartners(run) {
-  const alike = RUNS.filter((other) => other.number !== run.number && other.number !== run.reference
-    && other.samples.index.length && other.model === run.model && other.config.prompts === run.config.prompts && other.n === run.n);
+  const alike = RUNS.filter(
+    (other) =>
+      other.number !== run.number &&
+      other.number !== run.reference &&
+      other.samples.index.length &&
+      other.model === run.model &&
+      other.config.prompts === run.config.prompts &&
+      other.n === run.n,
+  );
   return [...(run.reference === null ? [] : [RUNS[run.reference]]), ...alike];
 }
 
@@ -17,7 +24,8 @@ function chosenRuns() {
 /** Choose the run, then what can stand beside it, then by what samples are ordered. */
 function drawComparison() {
   const able = RUNS.filter((run) => run.samples.index.length);
-  const first = able.find((run) => run.number === board.chosen) ?? able.find((run) => run.reference !== null) ?? able[0];
+  const first =
+    able.find((run) => run.number === board.chosen) ?? able.find((run) => run.reference !== null) ?? able[0];
   fillSelect(byId("ours"), listRuns(able), first?.number);
   const run = RUNS[byId("ours").value];
   if (!run) {
@@ -25,8 +33,17 @@ function drawComparison() {
     return;
   }
   const partners = findPartners(run);
-  fillSelect(byId("theirs"), partners.map((other) => [other.number, `${other.number === run.reference ? "reference: " : ""}${nameRun(other)}`]));
-  fillSelect(byId("worst"), [...Object.keys(run.samples.values).map((name) => [name, nameMetric(name)]), ["", "number"]]);
+  fillSelect(
+    byId("theirs"),
+    partners.map((other) => [
+      other.number,
+      `${other.number === run.reference ? "reference: " : ""}${nameRun(other)}`,
+    ]),
+  );
+  fillSelect(byId("worst"), [
+    ...Object.keys(run.samples.values).map((name) => [name, nameMetric(name)]),
+    ["", "number"],
+  ]);
   orderSamples();
 }
 
@@ -37,7 +54,7 @@ function orderSamples() {
   const values = run.samples.values[name];
   const places = run.samples.index.map((_, place) => place);
   const sign = DOC.metrics[name]?.better === "lower" ? -1 : 1;
-  const rate = (place) => (values?.[place] ?? null) === null ? Infinity : sign * values[place];
+  const rate = (place) => ((values?.[place] ?? null) === null ? Infinity : sign * values[place]);
   pair.order = values ? places.sort((a, b) => (rate(a) === rate(b) ? 0 : rate(a) - rate(b))) : places;
   pair.place = 0;
   drawOrder(run, name, values);
@@ -47,16 +64,31 @@ function orderSamples() {
 function drawOrder(run, name, values) {
   const images = run.samples.kind === "images";
   byId("order").classList.toggle("bare", !images);
-  byId("order").replaceChildren(...pair.order.map((place, rank) => {
-    const value = values?.[place] ?? null;
-    return make("li", {}, make(
-      "button", { type: "button", onclick: () => showSample(rank) },
-      make("span", { class: "rank" }, String(rank + 1)),
-      images ? make("img", { src: imageOf(run, run.samples.index[place]), alt: "", loading: "lazy", width: 44, height: 44 }) : null,
-      make("span", {}, nameSample(run, place)),
-      make("span", {}, value === null ? "" : format(value, DOC.metrics[name].digits)),
-    ));
-  }));
+  byId("order").replaceChildren(
+    ...pair.order.map((place, rank) => {
+      const value = values?.[place] ?? null;
+      return make(
+        "li",
+        {},
+        make(
+          "button",
+          { type: "button", onclick: () => showSample(rank) },
+          make("span", { class: "rank" }, String(rank + 1)),
+          images
+            ? make("img", {
+                src: imageOf(run, run.samples.index[place]),
+                alt: "",
+                loading: "lazy",
+                width: 44,
+                height: 44,
+              })
+            : null,
+          make("span", {}, nameSample(run, place)),
+          make("span", {}, value === null ? "" : format(value, DOC.metrics[name].digits)),
+        ),
+      );
+    }),
+  );
 }
 
 function nameSample(run, place) {
@@ -79,28 +111,43 @@ function showSample(rank) {
   byId("prompt").textContent = nameSample(run, place);
   byId("previous").disabled = pair.place === 0;
   byId("next").disabled = pair.place === pair.order.length - 1;
-  byId("view").replaceChildren(run.samples.kind === "images" ? makeSlider(run, other, index) : makeTexts(run, other, index));
-  for (const text of byId("view").querySelectorAll("pre")) text.scrollTop = (text.querySelector("mark")?.offsetTop ?? 0) - text.clientHeight / 3;
+  byId("view").replaceChildren(
+    run.samples.kind === "images" ? makeSlider(run, other, index) : makeTexts(run, other, index),
+  );
+  for (const text of byId("view").querySelectorAll("pre"))
+    text.scrollTop = (text.querySelector("mark")?.offsetTop ?? 0) - text.clientHeight / 3;
   byId("values").replaceChildren(...listValues(run, other, index));
-  for (const [i, item] of [...byId("order").children].entries()) item.firstChild.setAttribute("aria-current", String(i === pair.place));
+  for (const [i, item] of [...byId("order").children].entries())
+    item.firstChild.setAttribute("aria-current", String(i === pair.place));
   const current = byId("order").children[pair.place];
-  if (current && byId("order").clientHeight) byId("order").scrollTop = current.offsetTop - byId("order").offsetTop - byId("order").clientHeight / 2;
+  if (current && byId("order").clientHeight)
+    byId("order").scrollTop = current.offsetTop - byId("order").offsetTop - byId("order").clientHeight / 2;
 }
 
 function makeSlider(run, other, index) {
   const box = make("div", { class: "slide" });
-  const image = (which, slot) => make("img", {
-    slot, src: imageOf(which, index), alt: `${which.label}, sample ${index}`,
-    onload: (event) => event.target.classList.toggle("small", event.target.naturalWidth < 200),
-    onerror: () => box.classList.add("lost"),
-  });
+  const image = (which, slot) =>
+    make("img", {
+      slot,
+      src: imageOf(which, index),
+      alt: `${which.label}, sample ${index}`,
+      onload: (event) => event.target.classList.toggle("small", event.target.naturalWidth < 200),
+      onerror: () => box.classList.add("lost"),
+    });
   if (!other) {
     box.append(image(run, null));
     return box;
   }
   box.append(
-    make("span", { class: "left" }, other.label), make("span", { class: "right" }, run.label),
-    make("img-comparison-slider", { "aria-label": `${other.label} left, ${run.label} right` }, image(other, "first"), image(run, "second"), make("span", { slot: "handle", class: "handle", "aria-hidden": "true" }, "‹ ›")),
+    make("span", { class: "left" }, other.label),
+    make("span", { class: "right" }, run.label),
+    make(
+      "img-comparison-slider",
+      { "aria-label": `${other.label} left, ${run.label} right` },
+      image(other, "first"),
+      image(run, "second"),
+      make("span", { slot: "handle", class: "handle", "aria-hidden": "true" }, "‹ ›"),
+    ),
   );
   return box;
 }
@@ -108,15 +155,34 @@ function makeSlider(run, other, index) {
 function makeTexts(run, other, index) {
   const own = findText(run, index);
   const theirs = other ? findText(other, index) : null;
-  const [left, right] = own !== null && theirs !== null ? findChanges(theirs, own) : [[[theirs ?? "", false]], [[own ?? "", false]]];
+  const [left, right] =
+    own !== null && theirs !== null
+      ? findChanges(theirs, own)
+      : [[[theirs ?? "", false]], [[own ?? "", false]]];
   const answer = shared(run.samples.answer?.[run.samples.index.indexOf(index)]);
-  const column = (which, text, pieces) => make(
-    "div", {}, make("h3", {}, which.label, ...judge(which, index)),
-    text === null ? make("p", { class: "note" }, "This text is not in the page; its file is ", makeLink(which, "here", "texts", `${String(index).padStart(6, "0")}.txt`), ".")
-      : make("pre", { tabindex: "0" }, ...pieces.map(([piece, differs]) => (differs ? make("mark", {}, piece) : piece))),
-  );
+  const column = (which, text, pieces) =>
+    make(
+      "div",
+      {},
+      make("h3", {}, which.label, ...judge(which, index)),
+      text === null
+        ? make(
+            "p",
+            { class: "note" },
+            "This text is not in the page; its file is ",
+            makeLink(which, "here", "texts", `${String(index).padStart(6, "0")}.txt`),
+            ".",
+          )
+        : make(
+            "pre",
+            { tabindex: "0" },
+            ...pieces.map(([piece, differs]) => (differs ? make("mark", {}, piece) : piece)),
+          ),
+    );
   return make(
-    "div", {}, make("div", { class: "texts" }, other ? column(other, theirs, left) : null, column(run, own, right)),
+    "div",
+    {},
+    make("div", { class: "texts" }, other ? column(other, theirs, left) : null, column(run, own, right)),
     answer ? make("p", { class: "note" }, `Right answer: ${answer}`) : null,
   );
 }
@@ -128,8 +194,12 @@ function findText(run, index) {
 
 function judge(run, index) {
   const place = run.samples.index.indexOf(index);
-  const found = JUDGED.map((name) => run.samples.values[name]?.[place]).find((value) => value === 0 || value === 1);
-  return found === undefined ? [] : [make("span", { class: `badge ${found ? "right" : "wrong"}` }, found ? "right" : "wrong")];
+  const found = JUDGED.map((name) => run.samples.values[name]?.[place]).find(
+    (value) => value === 0 || value === 1,
+  );
+  return found === undefined
+    ? []
+    : [make("span", { class: `badge ${found ? "right" : "wrong"}` }, found ? "right" : "wrong")];
 }
 
 /** Values of a sample by metric, ours and, where it has them, those of the run beside it. */
@@ -138,10 +208,22 @@ function listValues(run, other, index) {
   return Object.keys(run.samples.values).map((name) => {
     const show = (which, place) => {
       const value = which?.samples.values[name]?.[place] ?? null;
-      return value === null ? null : makeNumber(format(value, DOC.metrics[name].digits), () => openMetric(which, name), { tab: true });
+      return value === null
+        ? null
+        : makeNumber(format(value, DOC.metrics[name].digits), () => openMetric(which, name), { tab: true });
     };
     const theirs = show(other, beside);
-    return make("div", {}, make("dt", {}, nameMetric(name)), make("dd", {}, show(run, own) ?? "–", ...(theirs ? [make("span", { class: "dim" }, " beside "), theirs] : [])));
+    return make(
+      "div",
+      {},
+      make("dt", {}, nameMetric(name)),
+      make(
+        "dd",
+        {},
+        show(run, own) ?? "–",
+        ...(theirs ? [make("span", { class: "dim" }, " beside "), theirs] : []),
+      ),
+    );
   });
 }
 

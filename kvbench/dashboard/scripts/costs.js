@@ -1,64 +1,116 @@
-// Numbers of a run that are no metrics: what its cache held and how long it took; `shown` ones are columns of the leaderboard.
+// Numbers of a run that are no metrics: what its cache held and how long it took.
+// Those that are `shown` are columns of the leaderboard.
 
 const COSTS = {
   budget: {
-    title: "budget", unit: "% of the full cache", digits: 2, field: "memory.budget_tokens",
+    title: "budget",
+    unit: "% of the full cache",
+    digits: 2,
+    field: "memory.budget_tokens",
     about: "Capacity that held tokens may not exceed after any layer of any segment.",
     value: (run) => 100 * run.budget,
   },
   peak_mib: {
-    shown: true, title: "peak MiB", unit: "MiB", digits: 2, field: "memory.peak_bytes",
+    shown: true,
+    title: "peak MiB",
+    unit: "MiB",
+    digits: 2,
+    field: "memory.peak_bytes",
     about: "Storage of keys and values at the peak, as allocated, of the largest batch.",
     value: (run) => run.memory.peak_bytes / MIB,
   },
   peak_share: {
-    shown: true, title: "peak %", unit: "%", digits: 2, field: "memory.peak_tokens",
+    shown: true,
+    title: "peak %",
+    unit: "%",
+    digits: 2,
+    field: "memory.peak_tokens",
     about: "Most tokens held after any layer, of those of the full cache.",
     value: (run) => (100 * run.memory.peak_tokens) / run.memory.full_tokens,
   },
   rebuild_mib: {
-    shown: true, title: "rebuild MiB", unit: "MiB", digits: 2, field: "memory.rebuild_bytes",
+    shown: true,
+    title: "rebuild MiB",
+    unit: "MiB",
+    digits: 2,
+    field: "memory.rebuild_bytes",
     about: "Storage at the worst instant of a rebuild, old and new rows of the layer in work included.",
     value: (run) => run.memory.rebuild_bytes / MIB,
   },
   least_share: {
-    shown: true, title: "least / B", unit: "", digits: 3, field: "memory.least_share", better: "higher",
+    shown: true,
+    title: "least / B",
+    unit: "",
+    digits: 3,
+    field: "memory.least_share",
+    better: "higher",
     about: "Least share of the budget, or of all tokens so far, that is held after any segment.",
     value: (run) => run.memory.least_share,
   },
   seconds: {
-    shown: true, title: "s / sample", unit: "s", digits: 3, field: "latency.seconds_per_image",
+    shown: true,
+    title: "s / sample",
+    unit: "s",
+    digits: 3,
+    field: "latency.seconds_per_image",
     about: "Mean over samples of the time of their batch over the prompts in it; generation alone.",
     value: (run) => run.latency.seconds_per_image,
   },
   tokens_per_second: {
-    shown: true, title: "tokens / s", unit: "1/s", digits: 0, field: "latency.tokens_per_second", better: "higher",
+    shown: true,
+    title: "tokens / s",
+    unit: "1/s",
+    digits: 0,
+    field: "latency.tokens_per_second",
+    better: "higher",
     about: "Tokens of all texts, their ends included, over total time.",
     value: (run) => run.latency.tokens_per_second,
   },
   n: {
-    shown: true, title: "n", unit: "samples", digits: 0, field: "n", better: "higher",
+    shown: true,
+    title: "n",
+    unit: "samples",
+    digits: 0,
+    field: "n",
+    better: "higher",
     about: "Samples of the run, images or texts.",
     value: (run) => run.n,
   },
   paper_mib: {
-    title: "cache MiB", unit: "MiB", field: "memory.paper_peak_mib",
+    title: "cache MiB",
+    unit: "MiB",
+    field: "memory.paper_peak_mib",
     about: "Peak tokens as HeatKV and ScaleKV count them: 32-bit keys, 16-bit values, one sequence.",
     value: (run) => run.memory.paper_peak_mib,
   },
   paper_thousands: {
-    title: "cache 1000 MiB", unit: "1000 MiB", field: "memory.paper_peak_mib",
+    title: "cache 1000 MiB",
+    unit: "1000 MiB",
+    field: "memory.paper_peak_mib",
     about: "Peak tokens as HeatKV and ScaleKV count them: 32-bit keys, 16-bit values, one sequence.",
     value: (run) => run.memory.paper_peak_mib / 1000,
   },
   images_per_second: {
-    title: "images / s", unit: "1/s", field: "latency.images_per_second", better: "higher",
+    title: "images / s",
+    unit: "1/s",
+    field: "latency.images_per_second",
+    better: "higher",
     about: "Images over total time; generation alone.",
     value: (run) => run.latency.images_per_second,
   },
 };
-const PRINTED = { "cache MiB": "paper_mib", "cache 1000 MiB": "paper_thousands", "images/s": "images_per_second", "tokens/s": "tokens_per_second" };
-const AXES = { peak_mib: "peak bytes, MiB", peak_share: "peak, % of the full cache", rebuild_mib: "worst instant, MiB", seconds: "seconds per sample" };
+const PRINTED = {
+  "cache MiB": "paper_mib",
+  "cache 1000 MiB": "paper_thousands",
+  "images/s": "images_per_second",
+  "tokens/s": "tokens_per_second",
+};
+const AXES = {
+  peak_mib: "peak bytes, MiB",
+  peak_share: "peak, % of the full cache",
+  rebuild_mib: "worst instant, MiB",
+  seconds: "seconds per sample",
+};
 
 /** A cost as tables show it: with its digits, or with four that count. */
 function formatCost(run, key) {

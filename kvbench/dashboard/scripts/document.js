@@ -59,5 +59,8 @@ function addressOf(run, ...parts) {
 /** Options of a select that lists runs, those of one model and its prompts together. */
 function listRuns(runs) {
   const groups = groupBy(runs, (run) => `${run.model}, ${run.prompts}`);
-  return [...groups].map(([group, own]) => ({ group, options: own.map((run) => [run.number, nameRun(run)]) }));
+  return [...groups].map(([group, own]) => ({
+    group,
+    options: own.map((run) => [run.number, nameRun(run)]),
+  }));
 }

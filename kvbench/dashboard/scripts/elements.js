@@ -5,7 +5,7 @@ function byId(id) {
   return document.getElementById(id);
 }
 
-/** A new element with attributes and children; `on…` attributes are listeners, null attributes and children left out. */
+/** A new element; attributes that begin with `on` are listeners, absent attributes and children are left out. */
 function make(tag, attributes = {}, ...children) {
   const element = document.createElement(tag);
   for (const [name, value] of Object.entries(attributes)) {
@@ -23,7 +23,9 @@ function fillSelect(select, options, fallback) {
   const option = ([value, label]) => make("option", { value }, label);
   const values = options.flatMap((one) => (one.group ? one.options : [one])).map(([value]) => String(value));
   select.replaceChildren(
-    ...options.map((one) => (one.group ? make("optgroup", { label: one.group }, ...one.options.map(option)) : option(one))),
+    ...options.map((one) =>
+      one.group ? make("optgroup", { label: one.group }, ...one.options.map(option)) : option(one),
+    ),
   );
   select.value = values.includes(before) ? before : String(fallback ?? values[0] ?? "");
 }

@@ -1,35 +1,46 @@
 // The table of runs with its filters, tied to the plot: what is pointed at or chosen in one is so in the other.
 
 const SHOWN = 100; // rows before "show more": a thousand rows of buttons take a second to lay out
-const board = { off: new Set(), sort: { key: null, descending: true }, limit: SHOWN, hover: null, chosen: null };
-
-/** Runs that pass the filters. */
-function filterRuns() {
-  const [model, prompts, budget] = ["model", "prompts", "budget"].map((id) => byId(id).value);
-  const words = byId("search").value.toLowerCase().split(/\s+/).filter(Boolean);
-  return RUNS.filter((run) => {
-    const fits = (!model || run.model === model) && (!prompts || run.prompts === prompts) && (!budget || formatBudget(run.budget) === budget || run.method === "full");
-    return fits && !board.off.has(run.label) && words.every((word) => describeForSearch(run).includes(word));
-  });
-}
-
-function describeForSearch(run) {
-  run.words ??= `${run.folder} ${run.label} ${run.model} ${run.prompts} ${formatBudget(run.budget)} ${JSON.stringify(shared(run.config.method) ?? "")}`.toLowerCase();
-  return run.words;
-}
+const board = {
+  off: new Set(),
+  sort: { key: null, descending: true },
+  limit: SHOWN,
+  hover: null,
+  chosen: null,
+};
 
 /** Metrics to show of some runs: those with a value, parts and variants only if asked for. */
 function chooseMetrics(runs) {
   const details = byId("details").checked;
-  return METRICS.filter((name) => (details || !DOC.metrics[name].detail) && runs.some((run) => findMetric(run, name)));
+  return METRICS.filter(
+    (name) => (details || !DOC.metrics[name].detail) && runs.some((run) => findMetric(run, name)),
+  );
 }
 
 function chooseColumns(runs) {
   const several = (key) => new Set(runs.map((run) => run[key])).size > 1;
-  const text = (key, title) => ({ key, title, words: true, cell: (run) => run[key], value: (run) => run[key] });
-  const costs = Object.keys(COSTS).filter((key) => COSTS[key].shown && runs.some((run) => Number.isFinite(COSTS[key].value(run))));
+  const text = (key, title) => ({
+    key,
+    title,
+    words: true,
+    cell: (run) => run[key],
+    value: (run) => run[key],
+  });
+  const costs = Object.keys(COSTS).filter(
+    (key) => COSTS[key].shown && runs.some((run) => Number.isFinite(COSTS[key].value(run))),
+  );
   return [
-    { key: "label", title: "method", words: true, cell: (run) => makeNumber(run.label, () => link(run, "choose"), { sign: makeSwatch(run.label), title: "Keep this run in sight" }), value: (run) => run.label },
+    {
+      key: "label",
+      title: "method",
+      words: true,
+      cell: (run) =>
+        makeNumber(run.label, () => link(run, "choose"), {
+          sign: makeSwatch(run.label),
+          title: "Keep this run in sight",
+        }),
+      value: (run) => run.label,
+    },
     { ...makeCostColumn("budget"), cell: makeBudget },
     ...(several("model") ? [text("model", "model")] : []),
     ...(several("prompts") ? [text("prompts", "prompts")] : []),
@@ -45,28 +56,41 @@ function makeBudget(run) {
 function makeMetricColumn(name, best) {
   const { better, unit } = DOC.metrics[name];
   return {
-    key: name, title: nameMetric(name), better, about: `${name}${unit ? `, ${unit}` : ""}: ${better} is better`,
+    key: name,
+    title: nameMetric(name),
+    better,
+    about: `${name}${unit ? `, ${unit}` : ""}: ${better} is better`,
     value: (run) => findMetric(run, name)?.value,
     cell: (run) => {
       const metric = findMetric(run, name);
       if (!metric) return makeAbsent(run, name);
       const ends = findInterval(metric);
       const half = ends ? `±${format((ends[1] - ends[0]) / 2, metric.digits)}` : "";
-      return makeNumber(format(metric.value, metric.digits), () => openMetric(run, name), { more: half, best: best.has(run.number) });
+      return makeNumber(format(metric.value, metric.digits), () => openMetric(run, name), {
+        more: half,
+        best: best.has(run.number),
+      });
     },
   };
 }
 
 function makeAbsent(run, name) {
   const own = readMetric(run, name);
-  return own && own.status !== "ok" ? makeNumber(own.status, () => openMetric(run, name)) : make("span", { class: "dim" }, "–");
+  return own && own.status !== "ok" ? makeNumber(own.status, () => openMetric(run, name)) : makeNothing();
 }
 
 function makeCostColumn(key) {
   const { title, better = "lower", about, value } = COSTS[key];
   return {
-    key, title, better, about, value,
-    cell: (run) => (Number.isFinite(value(run)) ? makeNumber(formatCost(run, key), () => openCost(run, key)) : make("span", { class: "dim" }, "–")),
+    key,
+    title,
+    better,
+    about,
+    value,
+    cell: (run) =>
+      Number.isFinite(value(run))
+        ? makeNumber(formatCost(run, key), () => openCost(run, key))
+        : makeNothing(),
   };
 }
 
@@ -74,7 +98,9 @@ function makeCostColumn(key) {
 function findBest(runs, name) {
   const sign = DOC.metrics[name].better === "higher" ? 1 : -1;
   const own = runs.filter((run) => findMetric(run, name));
-  const groups = groupBy(own, (run) => JSON.stringify([run.model, run.prompts, run.n, formatBudget(run.budget)]));
+  const groups = groupBy(own, (run) =>
+    JSON.stringify([run.model, run.prompts, run.n, formatBudget(run.budget)]),
+  );
   const best = new Set();
   for (const group of groups.values()) {
     const top = Math.max(...group.map((run) => sign * findMetric(run, name).value));
@@ -101,17 +127,28 @@ function drawBoard() {
   const runs = filterRuns();
   const columns = chooseColumns(runs);
   const quality = chooseMetrics(runs).filter((name) => runs.some((run) => findMetric(run, name)));
-  fillSelect(byId("quality"), quality.map((name) => [name, nameMetric(name)]));
+  fillSelect(
+    byId("quality"),
+    quality.map((name) => [name, nameMetric(name)]),
+  );
   const named = columns.find((column) => column.key === board.sort.key);
   const first = columns.find((column) => column.key === quality[0]) ?? columns[0];
   if (!named) board.sort = { key: first.key, descending: first.better === "higher" };
   const sorted = sortRuns(runs, named ?? first, board.sort.descending);
   drawTable(byId("runs"), columns, sorted.slice(0, board.limit), board.sort, turnSort, (run) => ({
-    "data-run": run.number, onpointerenter: () => link(run, "hover"), onpointerleave: () => link(null, "hover"),
-    onfocusin: () => link(run, "hover"), onfocusout: () => link(null, "hover"), onclick: () => link(run, "choose"),
+    "data-run": run.number,
+    onpointerenter: () => link(run, "hover"),
+    onpointerleave: () => link(null, "hover"),
+    onfocusin: () => link(run, "hover"),
+    onfocusout: () => link(null, "hover"),
+    onclick: () => link(run, "choose"),
   }));
-  byId("runs").style.setProperty("--lead", `${Math.floor(byId("runs").rows[0].cells[0].getBoundingClientRect().width)}px`);
-  byId("count").textContent = runs.length === RUNS.length ? `${runs.length}` : `${runs.length} of ${RUNS.length}`;
+  byId("runs").style.setProperty(
+    "--lead",
+    `${Math.floor(byId("runs").rows[0].cells[0].getBoundingClientRect().width)}px`,
+  );
+  byId("count").textContent =
+    runs.length === RUNS.length ? `${runs.length}` : `${runs.length} of ${RUNS.length}`;
   byId("more").hidden = sorted.length <= board.limit;
   byId("more").textContent = `Show ${Math.min(SHOWN, sorted.length - board.limit)} more of ${sorted.length}`;
   drawPareto(byId("pareto"), runs, byId("quality").value, byId("against").value, link);
@@ -124,37 +161,13 @@ function turnSort(column) {
   drawBoard();
 }
 
-function fillFilters() {
-  const choices = (key, runs) => [...new Set(runs.map((run) => run[key]))].sort();
-  fillSelect(byId("model"), [["", "all"], ...choices("model", RUNS).map((name) => [name, name])], mostCommon(RUNS, "model"));
-  const own = RUNS.filter((run) => !byId("model").value || run.model === byId("model").value);
-  fillSelect(byId("prompts"), [["", "all"], ...choices("prompts", own).map((name) => [name, name])], "");
-  const budgets = [...new Set(own.filter((run) => run.method !== "full").map((run) => run.budget))].sort((a, b) => a - b);
-  fillSelect(byId("budget"), [["", "all"], ...[...new Set(budgets.map(formatBudget))].map((text) => [text, text])], "");
-  const chips = choices("label", own).map((label) => make(
-    "button", { type: "button", "aria-pressed": String(!board.off.has(label)), "data-label": label, onclick: () => toggleMethod(label) }, makeSwatch(label), label,
-  ));
-  byId("methods").replaceChildren(...chips);
-}
-
-function toggleMethod(label) {
-  if (!board.off.delete(label)) board.off.add(label);
-  drawBoard();
-  byId("methods").querySelector(`[data-label="${CSS.escape(label)}"]`)?.focus();
-}
-
-/** The most common value of a key, which the page begins with. */
-function mostCommon(runs, key) {
-  const groups = [...groupBy(runs, (run) => run[key])];
-  return groups.length ? groups.reduce((a, b) => (b[1].length > a[1].length ? b : a))[0] : "";
-}
-
 /** Tie plot and table: a run is pointed at, or chosen (chosen again: released). */
 function link(run, how) {
   if (how === "hover") board.hover = run?.number ?? null;
   else board.chosen = run === null || board.chosen === run.number ? null : run.number;
   mark();
-  if (how === "choose" && board.chosen !== null) byId("runs").querySelector(`tr[data-run="${board.chosen}"]`)?.scrollIntoView({ block: "nearest" });
+  if (how === "choose" && board.chosen !== null)
+    byId("runs").querySelector(`tr[data-run="${board.chosen}"]`)?.scrollIntoView({ block: "nearest" });
 }
 
 /** Show in plot and table what is pointed at and chosen. */
@@ -165,37 +178,46 @@ function mark() {
     row.classList.toggle("chosen", Number(row.dataset.run) === board.chosen);
   }
   byId("pareto").classList.toggle("linked", on.length > 0);
-  for (const element of byId("pareto").querySelectorAll(".mark")) element.classList.toggle("on", on.includes(Number(element.dataset.run)));
+  for (const element of byId("pareto").querySelectorAll(".mark"))
+    element.classList.toggle("on", on.includes(Number(element.dataset.run)));
   readOut(on[0]);
 }
 
 function readOut(number) {
   const run = RUNS[number];
   if (!run) {
-    byId("reading").textContent = "Dotted: no run shown is at least as good with less. Bars are 95 % intervals.";
+    byId("reading").textContent =
+      "Dotted: no run shown is at least as good with less. Bars are 95 % intervals.";
     return;
   }
   const name = byId("quality").value;
   const metric = findMetric(run, name);
   const ends = findInterval(metric);
-  const value = metric ? `${name} ${format(metric.value, metric.digits)} ${metric.unit}`.trim() : `${name}: no value`;
+  const value = metric
+    ? `${name} ${format(metric.value, metric.digits)} ${metric.unit}`.trim()
+    : `${name}: no value`;
   const interval = ends ? ` [${format(ends[0], metric.digits)}, ${format(ends[1], metric.digits)}]` : "";
   byId("reading").replaceChildren(
     make("b", {}, `${run.label}, ${formatBudget(run.budget)}`),
-    `: ${value}${interval}, ${format(COSTS.peak_mib.value(run), 2)} MiB at the peak (${format(COSTS.peak_share.value(run), 2)} % of the full cache), n = ${run.n}`,
+    `: ${value}${interval}, ${formatCost(run, "peak_mib")} MiB at the peak `,
+    `(${formatCost(run, "peak_share")} % of the full cache), n = ${run.n}`,
   );
 }
 
 function startBoard() {
   fillSelect(byId("against"), Object.entries(AXES));
   walkThrough(byId("runs"));
-  for (const id of ["model", "prompts", "budget", "quality", "against", "details"]) byId(id).addEventListener("change", drawBoard);
+  for (const id of ["model", "prompts", "budget", "quality", "against", "details"])
+    byId(id).addEventListener("change", drawBoard);
   let typing;
   byId("search").addEventListener("input", () => {
     clearTimeout(typing);
     typing = setTimeout(drawBoard, RUNS.length > SHOWN ? 200 : 0);
   });
-  byId("more").addEventListener("click", () => { board.limit += SHOWN; drawBoard(); });
+  byId("more").addEventListener("click", () => {
+    board.limit += SHOWN;
+    drawBoard();
+  });
   byId("reset").addEventListener("click", () => {
     board.off.clear();
     board.chosen = null;
@@ -205,7 +227,10 @@ function startBoard() {
   let width = 0;
   new ResizeObserver(([entry]) => {
     const now = Math.round(entry.contentRect.width);
-    if (now && now !== width) { width = now; drawBoard(); }
+    if (now && now !== width) {
+      width = now;
+      drawBoard();
+    }
   }).observe(byId("pareto"));
   redraws.push(drawBoard);
 }

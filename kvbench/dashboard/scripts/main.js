@@ -1,6 +1,11 @@
 // The page itself: its views, and how it starts.
 
-const DRAWS = { leaderboard: drawBoard, comparison: drawComparison, retention: drawRetention, published: drawPublished };
+const DRAWS = {
+  leaderboard: drawBoard,
+  comparison: drawComparison,
+  retention: drawRetention,
+  published: drawPublished,
+};
 
 /** Show a view, which is drawn when it is first or again looked at; its name stands in the address. */
 function showView(name) {
@@ -22,9 +27,12 @@ function readView() {
 function start() {
   for (const dialog of document.querySelectorAll("dialog")) {
     dialog.querySelector(".close").addEventListener("click", () => dialog.close());
-    dialog.addEventListener("click", (event) => { if (event.target === dialog) dialog.close(); });
+    dialog.addEventListener("click", (event) => {
+      if (event.target === dialog) dialog.close();
+    });
   }
-  for (const tab of document.querySelectorAll("[data-view]")) tab.addEventListener("click", () => showView(tab.dataset.view));
+  for (const tab of document.querySelectorAll("[data-view]"))
+    tab.addEventListener("click", () => showView(tab.dataset.view));
   byId("tabs").addEventListener("keydown", walkTabs);
   byId("theme").addEventListener("click", turnTheme);
   byId("help").addEventListener("click", () => byId("keys").showModal());

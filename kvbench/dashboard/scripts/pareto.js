@@ -58,29 +58,109 @@ function drawPareto(box, runs, name, axis, visit) {
   const narrow = width < 560;
   const [least, most] = [points[0].x, points.at(-1).x];
   const log = least > 0 && most / least > 4;
-  spreadPoints(points, (a, b) => (log ? Math.log(b / a) / Math.log(most / least) : (b - a) / (most - least || 1)) < 0.012);
-  const groups = [...groupBy(points, (point) => point.shift)].map(([dx, own]) => ({ dx, own, certain: own.filter((point) => point.low !== null) }));
+  spreadPoints(
+    points,
+    (a, b) => (log ? Math.log(b / a) / Math.log(most / least) : (b - a) / (most - least || 1)) < 0.012,
+  );
+  const groups = [...groupBy(points, (point) => point.shift)].map(([dx, own]) => ({
+    dx,
+    own,
+    certain: own.filter((point) => point.low !== null),
+  }));
   const line = [...front, { x: most, y: front.at(-1).y }];
   const plot = Plot.plot({
     width,
     height: narrow ? 300 : 400,
-    marginLeft: 52, marginRight: narrow ? 16 : 90, marginBottom: 40, marginTop: 26,
-    x: { type: log ? "log" : "linear", label: AXES[axis], nice: !log, grid: false, tickFormat: (value) => String(Number(value.toPrecision(3))), ticks: narrow ? 4 : 8, insetLeft: 40, insetRight: 40 },
-    y: { label: `${name}${unit ? `, ${unit}` : ""} (${better} is better)`, grid: true, nice: true, ticks: 6, labelArrow: better === "higher" ? "up" : "down" },
+    marginLeft: 52,
+    marginRight: narrow ? 16 : 90,
+    marginBottom: 40,
+    marginTop: 26,
+    x: {
+      type: log ? "log" : "linear",
+      label: AXES[axis],
+      nice: !log,
+      grid: false,
+      tickFormat: (value) => String(Number(value.toPrecision(3))),
+      ticks: narrow ? 4 : 8,
+      insetLeft: 40,
+      insetRight: 40,
+    },
+    y: {
+      label: `${name}${unit ? `, ${unit}` : ""} (${better} is better)`,
+      grid: true,
+      nice: true,
+      ticks: 6,
+      labelArrow: better === "higher" ? "up" : "down",
+    },
     color: { type: "identity" },
     marks: [
-      Plot.line(line, { x: "x", y: "y", curve: "step-after", stroke: "currentColor", strokeOpacity: 0.35, strokeDasharray: "2 3" }),
-      ...groups.map(({ dx, certain }, i) => Plot.ruleX(certain, { dx, x: "x", y1: "low", y2: "high", stroke: "colour", strokeWidth: 1.5, strokeOpacity: 0.55, className: `bars-${i}` })),
-      ...groups.map(({ dx, own }, i) => Plot.dot(own, { dx, x: "x", y: "y", fill: "colour", stroke: "var(--card)", strokeWidth: 1, symbol: "sign", r: 5.5, className: `dots-${i}` })),
-      ...(narrow ? [] : front.map((point, i) => Plot.text([point], { x: "x", y: (one) => one.high ?? one.y, text: [point.run.label], dx: point.shift, dy: -9, fill: "colour", stroke: "var(--card)", strokeWidth: 3, className: `names-${i}` }))),
-      ...groups.map(({ dx, own }, i) => Plot.dot(own, { dx, x: "x", y: "y", r: 12, fill: "transparent", symbol: "circle", className: `hits-${i}` })),
+      Plot.line(line, {
+        x: "x",
+        y: "y",
+        curve: "step-after",
+        stroke: "currentColor",
+        strokeOpacity: 0.35,
+        strokeDasharray: "2 3",
+      }),
+      ...groups.map(({ dx, certain }, i) =>
+        Plot.ruleX(certain, {
+          dx,
+          x: "x",
+          y1: "low",
+          y2: "high",
+          stroke: "colour",
+          strokeWidth: 1.5,
+          strokeOpacity: 0.55,
+          className: `bars-${i}`,
+        }),
+      ),
+      ...groups.map(({ dx, own }, i) =>
+        Plot.dot(own, {
+          dx,
+          x: "x",
+          y: "y",
+          fill: "colour",
+          stroke: "var(--card)",
+          strokeWidth: 1,
+          symbol: "sign",
+          r: 5.5,
+          className: `dots-${i}`,
+        }),
+      ),
+      ...(narrow
+        ? []
+        : front.map((point, i) =>
+            Plot.text([point], {
+              x: "x",
+              y: (one) => one.high ?? one.y,
+              text: [point.run.label],
+              dx: point.shift,
+              dy: -9,
+              fill: "colour",
+              stroke: "var(--card)",
+              strokeWidth: 3,
+              className: `names-${i}`,
+            }),
+          )),
+      ...groups.map(({ dx, own }, i) =>
+        Plot.dot(own, {
+          dx,
+          x: "x",
+          y: "y",
+          r: 12,
+          fill: "transparent",
+          symbol: "circle",
+          className: `hits-${i}`,
+        }),
+      ),
     ],
   });
   for (const [i, point] of front.entries()) tie(plot, `.names-${i} text`, [point], "mark");
   for (const [i, { own, certain }] of groups.entries()) {
     tie(plot, `.bars-${i} line`, certain, "mark");
     tie(plot, `.dots-${i} path`, own, "mark");
-    for (const [j, hit] of tie(plot, `.hits-${i} path, .hits-${i} circle`, own, "hit").entries()) listen(hit, own[j], name, axis, visit);
+    for (const [j, hit] of tie(plot, `.hits-${i} path, .hits-${i} circle`, own, "hit").entries())
+      listen(hit, own[j], name, axis, visit);
   }
   box.replaceChildren(plot);
   hideOverlaps([...plot.querySelectorAll("text.mark")]);
@@ -91,7 +171,10 @@ function hideOverlaps(names) {
   const shown = [];
   for (const name of names.reverse()) {
     const box = name.getBoundingClientRect();
-    const free = shown.every((other) => box.right < other.left || box.left > other.right || box.bottom < other.top || box.top > other.bottom);
+    const free = shown.every(
+      (other) =>
+        box.right < other.left || box.left > other.right || box.bottom < other.top || box.top > other.bottom,
+    );
     if (free) shown.push(box);
     else name.remove();
   }
@@ -102,7 +185,10 @@ function listen(hit, { run, x, y, low, high }, name, axis, visit) {
   const ends = low === null ? "" : `, interval ${low} to ${high}`;
   hit.setAttribute("tabindex", "0");
   hit.setAttribute("role", "button");
-  hit.setAttribute("aria-label", `${run.label}, ${formatBudget(run.budget)}: ${name} ${y}${ends}; ${AXES[axis]} ${x}`);
+  hit.setAttribute(
+    "aria-label",
+    `${run.label}, ${formatBudget(run.budget)}: ${name} ${y}${ends}; ${AXES[axis]} ${x}`,
+  );
   for (const on of ["pointerenter", "focus"]) hit.addEventListener(on, () => visit(run, "hover"));
   for (const off of ["pointerleave", "blur"]) hit.addEventListener(off, () => visit(null, "hover"));
   hit.addEventListener("click", () => visit(run, "choose"));

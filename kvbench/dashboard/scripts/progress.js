@@ -2,12 +2,24 @@
 
 function drawProgress() {
   const { sweeps, unfinished, damaged } = DOC;
-  const items = [...sweeps.flatMap(describeSweep), ...unfinished.map(describeUnfinished), ...damaged.map(describeDamaged)];
+  const items = [
+    ...sweeps.flatMap(describeSweep),
+    ...unfinished.map(describeUnfinished),
+    ...damaged.map(describeDamaged),
+  ];
   const box = byId("progress");
   box.hidden = !items.length;
   const failed = unfinished.filter((run) => run.status.startsWith("failed"));
-  const counts = [[sweeps.length, "sweeps not whole"], [unfinished.length - failed.length, "runs not finished"], [failed.length, "failed"], [damaged.length, "damaged"]];
-  box.querySelector("summary").textContent = counts.filter(([count]) => count).map(([count, what]) => `${what}: ${count}`).join(", ");
+  const counts = [
+    [sweeps.length, "sweeps not whole"],
+    [unfinished.length - failed.length, "runs not finished"],
+    [failed.length, "failed"],
+    [damaged.length, "damaged"],
+  ];
+  box.querySelector("summary").textContent = counts
+    .filter(([count]) => count)
+    .map(([count, what]) => `${what}: ${count}`)
+    .join(", ");
   box.querySelector("ul").replaceChildren(...items);
   box.open = items.length <= 12;
 }
@@ -18,11 +30,26 @@ function makeBar(value, max, label) {
 
 function describeSweep(sweep) {
   const open = sweep.jobs - sweep.finished - sweep.started - sweep.failed.length;
-  const counts = [[sweep.started, "at work or killed"], [sweep.failed.length, "failed"], [open, "to come"]];
-  const told = [`${sweep.finished} of ${sweep.jobs} jobs finished`, ...counts.filter(([count]) => count).map(([count, what]) => `${count} ${what}`)];
+  const counts = [
+    [sweep.started, "at work or killed"],
+    [sweep.failed.length, "failed"],
+    [open, "to come"],
+  ];
+  const told = [
+    `${sweep.finished} of ${sweep.jobs} jobs finished`,
+    ...counts.filter(([count]) => count).map(([count, what]) => `${count} ${what}`),
+  ];
   return [
-    make("li", {}, make("span", {}, sweep.folder), makeBar(sweep.finished, sweep.jobs, sweep.folder), make("span", { class: "dim" }, told.join(", "))),
-    ...sweep.failed.map(([job, error]) => make("li", {}, make("span", {}, job), make("span", {}), make("span", { class: "bad" }, error))),
+    make(
+      "li",
+      {},
+      make("span", {}, sweep.folder),
+      makeBar(sweep.finished, sweep.jobs, sweep.folder),
+      make("span", { class: "dim" }, told.join(", ")),
+    ),
+    ...sweep.failed.map(([job, error]) =>
+      make("li", {}, make("span", {}, job), make("span", {}), make("span", { class: "bad" }, error)),
+    ),
   ];
 }
 
@@ -31,14 +58,22 @@ function describeUnfinished(run) {
   const count = run.total === null ? `${run.done} samples` : `${run.done} of ${run.total} samples`;
   const since = run.changed ? `, last change ${tellSpan(run.changed)} before this page was made` : "";
   return make(
-    "li", {}, make("span", {}, run.folder),
+    "li",
+    {},
+    make("span", {}, run.folder),
     makeBar(run.done, run.total, run.folder),
     make("span", { class: bad ? "bad" : "dim" }, `${count}; ${run.status}${bad ? "" : since}`),
   );
 }
 
 function describeDamaged(run) {
-  return make("li", {}, make("span", {}, run.folder), make("span", {}), make("span", { class: "bad" }, run.reason));
+  return make(
+    "li",
+    {},
+    make("span", {}, run.folder),
+    make("span", {}),
+    make("span", { class: "bad" }, run.reason),
+  );
 }
 
 /** How long before the page was made a moment was. */

@@ -1,11 +1,20 @@
 // The drawer: where a number is from.
 
-/** A list of facts under a heading; facts are [name, text or element, whether it is code], those without a value left out. */
+/** Facts under a heading: [name, text or element, whether it is code] each; those without a value are left out. */
 function makeFacts(title, facts, ...more) {
   const known = facts.filter(([, value]) => value !== null && value !== undefined && value !== "");
   if (!known.length && !more.length) return null;
-  const list = known.flatMap(([name, value, code]) => [make("dt", {}, name), make("dd", { class: code ? "code" : null }, value)]);
-  return make("div", { class: "facts" }, make("h3", {}, title), list.length ? make("dl", {}, ...list) : null, ...more);
+  const list = known.flatMap(([name, value, code]) => [
+    make("dt", {}, name),
+    make("dd", { class: code ? "code" : null }, value),
+  ]);
+  return make(
+    "div",
+    { class: "facts" },
+    make("h3", {}, title),
+    list.length ? make("dl", {}, ...list) : null,
+    ...more,
+  );
 }
 
 function openDrawer(title, ...parts) {
@@ -23,7 +32,11 @@ function openMetric(run, name) {
   const missing = metric.value === null ? metric.status : null;
   openDrawer(
     `${nameMetric(name)}, ${run.label}`,
-    makeFigure(missing ?? format(metric.value, metric.digits), missing ? "" : metric.unit, ends && `95 % interval ${format(ends[0], metric.digits)} to ${format(ends[1], metric.digits)}`),
+    makeFigure(
+      missing ?? format(metric.value, metric.digits),
+      missing ? "" : metric.unit,
+      ends && `95 % interval ${format(ends[0], metric.digits)} to ${format(ends[1], metric.digits)}`,
+    ),
     makeFacts("Number", [
       ["value", metric.value === null ? null : String(metric.value)],
       ["direction", `${metric.better} is better`],
@@ -71,14 +84,22 @@ function openPrinted(table, label, name, text) {
     `${name}, published`,
     makeFigure(text, "", null),
     makeFacts("Publication", [
-      ["source", table.source], ["table", table.title], ["column", label], ["data", table.data],
+      ["source", table.source],
+      ["table", table.title],
+      ["column", label],
+      ["data", table.data],
       ["file", `kvbench/assets/published.yaml, ${table.name}`, true],
     ]),
   );
 }
 
 function makeFigure(value, unit, interval) {
-  return make("div", {}, make("div", { class: "figure" }, value, " ", make("small", {}, unit)), interval && make("div", { class: "dim" }, interval));
+  return make(
+    "div",
+    {},
+    make("div", { class: "figure" }, value, " ", make("small", {}, unit)),
+    interval && make("div", { class: "dim" }, interval),
+  );
 }
 
 function makeLink(run, text, ...parts) {
@@ -92,37 +113,97 @@ function describeEvaluator(run, evaluator) {
 
 /** Facts that all numbers of a run share: folder, code, machine, configuration and the command that repeats it. */
 function describeRun(run) {
-  const known = Object.fromEntries(Object.entries(run.provenance).map(([key, number]) => [key, shared(number)]));
+  const known = Object.fromEntries(
+    Object.entries(run.provenance).map(([key, number]) => [key, shared(number)]),
+  );
   const config = Object.fromEntries(Object.entries(run.config).map(([key, number]) => [key, shared(number)]));
   const versions = Object.entries(known.versions ?? {}).map(([name, version]) => `${name} ${version}`);
   const changed = known.code?.diff_sha256 ? `, with changes ${known.code.diff_sha256.slice(0, 12)}` : "";
   return [
-    makeFacts("Run", [
-      ["folder", makeLink(run, run.folder), true],
-      ["results", makeLink(run, "results.json", "results.json")],
-      ["written", run.finished],
-      ["model", run.model], ["prompts", `${run.prompts}, ${run.n} samples`],
-      ["method", `${run.label}, budget ${formatBudget(run.budget)}`],
-      ["reference", run.reference === null ? null : makeLink(RUNS[run.reference], RUNS[run.reference].folder), true],
-    ], makeVisits(run)),
-    makeFacts("Repeat", [], make("pre", {}, run.command), make("div", { class: "controls" }, make("button", { class: "quiet", onclick: copyCommand(run) }, "Copy"))),
+    makeFacts(
+      "Run",
+      [
+        ["folder", makeLink(run, run.folder), true],
+        ["results", makeLink(run, "results.json", "results.json")],
+        ["written", run.finished],
+        ["model", run.model],
+        ["prompts", `${run.prompts}, ${run.n} samples`],
+        ["method", `${run.label}, budget ${formatBudget(run.budget)}`],
+        [
+          "reference",
+          run.reference === null ? null : makeLink(RUNS[run.reference], RUNS[run.reference].folder),
+          true,
+        ],
+      ],
+      makeVisits(run),
+    ),
+    makeFacts(
+      "Repeat",
+      [],
+      make("pre", {}, run.command),
+      make(
+        "div",
+        { class: "controls" },
+        make("button", { class: "quiet", onclick: copyCommand(run) }, "Copy"),
+      ),
+    ),
     makeFacts("Code and machine", [
       ["commit", known.code ? known.code.commit + changed : "not recorded", true],
       ["weights", known.weights_sha256, true],
       ["calibration", known.calibration_sha256, true],
       ["versions", versions.join(", ")],
-      ["device", [known.gpu ?? known.device, known.cpu, known.threads && `${known.threads} threads`].filter(Boolean).join(", ")],
+      [
+        "device",
+        [known.gpu ?? known.device, known.cpu, known.threads && `${known.threads} threads`]
+          .filter(Boolean)
+          .join(", "),
+      ],
       ["started", known.started],
     ]),
-    makeFacts("Settings", [], make("details", {}, make("summary", {}, "The whole configuration"), make("pre", {}, JSON.stringify(config, null, 1)))),
-    run.sheet ? makeFacts("Contact sheet", [], make("a", { href: addressOf(run, "contact_sheet.png"), target: "_blank", rel: "noopener" }, make("img", { src: addressOf(run, "contact_sheet.png"), loading: "lazy", alt: "Reference beside compressed, worst first" }))) : null,
+    makeFacts(
+      "Settings",
+      [],
+      make(
+        "details",
+        {},
+        make("summary", {}, "The whole configuration"),
+        make("pre", {}, JSON.stringify(config, null, 1)),
+      ),
+    ),
+    run.sheet
+      ? makeFacts(
+          "Contact sheet",
+          [],
+          make(
+            "a",
+            { href: addressOf(run, "contact_sheet.png"), target: "_blank", rel: "noopener" },
+            make("img", {
+              src: addressOf(run, "contact_sheet.png"),
+              loading: "lazy",
+              alt: "Reference beside compressed, worst first",
+            }),
+          ),
+        )
+      : null,
   ];
 }
 
 function makeVisits(run) {
-  const visit = (text, go) => make("button", { class: "quiet", onclick: () => { byId("drawer").close(); go(run); } }, text);
+  const visit = (text, go) =>
+    make(
+      "button",
+      {
+        class: "quiet",
+        onclick: () => {
+          byId("drawer").close();
+          go(run);
+        },
+      },
+      text,
+    );
   return make(
-    "div", { class: "controls" },
+    "div",
+    { class: "controls" },
     run.samples.index.length ? visit("Its samples", visitComparison) : null,
     run.retention?.kept ? visit("Its retention", visitRetention) : null,
   );

@@ -1,7 +1,10 @@
 // Published tables beside what was measured.
 
 function drawPublished() {
-  fillSelect(byId("paper"), DOC.published.map((table) => [table.name, `${table.source}: ${table.title}`]));
+  fillSelect(
+    byId("paper"),
+    DOC.published.map((table) => [table.name, `${table.source}: ${table.title}`]),
+  );
   const table = DOC.published.find((one) => one.name === byId("paper").value);
   byId("beside").replaceChildren();
   if (!table) {
@@ -20,19 +23,32 @@ function describeTable(table) {
   const models = [...new Set(table.rows.map((row) => RUNS[row.run].model))];
   const prompts = [...new Set(table.rows.map((row) => RUNS[row.run].prompts))];
   const same = models.every((model) => table.labels.some((label) => label.split(" ")[0] === model));
-  const caution = same ? "" : " The models differ: what can be compared is the order of methods, not the numbers.";
-  return `Published: ${table.labels.join(", ")} on ${table.data}. Measured: ${models.join(", ")} on ${prompts.join(", ")}.${caution}`;
+  const caution = same
+    ? ""
+    : " The models differ: what can be compared is the order of methods, not the numbers.";
+  const measured = `${models.join(", ")} on ${prompts.join(", ")}`;
+  return `Published: ${table.labels.join(", ")} on ${table.data}. Measured: ${measured}.${caution}`;
 }
 
 function makeHeads(table) {
   const metrics = Object.entries(table.metrics);
-  const top = metrics.map(([name, measured]) => make("th", { class: "group first", colspan: table.labels.length + countMeasured(name, measured) }, nameMetric(name)));
+  const top = metrics.map(([name, measured]) =>
+    make(
+      "th",
+      { class: "group first", colspan: table.labels.length + countMeasured(name, measured) },
+      nameMetric(name),
+    ),
+  );
   const below = metrics.flatMap(([name, measured]) => [
     ...table.labels.map((label, i) => make("th", { class: i ? null : "first" }, label)),
-    ...(name in PRINTED ? [make("th", {}, "measured")] : measured.map((own) => make("th", {}, own === name ? "measured" : `measured, ${own}`))),
+    ...(name in PRINTED
+      ? [make("th", {}, "measured")]
+      : measured.map((own) => make("th", {}, own === name ? "measured" : `measured, ${own}`))),
   ]);
   const also = table.also.map((name) => make("th", { rowspan: 2 }, nameMetric(name), ", measured"));
-  const keys = [...(severalModels(table) ? ["model"] : []), "method", "budget", ...table.keys].map((key) => make("th", { class: "words", rowspan: 2 }, key.replace(/^(latency|method)\./, "")));
+  const keys = [...(severalModels(table) ? ["model"] : []), "method", "budget", ...table.keys].map((key) =>
+    make("th", { class: "words", rowspan: 2 }, key.replace(/^(latency|method)\./, "")),
+  );
   return make("thead", {}, make("tr", {}, ...keys, ...top, ...also), make("tr", {}, ...below));
 }
 
@@ -46,22 +62,38 @@ function countMeasured(name, measured) {
 
 function makeRow(table, row) {
   const run = RUNS[row.run];
-  const words = [...(severalModels(table) ? [run.model] : []), make("span", {}, makeSwatch(run.label), run.label), makeBudget(run), ...row.settings];
+  const words = [
+    ...(severalModels(table) ? [run.model] : []),
+    make("span", {}, makeSwatch(run.label), run.label),
+    makeBudget(run),
+    ...row.settings,
+  ];
   const cells = Object.entries(table.metrics).flatMap(([name, measured]) => [
-    ...table.labels.map((label, i) => make("td", { class: i ? null : "first" }, makePrinted(table, label, name, table.printed[row.where][name][i]))),
-    ...(name in PRINTED ? [makeMeasuredCost(run, name)] : measured.map((own) => makeMeasured(table, row, name, own))).map((cell) => make("td", {}, cell)),
+    ...table.labels.map((label, i) =>
+      make(
+        "td",
+        { class: i ? null : "first" },
+        makePrinted(table, label, name, table.printed[row.where][name][i]),
+      ),
+    ),
+    ...(name in PRINTED
+      ? [makeMeasuredCost(run, name)]
+      : measured.map((own) => makeMeasured(table, row, name, own))
+    ).map((cell) => make("td", {}, cell)),
   ]);
   const also = table.also.map((name) => make("td", {}, makeMeasured(table, row, name, name)));
   return make("tr", {}, ...words.map((word) => make("td", { class: "words" }, word)), ...cells, ...also);
 }
 
 function makePrinted(table, label, name, text) {
-  return text === null ? make("span", { class: "dim" }, "–") : makeNumber(text, () => openPrinted(table, label, name, text));
+  return text === null ? makeNothing() : makeNumber(text, () => openPrinted(table, label, name, text));
 }
 
 function makeMeasuredCost(run, name) {
   const key = PRINTED[name];
-  return Number.isFinite(COSTS[key].value(run)) ? makeNumber(formatCost(run, key), () => openCost(run, key)) : make("span", { class: "dim" }, "–");
+  return Number.isFinite(COSTS[key].value(run))
+    ? makeNumber(formatCost(run, key), () => openCost(run, key))
+    : makeNothing();
 }
 
 /** A measured number, with its difference to the printed one where the model is the same. */
@@ -73,7 +105,10 @@ function makeMeasured(table, row, name, own) {
   const printed = place < 0 || own !== name ? NaN : Number(table.printed[row.where][name]?.[place] ?? NaN);
   const off = metric.value - printed;
   const more = Number.isFinite(off) ? `${off < 0 ? "" : "+"}${format(off, metric.digits)}` : "";
-  return makeNumber(format(metric.value, metric.digits), () => openMetric(run, own), { more, title: more && "difference to the printed number" });
+  return makeNumber(format(metric.value, metric.digits), () => openMetric(run, own), {
+    more,
+    title: more && "difference to the printed number",
+  });
 }
 
 function startPublished() {

@@ -8,7 +8,8 @@ function unpack(retention) {
   const bytes = Uint8Array.from(atob(retention.kept), (letter) => letter.charCodeAt(0));
   const view = new DataView(bytes.buffer);
   const [, heads, sources] = retention.shape;
-  return (layer, head, source) => view.getUint16(2 * ((layer * heads + head) * sources + source), true) / STEPS;
+  return (layer, head, source) =>
+    view.getUint16(2 * ((layer * heads + head) * sources + source), true) / STEPS;
 }
 
 /** The maps of a run: a title, sizes, and a share for every column and row. */
@@ -17,33 +18,61 @@ function listMaps(retention, panels) {
   const [layers, heads, sources] = retention.shape;
   if (panels === "layer") {
     return d3.range(layers).map((layer) => ({
-      title: `layer ${layer}`, columns: heads, rows: sources, at: (head, source) => share(layer, head, source),
+      title: `layer ${layer}`,
+      columns: heads,
+      rows: sources,
+      at: (head, source) => share(layer, head, source),
       tell: (head, source) => `layer ${layer}, KV head ${head}, source ${retention.sources[source]}`,
     }));
   }
   return d3.range(sources).map((source) => ({
-    title: retention.sources[source], tokens: retention.tokens[source], columns: heads, rows: layers, at: (head, layer) => share(layer, head, source),
-    tell: (head, layer) => `layer ${layer}, KV head ${head}, source ${retention.sources[source]} of ${retention.tokens[source]} tokens`,
+    title: retention.sources[source],
+    tokens: retention.tokens[source],
+    columns: heads,
+    rows: layers,
+    at: (head, layer) => share(layer, head, source),
+    tell: (head, layer) =>
+      `layer ${layer}, KV head ${head}, source ${retention.sources[source]} of ${retention.tokens[source]} tokens`,
   }));
 }
 
 function drawRetention() {
   const able = RUNS.filter((run) => run.retention);
-  fillSelect(byId("kept"), listRuns(able), (able.find((run) => run.number === board.chosen) ?? able.find((run) => run.method !== "full") ?? able[0])?.number);
+  fillSelect(
+    byId("kept"),
+    listRuns(able),
+    (able.find((run) => run.number === board.chosen) ?? able.find((run) => run.method !== "full") ?? able[0])
+      ?.number,
+  );
   const run = RUNS[byId("kept").value];
   byId("maps").replaceChildren();
-  byId("cell").textContent = run?.retention.kept ? "Point at a cell, or use the arrow keys in a map, to read it." : "";
+  byId("cell").textContent = run?.retention.kept
+    ? "Point at a cell, or use the arrow keys in a map, to read it."
+    : "";
   byId("keptTitle").textContent = run ? `${run.label}, ${formatBudget(run.budget)}` : "Retention";
   if (!run?.retention.kept) {
     maps = [];
-    byId("maps").append(make("p", { class: "empty" }, run ? run.retention.reason : "No run here has a retention.json. Runs of older versions have none; a run that is made again has."));
+    byId("maps").append(
+      make(
+        "p",
+        { class: "empty" },
+        run
+          ? run.retention.reason
+          : "No run here has a retention.json. Runs of older versions have none; a run that is made again has.",
+      ),
+    );
     byId("keptNote").textContent = "";
     return;
   }
   const { shape, segment, prompts } = run.retention;
   maps = listMaps(run.retention, byId("panels").value);
-  const axes = byId("panels").value === "layer" ? "columns are KV heads, rows sources" : "columns are KV heads, rows layers from the top";
-  byId("keptNote").textContent = `Share of each source's tokens that a head still holds when segment ${segment} runs, a mean over ${prompts} prompts; ${shape[0]} layers, ${shape[1]} KV heads; ${axes}. All digits: `;
+  const axes =
+    byId("panels").value === "layer"
+      ? "columns are KV heads, rows sources"
+      : "columns are KV heads, rows layers from the top";
+  byId("keptNote").textContent =
+    `Share of each source's tokens that a head still holds when segment ${segment} runs, ` +
+    `a mean over ${prompts} prompts; ${shape[0]} layers, ${shape[1]} KV heads; ${axes}. All digits: `;
   byId("keptNote").append(makeLink(run, "retention.json", "retention.json"));
   byId("maps").append(...maps.map(makeMap));
   paintMaps();
@@ -51,17 +80,27 @@ function drawRetention() {
 
 function makeMap(map) {
   const mean = d3.mean(d3.cross(d3.range(map.columns), d3.range(map.rows), map.at));
-  const canvas = make("canvas", { tabindex: "0", role: "img", "aria-label": `${map.title}: ${format(100 * mean, 1)} % kept on average; arrow keys read cells` });
+  const canvas = make("canvas", {
+    tabindex: "0",
+    role: "img",
+    "aria-label": `${map.title}: ${format(100 * mean, 1)} % kept on average; arrow keys read cells`,
+  });
   const place = { column: 0, row: 0 };
   const tell = (column, row) => {
     if (column < 0 || row < 0 || column >= map.columns || row >= map.rows) return;
     Object.assign(place, { column, row });
-    byId("cell").replaceChildren(make("b", {}, `${format(100 * map.at(column, row), 1)} %`), ` kept: ${map.tell(column, row)}`);
+    byId("cell").replaceChildren(
+      make("b", {}, `${format(100 * map.at(column, row), 1)} %`),
+      ` kept: ${map.tell(column, row)}`,
+    );
     paint(canvas, map, place);
   };
   canvas.addEventListener("pointermove", (event) => {
     const box = canvas.getBoundingClientRect();
-    tell(Math.floor(((event.clientX - box.left) / box.width) * map.columns), Math.floor(((event.clientY - box.top) / box.height) * map.rows));
+    tell(
+      Math.floor(((event.clientX - box.left) / box.width) * map.columns),
+      Math.floor(((event.clientY - box.top) / box.height) * map.rows),
+    );
   });
   canvas.addEventListener("pointerleave", () => paint(canvas, map, null));
   canvas.addEventListener("blur", () => paint(canvas, map, null));
@@ -74,7 +113,12 @@ function makeMap(map) {
   canvas.style.aspectRatio = `${map.columns} / ${map.rows}`;
   map.canvas = canvas;
   const tokens = map.tokens === undefined ? "" : ` of ${map.tokens}`;
-  return make("figure", {}, make("figcaption", {}, map.title, make("span", { class: "dim" }, `${format(100 * mean, 0)} %${tokens}`)), canvas);
+  return make(
+    "figure",
+    {},
+    make("figcaption", {}, map.title, make("span", { class: "dim" }, `${format(100 * mean, 0)} %${tokens}`)),
+    canvas,
+  );
 }
 
 function paintMaps() {
@@ -83,7 +127,11 @@ function paintMaps() {
 
 /** Paint a map; the cell at `place`, if any, gets a frame. */
 function paint(canvas, map, place) {
-  const ramp = d3.interpolateRgbBasis(styleColour("--map").split(",").map((colour) => colour.trim()));
+  const ramp = d3.interpolateRgbBasis(
+    styleColour("--map")
+      .split(",")
+      .map((colour) => colour.trim()),
+  );
   const size = Math.max(2, Math.floor(320 / Math.max(map.columns, map.rows)));
   [canvas.width, canvas.height] = [map.columns * size, map.rows * size];
   const pen = canvas.getContext("2d");

@@ -1,28 +1,62 @@
 // Tables whose numbers are buttons: sorted by their headers, walked through with arrow keys.
 
-/** What a cell opens, mostly where its number is from; those of tables are reached with arrow keys, others (`tab`) with the tab key. */
+/**
+ * What a cell opens, mostly where its number is from.
+ *
+ * Those of tables are reached with arrow keys, others (`tab`) with the tab key.
+ */
 function makeNumber(text, open, { more = "", best = false, title = null, tab = false, sign = null } = {}) {
   return make(
-    "button", { class: "num", type: "button", tabindex: tab ? "0" : "-1", title, onclick: (event) => { event.stopPropagation(); open(); } },
-    sign, best ? make("b", {}, text) : text, more ? make("small", {}, more) : null,
+    "button",
+    {
+      class: "num",
+      type: "button",
+      tabindex: tab ? "0" : "-1",
+      title,
+      onclick: (event) => {
+        event.stopPropagation();
+        open();
+      },
+    },
+    sign,
+    best ? make("b", {}, text) : text,
+    more ? make("small", {}, more) : null,
   );
 }
 
 /**
  * Draw the body and the sorted header of a table.
  *
- * Columns are {key, title, words, cell(row), about}; rows come sorted. `sort` is {key, descending}, `turn(column)` is called by headers.
+ * Columns are {key, title, words, cell(row), about}; rows come sorted. `sort` is {key, descending}; headers call
+ * `turn(column)`.
  */
 function drawTable(table, columns, rows, sort, turn, describeRow) {
   const heads = columns.map((column) => {
     const sorted = sort.key === column.key;
     const way = sorted ? (sort.descending ? "▾" : "▴") : "";
     return make(
-      "th", { scope: "col", class: column.words ? "words" : null, "aria-sort": sorted ? (sort.descending ? "descending" : "ascending") : null, title: column.about },
-      make("button", { type: "button", "data-sort": column.key, onclick: () => turn(column) }, column.title, make("span", { class: "way", "aria-hidden": "true" }, way)),
+      "th",
+      {
+        scope: "col",
+        class: column.words ? "words" : null,
+        "aria-sort": sorted ? (sort.descending ? "descending" : "ascending") : null,
+        title: column.about,
+      },
+      make(
+        "button",
+        { type: "button", "data-sort": column.key, onclick: () => turn(column) },
+        column.title,
+        make("span", { class: "way", "aria-hidden": "true" }, way),
+      ),
     );
   });
-  const body = rows.map((row) => make("tr", describeRow(row), ...columns.map((column) => make("td", { class: column.words ? "words" : null }, column.cell(row)))));
+  const body = rows.map((row) =>
+    make(
+      "tr",
+      describeRow(row),
+      ...columns.map((column) => make("td", { class: column.words ? "words" : null }, column.cell(row))),
+    ),
+  );
   const focused = table.contains(document.activeElement) ? document.activeElement.dataset.sort : null;
   table.replaceChildren(make("thead", {}, make("tr", {}, ...heads)), make("tbody", {}, ...body));
   table.querySelector("tbody .num")?.setAttribute("tabindex", "0");
@@ -50,4 +84,9 @@ function walkThrough(table) {
       return;
     }
   });
+}
+
+/** What stands where there is no number. */
+function makeNothing() {
+  return make("span", { class: "dim" }, "–");
 }

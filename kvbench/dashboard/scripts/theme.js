@@ -10,7 +10,9 @@ let theme = readTheme();
 
 function readTheme() {
   try {
-    return THEMES.includes(localStorage.getItem("kvbench-theme")) ? localStorage.getItem("kvbench-theme") : "auto";
+    return THEMES.includes(localStorage.getItem("kvbench-theme"))
+      ? localStorage.getItem("kvbench-theme")
+      : "auto";
   } catch {
     return "auto"; // some browsers keep nothing for files
   }
@@ -47,15 +49,30 @@ function styleOf(label) {
   const place = COMPRESSED.indexOf(label);
   if (place < 0) return { colour: styleColour("--ink"), sign: "circle" };
   const colours = isDark() ? DARK : LIGHT;
-  return { colour: colours[place % colours.length], sign: SIGNS[place % SIGNS.length] }; // 42 pairs: one sign more than colours
+  // One sign more than colours: 42 pairs.
+  return { colour: colours[place % colours.length], sign: SIGNS[place % SIGNS.length] };
 }
 
 /** A small picture of a method's sign in its colour. */
 function makeSwatch(label) {
   const { colour, sign } = styleOf(label);
-  const kinds = { circle: d3.symbolCircle, square: d3.symbolSquare, triangle: d3.symbolTriangle, diamond: d3.symbolDiamond, star: d3.symbolStar, wye: d3.symbolWye, cross: d3.symbolCross };
+  const kinds = {
+    circle: d3.symbolCircle,
+    square: d3.symbolSquare,
+    triangle: d3.symbolTriangle,
+    diamond: d3.symbolDiamond,
+    star: d3.symbolStar,
+    wye: d3.symbolWye,
+    cross: d3.symbolCross,
+  };
   const svg = document.createElementNS("http://www.w3.org/2000/svg", "svg");
-  for (const [name, value] of Object.entries({ class: "swatch", width: 11, height: 11, viewBox: "-6 -6 12 12", "aria-hidden": "true" })) {
+  for (const [name, value] of Object.entries({
+    class: "swatch",
+    width: 11,
+    height: 11,
+    viewBox: "-6 -6 12 12",
+    "aria-hidden": "true",
+  })) {
     svg.setAttribute(name, value);
   }
   const path = document.createElementNS("http://www.w3.org/2000/svg", "path");

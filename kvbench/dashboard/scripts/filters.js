@@ -1,0 +1,70 @@
+// Which runs the leaderboard shows.
+
+/** Runs that pass the filters. */
+function filterRuns() {
+  const [model, prompts, budget] = ["model", "prompts", "budget"].map((id) => byId(id).value);
+  const words = byId("search").value.toLowerCase().split(/\s+/).filter(Boolean);
+  return RUNS.filter((run) => {
+    const fits =
+      (!model || run.model === model) &&
+      (!prompts || run.prompts === prompts) &&
+      (!budget || formatBudget(run.budget) === budget || run.method === "full");
+    return fits && !board.off.has(run.label) && words.every((word) => describeForSearch(run).includes(word));
+  });
+}
+
+function describeForSearch(run) {
+  if (!run.words) {
+    const method = JSON.stringify(shared(run.config.method) ?? "");
+    const words = [run.folder, run.label, run.model, run.prompts, formatBudget(run.budget), method];
+    run.words = words.join(" ").toLowerCase();
+  }
+  return run.words;
+}
+
+function fillFilters() {
+  const choices = (key, runs) => [...new Set(runs.map((run) => run[key]))].sort();
+  fillSelect(
+    byId("model"),
+    [["", "all"], ...choices("model", RUNS).map((name) => [name, name])],
+    mostCommon(RUNS, "model"),
+  );
+  const own = RUNS.filter((run) => !byId("model").value || run.model === byId("model").value);
+  fillSelect(byId("prompts"), [["", "all"], ...choices("prompts", own).map((name) => [name, name])], "");
+  const budgets = [...new Set(own.filter((run) => run.method !== "full").map((run) => run.budget))].sort(
+    (a, b) => a - b,
+  );
+  fillSelect(
+    byId("budget"),
+    [["", "all"], ...[...new Set(budgets.map(formatBudget))].map((text) => [text, text])],
+    "",
+  );
+  const chips = choices("label", own).map((label) =>
+    make(
+      "button",
+      {
+        type: "button",
+        "aria-pressed": String(!board.off.has(label)),
+        "data-label": label,
+        onclick: () => toggleMethod(label),
+      },
+      makeSwatch(label),
+      label,
+    ),
+  );
+  byId("methods").replaceChildren(...chips);
+}
+
+function toggleMethod(label) {
+  if (!board.off.delete(label)) board.off.add(label);
+  drawBoard();
+  byId("methods")
+    .querySelector(`[data-label="${CSS.escape(label)}"]`)
+    ?.focus();
+}
+
+/** The most common value of a key, which the page begins with. */
+function mostCommon(runs, key) {
+  const groups = [...groupBy(runs, (run) => run[key])];
+  return groups.length ? groups.reduce((a, b) => (b[1].length > a[1].length ? b : a))[0] : "";
+}
