@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from kvbench.report.beside_published import list_variants
-from kvbench.report.published import PublishedTable, find_setting, load
+from kvbench.report.published import COSTS, PublishedTable, find_setting, load
 from kvbench.runs.results import Results
 
 
@@ -21,6 +21,7 @@ def _make_table(table: PublishedTable, runs: Sequence[Results]) -> dict[str, obj
             "run": number,
             "settings": [str(find_setting(run, key)) for key in keys],
             "where": place,
+            "costs": {name: COSTS[name](run) for name in table.metrics if name in COSTS},
         }
         for place, where in enumerate(table.rows())
         for number, run in enumerate(runs)

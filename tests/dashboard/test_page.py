@@ -162,6 +162,9 @@ def test_published_numbers_stand_beside_measured_ones(page: Any) -> None:
     row = page.locator("#beside tbody tr", has_text="heatkv").first.inner_text().split()
     assert {"28.43", "27.44", psnr("heatkv", 0.2)} <= set(row)
     assert "The models differ" in page.locator("#paperNote").inner_text()
+    page.locator("#beside .num", has_text="12.35").first.click()  # MiB as the paper counts them
+    assert page.locator("#drawerTitle").inner_text().startswith("cache MiB, ")
+    page.keyboard.press("Escape")
     page.locator("#beside .num", has_text="28.43").click()
     assert "arXiv:2605.14877v2, Table 1" in page.locator("#drawer").inner_text()
 

@@ -47,6 +47,17 @@ const COSTS = {
     about: "Least share of the budget, or of all tokens so far, that is held after any segment.",
     value: (run) => run.memory.least_share,
   },
+  utilisation: {
+    shown: true,
+    title: "slots used",
+    unit: "",
+    digits: 3,
+    field: "memory.utilisation",
+    better: "higher",
+    about:
+      "Tokens held over the slots of rows that are all as long as the longest (Hard-KV's slot utilisation).",
+    value: (run) => run.memory.utilisation,
+  },
   seconds: {
     shown: true,
     title: "s / sample",
@@ -76,34 +87,6 @@ const COSTS = {
     about: "Samples of the run, images or texts.",
     value: (run) => run.n,
   },
-  paper_mib: {
-    title: "cache MiB",
-    unit: "MiB",
-    field: "memory.paper_peak_mib",
-    about: "Peak tokens as HeatKV and ScaleKV count them: 32-bit keys, 16-bit values, one sequence.",
-    value: (run) => run.memory.paper_peak_mib,
-  },
-  paper_thousands: {
-    title: "cache 1000 MiB",
-    unit: "1000 MiB",
-    field: "memory.paper_peak_mib",
-    about: "Peak tokens as HeatKV and ScaleKV count them: 32-bit keys, 16-bit values, one sequence.",
-    value: (run) => run.memory.paper_peak_mib / 1000,
-  },
-  images_per_second: {
-    title: "images / s",
-    unit: "1/s",
-    field: "latency.images_per_second",
-    better: "higher",
-    about: "Images over total time; generation alone.",
-    value: (run) => run.latency.images_per_second,
-  },
-};
-const PRINTED = {
-  "cache MiB": "paper_mib",
-  "cache 1000 MiB": "paper_thousands",
-  "images/s": "images_per_second",
-  "tokens/s": "tokens_per_second",
 };
 const AXES = {
   peak_mib: "peak bytes, MiB",
@@ -112,8 +95,7 @@ const AXES = {
   seconds: "seconds per sample",
 };
 
-/** A cost as tables show it: with its digits, or with four that count. */
+/** A cost as tables show it. */
 function formatCost(run, key) {
-  const { value, digits } = COSTS[key];
-  return digits === undefined ? String(Number(value(run).toPrecision(4))) : format(value(run), digits);
+  return format(COSTS[key].value(run), COSTS[key].digits);
 }

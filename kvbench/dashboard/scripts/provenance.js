@@ -61,13 +61,17 @@ function openMetric(run, name) {
 
 /** Show where a cost of a run is from. */
 function openCost(run, key) {
-  const cost = COSTS[key];
+  showCost(run, COSTS[key], formatCost(run, key));
+}
+
+/** Show a cost of a run, {title, unit, about, field}, beside what its memory is of. */
+function showCost(run, { title, unit, about, field }, text) {
   openDrawer(
-    `${cost.title}, ${run.label}`,
-    makeFigure(formatCost(run, key), cost.unit, null),
+    `${title}, ${run.label}`,
+    makeFigure(text, unit, null),
     makeFacts("Number", [
-      ["what", cost.about],
-      ["field", cost.field, true],
+      ["what", about],
+      ["field", field, true],
       ["budget B", `${run.memory.budget_tokens} of ${run.memory.full_tokens} tokens per sequence`],
       ["peak", `${run.memory.peak_tokens} tokens, ${run.memory.peak_bytes} bytes`],
       ["full cache", `${run.memory.full_bytes} bytes at the same batch`],

@@ -35,13 +35,13 @@ function makeHeads(table) {
   const top = metrics.map(([name, measured]) =>
     make(
       "th",
-      { class: "group first", colspan: table.labels.length + countMeasured(name, measured) },
+      { class: "group first", colspan: table.labels.length + countMeasured(table, name, measured) },
       nameMetric(name),
     ),
   );
   const below = metrics.flatMap(([name, measured]) => [
     ...table.labels.map((label, i) => make("th", { class: i ? null : "first" }, label)),
-    ...(name in PRINTED
+    ...(name in table.rows[0].costs
       ? [make("th", {}, "measured")]
       : measured.map((own) => make("th", {}, own === name ? "measured" : `measured, ${own}`))),
   ]);
@@ -56,8 +56,8 @@ function severalModels(table) {
   return new Set(table.rows.map((row) => RUNS[row.run].model)).size > 1;
 }
 
-function countMeasured(name, measured) {
-  return name in PRINTED ? 1 : measured.length;
+function countMeasured(table, name, measured) {
+  return name in table.rows[0].costs ? 1 : measured.length;
 }
 
 function makeRow(table, row) {
@@ -76,8 +76,8 @@ function makeRow(table, row) {
         makePrinted(table, label, name, table.printed[row.where][name][i]),
       ),
     ),
-    ...(name in PRINTED
-      ? [makeMeasuredCost(run, name)]
+    ...(name in row.costs
+      ? [makeMeasuredCost(run, name, row.costs[name])]
       : measured.map((own) => makeMeasured(table, row, name, own))
     ).map((cell) => make("td", {}, cell)),
   ]);
@@ -89,11 +89,13 @@ function makePrinted(table, label, name, text) {
   return text === null ? makeNothing() : makeNumber(text, () => openPrinted(table, label, name, text));
 }
 
-function makeMeasuredCost(run, name) {
-  const key = PRINTED[name];
-  return Number.isFinite(COSTS[key].value(run))
-    ? makeNumber(formatCost(run, key), () => openCost(run, key))
-    : makeNothing();
+/** A cost that papers print, with the digits that the project's own tables have. */
+function makeMeasuredCost(run, name, value) {
+  if (value === null) return makeNothing();
+  const text = value >= 1000 ? format(value, 0) : String(Number(value.toPrecision(4)));
+  const about =
+    "A column of the paper, worked out of the run's own costs: memory, latency and steps in results.json.";
+  return makeNumber(text, () => showCost(run, { title: name, unit: "", about }, text));
 }
 
 /** A measured number, with its difference to the printed one where the model is the same. */
