@@ -1,5 +1,6 @@
 """What pages say is so: files and modules they name, numbers they repeat, versions."""
 
+import contextlib
 import importlib
 import importlib.util
 import re
@@ -50,11 +51,11 @@ def test_files_and_modules_that_a_page_names_exist(root: Path, page: str) -> Non
 
 def locate(name: str) -> bool:
     """Whether a dotted name is a module, or something in one."""
-    try:
-        return importlib.util.find_spec(name) is not None
-    except ModuleNotFoundError:
-        module, _, attribute = name.rpartition(".")
-        return hasattr(importlib.import_module(module), attribute)
+    with contextlib.suppress(ModuleNotFoundError):
+        if importlib.util.find_spec(name) is not None:
+            return True
+    module, _, attribute = name.rpartition(".")
+    return hasattr(importlib.import_module(module), attribute)
 
 
 def test_the_first_method_of_the_page_on_extending_keeps_to_any_budget() -> None:
