@@ -35,7 +35,7 @@ from kvbench.report.plan_table import show_plan
 from kvbench.report.published import find
 from kvbench.runs.calibrate import choose_calibration
 from kvbench.runs.calls import remember
-from kvbench.runs.draw import follow
+from kvbench.runs.draw import follow, load
 from kvbench.runs.execute import calibration_file, file_used, observe, rescore, run
 from kvbench.runs.job import Job
 
@@ -159,7 +159,7 @@ def task_calibrate(cfg: DictConfig, settings: Settings) -> list[Path]:
     job = make_job(cfg, settings)
     needs = job.method.needs()
     observers = [needs] if isinstance(needs, Observer) else every_observer(cfg)
-    job.model.load(job.settings.device)
+    load(job)
     artifacts = observe(job, observers)
     paths = [calibration_file(job, observer)[0] for observer in observers]
     for observer, path in zip(observers, paths, strict=True):

@@ -1,45 +1,171 @@
-"""Locks between processes: what one of them does, others wait for or leave alone."""
+"""Claims between processes of one machine or of several: what one of them does, others wait for or leave alone.
+
+A claim is a file that one process can make and no other. Its holder touches it while he works, and promises how often:
+a claim that was not touched for so long has lapsed. On one machine nobody has to wait for that: the kernel frees the
+lock that a holder has on the file when he ends in whatever way. Ages are differences of times that the file system
+gave, since the clocks of machines differ.
+"""
 
 import fcntl
+import json
 import os
+import tempfile
+import threading
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO
+from typing import IO, Literal
+
+from kvbench.core.files import parse_json
+
+LAPSE = 60.0
+"""Seconds without a touch after which a claim has lapsed, unless its holder says otherwise."""
+TOUCHES = 6
+"""How often a holder touches his claim in that time."""
+SHORTEST, LONGEST = 0.002, 0.2
+"""Seconds between two looks at a claim that is waited for, at first and at last."""
+
+
+def _name_machine() -> str:
+    """Return what tells this machine, since it started, from all others: a lock of the kernel holds that far."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return os.uname().nodename
+
+
+MACHINE = _name_machine()
 
 
 @contextmanager
-def claim(path: Path, *, wait: bool = True) -> Iterator[bool]:
-    """Hold the lock that a file stands for; the file is there only while somebody holds it.
+def claim(path: Path, *, wait: bool = True, lapse: float = LAPSE) -> Iterator[bool]:
+    """Hold the claim that a file stands for; the file is there only while somebody holds it.
 
-    The kernel frees the lock when its holder ends in whatever way. A file that a killed process leaves behind is free
-    to be taken.
+    A claim that a killed process leaves behind lapses. A holder who was stopped for longer than he promised may find
+    that another one has taken over: what claims guard has to bear being done twice.
 
     Args:
         path: the file; a hidden name keeps it apart from results. Missing folders above it are made.
-        wait: until the lock is free; otherwise the context is entered without it.
+        wait: until the claim is free; otherwise the context is entered without it.
+        lapse: seconds without a touch after which others may take the claim.
 
     Yields:
-        Whether the lock is held.
+        Whether the claim is held.
+
+    Raises:
+        OSError: the file cannot be written.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    while True:
-        with path.open("a") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                yield False
-                return
-            if not _is_still_there(file, path):  # whoever held it has removed it in the meantime
-                continue
-            try:
-                yield True
-            finally:
-                path.unlink(missing_ok=True)
+    pause = SHORTEST
+    while (file := _make(path, lapse)) is None:
+        if _is_free(path):
+            continue
+        if not wait:
+            yield False
             return
+        time.sleep(pause)
+        pause = min(2 * pause, LONGEST)
+    with file, _touching(file, lapse):
+        try:
+            yield True
+        finally:
+            if _is_same(file, path):  # nobody has taken over
+                path.unlink(missing_ok=True)
 
 
-def _is_still_there(file: IO[str], path: Path) -> bool:
+def is_held(path: Path) -> bool:
+    """Return whether somebody alive holds a claim."""
+    return _judge(path) == "held"
+
+
+def read_clock(folder: Path) -> float:
+    """Return what time it is for the file system of a folder, seconds as in `st_mtime`."""
+    with tempfile.TemporaryFile(dir=folder) as file:
+        return os.fstat(file.fileno()).st_mtime
+
+
+def _make(path: Path, lapse: float) -> IO[str] | None:
+    """Make a claim's file, say in it whose it is, and return it open; None if it is there already."""
+    try:
+        file = path.open("x")
+    except FileExistsError:
+        return None
+    try:
+        machine = MACHINE if _lock(file, fcntl.LOCK_EX) else None
+        file.write(json.dumps({"machine": machine, "lapse": lapse}))
+        file.flush()
+    except BaseException:
+        file.close()
+        path.unlink(missing_ok=True)
+        raise
+    return file
+
+
+def _lock(file: IO[str], kind: int) -> bool:
+    """Lock a file for as long as it is open, if nobody else has and the file system can."""
+    try:
+        fcntl.flock(file, kind | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
+
+
+@contextmanager
+def _touching(file: IO[str], lapse: float) -> Iterator[None]:
+    """Touch an open file every now and then, with the file system's time."""
+    done = threading.Event()
+
+    def touch() -> None:
+        while not done.wait(lapse / TOUCHES):
+            with suppress(OSError):
+                os.utime(file.fileno())
+
+    thread = threading.Thread(target=touch, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+
+
+def _judge(path: Path) -> Literal["free", "held", "lapsed"]:
+    """Look at a claim. Opening a file also asks a file server for the newest time of it."""
+    try:
+        with path.open() as file:
+            about = _read(file)
+            if about.get("machine") == MACHINE:
+                return "lapsed" if _lock(file, fcntl.LOCK_SH) else "held"
+            age = read_clock(path.parent) - os.fstat(file.fileno()).st_mtime
+    except FileNotFoundError:
+        return "free"
+    return "lapsed" if age > float(about.get("lapse", LAPSE)) else "held"
+
+
+def _read(file: IO[str]) -> dict[str, str | float]:
+    """Return what a claim says; nothing while its holder has not come to write it."""
+    try:
+        about = parse_json(file.read())
+    except ValueError:
+        return {}
+    return about if isinstance(about, dict) else {}
+
+
+def _is_free(path: Path) -> bool:
+    """Return whether a claim can be made, after removing one that has lapsed.
+
+    Removing is claimed too: of several who saw the same claim lapse, a slow one would else remove the next holder's.
+    """
+    if (state := _judge(path)) == "lapsed":
+        with claim(path.with_name(f"{path.name}~"), wait=False) as mine:
+            if mine and (state := _judge(path)) == "lapsed":
+                path.unlink(missing_ok=True)
+                state = "free"
+    return state == "free"
+
+
+def _is_same(file: IO[str], path: Path) -> bool:
     try:
         return os.path.samestat(os.fstat(file.fileno()), path.stat())
     except FileNotFoundError:

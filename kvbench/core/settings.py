@@ -15,6 +15,7 @@ from kvbench.core.config import (
     check_range,
 )
 from kvbench.core.files import find_obstacle
+from kvbench.core.locks import LAPSE
 
 TASKS = (
     "run",
@@ -27,10 +28,13 @@ TASKS = (
     "report",
     "export",
     "dashboard",
+    "work",
+    "status",
 )
 CACHE_DTYPES = ("auto", "float32", "bfloat16", "float16")
 EXPORT_FORMATS = ("parquet", "csv")
 MOST_CALIBRATED = 10**4
+MOST_WORKERS = 10**4
 GROUPS = ("model", "method", "protect", "prompts", "eval", "logger", "train", "sweeps")
 """Keys of a configuration that hold objects (`_target_`) or nothing."""
 
@@ -121,8 +125,29 @@ class ExportSettings:
             raise ConfigError(f"export.format={self.format}: must be one of {', '.join(EXPORT_FORMATS)}")
 
 
+@dataclass(frozen=True)
+class WorkSettings:
+    """How processes share the jobs of a sweep.
+
+    Attributes:
+        workers: of `task=work`, how many a launcher starts.
+        lapse: seconds without a sign of life after which others take over what a process claimed.
+        folder: the sweep's; None for that of the jobs that the command lists.
+    """
+
+    workers: int = 1
+    lapse: float = LAPSE
+    folder: str | None = None
+
+    def __post_init__(self) -> None:
+        check_range("work.workers", self.workers, 1, MOST_WORKERS)
+        if not 0 < self.lapse < float("inf"):
+            raise ConfigError(f"work.lapse={self.lapse}: must be a positive number of seconds")
+
+
 PARTS: dict[str, type] = {
     "shard": Shard,
+    "work": WorkSettings,
     "plan": PlanSettings,
     "calibrate": CalibrateSettings,
     "profile": ProfileSettings,
@@ -148,6 +173,7 @@ class Settings:
         published: table of a paper that the end of a sweep prints beside what it measured.
         against: method that `task=report` compares all others with, sample by sample.
         shard: share of the prompts.
+        work: how processes share the jobs of a sweep.
         plan: of `task=plan`.
         calibrate: of calibrations.
         profile: of `task=profile`.
@@ -167,6 +193,7 @@ class Settings:
     published: str | None = None
     against: str | None = None
     shard: Shard = Shard()
+    work: WorkSettings = WorkSettings()
     plan: PlanSettings = PlanSettings()
     calibrate: CalibrateSettings = CalibrateSettings()
     profile: ProfileSettings = ProfileSettings()

@@ -113,13 +113,14 @@ def follow(job: Job) -> None:
 
 
 def load(job: Job) -> None:
-    """Load this process's share of the model and wait for the others to have theirs.
+    """Load this process's share of the model unless it is loaded, and wait for the others to have theirs.
 
     Raises:
         ConfigError: not all of them read the same weights.
         ProcessLost, WeightsError: see where they are defined.
     """
-    job.model.load(job.settings.device)
+    if not job.model.weights_sha256:
+        job.model.load(job.settings.device)
     if len(set(job.processes.gather(job.model.weights_sha256))) > 1:
         raise ConfigError(
             f"model.tensor_parallel={job.processes.count}: processes read different weights; give all of them the same"

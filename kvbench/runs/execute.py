@@ -2,7 +2,7 @@
 
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
@@ -24,24 +24,32 @@ from kvbench.runs.finish import finish
 from kvbench.runs.folder import RunFolder, blocks, slug
 from kvbench.runs.forms import find_form
 from kvbench.runs.identity import Identity, use_former_names
-from kvbench.runs.job import Job
+from kvbench.runs.job import Busy, Job
 from kvbench.runs.provenance import provenance
-from kvbench.runs.results import Outcome, read_results
+from kvbench.runs.results import FILE, Outcome, read_results
 from kvbench.runs.retention import FILE as RETENTION
 from kvbench.runs.scoring import check_required, check_scored, find_pending
 
 log = logging.getLogger(__name__)
 
+Opened = Callable[[Path, int], object]
+"""Is told the folder of a run that begins, and how many samples it will have."""
 
-def run(job: Job) -> Outcome:
+
+def run(job: Job, opened: Opened | None = None) -> Outcome:
     """Does whatever of a run, its reference and its calibration is not done yet.
+
+    Args:
+        job: the run.
+        opened: is told of the run and of its reference.
 
     Raises:
         ConfigError, ValueError, WeightsError, BudgetExceeded, NotFinite: see where they are defined; nothing that was
             finished is lost.
+        Busy: another process calibrates, and the job does not wait.
     """
     _load(job)
-    outcome = _complete(job.as_reference() if job.reference else job)
+    outcome = _complete(job.as_reference() if job.reference else job, opened)
     if job.logger is not None and outcome.results is not None:
         job.logger.send(outcome.folder, outcome.results, job.sweep)
     return _checked(job, outcome)
@@ -80,8 +88,10 @@ def _load(job: Job) -> None:
     load(job)
 
 
-def _complete(job: Job) -> Outcome:
+def _complete(job: Job, opened: Opened | None = None) -> Outcome:
     folder = open_run(job)
+    if opened is not None:
+        opened(folder.path, len(job.prompts))
     known = read_results(folder.path)
     whole = len(folder.samples()) == len(job.prompts)
     todo = find_pending(job.evaluators, job.section("eval"), known)
@@ -89,10 +99,13 @@ def _complete(job: Job) -> Outcome:
     if known is not None and whole and not todo:
         return Outcome(folder.path, known, reused=True)
     try:
-        reference = None if job.reference else _complete(job.as_reference()).folder
-        if not (whole or generate(job, folder)):
+        reference = None if job.reference else _complete(job.as_reference(), opened).folder
+        whole = whole or generate(job, folder)
+        if not whole or (reference is not None and not (reference / FILE).is_file()):
             return Outcome(folder.path, None)
         return Outcome(folder.path, finish(job, folder, reference))
+    except Busy:  # others score it
+        return Outcome(folder.path, None)
     except (Exception, KeyboardInterrupt) as error:
         stopped = isinstance(error, KeyboardInterrupt)
         with suppress(OSError):  # the disk may be what failed
@@ -172,16 +185,19 @@ def observe(job: Job, observers: Sequence[Observer]) -> list[Artifact]:
     """Calibrations of a loaded model, read if they are there; what is missing is made in one pass and saved.
 
     Processes that miss the same calibration wait for the first of them to make it.
+
+    Raises:
+        Busy: another one makes it, and the job does not wait.
     """
     files = [calibration_file(job, observer) for observer in observers]
     with ExitStack() as claims:
         for path in sorted(
             {path for path, _ in files if not path.is_file()}
         ):  # in order: no two wait for each other
-            claims.enter_context(claim(path.with_name(f".{path.stem}")))
+            claims.enter_context(job.hold(path.with_name(f".{path.stem}")))
         if missing := [i for i, (path, _) in enumerate(files) if not path.is_file()]:
             prompts, settings = job.calibration_prompts, job.settings
-            with tqdm(total=len(prompts), desc="calibration", unit="prompt") as bar:
+            with tqdm(total=len(prompts), desc="calibration", unit="prompt", leave=None) as bar:
                 watching = [observers[i] for i in missing]
                 seed = settings.calibrate.seed
                 tensors = calibrate(job.model, prompts, watching, seed, settings.device, bar.update)
@@ -214,8 +230,8 @@ def calibration_file(job: Job, observer: Observer) -> tuple[Path, dict[str, obje
 def generate(job: Job, folder: RunFolder) -> bool:
     """Generates this shard's missing blocks; returns whether every sample of the run is there.
 
-    Processes that do the same take different blocks. At the end they wait for each other's, and take over those of a
-    process that died. Out of memory, a process goes on with half as many prompts at a time.
+    Processes that do the same take different blocks. At the end patient ones wait for each other's, and take over those
+    of a process that died. Out of memory, a process goes on with half as many prompts at a time.
     """
     settings, everything = job.settings, len(job.prompts)
     done = folder.samples()
@@ -224,11 +240,13 @@ def generate(job: Job, folder: RunFolder) -> bool:
     total, absent = sum(map(len, shard)), sum(map(len, todo))
     limit = settings.batch_size
     cache = open_cache(job)
-    with tqdm(total=total, initial=total - absent, desc=folder.path.name, unit="prompt") as bar:
-        for wait in (False, True):
+    title = folder.path.name
+    with tqdm(total=total, initial=total - absent, desc=title, unit="prompt", leave=None) as bar:
+        for wait in (False, True)[: 1 + job.patient]:
             elsewhere = []
             for block in todo:
-                with folder.claim(f"block-{block.start}-{block.stop}", wait=wait) as mine:
+                place = folder.place(f"block-{block.start}-{block.stop}")
+                with claim(place, wait=wait, lapse=settings.work.lapse) as mine:
                     if not mine:
                         elsewhere.append(block)
                         continue

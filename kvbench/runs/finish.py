@@ -32,13 +32,14 @@ def finish(job: Job, folder: RunFolder, reference: Path | None) -> Results:
 
     Raises:
         ConfigError: a file of the folder is damaged.
+        Busy: another process scores, and the job does not wait.
     """
     settings, device = job.section("eval"), job.settings.device
     seeds = job.bounded is None or job.bounded.settings.seed == job.settings.seed
     summary = _summarise(job, folder, reference)
     with ExitStack() as claims:
         for name in sorted(job.evaluators):  # in order: no two wait for each other
-            claims.enter_context(folder.claim(f"eval-{name}"))
+            claims.enter_context(job.hold(folder.place(f"eval-{name}")))
         known = read_results(folder.path)
         todo = find_pending(job.evaluators, settings, known)
         if known is not None and not todo:  # another process was faster

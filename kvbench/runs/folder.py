@@ -7,12 +7,12 @@ runs/<model>/<method>-<budget>-<hash>/
 A language model's run has texts/000017.txt in place of the images.
 """
 
-import fcntl
 import json
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
+from functools import lru_cache
 from pathlib import Path
 
 from kvbench.core.config import ConfigError
@@ -53,7 +53,6 @@ class RunFolder:
         )  # made under another name of the same method
         self.path = known[0] if known else root / model / f"{identity.label}-{identity.hash}"
         self.identity, self.form = identity, form
-        self._hashes: dict[tuple[str, State], str] = {}
         self._known: dict[int, Record] = {}
         self._known_at: State | None = None
         try:
@@ -99,9 +98,9 @@ class RunFolder:
             if not path.is_file() or path.read_bytes() != line:
                 write_whole(path, line)
 
-    def claim(self, work: str, *, wait: bool = True) -> AbstractContextManager[bool]:
-        """Return a context that keeps a piece of the run's work to this process; see `kvbench.core.locks.claim`."""
-        return claim(self.path / f".{slug(work)}", wait=wait)
+    def place(self, work: str) -> Path:
+        """Return the file that a claim on a piece of the run's work is; see `kvbench.core.locks.claim`."""
+        return self.path / f".{slug(work)}"
 
     def samples(self, among: Iterable[int] | None = None) -> dict[int, Record]:
         """Return recorded samples by index, all or some, whose file is there and is the recorded one.
@@ -168,22 +167,18 @@ class RunFolder:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Keep every other process from records, results and status; for instants, unlike `claim`."""
-        with (self.path / ".lock").open("w") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
+        """Keep every other process from records, results and status, for instants."""
+        with claim(self.path / ".lock"):
             yield
 
     def _file(self, record: Record) -> Path:
         return self.path / self.form.kind / f"{int(str(record['index'])):06d}{self.form.suffix}"
 
     def _intact(self, record: Record) -> bool:
-        """Return whether a record's file is there and is the recorded one; a file is read once per change."""
+        """Return whether a record's file is there and is the recorded one."""
         path = self._file(record)
-        if (state := _state(path)) is None:
-            return False
-        if (path.name, state) not in self._hashes:
-            self._hashes[path.name, state] = hash_path(path)
-        return self._hashes[path.name, state] == record["sha256"]
+        state = _state(path)
+        return state is not None and _hash_once(path.absolute(), state) == record["sha256"]
 
     def _records(self) -> dict[int, Record]:
         """Lines of samples.jsonl by index, the last one of each; cuts off the torn end a killed process may leave.
@@ -219,6 +214,12 @@ def _read_records(path: Path, content: bytes) -> dict[int, Record]:
             ) from None
         found[record["index"]] = record
     return found
+
+
+@lru_cache(maxsize=1 << 18)
+def _hash_once(path: Path, state: State) -> str:
+    """Return the SHA-256 of a file; it is read once per change, though every job of a sweep looks at the reference."""
+    return hash_path(path)
 
 
 def _state(path: Path) -> State | None:

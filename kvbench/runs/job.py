@@ -1,7 +1,8 @@
 """One run's parts: model, method, prompts, settings, and the runs it is compared with."""
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -12,6 +13,7 @@ import torch
 from kvbench.core.budget import Budget
 from kvbench.core.config import ConfigError
 from kvbench.core.graphs import CudaGraphs, Record
+from kvbench.core.locks import claim
 from kvbench.core.processes import ALONE, Processes
 from kvbench.core.segments import ModelSpec
 from kvbench.core.settings import Settings
@@ -26,6 +28,10 @@ from kvbench.runs.results import Results
 log = logging.getLogger(__name__)
 
 Config = Mapping[str, object]
+
+
+class Busy(Exception):
+    """Another process does what a job needs, and the job does not wait."""
 
 
 class Logger(Protocol):
@@ -46,7 +52,7 @@ class Job:
 
     Attributes:
         settings: what belongs to no group.
-        model: not yet loaded.
+        model: loaded or not.
         method: not yet prepared.
         method_name: as in `conf/method`.
         prompts: what to generate.
@@ -56,6 +62,7 @@ class Job:
         logger: None to send nothing.
         sweep: name of the sweep that the run belongs to; None for a run by itself.
         bounded: the job whose reference this full-cache run with other rounding or other seeds is compared with.
+        patient: wait for what other processes do at this run, its reference and its calibration.
     """
 
     settings: Settings
@@ -69,6 +76,7 @@ class Job:
     logger: Logger | None = None
     sweep: str | None = None
     bounded: "Job | None" = None
+    patient: bool = True
 
     @property
     def reference(self) -> bool:
@@ -164,6 +172,18 @@ class Job:
         """A group of the configuration, empty if it has none."""
         values = self.config.get(group)
         return values if isinstance(values, Mapping) else {}
+
+    @contextmanager
+    def hold(self, place: Path) -> Iterator[None]:
+        """Claim a piece of work that one process does and others may wait for; see `kvbench.core.locks.claim`.
+
+        Raises:
+            Busy: another process does it, and the job does not wait.
+        """
+        with claim(place, wait=self.patient, lapse=self.settings.work.lapse) as mine:
+            if not mine:
+                raise Busy(f"{place}: another process works at it")
+            yield
 
     def bounds(self) -> "list[Job]":
         """Two full-cache runs to compare with the reference: in another batch size, and with other seeds.
