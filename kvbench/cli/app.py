@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import hydra
-from hydra.core.hydra_config import HydraConfig
 from hydra.core.plugins import Plugins
 from hydra.core.utils import configure_log
 from omegaconf import DictConfig
@@ -17,15 +16,19 @@ from kvbench.cli.compose import (
     check_runs_dir,
     compose_job,
     count_processes,
+    find_finished,
     hydra_of_kvbench,
     read_settings,
-    read_values,
 )
 from kvbench.cli.console import CONSOLE
+from kvbench.cli.jobs import note_run
 from kvbench.cli.messages import check_arguments, is_expected, is_one_job, tell_error
+from kvbench.cli.progress import show_status, watch
 from kvbench.cli.publish import publish
 from kvbench.cli.search_path import PluginSearchPath, check_search_path
-from kvbench.cli.sweep import Summary, describe_failure
+from kvbench.cli.sweep import Summary, end_or_describe, show_sweep
+from kvbench.cli.whole import compose_sweep, find_words, list_worker_words, names_sweep
+from kvbench.core.config import ConfigError
 
 INTERRUPTED = 130
 """Exit status after Ctrl-C, as shells have it."""
@@ -51,19 +54,55 @@ def run_arguments(arguments: list[str]) -> None:
     if arguments[:1] == ["publish"]:
         with _telling_errors():
             publish(arguments[1:])
-    elif is_one_job(arguments):
-        run_alone(arguments)
-    elif (problem := check_arguments(arguments)) is not None:
-        sys.exit(f"error: {problem}")
+    elif (words := find_words(arguments)) is not None:
+        run_on_sweep(words)
+    elif not is_one_job(arguments):
+        run_by_hydra(arguments)
+    elif names_sweep(arguments):
+        run_by_hydra(["-m", *arguments])
     else:
-        try:
-            _run_by_hydra()
-        except KeyboardInterrupt:
-            Summary.running = None  # who stops a sweep knows that the rest of it was not done
-            raise
-        finally:
-            if Summary.running is not None:  # the launcher broke, and with it the jobs it had not told of
-                Summary.running.show()
+        run_alone(arguments)
+
+
+def run_by_hydra(arguments: list[str]) -> None:
+    """Run a sweep, or do what a command of Hydra's own says."""
+    if (problem := check_arguments(arguments)) is not None:
+        sys.exit(f"error: {problem}")
+    sys.argv[1:] = arguments
+    try:
+        _run_by_hydra()
+    except KeyboardInterrupt:
+        Summary.running = None  # who stops a sweep knows that the rest of it was not done
+        raise
+    finally:
+        if Summary.running is not None:  # the launcher broke, and with it the jobs it had not told of
+            Summary.running.show()
+
+
+def run_on_sweep(words: list[str]) -> None:
+    """Do what a task says with a sweep as a whole: work at it, show how far it is, report what it came to."""
+    with _telling_errors(), hydra_of_kvbench():
+        check_search_path()
+        cfg, hydra_cfg = compose_sweep(words)
+        configure_log(hydra_cfg.job_logging, hydra_cfg.verbose)  # type: ignore[arg-type]
+        choices, folder = hydra_cfg.runtime.choices, Path(cfg.work.folder)
+        alone = choices["hydra/launcher"] == "basic"
+        if cfg.task != "work":
+            run_task(cfg)
+            return
+        if alone and cfg.work.workers > 1:
+            raise ConfigError(
+                f"work.workers={cfg.work.workers}: hydra/launcher=basic starts one after the other; choose another "
+                "launcher (hydra/launcher=joblib), or give this command so often without it"
+            )
+        if alone:
+            with watch(folder):
+                run_task(cfg)
+    if not alone:
+        with watch(folder):
+            run_by_hydra(list_worker_words(cfg, words))
+    if not show_sweep(cfg, folder, choices.get("sweeps") or folder.name):
+        sys.exit(1)
 
 
 def run_alone(overrides: list[str]) -> None:
@@ -96,6 +135,8 @@ def run_task(cfg: DictConfig) -> object:
         ConfigError: a setting is wrong, or `runs_dir` cannot be written.
         Exception: whatever the task raises.
     """
+    if cfg.get("task") == "status":
+        return show_status(CONSOLE, Path(cfg.work.folder))
     count_processes(cfg)
     # Finished calls come first and what imports torch comes last: seconds that neither they nor a typo need wait for.
     if cfg.get("task") == "run" and (folder := show_finished(cfg)) is not None:
@@ -103,9 +144,12 @@ def run_task(cfg: DictConfig) -> object:
     settings = read_settings(cfg)
     check_runs_dir(settings)
     from kvbench.cli.tasks import TASKS
+    from kvbench.cli.work import work
     from kvbench.core.devices import keep_freed_memory
 
     keep_freed_memory()
+    if settings.task == "work":
+        return work(settings)
     return TASKS[settings.task](cfg, settings)
 
 
@@ -114,14 +158,11 @@ def show_finished(cfg: DictConfig) -> Path | None:
 
     Of several processes the first prints it.
     """
-    # They import numpy, which `--help` does without.
-    from kvbench.report.one_run import show_outcome
-    from kvbench.runs.calls import recall
-
-    values, method = read_values(cfg), HydraConfig.get().runtime.choices["method"]
-    outcome = recall(Path(str(values.get("runs_dir"))).expanduser(), values, method)
-    if outcome is None:
+    if (outcome := find_finished(cfg)) is None or outcome.results is None:
         return None
+    from kvbench.report.one_run import show_outcome  # imports numpy, which `--help` does without
+
+    note_run(outcome.folder, outcome.results.n)
     return show_outcome(CONSOLE, outcome) if os.environ.get("RANK", "0") == "0" else outcome.folder
 
 
@@ -133,7 +174,7 @@ def run_job(cfg: DictConfig) -> object:
     try:
         return run_task(cfg)
     except Exception as error:
-        return describe_failure(error)
+        return end_or_describe(error)
 
 
 _run_by_hydra = hydra.main(version_base="1.3", config_path="pkg://kvbench.conf", config_name="config")(

@@ -3,6 +3,8 @@
 import os
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import hydra
 from hydra.conf import HydraConf
@@ -17,6 +19,9 @@ from kvbench.cli.search_path import list_choices
 from kvbench.core.config import ConfigError
 from kvbench.core.files import find_obstacle
 from kvbench.core.settings import GROUPS, Settings
+
+if TYPE_CHECKING:  # imports numpy
+    from kvbench.runs.results import Outcome
 
 
 def hydra_of_kvbench() -> AbstractContextManager[None]:
@@ -89,6 +94,14 @@ def read_settings(cfg: DictConfig) -> Settings:
 
         find(settings.published)
     return settings
+
+
+def find_finished(cfg: DictConfig) -> "Outcome | None":
+    """Return the run that the same call has finished before, if nothing that it depends on has changed since."""
+    from kvbench.runs.calls import recall  # imports numpy, which `--help` does without
+
+    values, method = read_values(cfg), HydraConfig.get().runtime.choices["method"]
+    return recall(Path(str(values.get("runs_dir"))).expanduser(), values, method)
 
 
 def count_processes(cfg: DictConfig) -> int:

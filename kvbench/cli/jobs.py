@@ -1,10 +1,11 @@
-"""What becomes of every job of a sweep: a file each, written by the job wherever it runs, read by who started it."""
+"""What becomes of every job of a sweep: a file each, written by the job wherever it runs, read by who asks."""
 
 import json
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.global_hydra import GlobalHydra
@@ -14,6 +15,10 @@ from omegaconf import DictConfig
 from kvbench.core.files import hash_values, parse_json, write_whole
 
 PLAN = "sweep.json"
+OWN = ("against", "work.workers", "work.lapse", "work.number", "work.folder")
+"""Keys that are about what is done with a sweep, not about its jobs."""
+TASKS = ("work", "status", "report")
+"""Tasks that are about a sweep as a whole."""
 
 
 @dataclass(frozen=True)
@@ -27,6 +32,7 @@ class Entry:
         folder: its run folder, if it made one.
         files: what else it left, such as calibrations.
         error: why it failed, in one line.
+        samples: how many samples its run and the reference of that have in the end, by run folder.
     """
 
     number: int
@@ -35,6 +41,56 @@ class Entry:
     folder: str | None = None
     files: tuple[str, ...] = ()
     error: str | None = None
+    samples: Mapping[str, int] = field(default_factory=dict)
+
+
+class Recorder:
+    """Writes what is known of the job that this process works at.
+
+    Attributes:
+        current: of that job; None outside a sweep.
+        folder: the sweep's.
+    """
+
+    current: ClassVar["Recorder | None"] = None
+
+    def __init__(self, folder: Path, number: int, overrides: tuple[str, ...]) -> None:
+        self.folder, self._entry = folder, Entry(number, overrides)
+
+    def note(self, **changes: object) -> None:
+        """Change some attributes of the job's entry."""
+        self._entry = replace(self._entry, **changes)  # type: ignore[arg-type]
+        write_entry(self.folder, self._entry)
+
+    def note_end(self, value: object) -> None:
+        """Write what the job left: its run folder, its calibrations, or why it failed."""
+        if isinstance(value, str | BaseException):
+            self.note(outcome="failed", error=" ".join(str(value).split()))
+        else:
+            folder = str(value) if isinstance(value, Path) else None
+            files = tuple(map(str, value)) if isinstance(value, list) else ()
+            self.note(outcome="finished", folder=folder, files=files)
+
+    def note_run(self, folder: Path, samples: int) -> None:
+        """Add a run that the job makes, or its reference."""
+        self.note(samples={**self._entry.samples, str(folder): samples})
+
+
+@contextmanager
+def recording(folder: Path, number: int, overrides: tuple[str, ...]) -> Iterator[Recorder]:
+    """Write that a job has started, and give what writes the rest while the block lasts."""
+    Recorder.current = Recorder(folder, number, overrides)
+    try:
+        Recorder.current.note(outcome="started")
+        yield Recorder.current
+    finally:
+        Recorder.current = None
+
+
+def note_run(folder: Path, samples: int) -> None:
+    """Write into the entry of the job that this process works at, if there is one, a run that it makes or needs."""
+    if Recorder.current is not None:
+        Recorder.current.note_run(folder, samples)
 
 
 def list_jobs(config: DictConfig) -> list[tuple[str, ...]]:
@@ -43,19 +99,65 @@ def list_jobs(config: DictConfig) -> list[tuple[str, ...]]:
     Args:
         config: composed for the sweep, with Hydra's part.
     """
-    params = [f"{key}={value}" for key, value in (config.hydra.sweeper.params or {}).items()]
+    return split_jobs(config.hydra.sweeper.params, config.hydra.overrides.task)
+
+
+def split_jobs(params: Mapping[str, object] | None, overrides: Sequence[str]) -> list[tuple[str, ...]]:
+    """Return the overrides of every job, in the order of its numbers.
+
+    What is about the sweep as a whole is left out, and so is which of several GPUs one process takes.
+
+    Args:
+        params: of Hydra's sweeper.
+        overrides: of the command line, without those of Hydra itself.
+    """
+    given = [f"{key}={value}" for key, value in (params or {}).items()]
     loader = GlobalHydra.instance().config_loader()  # knows the choices that a pattern stands for
-    words = OverridesParser.create(loader).parse_overrides([*params, *config.hydra.overrides.task])
-    return [tuple(job) for batch in BasicSweeper.split_arguments(words, None) for job in batch]
+    words = OverridesParser.create(loader).parse_overrides([*given, *overrides])
+    kept = [word for word in words if not (word.key_or_group in OWN or is_about_sweep(str(word.input_line)))]
+    return [
+        tuple("device=cuda" if word.startswith("device=cuda:") else word for word in job)
+        for batch in BasicSweeper.split_arguments(kept, None)
+        for job in batch
+    ]
+
+
+def is_about_sweep(word: str) -> bool:
+    """Return whether a word of the command line asks for something that is done with a sweep as a whole."""
+    key, _, value = word.partition("=")
+    return key == "task" and value in TASKS
+
+
+def find_folder(runs_dir: Path, jobs: Sequence[tuple[str, ...]]) -> Path:
+    """Return the folder of a sweep, which the same jobs always have, in whatever order their overrides stand.
+
+    A folder that is made now begins with what other sweeps have finished of the same jobs: a sweep that was amended.
+    """
+    folder = runs_dir / "sweeps" / hash_values([sorted(job) for job in jobs])[:12]
+    if not (folder / PLAN).is_file():
+        known = _find_finished(folder.parent)
+        for number, job in enumerate(jobs):
+            if (entry := known.get(frozenset(job))) is not None:
+                write_entry(folder, replace(entry, number=number, overrides=job))
+        write_whole(folder / PLAN, json.dumps(jobs, indent=1) + "\n")
+    return folder
+
+
+def _find_finished(sweeps: Path) -> dict[frozenset[str], Entry]:
+    return {
+        frozenset(entry.overrides): entry
+        for plan in sweeps.glob(f"*/{PLAN}")
+        for entry in read_entries(plan.parent)
+        if entry.outcome == "finished"
+    }
 
 
 def open_folder(runs_dir: Path, jobs: Sequence[tuple[str, ...]]) -> Path:
-    """Return the folder of a sweep, which the same jobs always have, cleared of what an earlier call left in it."""
-    folder = runs_dir / "sweeps" / hash_values(jobs)[:12]
-    folder.mkdir(parents=True, exist_ok=True)
-    for path in folder.glob("job-*.json"):
-        path.unlink()
-    write_whole(folder / PLAN, json.dumps(jobs, indent=1) + "\n")
+    """Return the folder of a sweep that begins or goes on: what failed or came to no end before is tried again."""
+    folder = find_folder(runs_dir, jobs)
+    for entry in read_entries(folder):
+        if entry.outcome != "finished":
+            _name(folder, entry.number).unlink(missing_ok=True)
     return folder
 
 
@@ -67,15 +169,27 @@ def write_entry(folder: Path, entry: Entry) -> None:
 def read_entries(folder: Path) -> list[Entry]:
     """Return an entry for every job of a sweep, in order."""
     jobs = parse_json((folder / PLAN).read_text())
-    return [_read_entry(folder, number, tuple(job)) for number, job in enumerate(jobs)]
+    return [read_entry(folder, number, tuple(job)) for number, job in enumerate(jobs)]
 
 
-def _read_entry(folder: Path, number: int, overrides: tuple[str, ...]) -> Entry:
+def read_entry(folder: Path, number: int, overrides: tuple[str, ...]) -> Entry:
+    """Return what is known of a job that has a number and overrides."""
     path = _name(folder, number)
     if not path.is_file():
         return Entry(number, overrides)
     values = parse_json(path.read_text())
     return Entry(**{**values, "overrides": tuple(values["overrides"]), "files": tuple(values["files"])})
+
+
+def is_newer(folder: Path, number: int, since: float) -> bool:
+    """Return whether a job's entry was written at a time of the file system's clock or later."""
+    path = _name(folder, number)
+    return path.is_file() and path.stat().st_mtime >= since
+
+
+def claim_of(folder: Path, number: int) -> Path:
+    """Return the file that a claim on a job is; see `kvbench.core.locks.claim`."""
+    return folder / f".job-{number:05}"
 
 
 def _name(folder: Path, number: int) -> Path:

@@ -3,10 +3,10 @@
 import logging
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar
 
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.utils import JobReturn
@@ -16,8 +16,10 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
 from kvbench.cli.console import CONSOLE
-from kvbench.cli.jobs import Entry, list_jobs, open_folder, read_entries, write_entry
+from kvbench.cli.jobs import Entry, Recorder, claim_of, list_jobs, open_folder, read_entries, recording
 from kvbench.cli.messages import is_expected, tell_error
+from kvbench.cli.progress import watch
+from kvbench.core.locks import claim
 
 if TYPE_CHECKING:  # imports numpy, and Hydra makes the callback for `--help` too
     from kvbench.runs.results import Results
@@ -32,21 +34,28 @@ UNTOLD = {
 
 
 def describe_failure(error: Exception) -> str:
-    """Print and return, in one line, why a job of a sweep failed; the log gets the traceback where it is our fault.
-
-    Outside a sweep there is no other job to save: the program ends.
-    """
+    """Print and return, in one line, why a job of a sweep failed; the log gets the traceback where it is our fault."""
     if is_expected(error):
         line = tell_error(error)
-    elif HydraConfig.get().mode is RunMode.MULTIRUN:
+    else:
         log.error("a job of the sweep broke", exc_info=error)
         line = f"{type(error).__name__}: {' '.join(str(error).split())}"
-    else:
-        raise error
-    if HydraConfig.get().mode is not RunMode.MULTIRUN:
-        sys.exit(f"error: {line}")
     CONSOLE.print(f"error: {line}", style="red", highlight=False, markup=False, soft_wrap=True)
     return line
+
+
+def end_or_describe(error: Exception) -> str:
+    """Return why a job of a sweep failed, see `describe_failure`; outside a sweep the program ends.
+
+    Raises:
+        SystemExit: there is no other job to save.
+        Exception: neither is there, and the error is our fault.
+    """
+    if HydraConfig.get().mode is RunMode.MULTIRUN:
+        return describe_failure(error)
+    if not is_expected(error):
+        raise error
+    sys.exit(f"error: {tell_error(error)}")
 
 
 @contextmanager
@@ -60,6 +69,64 @@ def _ending_if_broken() -> Iterator[None]:
         sys.exit(f"error: {tell_error(error)}")
 
 
+def list_failures(entries: Sequence[Entry]) -> list[tuple[str, str]]:
+    """Return which jobs of a sweep are not finished, and why."""
+    return [
+        (" ".join(entry.overrides), entry.error or UNTOLD[entry.outcome])
+        for entry in entries
+        if entry.outcome != "finished"
+    ]
+
+
+def list_runs(entries: Sequence[Entry]) -> list[Path]:
+    """Return the run folders of a sweep's jobs, each once."""
+    return list(dict.fromkeys(Path(entry.folder) for entry in entries if entry.folder))
+
+
+def show_sweep(config: DictConfig, folder: Path, name: str) -> bool:
+    """Print the tables of what a sweep's jobs have left, and send them where its runs were sent.
+
+    Args:
+        config: composed for the sweep.
+        folder: the sweep's.
+        name: the choice of `sweeps`, or the folder's name.
+
+    Returns:
+        Whether every job is finished.
+    """
+    from kvbench.report import (
+        beside_published,
+    )  # imports torch, and Hydra makes the callback for `--help` too
+    from kvbench.report.collect import read_runs, read_with_bounds, read_with_references
+    from kvbench.report.many_runs import show_runs
+    from kvbench.report.published import find
+
+    entries = read_entries(folder)
+    folders, failures = list_runs(entries), list_failures(entries)
+    show_runs(CONSOLE, read_with_bounds(folders), failures)
+    if config.published is not None:
+        table, runs_dir = find(config.published), Path(config.runs_dir).expanduser()
+        if table.figure == "stability":
+            model, sinks = str(config.model.name), int(config.sinks)
+            artifacts = [Path(file) for entry in entries for file in entry.files]
+            beside_published.show_stability(CONSOLE, table, artifacts, sinks, model, runs_dir)
+        else:
+            beside_published.show_beside(CONSOLE, table, read_with_references(folders), runs_dir)
+    if config.logger and (runs := read_runs(folders)):
+        _send(config, folder, name, runs)
+    return not failures
+
+
+def _send(config: DictConfig, folder: Path, name: str, runs: "Sequence[Results]") -> None:
+    """Send a sweep and the page of all runs to its logger."""
+    from kvbench.dashboard.page import write_dashboard
+
+    page = None
+    if find_spec("jinja2") is not None:  # of an extra
+        page = write_dashboard(Path(config.runs_dir).expanduser())
+    instantiate(config.logger).send_sweep(folder, name, runs, page)
+
+
 class Summary(Callback):
     """After a sweep: one table of all jobs, a published one beside it, and a failing exit status if any job failed.
 
@@ -68,39 +135,39 @@ class Summary(Callback):
 
     Attributes:
         running: the sweep that has begun and not been told the end of; its launcher may break.
-        name: what the sweep is called whose job this process runs: the choice of `sweeps`, or its folder's name.
     """
 
     running: ClassVar["Summary | None"] = None
-    name: ClassVar[str | None] = None
+    _sweep: ClassVar[ExitStack] = ExitStack()
+    _job: ClassVar[ExitStack] = ExitStack()
 
     def __init__(self) -> None:
         self._folder: Path | None = None
-        self._name: str | None = None
 
     def on_multirun_start(self, config: DictConfig, **kwargs: object) -> None:
         """Write down which jobs there will be."""
+        if config.get("task") == "work":  # the sweep is not this one, of workers
+            return
         with _ending_if_broken():
             self._config = config
             self._folder = open_folder(Path(config.runs_dir).expanduser(), list_jobs(config))
-            self._name = OmegaConf.select(config, "hydra.runtime.choices.sweeps") or self._folder.name
             Summary.running = self
+            Summary._sweep.enter_context(watch(self._folder))
 
     def on_job_start(self, config: DictConfig, **kwargs: object) -> None:
         """Write that a job runs."""
-        Summary.name = self._name
-        self._write(config, "started")
+        if self._folder is None:  # one job by itself
+            return
+        number, overrides = config.hydra.job.num, tuple(config.hydra.overrides.task)
+        Summary._job.enter_context(claim(claim_of(self._folder, number), wait=False, lapse=config.work.lapse))
+        Summary._job.enter_context(recording(self._folder, number, overrides))
 
     def on_job_end(self, config: DictConfig, job_return: JobReturn, **kwargs: object) -> None:
         """Write what a job left: its run folder, its calibrations, or why it failed."""
-        Summary.name = None
-        value = job_return._return_value
-        if isinstance(value, str | BaseException):
-            self._write(config, "failed", error=" ".join(str(value).split()))
-        else:
-            folder = str(value) if isinstance(value, Path) else None
-            files = tuple(map(str, value)) if isinstance(value, list) else ()
-            self._write(config, "finished", folder=folder, files=files)
+        if (recorder := Recorder.current) is None:
+            return
+        recorder.note_end(job_return._return_value)
+        Summary._job.close()
 
     def on_multirun_end(self, config: DictConfig, **kwargs: object) -> None:
         """Print the tables."""
@@ -109,59 +176,10 @@ class Summary(Callback):
 
     def show(self) -> None:
         """Print the tables of what is there; the program ends with a failing status if a job failed or is missing."""
-        from kvbench.report import (
-            beside_published,  # imports torch, and Hydra makes this callback for `--help` too
-        )
-        from kvbench.report.collect import read_runs, read_with_bounds, read_with_references
-        from kvbench.report.many_runs import show_runs
-        from kvbench.report.published import find
-
-        assert self._folder is not None
-        Summary.running = None
-        config, entries = self._config, read_entries(self._folder)
-        folders = list(dict.fromkeys(Path(entry.folder) for entry in entries if entry.folder))
-        failures = [
-            (" ".join(entry.overrides), entry.error or UNTOLD[entry.outcome])
-            for entry in entries
-            if entry.outcome != "finished"
-        ]
-        show_runs(CONSOLE, read_with_bounds(folders), failures)
-        if config.published is not None:
-            table, runs_dir = find(config.published), Path(config.runs_dir).expanduser()
-            if table.figure == "stability":
-                name, sinks = str(config.model.name), int(config.sinks)
-                artifacts = [Path(file) for entry in entries for file in entry.files]
-                beside_published.show_stability(CONSOLE, table, artifacts, sinks, name, runs_dir)
-            else:
-                beside_published.show_beside(CONSOLE, table, read_with_references(folders), runs_dir)
-        self._send(read_runs(folders))
-        if failures:
-            sys.exit(1)
-
-    def _send(self, runs: "Sequence[Results]") -> None:
-        """Send the sweep where its runs were sent, if that was asked for."""
-        if self._config.logger and runs:
-            from kvbench.dashboard.page import write_dashboard
-
-            assert self._folder is not None
-            assert self._name is not None
-            page = None
-            if find_spec("jinja2") is not None:  # of an extra
-                page = write_dashboard(Path(self._config.runs_dir).expanduser())
-            instantiate(self._config.logger).send_sweep(self._folder, self._name, runs, page)
-
-    def _write(
-        self,
-        config: DictConfig,
-        outcome: Literal["started", "finished", "failed"],
-        *,
-        folder: str | None = None,
-        files: tuple[str, ...] = (),
-        error: str | None = None,
-    ) -> None:
-        if self._folder is None:  # one job by itself
+        if self._folder is None:
             return
-        job = config.hydra
-        write_entry(
-            self._folder, Entry(job.job.num, tuple(job.overrides.task), outcome, folder, files, error)
-        )
+        Summary.running = None
+        Summary._sweep.close()
+        choice = OmegaConf.select(self._config, "hydra.runtime.choices.sweeps")
+        if not show_sweep(self._config, self._folder, choice or self._folder.name):
+            sys.exit(1)

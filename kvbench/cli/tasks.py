@@ -12,8 +12,10 @@ from omegaconf import DictConfig, OmegaConf
 
 from kvbench.cli.compose import count_processes, read_values
 from kvbench.cli.console import CONSOLE
+from kvbench.cli.jobs import Recorder, note_run, read_entries
+from kvbench.cli.models import keep_model
 from kvbench.cli.search_path import list_choices
-from kvbench.cli.sweep import Summary
+from kvbench.cli.sweep import list_failures, list_runs
 from kvbench.core.budget import Budget
 from kvbench.core.config import ConfigError
 from kvbench.core.processes import join, leave
@@ -27,7 +29,7 @@ from kvbench.plan import export, make_plan
 from kvbench.profile.tables import profile_and_show
 from kvbench.prompts.base import PromptSource
 from kvbench.report import beside_published, paper_memory
-from kvbench.report.collect import collect_runs, read_runs
+from kvbench.report.collect import collect_runs, read_runs, read_with_references
 from kvbench.report.differences import show_differences
 from kvbench.report.many_runs import show_runs, write_report
 from kvbench.report.one_run import show_outcome, show_run
@@ -56,20 +58,22 @@ def make_job(cfg: DictConfig, settings: Settings) -> Job:
         there = f"cuda:0 to cuda:{found - 1} here" if found else "no GPU here; use device=cpu"
         raise ConfigError(f"device={settings.device}: torch finds {there}")
     source: PromptSource = instantiate(cfg.prompts)
-    prompts, model = source.load(), instantiate(cfg.model)
+    recorder, choices = Recorder.current, HydraConfig.get().runtime.choices
+    prompts = source.load()
+    model = instantiate(cfg.model) if recorder is None else keep_model(cfg.model, settings.device)
     if count > 1:
         model.processes = join(count, settings.device)
     return Job(
         settings=settings,
         model=model,
         method=instantiate(cfg.method),
-        method_name=HydraConfig.get().runtime.choices["method"],
+        method_name=choices["method"],
         prompts=prompts,
         config=read_values(cfg),
         calibration_prompts=choose_calibration(settings.calibrate, source, prompts),
         evaluators={name: instantiate(node) for name, node in (cfg.get("eval") or {}).items()},
         logger=instantiate(cfg.logger) if cfg.logger else None,
-        sweep=Summary.name,
+        sweep=None if recorder is None else choices.get("sweeps") or recorder.folder.name,
     )
 
 
@@ -98,7 +102,7 @@ def task_run(cfg: DictConfig, settings: Settings) -> Path | None:
         follow(job)
         leave()
         return None
-    outcome = run(job)
+    outcome = run(job, note_run)
     job.processes.tell(None)
     leave()
     if outcome.results is None:
@@ -204,18 +208,26 @@ def task_train(cfg: DictConfig, _: Settings) -> None:
 
 
 def task_report(cfg: DictConfig, settings: Settings) -> None:
-    """Do `task=report`: print and write one table of every finished run under `runs_dir`."""
-    runs_dir = settings.runs_dir
-    runs = collect_runs(runs_dir)
+    """Do `task=report`: print and write one table of every finished run under `runs_dir`, or of a sweep's."""
+    runs_dir = place = settings.runs_dir
+    failures: list[tuple[str, str]] = []
+    if settings.work.folder is None:
+        runs = collect_runs(runs_dir)
+    else:
+        place = Path(settings.work.folder)
+        entries = read_entries(place)
+        runs, failures = read_with_references(list_runs(entries)), list_failures(entries)
+    show_runs(CONSOLE, runs, failures)
     if not runs:
-        raise ConfigError(f"runs_dir={runs_dir}: holds no finished runs")
-    show_runs(CONSOLE, runs)
-    CONSOLE.print(f"written: {write_report(runs_dir, runs)}", highlight=False, soft_wrap=True)
+        raise ConfigError(
+            f"runs_dir={runs_dir}: holds no finished runs" + " of this sweep" * (place != runs_dir)
+        )
+    CONSOLE.print(f"written: {write_report(place, runs)}", highlight=False, soft_wrap=True)
     if settings.against is not None:
         show_differences(CONSOLE, runs, runs_dir, settings.against)
     if settings.published is not None:
         beside_published.show_beside(CONSOLE, find(settings.published), runs, runs_dir)
-    beside_published.draw_fidelity(CONSOLE, runs, runs_dir, "fidelity")
+    beside_published.draw_fidelity(CONSOLE, runs, place, "fidelity")
 
 
 def task_dashboard(cfg: DictConfig, settings: Settings) -> None:

@@ -132,15 +132,18 @@ class WorkSettings:
     Attributes:
         workers: of `task=work`, how many a launcher starts.
         lapse: seconds without a sign of life after which others take over what a process claimed.
+        number: which of these this one is; of several GPUs it takes that one.
         folder: the sweep's; None for that of the jobs that the command lists.
     """
 
     workers: int = 1
     lapse: float = LAPSE
+    number: int = 0
     folder: str | None = None
 
     def __post_init__(self) -> None:
         check_range("work.workers", self.workers, 1, MOST_WORKERS)
+        check_range("work.number", self.number, 0, MOST_WORKERS)
         if not 0 < self.lapse < float("inf"):
             raise ConfigError(f"work.lapse={self.lapse}: must be a positive number of seconds")
 

@@ -217,7 +217,7 @@ def _read_records(path: Path, content: bytes) -> dict[int, Record]:
 
 
 @lru_cache(maxsize=1 << 18)
-def _hash_once(path: Path, state: State) -> str:
+def _hash_once(path: Path, _: State) -> str:
     """Return the SHA-256 of a file; it is read once per change, though every job of a sweep looks at the reference."""
     return hash_path(path)
 

@@ -1,0 +1,156 @@
+"""How far a sweep is: its jobs, their samples and the time left, read from its folder; nothing here imports torch."""
+
+import os
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, redirect_stdout
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import IO, cast
+
+from rich.console import Console
+from tqdm import tqdm
+from tqdm.contrib import DummyTqdmFile
+
+from kvbench.cli.jobs import Entry, claim_of, read_entries
+from kvbench.core.locks import is_held, read_clock
+
+LATELY = 600.0
+"""Seconds: what was drawn in them tells how long the rest takes."""
+BLOCK = 1.0
+"""Seconds in which the samples of one block are written."""
+LOOK = 2.0
+"""Seconds between two looks at a sweep that runs."""
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a sweep is.
+
+    Attributes:
+        finished: jobs that are done.
+        running: jobs that some process works at.
+        failed: jobs that failed.
+        missing: jobs that nobody works at: not begun, or not brought to an end.
+        drawn: samples that are there, of all runs and references that did not fail.
+        samples: how many there will be; of jobs that have not begun as many as the largest run has.
+        seconds: time left, as what was drawn lately took; None while nobody works or nothing was drawn.
+    """
+
+    finished: int
+    running: int
+    failed: int
+    missing: int
+    drawn: int
+    samples: int
+    seconds: float | None
+
+    def __str__(self) -> str:
+        jobs = f"{self.finished} done, {self.running} running, {self.failed} failed, {self.missing} missing"
+        left = "-" if self.seconds is None else str(timedelta(seconds=round(self.seconds)))
+        return f"jobs: {jobs}; samples: {self.drawn} of {self.samples}; time left: {left}"
+
+
+def find_running(folder: Path, entries: Sequence[Entry]) -> list[Entry]:
+    """Return the jobs of a sweep that some process works at."""
+    begun = {path.name for path in folder.glob(".job-*")}
+    claims = [(entry, claim_of(folder, entry.number)) for entry in entries]
+    return [entry for entry, place in claims if place.name in begun and is_held(place)]
+
+
+def measure(folder: Path) -> Progress:
+    """Return how far the sweep of a folder is."""
+    entries = read_entries(folder)
+    running = {entry.number for entry in find_running(folder, entries)}
+    idle = [entry for entry in entries if entry.number not in running]
+    finished = sum(entry.outcome == "finished" for entry in idle)
+    failed = sum(entry.outcome == "failed" for entry in idle)
+    useful = [entry for entry in entries if entry.outcome != "failed"]
+    runs = {Path(run): count for entry in useful for run, count in entry.samples.items()}
+    ahead = sum(entry.outcome != "finished" and not entry.samples for entry in useful)
+    drawn = sum(_count_drawn(run, count) for run, count in runs.items())
+    samples = sum(runs.values()) + ahead * max(runs.values(), default=0)
+    pace = _measure_pace(folder, list(runs)) if running else None
+    return Progress(
+        finished,
+        len(running),
+        failed,
+        len(entries) - len(running) - finished - failed,
+        drawn,
+        samples,
+        None if pace is None else pace * (samples - drawn),
+    )
+
+
+def _count_drawn(run: Path, count: int) -> int:
+    if (run / "results.json").is_file():
+        return count
+    records = run / "samples.jsonl"
+    return min(count, records.read_bytes().count(b"\n")) if records.is_file() else 0
+
+
+def _measure_pace(folder: Path, runs: Sequence[Path]) -> float | None:
+    """Return the seconds that a sample took lately, whoever drew it; the first block's own time is not known."""
+    now = read_clock(folder)
+    lately = [
+        time
+        for run in runs
+        if _is_recent(run / "samples.jsonl", now)
+        for kind in ("images", "texts")
+        for time in _list_times(run / kind)
+        if now - time < LATELY
+    ]
+    first = min(lately, default=now)
+    later = sum(time > first + BLOCK for time in lately)
+    return (now - first) / later if later else None
+
+
+def _is_recent(path: Path, now: float) -> bool:
+    return path.is_file() and now - path.stat().st_mtime < LATELY
+
+
+def _list_times(folder: Path) -> Iterator[float]:
+    if folder.is_dir():
+        with os.scandir(folder) as files:
+            yield from (file.stat().st_mtime for file in files if not file.name.startswith("."))
+
+
+def show_status(console: Console, folder: Path) -> None:
+    """Print how far a sweep is, the jobs that run and why others failed."""
+    entries = read_entries(folder)
+    running = find_running(folder, entries)
+    console.print(f"{folder}: {len(entries)} jobs", highlight=False, markup=False, soft_wrap=True)
+    console.print(str(measure(folder)), highlight=False, markup=False, soft_wrap=True)
+    for entry in running:
+        console.print(f"running {' '.join(entry.overrides)}", markup=False, highlight=False, soft_wrap=True)
+    for entry in entries:
+        if entry.outcome == "failed" and entry not in running:
+            line = f"failed {' '.join(entry.overrides)}: {entry.error}"
+            console.print(line, style="red", markup=False, highlight=False, soft_wrap=True)
+
+
+@contextmanager
+def watch(folder: Path) -> Iterator[None]:
+    """Keep one line about a sweep below what it prints, where errors go to a terminal."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    done = threading.Event()
+
+    def look(bar: "tqdm[object]") -> None:
+        while not done.wait(LOOK):
+            now = measure(folder)
+            bar.total, bar.n = max(now.samples, 1), now.drawn
+            bar.set_description_str(str(now))
+
+    above = cast(IO[str], DummyTqdmFile(sys.stdout))  # prints what jobs print above the line
+    with tqdm(total=1, bar_format="{desc} {bar} {elapsed}") as bar, redirect_stdout(above):
+        thread = threading.Thread(target=look, args=(bar,), daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            done.set()
+            thread.join()

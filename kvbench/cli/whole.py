@@ -1,0 +1,76 @@
+"""From words of the command line to a sweep as a whole: which words ask for one, and the folder of its jobs."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from hydra.conf import HydraConf
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from omegaconf import DictConfig
+
+from kvbench.cli.compose import compose_job
+from kvbench.cli.jobs import find_folder, is_about_sweep, split_jobs
+from kvbench.core.config import ConfigError
+
+MULTIRUN = ("-m", "--multirun")
+
+
+def names_sweep(words: Sequence[str]) -> bool:
+    """Return whether words choose a file of `conf/sweeps`."""
+    return any(word.startswith("sweeps=") and word != "sweeps=null" for word in words)
+
+
+def find_words(arguments: Sequence[str]) -> list[str] | None:
+    """Return the overrides of a command whose task is about a sweep as a whole, with or without `-m`; else None.
+
+    `task=report` is about every finished run unless a sweep is named.
+    """
+    words = [word for word in arguments if word not in MULTIRUN]
+    if any(word.startswith("-") for word in words):
+        return None
+    asked = next((word for word in words if is_about_sweep(word)), None)
+    whole = asked is not None and (asked != "task=report" or names_sweep(words) or _names_folder(words))
+    return words if whole else None
+
+
+def _names_folder(words: Sequence[str]) -> bool:
+    return any(word.startswith("work.folder=") for word in words)
+
+
+def compose_sweep(words: Sequence[str]) -> tuple[DictConfig, HydraConf]:
+    """Compose what the jobs of a sweep share, its folder in `work.folder`; Hydra must be initialised.
+
+    Raises:
+        HydraException, OmegaConfBaseException: an override that fits nothing.
+        ConfigError: there is no such sweep.
+    """
+    parsed = OverridesParser.create(GlobalHydra.instance().config_loader()).parse_overrides(list(words))
+    cfg, hydra_cfg = compose_job([str(word.input_line) for word in parsed if not word.is_sweep_override()])
+    runs_dir = Path(cfg.runs_dir).expanduser()
+    if cfg.work.folder is None:
+        if cfg.task != "work" and not runs_dir.is_dir():
+            raise ConfigError(f"runs_dir={cfg.runs_dir}: holds no runs")
+        given = [str(word.input_line) for word in parsed if not word.is_hydra_override()]
+        cfg.work.folder = str(find_folder(runs_dir, split_jobs(hydra_cfg.sweeper.params, given)))
+    elif not Path(cfg.work.folder).is_dir():
+        raise ConfigError(f"work.folder={cfg.work.folder}: no such folder; runs_dir/sweeps has them")
+    return cfg, hydra_cfg
+
+
+def list_worker_words(cfg: DictConfig, words: Sequence[str]) -> list[str]:
+    """Return the command that has a launcher start the workers of a sweep.
+
+    Args:
+        cfg: composed for the sweep.
+        words: of the command line; those that set Hydra itself choose the launcher.
+    """
+    shared = {"work.folder": cfg.work.folder, "runs_dir": cfg.runs_dir}
+    return [
+        "-m",
+        *(word for word in words if word.startswith("hydra")),
+        "task=work",
+        *(f"{key}='{str(value).replace(chr(39), chr(92) + chr(39))}'" for key, value in shared.items()),
+        f"device={cfg.device}",
+        f"work.lapse={cfg.work.lapse}",
+        f"work.number=range({cfg.work.workers})",
+    ]
