@@ -1,0 +1,229 @@
+"""Workers of a sweep: killed, added or started again, they leave what one of them leaves, and tell how far they are."""
+
+import hashlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from kvbench.cli import app, models
+from kvbench.cli.jobs import Entry, claim_of, find_folder, open_folder, read_entries, write_entry
+from kvbench.cli.progress import measure
+from kvbench.core.locks import claim
+from kvbench.models.infinity.model import InfinityModel
+from tests.cli.test_start import slow_imports
+from tests.support.places import ROOT
+
+Command = Callable[..., tuple[int, str]]
+
+SWEEP = ("method=full,swa,random", "budget=0.2,0.3", "prompts.count=4", "batch_size=1", "eval=[psnr]")
+TIMES = ("seconds", "started", "finished", "latency")
+"""Keys of JSON files whose values are times."""
+
+
+@pytest.fixture
+def command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Command:
+    """Runs the command line in this process; gives exit status and what was printed."""
+    monkeypatch.chdir(tmp_path)
+
+    def call(*arguments: str) -> tuple[int, str]:
+        monkeypatch.setattr(sys, "argv", ["run.py", *arguments])
+        status: object = 0
+        try:
+            app.main()
+        except SystemExit as leaving:
+            status = leaving.code or 0
+        out, err = capsys.readouterr()
+        text = f"{out}{err}" + (f"\n{status}" if isinstance(status, str) else "")
+        return (status if isinstance(status, int) else 1), text
+
+    return call
+
+
+def without_times(value: object) -> object:
+    if isinstance(value, dict):
+        return {key: without_times(item) for key, item in value.items() if key not in TIMES}
+    return [without_times(item) for item in value] if isinstance(value, list) else value
+
+
+def contents(runs_dir: Path) -> dict[str, object]:
+    """What run folders hold, times left out: JSON as values, anything else as a hash."""
+    found: dict[str, object] = {}
+    for path in sorted((runs_dir / "infinity_tiny").rglob("*")):
+        name = str(path.relative_to(runs_dir))
+        if path.suffix in (".json", ".jsonl"):
+            lines = [path.read_text()] if path.suffix == ".json" else path.read_text().splitlines()
+            found[name] = [without_times(json.loads(line)) for line in lines]
+        elif path.is_file():
+            found[name] = hashlib.sha256(path.read_bytes()).hexdigest()
+    return found
+
+
+def start(folder: Path, *arguments: str, machine: str, stop: int = 0) -> subprocess.Popen[str]:
+    program = [sys.executable, str(ROOT / "tests/support/worker.py"), machine, str(stop)]
+    return subprocess.Popen(
+        [*program, "task=work", *arguments, "work.lapse=3"],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def test_killed_added_and_restarted_workers_leave_the_bytes_of_one(command: Command, tmp_path: Path) -> None:
+    together = tmp_path / "together"
+    together.mkdir()
+    dying = start(together, *SWEEP, machine="first", stop=3)
+    assert dying.stdout is not None
+    assert any(line.endswith("hangs\n") for line in dying.stdout)  # after a progress bar
+    second = start(together, *SWEEP, machine="second")
+    dying.send_signal(signal.SIGKILL)
+    dying.wait()
+    left = [path.name for path in together.rglob(".*") if path.is_file()]
+    assert any(name.startswith(".block-2-3") for name in left)
+    assert ".job-00000" in left
+    third = start(together, *SWEEP, machine="third")
+    for worker in (second, third):
+        out, _ = worker.communicate(timeout=500)
+        assert worker.returncode == 0, out
+    assert [path for path in together.rglob(".*") if path.is_file() and ".calls" not in path.parts] == []
+    status, out = command("task=work", *SWEEP)
+    assert status == 0
+    assert contents(together / "runs") == contents(tmp_path / "runs")
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "runs/infinity_tiny").rglob("*")}
+    assert command("task=work", *SWEEP)[0] == 0  # once more: everything is found
+    after = {path: path.stat().st_mtime_ns for path in (tmp_path / "runs/infinity_tiny").rglob("*")}
+    assert after == before
+    slow, out = slow_imports(together, "task=status", *SWEEP)
+    assert slow == []
+    assert "jobs: 6 done, 0 running, 0 failed, 0 missing; samples: 20 of 20; time left: -" in out
+
+
+def test_a_sweep_is_one_command_that_loads_its_model_once_and_can_be_amended(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loads: list[str] = []
+    load = InfinityModel.load
+    monkeypatch.setattr(
+        InfinityModel, "load", lambda model, device: loads.append(device) or load(model, device)
+    )
+    monkeypatch.setattr(models, "_KEPT", {})
+    sweep = ("sweeps=heatkv_table1", "method=full,streaming_llm", "prompts.count=1", "eval=[psnr]")
+    status, out = command(*sweep, "budget=0.2")
+    assert status == 0
+    assert "Published: " in out
+    assert len(loads) == 1
+    images = tmp_path.glob("runs/infinity_tiny/*/images/*.png")
+    before = {path: path.stat().st_mtime_ns for path in images}
+    assert len(before) == 2
+    amended = (*sweep, "budget=0.2,1e-5,0.3")
+    assert "jobs: 2 done, 0 running, 0 failed, 4 missing" in command("task=status", *amended)[1]
+    status, out = command(*amended)
+    assert status == 1
+    assert {path: path.stat().st_mtime_ns for path in before} == before
+    assert len(list(tmp_path.glob("runs/infinity_tiny/*/images/*.png"))) == 3
+    out = command("task=status", *amended)[1]
+    assert "jobs: 5 done, 0 running, 1 failed, 0 missing; samples: 3 of 3" in out
+    assert out.count("smallest feasible budget") == 1
+    status, out = command("task=report", *amended)
+    assert status == 0
+    table = out.partition("Published: ")[0]
+    assert len(re.findall(r"^ (?:full|streaming_llm) ", table, re.MULTILINE)) == 3
+    assert "failed protect=paper method=streaming_llm budget=1e-05" in out
+    [report] = tmp_path.glob("runs/sweeps/*/report.md")
+    assert "| 0.3 |" in report.read_text()
+
+
+def test_a_failure_is_told_of_and_tried_again_by_the_next_command_alone(
+    command: Command, tmp_path: Path
+) -> None:
+    sweep = ("method=swa,random", "budget=0.2,1e-5", "prompts.count=1", "eval=none")
+    for _ in range(2):
+        status, out = command("task=work", *sweep)
+        assert status == 1
+        assert out.count("error: budget=1e-05") == 2
+        assert out.count("failed method=") == 2
+    [folder] = (tmp_path / "runs/sweeps").iterdir()
+    outcomes = [entry.outcome for entry in read_entries(folder)]
+    assert outcomes == ["finished", "failed", "finished", "failed"]
+
+
+def test_a_launcher_starts_workers(tmp_path: Path) -> None:
+    pytest.importorskip("hydra_plugins.hydra_joblib_launcher")
+    sweep = ("method=swa,random", "budget=0.2,1e-5", "prompts.count=2", "batch_size=1", "eval=[psnr]")
+    launcher = ("hydra/launcher=joblib", "hydra.launcher.n_jobs=2", "work.workers=2")
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "run.py"), "task=work", *sweep, *launcher],
+        cwd=tmp_path,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=500,
+    )
+    assert done.returncode == 1, done.stderr
+    [folder] = (tmp_path / "runs/sweeps").iterdir()
+    outcomes = [entry.outcome for entry in read_entries(folder)]
+    assert outcomes == ["finished", "failed", "finished", "failed"]
+    assert done.stdout.count("\nfailed method=") == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["task=work", "work.workers=2"], "work.workers=2: hydra/launcher=basic starts one after the other"),
+        (["task=work", "work.lapse=0"], "work.lapse=0.0: must be a positive number of seconds"),
+        (["task=status"], "runs_dir=runs: holds no runs"),
+        (["task=status", "work.folder=nowhere"], "work.folder=nowhere: no such folder"),
+        (["sweeps=nothing"], "sweeps=nothing: no such choice; choose from ams_kv_table1"),
+        (["task=status", "sweeps=nothing"], "sweeps=nothing: no such choice; choose from ams_kv_table1"),
+    ],
+    ids=str,
+)
+def test_user_errors_are_one_line(command: Command, arguments: list[str], message: str) -> None:
+    status, out = command(*arguments)
+    assert status == 1
+    [line] = out.strip().splitlines()
+    assert line.startswith(f"error: {message}")
+
+
+def test_progress_counts_jobs_and_samples_and_foresees_the_rest(tmp_path: Path) -> None:
+    jobs = [(f"method={name}",) for name in "abcde"]
+    folder = open_folder(tmp_path, jobs)
+    now = folder.stat().st_mtime
+    finished, half = tmp_path / "model/a", tmp_path / "model/b"
+    for run, drawn in ((finished, 10), (half, 4)):
+        (run / "images").mkdir(parents=True)
+        (run / "samples.jsonl").write_text("{}\n" * drawn)
+        for index in range(drawn):
+            image = run / f"images/{index}.png"
+            image.touch()
+            os.utime(image, (now - 10 * (drawn - index), now - 10 * (drawn - index)))
+    (finished / "results.json").touch()
+    write_entry(folder, Entry(0, jobs[0], "finished", str(finished), samples={str(finished): 10}))
+    write_entry(folder, Entry(1, jobs[1], "started", samples={str(half): 10, str(finished): 10}))
+    write_entry(folder, Entry(2, jobs[2], "failed", error="e", samples={str(tmp_path): 10}))
+    write_entry(folder, Entry(3, jobs[3], "started"))
+    with claim(claim_of(folder, 1)):
+        progress = measure(folder)
+    counts = (progress.finished, progress.running, progress.failed, progress.missing)
+    assert counts == (1, 1, 1, 2)
+    assert (progress.drawn, progress.samples) == (14, 10 + 10 + 2 * 10)
+    assert progress.seconds == pytest.approx(100 / 13 * 26, rel=0.5)  # 14 in the last 100 s, and clocks go on
+    assert measure(folder).seconds is None
+
+
+def test_the_folder_of_a_sweep_is_that_of_its_jobs(tmp_path: Path) -> None:
+    one = find_folder(tmp_path, [("a=1", "b=2"), ("a=1", "b=3")])
+    assert find_folder(tmp_path, [("b=2", "a=1"), ("b=3", "a=1")]) == one
+    write_entry(one, Entry(1, ("a=1", "b=3"), "finished", "here"))
+    more = find_folder(tmp_path, [("a=1", "b=4"), ("b=3", "a=1")])
+    assert more != one
+    assert [entry.outcome for entry in read_entries(more)] == ["missing", "finished"]
+    assert read_entries(more)[1].folder == "here"
