@@ -23,8 +23,8 @@ from tests.support.places import ROOT
 Command = Callable[..., tuple[int, str]]
 
 SWEEP = ("method=full,swa,random", "budget=0.2,0.3", "prompts.count=4", "batch_size=1", "eval=[psnr]")
-TIMES = ("seconds", "started", "finished", "latency")
-"""Keys of JSON files whose values are times."""
+TIMES = ("seconds", "started", "finished", "latency", "code")
+"""Keys of JSON files whose values are times, or the state of a checkout that somebody may work in."""
 
 
 @pytest.fixture
