@@ -6,7 +6,7 @@ waits for nobody while there is something else to do.
 
 import os
 import time
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -14,6 +14,7 @@ import torch
 from kvbench.cli.compose import compose_job, count_processes, find_finished, read_settings
 from kvbench.cli.console import CONSOLE
 from kvbench.cli.jobs import claim_of, is_newer, note_run, read_entries, read_entry, recording
+from kvbench.cli.messages import is_expected
 from kvbench.cli.sweep import describe_failure
 from kvbench.cli.tasks import TASKS, make_job
 from kvbench.core.locks import claim, read_clock
@@ -24,6 +25,8 @@ from kvbench.runs.job import Busy
 
 SHORTEST, LONGEST = 0.1, 5.0
 """Seconds between two looks at jobs that are all in other hands, at first and at last."""
+MOST_BROKEN = 3
+"""Jobs in a row that may break for a reason that no setting explains: then it is the machine."""
 
 Numbered = tuple[int, tuple[str, ...]]
 """A job: its number and its overrides."""
@@ -32,23 +35,26 @@ Numbered = tuple[int, tuple[str, ...]]
 def work(settings: Settings) -> None:
     """Do what is missing of a sweep, until every job is finished or has failed.
 
-    What was finished before this worker began is looked at again, and what failed before is tried again.
+    What was finished before this worker began is looked at again, and what failed before is tried again, last.
 
     Args:
         settings: of the worker; `work.folder` is the sweep's.
+
+    Raises:
+        Exception: several jobs in a row broke.
     """
     folder = Path(str(settings.work.folder))
     take_gpu(settings)
-    since = read_clock(folder)
+    worker, pause = Worker(folder, settings, read_clock(folder)), SHORTEST
     # A model is loaded once when its jobs come one after another.
-    entries = sorted(read_entries(folder), key=lambda entry: list_model(entry.overrides))
-    left, pause = [(entry.number, entry.overrides) for entry in entries], SHORTEST
+    entries = sorted(read_entries(folder), key=lambda e: (e.outcome == "failed", list_model(e.overrides)))
+    left = [(entry.number, entry.overrides) for entry in entries]
     while left:
         before = len(left)
         for joining in (False, True):
             for job in left:
-                attempt(folder, job, settings, since, joining=joining)
-            left = [job for job in left if not is_settled(folder, job, since)]
+                worker.attempt(job, joining=joining)
+            left = [job for job in left if not worker.is_settled(job)]
             if len(left) < before:
                 break
         pause = SHORTEST if len(left) < before else min(2 * pause, LONGEST)
@@ -70,35 +76,56 @@ def list_model(overrides: tuple[str, ...]) -> list[str]:
     return [word for word in overrides if word.startswith(("model=", "model."))]
 
 
-def is_settled(folder: Path, job: Numbered, since: float) -> bool:
-    """Return whether a job has finished or failed since some time of the file system's clock."""
-    return is_newer(folder, job[0], since) and read_entry(folder, *job).outcome in ("finished", "failed")
+@dataclass
+class Worker:
+    """What a worker knows.
 
-
-def attempt(folder: Path, job: Numbered, settings: Settings, since: float, *, joining: bool) -> None:
-    """Do what can be done of a job now; its entry tells what came of it.
-
-    Args:
+    Attributes:
         folder: the sweep's.
-        job: the job.
         settings: of the worker.
-        since: when the worker began.
-        joining: help where another worker leads.
+        since: when it began, by the file system's clock.
+        broken: how many jobs in a row broke.
     """
-    number, overrides = job
-    with claim(claim_of(folder, number), wait=False, lapse=settings.work.lapse) as leads:
-        if not (leads or joining) or is_settled(folder, job, since):
-            return
-        with recording(folder, number, overrides) as recorder:
-            try:
-                left = do_job(overrides, settings, leads=leads)
-            except Busy:  # the rest is in other hands
+
+    folder: Path
+    settings: Settings
+    since: float
+    broken: int = 0
+
+    def is_settled(self, job: Numbered) -> bool:
+        """Return whether a job has finished or failed since the worker began."""
+        newer = is_newer(self.folder, job[0], self.since)
+        return newer and read_entry(self.folder, *job).outcome in ("finished", "failed")
+
+    def attempt(self, job: Numbered, *, joining: bool) -> None:
+        """Do what can be done of a job now; its entry tells what came of it.
+
+        Args:
+            job: the job.
+            joining: help where another worker leads.
+
+        Raises:
+            Exception: the job broke, and so did those before it.
+        """
+        number, overrides = job
+        with claim(claim_of(self.folder, number), wait=False, lapse=self.settings.work.lapse) as leads:
+            if not (leads or joining) or self.is_settled(job):
                 return
-            except Exception as error:
-                left = describe_failure(error)
-            recorder.note_end(left)
-            if isinstance(left, Path):
-                CONSOLE.print(f"finished: {left}", highlight=False, soft_wrap=True)
+            with recording(self.folder, number, overrides) as recorder:
+                try:
+                    left = do_job(overrides, self.settings, leads=leads)
+                except Busy:  # the rest is in other hands
+                    return
+                except Exception as error:
+                    recorder.note_end(describe_failure(error))
+                    self.broken = 0 if is_expected(error) else self.broken + 1
+                    if self.broken == MOST_BROKEN:
+                        raise
+                    return
+                self.broken = 0
+                recorder.note_end(left)
+                if isinstance(left, Path):
+                    CONSOLE.print(f"finished: {left}", highlight=False, soft_wrap=True)
 
 
 def do_job(overrides: tuple[str, ...], settings: Settings, *, leads: bool) -> object:

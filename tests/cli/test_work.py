@@ -155,6 +155,20 @@ def test_a_failure_is_told_of_and_tried_again_by_the_next_command_alone(
     assert outcomes == ["finished", "failed", "finished", "failed"]
 
 
+def test_a_worker_that_breaks_at_every_job_leaves_the_rest_to_others(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr("kvbench.cli.work.do_job", fail)
+    with pytest.raises(ZeroDivisionError):
+        command("task=work", "method=swa,random", "budget=0.2,0.3")
+    [folder] = (tmp_path / "runs/sweeps").iterdir()
+    outcomes = [entry.outcome for entry in read_entries(folder)]
+    assert outcomes == ["failed", "failed", "failed", "missing"]
+
+
 def test_a_launcher_starts_workers(tmp_path: Path) -> None:
     pytest.importorskip("hydra_plugins.hydra_joblib_launcher")
     sweep = ("method=swa,random", "budget=0.2,1e-5", "prompts.count=2", "batch_size=1", "eval=[psnr]")
