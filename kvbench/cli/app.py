@@ -136,7 +136,8 @@ def run_task(cfg: DictConfig) -> object:
         Exception: whatever the task raises.
     """
     if cfg.get("task") == "status":
-        return show_status(CONSOLE, Path(cfg.work.folder))
+        show_status(CONSOLE, Path(cfg.work.folder))
+        return None
     count_processes(cfg)
     # Finished calls come first and what imports torch comes last: seconds that neither they nor a typo need wait for.
     if cfg.get("task") == "run" and (folder := show_finished(cfg)) is not None:
@@ -149,7 +150,8 @@ def run_task(cfg: DictConfig) -> object:
 
     keep_freed_memory()
     if settings.task == "work":
-        return work(settings)
+        work(settings)
+        return None
     return TASKS[settings.task](cfg, settings)
 
 

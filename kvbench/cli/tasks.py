@@ -3,6 +3,7 @@
 import os
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import hydra
 import torch
@@ -60,7 +61,7 @@ def make_job(cfg: DictConfig, settings: Settings) -> Job:
     source: PromptSource = instantiate(cfg.prompts)
     recorder, choices = Recorder.current, HydraConfig.get().runtime.choices
     prompts = source.load()
-    model = instantiate(cfg.model) if recorder is None else keep_model(cfg.model, settings.device)
+    model: Any = instantiate(cfg.model) if recorder is None else keep_model(cfg.model, settings.device)
     if count > 1:
         model.processes = join(count, settings.device)
     return Job(

@@ -192,7 +192,7 @@ def test_a_launcher_starts_workers(tmp_path: Path) -> None:
     ("arguments", "message"),
     [
         (["task=work", "work.workers=2"], "work.workers=2: hydra/launcher=basic starts one after the other"),
-        (["task=work", "work.lapse=0"], "work.lapse=0.0: must be a positive number of seconds"),
+        (["task=work", "work.lapse=0"], "work.lapse=0: must be a positive number of seconds"),
         (["task=status"], "runs_dir=runs: holds no runs"),
         (["task=status", "work.folder=nowhere"], "work.folder=nowhere: no such folder"),
         (["sweeps=nothing"], "sweeps=nothing: no such choice; choose from ams_kv_table1"),
