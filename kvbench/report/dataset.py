@@ -31,7 +31,7 @@ if TYPE_CHECKING:  # of the extra `data`
 
 SIGN = Path("data", "runs.parquet")
 """File that tells a folder made here from any other."""
-KEPT = (FILE, "provenance.json", "config.yaml")
+KEPT = (FILE, "provenance.json", "config.yaml", "retention.json")
 """Files of a run that are published as they are."""
 LICENCE = "unknown"
 """What the Hub calls a licence that nobody stated."""

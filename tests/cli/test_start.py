@@ -36,7 +36,7 @@ def slow_imports(folder: Path, *arguments: str) -> tuple[list[str], str]:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--help"], "method: ams_kv"),
+        (["--help"], "method: adakv, ams_kv"),
         (["--cfg", "job"], "task: run"),
         (["metod=x"], "did you mean method?"),
         (["method=heatkvv"], "method=heatkvv: no such choice"),
