@@ -35,6 +35,9 @@ def test_blocks_say_what_they_are(page: str) -> None:
     assert 2 * len(blocks) == len(fences)
 
 
+@pytest.mark.filterwarnings(
+    "ignore:.*found in sys.modules:RuntimeWarning"
+)  # a module is run that is imported already
 @pytest.mark.parametrize("page", PAGES)
 def test_commands_fit_their_programs(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     written = [b.what for b in read_blocks((ROOT / page).read_text()) if b.mark == "file"]
