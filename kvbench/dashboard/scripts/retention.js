@@ -125,27 +125,34 @@ function paintMaps() {
   for (const map of maps) paint(map.canvas, map, null);
 }
 
-/** Paint a map; the cell at `place`, if any, gets a frame. */
+/** Paint a map in the pixels of the screen; the cell at `place`, if any, gets a frame. */
 function paint(canvas, map, place) {
+  if (!canvas.clientWidth) return;
   const ramp = d3.interpolateRgbBasis(
     styleColour("--map")
       .split(",")
       .map((colour) => colour.trim()),
   );
-  const size = Math.max(2, Math.floor(320 / Math.max(map.columns, map.rows)));
-  [canvas.width, canvas.height] = [map.columns * size, map.rows * size];
+  [canvas.width, canvas.height] = [canvas.clientWidth, canvas.clientHeight].map((size) =>
+    Math.round(size * devicePixelRatio),
+  );
   const pen = canvas.getContext("2d");
-  const gap = size > 8 && map.rows <= 2 * map.columns ? 1 : 0; // tall maps are stretched, and lines with them
+  const [x, y] = [
+    (column) => Math.round((column * canvas.width) / map.columns),
+    (row) => Math.round((row * canvas.height) / map.rows),
+  ];
+  const gap = Math.min(x(1), y(1)) > 5 ? 1 : 0;
   for (let row = 0; row < map.rows; row += 1) {
     for (let column = 0; column < map.columns; column += 1) {
       pen.fillStyle = ramp(Math.sqrt(map.at(column, row))); // small shares are where methods differ
-      pen.fillRect(column * size, row * size, size - gap, size - gap);
+      pen.fillRect(x(column), y(row), x(column + 1) - x(column) - gap, y(row + 1) - y(row) - gap);
     }
   }
   if (!place) return;
+  const { column, row } = place;
   pen.strokeStyle = styleColour("--bad");
-  pen.lineWidth = Math.max(2, size / 12);
-  pen.strokeRect(place.column * size + 1, place.row * size + 1, size - 2 - gap, size - 2 - gap);
+  pen.lineWidth = 2 * devicePixelRatio;
+  pen.strokeRect(x(column), y(row), x(column + 1) - x(column) - gap, y(row + 1) - y(row) - gap);
 }
 
 /** Show what a run kept. */
@@ -157,5 +164,6 @@ function visitRetention(run) {
 
 function startRetention() {
   for (const id of ["kept", "panels"]) byId(id).addEventListener("change", drawRetention);
+  new ResizeObserver(paintMaps).observe(byId("maps"));
   redraws.push(paintMaps);
 }
