@@ -44,7 +44,7 @@ def write_dashboard(runs_dir: Path) -> Path:
         ConfigError: there is nothing to show, Jinja2 is not installed, or a vendored file is not what it should be.
     """
     document = make_document(runs_dir)
-    if not any(document[key] for key in ("runs", "unfinished", "damaged")):
+    if not any(document[key] for key in ("runs", "sweeps", "unfinished", "damaged")):
         raise ConfigError(f"runs_dir={runs_dir}: holds no runs")
     path = runs_dir / FILE
     write_whole(path, render_page(document))

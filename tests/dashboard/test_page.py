@@ -1,9 +1,11 @@
 """The page in a browser: what is sorted, filtered, pointed at, compared and opened."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from kvbench.dashboard.page import write_dashboard
 from tests.support.run_folders import HOSTILE, PROMPTS, WORTH
 
 PHONE = {"viewport": {"width": 390, "height": 844}, "color_scheme": "dark"}
@@ -191,3 +193,18 @@ def test_a_phone_needs_no_sideways_scrolling_and_colours_turn(page: Any) -> None
     assert page.evaluate("getComputedStyle(document.body).backgroundColor") != dark
     page.keyboard.press("?")
     assert page.locator("#keys").is_visible()
+
+
+def test_a_sweep_that_just_began_has_a_page(browser: Any, tmp_path: Path) -> None:
+    sweep = tmp_path / "sweeps" / "abc"
+    sweep.mkdir(parents=True)
+    (sweep / "sweep.json").write_text('[["seed=1"], ["seed=2"]]')
+    page = browser.new_page()
+    complaints: list[str] = []
+    page.on("pageerror", lambda error: complaints.append(str(error)))
+    page.goto(write_dashboard(tmp_path).as_uri())
+    assert "0 of 2 jobs finished, 2 to come" in page.locator("#progress").inner_text()
+    for number in range(1, 5):
+        page.keyboard.press(str(number))
+    page.close()
+    assert complaints == []
