@@ -175,6 +175,7 @@ def _read_samples(opened: Sequence[tuple[Run, SampleSet]], runs: "polars.DataFra
         .with_columns(number=polars.col("index").cast(polars.String).str.zfill(6))
         .with_columns(file=names[0], reference_file=names[1])
         .drop("kind", "suffix", "against", "number")
+        .sort("folder", "index")
     )
     texts = [
         {"folder": run.place, "index": index, "text": samples.text(index)}
