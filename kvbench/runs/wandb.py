@@ -103,6 +103,7 @@ class WandB:
             resume="allow" if mode == "online" else None,
             dir=str(folder),
             mode=mode,  # type: ignore[arg-type]
+            allow_val_change=True,  # a metric may have come in between
             reinit="finish_previous",
             **about,  # type: ignore[arg-type]
         )
