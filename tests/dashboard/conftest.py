@@ -10,6 +10,7 @@ import pytest
 from kvbench.dashboard.page import write_dashboard
 from tests.support.run_folders import write_image_runs, write_text_runs, write_unfinished_runs
 
+PROGRAMS = ("chromium", "chromium-browser", "google-chrome")
 ARGUMENTS = (
     "--headless",
     "--no-sandbox",
@@ -35,7 +36,7 @@ def runs_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
     """Chromium without a window."""
-    found = shutil.which("chromium") or shutil.which("chromium-browser")
+    found = next(filter(None, map(shutil.which, PROGRAMS)), None)
     if found is None:
         pytest.skip("Chromium is not installed: apt-get install chromium")
     api = pytest.importorskip(
