@@ -65,7 +65,8 @@ dashboard: $(VENV)/stamp  ## one page of every run, finished or not, that opens 
 notebooks: $(VENV)/stamp  ## execute the notebooks, as build/notebooks/*.ipynb and *.html
 	@rm -rf build/notebooks && mkdir -p build/notebooks
 	$(BIN)/jupytext --quiet --to ../build/notebooks//ipynb notebooks/*.py
-	cd build/notebooks && PATH="$(abspath $(BIN)):$$PATH" jupyter nbconvert --execute --inplace $(NOTEBOOKS:=.ipynb)
+	cd build/notebooks && PATH="$(abspath $(BIN)):$$PATH" PYTHONWARNINGS="ignore:IProgress not found" \
+		jupyter nbconvert --execute --inplace $(NOTEBOOKS:=.ipynb)
 	cd build/notebooks && PATH="$(abspath $(BIN)):$$PATH" jupyter nbconvert --to html $(NOTEBOOKS:=.ipynb)
 
 clean:  ## remove what can be made again, but no runs

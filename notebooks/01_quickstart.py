@@ -17,12 +17,12 @@
 # the same pictures twice, once with all of them and once with a tenth, and we look at what that changes. Everything
 # ships with kvbench: no GPU, no downloads.
 #
-# A run is one command. It makes its reference, the run with the full cache, if that is missing.
+# A run is one command. It makes its reference, the run with the full cache, if that is missing. (Progress bars go to a
+# file here.)
 
 # %%
-# %env TQDM_DISABLE=1
 # %env COLUMNS=110
-# !kvbench method=snapkv budget=0.1 prompts.count=16 "eval=[psnr,lpips_scenes,geneval]"
+# !kvbench method=snapkv budget=0.1 prompts.count=16 "eval=[psnr,lpips_scenes,geneval]" 2> progress.txt
 
 # %% [markdown]
 # Each metric stands with its 95 % interval. `psnr` and `lpips_scenes` compare every picture with that of the full
