@@ -19,7 +19,8 @@ class Curve(NamedTuple):
     Attributes:
         across: what the axis across tells, and its number.
         up: what the axis up tells, and its number, None where a step has none.
-        fitted: points are no curves; a line through all of them is fitted, over the logarithm of what is across.
+        fitted: points are no curves; a line through all of them is fitted, over the logarithm of what is across. The
+            prompt, which is no text of the model's, is left out.
     """
 
     across: tuple[str, Callable[[Step], float]]
@@ -43,7 +44,7 @@ Points = list[tuple[float, float]]
 
 def list_points(steps: Sequence[Step], curve: Curve) -> Points:
     """Return the points of one run, in order; steps without a value are left out."""
-    pairs = [(curve.across[1](step), curve.up[1](step)) for step in steps]
+    pairs = [(curve.across[1](step), curve.up[1](step)) for step in steps[int(curve.fitted) :]]
     return [(x, y) for x, y in pairs if y is not None]
 
 

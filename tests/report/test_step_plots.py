@@ -34,7 +34,7 @@ def told(budget: float, steps: tuple[Step, ...] = STEPS, selector: str = "snapkv
     ("kind", "expected"),
     [
         ("utilisation", [(10, 100), (20, 75), (30, 50)]),
-        ("density", [(10, 2.0), (12, 2.5), (9, 1.0)]),
+        ("density", [(12, 2.5), (9, 1.0)]),  # the first step is the prompt
         ("lse", [(10, 2.0), (20, 3.0), (30, 4.0)]),
     ],
 )
