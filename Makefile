@@ -56,7 +56,7 @@ wheel: $(VENV)/stamp  ## build dist/kvbench-*.whl
 sweep: $(VENV)/stamp  ## every method at three budgets
 	$(BIN)/python run.py -m sweeps=budget
 
-report: $(VENV)/stamp  ## one table of every finished run
+report: $(VENV)/stamp  ## tables and figures of every finished run
 	$(BIN)/python run.py task=report
 
 dashboard: $(VENV)/stamp  ## one page of every run, finished or not, that opens from disk

@@ -32,7 +32,9 @@ from kvbench.prompts.base import PromptSource
 from kvbench.report import beside_published, paper_memory
 from kvbench.report.collect import collect_runs, read_runs, read_with_references
 from kvbench.report.differences import show_differences
-from kvbench.report.many_runs import show_runs, write_report
+from kvbench.report.document import write_report
+from kvbench.report.draw import draw_figures
+from kvbench.report.many_runs import show_runs
 from kvbench.report.one_run import show_outcome, show_run
 from kvbench.report.plan_table import show_plan
 from kvbench.report.published import find
@@ -209,7 +211,7 @@ def task_train(cfg: DictConfig, _: Settings) -> None:
 
 
 def task_report(cfg: DictConfig, settings: Settings) -> None:
-    """Do `task=report`: print and write one table of every finished run under `runs_dir`, or of a sweep's."""
+    """Do `task=report`: tables and figures of every finished run under `runs_dir`, or of a sweep's."""
     runs_dir = place = settings.runs_dir
     failures: list[tuple[str, str]] = []
     if settings.work.folder is None:
@@ -223,12 +225,16 @@ def task_report(cfg: DictConfig, settings: Settings) -> None:
         raise ConfigError(
             f"runs_dir={runs_dir}: holds no finished runs" + " of this sweep" * (place != runs_dir)
         )
-    CONSOLE.print(f"written: {write_report(place, runs)}", highlight=False, soft_wrap=True)
+    table = None if settings.published is None else find(settings.published)
+    figures = draw_figures(runs_dir, runs, place)
+    section = None if table is None else beside_published.make_section(table, runs)
+    report = write_report(place, runs, section, figures)
     if settings.against is not None:
         show_differences(CONSOLE, runs, runs_dir, settings.against)
-    if settings.published is not None:
-        beside_published.show_beside(CONSOLE, find(settings.published), runs, runs_dir)
-    beside_published.draw_fidelity(CONSOLE, runs, place, "fidelity")
+    if table is not None:
+        beside_published.show_beside(CONSOLE, table, runs, runs_dir)
+    for path in (report, report.with_suffix(".tex"), report.with_suffix(".csv"), *figures):
+        CONSOLE.print(f"written: {path}", highlight=False, soft_wrap=True)
 
 
 def task_dashboard(cfg: DictConfig, settings: Settings) -> None:

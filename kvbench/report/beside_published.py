@@ -8,12 +8,14 @@ from rich.console import Console
 from safetensors import safe_open
 from torch import Tensor
 
+from kvbench.core.files import write_whole
 from kvbench.methods.heatkv.stability import rank_deviation
 from kvbench.report.claims import Claim
+from kvbench.report.document import BOLD, Section, find_group, write_latex
+from kvbench.report.draw import draw_fidelity
 from kvbench.report.many_runs import find_metric
 from kvbench.report.published import COSTS, PublishedTable, find_setting, parse_number
-from kvbench.report.tables import Cell, Row, print_rows, publish
-from kvbench.runs.folder import slug
+from kvbench.report.tables import Cell, Row, drop_columns, print_rows, publish
 from kvbench.runs.results import Results
 
 MASS = "mass"
@@ -29,10 +31,30 @@ def make_rows(table: PublishedTable, runs: Sequence[Results]) -> list[Row]:
     labels = _find_labels(table, runs)
     return [
         _list_settings(table, run, runs) | _list_cells(table, labels, where, run, runs)
-        for where in table.rows()
-        for run in runs
-        if table.matches(where, run)
+        for where, run in _match(table, runs)
     ]
+
+
+def make_section(table: PublishedTable, runs: Sequence[Results]) -> Section | None:
+    """Return a table as a part of the report, what its rows have in common below it; None where no run belongs."""
+    own = [run for _, run in _match(table, runs)]
+    if not own:
+        return None
+    rows = make_rows(table, own)
+    lead = list(_list_settings(table, own[0], own))
+    same = [name for name in lead if len(rows) > 1 and len({str(row[name]) for row in rows}) == 1]
+    alike = "".join(f", {name} {rows[0][name]}" for name in same)
+    caption = f"{make_title(table, own)}{alike}. 95 % intervals. {BOLD}."
+    return Section(
+        f"{table.name}: {table.title}", caption, drop_columns(rows, same), list(map(find_group, own))
+    )
+
+
+def _match(
+    table: PublishedTable, runs: Sequence[Results]
+) -> list[tuple[Mapping[str, tuple[str, ...]], Results]]:
+    """Return the runs that belong to rows of a table, row after row, each with where in the table that is."""
+    return [(where, run) for where in table.rows() for run in runs if table.matches(where, run)]
 
 
 def make_title(table: PublishedTable, runs: Sequence[Results]) -> str:
@@ -54,37 +76,26 @@ def show_beside(console: Console, table: PublishedTable, runs: Sequence[Results]
     title = f"{make_title(table, own)} (with 95 % intervals)"
     lead = len(_list_settings(table, own[0], own))
     publish(console, title, make_rows(table, own), lead, runs_dir / f"report-{table.name}.md")
+    section = make_section(table, own)
+    if section is not None:
+        write_whole(runs_dir / f"report-{table.name}.tex", write_latex([section]))
     if table.figure == "fidelity":
-        draw_fidelity(console, runs, runs_dir, table.name)
+        for path in draw_fidelity(runs_dir, runs, table.name):
+            console.print(f"drawn: {path}", highlight=False, soft_wrap=True)
     elif table.figure is not None:
         draw_steps(console, table, own, runs_dir)
 
 
-def draw_fidelity(console: Console, runs: Sequence[Results], runs_dir: Path, name: str) -> None:
-    """Draw every metric against budget, one figure per model that has a method at two budgets."""
-    from kvbench.report import plots  # takes long to import
-
-    models = sorted({run.model_label for run in runs})
-    for model in models:
-        own = [run for run in runs if run.model_label == model]
-        prompts = ", ".join(sorted({f"{run.prompts_label}, n = {run.n}" for run in own}))
-        figure = plots.draw_metrics(own, f"{model} ({prompts}): metrics against budget, 95 % bands")
-        if figure is not None:
-            stem = name if len(models) == 1 else f"{name}-{slug(model)}"
-            path = plots.save(figure, runs_dir / f"{stem}.png")
-            console.print(f"drawn: {path}", highlight=False, soft_wrap=True)
-
-
 def draw_steps(console: Console, table: PublishedTable, runs: Sequence[Results], runs_dir: Path) -> None:
     """Draw what runs held step by step into <table>.png, if any of them tells."""
-    from kvbench.report import plots, step_plots  # take long to import
+    from kvbench.report import step_plots, styles  # take long to import
 
     told = [run for run in runs if run.steps]
     if not told or table.figure is None:
         console.print(f"{table.name}: no run tells its steps (method.watch_lse=true)", highlight=False)
         return
     title = ", ".join(sorted({f"{run.model_label}, {run.prompts_label}, n = {run.n}" for run in told}))
-    path = plots.save(step_plots.draw_steps(told, table.figure, title), runs_dir / f"{table.name}.png")
+    path = styles.save(step_plots.draw_steps(told, table.figure, title), runs_dir / f"{table.name}.png")
     console.print(f"drawn: {path}", highlight=False, soft_wrap=True)
 
 
@@ -101,7 +112,7 @@ def show_stability(
         model: its name.
         runs_dir: where the files go.
     """
-    from kvbench.report import plots  # takes long to import
+    from kvbench.report import plots, styles  # take long to import
 
     masses = _load_masses(artifacts)
     if len(masses) < 2:
@@ -133,7 +144,7 @@ def show_stability(
         f"{model}: S-CAS rankings over {len(masses)} calibrations",
         None if bound is None else (bound, f"published worst case, {theirs}: {printed} %"),
     )
-    path = plots.save(figure, runs_dir / f"{table.name}.png")
+    path = styles.save(figure, runs_dir / f"{table.name}.png")
     console.print(f"drawn: {path}", highlight=False, soft_wrap=True)
 
 

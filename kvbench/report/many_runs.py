@@ -1,14 +1,12 @@
 """Many runs beside each other, with every metric that they hold."""
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 from rich.console import Console
 
-from kvbench.core.files import write_whole
 from kvbench.engine.memory import MIB
 from kvbench.eval.protocol.scores import Metric
-from kvbench.report.tables import Cell, Row, drop_columns, format_csv, format_markdown, print_rows
+from kvbench.report.tables import Cell, Row, drop_columns, print_rows
 from kvbench.runs.results import Results
 
 ROOMY = 120
@@ -88,10 +86,15 @@ def tell_apart(runs: Sequence[Results]) -> list[Row]:
     return rows
 
 
+def order_runs(runs: Sequence[Results]) -> list[Results]:
+    """Return runs by model, budget and method."""
+    return sorted(runs, key=lambda run: (run.model_label, run.memory.budget_tokens, run.method))
+
+
 def make_rows(runs: Sequence[Results], *, details: bool = False) -> list[Row]:
     """Return a row per run by model, budget and method: which it is, memory, time and the metrics of `list_metrics`."""
     metrics = list_metrics(runs, details=details)
-    ordered = sorted(runs, key=lambda run: (run.model_label, run.memory.budget_tokens, run.method))
+    ordered = order_runs(runs)
     return [
         {**which, **_list_costs(run), **{name: find_metric(run, name) for name in metrics}}
         for which, run in zip(tell_apart(ordered), ordered, strict=True)
@@ -110,13 +113,6 @@ def show_runs(console: Console, runs: Sequence[Results], failures: Sequence[tupl
         print_rows(console, title, shown, lead, "half" if roomy else "value")
     for name, reason in failures:
         console.print(f"failed {name}: {reason}", style="red", markup=False, highlight=False, soft_wrap=True)
-
-
-def write_report(runs_dir: Path, runs: Sequence[Results]) -> Path:
-    """Write report.csv (parts and variants of metrics included) and report.md beside the runs; return the latter."""
-    write_whole(runs_dir / "report.csv", format_csv(make_rows(runs, details=True)))
-    write_whole(runs_dir / "report.md", format_markdown(make_rows(runs)))
-    return runs_dir / "report.md"
 
 
 def _mark_share(share: float | None) -> str:

@@ -1,10 +1,8 @@
-"""Plots: metrics against budget (HeatKV Figure 5), stability of head rankings (Figure 6). Written as PNG."""
+"""Plots: metrics against measured memory (HeatKV Figure 5 has budgets there), stability of head rankings (Figure 6)."""
 
-import io
 from collections.abc import Mapping, Sequence
 from functools import partial
 from math import ceil
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -15,14 +13,11 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 from numpy.typing import NDArray
 
-from kvbench.core.files import write_whole
 from kvbench.eval.protocol.scores import Metric
 from kvbench.report.many_runs import find_metric, list_metrics, name_methods
+from kvbench.report.styles import COLOURS, Style, choose_styles, strip_frame
 from kvbench.runs.results import Results
 
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-"""Okabe and Ito's palette without its yellow, which is too light for a line on white."""
-MARKERS = "osD^vPX"
 ABREAST = 4
 """Panels beside each other, at most."""
 LETTERS, SIGN = 45, 7
@@ -30,31 +25,33 @@ LETTERS, SIGN = 45, 7
 
 
 class Point(NamedTuple):
-    """A metric at a budget, with the ends of its 95 % interval."""
+    """A metric at the most memory that was held, a share of the full cache, with the ends of its 95 % interval."""
 
-    budget: float
+    memory: float
     value: float
     low: float
     high: float
 
 
-Style = tuple[str, str, str]
-"""Colour, marker and dashes of a line."""
+TICKS = (0.001, 0.002, 0.004, 0.01, 0.02, 0.04, 0.1, 0.2, 0.4, 1.0)
+"""Shares of the full cache that an axis names."""
+FULL = "full"
+"""The method that is a line across, whose memory is no choice."""
 
 
 def trace_curves(runs: Sequence[Results], name: str) -> dict[str, list[Point]]:
-    """Return a metric's points of every method by ascending budget; runs without a value are left out.
+    """Return a metric's points of every method by ascending memory; runs without a value are left out.
 
-    Settings in which runs of a method differ make several lines of it. Of several runs that are alike in them the first
-    with the most images counts.
+    Settings in which runs of a method differ make several lines of it. Of several runs that are alike in them and in
+    their budget the first with the most images counts.
     """
     found: dict[str, dict[float, Point]] = {}
     named = zip(name_methods(runs), runs, strict=True)
     for method, run in sorted(named, key=lambda pair: -pair[1].n):
         metric = find_metric(run, name)
         if metric is not None and metric.value is not None:
-            point = Point(run.memory.budget, metric.value, *(metric.interval or (metric.value,) * 2))
-            found.setdefault(method, {}).setdefault(point.budget, point)
+            point = Point(run.memory.peak, metric.value, *(metric.interval or (metric.value,) * 2))
+            found.setdefault(method, {}).setdefault(round(run.memory.budget, 6), point)
     return {method: sorted(points.values()) for method, points in sorted(found.items())}
 
 
@@ -69,7 +66,7 @@ def choose_panels(runs: Sequence[Results]) -> dict[str, str]:
 
 
 def draw_metrics(runs: Sequence[Results], title: str) -> Figure | None:
-    """Draw metrics against budget, a panel per metric and a line per method with its 95 % band (HeatKV Figure 5).
+    """Draw metrics against measured memory, a panel per metric and a line per method with its 95 % band.
 
     Args:
         runs: finished runs of one model.
@@ -83,7 +80,7 @@ def draw_metrics(runs: Sequence[Results], title: str) -> Figure | None:
         return None
     curves = {name: trace_curves(runs, name) for name in panels}
     methods = sorted({method for lines in curves.values() for method in lines})
-    styles = {method: _choose_style(i) for i, method in enumerate(methods)}
+    styles = choose_styles(methods)
     columns = min(len(panels), ABREAST)
     rows = ceil(len(panels) / columns)
     abreast = max(1, min(6, len(methods), LETTERS * columns // (SIGN + max(map(len, methods)))))
@@ -135,18 +132,10 @@ def draw_stability(
         "right", functions=(partial(np.multiply, 100 / heads), partial(np.multiply, heads / 100))
     )
     share.set_ylabel(f"percent of {heads} heads")
-    _strip_frame(axes)
+    strip_frame(axes)
     axes.spines["right"].set_visible(True)
     axes.set_title(title, fontsize=11)
     return figure
-
-
-def save(figure: Figure, path: Path) -> Path:
-    """Write a PNG, whole or not at all, and return its path; equal figures give equal bytes."""
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=150, metadata={"Software": None})
-    write_whole(path, buffer.getvalue())
-    return path
 
 
 def _label_axis(name: str, metric: Metric) -> str:
@@ -161,35 +150,29 @@ def _draw_curves(
     for method, points in curves.items():
         colour, marker, dashes = styles[method]
         x, y, low, high = np.array(points).T
+        if method == FULL:
+            lines[method] = axes.axhline(y[0], color=colour, linestyle="--", linewidth=1)
+            continue
         [lines[method]] = axes.plot(
             x, y, color=colour, marker=marker, linestyle=dashes, markersize=5, linewidth=1.5
         )
-        axes.fill_between(x, low, high, color=colour, alpha=0.14, linewidth=0)
-    _set_budget_axis(axes, sorted({point.budget for points in curves.values() for point in points}))
+        if len(points) > 1:
+            axes.fill_between(x, low, high, color=colour, alpha=0.14, linewidth=0)
+        else:
+            axes.vlines(x, low, high, color=colour, linewidth=1.5)
+    memory = [point.memory for method, points in curves.items() for point in points if method != FULL]
+    _set_memory_axis(axes, memory)
     return lines
 
 
-def _choose_style(index: int) -> Style:
-    """Return the style of a line; colours come again with another marker and dashes."""
-    turn, place = divmod(index, len(COLOURS))
-    return COLOURS[place], MARKERS[(place + turn) % len(MARKERS)], ("-", "--", ":")[turn % 3]
-
-
-def _set_budget_axis(axes: Axes, budgets: Sequence[float]) -> None:
-    """Make the axis logarithmic, with ticks at the budgets that were run, as far as their labels have room."""
+def _set_memory_axis(axes: Axes, memory: Sequence[float]) -> None:
+    """Make the axis logarithmic, with round numbers as ticks, or what was measured where there are not two of those."""
     axes.set_xscale("log")
-    ticks: list[float] = []
-    for budget in budgets:
-        if not ticks or budget > 1.25 * ticks[-1]:
-            ticks.append(budget)
-    axes.xaxis.set_major_locator(FixedLocator(ticks))
+    ticks = [tick for tick in TICKS if min(memory) / 1.1 <= tick <= max(memory) * 1.1]
+    axes.xaxis.set_major_locator(
+        FixedLocator(ticks if len(ticks) > 1 else sorted({min(memory), max(memory)}))
+    )
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:.3g}"))
     axes.xaxis.set_minor_locator(NullLocator())
-    axes.set_xlabel("budget, % of the full cache")
-    _strip_frame(axes)
-
-
-def _strip_frame(axes: Axes) -> None:
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(axis="y", color="0.9", linewidth=0.8)
-    axes.set_axisbelow(True)
+    axes.set_xlabel("measured memory, peak % of the full cache")
+    strip_frame(axes)

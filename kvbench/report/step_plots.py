@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 
 from kvbench.engine.ledger import Step
 from kvbench.report.many_runs import name_methods
-from kvbench.report.plots import COLOURS, MARKERS
+from kvbench.report.styles import COLOURS, MARKERS
 from kvbench.runs.results import Results
 
 

@@ -99,10 +99,13 @@ def format_name(name: str, metric: Metric) -> str:
     return f"{name} {ARROWS[metric.better]}"
 
 
-def format_markdown(rows: Sequence[Row]) -> str:
-    """Write rows, at least one, as a Markdown table with intervals as ranges."""
+def format_markdown(rows: Sequence[Row], best: Collection[tuple[int, str]] = ()) -> str:
+    """Write rows, at least one, as a Markdown table with intervals as ranges, and some cells (row, column) in bold."""
     head = [_header(name, rows) for name in rows[0]]
-    lines = [head, *([format_cell(cell, "range") for cell in row.values()] for row in rows)]
+    lines = [head]
+    for place, row in enumerate(rows):
+        texts = {name: format_cell(cell, "range") for name, cell in row.items()}
+        lines.append([f"**{text}**" if (place, name) in best else text for name, text in texts.items()])
     first, *others = ("| " + " | ".join(line) + " |\n" for line in lines)
     return "".join([first, "|" + "---|" * len(head) + "\n", *others])
 

@@ -12,7 +12,8 @@ from rich.console import Console
 from kvbench.core.config import ConfigError
 from kvbench.eval.protocol.scores import Metric
 from kvbench.report.collect import collect_runs
-from kvbench.report.many_runs import list_metrics, list_settings, make_rows, show_runs, write_report
+from kvbench.report.document import write_report
+from kvbench.report.many_runs import list_metrics, list_settings, make_rows, show_runs
 from kvbench.report.one_run import show_run
 from kvbench.report.tables import format_cell, format_csv, format_markdown, print_rows, publish
 from kvbench.runs.results import Results

@@ -1,0 +1,78 @@
+"""What every head still holds of every source, as maps (HeatKV, Figure 4, shows such squares in order of removal)."""
+
+from collections.abc import Sequence
+from math import ceil
+
+import numpy as np
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
+
+from kvbench.runs.retention import Retention
+
+ABREAST = 4
+"""Maps beside each other, at most."""
+MOST = 12
+"""Maps of a figure: of more sources neighbours are joined."""
+SHADES = "cividis"
+"""Dark for what is gone to light for what is kept; for every kind of colour vision, and in grey."""
+
+
+def join_sources(retention: Retention, most: int) -> tuple[list[str], NDArray[np.float64]]:
+    """Return labels, and shares [L, H, labels], of at most so many sources.
+
+    Neighbours are joined by their tokens; a prompt stays by itself.
+    """
+    kept, tokens = np.array(retention.kept, np.float64), np.array(retention.tokens, np.float64)
+    apart = int(retention.sources[0] == "prompt")
+    width = ceil((len(tokens) - apart) / (most - apart))
+    starts = [*range(apart), *range(apart, len(tokens), width)]
+    labels, shares = [], []
+    for start, stop in zip(starts, [*starts[1:], len(tokens)], strict=True):
+        names = retention.sources[start:stop]
+        labels.append(names[0] if len(names) == 1 else f"{names[0]} to {names[-1].removeprefix('row ')}")
+        shares.append(kept[:, :, start:stop] @ tokens[start:stop] / tokens[start:stop].sum())
+    return labels, np.stack(shares, 2)
+
+
+def draw_retention(retention: Retention, title: str) -> Figure:
+    """Draw a map for each source: a square for each head, layers down, KV heads across, light where it is kept.
+
+    Args:
+        retention: of a run.
+        title: of the figure.
+    """
+    labels, shares = join_sources(retention, MOST)
+    layers, heads, count = shares.shape
+    columns = min(ABREAST, count)
+    rows = ceil(count / columns)
+    each = 1.55
+    height = each * min(max(layers / heads, 0.6), 2.0)
+    figure = Figure(figsize=(each * columns + 1.2, (height + 0.35) * rows + 0.8), layout="constrained")
+    grid = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False)
+    for place, axes in enumerate(grid.flat):
+        if place >= count:
+            axes.set_visible(False)
+            continue
+        shown = axes.imshow(
+            shares[:, :, place], vmin=0, vmax=1, cmap=SHADES, aspect="auto", interpolation="nearest"
+        )
+        axes.set_title(labels[place], fontsize=9)
+        axes.set_xticks(_choose_ticks(heads))
+        axes.set_yticks(_choose_ticks(layers))
+        axes.tick_params(labelsize=8)
+        for edge in range(1, layers):
+            axes.axhline(edge - 0.5, color="white", linewidth=0.4)
+        for edge in range(1, heads):
+            axes.axvline(edge - 0.5, color="white", linewidth=0.4)
+    figure.supxlabel("KV head", fontsize=9)
+    figure.supylabel("layer", fontsize=9)
+    bar = figure.colorbar(shown, ax=grid, shrink=0.8, pad=0.02)
+    bar.set_label("share of the source's tokens kept", fontsize=9)
+    bar.ax.tick_params(labelsize=8)
+    figure.suptitle(title, fontsize=10)
+    return figure
+
+
+def _choose_ticks(count: int) -> Sequence[int]:
+    """Return numbers of rows or columns that have room for a label."""
+    return range(0, count, max(1, ceil(count / 6)))

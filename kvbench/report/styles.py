@@ -1,0 +1,86 @@
+"""How figures look: one line per method, the same in every figure, and files for pages and for print."""
+
+import io
+from collections.abc import Sequence
+from itertools import product
+from pathlib import Path
+
+import matplotlib as mpl
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from kvbench.core.files import write_whole
+
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+"""Okabe and Ito's palette without its yellow, which is too light for a line on white."""
+MARKERS = "osD^vPX"
+DASHES = ("-", "--", ":")
+METHODS = ("heatkv", "scalekv", "streaming_llm", "snapkv", "hack", "random", "full")
+METHODS += ("headkv", "h2o", "hard_kv", "linear_ar", "rkv", "ams_kv", "swa")
+METHODS += (
+    "binary_heatkv",
+    "binary_heatkv_naive",
+    "heatkv_naive",
+    "ams_kv_fixed",
+    "diagonal",
+    "scale_groups",
+    "sta",
+)
+"""Methods by the place of their line among all lines: the main ones have the plainest."""
+
+Style = tuple[str, str, str]
+"""Colour, marker and dashes of a line."""
+
+
+def choose_styles(names: Sequence[str]) -> dict[str, Style]:
+    """Return a style for each line, no two alike; a method's own is the same in every figure.
+
+    Args:
+        names: of the lines; the first word of each is its method.
+    """
+    found: dict[str, Style] = {}
+    taken: set[Style] = set()
+    for name in sorted(names, key=lambda name: (_method_of(name) not in METHODS, name)):
+        method = _method_of(name)
+        place = METHODS.index(method) if method in METHODS else len(METHODS) + len(found)
+        found[name] = next(style for style in _list_styles(place) if style not in taken)
+        taken.add(found[name])
+    return found
+
+
+def _method_of(name: str) -> str:
+    return name.replace(",", " ").split()[0]
+
+
+def _list_styles(place: int) -> list[Style]:
+    """Return every style, that of a place first, then others of its colour."""
+    turn, colour = divmod(place, len(COLOURS))
+    shifts = product(range(len(COLOURS)), range(len(MARKERS)), range(len(DASHES)))
+    return [
+        (
+            COLOURS[(colour + c) % len(COLOURS)],
+            MARKERS[(colour + turn + m) % len(MARKERS)],
+            DASHES[(turn + m + d) % len(DASHES)],
+        )
+        for c, m, d in shifts
+    ]
+
+
+def strip_frame(axes: Axes) -> None:
+    """Leave of a plot's frame two sides, and light lines across."""
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(axis="y", color="0.9", linewidth=0.8)
+    axes.set_axisbelow(True)
+
+
+def save(figure: Figure, path: Path) -> Path:
+    """Write a figure as PNG to a path, and as SVG with letters as text beside it; return the path.
+
+    Files are whole or not there, and equal figures give equal bytes.
+    """
+    with mpl.rc_context({"svg.hashsalt": "kvbench", "svg.fonttype": "none"}):
+        for suffix, metadata in ((".png", {"Software": None}), (".svg", {"Date": None, "Creator": None})):
+            buffer = io.BytesIO()
+            figure.savefig(buffer, format=suffix[1:], dpi=150, metadata=metadata)
+            write_whole(path.with_suffix(suffix), buffer.getvalue())
+    return path

@@ -1,0 +1,210 @@
+"""The report: what is best, ablations as a paper has them, LaTeX that is well formed, figures of every kind."""
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from kvbench.core.config import ConfigError
+from kvbench.eval.protocol.scores import Metric
+from kvbench.report.ablations import find_ablations, find_best, make_ablation_rows
+from kvbench.report.document import write_report
+from kvbench.report.draw import draw_figures
+from kvbench.report.latency_plots import Timing, draw_latencies, read_profiles
+from kvbench.report.latex import escape, format_latex
+from kvbench.report.retention_plots import draw_retention, join_sources
+from kvbench.report.styles import METHODS, choose_styles
+from kvbench.runs.results import Results
+from kvbench.runs.retention import Retention
+from tests.support.results import made_up
+
+
+def psnr(value: float) -> dict[str, Metric]:
+    return {
+        "psnr": Metric(value, "higher", "dB", n=4, ci95=(value - 1, value + 2), evaluator="psnr", digits=2)
+    }
+
+
+def both(value: float, distance: float) -> dict[str, Metric]:
+    return {**psnr(value), "lpips": Metric(distance, "lower", n=4, evaluator="lpips")}
+
+
+def varied(value: float, seed: int = 0, count: int = 10, **settings: object) -> Results:
+    config = {"model": {"name": "m"}, "method": {**settings}, "calibrate": {"count": count}, "seed": seed}
+    name = "-".join(map(str, (value, seed, count, *settings.values())))
+    return made_up("heatkv", 0.1, psnr(value), config=config, run=f"heatkv-{name}")
+
+
+def test_the_best_is_the_best_of_those_that_compress_at_one_budget() -> None:
+    rows = [
+        both(30.0, 0.2),
+        both(31.0, 0.3),
+        both(99.0, 0.0),
+        both(20.0, 0.1),
+        both(31.001, 0.3),
+        both(5.0, 0.5),
+    ]
+    groups = [0.1, 0.1, None, 0.2, 0.1, 0.2]
+    assert find_best(rows, groups) == {(1, "psnr"), (4, "psnr"), (0, "lpips"), (3, "psnr"), (3, "lpips")}
+    assert find_best(rows[1:2], [0.1]) == set()
+    assert find_best([both(1.0, 0.1), both(1.0, 0.2)], [0, 0]) == {(0, "lpips")}
+    assert find_best([], []) == set()
+
+
+def test_an_ablation_is_of_one_setting() -> None:
+    runs = [
+        varied(25.0, sinks=2), varied(24.0, sinks=10), varied(23.0, sinks=1), varied(20.0, count=1, sinks=1),
+        made_up("full", 1.0, {}), made_up("heatkv", 0.2, psnr(1.0)),
+    ]  # fmt: skip
+    found = {one.setting: one for one in find_ablations(runs)}
+    assert set(found) == {"method.sinks", "calibrate.count"}
+    assert found["method.sinks"].others == {"calibrate.count": 10}
+    assert found["calibrate.count"].others == {"method.sinks": 1}
+    rows = make_ablation_rows(found["method.sinks"])
+    assert [list(row) for row in rows] == [["method.sinks", "peak %", "psnr"]] * 3
+    assert [row["method.sinks"] for row in rows] == ["1", "2", "10"]
+    values = [row["psnr"] for row in rows]
+    assert [one.value for one in values if isinstance(one, Metric)] == [23.0, 25.0, 24.0]
+    assert [row["calibrate.count"] for row in make_ablation_rows(found["calibrate.count"])] == ["1", "10"]
+    assert find_ablations(runs[:1]) == []
+
+
+def test_the_report_has_bold_ablations_and_figures(tmp_path: Path) -> None:
+    runs = [varied(25.0, sinks=2), varied(24.0, sinks=1), made_up("full", 1.0, {})]
+    path = write_report(tmp_path, runs, figures=[tmp_path / "fidelity.png"])
+    text = path.read_text()
+    assert text.count("**25.00 [24.00, 27.00]**") == 2
+    assert "**24.00" not in text
+    assert "(n = 96): method.sinks\n\n| method.sinks | peak % | psnr ↑ |" in text.replace("?, n", "n")
+    assert "![fidelity](fidelity.svg)" in text
+    latex = (tmp_path / "report.tex").read_text()
+    assert latex.count(r"\textbf{25.00}\,{\scriptsize$\pm$1.50}") == 2
+    assert r"$\pm$ half of the 95 \% interval" in latex
+    assert latex.count(r"\begin{table}") == latex.count(r"\end{table}") == 3
+
+
+def test_latex_is_escaped_and_rectangular() -> None:
+    rows = [{"a_b": "50 % & {x}", **both(1.0, 2.0)}, {"a_b": r"\#~^$", **both(3.0, 1.0)}]
+    text = format_latex(rows, "100 % of it", "one", {(1, "psnr")}, [1, 2])
+    body = text.split(r"\toprule")[1].split(r"\bottomrule")[0]
+    lines = [line for line in body.splitlines() if line.endswith(r"\\")]
+    assert [len(re.findall(r"(?<!\\)&", line)) for line in lines] == [2, 2, 2]
+    assert text.count(r"\midrule") == 2
+    assert r"\textbf{3.00}" in text
+    assert r"psnr $\uparrow$ & lpips $\downarrow$" in text
+    assert re.sub(r"\\[%&#_{}$]|\\text\w+\{\}", "", escape("%&#_{}$~^\\")) == ""
+
+
+def test_a_method_looks_the_same_in_every_figure() -> None:
+    alone = {name: choose_styles([name])[name] for name in METHODS}
+    assert len(set(alone.values())) == len(METHODS)
+    assert choose_styles(METHODS) == {name: alone[name] for name in sorted(METHODS)}
+    several = choose_styles(["heatkv 1", "heatkv 2", "mine", "snapkv, 10 %", "snapkv, 4 %", "yours"])
+    assert len(set(several.values())) == 6
+    assert several["heatkv 1"] == alone["heatkv"]
+    assert several["heatkv 2"][0] == alone["heatkv"][0]
+    assert several["snapkv, 10 %"] == alone["snapkv"]
+
+
+def make_retention(sources: int, prompt: bool = False) -> Retention:
+    rng = np.random.default_rng(0)
+    kept = rng.random((3, 2, sources)).round(3)
+    names = [f"row {n}" for n in range(1, sources + 1)]
+    names[0] = "prompt" if prompt else names[0]
+    tokens = tuple(float(n) for n in range(5, 5 + sources))
+    return Retention(9, tuple(names), tokens, tuple(tuple(map(tuple, layer)) for layer in kept.tolist()), 4)
+
+
+@pytest.mark.parametrize(
+    ("sources", "prompt", "count"), [(4, False, 4), (31, False, 11), (31, True, 11), (13, True, 7)]
+)
+def test_a_map_has_the_tokens_of_all_its_sources(sources: int, prompt: bool, count: int) -> None:
+    retention = make_retention(sources, prompt)
+    labels, shares = join_sources(retention, 12)
+    assert len(labels) == len(set(labels)) == shares.shape[2] == count
+    assert labels[0].startswith("prompt" if prompt else "row 1")
+    if prompt:
+        assert shares[1, 1, 0] == pytest.approx(retention.kept[1][1][0])
+    width = -(-(sources - prompt) // (12 - prompt))
+    for place in range(count - prompt):
+        part = range(prompt + place * width, min(prompt + (place + 1) * width, sources))
+        held = sum(retention.kept[2][1][n] * retention.tokens[n] for n in part)
+        assert shares[2, 1, place + prompt] == pytest.approx(held / sum(retention.tokens[n] for n in part))
+
+
+def test_maps_show_layers_down_and_heads_across() -> None:
+    retention = make_retention(3)
+    figure = draw_retention(retention, "a run")
+    maps = [axes for axes in figure.axes if axes.images]
+    for place, axes in enumerate(maps):
+        shown = np.asarray(axes.images[0].get_array())
+        expected = [[head[place] for head in layer] for layer in retention.kept]
+        np.testing.assert_allclose(shown, expected, rtol=1e-12)
+        assert axes.get_title() == retention.sources[place]
+        assert axes.images[0].get_clim() == (0, 1)
+
+
+def profile(status: str, method: str, *batches: int) -> str:
+    rows = [
+        {
+            "batch": n,
+            "cache": name,
+            "status": "ok",
+            "latency": {"median": n * scale, "p10": n / 2, "p90": 3.0 * n},
+        }
+        for n in batches
+        for name, scale in ((method, 1.0), ("full", 2.0))
+    ]
+    rows.append({"batch": 99, "cache": method, "status": "out of memory"})
+    made = {"gpu": None, "cpu": "x86", "threads": 2}
+    return json.dumps(
+        {"status": status, "model": "m", "budget": {"fraction": 0.1}, "provenance": made, "rows": rows}
+    )
+
+
+def test_latency_is_of_finished_profiles(tmp_path: Path) -> None:
+    folder = tmp_path / "profile"
+    folder.mkdir()
+    (folder / "a.json").write_text(profile("done", "heatkv", 4, 1))
+    (folder / "b.json").write_text(profile("running", "snapkv", 1))
+    found = read_profiles(tmp_path)
+    assert found == {
+        "m, x86, 2 threads": {
+            "heatkv, 10 %": [Timing(1, 1.0, 0.5, 3.0), Timing(4, 4.0, 2.0, 12.0)],
+            "full": [Timing(1, 2.0, 0.5, 3.0), Timing(4, 8.0, 2.0, 12.0)],
+        }
+    }
+    axes = draw_latencies(found["m, x86, 2 threads"], "m").axes[0]
+    assert {line.get_label(): line.get_ydata().tolist() for line in axes.lines} == {
+        "heatkv, 10 %": [1.0, 1.0],
+        "full": [2.0, 2.0],
+    }
+    assert axes.lines[0].get_xdata().tolist() == [1, 4]
+    (folder / "c.json").write_text('{"status": "done"}')
+    with pytest.raises(ConfigError, match=r"c\.json: damaged \(KeyError 'provenance'\); delete it"):
+        read_profiles(tmp_path)
+
+
+def test_figures_are_drawn_as_png_and_svg(tmp_path: Path) -> None:
+    runs = [
+        made_up(method, budget, psnr(30 + budget)) for method in ("heatkv", "swa") for budget in (0.1, 0.4)
+    ]
+    (tmp_path / "profile").mkdir()
+    (tmp_path / "profile" / "a.json").write_text(profile("done", "heatkv", 1, 2))
+    for run in runs:
+        folder = tmp_path / run.model / run.run
+        folder.mkdir(parents=True)
+        if run.method == "heatkv":
+            (folder / "retention.json").write_text(make_retention(5).to_json())
+    drawn = draw_figures(tmp_path, runs, tmp_path)
+    assert [path.name for path in drawn] == [
+        "fidelity.png",
+        "latency.png",
+        "retention-heatkv-0.1-0123456789.png",
+    ]
+    for path in drawn:
+        assert path.read_bytes().startswith(b"\x89PNG")
+        assert "<svg" in path.with_suffix(".svg").read_text()
+        assert "</text>" in path.with_suffix(".svg").read_text()
