@@ -1,6 +1,6 @@
 """Runs that differ in one setting, as a paper's table of an ablation has them, and which of them is best."""
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from kvbench.data.flatten import SECTIONS, Value, flatten_run
@@ -27,27 +27,29 @@ class Ablation:
 
 def find_ablations(runs: Sequence[Results]) -> list[Ablation]:
     """Return what finished runs have of ablations: two or more values of a setting, all other settings alike."""
-    found: list[Ablation] = []
     groups: dict[Hashable, list[Results]] = {}
     for run in runs:
         if not is_full(run):
             place = run.model_label, run.prompts_label, run.n, run.method, round(run.memory.budget, 6)
             groups.setdefault(place, []).append(run)
-    for group in groups.values():
-        settings = [_list_settings(run) for run in group]
-        names = dict.fromkeys(name for one in settings for name in one)
-        varied = [name for name in names if len({_sort_key(one.get(name)) for one in settings}) > 1]
-        for name in varied:
-            parts: dict[Hashable, dict[Value, Results]] = {}
-            for run, one in zip(group, settings, strict=True):
-                others = tuple(one.get(other) for other in varied if other != name)
-                parts.setdefault(others, {}).setdefault(one.get(name), run)
-            for values, part in parts.items():
-                if len(part) > 1:
-                    others = dict(zip((other for other in varied if other != name), values, strict=True))
-                    ordered = tuple(part[value] for value in sorted(part, key=_sort_key))
-                    found.append(Ablation(name, ordered, others))
-    return found
+    return [ablation for group in groups.values() for ablation in _split_group(group)]
+
+
+def _split_group(runs: Sequence[Results]) -> Iterator[Ablation]:
+    """Yield the ablations among runs of one method and budget."""
+    settings = [_list_settings(run) for run in runs]
+    names = dict.fromkeys(name for one in settings for name in one)
+    varied = [name for name in names if len({_sort_key(one.get(name)) for one in settings}) > 1]
+    for name in varied:
+        parts: dict[tuple[tuple[str, Value], ...], dict[Value, Results]] = {}
+        for run, one in zip(runs, settings, strict=True):
+            others = tuple((other, one.get(other)) for other in varied if other != name)
+            parts.setdefault(others, {}).setdefault(one.get(name), run)
+        for others, part in parts.items():
+            if len(part) > 1:
+                yield Ablation(
+                    name, tuple(part[value] for value in sorted(part, key=_sort_key)), dict(others)
+                )
 
 
 def make_ablation_rows(ablation: Ablation) -> list[Row]:

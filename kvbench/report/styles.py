@@ -15,16 +15,18 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#0
 """Okabe and Ito's palette without its yellow, which is too light for a line on white."""
 MARKERS = "osD^vPX"
 DASHES = ("-", "--", ":")
-METHODS = ("heatkv", "scalekv", "streaming_llm", "snapkv", "hack", "random", "full")
-METHODS += ("headkv", "h2o", "hard_kv", "linear_ar", "rkv", "ams_kv", "swa")
-METHODS += (
-    "binary_heatkv",
-    "binary_heatkv_naive",
-    "heatkv_naive",
-    "ams_kv_fixed",
-    "diagonal",
-    "scale_groups",
-    "sta",
+METHODS = (
+    *("heatkv", "scalekv", "streaming_llm", "snapkv", "hack", "random", "full"),
+    *("headkv", "h2o", "hard_kv", "linear_ar", "rkv", "ams_kv", "swa"),
+    *(
+        "binary_heatkv",
+        "binary_heatkv_naive",
+        "heatkv_naive",
+        "ams_kv_fixed",
+        "diagonal",
+        "scale_groups",
+        "sta",
+    ),
 )
 """Methods by the place of their line among all lines: the main ones have the plainest."""
 
