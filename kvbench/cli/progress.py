@@ -12,7 +12,6 @@ from typing import IO, cast
 
 from rich.console import Console
 from tqdm import tqdm
-from tqdm.contrib import DummyTqdmFile
 
 from kvbench.cli.jobs import Entry, claim_of, read_entries
 from kvbench.core.locks import is_held, read_clock
@@ -131,6 +130,20 @@ def show_status(console: Console, folder: Path) -> None:
             console.print(line, style="red", markup=False, highlight=False, soft_wrap=True)
 
 
+class _Above:
+    """A stream whose texts, whole lines each, appear above the bars of stderr."""
+
+    def __init__(self, stream: IO[str]) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        with tqdm.external_write_mode(file=sys.stderr):
+            return self._stream.write(text)
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._stream, name)
+
+
 @contextmanager
 def watch(folder: Path) -> Iterator[None]:
     """Keep one line about a sweep below what it prints, where errors go to a terminal."""
@@ -140,17 +153,21 @@ def watch(folder: Path) -> Iterator[None]:
     done = threading.Event()
 
     def look(bar: "tqdm[object]") -> None:
-        while not done.wait(LOOK):
-            now = measure(folder)
-            bar.total, bar.n = max(now.samples, 1), now.drawn
-            bar.set_description_str(str(now))
+        now = measure(folder)
+        bar.total, bar.n = max(now.samples, 1), now.drawn
+        bar.set_description_str(str(now))
 
-    above = cast(IO[str], DummyTqdmFile(sys.stdout))  # prints what jobs print above the line
+    def keep_looking(bar: "tqdm[object]") -> None:
+        while not done.wait(LOOK):
+            look(bar)
+
+    above = cast(IO[str], _Above(sys.stdout))
     with tqdm(total=1, bar_format="{desc} {bar} {elapsed}") as bar, redirect_stdout(above):
-        thread = threading.Thread(target=look, args=(bar,), daemon=True)
+        thread = threading.Thread(target=keep_looking, args=(bar,), daemon=True)
         thread.start()
         try:
             yield
         finally:
             done.set()
             thread.join()
+            look(bar)

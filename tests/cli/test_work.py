@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from kvbench.cli import app, models
+from kvbench.cli import app, models, progress
 from kvbench.cli.jobs import Entry, claim_of, find_folder, open_folder, read_entries, write_entry
-from kvbench.cli.progress import measure
+from kvbench.cli.progress import measure, watch
 from kvbench.core.locks import claim
 from kvbench.models.infinity.model import InfinityModel
 from tests.cli.test_start import slow_imports
@@ -241,3 +241,18 @@ def test_the_folder_of_a_sweep_is_that_of_its_jobs(tmp_path: Path) -> None:
     assert more != one
     assert [entry.outcome for entry in read_entries(more)] == ["missing", "finished"]
     assert read_entries(more)[1].folder == "here"
+
+
+def test_a_terminal_has_a_line_about_the_sweep_below_what_jobs_print(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = open_folder(tmp_path, [("method=a",), ("method=b",)])
+    monkeypatch.setattr(progress, "LOOK", 0.001)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "150")
+    with watch(folder):
+        write_entry(folder, Entry(0, ("method=a",), "finished"))
+        sys.stdout.write("a table\n")
+    out, err = capsys.readouterr()
+    assert out == "a table\n"
+    assert err.rstrip("\n").rpartition("\r")[2].startswith("jobs: 1 done, 0 running, 0 failed, 1 missing")
