@@ -28,6 +28,9 @@ SHORTEST, LONGEST = 0.1, 5.0
 MOST_BROKEN = 3
 """Jobs in a row that may break for a reason that no setting explains: then it is the machine."""
 
+LATER = {"finished": 1, "failed": 2}
+"""Which jobs come after those that nobody has brought to an end."""
+
 Numbered = tuple[int, tuple[str, ...]]
 """A job: its number and its overrides."""
 
@@ -35,7 +38,7 @@ Numbered = tuple[int, tuple[str, ...]]
 def work(settings: Settings) -> None:
     """Do what is missing of a sweep, until every job is finished or has failed.
 
-    What was finished before this worker began is looked at again, and what failed before is tried again, last.
+    What is missing comes first; then what was finished before is looked at again, and what failed is tried again.
 
     Args:
         settings: of the worker; `work.folder` is the sweep's.
@@ -47,7 +50,7 @@ def work(settings: Settings) -> None:
     take_gpu(settings)
     worker, pause = Worker(folder, settings, read_clock(folder)), SHORTEST
     # A model is loaded once when its jobs come one after another.
-    entries = sorted(read_entries(folder), key=lambda e: (e.outcome == "failed", list_model(e.overrides)))
+    entries = sorted(read_entries(folder), key=lambda e: (LATER.get(e.outcome, 0), list_model(e.overrides)))
     left = [(entry.number, entry.overrides) for entry in entries]
     while left:
         before = len(left)

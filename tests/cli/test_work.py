@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,9 +16,12 @@ import pytest
 from kvbench.cli import app, models, progress
 from kvbench.cli.jobs import Entry, claim_of, find_folder, open_folder, read_entries, write_entry
 from kvbench.cli.progress import measure, watch
+from kvbench.cli.work import take_gpu
 from kvbench.core.locks import claim
+from kvbench.core.settings import WorkSettings
 from kvbench.models.infinity.model import InfinityModel
 from tests.cli.test_start import slow_imports
+from tests.support.fake_run import job_in
 from tests.support.places import ROOT
 
 Command = Callable[..., tuple[int, str]]
@@ -189,6 +193,30 @@ def test_a_launcher_starts_workers(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("device", "number", "seen", "taken"),
+    [
+        ("cuda", 1, None, "1"),
+        ("cuda", 5, None, "1"),
+        ("cuda", 1, "4,GPU-7,2,9", "GPU-7"),
+        ("cuda:2", 1, "4,GPU-7,2,9", "2"),
+        ("cpu", 1, None, None),
+    ],
+)
+def test_each_worker_takes_a_gpu(
+    device: str, number: int, seen: str | None, taken: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 4)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    if seen is None:
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    else:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", seen)
+    settings = job_in(Path()).settings
+    take_gpu(replace(settings, device=device, work=WorkSettings(number=number)))
+    assert os.environ.get("CUDA_VISIBLE_DEVICES") == taken
+
+
+@pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["task=work", "work.workers=2"], "work.workers=2: hydra/launcher=basic starts one after the other"),
@@ -225,11 +253,10 @@ def test_progress_counts_jobs_and_samples_and_foresees_the_rest(tmp_path: Path) 
     write_entry(folder, Entry(2, jobs[2], "failed", error="e", samples={str(tmp_path): 10}))
     write_entry(folder, Entry(3, jobs[3], "started"))
     with claim(claim_of(folder, 1)):
-        progress = measure(folder)
-    counts = (progress.finished, progress.running, progress.failed, progress.missing)
-    assert counts == (1, 1, 1, 2)
-    assert (progress.drawn, progress.samples) == (14, 10 + 10 + 2 * 10)
-    assert progress.seconds == pytest.approx(100 / 13 * 26, rel=0.5)  # 14 in the last 100 s, and clocks go on
+        far = measure(folder)
+    assert (far.finished, far.running, far.failed, far.missing) == (1, 1, 1, 2)
+    assert (far.drawn, far.samples) == (14, 10 + 10 + 2 * 10)
+    assert far.seconds == pytest.approx(100 / 13 * 26, rel=0.5)  # 14 in the last 100 s, and clocks go on
     assert measure(folder).seconds is None
 
 
