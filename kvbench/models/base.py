@@ -147,6 +147,10 @@ class Model(Protocol):
 
     One that makes something else than images says what, by a class attribute `output` (`texts`). One with a method
     `output_projection(layer)` tells W_o of its layers, [width, query heads x D], to methods that are calibrated.
+
+    Attributes:
+        name: as in `conf/model`.
+        weights_sha256: of what was loaded, part of what a run is named by; empty until then.
     """
 
     name: str
