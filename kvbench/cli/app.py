@@ -38,6 +38,7 @@ def main() -> None:
     """Do what the command line says: one job, a sweep (`-m`), `publish`, or a command of Hydra's own (`--help`)."""
     # Read when torch is loaded. Threads that wait in a loop take the processor from other runs on this machine.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # Ray would tell its makers of every sweep
     logging.captureWarnings(capture=True)
     Plugins.instance().register(PluginSearchPath)
     try:

@@ -15,6 +15,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from kvbench.cli.kinds import check_kinds, check_protected
+from kvbench.cli.launchers import use_presets
 from kvbench.cli.search_path import list_choices
 from kvbench.core.config import ConfigError
 from kvbench.core.files import find_obstacle
@@ -26,6 +27,7 @@ if TYPE_CHECKING:  # imports numpy
 
 def hydra_of_kvbench() -> AbstractContextManager[None]:
     """Return a context in which Hydra knows kvbench's configuration files."""
+    use_presets()
     context: AbstractContextManager[None] = hydra.initialize_config_module("kvbench.conf", version_base="1.3")
     return context
 

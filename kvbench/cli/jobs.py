@@ -33,6 +33,7 @@ class Entry:
         files: what else it left, such as calibrations.
         error: why it failed, in one line.
         samples: how many samples its run and the reference of that have in the end, by run folder.
+        starts: how often it began; Ray and Slurm start a job again whose process or machine died.
     """
 
     number: int
@@ -42,6 +43,7 @@ class Entry:
     files: tuple[str, ...] = ()
     error: str | None = None
     samples: Mapping[str, int] = field(default_factory=dict)
+    starts: int = 0
 
 
 class Recorder:
@@ -55,7 +57,8 @@ class Recorder:
     current: ClassVar["Recorder | None"] = None
 
     def __init__(self, folder: Path, number: int, overrides: tuple[str, ...]) -> None:
-        self.folder, self._entry = folder, Entry(number, overrides)
+        before = read_entry(folder, number, overrides)
+        self.folder, self._entry = folder, Entry(number, overrides, starts=before.starts + 1)
 
     def note(self, **changes: object) -> None:
         """Change some attributes of the job's entry."""

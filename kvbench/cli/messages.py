@@ -43,6 +43,8 @@ def check_arguments(arguments: list[str]) -> str | None:
                 cfg = hydra.compose("config", overrides=overrides)
                 if runs:
                     check_runs_dir(read_settings(cfg))
+            if words := [word for word in parsed.overrides if word.startswith("hydra")]:
+                hydra.compose("config", overrides=words)
     except EXPECTED as error:
         return tell_error(error)
     return None
@@ -101,7 +103,7 @@ def _tell_composition(message: str) -> str:
         if near == [key]:
             return f"{key}: no such key in what was chosen for {key.partition('.')[0]}"
         return f"{key}: no such key" + (f"; did you mean {near[0]}?" if near else "")
-    if found := re.search(r"Could not (?:find|load) '(\w+)/(.+?)'", lines[0]):
+    if found := re.search(r"Could not (?:find|load) '([\w/]+)/(.+?)'", lines[0]):
         group, choice = found.groups()
         with hydra_of_kvbench():
             choices = ", ".join(list_choices(group))

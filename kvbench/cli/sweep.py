@@ -17,6 +17,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from kvbench.cli.console import CONSOLE
 from kvbench.cli.jobs import Entry, Recorder, claim_of, list_jobs, open_folder, read_entries, recording
+from kvbench.cli.launchers import check_launcher
 from kvbench.cli.messages import is_expected, tell_error
 from kvbench.cli.progress import watch
 from kvbench.core.locks import claim
@@ -145,7 +146,9 @@ class Summary(Callback):
         self._folder: Path | None = None
 
     def on_multirun_start(self, config: DictConfig, **kwargs: object) -> None:
-        """Write down which jobs there will be."""
+        """Make sure that the launcher can start, and write down which jobs there will be."""
+        with _ending_if_broken():
+            check_launcher(config)
         if config.get("task") == "work":  # the sweep is not this one, of workers
             return
         with _ending_if_broken():

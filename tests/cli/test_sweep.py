@@ -113,6 +113,7 @@ def test_a_sweep_whose_jobs_cannot_be_listed_ends_at_once(
     def refuse(*_: object) -> None:
         raise OSError("disk full")
 
+    monkeypatch.setattr("kvbench.cli.sweep.check_launcher", lambda _: None)
     monkeypatch.setattr("kvbench.cli.sweep.open_folder", refuse)
     monkeypatch.setattr("kvbench.cli.sweep.list_jobs", lambda _: [])
     with pytest.raises(SystemExit, match="error: disk full"):

@@ -1,0 +1,41 @@
+"""Launchers of sweeps: the presets of `conf/hydra/launcher`, and what they need beside kvbench."""
+
+import shutil
+
+from hydra.core.config_store import ConfigStore
+from hydra.core.plugins import Plugins
+from omegaconf import DictConfig
+
+from kvbench.core.config import ConfigError
+
+EXTRAS = {"joblib": "joblib", "submitit_slurm": "slurm", "ray": "ray"}
+"""Presets, and the extra of kvbench that has what each of them starts."""
+
+
+def use_presets() -> None:
+    """Make each preset the only configuration of its name.
+
+    The launchers' packages store theirs under the same names, and Hydra would take those for the presets' schemas.
+    """
+    Plugins.instance()  # imports the packages, which store theirs
+    stored = ConfigStore.instance().repo["hydra"]["launcher"]
+    for name in EXTRAS:
+        stored.pop(f"{name}.yaml", None)
+
+
+def check_launcher(config: DictConfig) -> None:
+    """Make sure that a sweep's launcher can start jobs from here.
+
+    Args:
+        config: composed for the sweep, with Hydra's part.
+
+    Raises:
+        ConfigError: the launcher is not installed, or the machine belongs to no cluster.
+    """
+    name, target = config.hydra.runtime.choices["hydra/launcher"], config.hydra.launcher._target_
+    if name in EXTRAS and target not in Plugins.instance().class_name_to_class:
+        raise ConfigError(f"hydra/launcher={name}: install the `{EXTRAS[name]}` extra, which has it")
+    if name == "submitit_slurm" and shutil.which("srun") is None:
+        raise ConfigError(
+            f"hydra/launcher={name}: finds no srun; start the sweep on a machine of the cluster"
+        )

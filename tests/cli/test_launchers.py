@@ -1,0 +1,191 @@
+"""Sweeps on Ray and on Slurm: a job whose process dies goes on where it was, one that fails ends in the exit status."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import hydra
+import pytest
+from hydra.core.plugins import Plugins
+from omegaconf import DictConfig
+
+from kvbench.cli.compose import hydra_of_kvbench
+from kvbench.cli.jobs import Entry, read_entries
+from kvbench.cli.launchers import EXTRAS, check_launcher
+from kvbench.core.config import ConfigError
+from tests.support import slurm
+from tests.support.places import ROOT
+
+SHORT = ("method=swa", "method._target_=halting.Halting", "prompts.count=2", "batch_size=1", "eval=none")
+HALTING = '''
+import json, os, time
+from pathlib import Path
+import torch
+from kvbench.methods.streaming_llm import StreamingLLM
+
+class Halting(StreamingLLM):
+    """At a budget of 20 % it waits to be killed once its run has an image, and the next time goes on."""
+
+    static = False  # asked for every image
+
+    def prepare(self, spec, budget, artifact):
+        super().prepare(spec, budget, artifact)
+        self.halts = float(budget.fraction) == 0.2
+
+    def keep(self, view):
+        if self.halts and not Path("halted.json").exists() and any(Path("runs").glob("*/swa-0.2-*/images/*.png")):
+            job = os.environ.get("SLURM_ARRAY_JOB_ID", ""), os.environ.get("SLURM_ARRAY_TASK_ID", "")
+            told = {"pid": os.getpid(), "job": "_".join(job), "threads": torch.get_num_threads()}
+            Path("halting.json").write_text(json.dumps(told))
+            Path("halting.json").rename("halted.json")
+            time.sleep(600)
+        return super().keep(view)
+'''
+
+
+def start_sweep(
+    folder: Path, launcher: str, *arguments: str, env: Mapping[str, str]
+) -> subprocess.Popen[str]:
+    """Start a sweep whose job at a budget of 20 % halts after its first image."""
+    (folder / "halting.py").write_text(HALTING)
+    (folder / "halted.json").unlink(missing_ok=True)
+    path = os.pathsep.join((str(folder), env.get("PYTHONPATH", "")))
+    return subprocess.Popen(
+        [sys.executable, str(ROOT / "run.py"), "-m", f"hydra/launcher={launcher}", *SHORT, *arguments],
+        cwd=folder,
+        env={**env, "PYTHONPATH": path, "OMP_NUM_THREADS": "2"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def wait_for_halt(folder: Path, sweep: subprocess.Popen[str]) -> dict[str, object]:
+    """What the job that halts tells of itself; it has one of two images."""
+    while not (folder / "halted.json").exists():
+        assert sweep.poll() is None, sweep.communicate()[0]
+        time.sleep(0.1)
+    [image] = folder.glob("runs/infinity_tiny/swa-0.2-*/images/*.png")
+    os.utime(image, (1, 1))  # would show that it was drawn again
+    return json.loads((folder / "halted.json").read_text())
+
+
+def end_sweep(folder: Path, sweep: subprocess.Popen[str]) -> tuple[int, str, list[Entry]]:
+    """Exit status, output in one line and what the jobs left."""
+    out = " ".join(sweep.communicate(timeout=300)[0].split())
+    left = max((folder / "runs" / "sweeps").iterdir(), key=lambda path: path.stat().st_mtime)
+    return sweep.returncode, out, read_entries(left)
+
+
+def list_drawn(folder: Path) -> list[bool]:
+    """Of every image of the run that was interrupted, whether it was drawn since."""
+    return [
+        path.stat().st_mtime > 1 for path in sorted(folder.glob("runs/infinity_tiny/swa-0.2-*/images/*.png"))
+    ]
+
+
+def test_a_killed_ray_worker_ends_the_sweep_or_starts_again(tmp_path: Path) -> None:
+    pytest.importorskip("hydra_plugins.hydra_ray_launcher")
+    cluster = ("ray", "hydra.launcher.ray.init.num_cpus=2")
+    once = start_sweep(
+        tmp_path, *cluster, "hydra.launcher.ray.remote.max_retries=0", "budget=0.00001,0.2", env=os.environ
+    )
+    halted = wait_for_halt(tmp_path, once)
+    os.kill(int(str(halted["pid"])), signal.SIGKILL)
+    status, out, entries = end_sweep(tmp_path, once)
+    assert status == 1
+    assert [entry.outcome for entry in entries] == ["failed", "started"]
+    assert "did not come to its end: its process was killed" in out
+    assert halted["threads"] == 1
+
+    again = start_sweep(tmp_path, *cluster, "budget=0.2,0.1", env=os.environ)
+    os.kill(int(str(wait_for_halt(tmp_path, again)["pid"])), signal.SIGKILL)
+    status, out, entries = end_sweep(tmp_path, again)
+    assert status == 0, out
+    assert [(entry.outcome, entry.starts) for entry in entries] == [("finished", 2), ("finished", 1)]
+    assert list_drawn(tmp_path) == [False, True]
+
+
+def compose_with(launcher: str) -> DictConfig:
+    """The configuration of a sweep with a launcher, with Hydra's part."""
+    with hydra_of_kvbench():
+        return hydra.compose("config", overrides=[f"hydra/launcher={launcher}"], return_hydra_config=True)
+
+
+LACKING = """
+import sys, types
+sys.modules["hydra_plugins"] = types.ModuleType("hydra_plugins")
+sys.modules["hydra_plugins"].__path__ = []
+from kvbench.cli.app import main
+main()
+"""
+"""The command line where no launcher is installed."""
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("ray", "install the `ray` extra, which has it"),
+        ("rya", "no such choice; choose from basic, joblib, ray,"),
+    ],
+)
+def test_a_launcher_that_is_not_there_is_told_of_in_one_line(tmp_path: Path, name: str, said: str) -> None:
+    command = [sys.executable, "-c", LACKING, "-m", f"hydra/launcher={name}"]
+    path = os.pathsep.join((str(ROOT), os.environ.get("PYTHONPATH", "")))
+    done = subprocess.run(
+        command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True
+    )
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"error: hydra/launcher={name}: {said}")
+    assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("name", EXTRAS)
+def test_a_launcher_is_checked_before_a_sweep(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    cfg = compose_with(name)
+    monkeypatch.setattr(Plugins.instance(), "class_name_to_class", {cfg.hydra.launcher._target_: None})
+    monkeypatch.setenv("PATH", "")
+    if name == "submitit_slurm":
+        with pytest.raises(ConfigError, match=r"submitit_slurm: finds no srun; start the sweep on a machine"):
+            check_launcher(cfg)
+    else:
+        check_launcher(cfg)
+    monkeypatch.setattr(Plugins.instance(), "class_name_to_class", {})
+    with pytest.raises(ConfigError, match=f"hydra/launcher={name}: install the `{EXTRAS[name]}` extra"):
+        check_launcher(cfg)
+
+
+@pytest.mark.parametrize("name", EXTRAS)
+def test_a_preset_gives_each_job_one_thread(name: str) -> None:
+    cfg = compose_with(name)
+    assert cfg.hydra.job.env_set == {"OMP_NUM_THREADS": "1"}
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mapping[str, str]]:
+    """The environment in which Slurm's commands use a cluster of this machine."""
+    pytest.importorskip("hydra_plugins.hydra_submitit_launcher")
+    if (obstacle := slurm.find_obstacle()) is not None:
+        pytest.skip(obstacle)
+    with slurm.start_cluster(tmp_path_factory.mktemp("slurm")) as env:
+        yield env
+
+
+def test_a_requeued_slurm_job_goes_on_and_a_failing_one_is_told_of(
+    tmp_path: Path, cluster: Mapping[str, str]
+) -> None:
+    sweep = start_sweep(tmp_path, "submitit_slurm", "budget=0.2,0.00001", env=cluster)
+    halted = wait_for_halt(tmp_path, sweep)
+    slurm.requeue(cluster, str(halted["job"]))
+    status, out, entries = end_sweep(tmp_path, sweep)
+    assert status == 1
+    assert [(entry.outcome, entry.starts) for entry in entries] == [("finished", 2), ("failed", 1)], out
+    assert list_drawn(tmp_path) == [False, True]
+    assert "budget=1e-05: the method's tokens need" in out
+    assert "did not come to its end" not in out
+    assert halted["threads"] == 1

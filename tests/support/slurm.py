@@ -1,0 +1,103 @@
+"""A Slurm cluster of this one machine, without systemd, cgroups or a munge daemon, for tests."""
+
+import getpass
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from tests.support.processes import find_port
+
+PROGRAMS = ("slurmctld", "slurmd", "sbatch", "srun", "scontrol", "scancel", "sinfo", "squeue")
+INSTALL = Path(__file__).with_name("install_slurm.sh")
+CONFIGURATION = """
+ClusterName=test
+SlurmctldHost=localhost(127.0.0.1)
+SlurmctldPort={control_port}
+SlurmdPort={node_port}
+SlurmUser={user}
+SlurmdUser={user}
+AuthType=auth/none
+CredType=cred/none
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+MpiDefault=none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_CPU
+SchedulerType=sched/builtin
+SchedulerParameters=sched_interval=1
+SlurmdParameters=config_overrides
+KillWait=1
+StateSaveLocation={folder}/state
+SlurmdSpoolDir={folder}/spool
+SlurmctldPidFile={folder}/slurmctld.pid
+SlurmdPidFile={folder}/slurmd.pid
+NodeName=localhost NodeAddr=127.0.0.1 CPUs=2
+PartitionName=test Nodes=localhost Default=YES MaxTime=INFINITE
+"""
+
+
+def find_obstacle() -> str | None:
+    """Install Slurm unless it is there; return why it cannot be used, None if it can."""
+    if not _list_missing():
+        return None
+    if os.geteuid() != 0 or shutil.which("apt-get") is None:
+        return f"Slurm is not installed, which takes root and apt-get: {INSTALL.name}"
+    done = subprocess.run(["sh", str(INSTALL)], capture_output=True, text=True, timeout=300)
+    if done.returncode != 0 or _list_missing():
+        return f"Slurm cannot be installed: {(done.stderr or done.stdout).strip()[-200:]}"
+    return None
+
+
+def _list_missing() -> list[str]:
+    return [name for name in PROGRAMS if shutil.which(name) is None]
+
+
+@contextmanager
+def start_cluster(folder: Path) -> Iterator[Mapping[str, str]]:
+    """Start a cluster of one node with two cores; gives the environment in which commands use it."""
+    conf = folder / "slurm.conf"
+    ports = {"control_port": find_port(), "node_port": find_port()}
+    conf.write_text(CONFIGURATION.format(**ports, user=getpass.getuser(), folder=folder))
+    env = {**os.environ, "SLURM_CONF": str(conf)}
+    daemons = [_start(folder, env, "slurmctld", "-D"), _start(folder, env, "slurmd", "-D", "-N", "localhost")]
+    try:
+        _wait_until_idle(env, daemons, folder)
+        yield env
+    finally:
+        subprocess.run(["scancel", "--full", "--user", getpass.getuser()], env=env, capture_output=True)
+        for daemon in reversed(daemons):
+            daemon.terminate()
+        for daemon in daemons:
+            daemon.wait(60)
+
+
+def requeue(env: Mapping[str, str], job: str) -> None:
+    """Stop a job and let it start again at once; by itself Slurm waits two minutes."""
+    subprocess.run(["scontrol", "requeue", job], env=env, check=True)
+    state = ["squeue", "--noheader", "--format=%T", "--job", job]
+    while subprocess.check_output(state, env=env, text=True).strip() != "PENDING":
+        time.sleep(0.25)
+    subprocess.run(["scontrol", "update", f"JobId={job}", "StartTime=now"], env=env, check=True)
+
+
+def _start(folder: Path, env: Mapping[str, str], name: str, *arguments: str) -> subprocess.Popen[bytes]:
+    (folder / "state").mkdir(exist_ok=True)
+    (folder / "spool").mkdir(exist_ok=True)
+    with (folder / f"{name}.log").open("w") as log:
+        return subprocess.Popen([name, *arguments], env=env, stdout=log, stderr=subprocess.STDOUT)
+
+
+def _wait_until_idle(env: Mapping[str, str], daemons: list[subprocess.Popen[bytes]], folder: Path) -> None:
+    for _ in range(240):
+        told = subprocess.run(["sinfo", "--noheader", "--format=%T"], env=env, capture_output=True, text=True)
+        if told.stdout.strip() == "idle":
+            return
+        if any(daemon.poll() is not None for daemon in daemons):
+            break
+        time.sleep(0.25)
+    logs = "\n".join(path.read_text() for path in sorted(folder.glob("*.log")))
+    raise AssertionError(f"the cluster did not come up:\n{told.stdout}{told.stderr}\n{logs}")
