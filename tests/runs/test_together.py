@@ -1,6 +1,6 @@
 """Several processes at one run: each piece of work is done once, and what any of them finds is kept.
 
-Threads stand for processes: they share nothing but the folder, whose locks belong to open files.
+Threads stand for processes: they share nothing but the folder, whose claims belong to open files.
 """
 
 import hashlib
@@ -15,6 +15,7 @@ from typing import ClassVar
 import pytest
 from torch import Tensor
 
+from kvbench.core.locks import claim
 from kvbench.eval.files.images import ImageSet
 from kvbench.eval.paired.metrics import Psnr
 from kvbench.eval.protocol.base import Result, ok
@@ -24,7 +25,7 @@ from kvbench.methods.streaming_llm import StreamingLLM
 from kvbench.models.base import Cache
 from kvbench.models.noise import Noise
 from kvbench.runs import execute
-from kvbench.runs.job import Job
+from kvbench.runs.job import Busy, Job
 from kvbench.runs.results import Outcome
 from tests.support.fake_run import Fake, job_in
 
@@ -180,3 +181,24 @@ def test_an_error_while_scoring_takes_nothing_from_a_finished_run(
             execute.run(scoring(tmp_path, finding("more")))
     assert (folder / "status").read_text() == "done\n"
     assert execute.run(job_in(tmp_path, count=4)).reused
+
+
+def test_who_does_not_wait_does_all_that_nobody_else_does(tmp_path: Path) -> None:
+    job = job_in(tmp_path, method=HeatKV(sinks=1), patient=False)
+    job.model.load("cpu")
+    calibration = execute.calibration_file(job, job.method.needs())[0]
+    with claim(calibration.with_name(f".{calibration.stem}")), pytest.raises(Busy):
+        execute.run(job)
+    assert job.model.batches == []
+    opened: dict[str, int] = {}
+    full = execute.open_run(job.as_reference())
+    with claim(full.place("block-2-4")):
+        outcome = execute.run(job, lambda folder, count: opened.update({folder.name: count}))
+    assert outcome.results is None
+    assert opened == {outcome.folder.name: 10, full.path.name: 10}
+    assert made([job]) == 2 + 4 + 5  # calibration, the reference without a block, the run
+    with claim(full.place("eval-psnr")):
+        assert execute.run(job).results is None
+    assert made([job]) == 2 + 5 + 5
+    assert execute.run(job).results is not None
+    assert made([job]) == 2 + 5 + 5
