@@ -23,6 +23,8 @@ def find_prices(problem: Problem, *, lifetimes: bool = True) -> Floats:
     binding = count_held(problem, problem.hold_everything()) > problem.capacity
     empty = [errors[np.isfinite(errors).argmax(0), np.arange(problem.heads)] for errors in problem.errors]
     prices = binding * (sum(float(error.sum()) for error in empty) / (capacity.max() * max(binding.sum(), 1)))
+    if not prices.any():  # nothing was measured, as in a plan
+        return prices
     for iteration in range(ITERATIONS):
         held = count_held(problem, choose_lifetimes(problem, prices, lifetimes=lifetimes))
         excess = ((held - problem.capacity) / capacity).clip(-1, 1)

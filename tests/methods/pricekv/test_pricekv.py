@@ -129,3 +129,11 @@ def test_weights_scale_the_errors_of_a_consumer() -> None:
     for k, length in enumerate(blocks.lengths):
         np.testing.assert_allclose(inverse[k] * length, uniform[k])
         np.testing.assert_allclose(tokens[k], uniform[k] * length)
+
+
+def test_what_saw_nothing_fills_the_budget_all_the_same() -> None:
+    method, budget = PriceKV(), Budget.parse("0.5", SCALES)
+    blank = torch.zeros_like(artifact_of(method, SCALES).tensors["error"])
+    method.prepare(SCALES, budget, Artifact("subset_error", {"error": blank}))
+    held = count_held(method.problem, method.until)
+    assert budget.tokens - max(SCALES.lengths[:-1]) < held.max() <= budget.tokens
