@@ -24,6 +24,7 @@ from kvbench.methods.base import Artifact
 from kvbench.methods.pricekv.errors import SubsetError, sum_subsets
 from kvbench.methods.pricekv.method import PriceKV
 from kvbench.methods.pricekv.problem import count_held
+from kvbench.methods.pricekv.sources import list_sources
 
 MIB = 2**20
 
@@ -100,8 +101,10 @@ def make_errors(spec: ModelSpec, observer: SubsetError) -> Artifact:
     """Make errors that shrink with what is held: squares of the random masses that sets lack."""
     generator = torch.Generator().manual_seed(0)
     parts = []
-    for k in range(1, len(spec.segments)):
-        masses = torch.rand(spec.layers, spec.heads, k, generator=generator, dtype=torch.float64) ** 4
+    for sources in list_sources(spec, observer.recent)[1:]:
+        masses = (
+            torch.rand(spec.layers, spec.heads, len(sources), generator=generator, dtype=torch.float64) ** 4
+        )
         parts.append((masses.sum(-1, keepdim=True) - sum_subsets(masses)).square())
     return Artifact(observer.kind, {observer.tensor: torch.cat(parts, -1)})
 

@@ -8,40 +8,41 @@ from torch import Tensor
 
 from kvbench.core.budget import Budget
 from kvbench.core.segments import ModelSpec
-from kvbench.methods.pricekv.blocks import Blocks
 from kvbench.methods.pricekv.prices import choose_lifetimes, find_prices
 from kvbench.methods.pricekv.problem import Ints, Problem, count_held
+from kvbench.methods.pricekv.sources import Sources
 from kvbench.methods.pricekv.trade import find_changes, lengthen, shorten
 
 Weights = Literal["inverse_tokens", "uniform", "tokens"]
 
 
 def pose(
-    error: Tensor, spec: ModelSpec, budget: Budget, blocks: Blocks, *, weights: Weights, forced: int
+    error: Tensor, spec: ModelSpec, budget: Budget, sources: Sources, *, weights: Weights, forced: int
 ) -> Problem:
     """Pose the problem of a calibration and a budget.
 
     Args:
-        error: float64 [L, H, 2^K - 2] as `errors.SubsetError` leaves it.
+        error: float64 [L, H, sets] as `errors.SubsetError` leaves it.
         spec: the model.
         budget: the capacity B.
-        blocks: K blocks.
+        sources: of each segment.
         weights: what the error at a consumer of t tokens counts: 1/t, 1 or t.
         forced: leading sources that all heads hold to the end.
     """
-    heads, size = spec.all_heads, len(blocks.lengths)
-    flat = error.reshape(heads, -1).numpy()
-    errors = [np.zeros((1, heads))]
-    for k, length in enumerate(blocks.lengths[1:], start=1):
+    flat = error.reshape(spec.all_heads, -1).numpy()
+    errors, start = [np.zeros((1, spec.all_heads))], 0
+    for k, length in enumerate(spec.lengths[1:], start=1):
         weight = {"inverse_tokens": 1 / length, "uniform": 1, "tokens": length}[weights]
-        of_sets = weight * flat[:, (1 << k) - 2 : (2 << k) - 2].T
-        of_sets[-1] = 0
-        must = (1 << min(k, forced)) - 1
-        of_sets[np.arange(1 << k) & must != must] = np.inf
+        count = 1 << len(sources[k])
+        of_sets = weight * flat[:, start : start + count].T
+        if len(sources[k]) == k:
+            of_sets[-1] = 0  # nothing is missing
+        must = sum(1 << bit for bit, source in enumerate(sources[k]) if source < forced)
+        of_sets[np.arange(count) & must != must] = np.inf
         errors.append(np.ascontiguousarray(of_sets))
-    waiting = spec.heads * np.arange(spec.layers, -1, -1)  # heads that the last segment has not come to
-    early = np.array(blocks.early)[:, None] * np.where(np.arange(size)[:, None] < size - 1, waiting, heads)
-    return Problem(tuple(errors), blocks.lengths, spec.layers, (budget.tokens - early).flatten(), forced)
+        start += count
+    capacity = np.full(len(spec.segments) * (spec.layers + 1), budget.tokens)
+    return Problem(tuple(errors), sources, spec.lengths, spec.layers, capacity, forced)
 
 
 def allocate(problem: Problem, *, lifetimes: bool = True) -> Ints:
@@ -58,6 +59,7 @@ def allocate(problem: Problem, *, lifetimes: bool = True) -> Ints:
     if (count_held(problem, everything) <= problem.capacity).all():
         return everything
     wanted = choose_lifetimes(problem, find_prices(problem, lifetimes=lifetimes), lifetimes=lifetimes)
+    wanted[:, : problem.forced] = problem.segments - 1
     return lengthen(problem, shorten(problem, wanted, lifetimes=lifetimes), lifetimes=lifetimes)
 
 
@@ -73,7 +75,7 @@ def allocate_counts(problem: Problem, budget: Budget) -> Ints:
     Returns:
         Lifetimes int64 [T, K - 1].
     """
-    until, last = problem.hold_everything(), problem.blocks - 1
+    until, last = problem.hold_everything(), problem.segments - 1
     least, ends = sum(problem.lengths[: problem.forced]), np.cumsum(problem.lengths)
     missed = find_changes(problem, until)
     for source in range(problem.forced, last):

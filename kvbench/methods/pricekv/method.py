@@ -10,21 +10,20 @@ from kvbench.core.budget import Budget
 from kvbench.core.segments import ModelSpec
 from kvbench.methods.base import Artifact, Method, View
 from kvbench.methods.pricekv.allocate import Weights, allocate, allocate_counts, pose
-from kvbench.methods.pricekv.blocks import group_segments
 from kvbench.methods.pricekv.errors import Importance, SubsetError
-from kvbench.methods.pricekv.problem import find_sets
+from kvbench.methods.pricekv.sources import list_sources
 from kvbench.methods.select import check_room
 
-MOST_BLOCKS = 16
-"""Blocks beyond which sets of them are too many."""
+MOST_SOURCES = 15
+"""Sources beyond which sets of them are too many."""
 
 
 @dataclass
 class PriceKV(Method):
     """Hold, in each head, the past blocks whose loss its output would miss most, as long as they are worth their room.
 
-    A method of this project. A block is the tokens of one source scale (or of the prompt, or of some rows of an image)
-    in one head; it is held or dropped as a whole. One calibration on full caches measures, for every head and every set
+    A method of this project. A block is the tokens of one source scale (or of the prompt, or of a row of an image) in
+    one head; it is held or dropped as a whole. One calibration on full caches measures, for every head and every set
     of past blocks that it could be left with, how far attention's output would lie from the full one, through the
     output projection (`errors.SubsetError`). This is the error itself, where attention mass is not: a late, large
     block may receive much attention and yet say nothing that the current block does not say too.
@@ -43,8 +42,8 @@ class PriceKV(Method):
         importance: what is calibrated: `output`, the squared error of the output, or `mass`, the attention lost.
         weights: what the error at a scale of t tokens counts: `inverse_tokens` 1/t, `uniform` 1, or `tokens` t.
         queries: evenly spaced queries of each segment that the calibration looks at.
-        blocks: most blocks of a sequence; of longer ones, rows behind the prompt are grouped (`blocks.group_segments`).
-            All heads hold the current group's rows until it is over.
+        recent: of a next-token model, newest segments that a head can choose among, beside the first; older ones stay
+            only where room is left. Scales are chosen among all.
         allocation: by `prices`, or by HeatKV's `counts`: of every block equally many heads lose it at a time.
         lifetimes: blocks may be dropped before the end; false: what a head holds at all it holds to the end.
     """
@@ -53,7 +52,7 @@ class PriceKV(Method):
     importance: Importance = "output"
     weights: Weights = "inverse_tokens"
     queries: int = 16
-    blocks: int = 13
+    recent: int = 8
     allocation: Literal["prices", "counts"] = "prices"
     lifetimes: bool = True
 
@@ -61,52 +60,45 @@ class PriceKV(Method):
 
     def needs(self) -> SubsetError:
         """Return the calibration of errors by sets of blocks."""
-        return SubsetError(self.importance, self.queries, self.blocks)
+        return SubsetError(self.importance, self.queries, self.recent)
 
     def check(self, spec: ModelSpec, budget: Budget) -> None:
-        """Refuse settings out of range, too many scales, and budgets below the sinks and the rows of one group."""
+        """Refuse settings out of range, too many scales, and budgets below the sinks."""
         super().check(spec, budget)
         if self.queries < 1:
             raise ValueError(f"method.queries={self.queries}: must be at least 1")
-        if not 2 <= self.blocks <= MOST_BLOCKS:
-            raise ValueError(f"method.blocks={self.blocks}: must lie in 2..{MOST_BLOCKS}")
-        if self.allocation == "counts" and not self.lifetimes:
-            raise ValueError("method.lifetimes=false: needs method.allocation=prices")
-        check_room(spec, budget, self.sinks, max(group_segments(spec, self.blocks).early))
+        if not 1 <= self.recent < MOST_SOURCES:
+            raise ValueError(f"method.recent={self.recent}: must lie in 1..{MOST_SOURCES - 1}")
+        sources = list_sources(spec, self.recent)
+        if len(sources[-1]) > MOST_SOURCES:
+            raise ValueError(
+                f"method=pricekv: {spec.name} has {len(sources[-1])} source scales, it can choose among {MOST_SOURCES}"
+            )
+        if not self.lifetimes and (self.allocation == "counts" or len(sources[-1]) < len(sources) - 1):
+            raise ValueError(
+                "method.lifetimes=false: needs method.allocation=prices, and method.recent as large as the segments are"
+            )
+        check_room(spec, budget, self.sinks)
 
     def prepare(self, spec: ModelSpec, budget: Budget, artifact: Artifact | None = None) -> None:
         """Allocate the lifetimes.
 
         Raises:
             ValueError: no calibration, or a setting out of range.
-            InfeasibleBudget: the sinks and the rows of one group exceed the budget.
+            InfeasibleBudget: the sinks exceed the budget.
         """
         super().prepare(spec, budget, artifact)
         if artifact is None:
             raise ValueError("method=pricekv: calibrate first (python run.py task=calibrate)")
-        blocks = group_segments(spec, self.blocks)
-        forced = len(set(blocks.of_segment[: self.sinks]))
-        error = artifact.tensors[SubsetError.tensor]
-        self.problem = pose(error, spec, budget, blocks, weights=self.weights, forced=forced)
+        error, sources = artifact.tensors[SubsetError.tensor], list_sources(spec, self.recent)
+        self.problem = pose(error, spec, budget, sources, weights=self.weights, forced=self.sinks)
         if self.allocation == "counts":
             self.until = allocate_counts(self.problem, budget)
         else:
             self.until = allocate(self.problem, lifetimes=self.lifetimes)
-        self._of_segment = torch.tensor(blocks.of_segment)
-        self._held = self._list_kept(torch.from_numpy(find_sets(self.until)).unflatten(1, (spec.layers, -1)))
+        self._until = torch.from_numpy(self.until).unflatten(0, (spec.layers, -1))
 
     def keep(self, view: View) -> Tensor:
-        """Keep the blocks that the next segment's layer is to find, and the current block until it is over."""
-        block = self._of_segment.to(view.segment.device)[view.segment.clamp(min=0)]
-        held = self._held[view.at.index, view.layer].to(block.device)
-        return (held[:, None] >> block & 1).bool()
-
-    def _list_kept(self, sets: Tensor) -> Tensor:
-        """Return the set of blocks that each head keeps after each segment, int64 [segments - 1, L, H].
-
-        Args:
-            sets: int64 [K, L, H], which each head holds at each consumer.
-        """
-        now, then = self._of_segment[:-1], self._of_segment[1:]
-        over = (now < then)[:, None, None]
-        return torch.where(over, sets[then], sets[now] | (1 << now)[:, None, None])
+        """Keep the blocks that the next segment is to find."""
+        until = self._until[view.layer].to(view.segment.device)
+        return until.gather(1, view.segment.clamp(min=0)) > view.at.index

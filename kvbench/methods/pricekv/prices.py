@@ -1,8 +1,11 @@
 """Prices per token of room at each instant, and the lifetimes that each head by itself finds best at them."""
 
+from itertools import pairwise
+
 import numpy as np
 
-from kvbench.methods.pricekv.problem import Floats, Ints, Problem, count_held, count_tokens
+from kvbench.methods.pricekv.problem import Floats, Ints, Problem, count_held
+from kvbench.methods.pricekv.sources import Sources, sum_sets
 
 ITERATIONS = 160
 STEP = 0.3
@@ -43,29 +46,39 @@ def choose_lifetimes(problem: Problem, prices: Floats, *, lifetimes: bool = True
     paid = np.concatenate(([0.0], prices.cumsum()))[problem.leaving]
     rent = np.diff(paid, axis=0, prepend=paid[:1])[:, problem.layer]  # of a token, for each consumer
     costs = [
-        errors + count_tokens(problem.lengths[:k])[:, None] * rent[k]
-        for k, errors in enumerate(problem.errors)
+        errors + sum_sets([problem.lengths[i] for i in sources])[:, None] * rent[k]
+        for k, (errors, sources) in enumerate(zip(problem.errors, problem.sources, strict=True))
     ]
-    return _choose_nested(costs) if lifetimes else _choose_constant(costs)
+    return _choose_nested(costs, problem.sources) if lifetimes else _choose_constant(costs)
 
 
-def _choose_nested(costs: list[Floats]) -> Ints:
+def _choose_nested(costs: list[Floats], sources: Sources) -> Ints:
     """Go backwards over the consumers, then forwards: each set comes out of the one before and the newest source."""
     last = len(costs) - 1
+    carried = [_carry(now, then) for now, then in pairwise(sources)]
     for k in range(last - 1, 0, -1):
-        costs[k] += _find_least_subset(np.minimum(costs[k + 1][: 1 << k], costs[k + 1][1 << k :]))
+        without, including = np.split(costs[k + 1], 2)
+        least = _find_least_subset(np.minimum(without, including))
+        costs[k] += least if len(least) == len(costs[k]) else least[carried[k]]
     heads = costs[0].shape[1]
     held = np.zeros(heads, np.int64)
     until = np.tile(np.arange(last), (heads, 1))
     for k in range(1, last + 1):
-        may_hold = held | 1 << (k - 1)
-        allowed = (np.arange(1 << k)[:, None] & ~may_hold) == 0
+        may_hold = carried[k - 1][held] | 1 << (len(sources[k]) - 1)
+        allowed = (np.arange(len(costs[k]))[:, None] & ~may_hold) == 0
         held = np.where(allowed, costs[k], np.inf).argmin(0)
-        until[(held[:, None] >> np.arange(last) & 1) == 1] = k
+        for bit, source in enumerate(sources[k]):
+            until[held >> bit & 1 == 1, source] = k
     return until
 
 
+def _carry(now: tuple[int, ...], then: tuple[int, ...]) -> Ints:
+    """Return what is left of each set of a consumer's sources among the next one's."""
+    return sum_sets([1 << then.index(source) if source in then else 0 for source in now])
+
+
 def _choose_constant(costs: list[Floats]) -> Ints:
+    """Choose among the sets that a head holds to the end, where each consumer has all sources before it."""
     last = len(costs) - 1
     total = sum((costs[k][np.arange(1 << last) & ((1 << k) - 1)] for k in range(last)), costs[last])
     held = total.argmin(0)

@@ -1,9 +1,9 @@
 """The allocation as a problem: what errors there are, what is in the cache when, and how much fits.
 
-Consumer k is block k while it runs; source i is block i for the consumers after it. A head may hold source i from
+Consumer k is segment k while it runs; source i is segment i for the consumers after it. A head may hold source i from
 consumer i + 1 on, and once dropped it never comes back: what a head holds is one number per source, its lifetime, the
 last consumer that still has it (i itself: it is never held). Time is counted in instants: instant k (L + 1) + c is when
-the last segment of block k has run through c of the L layers.
+segment k has run through c of the L layers.
 """
 
 from collections.abc import Sequence
@@ -12,6 +12,8 @@ from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
+
+from kvbench.methods.pricekv.sources import Sources
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -22,23 +24,25 @@ class Problem:
     """What an allocation is given; T = L x H heads, layer by layer.
 
     Attributes:
-        errors: of every consumer k, float64 [2^k, T]: what each set of sources costs each head; infinite for sets that
-            lack a forced source, 0 for the full set.
-        lengths: tokens of each block, K of them.
+        errors: of every consumer, float64 [sets, T]: what each set of its sources costs each head; infinite for sets
+            that lack a forced source.
+        sources: of every consumer, K of them.
+        lengths: tokens of each segment.
         layers: layers L.
         capacity: tokens of sources that fit at each instant, int64 [K (L + 1)].
         forced: leading sources that all heads hold to the end.
     """
 
     errors: tuple[Floats, ...]
+    sources: Sources
     lengths: Sequence[int]
     layers: int
     capacity: Ints
     forced: int = 0
 
     @property
-    def blocks(self) -> int:
-        """Blocks K."""
+    def segments(self) -> int:
+        """Segments K."""
         return len(self.lengths)
 
     @property
@@ -57,28 +61,22 @@ class Problem:
 
         What the last consumer has stays to the end.
         """
-        instants = np.arange(self.blocks)[:, None] * (self.layers + 1) + np.arange(self.layers) + 1
-        instants[-1] = self.blocks * (self.layers + 1)
+        instants = np.arange(self.segments)[:, None] * (self.layers + 1) + np.arange(self.layers) + 1
+        instants[-1] = self.segments * (self.layers + 1)
         return instants
 
     def hold_everything(self) -> Ints:
         """Return the lifetimes of the full cache, int64 [T, K - 1]."""
-        return np.full((self.heads, self.blocks - 1), self.blocks - 1)
+        return np.full((self.heads, self.segments - 1), self.segments - 1)
 
 
-def find_sets(until: Ints) -> Ints:
-    """Return what each head holds at each consumer, as sets: int64 [K, T] of lifetimes [T, K - 1]."""
-    sources = np.arange(until.shape[1])
-    consumers = np.arange(until.shape[1] + 1)[:, None, None]
-    return (((sources < consumers) & (consumers <= until)) << sources).sum(-1)
-
-
-def count_tokens(lengths: Sequence[int]) -> Ints:
-    """Count the tokens of each set of sources, int64 [2^n] of n lengths."""
-    tokens = np.zeros(1, np.int64)
-    for length in lengths:
-        tokens = np.concatenate((tokens, tokens + length))
-    return tokens
+def find_sets(problem: Problem, until: Ints) -> Ints:
+    """Return which sets of its sources each consumer finds in each head: int64 [K, T] of lifetimes [T, K - 1]."""
+    sets = np.zeros((problem.segments, problem.heads), np.int64)
+    for k, sources in enumerate(problem.sources):
+        for bit, source in enumerate(sources):
+            sets[k] |= (until[:, source] >= k).astype(np.int64) << bit
+    return sets
 
 
 def count_held(problem: Problem, until: Ints) -> Ints:
@@ -92,5 +90,5 @@ def count_held(problem: Problem, until: Ints) -> Ints:
 
 def sum_error(problem: Problem, until: Ints) -> float:
     """Sum the errors of all consumers and heads under these lifetimes."""
-    sets, heads = find_sets(until), np.arange(problem.heads)
+    sets, heads = find_sets(problem, until), np.arange(problem.heads)
     return float(sum(errors[sets[k], heads].sum() for k, errors in enumerate(problem.errors)))

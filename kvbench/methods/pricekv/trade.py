@@ -40,7 +40,7 @@ def shorten(problem: Problem, until: Ints, *, lifetimes: bool = True) -> Ints:
 
 
 def lengthen(problem: Problem, until: Ints, *, lifetimes: bool = True) -> Ints:
-    """Lengthen lifetimes, where most error is saved per token and time first, until no block fits that does no harm.
+    """Lengthen lifetimes, where most error is saved per token and time first, until nothing fits that does no harm.
 
     Args:
         problem: what is to be allocated.
@@ -73,15 +73,17 @@ def find_changes(problem: Problem, until: Ints, *, lifetimes: bool = True) -> Fl
 
     Entry [h, i, d] is for source i of head h and lifetime d; infinite where that cannot be.
     """
-    (heads, sources), blocks = until.shape, problem.blocks
-    sets, every = find_sets(until), np.arange(heads)
-    grown = np.full((heads, sources, blocks), np.inf)
+    (heads, sources), count = until.shape, problem.segments
+    sets, every = find_sets(problem, until), np.arange(heads)
+    grown = np.full((heads, sources, count), np.inf)
     for source in range(problem.forced, sources):
-        total = np.zeros((blocks, heads))  # of holding the source rather than not, up to each consumer
-        for k in range(source + 1, blocks):
-            bit, errors = 1 << source, problem.errors[k]
-            total[k] = total[k - 1] + errors[sets[k] | bit, every] - errors[sets[k] & ~bit, every]
-        ends = np.arange(source, blocks) if lifetimes else np.array([source, blocks - 1])
+        gained = np.zeros((count, heads))  # by holding the source rather than not, at each consumer
+        for k in range(source + 1, count):
+            if source in problem.sources[k]:
+                bit, errors = 1 << problem.sources[k].index(source), problem.errors[k]
+                gained[k] = errors[sets[k] | bit, every] - errors[sets[k] & ~bit, every]
+        total = gained.cumsum(0)
+        ends = np.arange(source, count) if lifetimes else np.array([source, count - 1])
         grown[:, source, ends] = (total[ends] - total[until[:, source], every]).T
     return grown
 
@@ -107,22 +109,25 @@ def _sum_times(problem: Problem, until: Ints, excess: Ints | None) -> Ints:
 
 def _find_room(problem: Problem, until: Ints, room: Ints) -> Ints:
     """Return the least room from the end of each lifetime to another, int64 [T, K - 1, K]; a lot if not longer."""
-    least = np.full((problem.blocks, problem.layers), np.iinfo(np.int64).max)
-    for k in range(1, problem.blocks):
+    least = np.full((problem.segments, problem.layers), np.iinfo(np.int64).max)
+    for k in range(1, problem.segments):
         for layer in range(problem.layers):
             least[k, layer] = room[problem.leaving[k - 1, layer] : problem.leaving[k, layer]].min()
-    longer = np.arange(problem.blocks) > until[..., None]
+    longer = np.arange(problem.segments) > until[..., None]
     of_heads = least.T[problem.layer][:, None]
     return np.minimum.accumulate(np.where(longer, of_heads, np.iinfo(np.int64).max), -1)
 
 
 def _best_of_each_head(worth: Floats) -> list[tuple[int, int, int]]:
-    """Return (head, source, lifetime) of the least worth of every head that has any, least first."""
+    """Return (head, source, lifetime) of the least worth of every head that has any, least first.
+
+    Those that change nothing wait until nothing else is left.
+    """
     flat = worth.reshape(len(worth), -1)
     best = flat.argmin(1)
     least = flat[np.arange(len(flat)), best]
     heads = least.argsort(kind="stable")
-    heads = heads[np.isfinite(least[heads])]
+    heads = heads[least[heads] < (0 if least.min() < 0 else np.inf)]
     sources, ends = np.divmod(best[heads], worth.shape[2])
     return list(zip(heads.tolist(), sources.tolist(), ends.tolist(), strict=True))
 

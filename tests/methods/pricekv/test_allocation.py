@@ -10,21 +10,21 @@ from hypothesis import strategies as st
 
 from kvbench.methods.pricekv.allocate import allocate
 from kvbench.methods.pricekv.prices import choose_lifetimes, find_prices
-from kvbench.methods.pricekv.problem import Ints, Problem, count_held, find_sets, sum_error
+from kvbench.methods.pricekv.problem import Ints, Problem, count_held, sum_error
 
 Chain = tuple[int, ...]
-"""Set of sources that a head holds at each consumer."""
+"""Set of sources, by their own numbers, that a head holds at each consumer."""
 
 
-def chains(blocks: int, held: int = 0, consumer: int = 1) -> Iterator[Chain]:
-    """All chains from a consumer on: what is held next is of what is held, and the newest block."""
-    if consumer == blocks:
+def chains(problem: Problem, held: int = 0, consumer: int = 1) -> Iterator[Chain]:
+    """All chains from a consumer on: what is held next is of what is held, and the newest segment."""
+    if consumer == problem.segments:
         yield ()
         return
-    may_hold = held | 1 << (consumer - 1)
+    may_hold = (held | 1 << (consumer - 1)) & sum(1 << source for source in problem.sources[consumer])
     for subset in range(1 << consumer):
         if subset & ~may_hold == 0:
-            for rest in chains(blocks, subset, consumer + 1):
+            for rest in chains(problem, subset, consumer + 1):
                 yield (subset, *rest)
 
 
@@ -32,18 +32,35 @@ def tokens(problem: Problem, subset: int) -> int:
     return sum(length for i, length in enumerate(problem.lengths) if subset >> i & 1)
 
 
+def error(problem: Problem, chain: Chain, head: int) -> float:
+    """Sum what a head's sets cost, each looked up among the sources of its consumer."""
+    return sum(
+        float(
+            problem.errors[k][sum((subset >> i & 1) << bit for bit, i in enumerate(problem.sources[k])), head]
+        )
+        for k, subset in enumerate(chain, start=1)
+    )
+
+
 def occupied(problem: Problem, chain: Chain, layer: int) -> list[int]:
     """Tokens that a head of a layer has in the cache at each instant, walking through time."""
     sets = (0, *chain)
     return [
-        tokens(problem, sets[min(k + (ran > layer), problem.blocks - 1)])
-        for k in range(problem.blocks)
+        tokens(problem, sets[min(k + (ran > layer), problem.segments - 1)])
+        for k in range(problem.segments)
         for ran in range(problem.layers + 1)
     ]
 
 
 def chains_of(until: Ints) -> list[Chain]:
-    return [tuple(sets) for sets in find_sets(until)[1:].T.tolist()]
+    return [
+        tuple(sum(1 << i for i, last in enumerate(lives) if i < k <= last) for k in range(1, len(lives) + 1))
+        for lives in until.tolist()
+    ]
+
+
+def error_of(problem: Problem, until: Ints) -> float:
+    return sum(error(problem, chain, head) for head, chain in enumerate(chains_of(until)))
 
 
 def held_by(problem: Problem, until: Ints) -> Ints:
@@ -53,30 +70,26 @@ def held_by(problem: Problem, until: Ints) -> Ints:
 
 @st.composite
 def problems(draw: st.DrawFn, most: int = 5) -> Problem:
-    blocks, layers = draw(st.integers(2, most)), draw(st.integers(1, 2))
-    lengths = draw(st.lists(st.integers(1, 6), min_size=blocks, max_size=blocks))
-    forced = draw(st.integers(0, blocks - 1))
-    return random_problem(
-        lengths,
-        layers,
-        draw(st.integers(1, 2)),
-        draw(st.integers(0, 10**6)),
-        draw(st.integers(0, 20)),
-        forced,
-    )
+    segments, layers = draw(st.integers(2, most)), draw(st.integers(1, 2))
+    lengths = draw(st.lists(st.integers(1, 6), min_size=segments, max_size=segments))
+    recent, forced = draw(st.sampled_from([1, 2, most])), draw(st.integers(0, segments - 1))
+    per_layer, seed, room = draw(st.integers(1, 2)), draw(st.integers(0, 10**6)), draw(st.integers(0, 20))
+    return random_problem(lengths, layers, per_layer, seed, room, forced, recent)
 
 
 def random_problem(
-    lengths: list[int], layers: int, per_layer: int, seed: int, room: int, forced: int = 0
+    lengths: list[int], layers: int, per_layer: int, seed: int, room: int, forced: int = 0, recent: int = 9
 ) -> Problem:
-    generator, blocks, heads = np.random.default_rng(seed), len(lengths), layers * per_layer
-    errors = [generator.random((1 << k, heads)) for k in range(blocks)]
-    for k, of_sets in enumerate(errors):
-        must = (1 << min(k, forced)) - 1
+    generator, heads = np.random.default_rng(seed), layers * per_layer
+    sources = tuple(tuple(i for i in range(k) if i == 0 or i >= k - recent) for k in range(len(lengths)))
+    errors = [generator.random((1 << len(some), heads)) for some in sources]
+    for of_sets, some in zip(errors, sources, strict=True):
+        must = sum(1 << bit for bit, source in enumerate(some) if source < forced)
         of_sets[-1] = 0
-        of_sets[np.arange(1 << k) & must != must] = np.inf
-    capacity = room + heads * sum(lengths[:forced]) + generator.integers(0, 3, blocks * (layers + 1))
-    return Problem(tuple(errors), tuple(lengths), layers, capacity, forced)
+        of_sets[np.arange(len(of_sets)) & must != must] = np.inf
+    instants = len(lengths) * (layers + 1)
+    capacity = room + heads * sum(lengths[:forced]) + generator.integers(0, 3, instants)
+    return Problem(tuple(errors), sources, tuple(lengths), layers, capacity, forced)
 
 
 @given(problems(4), st.integers(0, 10**6))
@@ -85,14 +98,15 @@ def test_at_given_prices_every_head_has_the_best_of_all_chains(problem: Problem,
     prices = np.random.default_rng(seed).random(len(problem.capacity)) * 0.02
 
     def cost(chain: Chain, head: int) -> float:
-        error = sum(problem.errors[k][subset, head] for k, subset in enumerate(chain, start=1))
-        return float(error + prices @ np.array(occupied(problem, chain, int(problem.layer[head]))))
+        rent = prices @ np.array(occupied(problem, chain, int(problem.layer[head])))
+        return error(problem, chain, head) + float(rent)
 
     def is_constant(chain: Chain) -> bool:
         return all(subset == chain[-1] & (1 << k) - 1 for k, subset in enumerate(chain, start=1))
 
-    every = list(chains(problem.blocks))
-    for lifetimes in (True, False):
+    every = list(chains(problem))
+    whole = all(len(some) == k for k, some in enumerate(problem.sources))
+    for lifetimes in (True, False) if whole else (True,):
         found = chains_of(choose_lifetimes(problem, prices, lifetimes=lifetimes))
         for head, chain in enumerate(found):
             assert chain in every
@@ -105,22 +119,23 @@ def test_at_given_prices_every_head_has_the_best_of_all_chains(problem: Problem,
 def test_lifetimes_fit_and_no_block_is_left_out_that_fits_and_does_no_harm(
     problem: Problem, lifetimes: bool
 ) -> None:
-    until = allocate(problem, lifetimes=lifetimes)
+    lifetimes |= any(len(some) < k for k, some in enumerate(problem.sources))
+    until, last = allocate(problem, lifetimes=lifetimes), problem.segments - 1
     held = held_by(problem, until)
     assert (held == count_held(problem, until)).all()
     assert (held <= problem.capacity).all()
-    for before, after, k in zip(find_sets(until), find_sets(until)[1:], range(problem.blocks), strict=False):
-        assert ((after & ~(before | 1 << k)) == 0).all()
-    assert (until[:, : problem.forced] == problem.blocks - 1).all()
-    error = sum_error(problem, until)
-    assert np.isfinite(error)
-    for head, source in product(range(problem.heads), range(problem.blocks - 1)):
-        ends = range(until[head, source] + 1, problem.blocks) if lifetimes else [problem.blocks - 1]
-        for end in ends:
+    assert ((until >= np.arange(last)) & (until <= last)).all()
+    assert lifetimes or ((until == np.arange(last)) | (until == last)).all()
+    assert (until[:, : problem.forced] == last).all()
+    least = error_of(problem, until)
+    assert np.isfinite(least)
+    assert sum_error(problem, until) == pytest.approx(least)
+    for head, source in product(range(problem.heads), range(last)):
+        for end in range(until[head, source] + 1, problem.segments):
             longer = until.copy()
             longer[head, source] = end
-            if end > until[head, source] and (held_by(problem, longer) <= problem.capacity).all():
-                assert sum_error(problem, longer) > error - 1e-12
+            if (lifetimes or end == last) and (held_by(problem, longer) <= problem.capacity).all():
+                assert error_of(problem, longer) > least
 
 
 @given(problems())
@@ -134,12 +149,12 @@ def test_room_that_can_never_be_full_is_free(problem: Problem) -> None:
 
 def test_lifetimes_are_close_to_a_bound_that_none_can_beat() -> None:
     problem = random_problem([1, 2, 3, 4, 4], 2, 20, seed=0, room=120)
-    prices, every = find_prices(problem), list(chains(problem.blocks))
+    prices, every = find_prices(problem), list(chains(problem))
     used = [np.array([occupied(problem, chain, layer) for chain in every]) for layer in (0, 1)]
     # At any prices: the least that every head can pay, less what the capacity costs.
     bound = -float(prices @ problem.capacity)
     for head, layer in enumerate(problem.layer.tolist()):
-        errors = [sum(problem.errors[k][s, head] for k, s in enumerate(chain, 1)) for chain in every]
+        errors = [error(problem, chain, head) for chain in every]
         bound += float((np.array(errors) + used[layer] @ prices).min())
     reached = sum_error(problem, allocate(problem))
     assert bound <= reached <= 1.05 * bound

@@ -9,15 +9,15 @@ import pytest
 import torch
 from hydra.utils import instantiate
 
-from kvbench.core.budget import Budget, InfeasibleBudget
+from kvbench.core.budget import Budget
 from kvbench.core.segments import ModelSpec, next_scale, next_token
 from kvbench.engine.cache import KVCache
 from kvbench.methods.base import Artifact
 from kvbench.methods.heatkv.schedule import count_pruned_heads
 from kvbench.methods.pricekv.allocate import pose
-from kvbench.methods.pricekv.blocks import group_segments
 from kvbench.methods.pricekv.method import PriceKV
 from kvbench.methods.pricekv.problem import count_held
+from kvbench.methods.pricekv.sources import list_sources
 from kvbench.prompts.base import Prompt
 from kvbench.runs.calibrate import calibrate
 from tests.support.engine import D, listening, prepared, run, tokens_of
@@ -37,19 +37,11 @@ def ran(method: PriceKV, spec: ModelSpec, budget: str) -> KVCache:
 
 
 @pytest.mark.parametrize("budget", ["0.2", "0.5"])
-def test_the_ledger_counts_what_was_allocated(budget: str) -> None:
-    there = ran(PriceKV(), SCALES, budget)
-    held = count_held(there.method.problem, there.method.until).reshape(-1, SCALES.layers + 1)
+@pytest.mark.parametrize("spec", [SCALES, ROWS], ids=["scales", "rows"])
+def test_the_ledger_counts_what_was_allocated(spec: ModelSpec, budget: str) -> None:
+    there = ran(PriceKV(recent=3), spec, budget)
+    held = count_held(there.method.problem, there.method.until).reshape(-1, spec.layers + 1)
     assert there.ledger.tokens_after == held[:, 1:].tolist()
-
-
-def test_rows_of_the_current_group_are_held_and_count() -> None:
-    there = ran(PriceKV(blocks=5), ROWS, "0.4")
-    method = there.method
-    held = count_held(method.problem, method.until) + method.budget.tokens - method.problem.capacity
-    of_blocks, after = held.reshape(-1, ROWS.layers + 1)[:, 1:].tolist(), there.ledger.tokens_after
-    assert [after[segment] for segment in (0, 3, 5, 7, 9)] == of_blocks
-    assert max(map(max, after)) <= there.method.budget.capacity
 
 
 def test_sinks_stay_in_every_head() -> None:
@@ -76,8 +68,8 @@ def test_counts_are_those_of_heatkv() -> None:
     ("settings", "told"),
     [
         ({"queries": 0}, "method.queries=0: must be at least 1"),
-        ({"blocks": 1}, "method.blocks=1: must lie in 2..16"),
-        ({"blocks": 17}, "method.blocks=17: must lie in 2..16"),
+        ({"recent": 0}, "method.recent=0: must lie in 1..14"),
+        ({"recent": 15}, "method.recent=15: must lie in 1..14"),
         ({"sinks": 5}, "sinks=5: scales has 5 scales"),
         (
             {"allocation": "counts", "lifetimes": False},
@@ -90,9 +82,12 @@ def test_settings_out_of_range_are_refused(settings: dict[str, Any], told: str) 
         PriceKV(**settings).check(SCALES, Budget.parse("0.5", SCALES))
 
 
-def test_groups_of_rows_must_fit() -> None:
-    with pytest.raises(InfeasibleBudget, match="the method's tokens need 12 of 53 tokens per head"):
-        PriceKV(blocks=4).check(ROWS, Budget.parse("0.2", ROWS))
+def test_too_many_scales_and_rows_that_are_not_all_sources_are_refused() -> None:
+    scales = ModelSpec("many", 1, 1, D, next_scale([(1, 1)] * 17))
+    with pytest.raises(ValueError, match="many has 16 source scales, it can choose among 15"):
+        PriceKV().check(scales, Budget.parse("0.5", scales))
+    with pytest.raises(ValueError, match=r"method.lifetimes=false: needs .* method.recent as large"):
+        PriceKV(recent=3, lifetimes=False).check(ROWS, Budget.parse("0.5", ROWS))
 
 
 def test_without_a_calibration_it_says_how_to_get_one() -> None:
@@ -120,13 +115,13 @@ def test_a_real_calibration_uses_the_budget(budget: str) -> None:
 
 
 def test_weights_scale_the_errors_of_a_consumer() -> None:
-    budget, blocks = Budget.parse("0.1", SCALES), group_segments(SCALES, 13)
+    budget, sources = Budget.parse("0.1", SCALES), list_sources(SCALES, 1)
     error = artifact_of(PriceKV(), SCALES).tensors["error"]
     inverse, uniform, tokens = (
-        pose(error, SCALES, budget, blocks, weights=weights, forced=0).errors
+        pose(error, SCALES, budget, sources, weights=weights, forced=0).errors
         for weights in ("inverse_tokens", "uniform", "tokens")
     )
-    for k, length in enumerate(blocks.lengths):
+    for k, length in enumerate(SCALES.lengths):
         np.testing.assert_allclose(inverse[k] * length, uniform[k])
         np.testing.assert_allclose(tokens[k], uniform[k] * length)
 

@@ -1,6 +1,6 @@
 """What is calibrated: the error of every set of past blocks is that of attention in which the others are masked."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 import pytest
@@ -11,8 +11,8 @@ from kvbench.core.segments import ModelSpec, next_scale, next_token
 from kvbench.engine.cache import KVCache
 from kvbench.methods.base import Method, View
 from kvbench.methods.full import Full
-from kvbench.methods.pricekv.blocks import Blocks, group_segments
 from kvbench.methods.pricekv.errors import Importance, SubsetError
+from kvbench.methods.pricekv.sources import list_sources
 from tests.support.engine import D, prepared, run, tokens_of
 
 SCALES = ModelSpec("scales", 2, 2, D, next_scale([(1, 1), (2, 2), (2, 3), (3, 3)]), logit_scale=0.5)
@@ -33,67 +33,57 @@ def calibrated(spec: ModelSpec, observer: SubsetError, weights: Tensor | None) -
 
 
 def attended(
-    spec: ModelSpec, blocks: Blocks, layer: int, segment: int, held: int
+    spec: ModelSpec, layer: int, segment: int, left: Iterable[int]
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Outputs and attention to what is left of some queries, [sequences, query heads, queries, ...], masked by hand."""
-    inputs = tokens_of(spec, 2 * spec.branches, groups=FOLD)
-    block = blocks.of_segment[segment]
+    """Outputs and attention to what is left of some queries, [sequences, query heads, ...], masked by hand."""
+    inputs, at = tokens_of(spec, 2 * spec.branches, groups=FOLD), spec.segments[segment]
     k, v = (torch.cat([inputs[i][layer][n] for i in range(segment + 1)], 2).double() for n in (1, 2))
-    of_token = torch.cat([torch.full((n,), b) for n, b in zip(spec.lengths, blocks.of_segment, strict=True)])
-    at, q = spec.segments[segment], inputs[segment][layer][0].double()
+    keys, values = (x.repeat_interleave(FOLD, 1) for x in (k, v))
+    seen = torch.zeros(at.end, dtype=torch.bool)
+    for i in (*left, segment):
+        seen[spec.segments[i].start : spec.segments[i].end] = True
     count = min(3, at.length)
     for query in [i * at.length // count for i in range(count)]:
-        seen = torch.tensor(
-            [b == block or held >> b & 1 for b in of_token[: at.end].tolist()], dtype=torch.bool
-        )
+        q = inputs[segment][layer][0][:, :, query, None].double()
+        scores = (q @ keys.mT)[:, :, 0] * spec.logit_scale
         if at.causal:
-            seen[at.start + query + 1 :] = False
-        keys, values = (x.repeat_interleave(FOLD, 1) for x in (k, v))
-        scores = (q[:, :, query, None] @ keys.mT)[:, :, 0] * spec.logit_scale
-        everything = scores.clone()
-        if at.causal:
-            everything[..., at.start + query + 1 :] = -torch.inf
+            scores[..., at.start + query + 1 :] = -torch.inf
         weights = scores.masked_fill(~seen, -torch.inf).softmax(-1)
-        yield (weights[:, :, None] @ values)[:, :, 0], (everything.softmax(-1) * seen).sum(-1)
+        yield (weights[:, :, None] @ values)[:, :, 0], (scores.softmax(-1) * seen).sum(-1)
 
 
-@pytest.mark.parametrize(("spec", "most"), [(SCALES, 13), (ROWS, 13), (ROWS, 4)])
+@pytest.mark.parametrize(("spec", "recent"), [(SCALES, 1), (ROWS, 8), (ROWS, 2)])
 @pytest.mark.parametrize("importance", ["output", "mass"])
 @pytest.mark.parametrize("projected", [True, False])
 def test_errors_are_those_of_masked_attention(
-    spec: ModelSpec, most: int, importance: Importance, projected: bool
+    spec: ModelSpec, recent: int, importance: Importance, projected: bool
 ) -> None:
     weights = projections(spec) if projected else None
-    found = calibrated(spec, SubsetError(importance, queries=3, blocks=most), weights)
-    blocks = group_segments(spec, most)
+    found = calibrated(spec, SubsetError(importance, queries=3, recent=recent), weights)
     expected = torch.zeros_like(found)
-    for layer in range(spec.layers):
-        for at in spec.segments[1:]:
-            block = blocks.of_segment[at.index]
-            if block == 0:
-                continue
-            full = list(attended(spec, blocks, layer, at.index, (1 << block) - 1))
-            for held in range(1 << block):
+    entry = 0
+    for at, sources in zip(spec.segments[1:], list_sources(spec, recent)[1:], strict=True):
+        for number in range(1 << len(sources)):
+            left = [source for bit, source in enumerate(sources) if number >> bit & 1]
+            for layer in range(spec.layers):
+                full = attended(spec, layer, at.index, range(at.index))
                 errors = []
-                for (o, lost), (whole, _) in zip(
-                    attended(spec, blocks, layer, at.index, held), full, strict=True
-                ):
+                for (o, kept), (whole, _) in zip(attended(spec, layer, at.index, left), full, strict=True):
                     apart = o - whole
                     if projected:
                         heads = projections(spec)[layer].double().unflatten(1, (spec.heads * FOLD, D))
                         apart = torch.einsum("whd,shd->shw", heads, apart)
-                    errors.append(apart.square().sum(-1) if importance == "output" else 1 - lost)
+                    errors.append(apart.square().sum(-1) if importance == "output" else 1 - kept)
                 of_heads = torch.stack(errors).mean((0, 1)).unflatten(0, (spec.heads, FOLD)).sum(-1)
-                share = at.length / blocks.lengths[block]
-                expected[layer, :, (1 << block) - 2 + held] += share * of_heads
+                expected[layer, :, entry] = of_heads
+            entry += 1
+    assert entry == found.shape[-1]
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)
-    for block in range(1, len(blocks.lengths)):
-        assert (found[..., (2 << block) - 3].abs() < 1e-6).all()  # of the full set
 
 
-def test_blocks_are_segments_until_there_are_too_many() -> None:
-    assert group_segments(SCALES, 13) == Blocks((0, 1, 2, 3), (1, 4, 6, 9), (0, 0, 0, 0))
-    assert group_segments(ROWS, 4) == Blocks((0, 1, 1, 2, 2, 3), (3, 8, 8, 3), (0, 4, 4, 0))
+def test_rows_have_the_prompt_and_the_newest_rows_as_sources_and_scales_all() -> None:
+    assert list_sources(SCALES, 1) == ((), (0,), (0, 1), (0, 1, 2))
+    assert list_sources(ROWS, 2) == ((), (0,), (0, 1), (0, 1, 2), (0, 2, 3), (0, 3, 4))
 
 
 def test_a_projection_by_heads_is_the_projection() -> None:
