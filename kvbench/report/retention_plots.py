@@ -59,7 +59,7 @@ def draw_retention(retention: Retention, title: str) -> Figure:
         axes.set_title(labels[place], fontsize=9)
         axes.set_xticks(_choose_ticks(heads))
         axes.set_yticks(_choose_ticks(layers))
-        axes.tick_params(labelsize=8)
+        axes.tick_params(labelsize=8, labelbottom=place + columns >= count)
         for edge in range(1, layers):
             axes.axhline(edge - 0.5, color="white", linewidth=0.4)
         for edge in range(1, heads):
