@@ -186,3 +186,14 @@ def test_the_plain_loop_draws_the_engine_s_images(monkeypatch: pytest.MonkeyPatc
     assert (ours.int() - theirs.int()).abs().max() <= 1
     assert isinstance(loop._transformer.layers[0], plain.PlainBlock)
     assert not isinstance(model._transformer.layers[0], plain.PlainBlock)
+
+
+def test_the_cost_of_pricekv_is_told_at_any_models_shapes(tmp_path: Path) -> None:
+    found = output(
+        "pricekv_cost.py", tmp_path, "--model", "infinity_tiny", "--budgets", "0.1", "--prompts", "2"
+    )
+    told, allocation, statistics = found.splitlines()
+    assert told == "infinity_tiny: 6 x 6 heads of 32 channels, 9 segments"
+    assert allocation.endswith(" of 918 tokens")
+    assert "statistics: 0 MiB" in statistics
+    assert "for 6 layers and 2 prompts" in statistics
