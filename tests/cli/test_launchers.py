@@ -161,9 +161,11 @@ def test_a_launcher_is_checked_before_a_sweep(name: str, monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("name", EXTRAS)
-def test_a_preset_gives_each_job_one_thread(name: str) -> None:
+def test_a_preset_gives_each_job_one_thread_and_the_folder_the_sweep_is_started_in(name: str) -> None:
     cfg = compose_with(name)
     assert cfg.hydra.job.env_set == {"OMP_NUM_THREADS": "1"}
+    assert cfg.hydra.job.chdir
+    assert Path(cfg.hydra.sweep.dir) / cfg.hydra.sweep.subdir == Path.cwd()
 
 
 @pytest.fixture(scope="module")
