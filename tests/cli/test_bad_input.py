@@ -38,7 +38,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ("command", "told"),
     [
         ("model=null", "model=null: names no choice; choose from infinity_2b, "),
-        ("method=null", "method=null: names no choice; choose from ams_kv, "),
+        ("method=null", "method=null: names no choice; choose from adakv, "),
         ("prompts=null", "prompts=null: names no choice; choose from aime24, "),
         ("eval=null", "eval=null: names no choice; "),
         ("method=3", "method=3: names no choice; "),
