@@ -13,11 +13,14 @@ from kvbench.cli.jobs import find_folder, is_about_sweep, split_jobs
 from kvbench.core.config import ConfigError
 
 MULTIRUN = ("-m", "--multirun")
+OF_ALL_RUNS = ("task=dashboard", "task=export")
+"""Tasks that are about every run, whatever sweep is named beside them."""
 
 
 def names_sweep(words: Sequence[str]) -> bool:
-    """Return whether words choose a file of `conf/sweeps`."""
-    return any(word.startswith("sweeps=") and word != "sweeps=null" for word in words)
+    """Return whether words choose a file of `conf/sweeps`, for a task that means its jobs."""
+    chosen = any(word.startswith("sweeps=") and word != "sweeps=null" for word in words)
+    return chosen and not any(word in OF_ALL_RUNS for word in words)
 
 
 def find_words(arguments: Sequence[str]) -> list[str] | None:

@@ -27,6 +27,7 @@ METHODS = (
         "scale_groups",
         "sta",
     ),
+    *("pricekv", "first_scales", "tova", "keydiff", "pyramidkv", "adakv"),
 )
 """Methods by the place of their line among all lines: the main ones have the plainest."""
 
