@@ -66,7 +66,7 @@ def choose_among_heads(scores: Tensor, room: int | Tensor, heads: int, safeguard
         heads: rows of a sequence.
         safeguard: share of the room that each head is sure to fill, with its own best slots.
     """
-    rooms = torch.as_tensor(room, device=scores.device).expand(len(scores))
+    rooms = room if isinstance(room, Tensor) else torch.full((len(scores),), room, device=scores.device)
     safe = choose_best(scores, (safeguard * rooms.double()).long()) & (scores > -torch.inf)
     # A head's own best come before whatever else competes, and after what never leaves.
     ranked = scores.masked_fill(safe & (scores < torch.inf), torch.finfo(scores.dtype).max)

@@ -61,13 +61,13 @@ def list_settings(runs: Sequence[Results]) -> list[str]:
 
 
 def name_methods(runs: Sequence[Results]) -> list[str]:
-    """Return each run's method, followed by its values of the settings in which runs of the method differ."""
+    """Return each run's method, followed by the settings in which runs of the method differ: `snapkv kernel=3`."""
     differ = {
         method: list_settings([run for run in runs if run.method == method])
         for method in {run.method for run in runs}
     }
     return [
-        " ".join((run.method, *(str(run.setting(f"method.{name}")) for name in differ[run.method])))
+        " ".join((run.method, *(f"{name}={run.setting(f'method.{name}')}" for name in differ[run.method])))
         for run in runs
     ]
 

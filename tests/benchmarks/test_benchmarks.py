@@ -88,7 +88,7 @@ def test_objects_are_built_and_wrong_names_told(monkeypatch: pytest.MonkeyPatch)
     assert method == HeatKV(sinks=4)
     with pytest.raises(ValueError, match=r"model\.weight: no such key"):
         build.composed(["model.weight=random"])
-    with pytest.raises(ValueError, match="method=heat: no such choice; choose from ams_kv"):
+    with pytest.raises(ValueError, match="method=heat: no such choice; choose from adakv"):
         build.composed(["method=heat"])
 
 

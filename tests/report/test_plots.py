@@ -86,8 +86,8 @@ def test_settings_in_which_runs_differ_make_lines_of_their_own() -> None:
     runs = [one(budget, budget + p, p=p) for budget in (0.1, 0.2) for p in (0.7, 0.9)]
     found = plots.trace_curves(runs, "psnr")
     assert {name: [point.value for point in points] for name, points in found.items()} == {
-        "hard_kv 0.7": [0.1 + 0.7, 0.2 + 0.7],
-        "hard_kv 0.9": [0.1 + 0.9, 0.2 + 0.9],
+        "hard_kv p=0.7": [0.1 + 0.7, 0.2 + 0.7],
+        "hard_kv p=0.9": [0.1 + 0.9, 0.2 + 0.9],
     }
 
 

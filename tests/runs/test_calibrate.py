@@ -23,6 +23,7 @@ from kvbench.methods.base import Artifact, Observer
 from kvbench.methods.hack import ColumnVariance
 from kvbench.methods.heatkv.method import HeatKV
 from kvbench.methods.heatkv.scores import AttentionByScale, cas, rank_heads, scas
+from kvbench.methods.pricekv.errors import SubsetError
 from kvbench.methods.scalekv import AttentionSelectivity
 from kvbench.models.base import Cache
 from kvbench.models.noise import Noise, PromptNoise
@@ -241,7 +242,7 @@ def test_names_of_artifacts_follow_their_metadata() -> None:
 
 
 def every() -> list[Observer]:
-    return [AttentionByScale(), AttentionSelectivity(), ColumnVariance(), KeySimilarity()]
+    return [AttentionByScale(), AttentionSelectivity(), ColumnVariance(), KeySimilarity(), SubsetError()]
 
 
 def calibrating(path: Path, **more: object) -> Job:
@@ -256,7 +257,7 @@ def test_one_pass_makes_every_artifact(tmp_path: Path) -> None:
     artifacts = observe(job, every())
     assert job.model.batches == [1, 1]  # both prompts once, whatever is watched
     assert [artifact.kind for artifact in artifacts] == [
-        "attention_by_scale", "attention_selectivity", "column_variance", "key_similarity",
+        "attention_by_scale", "attention_selectivity", "column_variance", "key_similarity", "subset_error",
     ]  # fmt: skip
     for observer, artifact in zip(every(), artifacts, strict=True):
         path, metadata = calibration_file(job, observer)
@@ -270,7 +271,7 @@ def test_one_pass_makes_every_artifact(tmp_path: Path) -> None:
         assert values.abs().sum() > 0
         [alone] = observe(calibrating(tmp_path / "alone"), [observer])
         assert torch.equal(alone.tensors[observer.tensor], values)
-    assert len(list((tmp_path / "runs" / "fake").glob("calibration-*"))) == 4
+    assert len(list((tmp_path / "runs" / "fake").glob("calibration-*"))) == len(every())
 
 
 def test_calibrations_are_reused_and_repeat_to_the_byte(tmp_path: Path) -> None:

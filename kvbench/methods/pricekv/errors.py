@@ -59,7 +59,9 @@ class SubsetError(Observer):
         if index == 0:
             return
         chosen = choose_window("uniform", view.at, self.queries)
-        log_masses, outputs = _attend_by_part(view, chosen, self._sources[index])
+        sources = self._sources[index]
+        parts = [[i for i in range(index) if i not in sources], *([i] for i in sources), [index]]
+        log_masses, outputs = _attend_by_part(view, chosen, [self._find_slots(view, part) for part in parts])
         masses = log_masses.double().softmax(-1)
         if self.importance == "mass":
             errors = measure_lost_mass(masses)
@@ -75,23 +77,40 @@ class SubsetError(Observer):
         start = sum(2 ** len(sources) for sources in self._sources[1:index])
         self.sums[view.layer, :, start : start + errors.shape[-1]] += errors.cpu()
 
+    def _find_slots(self, view: View, part: Sequence[int]) -> tuple[slice, Tensor | None]:
+        """Return the slots of neighbouring segments, and which of them a row has, bool [rows, slots]; None for all.
 
-def _attend_by_part(view: View, chosen: Tensor, sources: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """Attend to each part of the past by itself: what is no source, every source, the current segment.
+        The host knows them without asking the device, since a calibration keeps everything; but not where prompts are
+        padded.
+        """
+        if not part:
+            return slice(0, 0), None
+        first, last = self.spec.segments[part[0]], self.spec.segments[part[-1]]
+        if view.padding is None:
+            return slice(first.start, last.end), None
+        return slice(None), (view.segment >= part[0]) & (view.segment <= part[-1])
+
+
+def _attend_by_part(
+    view: View, chosen: Tensor, parts: Sequence[tuple[slice, Tensor | None]]
+) -> tuple[Tensor, Tensor]:
+    """Attend to each part of the past and the present by itself.
+
+    Args:
+        view: the layer.
+        chosen: queries of the current segment that are looked at, int64 [n].
+        parts: slots of each part, and which of them a row has, bool [rows, slots]; None for all.
 
     Returns:
         Log-sum-exp of the scores float32 [rows, query heads per KV head, queries, parts], -inf without a slot, and
         outputs float32 [rows, query heads per KV head, queries, parts, D], 0 without a slot.
     """
     scores, values = view.scores(chosen), view.cached_values()
-    part_of = torch.zeros(view.at.index + 1, dtype=torch.int64)
-    part_of[[*sources, view.at.index]] = torch.arange(1, len(sources) + 2)
-    part = part_of.to(view.segment.device)[view.segment.clamp(min=0)].masked_fill(view.segment < 0, -1)
     log_masses, outputs = [], []
-    for number in range(len(sources) + 2):
-        slots = (part == number).any(0).nonzero().flatten()
-        outside = (part[:, slots] != number)[:, None, None]
-        inner = scores[..., slots].masked_fill(outside, -torch.inf)
+    for slots, exists in parts:
+        inner = scores[..., slots]
+        if exists is not None:
+            inner = inner.masked_fill(~exists[:, None, None], -torch.inf)
         log_masses.append(inner.logsumexp(-1))
         outputs.append(inner.softmax(-1).nan_to_num(0) @ values[:, None, slots].float())
     return torch.stack(log_masses, -1), torch.stack(outputs, -2)
