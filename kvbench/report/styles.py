@@ -16,7 +16,7 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#0
 MARKERS = "osD^vPX"
 DASHES = ("-", "--", ":")
 METHODS = (
-    *("heatkv", "scalekv", "streaming_llm", "snapkv", "hack", "random", "full"),
+    *("heatkv", "scalekv", "streaming_llm", "snapkv", "pricekv", "random", "full"),
     *("headkv", "h2o", "hard_kv", "linear_ar", "rkv", "ams_kv", "swa"),
     *(
         "binary_heatkv",
@@ -27,7 +27,7 @@ METHODS = (
         "scale_groups",
         "sta",
     ),
-    *("pricekv", "first_scales", "tova", "keydiff", "pyramidkv", "adakv"),
+    *("hack", "first_scales", "tova", "keydiff", "pyramidkv", "adakv"),
 )
 """Methods by the place of their line among all lines: the main ones have the plainest."""
 

@@ -28,7 +28,7 @@ SWEEP = (
 """Two methods, one of them calibrated, and their reference: two blocks of images each."""
 TIMES = ("seconds", "latency", "finished", "provenance", "started", "created")
 """What differs between two runs that are the same: when, how long and where."""
-DELAYS = (0.2, 1.2)
+DELAYS = (0.05, 0.95)
 """Bounds of the moment of a kill, in units of the time that an undisturbed sweep takes."""
 
 
