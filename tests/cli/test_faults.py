@@ -41,7 +41,7 @@ def test_killed_at_random_moments_a_sweep_ends_with_the_same_bytes() -> None:
     program = [sys.executable, str(ROOT / "tests/support/kills.py"), "--kills", "4"]
     done = subprocess.run(program, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert re.search(r"[4-9] kills in \d+ sweeps: 0 files differ", done.stdout)
+    assert re.search(r"^4 kills in \d+ sweeps: 0 files differ", done.stdout, re.MULTILINE)
 
 
 @pytest.mark.parametrize("sweep", [False, True])

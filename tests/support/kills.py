@@ -8,6 +8,7 @@ starts with nothing.
 import argparse
 import importlib
 import json
+import math
 import os
 import random
 import shutil
@@ -117,8 +118,10 @@ def kill_at_random(root: Path, kills: int, seed: int, tell: Callable[[str], None
     expected = read_files(root / "undisturbed/runs")
     while report.kills < kills:
         folder, before = _make(root / f"round-{report.rounds}"), report.kills
-        while _is_killed(start(folder, SWEEP), took * rng.uniform(*DELAYS)):
+        delay = took * rng.uniform(*DELAYS)
+        while _is_killed(start(folder, SWEEP), delay):
             report.kills += 1
+            delay = took * rng.uniform(*DELAYS) if report.kills < kills else math.inf
         report.rounds += 1
         found = read_files(folder / "runs")
         hidden = {name for name in found if name not in expected and Path(name).name.startswith(".")}
