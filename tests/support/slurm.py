@@ -69,10 +69,26 @@ def start_cluster(folder: Path) -> Iterator[Mapping[str, str]]:
         yield env
     finally:
         subprocess.run(["scancel", "--full", "--user", getpass.getuser()], env=env, capture_output=True)
+        _wait_until_empty(env)
         for daemon in reversed(daemons):
-            daemon.terminate()
-        for daemon in daemons:
-            daemon.wait(60)
+            _end(daemon)
+
+
+def _wait_until_empty(env: Mapping[str, str]) -> None:
+    """Wait until no job is left, half a minute at most: slurmd waits for steps, which the controller must hear of."""
+    for _ in range(60):
+        if not subprocess.run(["squeue", "--noheader"], env=env, capture_output=True, text=True).stdout.strip():
+            return
+        time.sleep(0.5)
+
+
+def _end(daemon: subprocess.Popen[bytes]) -> None:
+    daemon.terminate()
+    try:
+        daemon.wait(20)
+    except subprocess.TimeoutExpired:
+        daemon.kill()
+        daemon.wait()
 
 
 def requeue(env: Mapping[str, str], job: str) -> None:
