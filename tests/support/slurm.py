@@ -77,7 +77,9 @@ def start_cluster(folder: Path) -> Iterator[Mapping[str, str]]:
 def _wait_until_empty(env: Mapping[str, str]) -> None:
     """Wait until no job is left, half a minute at most: slurmd waits for steps, which the controller must hear of."""
     for _ in range(60):
-        if not subprocess.run(["squeue", "--noheader"], env=env, capture_output=True, text=True).stdout.strip():
+        if not subprocess.run(
+            ["squeue", "--noheader"], env=env, capture_output=True, text=True
+        ).stdout.strip():
             return
         time.sleep(0.5)
 
