@@ -2,7 +2,6 @@
 
 import os
 import sys
-import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from rich.console import Console
 from tqdm import tqdm
 
 from kvbench.cli.jobs import Entry, claim_of, read_entries
+from kvbench.core.background import repeating
 from kvbench.core.locks import is_held, read_clock
 
 LATELY = 600.0
@@ -150,24 +150,16 @@ def watch(folder: Path) -> Iterator[None]:
     if not sys.stderr.isatty():
         yield
         return
-    done = threading.Event()
 
     def look(bar: "tqdm[object]") -> None:
         now = measure(folder)
         bar.total, bar.n = max(now.samples, 1), now.drawn
         bar.set_description_str(str(now))
 
-    def keep_looking(bar: "tqdm[object]") -> None:
-        while not done.wait(LOOK):
-            look(bar)
-
     above = cast(IO[str], _Above(sys.stdout))
     with tqdm(total=1, bar_format="{desc} {bar} {elapsed}") as bar, redirect_stdout(above):
-        thread = threading.Thread(target=keep_looking, args=(bar,), daemon=True)
-        thread.start()
         try:
-            yield
+            with repeating(lambda: look(bar), LOOK):
+                yield
         finally:
-            done.set()
-            thread.join()
             look(bar)

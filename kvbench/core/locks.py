@@ -10,13 +10,13 @@ import fcntl
 import json
 import os
 import tempfile
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Literal
 
+from kvbench.core.background import repeating
 from kvbench.core.files import parse_json
 
 LAPSE = 60.0
@@ -66,7 +66,7 @@ def claim(path: Path, *, wait: bool = True, lapse: float = LAPSE) -> Iterator[bo
             return
         time.sleep(pause)
         pause = min(2 * pause, LONGEST)
-    with file, _touching(file, lapse):
+    with file, repeating(lambda: _touch(file), lapse / TOUCHES):
         try:
             yield True
         finally:
@@ -111,23 +111,10 @@ def _lock(file: IO[str], kind: int) -> bool:
     return True
 
 
-@contextmanager
-def _touching(file: IO[str], lapse: float) -> Iterator[None]:
-    """Touch an open file every now and then, with the file system's time."""
-    done = threading.Event()
-
-    def touch() -> None:
-        while not done.wait(lapse / TOUCHES):
-            with suppress(OSError):
-                os.utime(file.fileno())
-
-    thread = threading.Thread(target=touch, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        done.set()
-        thread.join()
+def _touch(file: IO[str]) -> None:
+    """Give an open file the file system's time, if it can."""
+    with suppress(OSError):
+        os.utime(file.fileno())
 
 
 def _judge(path: Path) -> Literal["free", "held", "lapsed"]:
