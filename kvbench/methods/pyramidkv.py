@@ -9,7 +9,7 @@ from kvbench.core.budget import Budget
 from kvbench.core.segments import ModelSpec
 from kvbench.methods.base import Artifact, View
 from kvbench.methods.scored import Attentive
-from kvbench.methods.select import fit_window
+from kvbench.methods.select import fit_window, share_layer
 
 
 @dataclass
@@ -47,7 +47,7 @@ class PyramidKV(Attentive):
         fixed = min(spec.leading_tokens(self.sinks) + self._window, floor(mean))
         shares = slope_layers(mean - fixed, spec.layers, self.beta, spec.cached_length - fixed)
         totals = round_shares([spec.heads * (fixed + share) for share in shares])
-        self._rooms = [_share_layer(total, spec.heads) for total in totals]
+        self._rooms = [share_layer(total, spec.heads) for total in totals]
 
     def fit(self, view: View) -> int:
         """Return the tokens of the window, as many in every layer."""
@@ -82,9 +82,3 @@ def round_shares(shares: Sequence[Fraction]) -> list[int]:
     missing = int(sum(shares)) - sum(whole)
     behind = sorted(range(len(shares)), key=lambda i: whole[i] - shares[i])
     return [number + (i in behind[:missing]) for i, number in enumerate(whole)]
-
-
-def _share_layer(total: int, heads: int) -> int | tuple[int, ...]:
-    """Share a layer's tokens among its heads; the first ones get one more until none is left."""
-    least, more = divmod(total, heads)
-    return (*(least + 1,) * more, *(least,) * (heads - more)) if more else least

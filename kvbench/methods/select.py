@@ -199,11 +199,18 @@ def share_evenly(tokens: int, spec: ModelSpec) -> list[int | tuple[int, ...]]:
         The room of every layer: one number where its heads have equally many, else one for each.
     """
     least, more = divmod(tokens, spec.all_heads)
-    layers, some = divmod(more, spec.heads)
-    rooms: list[int | tuple[int, ...]] = [least + (layer < layers) for layer in range(spec.layers)]
-    if some:
-        rooms[layers] = (*(least + 1,) * some, *(least,) * (spec.heads - some))
-    return rooms
+    extra = (min(max(more - layer * spec.heads, 0), spec.heads) for layer in range(spec.layers))
+    return [share_layer(spec.heads * least + one, spec.heads) for one in extra]
+
+
+def share_layer(tokens: int, heads: int) -> int | tuple[int, ...]:
+    """Share a layer's tokens among its heads; the first ones get one more until none is left.
+
+    >>> share_layer(12, 4), share_layer(14, 4)
+    (3, (4, 4, 3, 3))
+    """
+    least, more = divmod(tokens, heads)
+    return (*(least + 1,) * more, *(least,) * (heads - more)) if more else least
 
 
 def spread_room(room: int | tuple[int, ...], view: View) -> int | Tensor:
