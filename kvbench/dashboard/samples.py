@@ -9,8 +9,9 @@ from kvbench.dashboard.pool import Pool
 from kvbench.eval.protocol.scores import Better
 from kvbench.report.many_runs import find_metric
 from kvbench.runs.folder import RECORDS
-from kvbench.runs.forms import IMAGES, TEXTS
+from kvbench.runs.forms import TEXTS
 from kvbench.runs.results import Results
+from kvbench.runs.samples import find_kept_form, find_sample
 
 MOST, LEAST, ALTOGETHER = 100, 12, 40_000
 """Samples of a run by each metric: at most, however many runs there are, and of all runs together."""
@@ -36,7 +37,11 @@ def list_samples(finished: Mapping[Path, Results], pool: Pool) -> dict[Path, dic
     share = max(LEAST, min(MOST, ALTOGETHER // max(1, len(finished))))
     values = {folder: _read_values(folder, run) for folder, run in finished.items()}
     chosen = {
-        folder: _choose(values[folder], run, min(share, MOST_TEXTS) if _kind(folder) == TEXTS.kind else share)
+        folder: _choose(
+            values[folder],
+            run,
+            min(share, MOST_TEXTS) if find_kept_form(folder).kind == TEXTS.kind else share,
+        )
         for folder, run in finished.items()
     }
     for folder, run in finished.items():
@@ -46,10 +51,6 @@ def list_samples(finished: Mapping[Path, Results], pool: Pool) -> dict[Path, dic
     return {
         folder: _describe(folder, sorted(indices), values[folder], pool) for folder, indices in chosen.items()
     }
-
-
-def _kind(folder: Path) -> str:
-    return TEXTS.kind if (folder / TEXTS.kind).is_dir() else IMAGES.kind
 
 
 def _read_values(folder: Path, run: Results) -> Values:
@@ -88,7 +89,7 @@ def _describe(folder: Path, indices: list[int], values: Values, pool: Pool) -> d
     lines = read_lines(folder / RECORDS) if indices else []
     records = {line.get("index"): line for line in lines}
     found: dict[str, object] = {
-        "kind": _kind(folder),
+        "kind": find_kept_form(folder).kind,
         "index": indices,
         "prompt": [pool.add(records.get(index, {}).get("prompt")) for index in indices],
         "values": {
@@ -108,9 +109,8 @@ def _shorten(value: float | None) -> float | None:
 
 
 def _read_text(folder: Path, index: int) -> str | None:
-    path = folder / TEXTS.kind / f"{index:06d}{TEXTS.suffix}"
     try:
-        text = path.read_text(encoding="utf-8", errors="replace")
+        text = find_sample(folder, index).read_text(encoding="utf-8", errors="replace")
     except OSError:
         return None
     if len(text) <= LETTERS:
