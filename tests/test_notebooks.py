@@ -6,6 +6,7 @@ import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import jupytext
 import numpy as np
@@ -15,7 +16,7 @@ from safetensors.numpy import load_file
 
 from tests.support.places import ROOT
 
-Cells = list[dict[str, object]]
+Cells = list[dict[str, Any]]
 
 
 class Shown:
@@ -31,7 +32,7 @@ class Shown:
     def __init__(self, folder: Path, cells: Cells) -> None:
         self.folder = folder
         self.code = [str(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
-        outputs = [one for cell in cells for one in cell.get("outputs", [])]  # type: ignore[attr-defined]
+        outputs = [one for cell in cells for one in cell.get("outputs", [])]
         data = [one.get("data", {}) for one in outputs]
         printed = [
             one["text"] for one in outputs if one["output_type"] == "stream" and one["name"] == "stdout"
@@ -44,10 +45,10 @@ class Shown:
         [found] = re.findall(pattern, self.text)
         return [float(one) for one in ([found] if isinstance(found, str) else found)]
 
-    def results(self, method: str, budget: str = "0.1") -> dict[str, dict[str, object]]:
+    def results(self, method: str, budget: str = "0.1") -> dict[str, Any]:
         """results.json of a run of the notebook."""
         [path] = self.folder.glob(f"runs/infinity_tiny/{method}-{budget}-*/results.json")
-        found: dict[str, dict[str, object]] = json.loads(path.read_text())
+        found: dict[str, Any] = json.loads(path.read_text())
         return found
 
 
@@ -95,7 +96,7 @@ def test_add_a_method(show: Callable[[str], Shown]) -> None:
     assert len(method.splitlines()) < 50
     held, budget, psnr = shown.numbers(r"lottery +held (\d+) of (\d+) tokens, PSNR ([\d.]+) dB")
     assert 0.97 * budget < held <= budget
-    values = {name: shown.results(name)["metrics"]["psnr"]["value"] for name in ("lottery", "heatkv")}  # type: ignore[index]
+    values = {name: shown.results(name)["metrics"]["psnr"]["value"] for name in ("lottery", "heatkv")}
     assert psnr == pytest.approx(values["lottery"], abs=0.005)
     gain, low, high = shown.numbers(
         r"lottery - heatkv +([+-][\d.]+) dB \[([+-][\d.]+), ([+-][\d.]+)\], n = 16"
@@ -129,7 +130,7 @@ def test_read_results(show: Callable[[str], Shown]) -> None:
     assert "6 runs, " in shown.text
     assert "96 pictures" in shown.text
     random, latest = (shown.results(method)["metrics"] for method in ("random", "streaming_llm"))
-    difference = random["psnr"]["value"] - latest["psnr"]["value"]  # type: ignore[index]
+    difference = random["psnr"]["value"] - latest["psnr"]["value"]
     [mean] = shown.numbers(r"spread of their difference [\d.]+ dB, mean ([+-][\d.]+) dB")
     assert mean == pytest.approx(difference, abs=0.005)
     value, low, high = shown.numbers(r"random - streaming_llm, psnr: (\S+) \[(\S+), (\S+)\], n = 16")

@@ -22,6 +22,7 @@ from kvbench.core.settings import WorkSettings
 from kvbench.models.infinity.model import InfinityModel
 from tests.cli.test_start import slow_imports
 from tests.support.fake_run import job_in
+from tests.support.kills import drop_keys
 from tests.support.places import ROOT
 
 Command = Callable[..., tuple[int, str]]
@@ -50,12 +51,6 @@ def command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.Capt
     return call
 
 
-def without_times(value: object) -> object:
-    if isinstance(value, dict):
-        return {key: without_times(item) for key, item in value.items() if key not in TIMES}
-    return [without_times(item) for item in value] if isinstance(value, list) else value
-
-
 def contents(runs_dir: Path) -> dict[str, object]:
     """What run folders hold, times left out: JSON as values, anything else as a hash."""
     found: dict[str, object] = {}
@@ -63,7 +58,7 @@ def contents(runs_dir: Path) -> dict[str, object]:
         name = str(path.relative_to(runs_dir))
         if path.suffix in (".json", ".jsonl"):
             lines = [path.read_text()] if path.suffix == ".json" else path.read_text().splitlines()
-            found[name] = [without_times(json.loads(line)) for line in lines]
+            found[name] = [drop_keys(json.loads(line), TIMES) for line in lines]
         elif path.is_file():
             found[name] = hashlib.sha256(path.read_bytes()).hexdigest()
     return found

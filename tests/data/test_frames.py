@@ -189,4 +189,4 @@ def test_without_polars_a_line_names_the_extra(tmp_path: Path) -> None:
 
 def test_the_package_offers_nothing_else() -> None:
     with pytest.raises(AttributeError, match="no attribute 'frames_df'"):
-        kvbench.frames_df  # noqa: B018
+        _ = kvbench.frames_df

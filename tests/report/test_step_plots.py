@@ -78,7 +78,8 @@ def test_a_sweep_ends_with_its_table_and_its_figure(name: str, tmp_path: Path) -
 
 
 def test_runs_that_tell_no_steps_have_no_figure(tmp_path: Path) -> None:
-    console = Console(file=StringIO(), width=200)
+    printed = StringIO()
+    console = Console(file=printed, width=200)
     beside_published.show_beside(console, published.find("hard_kv_fig20"), [told(0.5, ())], tmp_path)
     assert not (tmp_path / "hard_kv_fig20.png").exists()
-    assert "watch_lse" in console.file.getvalue()  # type: ignore[attr-defined]
+    assert "watch_lse" in printed.getvalue()

@@ -8,6 +8,7 @@ import sys
 import tomllib
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -95,8 +96,8 @@ def parse(name: str, source: Path, arguments: list[str], monkeypatch: pytest.Mon
         return f"it takes no arguments, not {arguments}" if arguments else None
     original = argparse.ArgumentParser.parse_args
 
-    def stop(parser: argparse.ArgumentParser, *given: object, **named: object) -> None:
-        original(parser, *given, **named)  # type: ignore[call-overload]
+    def stop(parser: argparse.ArgumentParser, *given: Any, **named: Any) -> None:
+        original(parser, *given, **named)
         raise Parsed
 
     with monkeypatch.context() as patch:

@@ -16,7 +16,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -92,13 +92,15 @@ def _strip_times(path: Path) -> bytes:
     if path.suffix not in (".json", ".jsonl"):
         return content
     lines = [content] if path.suffix == ".json" else content.splitlines()
-    return b"\n".join(json.dumps(_without_times(json.loads(line)), sort_keys=True).encode() for line in lines)
+    values = [drop_keys(json.loads(line), TIMES) for line in lines]
+    return b"\n".join(json.dumps(one, sort_keys=True).encode() for one in values)
 
 
-def _without_times(value: object) -> object:
+def drop_keys(value: object, names: Collection[str]) -> object:
+    """Return JSON values without some keys, however deep these stand."""
     if isinstance(value, dict):
-        return {key: _without_times(inner) for key, inner in value.items() if key not in TIMES}
-    return [_without_times(inner) for inner in value] if isinstance(value, list) else value
+        return {key: drop_keys(inner, names) for key, inner in value.items() if key not in names}
+    return [drop_keys(inner, names) for inner in value] if isinstance(value, list) else value
 
 
 def kill_at_random(root: Path, kills: int, seed: int, tell: Callable[[str], None] = lambda _: None) -> Report:

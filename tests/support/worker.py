@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from unittest.mock import patch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
@@ -35,5 +36,5 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     _, locks.MACHINE, stop = sys.argv[:3]
     del sys.argv[1:3]
-    InfinityModel.generate = hang_at(int(stop), InfinityModel.generate)  # type: ignore[method-assign]
-    main()
+    with patch.object(InfinityModel, "generate", hang_at(int(stop), InfinityModel.generate)):
+        main()
