@@ -61,8 +61,8 @@ def main() -> None:
     seconds = time_calibration(spec, observer, options.device, layers)
     more = (read_peak(options.device) - before) / MIB
     print(
-        f"statistics: {observer.sums.nbytes / MIB:.0f} MiB; measuring them on {options.device}: {seconds:.2f} s a "
-        f"layer and prompt, {seconds * spec.layers * options.prompts:.0f} s for {spec.layers} layers and "
+        f"statistics: {observer.sums['error'].nbytes / MIB:.0f} MiB; measuring them on {options.device}: "
+        f"{seconds:.2f} s a layer and prompt, {seconds * spec.layers * options.prompts:.0f} s for {spec.layers} layers and "
         f"{options.prompts} prompts; {more:.0f} MiB more at the peak"
     )
 
@@ -106,7 +106,7 @@ def make_errors(spec: ModelSpec, observer: SubsetError) -> Artifact:
             torch.rand(spec.layers, spec.heads, len(sources), generator=generator, dtype=torch.float64) ** 4
         )
         parts.append((masses.sum(-1, keepdim=True) - sum_subsets(masses)).square())
-    return Artifact(observer.kind, {observer.tensor: torch.cat(parts, -1)})
+    return Artifact(observer.kind, {"error": torch.cat(parts, -1)})
 
 
 def read_peak(device: str) -> int:

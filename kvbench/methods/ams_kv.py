@@ -52,12 +52,11 @@ class KeySimilarity(Observer):
     resize: Resize = "bilinear"
 
     kind: ClassVar[str] = "key_similarity"
-    tensor: ClassVar[str] = "similarity"
     compares_keys: ClassVar[bool] = True
 
-    def tensor_shape(self, spec: ModelSpec) -> tuple[int, ...]:
-        """Return [L, K]."""
-        return (spec.layers, len(spec.segments))
+    def tensor_shapes(self, spec: ModelSpec) -> dict[str, tuple[int, ...]]:
+        """Return [L, K] of `similarity`."""
+        return {"similarity": (spec.layers, len(spec.segments))}
 
     def watch(self, view: View) -> None:
         """Add the segment's similarity, a mean over rows."""
@@ -65,7 +64,7 @@ class KeySimilarity(Observer):
         if at.index:
             earlier = self.spec.segments[at.index - 1]
             rows = compare_keys(view.keys(), view.previous_keys(), at, earlier, self.metric, self.resize)
-            self.sums[view.layer, at.index] += rows.double().mean().cpu() * (
+            self.sums["similarity"][view.layer, at.index] += rows.double().mean().cpu() * (
                 view.sequences // self.spec.branches
             )
 

@@ -249,17 +249,15 @@ class Observer(Method):
 
     Attributes:
         kind: name of the artifact.
-        tensor: name of the one tensor in it.
-        sums: float64 sums over prompts, in the shape that `tensor_shape` gives.
+        sums: float64 sums over prompts of each tensor in it, by name.
     """
 
     kind: ClassVar[str]
-    tensor: ClassVar[str]
     observes_last: ClassVar[bool] = True
-    sums: Tensor
+    sums: dict[str, Tensor]
 
-    def tensor_shape(self, spec: ModelSpec) -> tuple[int, ...]:
-        """Return the shape of the tensor that the calibration leaves."""
+    def tensor_shapes(self, spec: ModelSpec) -> dict[str, tuple[int, ...]]:
+        """Return the shapes of the tensors that the calibration leaves, by name."""
         raise NotImplementedError
 
     def watch(self, view: View) -> None:
@@ -269,7 +267,8 @@ class Observer(Method):
     def prepare(self, spec: ModelSpec, budget: Budget, artifact: Artifact | None = None) -> None:
         """Start the sums at zero."""
         super().prepare(spec, budget, artifact)
-        self.sums = torch.zeros(self.tensor_shape(spec), dtype=torch.float64)
+        shapes = self.tensor_shapes(spec)
+        self.sums = {name: torch.zeros(shape, dtype=torch.float64) for name, shape in shapes.items()}
         self._prompts = 0
 
     def room(self, layer: int, at: Segment) -> int:
@@ -288,8 +287,8 @@ class Observer(Method):
         return sequences[: len(sequences) // self.spec.branches].double().cpu()
 
     def average(self) -> dict[str, Tensor]:
-        """Return the mean over the prompts seen, under the tensor's name; zeros when none were."""
-        return {self.tensor: self.sums / max(self._prompts, 1)}
+        """Return the means over the prompts seen, by name; zeros when none were."""
+        return {name: sums / max(self._prompts, 1) for name, sums in self.sums.items()}
 
     def make_stand_in(self, spec: ModelSpec) -> Artifact:
         """Make an artifact of random numbers, equal in every call: good for timing, nothing else.
@@ -297,5 +296,8 @@ class Observer(Method):
         What methods do with it takes the time that a real one takes, but rows may become longer or shorter.
         """
         generator = torch.Generator().manual_seed(0)
-        values = torch.rand(self.tensor_shape(spec), generator=generator, dtype=torch.float64)
-        return Artifact(self.kind, {self.tensor: values})
+        tensors = {
+            name: torch.rand(shape, generator=generator, dtype=torch.float64)
+            for name, shape in self.tensor_shapes(spec).items()
+        }
+        return Artifact(self.kind, tensors)

@@ -29,16 +29,15 @@ class ColumnVariance(Observer):
     """
 
     kind: ClassVar[str] = "column_variance"
-    tensor: ClassVar[str] = "sigma"
 
-    def tensor_shape(self, spec: ModelSpec) -> tuple[int, ...]:
-        """Return [L, H]."""
-        return (spec.layers, spec.heads)
+    def tensor_shapes(self, spec: ModelSpec) -> dict[str, tuple[int, ...]]:
+        """Return [L, H] of `sigma`."""
+        return {"sigma": (spec.layers, spec.heads)}
 
     def watch(self, view: View) -> None:
         """Add the last scale's variance."""
         if view.at.last:
-            self.sums[view.layer] += self.select_conditional(view.column_variance()).sum(0)
+            self.sums["sigma"][view.layer] += self.select_conditional(view.column_variance()).sum(0)
 
 
 @dataclass

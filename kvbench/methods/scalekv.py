@@ -47,11 +47,10 @@ class AttentionSelectivity(Observer):
     queries: int = 64
 
     kind: ClassVar[str] = "attention_selectivity"
-    tensor: ClassVar[str] = "asi"
 
-    def tensor_shape(self, spec: ModelSpec) -> tuple[int, ...]:
-        """Return [L, K]."""
-        return (spec.layers, len(spec.segments))
+    def tensor_shapes(self, spec: ModelSpec) -> dict[str, tuple[int, ...]]:
+        """Return [L, K] of `asi`."""
+        return {"asi": (spec.layers, len(spec.segments))}
 
     def watch(self, view: View) -> None:
         """Add the segment's index, a mean over heads."""
@@ -65,7 +64,7 @@ class AttentionSelectivity(Observer):
         strongest = max(1, round(self.strongest * at.start))
         top = history.topk(min(strongest, cached), -1).values  # of padded prompts less is cached
         index = current.sum(-1).mean(-1) * top.sum(-1).mean(-1)
-        self.sums[view.layer, at.index] += index.mean(1).sum()
+        self.sums["asi"][view.layer, at.index] += index.mean(1).sum()
 
 
 @dataclass

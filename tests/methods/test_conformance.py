@@ -89,8 +89,11 @@ def artifact_for(method: Method, spec: ModelSpec, seed: int = 0) -> Artifact | N
     if not isinstance(observer, Observer):
         return None
     generator = torch.Generator().manual_seed(seed)
-    values = torch.rand(observer.tensor_shape(spec), generator=generator, dtype=torch.float64)
-    return Artifact(observer.kind, {observer.tensor: values})
+    shapes = observer.tensor_shapes(spec)
+    tensors = {
+        name: torch.rand(shape, generator=generator, dtype=torch.float64) for name, shape in shapes.items()
+    }
+    return Artifact(observer.kind, tensors)
 
 
 def ready(name: str, spec: str, budget: float | str, seed: int = 0) -> KVCache:

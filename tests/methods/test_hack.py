@@ -20,7 +20,7 @@ SINKS = 2
 
 def sigma(seed: int = 0, spec: ModelSpec = SPEC) -> Artifact:
     values = torch.rand(spec.layers, spec.heads, generator=torch.Generator().manual_seed(seed)).double()
-    return Artifact(ColumnVariance.kind, {ColumnVariance.tensor: values})
+    return Artifact(ColumnVariance.kind, {"sigma": values})
 
 
 @pytest.mark.parametrize("groups", [1, 2])

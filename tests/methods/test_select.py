@@ -255,9 +255,7 @@ def test_rkv(groups: int) -> None:
 
 
 def artifact(kind: type[AttentionSelectivity] | type[ColumnVariance]) -> Artifact:
-    generator = torch.Generator().manual_seed(0)
-    shape = kind().tensor_shape(SPEC)
-    return Artifact(kind.kind, {kind.tensor: torch.rand(shape, generator=generator, dtype=torch.float64)})
+    return kind().make_stand_in(SPEC)
 
 
 DECIDING: dict[str, Callable[[str], tuple[Method, Artifact | None]]] = {

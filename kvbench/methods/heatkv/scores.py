@@ -21,17 +21,18 @@ class AttentionByScale(Observer):
     """
 
     kind: ClassVar[str] = "attention_by_scale"
-    tensor: ClassVar[str] = "mass"
 
-    def tensor_shape(self, spec: ModelSpec) -> tuple[int, ...]:
-        """Return [L, H, K, K]."""
+    def tensor_shapes(self, spec: ModelSpec) -> dict[str, tuple[int, ...]]:
+        """Return [L, H, K, K] of `mass`."""
         scales = len(spec.segments)
-        return (spec.layers, spec.heads, scales, scales)
+        return {"mass": (spec.layers, spec.heads, scales, scales)}
 
     def watch(self, view: View) -> None:
         """Add the attention that the segment's queries pay to each source."""
         index = view.at.index
-        self.sums[view.layer, :, index, : index + 1] += self.select_conditional(view.segment_mass()).sum(0)
+        self.sums["mass"][view.layer, :, index, : index + 1] += self.select_conditional(
+            view.segment_mass()
+        ).sum(0)
 
 
 def scas(mass: Tensor) -> Tensor:

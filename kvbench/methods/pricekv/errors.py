@@ -38,15 +38,11 @@ class SubsetError(Observer):
     recent: int = 8
 
     kind: ClassVar[str] = "subset_error"
-    tensor: ClassVar[str] = "error"
 
-    def tensor_shape(self, spec: ModelSpec) -> tuple[int, ...]:
-        """Return [L, H, sets]."""
-        return (
-            spec.layers,
-            spec.heads,
-            sum(2 ** len(sources) for sources in list_sources(spec, self.recent)[1:]),
-        )
+    def tensor_shapes(self, spec: ModelSpec) -> dict[str, tuple[int, ...]]:
+        """Return [L, H, sets] of `error`."""
+        sets = sum(2 ** len(sources) for sources in list_sources(spec, self.recent)[1:])
+        return {"error": (spec.layers, spec.heads, sets)}
 
     def prepare(self, spec: ModelSpec, budget: Budget, artifact: Artifact | None = None) -> None:
         """Start the sums at zero."""
@@ -75,7 +71,7 @@ class SubsetError(Observer):
             errors = measure_output_errors(masses, outputs, metric)
         errors = errors.mean(2).sum(1).unflatten(0, (-1, self.spec.heads)).sum(0) / self.spec.branches
         start = sum(2 ** len(sources) for sources in self._sources[1:index])
-        self.sums[view.layer, :, start : start + errors.shape[-1]] += errors.cpu()
+        self.sums["error"][view.layer, :, start : start + errors.shape[-1]] += errors.cpu()
 
     def _find_slots(self, view: View, part: Sequence[int]) -> tuple[slice, Tensor | None]:
         """Return the slots of neighbouring segments, and which of them a row has, bool [rows, slots]; None for all.

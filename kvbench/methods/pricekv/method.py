@@ -90,7 +90,7 @@ class PriceKV(Method):
         super().prepare(spec, budget, artifact)
         if artifact is None:
             raise ValueError("method=pricekv: calibrate first (python run.py task=calibrate)")
-        error, sources = artifact.tensors[SubsetError.tensor], list_sources(spec, self.recent)
+        error, sources = artifact.tensors["error"], list_sources(spec, self.recent)
         self.problem = pose(error, spec, budget, sources, weights=self.weights, forced=self.sinks)
         if self.allocation == "counts":
             self.until = allocate_counts(self.problem, budget)
