@@ -10,6 +10,7 @@ from torch import Tensor
 
 from kvbench.core.budget import Budget
 from kvbench.core.segments import Family, ModelSpec, Segment
+from kvbench.core.storage import Form
 
 
 @dataclass(frozen=True)
@@ -194,6 +195,18 @@ class Method:
     def watched(self) -> int:
         """How many of a segment's last queries are watched: what a drop does to their log-sum-exp is in the ledger."""
         return 0
+
+    @property
+    def formed(self) -> bool:
+        """Whether `forms` says how tokens are stored; only a static method can."""
+        return False
+
+    def forms(self, layer: int, at: Segment) -> Sequence[Form] | None:
+        """Return how the tokens of segment `at` are stored in this layer, a form for each KV head; None as the run says.
+
+        Asked after `prepare`, of a method that is `formed`.
+        """
+        return None
 
     def compares(self, layer: int, at: Segment) -> bool:
         """Return whether `keep` may ask for the keys of segment `at` once the next one ran; asked after `keep`."""

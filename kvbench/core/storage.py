@@ -1,0 +1,61 @@
+"""How keys and values of fewer than 16 bits are stored: what a configuration says, and forms that a method chooses."""
+
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+CODE_DTYPES = {"int8": 8, "int4": 4, "int3": 3, "int2": 2, "fp8": 8}
+"""Values of `cache_dtype` below 16 bits, and the bits of a number."""
+LEVELS = (16, 8, 4, 3, 2)
+"""Bits that a form may have."""
+
+
+class Form(NamedTuple):
+    """How the tokens of one segment are stored in one head.
+
+    Attributes:
+        bits: of a number: 16, 8, 4, 3 or 2; fewer than 16 are codes of static codebooks.
+        shared: the unconditional sequences do not store them, they read those of their conditional twins.
+    """
+
+    bits: int
+    shared: bool = False
+
+
+@dataclass(frozen=True)
+class Storage:
+    """How numbers of a `cache_dtype` of fewer than 16 bits are stored; fp8 needs none of it but the rotation.
+
+    A block is what shares scales: the tokens that a head keeps of a segment, or of each run of `group` positions of it.
+    A block whose codes and scales take no fewer bytes than its numbers in 16 bits, as one of a single token may, stays
+    in 16 bits.
+
+    Attributes:
+        keys: codes are steps on a scale of each channel of a block (`channel`), of each token (`token`), or name levels
+            of a static codebook of each channel (`codebook`), which a calibration makes once per model.
+        values: likewise, `token` or `codebook`.
+        group: positions that share the scale of a channel; null: those of the whole segment.
+        residual: a segment stays in 16 bits until so many newer tokens are there (KIVI, arXiv:2402.02750).
+        before_rotation: keys are turned back by the model's rotation before they are quantised, and turned again when
+            they are read.
+    """
+
+    keys: Literal["channel", "token", "codebook"] = "channel"
+    values: Literal["token", "codebook"] = "token"
+    group: int | None = None
+    residual: int = 0
+    before_rotation: bool = True
+
+    def __post_init__(self) -> None:
+        if self.group is not None and self.group < 1:
+            raise ValueError(f"storage.group={self.group}: must be at least 1, or null for a whole segment")
+        if self.residual < 0:
+            raise ValueError(f"storage.residual={self.residual}: must be at least 0")
+
+    @property
+    def calibrated(self) -> bool:
+        """Whether a calibration must make codebooks."""
+        return "codebook" in (self.keys, self.values)
+
+
+CODEBOOKS = Storage(keys="codebook", values="codebook")
+"""What forms of fewer than 16 bits are stored as."""
