@@ -51,7 +51,7 @@ def main() -> None:
         before, start = read_peak("cpu"), process_time()
         method = PriceKV()
         method.prepare(spec, Budget.parse(budget, spec), artifact)
-        seconds, held = process_time() - start, count_held(method.problem, method.until).max()
+        seconds, held = process_time() - start, count_held(method.problem, method.holding).max()
         more = (read_peak("cpu") - before) / MIB
         print(
             f"allocation at {budget}: {seconds:.0f} s of a CPU, {more:.0f} MiB more at the peak; "

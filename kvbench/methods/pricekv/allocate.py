@@ -1,5 +1,6 @@
 """Lifetimes of all sources in all heads that fit a budget, out of calibrated errors."""
 
+from fractions import Fraction
 from math import ceil
 from typing import Literal
 
@@ -8,8 +9,8 @@ from torch import Tensor
 
 from kvbench.core.budget import Budget
 from kvbench.core.segments import ModelSpec
-from kvbench.methods.pricekv.prices import choose_lifetimes, find_prices
-from kvbench.methods.pricekv.problem import Ints, Problem, count_held
+from kvbench.methods.pricekv.prices import choose, find_prices
+from kvbench.methods.pricekv.problem import Holding, Problem, be_noiseless, count_held
 from kvbench.methods.pricekv.sources import Sources
 from kvbench.methods.pricekv.trade import find_changes, lengthen, shorten
 
@@ -42,13 +43,15 @@ def pose(
         errors.append(np.ascontiguousarray(of_sets))
         start += count
     capacity = np.full(len(spec.segments) * (spec.layers + 1), budget.tokens)
-    return Problem(tuple(errors), sources, spec.lengths, spec.layers, capacity, forced)
+    sizes = np.array(spec.lengths[:-1])[:, None]
+    noise = be_noiseless(len(sources), spec.all_heads)
+    return Problem(tuple(errors), sources, sizes, noise, spec.layers, capacity, forced)
 
 
-def allocate(problem: Problem, *, lifetimes: bool = True) -> Ints:
-    """Allocate by prices: lifetimes int64 [T, K - 1] that fit at every instant and leave no room that could be used.
+def allocate(problem: Problem, *, lifetimes: bool = True) -> Holding:
+    """Allocate by prices: what fits at every instant and leaves no room that could be used.
 
-    Each head chooses for itself at common prices, exactly (`prices.choose_lifetimes`); what then is too much is
+    Each head chooses for itself at common prices, exactly (`prices.choose`); what then is too much is
     shortened, and what room is left is filled.
 
     Args:
@@ -58,30 +61,28 @@ def allocate(problem: Problem, *, lifetimes: bool = True) -> Ints:
     everything = problem.hold_everything()
     if (count_held(problem, everything) <= problem.capacity).all():
         return everything
-    wanted = choose_lifetimes(problem, find_prices(problem, lifetimes=lifetimes), lifetimes=lifetimes)
-    wanted[:, : problem.forced] = problem.segments - 1
+    wanted = choose(problem, find_prices(problem, lifetimes=lifetimes), lifetimes=lifetimes)
+    wanted.until[:, : problem.forced] = problem.segments - 1
     return lengthen(problem, shorten(problem, wanted, lifetimes=lifetimes), lifetimes=lifetimes)
 
 
-def allocate_counts(problem: Problem, budget: Budget) -> Ints:
+def allocate_counts(problem: Problem, spec: ModelSpec, budget: Budget) -> Holding:
     """Allocate by HeatKV's counts (arXiv:2605.14877, Eq. 5): of every source equally many heads lose it at a time.
 
     Those lose it first that would miss it least, every other source held; what is too much in between is shortened.
 
     Args:
-        problem: what is to be allocated.
+        problem: what is to be allocated, in one form.
+        spec: the model.
         budget: the capacity B.
-
-    Returns:
-        Lifetimes int64 [T, K - 1].
     """
-    until, last = problem.hold_everything(), problem.segments - 1
-    least, ends = sum(problem.lengths[: problem.forced]), np.cumsum(problem.lengths)
-    missed = find_changes(problem, until)
+    holding, last = problem.hold_everything(), problem.segments - 1
+    least, ends = spec.leading_tokens(problem.forced), spec.ends
+    missed = find_changes(problem, holding)[..., 0]
     for source in range(problem.forced, last):
         rank = missed[:, source, source].argsort(kind="stable").argsort(kind="stable")
         for k in range(last - 1, source - 1, -1):
-            surplus = max(ends[k] - budget.per_head, 0)
+            surplus = max(ends[k] - budget.per_head, Fraction(0))
             pruned = min(ceil(problem.heads * surplus / (ends[k] - least)), problem.heads)
-            until[rank < pruned, source] = k
-    return shorten(problem, until)
+            holding.until[rank < pruned, source] = k
+    return shorten(problem, holding)

@@ -93,10 +93,10 @@ class PriceKV(Method):
         error, sources = artifact.tensors["error"], list_sources(spec, self.recent)
         self.problem = pose(error, spec, budget, sources, weights=self.weights, forced=self.sinks)
         if self.allocation == "counts":
-            self.until = allocate_counts(self.problem, budget)
+            self.holding = allocate_counts(self.problem, spec, budget)
         else:
-            self.until = allocate(self.problem, lifetimes=self.lifetimes)
-        self._until = torch.from_numpy(self.until).unflatten(0, (spec.layers, -1))
+            self.holding = allocate(self.problem, lifetimes=self.lifetimes)
+        self._until = torch.from_numpy(self.holding.until).unflatten(0, (spec.layers, -1))
 
     def keep(self, view: View) -> Tensor:
         """Keep the blocks that the next segment is to find."""

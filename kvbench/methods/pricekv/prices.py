@@ -1,10 +1,10 @@
-"""Prices per token of room at each instant, and the lifetimes that each head by itself finds best at them."""
+"""Prices of room at each instant, and the lifetimes and forms that each head by itself finds best at them."""
 
 from itertools import pairwise
 
 import numpy as np
 
-from kvbench.methods.pricekv.problem import Floats, Ints, Problem, count_held
+from kvbench.methods.pricekv.problem import Floats, Holding, Ints, Problem, count_held
 from kvbench.methods.pricekv.sources import Sources, sum_sets
 
 ITERATIONS = 160
@@ -13,14 +13,14 @@ STEP = 0.3
 
 
 def find_prices(problem: Problem, *, lifetimes: bool = True) -> Floats:
-    """Find prices at which what heads want about fits, float64 [K (L + 1)] in error per token.
+    """Find prices at which what heads want about fits, float64 [K (L + 1)] in error per unit of room.
 
     They rise where heads hold more than fits and fall where they hold less; where all that could ever be held fits,
     they are 0.
 
     Args:
         problem: what is to be allocated.
-        lifetimes: see `choose_lifetimes`.
+        lifetimes: see `choose`.
     """
     capacity = np.maximum(problem.capacity, 1)
     binding = count_held(problem, problem.hold_everything()) > problem.capacity
@@ -29,27 +29,54 @@ def find_prices(problem: Problem, *, lifetimes: bool = True) -> Floats:
     if not prices.any():  # nothing was measured, as in a plan
         return prices
     for iteration in range(ITERATIONS):
-        held = count_held(problem, choose_lifetimes(problem, prices, lifetimes=lifetimes))
+        held = count_held(problem, choose(problem, prices, lifetimes=lifetimes))
         excess = ((held - problem.capacity) / capacity).clip(-1, 1)
         prices = prices * np.exp(STEP / (1 + iteration / 40) * excess)
     return prices
 
 
-def choose_lifetimes(problem: Problem, prices: Floats, *, lifetimes: bool = True) -> Ints:
-    """Choose the lifetimes that cost each head least in errors and rent together, int64 [T, K - 1]; exact.
+def choose(problem: Problem, prices: Floats, *, lifetimes: bool = True) -> Holding:
+    """Choose the lifetimes and forms that cost each head least in errors, noise and rent together; exact.
+
+    Whatever set a head holds, a source of a given lifetime has one best form, since noises add up. So it is chosen
+    first, and what a source costs that lives one consumer longer, its form chosen anew, is added up over sets.
 
     Args:
         problem: what is to be allocated.
-        prices: of a token of room at each instant, float64 [K (L + 1)].
+        prices: of room at each instant, float64 [K (L + 1)].
         lifetimes: sources may be dropped before the end; otherwise what a head holds at all it holds to the end.
     """
     paid = np.concatenate(([0.0], prices.cumsum()))[problem.leaving]
-    rent = np.diff(paid, axis=0, prepend=paid[:1])[:, problem.layer]  # of a token, for each consumer
-    costs = [
-        errors + sum_sets([problem.lengths[i] for i in sources])[:, None] * rent[k]
-        for k, (errors, sources) in enumerate(zip(problem.errors, problem.sources, strict=True))
-    ]
-    return _choose_nested(costs, problem.sources) if lifetimes else _choose_constant(costs)
+    rent = np.diff(paid, axis=0, prepend=paid[:1])[:, problem.layer]  # of a unit of room, for each consumer
+    added, best = _choose_forms(problem, rent)
+    costs = [errors + sum_sets(more) for errors, more in zip(problem.errors, added, strict=True)]
+    until = _choose_nested(costs, problem.sources) if lifetimes else _choose_constant(costs)
+    if best is None:
+        return Holding(until, np.zeros_like(until))
+    sources, heads = np.arange(until.shape[1]), np.arange(problem.heads)
+    return Holding(until, best[sources, until, heads[:, None]])
+
+
+def _choose_forms(problem: Problem, rent: Floats) -> tuple[list[Floats], Ints | None]:
+    """Choose the best form of each source for each lifetime.
+
+    Args:
+        problem: what is to be allocated.
+        rent: of a unit of room, for each consumer and head, float64 [K, T].
+
+    Returns:
+        Of every consumer what each of its sources costs more if it is the last to have it and not the one before,
+        float64 [sources, T]; and the forms, int64 [K - 1, K, T], or None where there is one form.
+    """
+    if problem.forms == 1:
+        noise, sizes = problem.noise[:, 0], problem.sizes
+        chosen = [list(sources) for sources in problem.sources]
+        return [noise[i, k] - noise[i, k - 1] + sizes[i] * rent[k] for k, i in enumerate(chosen)], None
+    held = np.arange(problem.segments) > np.arange(problem.segments - 1)[:, None]
+    paid = (held[:, :, None] * rent).cumsum(1)
+    total = problem.noise + problem.sizes[:, :, None, None] * paid[:, None]
+    more = np.diff(total.min(1), axis=1, prepend=0)
+    return [more[list(sources), k] for k, sources in enumerate(problem.sources)], total.argmin(1)
 
 
 def _choose_nested(costs: list[Floats], sources: Sources) -> Ints:
@@ -74,7 +101,8 @@ def _choose_nested(costs: list[Floats], sources: Sources) -> Ints:
 
 def _carry(now: tuple[int, ...], then: tuple[int, ...]) -> Ints:
     """Return what is left of each set of a consumer's sources among the next one's."""
-    return sum_sets([1 << then.index(source) if source in then else 0 for source in now])
+    left = [1 << then.index(source) if source in then else 0 for source in now]
+    return sum_sets(np.array(left, np.int64))
 
 
 def _choose_constant(costs: list[Floats]) -> Ints:

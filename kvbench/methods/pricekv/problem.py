@@ -1,14 +1,15 @@
 """The allocation as a problem: what errors there are, what is in the cache when, and how much fits.
 
 Consumer k is segment k while it runs; source i is segment i for the consumers after it. A head may hold source i from
-consumer i + 1 on, and once dropped it never comes back: what a head holds is one number per source, its lifetime, the
-last consumer that still has it (i itself: it is never held). Time is counted in instants: instant k (L + 1) + c is when
-segment k has run through c of the L layers.
+consumer i + 1 on, and once dropped it never comes back: what a head holds is two numbers per source, its lifetime, the
+last consumer that still has it (i itself: it is never held), and its form, how its numbers are stored all the while.
+Time is counted in instants: instant k (L + 1) + c is when segment k has run through c of the L layers. Room is counted
+in tokens where there is one form, and in bytes where there are several.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,25 +18,41 @@ from kvbench.methods.pricekv.sources import Sources
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
+
+
+class Holding(NamedTuple):
+    """What every head holds of every source.
+
+    Attributes:
+        until: lifetimes, int64 [T, K - 1].
+        form: numbers of the forms, int64 [T, K - 1]; of what is never held they do not matter.
+    """
+
+    until: Ints
+    form: Ints
 
 
 @dataclass(frozen=True)
 class Problem:
-    """What an allocation is given; T = L x H heads, layer by layer.
+    """What an allocation is given; T = L x H heads, layer by layer, and F forms.
 
     Attributes:
         errors: of every consumer, float64 [sets, T]: what each set of its sources costs each head; infinite for sets
             that lack a forced source.
         sources: of every consumer, K of them.
-        lengths: tokens of each segment.
+        sizes: room that a block of each source takes in each form, int64 [K - 1, F], none larger than in the first.
+        noise: what a head pays beside `errors` for having a source in a form, summed over the consumers up to each
+            one that has it among its sources, float64 [K - 1, F, K, T].
         layers: layers L.
-        capacity: tokens of sources that fit at each instant, int64 [K (L + 1)].
+        capacity: room for sources at each instant, int64 [K (L + 1)].
         forced: leading sources that all heads hold to the end.
     """
 
     errors: tuple[Floats, ...]
     sources: Sources
-    lengths: Sequence[int]
+    sizes: Ints
+    noise: Floats
     layers: int
     capacity: Ints
     forced: int = 0
@@ -43,7 +60,12 @@ class Problem:
     @property
     def segments(self) -> int:
         """Segments K."""
-        return len(self.lengths)
+        return len(self.sources)
+
+    @property
+    def forms(self) -> int:
+        """Forms F."""
+        return self.sizes.shape[1]
 
     @property
     def heads(self) -> int:
@@ -65,9 +87,15 @@ class Problem:
         instants[-1] = self.segments * (self.layers + 1)
         return instants
 
-    def hold_everything(self) -> Ints:
-        """Return the lifetimes of the full cache, int64 [T, K - 1]."""
-        return np.full((self.heads, self.segments - 1), self.segments - 1)
+    def hold_everything(self) -> Holding:
+        """Return the full cache, in the largest form."""
+        until = np.full((self.heads, self.segments - 1), self.segments - 1)
+        return Holding(until, np.zeros_like(until))
+
+
+def be_noiseless(segments: int, heads: int) -> Floats:
+    """Return the noise of one form in which nothing is lost, float64 [K - 1, 1, K, T] that takes no memory."""
+    return np.broadcast_to(0.0, (segments - 1, 1, segments, heads))
 
 
 def find_sets(problem: Problem, until: Ints) -> Ints:
@@ -79,16 +107,19 @@ def find_sets(problem: Problem, until: Ints) -> Ints:
     return sets
 
 
-def count_held(problem: Problem, until: Ints) -> Ints:
-    """Count the tokens of sources that are in the cache at each instant, int64 [K (L + 1)]."""
+def count_held(problem: Problem, holding: Holding) -> Ints:
+    """Count the room that sources take in the cache at each instant, int64 [K (L + 1)]."""
     change = np.zeros(len(problem.capacity) + 1, np.int64)
-    for source, length in enumerate(problem.lengths[:-1]):
-        np.add.at(change, problem.leaving[source, problem.layer], length)
-        np.subtract.at(change, problem.leaving[until[:, source], problem.layer], length)
+    for source, sizes in enumerate(problem.sizes):
+        taken = sizes[holding.form[:, source]]
+        np.add.at(change, problem.leaving[source, problem.layer], taken)
+        np.subtract.at(change, problem.leaving[holding.until[:, source], problem.layer], taken)
     return change.cumsum()[:-1]
 
 
-def sum_error(problem: Problem, until: Ints) -> float:
-    """Sum the errors of all consumers and heads under these lifetimes."""
-    sets, heads = find_sets(problem, until), np.arange(problem.heads)
-    return float(sum(errors[sets[k], heads].sum() for k, errors in enumerate(problem.errors)))
+def sum_error(problem: Problem, holding: Holding) -> float:
+    """Sum what all consumers and heads pay in errors and noise."""
+    sets, heads = find_sets(problem, holding.until), np.arange(problem.heads)
+    errors = sum(of_sets[sets[k], heads].sum() for k, of_sets in enumerate(problem.errors))
+    sources = np.arange(problem.segments - 1)
+    return float(errors + problem.noise[sources, holding.form, holding.until, heads[:, None]].sum())

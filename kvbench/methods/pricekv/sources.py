@@ -1,13 +1,13 @@
 """Sources: the past segments that a head can choose to hold while a segment, their consumer, runs."""
 
-from collections.abc import Sequence
-from typing import cast
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kvbench.core.segments import ModelSpec
 
+Number = TypeVar("Number", np.int64, np.float64)
 Sources = tuple[tuple[int, ...], ...]
 """Of every segment the earlier ones, in order. A set of them is a number whose bit j stands for the j-th one."""
 
@@ -24,13 +24,13 @@ def list_sources(spec: ModelSpec, recent: int) -> Sources:
     return tuple(tuple(i for i in range(k) if i == 0 or i >= k - recent) for k in range(count))
 
 
-def sum_sets(values: Sequence[int]) -> NDArray[np.int64]:
-    """Sum the values of each set: int64 [2^n] of n values.
+def sum_sets(values: NDArray[Number]) -> NDArray[Number]:
+    """Sum the values of each set: [2^n, ...] of values [n, ...].
 
-    >>> sum_sets([1, 4, 9]).tolist()
+    >>> sum_sets(np.array([1, 4, 9])).tolist()
     [0, 1, 4, 5, 9, 10, 13, 14]
     """
-    sums = np.zeros(1, np.int64)
+    sums = np.zeros((1, *values.shape[1:]), values.dtype)
     for value in values:
         sums = np.concatenate((sums, sums + value))
-    return cast(NDArray[np.int64], sums)
+    return sums

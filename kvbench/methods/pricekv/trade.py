@@ -1,81 +1,88 @@
-"""Lifetimes changed one at a time: shortened until everything fits, lengthened as long as anything does."""
+"""Lifetimes and forms changed one at a time: until everything fits, then as long as anything does."""
 
 import numpy as np
 
-from kvbench.methods.pricekv.problem import Floats, Ints, Problem, count_held, find_sets
+from kvbench.methods.pricekv.problem import Bools, Floats, Holding, Ints, Problem, count_held, find_sets
+
+A_LOT = np.iinfo(np.int64).max
 
 
-def shorten(problem: Problem, until: Ints, *, lifetimes: bool = True) -> Ints:
-    """Shorten lifetimes until nothing exceeds the capacity, where least error is added per token and time freed.
+def shorten(problem: Problem, holding: Holding, *, lifetimes: bool = True) -> Holding:
+    """Shorten lifetimes and take smaller forms until nothing exceeds the capacity.
 
-    Time counts where too much is held, tokens as far as they are too many.
+    It is done where least error is added per room and time freed. Time counts where too much is held, room as far as it
+    is too much.
 
     Args:
         problem: what is to be allocated.
-        until: lifetimes int64 [T, K - 1].
+        holding: what is wanted.
         lifetimes: sources may be dropped before the end; otherwise they are not held at all.
 
     Returns:
-        Lifetimes int64 [T, K - 1].
+        What fits.
 
     Raises:
         ValueError: the forced sources exceed the capacity.
     """
-    until = until.copy()
-    while (excess := count_held(problem, until) - problem.capacity).max() > 0:
-        added = find_changes(problem, until, lifetimes=lifetimes)
-        freed = _sum_times(problem, until, excess)
+    until, form = (part.copy() for part in holding)
+    holding = Holding(until, form)
+    while (excess := count_held(problem, holding) - problem.capacity).max() > 0:
+        added = find_changes(problem, holding, lifetimes=lifetimes)
+        freed = _sum_freed(problem, holding, excess)
         worth = np.full(added.shape, np.inf)
         np.divide(added, freed, out=worth, where=freed > 0)
         if np.isinf(worth.min()):
             raise ValueError("the forced sources alone exceed the capacity")
-        for head, source, end in _best_of_each_head(worth):
-            span = _span(problem, head, end, until[head, source])
-            length = problem.lengths[source]
+        for head, source, end, small in _best_of_each_head(worth):
+            less = -_occupy_more(problem, holding, head, source, end, small)
             # Others have freed some of it meanwhile: what is worth less than half is judged anew.
-            if 2 * excess[span].clip(0, length).sum() >= freed[head, source, end]:
-                until[head, source] = end
-                excess[span] -= length
-    return until
+            if 2 * np.minimum(excess.clip(0), less).sum() >= freed[head, source, end, small]:
+                until[head, source], form[head, source] = end, small
+                excess -= less
+    return holding
 
 
-def lengthen(problem: Problem, until: Ints, *, lifetimes: bool = True) -> Ints:
-    """Lengthen lifetimes, where most error is saved per token and time first, until nothing fits that does no harm.
+def lengthen(problem: Problem, holding: Holding, *, lifetimes: bool = True) -> Holding:
+    """Lengthen lifetimes and take larger forms, where most error is saved per room and time first.
+
+    It goes on until nothing fits that takes more room and does no harm.
 
     Args:
         problem: what is to be allocated.
-        until: lifetimes int64 [T, K - 1] that fit.
+        holding: what fits.
         lifetimes: sources may be dropped before the end; otherwise they are held to the end.
 
     Returns:
-        Lifetimes int64 [T, K - 1] that fit.
+        What fits.
     """
-    until = until.copy()
-    room = problem.capacity - count_held(problem, until)
-    lengths = np.array(problem.lengths[:-1])[:, None]
+    until, form = (part.copy() for part in holding)
+    holding = Holding(until, form)
+    room = problem.capacity - count_held(problem, holding)
     while True:
-        added = find_changes(problem, until, lifetimes=lifetimes)
-        time = _sum_times(problem, until, None)
-        fits = (time < 0) & (lengths <= _find_room(problem, until, room)) & (added <= 0)
+        added = find_changes(problem, holding, lifetimes=lifetimes)
+        more = _sum_more(problem, holding)
+        fits = (more > 0) & (added <= 0) & _find_fitting(problem, holding, room)
         if not fits.any():
-            return until
+            return holding
         worth = np.full(added.shape, np.inf)
-        np.divide(added, -time * lengths, out=worth, where=fits)
-        for head, source, end in _best_of_each_head(worth):
-            span = _span(problem, head, until[head, source], end)
-            if room[span].min() >= problem.lengths[source]:
-                until[head, source] = end
-                room[span] -= problem.lengths[source]
+        np.divide(added, more, out=worth, where=fits)
+        for head, source, end, large in _best_of_each_head(worth):
+            left = room - _occupy_more(problem, holding, head, source, end, large)
+            if left.min() >= 0:
+                until[head, source], form[head, source] = end, large
+                room = left
 
 
-def find_changes(problem: Problem, until: Ints, *, lifetimes: bool = True) -> Floats:
-    """Return how much the error of a head grows if one lifetime alone becomes another, float64 [T, K - 1, K].
+def find_changes(problem: Problem, holding: Holding, *, lifetimes: bool = True) -> Floats:
+    """Return how much a head pays more if one of its sources has another lifetime and form, float64 [T, K - 1, K, F].
 
-    Entry [h, i, d] is for source i of head h and lifetime d; infinite where that cannot be.
+    Entry [h, i, d, f] is for source i of head h, lifetime d and form f; infinite where that cannot be.
     """
+    until, form = holding
     (heads, sources), count = until.shape, problem.segments
     sets, every = find_sets(problem, until), np.arange(heads)
     grown = np.full((heads, sources, count), np.inf)
+    grown[:, : problem.forced, -1] = 0
     for source in range(problem.forced, sources):
         gained = np.zeros((count, heads))  # by holding the source rather than not, at each consumer
         for k in range(source + 1, count):
@@ -85,41 +92,81 @@ def find_changes(problem: Problem, until: Ints, *, lifetimes: bool = True) -> Fl
         total = gained.cumsum(0)
         ends = np.arange(source, count) if lifetimes else np.array([source, count - 1])
         grown[:, source, ends] = (total[ends] - total[until[:, source], every]).T
-    return grown
+    now = problem.noise[np.arange(sources), form, until, every[:, None]]
+    return grown[..., None] + (problem.noise.transpose(3, 0, 2, 1) - now[..., None, None])
 
 
-def _sum_times(problem: Problem, until: Ints, excess: Ints | None) -> Ints:
-    """Return how much time each lifetime would free by becoming another, int64 [T, K - 1, K]; negative if longer.
+def _occupy_more(problem: Problem, holding: Holding, head: int, source: int, end: int, form: int) -> Ints:
+    """Return how much more room a source takes at each instant with another lifetime and form, int64 [K (L + 1)]."""
+    leaving, more = problem.leaving[:, problem.layer[head]], np.zeros_like(problem.capacity)
+    now = problem.sizes[source, holding.form[head, source]]
+    more[leaving[source] : leaving[end]] += problem.sizes[source, form]
+    more[leaving[source] : leaving[holding.until[head, source]]] -= now
+    return more
+
+
+def _sum_more(problem: Problem, holding: Holding) -> Ints:
+    """Return how much more room, summed over time, another lifetime and form takes, int64 [T, K - 1, K, F]."""
+    until, form = holding
+    sources, entering = np.arange(until.shape[1]), problem.leaving[:-1, problem.layer].T
+    now = problem.sizes[sources, form] * (problem.leaving[until, problem.layer[:, None]] - entering)
+    lived = problem.leaving.T[problem.layer][:, None] - entering[..., None]
+    return problem.sizes[:, None] * lived[..., None] - now[..., None, None]
+
+
+def _sum_freed(problem: Problem, holding: Holding, excess: Ints) -> Ints:
+    """Return how much room, summed over time, each shorter lifetime and smaller form frees, int64 [T, K - 1, K, F].
 
     Args:
         problem: what is to be allocated.
-        until: lifetimes int64 [T, K - 1].
-        excess: what is held above the capacity at each instant, by which it counts, up to a source's tokens; None
-            counts each instant once.
+        holding: what is held.
+        excess: what is held above the capacity at each instant: more room than that does not count.
+
+    Returns:
+        0 for what frees nothing, or is longer or larger.
     """
-    now = problem.leaving[until, problem.layer[:, None]]
-    then = problem.leaving.T[problem.layer][:, None]
-    if excess is None:
-        return now[..., None] - then
-    tokens = np.array(problem.lengths[:-1])[:, None]
-    passed = np.pad(excess.clip(0, tokens).cumsum(1), ((0, 0), (1, 0)))
-    sources = np.arange(len(tokens))
-    return passed[sources, now][..., None] - passed[sources[:, None], then]
+    (until, form), layer = holding, problem.layer[:, None]
+    sizes, sources = problem.sizes, np.arange(until.shape[1])
+    smaller = (sizes[:, :, None] - sizes[:, None]).clip(0)
 
+    def pass_time(room: Ints) -> Ints:
+        """Sum what counts of some room [...] up to each instant, int64 [..., K (L + 1) + 1]."""
+        counted = excess.clip(0, room[..., None])
+        return np.pad(counted.cumsum(-1), [*[(0, 0)] * room.ndim, (1, 0)])
 
-def _find_room(problem: Problem, until: Ints, room: Ints) -> Ints:
-    """Return the least room from the end of each lifetime to another, int64 [T, K - 1, K]; a lot if not longer."""
-    least = np.full((problem.segments, problem.layers), np.iinfo(np.int64).max)
-    for k in range(1, problem.segments):
-        for layer in range(problem.layers):
-            least[k, layer] = room[problem.leaving[k - 1, layer] : problem.leaving[k, layer]].min()
+    dropped, saved = pass_time(sizes), pass_time(smaller)
+    ends, begin = problem.leaving.T[layer], problem.leaving[sources, layer]
+    of_block = (sources[:, None], form[..., None])
+    freed = dropped[*of_block, problem.leaving[until, layer][..., None]] - dropped[*of_block, ends]
+    passed = saved.swapaxes(2, 3)
+    freed = freed[..., None] + passed[*of_block, ends] - passed[*of_block, begin[..., None]]
     longer = np.arange(problem.segments) > until[..., None]
-    of_heads = least.T[problem.layer][:, None]
-    return np.minimum.accumulate(np.where(longer, of_heads, np.iinfo(np.int64).max), -1)
+    larger = sizes > sizes[sources, form][..., None]
+    freed[longer[..., None] | larger[:, :, None]] = 0
+    return freed
 
 
-def _best_of_each_head(worth: Floats) -> list[tuple[int, int, int]]:
-    """Return (head, source, lifetime) of the least worth of every head that has any, least first.
+def _find_fitting(problem: Problem, holding: Holding, room: Ints) -> Bools:
+    """Return which other lifetimes and forms there is room for, bool [T, K - 1, K, F]."""
+    (until, form), layer = holding, problem.layer[:, None, None]
+    count, leaving, sources = problem.segments, problem.leaving, np.arange(until.shape[1])
+    least = np.full((count, problem.layers), A_LOT)
+    for k in range(1, count):
+        for c in range(problem.layers):
+            least[k, c] = room[leaving[k - 1, c] : leaving[k, c]].min()
+    between = np.full((problem.layers, count, count), A_LOT)
+    for k in range(count - 1):
+        between[:, k, k + 1 :] = np.minimum.accumulate(least[k + 1 :]).T
+    now, ends = until[..., None], np.arange(count)
+    common = between[layer, sources[:, None], np.minimum(now, ends)]
+    larger = problem.sizes - problem.sizes[sources, form][..., None]
+    return (larger[:, :, None] <= common[..., None]) & (
+        problem.sizes[:, None] <= between[layer, now, ends][..., None]
+    )
+
+
+def _best_of_each_head(worth: Floats) -> list[tuple[int, int, int, int]]:
+    """Return (head, source, lifetime, form) of the least worth of every head that has any, least first.
 
     Those that change nothing wait until nothing else is left.
     """
@@ -128,11 +175,5 @@ def _best_of_each_head(worth: Floats) -> list[tuple[int, int, int]]:
     least = flat[np.arange(len(flat)), best]
     heads = least.argsort(kind="stable")
     heads = heads[least[heads] < (0 if least.min() < 0 else np.inf)]
-    sources, ends = np.divmod(best[heads], worth.shape[2])
-    return list(zip(heads.tolist(), sources.tolist(), ends.tolist(), strict=True))
-
-
-def _span(problem: Problem, head: int, first: int, last: int) -> slice:
-    """Return the instants between the end of one lifetime and that of another."""
-    layer = problem.layer[head]
-    return slice(problem.leaving[first, layer], problem.leaving[last, layer])
+    changes = np.unravel_index(best[heads], worth.shape[1:])
+    return list(zip(heads.tolist(), *(part.tolist() for part in changes), strict=True))

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvbench.methods.pricekv.allocate import allocate
-from kvbench.methods.pricekv.prices import choose_lifetimes, find_prices
-from kvbench.methods.pricekv.problem import Ints, Problem, count_held, sum_error
+from kvbench.methods.pricekv.prices import choose, find_prices
+from kvbench.methods.pricekv.problem import Ints, Problem, be_noiseless, count_held, sum_error
 
 Chain = tuple[int, ...]
 """Set of sources, by their own numbers, that a head holds at each consumer."""
@@ -29,7 +29,7 @@ def chains(problem: Problem, held: int = 0, consumer: int = 1) -> Iterator[Chain
 
 
 def tokens(problem: Problem, subset: int) -> int:
-    return sum(length for i, length in enumerate(problem.lengths) if subset >> i & 1)
+    return sum(int(length) for i, length in enumerate(problem.sizes[:, 0]) if subset >> i & 1)
 
 
 def error(problem: Problem, chain: Chain, head: int) -> float:
@@ -89,7 +89,8 @@ def random_problem(
         of_sets[np.arange(len(of_sets)) & must != must] = np.inf
     instants = len(lengths) * (layers + 1)
     capacity = room + heads * sum(lengths[:forced]) + generator.integers(0, 3, instants)
-    return Problem(tuple(errors), sources, tuple(lengths), layers, capacity, forced)
+    sizes, noise = np.array(lengths[:-1])[:, None], be_noiseless(len(lengths), heads)
+    return Problem(tuple(errors), sources, sizes, noise, layers, capacity, forced)
 
 
 @given(problems(4), st.integers(0, 10**6))
@@ -107,7 +108,7 @@ def test_at_given_prices_every_head_has_the_best_of_all_chains(problem: Problem,
     every = list(chains(problem))
     whole = all(len(some) == k for k, some in enumerate(problem.sources))
     for lifetimes in (True, False) if whole else (True,):
-        found = chains_of(choose_lifetimes(problem, prices, lifetimes=lifetimes))
+        found = chains_of(choose(problem, prices, lifetimes=lifetimes).until)
         for head, chain in enumerate(found):
             assert chain in every
             best = min(cost(other, head) for other in every if lifetimes or is_constant(other))
@@ -120,16 +121,17 @@ def test_lifetimes_fit_and_no_block_is_left_out_that_fits_and_does_no_harm(
     problem: Problem, lifetimes: bool
 ) -> None:
     lifetimes |= any(len(some) < k for k, some in enumerate(problem.sources))
-    until, last = allocate(problem, lifetimes=lifetimes), problem.segments - 1
+    holding, last = allocate(problem, lifetimes=lifetimes), problem.segments - 1
+    until = holding.until
     held = held_by(problem, until)
-    assert (held == count_held(problem, until)).all()
+    assert (held == count_held(problem, holding)).all()
     assert (held <= problem.capacity).all()
     assert ((until >= np.arange(last)) & (until <= last)).all()
     assert lifetimes or ((until == np.arange(last)) | (until == last)).all()
     assert (until[:, : problem.forced] == last).all()
     least = error_of(problem, until)
     assert np.isfinite(least)
-    assert sum_error(problem, until) == pytest.approx(least)
+    assert sum_error(problem, holding) == pytest.approx(least)
     for head, source in product(range(problem.heads), range(last)):
         for end in range(until[head, source] + 1, problem.segments):
             longer = until.copy()
@@ -142,7 +144,7 @@ def test_lifetimes_fit_and_no_block_is_left_out_that_fits_and_does_no_harm(
 @settings(max_examples=15, deadline=None)
 def test_room_that_can_never_be_full_is_free(problem: Problem) -> None:
     prices = find_prices(problem)
-    never = held_by(problem, problem.hold_everything()) <= problem.capacity
+    never = held_by(problem, problem.hold_everything().until) <= problem.capacity
     assert (prices[never] == 0).all()
     assert (prices[~never] > 0).all()
 

@@ -40,7 +40,7 @@ def ran(method: PriceKV, spec: ModelSpec, budget: str) -> KVCache:
 @pytest.mark.parametrize("spec", [SCALES, ROWS], ids=["scales", "rows"])
 def test_the_ledger_counts_what_was_allocated(spec: ModelSpec, budget: str) -> None:
     there = ran(PriceKV(recent=3), spec, budget)
-    held = count_held(there.method.problem, there.method.until).reshape(-1, spec.layers + 1)
+    held = count_held(there.method.problem, there.method.holding).reshape(-1, spec.layers + 1)
     assert there.ledger.tokens_after == held[:, 1:].tolist()
 
 
@@ -58,7 +58,7 @@ def test_counts_are_those_of_heatkv() -> None:
     method, budget = PriceKV(sinks=1, allocation="counts"), Budget.parse("0.4", SCALES)
     method.prepare(SCALES, budget, artifact_of(method, SCALES))
     counts, last = count_pruned_heads(SCALES, budget, 1), len(SCALES.segments) - 1
-    holding = (method.until == last).sum(0)
+    holding = (method.holding.until == last).sum(0)
     assert holding[0] == SCALES.all_heads
     assert (holding[1:] <= SCALES.all_heads - counts[-1]).all()
     assert holding[1:].any()
@@ -110,7 +110,7 @@ def tiny() -> tuple[Any, Artifact]:
 def test_a_real_calibration_uses_the_budget(budget: str) -> None:
     model, artifact = tiny()
     method = prepared(PriceKV(), model.spec, budget, artifact)
-    held = count_held(method.problem, method.until)
+    held = count_held(method.problem, method.holding)
     assert 0.97 * method.budget.capacity <= held.max() <= method.budget.capacity
 
 
@@ -130,5 +130,5 @@ def test_what_saw_nothing_fills_the_budget_all_the_same() -> None:
     method, budget = PriceKV(), Budget.parse("0.5", SCALES)
     blank = torch.zeros_like(artifact_of(method, SCALES).tensors["error"])
     method.prepare(SCALES, budget, Artifact("subset_error", {"error": blank}))
-    held = count_held(method.problem, method.until)
+    held = count_held(method.problem, method.holding)
     assert budget.tokens - max(SCALES.lengths[:-1]) < held.max() <= budget.tokens
