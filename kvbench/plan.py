@@ -40,12 +40,14 @@ class PlannedSegment:
     Attributes:
         at: the segment.
         held: most tokens after any layer of the segment.
+        held_bytes: bytes of their keys and values as they are stored.
         pruned: heads that lose a source at this segment (N_k); None without a HeatKV schedule.
         early: atoms evicted before the segment starts (|E_k|); None without a HeatKV schedule.
     """
 
     at: Segment
     held: int
+    held_bytes: int
     pruned: int | None = None
     early: int | None = None
 
@@ -60,6 +62,7 @@ class Plan:
         batch: prompts at a time.
         segments: what one sequence holds, segment by segment.
         peak_tokens: most tokens that one sequence holds between layers.
+        token_bytes: bytes of a token in one head as it is stored.
         full_mib: full cache of the batch, papers' convention.
         budget_mib: B of the batch, papers' convention.
         peak_mib: `peak_tokens` of the batch, papers' convention.
@@ -74,6 +77,7 @@ class Plan:
     batch: int
     segments: tuple[PlannedSegment, ...]
     peak_tokens: int
+    token_bytes: int
     full_mib: float
     budget_mib: float
     peak_mib: float
@@ -83,7 +87,9 @@ class Plan:
     calibration: str
 
 
-def make_plan(model: Planned, budget: Budget, method: Method, batch: int, gpu_gib: float) -> Plan:
+def make_plan(
+    model: Planned, budget: Budget, method: Method, batch: int, gpu_gib: float, token_bytes: int
+) -> Plan:
     """Work out what a run will hold, from shapes alone.
 
     A method that has no file to read and would be calibrated takes its heads or layers in the order of their numbers:
@@ -95,6 +101,7 @@ def make_plan(model: Planned, budget: Budget, method: Method, batch: int, gpu_gi
         method: not yet prepared.
         batch: prompts at a time.
         gpu_gib: memory to fill, GiB, positive.
+        token_bytes: bytes of a token in one head as it is stored.
 
     Raises:
         ConfigError: how much the method holds depends on data.
@@ -114,8 +121,9 @@ def make_plan(model: Planned, budget: Budget, method: Method, batch: int, gpu_gi
         spec,
         budget,
         batch,
-        tuple(_plan_segment(at, int(held[at.index]), method) for at in spec.segments),
+        tuple(_plan_segment(at, int(held[at.index]), token_bytes, method) for at in spec.segments),
         peak,
+        token_bytes,
         paper_mib(spec.full_tokens, spec, batch),
         paper_mib(float(budget.capacity), spec, batch),
         paper_mib(peak, spec, batch),
@@ -129,11 +137,11 @@ def make_plan(model: Planned, budget: Budget, method: Method, batch: int, gpu_gi
     )
 
 
-def _plan_segment(at: Segment, held: int, method: Method) -> PlannedSegment:
-    schedule = getattr(method, "schedule", None)
+def _plan_segment(at: Segment, held: int, token_bytes: int, method: Method) -> PlannedSegment:
+    schedule, held_bytes = getattr(method, "schedule", None), held * token_bytes
     if schedule is None:
-        return PlannedSegment(at, held)
-    return PlannedSegment(at, held, int(schedule.pruned[at.index]), int(schedule.early[at.index]))
+        return PlannedSegment(at, held, held_bytes)
+    return PlannedSegment(at, held, held_bytes, int(schedule.pruned[at.index]), int(schedule.early[at.index]))
 
 
 def count_generation_bytes(
@@ -191,7 +199,7 @@ def export(path: Path, spec: ModelSpec, budget: Budget, method: Method) -> None:
             t=np.array(spec.lengths),
             c=np.array(spec.ends),
             s=method.sinks,  # type: ignore[attr-defined]
-            budget=float(budget.fraction),
+            budget=float(budget.share),
         )
     except OSError as error:
         raise ConfigError(f"plan.export={path}: cannot be written ({error})") from None

@@ -17,12 +17,12 @@ from kvbench.cli.jobs import Recorder, note_run, read_entries
 from kvbench.cli.models import keep_model
 from kvbench.cli.search_path import list_choices
 from kvbench.cli.sweep import list_failures, list_runs
-from kvbench.core.budget import Budget
 from kvbench.core.config import ConfigError
 from kvbench.core.processes import join, leave
 from kvbench.core.settings import Settings
 from kvbench.dashboard.page import write_dashboard
 from kvbench.data.export import export_frames
+from kvbench.engine.memory import token_bytes
 from kvbench.methods.base import Method, Observer
 from kvbench.methods.heatkv.order_file import write_orders
 from kvbench.methods.heatkv.scores import AttentionByScale, rank_heads, scas
@@ -42,7 +42,7 @@ from kvbench.runs.calibrate import choose_calibration
 from kvbench.runs.calls import remember
 from kvbench.runs.draw import follow, load
 from kvbench.runs.execute import calibration_file, file_used, observe, rescore, run
-from kvbench.runs.job import Job
+from kvbench.runs.job import Job, find_dtype, read_budget
 
 
 def make_job(cfg: DictConfig, settings: Settings) -> Job:
@@ -137,8 +137,9 @@ def task_plan(cfg: DictConfig, settings: Settings) -> None:
         _plan_table(settings.plan.table)
         return
     model, method = instantiate(cfg.model), instantiate(cfg.method)
-    budget = Budget.parse(settings.budget, model.spec)
-    plan = make_plan(model, budget, method, settings.batch_size, settings.plan.gpu_gib)
+    budget, dtype = read_budget(settings, model, method), find_dtype(settings, model)
+    each = token_bytes(model.spec, dtype.itemsize, biased=method.biased)
+    plan = make_plan(model, budget, method, settings.batch_size, settings.plan.gpu_gib, each)
     show_plan(CONSOLE, plan, list(find_methods(cfg)))
     if settings.plan.export is not None:
         export(Path(settings.plan.export), model.spec, budget, method)

@@ -156,3 +156,8 @@ class ModelSpec:
     def full_tokens(self) -> int:
         """Tokens of the full cache per sequence, T x c_{K-1}."""
         return self.all_heads * self.cached_length
+
+    @property
+    def full_bytes(self) -> int:
+        """Bytes of the full cache per sequence, keys and values in 16 bits: what budgets in bytes are measured by."""
+        return self.full_tokens * 2 * self.head_dim * 2

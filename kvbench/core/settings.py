@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 
+from kvbench.core.budget import UNITS
 from kvbench.core.config import (
     LARGEST_SEED,
     MOST_PROMPTS,
@@ -164,12 +165,13 @@ class Settings:
 
     Attributes:
         task: what to do.
-        budget: fraction of the full cache or tokens per head, as written.
+        budget: fraction of the full cache or, above 1, tokens per head or bytes of a sequence; as written.
         sinks: leading scales that methods never prune.
         seed: seed of the noise.
         batch_size: prompts generated together; changes rounding only.
         device: torch device.
         cache_dtype: of stored keys and values; auto is float32 on a CPU and what the model computes in on a GPU.
+        budget_unit: what the budget counts, `tokens` or `bytes`.
         cuda_graph: record a segment's steps as a CUDA graph and repeat it, for models that draw token by token.
         runs_dir: where run folders are.
         require: evaluators (names in `eval`) that must not be skipped.
@@ -191,6 +193,7 @@ class Settings:
     device: str
     cache_dtype: str
     runs_dir: Path
+    budget_unit: str = "tokens"
     cuda_graph: bool = False
     require: tuple[str, ...] = ()
     published: str | None = None
@@ -203,7 +206,7 @@ class Settings:
     export: ExportSettings = ExportSettings()
 
     def __post_init__(self) -> None:
-        for key, choices in (("task", TASKS), ("cache_dtype", CACHE_DTYPES)):
+        for key, choices in (("task", TASKS), ("budget_unit", UNITS), ("cache_dtype", CACHE_DTYPES)):
             if getattr(self, key) not in choices:
                 raise ConfigError(f"{key}={getattr(self, key)}: must be one of {', '.join(choices)}")
         check_range("batch_size", self.batch_size, 1, MOST_PROMPTS)

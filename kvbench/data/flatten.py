@@ -29,7 +29,8 @@ def list_kinds(section: str, kind: type) -> dict[str, Kind]:
     """Return the columns of a dataclass of numbers and texts, `<section>.<field>`."""
     found: dict[str, Kind] = {}
     for field in fields(kind):
-        held = (field.type, *get_args(field.type))
+        inner = get_args(field.type)  # of a literal its values
+        held = (field.type, *inner, *map(type, inner))
         found[f"{section}.{field.name}"] = next(word for one, word in KINDS.items() if one in held)
     return found
 

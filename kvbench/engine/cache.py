@@ -14,7 +14,7 @@ from kvbench.core.segments import ModelSpec, Segment
 from kvbench.engine.arena import Arena
 from kvbench.engine.bias import CHANNELS, narrow, widen, widen_queries
 from kvbench.engine.changes import Change, Schedule, ask_method, room_behind, show_layer, work_out_schedule
-from kvbench.engine.ledger import Ledger
+from kvbench.engine.ledger import Account, open_ledger
 from kvbench.engine.lengths import foresee_lengths, foresee_ring
 from kvbench.engine.padding import Padding, attend_padded, follow_schedule, read_padding
 from kvbench.engine.retention import Held
@@ -30,7 +30,7 @@ REBUILD_BOUND = Fraction(11, 10)
 
 
 class BudgetExceeded(UserError, RuntimeError):
-    """A method kept more than its budget; the message names method, segment, layer and tokens."""
+    """A method kept more than its budget; the message names method, segment, layer, and tokens or bytes."""
 
 
 class Present(NamedTuple):
@@ -109,8 +109,7 @@ class KVCache:
         self._padding = read_padding(spec, sequences, padding, self._device)
         # Rows that keep the same slots in all sequences share a layout.
         shared = self.method.static and self._padding is None
-        none = [[[0]] * spec.layers for _ in spec.segments]
-        self.ledger = Ledger(none, longest=[[*layers] for layers in none])
+        self.ledger = open_ledger(spec)
         if self.method.watched:
             self.ledger.lse = [[] for _ in spec.segments]
         if self._padding is not None:
@@ -118,9 +117,7 @@ class KVCache:
         self._sequences = sequences
         self._batch, self._rows = (sequences, spec.heads) if shared else (1, spec.heads * sequences)
         self._stored = 0  # bytes of all stores
-        # Tokens that each sequence holds, one number if all hold as many: of every layer, and of all together.
-        self._held = [[0] * (self._rows // spec.heads)] * spec.layers
-        self._tokens = self._held[0]
+        self._account = Account(self.ledger, spec.layers, self._rows // spec.heads)
         self._stores: list[Store] = []
         self._begun: list[Layout] = []  # layouts as the last segment began, which leaves none behind
         if sequences:
@@ -265,7 +262,7 @@ class KVCache:
             return
         if self.method.observes_last:
             self.method.keep(self._show(present, lse))
-        self._account(present.layer)
+        self._enter(present.layer)
         store = self._stores[present.layer]
         self._stored -= store.bytes
         for ticket in store.tickets:
@@ -328,7 +325,7 @@ class KVCache:
         self.ledger.drops += change.drift.rows
         if self.method.watched:
             self.ledger.lse[self._segment.index].append((change.drift.before, change.drift.after))
-        self._account(present.layer)
+        self._enter(present.layer)
         return after
 
     def _move(
@@ -386,24 +383,21 @@ class KVCache:
             return 2 * (ceil(REBUILD_BOUND * self.method.budget.capacity) + arriving)
         return foresee_ring(spec, lengths)
 
-    def _account(self, layer: int) -> None:
-        store, at = self._stores[layer], self._segment
-        counts, heads, before = store.layout.counts, self.spec.heads, self._held[layer]
+    def _enter(self, layer: int) -> None:
+        """Enter what a layer now holds in the ledger, and make sure that it is within the budget."""
+        store, method, heads = self._stores[layer], self.method, self.spec.heads
+        counts, segment = store.layout.counts, self._segment.index
         rows = [counts[row : row + heads] for row in range(0, len(counts), heads)]
-        held = self._held[layer] = [*map(sum, rows)]
-        self.ledger.longest[at.index][layer] = [*map(max, rows)]
-        self._tokens = [
-            total + now - then for total, now, then in zip(self._tokens, held, before, strict=True)
-        ]
-        tokens = max(self._tokens, default=0)
-        self.ledger.held[at.index][layer] = self._tokens
+        held_bytes = [sum(row) * store.token_bytes for row in rows]
+        tokens, stored = self._account.enter(segment, layer, rows, held_bytes)
         self.ledger.peak_bytes = max(self.ledger.peak_bytes, self._stored)
-        if not self.method.static:
+        if not method.static:
             state = sum(other.state_bytes for other in self._stores)
             self.ledger.state_bytes = max(self.ledger.state_bytes, state)
-        if self.method.strict and tokens > self.method.budget.capacity:
+        budget = method.budget
+        held, most = (tokens, budget.capacity) if budget.bytes is None else (stored, budget.bytes)
+        if method.strict and held > most:
             raise BudgetExceeded(
-                f"{type(self.method).__name__}: {tokens} tokens held after layer {layer} of segment {at.index}, "
-                f"the budget is {float(self.method.budget.capacity):g}; lower what the method keeps, or let it be "
-                "`strict = False`"
+                f"{type(method).__name__}: {held} {budget.unit} held after layer {layer} of segment {segment}, the "
+                f"budget is {float(most):.10g}; lower what the method keeps, or let it be `strict = False`"
             )

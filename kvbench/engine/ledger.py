@@ -7,6 +7,7 @@ from itertools import pairwise
 from statistics import fmean
 from typing import TypeVar
 
+from kvbench.core.budget import Budget
 from kvbench.core.segments import ModelSpec
 
 N = TypeVar("N", int, float)
@@ -50,6 +51,7 @@ class Ledger:
         padding: tokens that no prompt of the batch has, of as many as the model's prompts may have.
         drifts: nats by which drops changed the log-sum-exp of watched queries, summed over layers, segments and rows.
         drops: how many rows dropped anything, of all layers and segments.
+        held_bytes: bytes of the keys and values of the tokens held, as they are stored, shaped like `held`.
         longest: tokens of the longest row of layer l after segment k, of each sequence, [K][L][sequences] as `held`.
         lse: log-sum-exp of watched queries in nats before and after the drop of a layer, of each sequence,
             [K][layers] of pairs; empty where none are watched.
@@ -63,6 +65,7 @@ class Ledger:
     padding: int = 0
     drifts: float = 0.0
     drops: int = 0
+    held_bytes: list[list[list[int]]] = field(default_factory=list)
     longest: list[list[list[int]]] = field(default_factory=list)
     lse: list[list[tuple[Sequence[float], Sequence[float]]]] = field(default_factory=list)
 
@@ -86,18 +89,32 @@ class Ledger:
         return max(self.held[self._count_segments() - 1][-1], default=0)
 
     @property
+    def last_bytes(self) -> int:
+        """Bytes of one sequence when `last_tokens` are held."""
+        return max(self.held_bytes[self._count_segments() - 1][-1], default=0)
+
+    @property
     def peak_tokens(self) -> int:
         """Most tokens one sequence ever held between layers."""
         return max(max(row) for row in self.tokens_after)
 
-    def find_least_share(self, spec: ModelSpec, capacity: Fraction) -> float:
+    @property
+    def sequence_bytes(self) -> int:
+        """Most bytes of keys and values that one sequence ever held between layers."""
+        return max(max(layer, default=0) for row in self.held_bytes for layer in row)
+
+    def find_least_share(self, spec: ModelSpec, budget: Budget) -> float:
         """Return the least share that one sequence held after any segment of what it could hold then.
 
-        That is the capacity, or all tokens so far where those are fewer. Padding is no token; where it counts as held,
-        it is taken off the capacity too, but for one token a head. The last segment is never held.
+        That is the capacity, or all tokens so far where those are fewer; of a budget in bytes, the bytes that this part
+        of the capacity has of the budget. Padding is no token; where it counts as held, it is taken off the capacity
+        too, but for one token a head. The last segment is never held.
         """
-        count = min(self._count_segments(), len(self.held) - 1)
-        held = [max(row[-1]) for row in self.held[:count]]
+        capacity, count = budget.capacity, min(self._count_segments(), len(self.held) - 1)
+        if budget.bytes is None:
+            held = [Fraction(max(row[-1])) for row in self.held[:count]]
+        else:
+            held = [max(row[-1]) * capacity / budget.bytes for row in self.held_bytes[:count]]
         heads, padding = spec.all_heads, spec.all_heads * self.padding
         could = [min(capacity, Fraction(heads * end)) for end in spec.ends[:count]]
         if padding and spec.padding_counts:
@@ -130,6 +147,56 @@ class Ledger:
         return sum(max(row[-1], default=0) > 0 for row in self.held)
 
 
+class Account:
+    """What each sequence holds at the moment, layer by layer and in all; a ledger's tables are filled out of it.
+
+    Of sequences that all hold as much there is one number.
+
+    Args:
+        ledger: of the generation that begins.
+        layers: of the model.
+        sequences: whose numbers are told apart.
+    """
+
+    def __init__(self, ledger: Ledger, layers: int, sequences: int) -> None:
+        self._ledger = ledger
+        self._tokens, self._bytes = [0] * sequences, [0] * sequences
+        self._layers = [(self._tokens, self._bytes)] * layers
+
+    def enter(
+        self, segment: int, layer: int, rows: Sequence[Sequence[int]], held_bytes: Sequence[int]
+    ) -> tuple[int, int]:
+        """Enter what a layer holds after a segment; return the most tokens and bytes that one sequence then holds.
+
+        Args:
+            segment: its index.
+            layer: its index.
+            rows: tokens of every KV head, of each sequence.
+            held_bytes: bytes of the layer's keys and values, of each sequence.
+        """
+        tokens = [*map(sum, rows)]
+        before, self._layers[layer] = self._layers[layer], (tokens, [*held_bytes])
+        self._tokens = _exchange(self._tokens, before[0], tokens)
+        self._bytes = _exchange(self._bytes, before[1], held_bytes)
+        self._ledger.held[segment][layer] = self._tokens
+        self._ledger.held_bytes[segment][layer] = self._bytes
+        self._ledger.longest[segment][layer] = [*map(max, rows)]
+        return max(self._tokens, default=0), max(self._bytes, default=0)
+
+
+def _exchange(totals: Sequence[int], old: Sequence[int], new: Sequence[int]) -> list[int]:
+    return [total - before + now for total, before, now in zip(totals, old, new, strict=True)]
+
+
+def open_ledger(spec: ModelSpec) -> Ledger:
+    """Return the ledger of a generation that has not begun."""
+
+    def make_table() -> list[list[list[int]]]:
+        return [[[0]] * spec.layers for _ in spec.segments]
+
+    return Ledger(make_table(), held_bytes=make_table(), longest=make_table())
+
+
 def find_utilisation(steps: Sequence[Step]) -> float | None:
     """Return slot utilisation: tokens held over slots of rows that all are as long as the longest, in (0, 1].
 
@@ -154,12 +221,9 @@ def add_ledgers(ledgers: Sequence[Ledger]) -> Ledger:
     Tokens are those that a sequence holds in all of them at once. Bytes are the sum of each one's peak, since each has
     a memory of its own.
     """
-    rows = zip(*(ledger.held for ledger in ledgers), strict=True)
     return Ledger(
-        [
-            [[sum(each) for each in zip(*layer, strict=True)] for layer in zip(*row, strict=True)]
-            for row in rows
-        ],
+        _add_tables([ledger.held for ledger in ledgers]),
+        held_bytes=_add_tables([ledger.held_bytes for ledger in ledgers]),
         peak_bytes=sum(ledger.peak_bytes for ledger in ledgers),
         rebuild_bytes=sum(ledger.rebuild_bytes for ledger in ledgers),
         transient_bytes=sum(ledger.transient_bytes for ledger in ledgers),
@@ -176,6 +240,14 @@ def add_ledgers(ledgers: Sequence[Ledger]) -> Ledger:
             for row in zip(*(ledger.lse for ledger in ledgers), strict=True)
         ],
     )
+
+
+def _add_tables(tables: Sequence[list[list[list[int]]]]) -> list[list[list[int]]]:
+    """Add numbers [K][L][sequences] of several caches."""
+    return [
+        [[sum(each) for each in zip(*layer, strict=True)] for layer in zip(*row, strict=True)]
+        for row in zip(*tables, strict=True)
+    ]
 
 
 def _average(

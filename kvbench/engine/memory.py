@@ -1,10 +1,22 @@
 """Memory of a KV cache in tokens, in real bytes, and in the unit the papers print; memory of the process."""
 
 from kvbench.core.segments import ModelSpec
+from kvbench.engine.bias import CHANNELS
 
 PAPER_BYTES = 6
 """Bytes per (token, channel) as the papers count: keys in fp32, values in 16 bits."""
 MIB = 2**20
+
+
+def token_bytes(spec: ModelSpec, itemsize: int, *, biased: bool = False) -> int:
+    """Bytes of one token in one head, a key and a value of equally large numbers, with the channels of a bias.
+
+    Args:
+        spec: the model's shapes.
+        itemsize: bytes of a stored number.
+        biased: whether slots have a bias that is added to their scores (`Method.biased`).
+    """
+    return 2 * (spec.head_dim + (CHANNELS if biased else 0)) * itemsize
 
 
 def cache_bytes(tokens: float, spec: ModelSpec, batch: int, itemsize: int) -> int:

@@ -48,6 +48,11 @@ class Store:
         return 2 * batch * channels * self.keys.element_size()
 
     @property
+    def token_bytes(self) -> int:
+        """Bytes of one token's key and value in one head of one sequence."""
+        return self.slot_bytes // len(self.keys)
+
+    @property
     def bytes(self) -> int:
         """Bytes of the keys and values that are kept; room for tokens in flight is not among them."""
         return self.layout.total * self.slot_bytes

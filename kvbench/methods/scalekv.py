@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from fractions import Fraction
+from math import ceil
 from pathlib import Path
 from typing import ClassVar
 
@@ -315,10 +316,13 @@ def read_capacities(path: Path, spec: ModelSpec, budget: Budget) -> Ints:
                 raise ValueError(f"it is not for {spec.layers} layers and {scales} scales")
     except (OSError, ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
         raise ValueError(f"method.budgets={path}: not a budget file of {spec.name} ({error})") from None
-    most = held.sum(1).max() * spec.heads
+    most = int(held.sum(1).max()) * spec.heads
     if most > budget.capacity:
+        least = (
+            Fraction(most, spec.all_heads) if budget.bytes is None else most / budget.capacity * budget.bytes
+        )
         raise ValueError(
             f"method.budgets={path}: its layers hold {most / spec.all_heads:g} tokens per head, the budget is "
-            f"{float(budget.per_head):g}; set budget={-(-most // spec.all_heads)}"
+            f"{float(budget.per_head):g}; set budget={ceil(least)}"
         )
     return held

@@ -4,12 +4,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from itertools import cycle, islice
+from math import floor
 
 import numpy as np
 import torch
 
 from kvbench.core.budget import Budget
 from kvbench.core.devices import if_it_fits
+from kvbench.core.segments import ModelSpec
 from kvbench.engine.cache import KVCache
 from kvbench.engine.memory import cache_bytes
 from kvbench.methods.base import Method
@@ -117,7 +119,7 @@ class Bench:
         peak = torch.cuda.max_memory_allocated(device) if self._gpu else 0
         ledger, itemsize = cache.ledger, torch.empty((), dtype=job.dtype).element_size()
         full = cache_bytes(job.model.spec.full_tokens, job.model.spec, batch, itemsize)
-        allowed = cache_bytes(float(contestant.budget.capacity), job.model.spec, batch, itemsize)
+        allowed = _count_allowed(contestant.budget, job.model.spec, batch, itemsize)
         kv = {
             "peak_tokens": ledger.peak_tokens,
             "peak_bytes": ledger.peak_bytes,
@@ -170,6 +172,13 @@ class Bench:
         phases.run(lambda: self._generate(cache, batch), {**self._job.model.calls, "cache": watched})
         self._advance()
         return {"phases": {"seconds": phases.seconds(), "total": phases.total()}}
+
+
+def _count_allowed(budget: Budget, spec: ModelSpec, batch: int, itemsize: int) -> int:
+    """Return the bytes that a budget lets the cache of so many prompts have."""
+    if budget.bytes is None:
+        return cache_bytes(float(budget.capacity), spec, batch, itemsize)
+    return floor(budget.bytes * spec.branches * batch)
 
 
 def find_largest(fits: Callable[[int], bool], known: int, limit: int = LARGEST) -> int:

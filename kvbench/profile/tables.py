@@ -30,7 +30,10 @@ def show_profile(console: Console, found: Found) -> None:
     made = found["provenance"]
     device = made["gpu"] or f"{made['cpu']}, {made['threads']} threads"
     random = " (random weights)" if found["weights"] == "random" else ""
-    share = "" if found["method"] == "full" else f" at {found['budget']['fraction']:g} of the full cache"
+    counted = " in bytes" if found["budget"].get("unit") == "bytes" else ""
+    share = (
+        "" if found["method"] == "full" else f" at {found['budget']['fraction']:g} of the full cache{counted}"
+    )
     title = (
         f"{found['model']}{random}, {found['method']}{share}   {device}, torch {made['versions']['torch']}"
     )

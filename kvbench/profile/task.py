@@ -3,7 +3,8 @@
 What is written to `<runs_dir>/profile/<model>-<method>-<budget>-<hash>.json` (schema 1), whole after every batch size:
 
     schema, status          1; `running` until everything is measured, then `done`
-    model, method, budget   names; budget is {fraction, tokens}: b and B per sequence
+    model, method, budget   names; budget is {unit, fraction, tokens, bytes}: what it counts, b and B per sequence;
+                            bytes is null unless it counts them
     weights, parameters     `files` or `random`; of transformer and tokenizer
     calibration             where the method's calibration came from, null if it needs none
     config, provenance      the whole configuration; code, versions, device, gpu, cpu, threads, start
@@ -146,7 +147,12 @@ def _describe(job: Job, calibration: str | None) -> dict[str, object]:
         "schema": SCHEMA_VERSION,
         "model": job.model.name,
         "method": job.method_name,
-        "budget": {"fraction": float(budget.fraction), "tokens": float(budget.capacity)},
+        "budget": {
+            "unit": budget.unit,
+            "fraction": float(budget.share),
+            "tokens": float(budget.capacity),
+            "bytes": None if budget.bytes is None else float(budget.bytes),
+        },
         "weights": job.section("model").get("weights", "files"),
         "parameters": job.model.parameters,
         "calibration": calibration,
@@ -160,7 +166,7 @@ def _hash_job(job: Job) -> str:
     values = [
         job.model_settings,
         job.section("method"),
-        str(job.budget.capacity),
+        job.budget.exact,
         asdict(job.settings.profile),
         job.settings.device,
         job.settings.cuda_graph,

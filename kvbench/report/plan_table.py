@@ -11,37 +11,53 @@ from kvbench.plan import Plan
 
 def show_plan(console: Console, plan: Plan, methods: Sequence[str]) -> None:
     """Print the schedule, memory columns and the largest batch of a plan, and the methods that fit the model."""
-    spec = plan.spec
+    spec, budget = plan.spec, plan.budget
     table = Table(title=f"{spec.name}: tokens one sequence holds", title_justify="left")
     scheduled = plan.segments[0].pruned is not None
-    names = ["scale", "size", "tokens", "cumulative", "held, at most", "of B"]
+    names = ["scale", "size", "tokens", "cumulative", "held, at most", "KiB", "of B"]
     for name in [*names, "heads pruned N_k", "evicted early |E_k|"] if scheduled else names:
         table.add_column(name, justify="right")
     for row in plan.segments:
         at = row.at
-        share = f"{100 * row.held / float(plan.budget.capacity):.1f} %"
-        cells = [at.index, f"{at.height}x{at.width}", at.length, at.end, row.held, share]
+        used = row.held / budget.capacity if budget.bytes is None else row.held_bytes / budget.bytes
+        share = f"{100 * float(used):.1f} %"
+        kib = f"{row.held_bytes / 1024:.1f}"
+        cells = [at.index, f"{at.height}x{at.width}", at.length, at.end, row.held, kib, share]
         table.add_row(*map(str, [*cells, row.pruned, row.early] if scheduled else cells))
     console.print(table)
-    memory = Table(
-        title=f"memory at batch {plan.batch}, {spec.branches} sequences per prompt", title_justify="left"
-    )
-    for name in ("", "tokens per sequence", "MiB, papers' convention", "MiB, 16-bit keys and values"):
-        memory.add_column(name, justify="right" if name else "left")
-    full, peak = plan.full_bytes / MIB, plan.peak_bytes / MIB
-    memory.add_row("full cache", str(spec.full_tokens), f"{plan.full_mib:.1f}", f"{full:.1f}")
-    capacity = plan.budget.capacity
-    memory.add_row(
-        "budget B",
-        f"{float(capacity):g}",
-        f"{plan.budget_mib:.1f}",
-        f"{full * float(plan.budget.fraction):.1f}",
-    )
-    memory.add_row("peak of the method", str(plan.peak_tokens), f"{plan.peak_mib:.1f}", f"{peak:.1f}")
-    console.print(memory)
+    console.print(_tabulate_memory(plan))
     console.print(
         f"largest batch by estimate: {plan.largest_batch['full']} full, {plan.largest_batch['method']} with this "
         f"method; calibration: {plan.calibration}",
         highlight=False,
     )
     console.print(f"methods for {spec.name}, a {spec.family} model: {', '.join(methods)}", highlight=False)
+
+
+def _tabulate_memory(plan: Plan) -> Table:
+    """Return the table of what a sequence and a batch take: the full cache, the budget, the method's peak."""
+    spec, budget = plan.spec, plan.budget
+    table = Table(
+        title=f"memory at batch {plan.batch}, {spec.branches} sequences per prompt; a token in one head: "
+        f"{plan.token_bytes} bytes",
+        title_justify="left",
+    )
+    columns = ("tokens per sequence", "KiB per sequence", "% of 16 bits")
+    for name in ("", *columns, "MiB, papers' convention", "MiB, 16-bit keys and values"):
+        table.add_column(name, justify="right" if name else "left")
+    allowed = budget.capacity * plan.token_bytes if budget.bytes is None else budget.bytes
+    full, peak = plan.full_bytes / MIB, plan.peak_bytes / MIB
+    for name, tokens, size, paper, half in (
+        ("full cache", spec.full_tokens, spec.full_tokens * plan.token_bytes, plan.full_mib, full),
+        (
+            f"budget B, in {budget.unit}",
+            float(budget.capacity),
+            allowed,
+            plan.budget_mib,
+            full * float(budget.fraction),
+        ),
+        ("peak of the method", plan.peak_tokens, plan.peak_tokens * plan.token_bytes, plan.peak_mib, peak),
+    ):
+        shares = f"{float(size) / 1024:.1f}", f"{100 * float(size) / spec.full_bytes:.2f}"
+        table.add_row(name, f"{tokens:.10g}", *shares, f"{paper:.1f}", f"{half:.1f}")
+    return table

@@ -33,6 +33,8 @@ class Cost:
         utilisation: tokens that its own sequence held over those of rows as long as the longest; None if none left.
         longest: tokens of the longest row that it ever had between segments; None in lines of older versions.
         processes: processes that held the model together, all of whose memory is counted; None of one.
+        sequence_bytes: most bytes of keys and values that one sequence held; None in lines of older versions.
+        last_bytes: bytes that one sequence held while the last segment ran; likewise.
     """
 
     batch: int
@@ -50,6 +52,8 @@ class Cost:
     utilisation: float | None = None
     longest: int | None = None
     processes: int | None = None
+    sequence_bytes: int | None = None
+    last_bytes: int | None = None
 
 
 def summarise_memory(costs: Sequence[Cost], spec: ModelSpec, budget: Budget, itemsize: int) -> Memory:
@@ -63,6 +67,7 @@ def summarise_memory(costs: Sequence[Cost], spec: ModelSpec, budget: Budget, ite
     """
     batch, peak = max(cost.batch for cost in costs), max(cost.peak_tokens for cost in costs)
     used = [cost.utilisation for cost in costs if cost.utilisation is not None]
+    sizes = [cost.sequence_bytes for cost in costs if cost.sequence_bytes is not None]
     longest = [cost.longest for cost in costs if cost.longest is not None]
     return Memory(
         budget_tokens=float(budget.capacity),
@@ -82,6 +87,11 @@ def summarise_memory(costs: Sequence[Cost], spec: ModelSpec, budget: Budget, ite
         lse_drift=_least([cost.lse_drift for cost in costs]),
         utilisation=fmean(used) if used else None,
         regular_tokens=spec.all_heads * max(longest) if len(longest) == len(costs) else None,
+        budget_unit=budget.unit,
+        budget_bytes=None if budget.bytes is None else float(budget.bytes),
+        sequence_bytes=max(sizes) if len(sizes) == len(costs) else None,
+        full_sequence_bytes=spec.full_bytes,
+        last_bytes=_least([cost.last_bytes for cost in costs]),
     )
 
 

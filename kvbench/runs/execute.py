@@ -142,7 +142,7 @@ def _locate(job: Job, *, make: bool) -> tuple[RunFolder, str | None]:
         weights=job.model.weights_sha256,
         method={key: value for key, value in job.section("method").items() if value != given} | revised,
         calibration=used,
-        budget=str(job.budget.capacity),
+        budget=job.budget.exact,
         prompts=hash_prompts(job.prompts),
         seed=job.settings.seed,
         cache_dtype=str(job.dtype),
@@ -162,9 +162,11 @@ def _is_whole(path: Path) -> bool:
 
 
 def label_of(job: Job) -> str:
-    """Readable start of the name of what belongs to a job: its method and budget."""
-    budget = f"-{float(job.budget.fraction):.4g}" if job.method.budgeted else ""
-    return slug(job.method_name) + budget
+    """Readable start of the name of what belongs to a job: its method and budget, and the unit of one in bytes."""
+    if not job.method.budgeted:
+        return slug(job.method_name)
+    unit = "" if job.budget.unit == "tokens" else f"-{job.budget.unit}"
+    return f"{slug(job.method_name)}-{float(job.budget.share):.4g}{unit}"
 
 
 def artifact_for(job: Job) -> tuple[Artifact | None, str | None]:

@@ -38,7 +38,7 @@ class Identity:
         weights: SHA-256 of its weights.
         method: class and settings of the method.
         calibration: SHA-256 of the artifact or order file it used.
-        budget: capacity B as an exact fraction.
+        budget: capacity B as an exact fraction; of a budget in bytes these, `7344/5 bytes`.
         prompts: SHA-256 of the prompts' texts.
         seed: seed of the noise.
         cache_dtype: dtype of stored keys and values.

@@ -17,6 +17,7 @@ from kvbench.core.locks import claim
 from kvbench.core.processes import ALONE, Processes
 from kvbench.core.segments import ModelSpec
 from kvbench.core.settings import Settings
+from kvbench.engine.memory import token_bytes
 from kvbench.eval.protocol.base import Evaluator
 from kvbench.methods.base import Method, Observer
 from kvbench.methods.full import Full
@@ -34,6 +35,15 @@ class Busy(Exception):
     """Another process does what a job needs, and the job does not wait."""
 
 
+class Shaped(Protocol):
+    """A model of which nothing but its shapes is needed."""
+
+    @property
+    def spec(self) -> ModelSpec:
+        """Shapes and schedule."""
+        ...
+
+
 class Logger(Protocol):
     """Where finished runs are sent."""
 
@@ -44,6 +54,26 @@ class Logger(Protocol):
     def send_sweep(self, folder: Path, name: str, runs: Sequence[Results], page: Path | None) -> None:
         """Send the finished runs of a sweep and its dashboard, an HTML file, where there is one."""
         ...
+
+
+def find_dtype(settings: Settings, model: object) -> torch.dtype:
+    """Return the dtype of stored keys and values."""
+    name = settings.cache_dtype
+    if name == "auto":
+        return compute_dtype(model, settings.device)
+    return {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[name]
+
+
+def read_budget(settings: Settings, model: Shaped, method: Method) -> Budget:
+    """Return the budget that settings name, in tokens or in bytes of keys and values as they are stored.
+
+    Raises:
+        ValueError: it is none.
+    """
+    if settings.budget_unit == "tokens":
+        return Budget.parse(settings.budget, model.spec)
+    each = token_bytes(model.spec, find_dtype(settings, model).itemsize, biased=method.biased)
+    return Budget.parse_bytes(settings.budget, model.spec, each)
 
 
 @dataclass(frozen=True)
@@ -103,10 +133,7 @@ class Job:
     @property
     def dtype(self) -> torch.dtype:
         """Dtype of stored keys and values."""
-        name = self.settings.cache_dtype
-        if name == "auto":
-            return compute_dtype(self.model, self.settings.device)
-        return {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[name]
+        return find_dtype(self.settings, self.model)
 
     @property
     def record(self) -> Record | None:
@@ -116,7 +143,7 @@ class Job:
     @cached_property
     def budget(self) -> Budget:
         """Capacity B, the full cache for a method without one; what the config says must be a budget all the same."""
-        budget = Budget.parse(self.settings.budget, self.model.spec)
+        budget = read_budget(self.settings, self.model, self.method)
         return budget if self.method.budgeted else Budget.parse(1, self.model.spec)
 
     def check(self) -> None:
@@ -207,6 +234,6 @@ class Job:
             self,
             method=Full(),
             method_name="full",
-            settings=replace(self.settings, budget=1),
-            config={**self.config, "method": method, "budget": 1},
+            settings=replace(self.settings, budget=1, budget_unit="tokens"),
+            config={**self.config, "method": method, "budget": 1, "budget_unit": "tokens"},
         )

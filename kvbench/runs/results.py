@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from kvbench.core.budget import Unit
 from kvbench.core.config import ConfigError
 from kvbench.core.files import parse_json
 from kvbench.engine.ledger import Step
@@ -22,7 +23,7 @@ class Memory:
     """What the cache held. Tokens are summed over layers and heads, for one sequence; bytes are of the largest batch.
 
     Attributes:
-        budget_tokens: capacity B.
+        budget_tokens: capacity B; of a budget in bytes the tokens that a method was given for them.
         peak_tokens: most tokens held, measured after every layer.
         full_tokens: what the full cache holds.
         peak_bytes: storage of keys and values at the peak, as allocated.
@@ -42,6 +43,12 @@ class Memory:
             mean over samples; None where no token left.
         regular_tokens: the most that one sequence held if all its rows were as long as the longest, which is what
             Hard-KV's HA-Max allocates for what is kept; None in older results.
+        budget_unit: what the budget counts.
+        budget_bytes: the bytes that one sequence may hold; None of a budget in tokens.
+        sequence_bytes: most bytes of keys and values that one sequence held, as they are stored; None in older results.
+        full_sequence_bytes: bytes of one sequence's full cache in 16 bits; None in older results.
+        last_bytes: bytes that one sequence held while the last segment ran, the least of all batches; None in older
+            results.
     """
 
     budget_tokens: float
@@ -61,11 +68,37 @@ class Memory:
     lse_drift: float | None = None
     utilisation: float | None = None
     regular_tokens: int | None = None
+    budget_unit: Unit = "tokens"
+    budget_bytes: float | None = None
+    sequence_bytes: int | None = None
+    full_sequence_bytes: int | None = None
+    last_bytes: int | None = None
 
     @property
     def budget(self) -> float:
-        """Capacity as a fraction of the full cache."""
-        return self.budget_tokens / self.full_tokens
+        """Budget as a fraction of the full cache: of its tokens, or, if it is in bytes, of its bytes in 16 bits."""
+        if self.budget_bytes is None or self.full_sequence_bytes is None:
+            return self.budget_tokens / self.full_tokens
+        return self.budget_bytes / self.full_sequence_bytes
+
+    @property
+    def allowed(self) -> tuple[float, Unit]:
+        """What runs at the same budget have in common: the fraction, rounded, and what it is a fraction of."""
+        return round(self.budget, 6), self.budget_unit
+
+    @property
+    def byte_peak(self) -> float | None:
+        """Most bytes held as a fraction of the full cache's in 16 bits; None in older results."""
+        if self.sequence_bytes is None or self.full_sequence_bytes is None:
+            return None
+        return self.sequence_bytes / self.full_sequence_bytes
+
+    @property
+    def exceeded(self) -> bool:
+        """Whether more was held than the budget, in its unit."""
+        if self.budget_bytes is None or self.sequence_bytes is None:
+            return self.peak_tokens > self.budget_tokens
+        return self.sequence_bytes > self.budget_bytes
 
     @property
     def peak(self) -> float:
@@ -74,7 +107,9 @@ class Memory:
 
     @property
     def last_share(self) -> float | None:
-        """Tokens held while the last segment runs as a fraction of the budget."""
+        """Tokens, or bytes, held while the last segment runs as a fraction of the budget."""
+        if self.budget_bytes is not None:
+            return None if self.last_bytes is None else self.last_bytes / self.budget_bytes
         return None if self.last_tokens is None else self.last_tokens / self.budget_tokens
 
 

@@ -54,6 +54,12 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("shard=null", "shard=null: must be a group of keys"),
         ("calibrate=null", "calibrate=null: must be a group of keys (count, prompts, seed, orders)"),
         ("plan=null", "plan=null: must be a group of keys"),
+        ("budget_unit=bits", "budget_unit=bits: must be one of tokens, bytes"),
+        ("budget_unit=null", "budget_unit=null: must be text"),
+        (
+            "budget_unit=bytes budget=2.5",
+            "budget=2.5 budget_unit=bytes: above 1 it counts bytes of a sequence",
+        ),
         ("device=mps", "device=mps: only cpu, cuda and cuda:N are supported"),
         ("device=meta", "device=meta: only cpu, cuda"),
         ("device=xla", "device=xla: only cpu, cuda"),

@@ -248,7 +248,7 @@ def test_rows_that_every_prompt_lacks_are_no_unused_budget() -> None:
     method = prepared(H2O(), spec, 9)
     cache = KVCache(spec, method, dtype=torch.float32)
     generate(cache, draw(spec, 2), [2, 3])
-    assert cache.ledger.find_least_share(spec, method.budget.capacity) == 1
+    assert cache.ledger.find_least_share(spec, method.budget) == 1
 
 
 def test_padding_that_does_not_count_leaves_rows_their_whole_share() -> None:
@@ -258,7 +258,7 @@ def test_padding_that_does_not_count_leaves_rows_their_whole_share() -> None:
     generate(cache, draw(spec, 2), [2, 3])
     assert cache.ledger.held[0][-1] == [4 * spec.all_heads, 3 * spec.all_heads]
     assert cache.ledger.held[-1][-1] == [9 * spec.all_heads] * 2
-    assert cache.ledger.find_least_share(spec, method.budget.capacity) == 1
+    assert cache.ledger.find_least_share(spec, method.budget) == 1
 
 
 @pytest.mark.parametrize("method", [Full(), H2O(), SnapKV(window=2, queries="last")])

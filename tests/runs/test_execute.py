@@ -30,7 +30,7 @@ from kvbench.prompts.base import Prompt
 from kvbench.runs import execute
 from kvbench.runs.job import Job
 from kvbench.runs.results import Results
-from tests.support.fake_run import Fake, job_in
+from tests.support.fake_run import Fake, images_of, job_in
 
 
 @dataclass(frozen=True)
@@ -151,6 +151,30 @@ def test_full_ignores_the_budget_but_not_nonsense(tmp_path: Path) -> None:
     assert len(folders) == 1
     with pytest.raises(ValueError, match=r"budget=2\.5"):
         execute.run(job_in(tmp_path, method=Full(), budget=2.5))
+
+
+@pytest.mark.parametrize(("dtype", "size"), [("float16", 2), ("float32", 4)])
+def test_a_budget_in_bytes(tmp_path: Path, dtype: str, size: int) -> None:
+    """It is a run of its own, whose reference is that of budgets in tokens; bytes are those of one sequence."""
+    outcome = execute.run(job_in(tmp_path, budget=0.75, budget_unit="bytes", cache_dtype=dtype))
+    assert outcome.results is not None
+    memory, spec = outcome.results.memory, Fake().spec
+    assert outcome.folder.name.startswith("streaming_llm-0.75-bytes-")
+    assert (memory.budget, memory.budget_unit, memory.allowed) == (0.75, "bytes", (0.75, "bytes"))
+    assert memory.full_sequence_bytes == spec.full_bytes
+    assert memory.budget_bytes == 0.75 * spec.full_bytes
+    assert memory.budget_tokens == 0.75 * spec.full_tokens * 2 / size
+    assert memory.sequence_bytes == memory.peak_tokens * 2 * spec.head_dim * size <= memory.budget_bytes
+    assert memory.last_share is not None
+    assert 0.8 < memory.last_share <= 1
+    assert not memory.exceeded
+    tokens = execute.run(job_in(tmp_path, budget=0.75, cache_dtype=dtype))
+    assert tokens.results is not None
+    assert tokens.folder != outcome.folder
+    assert tokens.results.reference == outcome.results.reference
+    assert tokens.results.memory.budget_bytes is None
+    if size == 2:
+        assert images_of(tokens.folder) == images_of(outcome.folder)
 
 
 def test_calibration_is_made_once_and_belongs_to_the_identity(tmp_path: Path) -> None:

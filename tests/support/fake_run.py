@@ -94,7 +94,11 @@ def job_in(root: Path, count: int = 10, method: object = None, **more: object) -
         "task": "run", "budget": 0.5, "sinks": 1, "seed": 0, "batch_size": 2, "device": "cpu",
         "cache_dtype": "auto", "runs_dir": root,
     }  # fmt: skip
-    values |= {key: more.pop(key) for key in list(more) if key in values or key in ("shard", "profile")}
+    values |= {
+        key: more.pop(key)
+        for key in list(more)
+        if key in values or key in ("shard", "profile", "budget_unit")
+    }
     method = StreamingLLM(sinks=1) if method is None else method
     config = {
         "model": {"name": "fake", "sources": {"path": "/somewhere"}},

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from kvbench.core.budget import Budget, InfeasibleBudget
+from kvbench.core.budget import Budget, InfeasibleBudget, name_budget
 from kvbench.core.segments import ModelSpec
 
 Bools = NDArray[np.bool_]
@@ -180,7 +180,7 @@ def _evict_early(spec: ModelSpec, budget: Budget, k: int, gone: Bools, units: It
             unit = next(remaining, None)
             if unit is None or unit.layer <= layer:
                 raise InfeasibleBudget(
-                    f"budget={float(budget.fraction):g}: nothing left to evict before layer {layer} of scale {k}"
+                    f"{name_budget(budget)}: nothing left to evict before layer {layer} of scale {k}"
                 )
             waiting[unit.layer] -= unit.tokens
             popped.append(unit)

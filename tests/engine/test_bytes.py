@@ -1,0 +1,130 @@
+"""Bytes of a sequence as the cache measures them, against a count by hand, and budgets of them."""
+
+from dataclasses import dataclass, replace
+from fractions import Fraction
+
+import pytest
+import torch
+from torch import Tensor
+
+from kvbench.core.budget import Budget, find_capacity
+from kvbench.core.segments import ModelSpec
+from kvbench.engine.cache import BudgetExceeded, KVCache
+from kvbench.engine.ledger import add_ledgers
+from kvbench.engine.lengths import foresee_lengths, sum_tokens
+from kvbench.engine.memory import token_bytes
+from kvbench.methods.first_scales import FirstScales
+from kvbench.methods.heatkv.method import HeatKV
+from kvbench.methods.heatkv.scores import AttentionByScale
+from kvbench.methods.streaming_llm import StreamingLLM
+from tests.support.engine import D, Drawn, DrawnPerSequence, draw_seen, prepared, run, small, tokens_of
+
+HALF, WHOLE = 2 * D * 2, 2 * D * 4
+"""Bytes of a key and a value in 16 and in 32 bits."""
+
+
+@dataclass
+class Biased(DrawnPerSequence):
+    """Slots have a bias, which makes keys and values 8 channels wider."""
+
+    @property
+    def biased(self) -> bool:
+        """Return True."""
+        return True
+
+
+@pytest.mark.parametrize(
+    ("kind", "dtype", "size"),
+    [
+        (Drawn, torch.float32, WHOLE),
+        (Drawn, torch.float16, HALF),
+        (DrawnPerSequence, torch.float32, WHOLE),
+        (DrawnPerSequence, torch.bfloat16, HALF),
+        (Biased, torch.float32, 2 * (D + 8) * 4),
+    ],
+)
+def test_bytes_after_every_layer(kind: type[Drawn], dtype: torch.dtype, size: int) -> None:
+    """Layers up to l hold what the next segment sees, later ones what this one saw."""
+    spec = small(layers=3)
+    seen = draw_seen(spec, 5, 0.6)
+    method = prepared(kind(seen), spec)
+    assert token_bytes(spec, dtype.itemsize, biased=method.biased) == size
+    cache = KVCache(spec, method, dtype=dtype)
+    run(cache, spec, tokens_of(spec, 4))
+    for at in spec.segments:
+        for layer in range(spec.layers):
+            tokens = seen[at.index, layer + 1 :, :, : at.start].sum()
+            if not at.last:
+                tokens = tokens + seen[at.index + 1, : layer + 1, :, : at.end].sum()
+            else:
+                tokens = tokens + seen[at.index, : layer + 1, :, : at.start].sum()
+            held = cache.ledger.held_bytes[at.index][layer]
+            assert len(held) == (1 if kind is Drawn else 4)
+            assert set(held) == {int(tokens) * size}
+    ledger = cache.ledger
+    assert ledger.sequence_bytes == ledger.peak_tokens * size
+    assert ledger.last_bytes == ledger.last_tokens * size
+    assert ledger.peak_bytes == 4 * ledger.sequence_bytes
+    assert add_ledgers([ledger, ledger]).sequence_bytes == 2 * ledger.sequence_bytes
+
+
+@pytest.mark.parametrize("kind", [Drawn, DrawnPerSequence])
+@pytest.mark.parametrize(("dtype", "size"), [(torch.float16, HALF), (torch.float32, WHOLE)])
+def test_one_byte_less_than_what_is_held_is_an_error(
+    kind: type[Drawn], dtype: torch.dtype, size: int
+) -> None:
+    spec = small()
+    method = kind(draw_seen(spec, 0, 1.0))
+    full = spec.full_tokens * size
+    just = replace(Budget.parse(1, spec), bytes=Fraction(full), full_bytes=spec.full_bytes)
+    method.prepare(spec, just)
+    run(KVCache(spec, method, dtype=dtype), spec, tokens_of(spec, 2))
+    method.prepare(spec, replace(just, bytes=Fraction(full - 1)))
+    message = f"{kind.__name__}: {full} bytes held after layer 1 of segment 2, the budget is {full - 1};"
+    with pytest.raises(BudgetExceeded, match=message):
+        run(KVCache(spec, method, dtype=dtype), spec, tokens_of(spec, 2))
+
+
+@pytest.mark.parametrize("value", ["0.3", "0.5", "0.81"])
+def test_at_equal_bytes_numbers_of_32_bits_leave_half_the_tokens(value: str) -> None:
+    spec = small(layers=4, heads=4, sides=(1, 2, 3, 4, 5))
+    found = {}
+    for dtype in (torch.float16, torch.float32):
+        budget = Budget.parse_bytes(value, spec, token_bytes(spec, dtype.itemsize))
+        method = FirstScales()
+        method.prepare(spec, budget)
+        cache = KVCache(spec, method, dtype=dtype)
+        run(cache, spec, tokens_of(spec, 2))
+        found[dtype], ledger = budget.capacity, cache.ledger
+        assert ledger.peak_tokens == budget.tokens
+        assert 0.97 * budget.bytes < ledger.sequence_bytes <= budget.bytes
+        share = ledger.find_least_share(spec, budget)
+        assert share == pytest.approx(ledger.find_least_share(spec, replace(budget, bytes=None)))
+    assert found[torch.float16] == 2 * found[torch.float32] == Budget.parse(value, spec).capacity
+
+
+def plan_mixed(spec: ModelSpec, lengths: Tensor) -> Fraction:
+    """Most bytes of storage in which heads of even number have 4 bits a number and all others 16."""
+    each = torch.tensor([HALF // 4 if head % 2 == 0 else HALF for head in range(spec.heads)])
+    return Fraction(int(sum_tokens((lengths * each).numpy()).max()))
+
+
+@pytest.mark.parametrize("value", ["0.1", "0.2", "0.35"])
+def test_static_methods_use_bytes_of_unequal_tokens(value: str) -> None:
+    """What bisection finds fits, and one token more does not."""
+    spec = small(layers=4, heads=4, sides=(1, 2, 3, 4, 5))
+    worst = Budget.parse_bytes(value, spec, HALF)
+    artifact = AttentionByScale().make_stand_in(spec)
+    for method in (StreamingLLM(sinks=1), HeatKV(sinks=1)):
+
+        def plan(budget: Budget, method: StreamingLLM | HeatKV = method) -> Fraction:
+            method.prepare(spec, budget, artifact)
+            lengths = foresee_lengths(spec, method)
+            assert lengths is not None
+            return plan_mixed(spec, torch.from_numpy(lengths))
+
+        found = find_capacity(worst, HALF // 4, plan)
+        assert worst.bytes is not None
+        assert plan(found) <= worst.bytes
+        assert found.tokens > 1.3 * worst.tokens
+        assert plan(replace(found, capacity=Fraction(found.tokens + 1))) > worst.bytes
