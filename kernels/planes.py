@@ -79,28 +79,30 @@ def turn(keys: Tensor, rotation: Tensor) -> Tensor:
     return torch.view_as_real(torch.complex(even, odd) * rotation).flatten(-2)
 
 
-def decode(codes: Codes, bits: int, sequences: slice = slice(None)) -> Tensor:
+def decode(codes: Codes, bits: int, sequences: slice = slice(None), slots: slice = slice(None)) -> Tensor:
     """Return the numbers [sequences, slots, D] that codes stand for: float32, or as they are stored."""
-    numbers = codes.numbers[sequences]
+    numbers = codes.numbers[sequences, slots]
     if codes.affine is not None:
         affine = codes.affine if len(codes.affine) == 1 else codes.affine[sequences]
-        if codes.entry is not None:
-            affine = affine.index_select(1, codes.entry)
+        affine = affine[:, slots] if codes.entry is None else affine.index_select(1, codes.entry[slots])
         return decode_affine(unpack(numbers, bits), affine)
     if codes.book is not None:
         assert codes.entry is not None
-        return decode_book(unpack(numbers, bits), codes.book, codes.entry)
+        return decode_book(unpack(numbers, bits), codes.book, codes.entry[slots])
     return numbers.float() if numbers.element_size() == 1 else numbers
 
 
-def read_plane(plane: Plane, sequences: slice = slice(None)) -> tuple[Tensor, Tensor]:
+def read_plane(
+    plane: Plane, sequences: slice = slice(None), slots: slice = slice(None)
+) -> tuple[Tensor, Tensor]:
     """Return keys and values of a plane's slots as attention reads them, [sequences, slots, D]: float32, or as stored.
 
     Args:
         plane: what is stored.
         sequences: those of the batch that are wanted.
+        slots: those of the flat buffer that are wanted.
     """
-    keys, values = (decode(codes, plane.bits, sequences) for codes in (plane.keys, plane.values))
+    keys, values = (decode(codes, plane.bits, sequences, slots) for codes in (plane.keys, plane.values))
     if plane.rotation is not None:
-        keys = turn(keys.float(), plane.rotation.index_select(0, plane.positions))
+        keys = turn(keys.float(), plane.rotation.index_select(0, plane.positions[slots]))
     return keys, values

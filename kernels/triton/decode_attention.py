@@ -12,7 +12,7 @@ from torch import Tensor
 from kvbench.kernels.layout import Layout
 from kvbench.kernels.triton.launch import LOG2_E, UNIT, align_rows, load_tile, next_power_of_2
 from kvbench.kernels.triton.ragged_attention import Tile, splits
-from kvbench.kernels.triton.softmax import add_tile, merge_shares
+from kvbench.kernels.triton.softmax import add_tile, merge_shares, score_tile
 
 
 def tile(head_dim: int, dtype: torch.dtype, queries: int) -> Tile:
@@ -24,15 +24,6 @@ def tile(head_dim: int, dtype: torch.dtype, queries: int) -> Tile:
     if dtype == torch.float32:
         return Tile(padded, 16 if wide else 32, 8, 2)
     return Tile(padded, 32 if wide else 64, 4, 3)
-
-
-@triton.jit
-def _score(asked, keys, PRECISION: tl.constexpr):
-    """Products of queries [M, D] and keys [N, D], float32 [M, N]."""
-    if asked.shape[0] == 1:
-        return tl.sum(asked.to(tl.float32) * keys.to(tl.float32), 1)[None, :]
-    else:
-        return tl.dot(asked, tl.trans(keys), input_precision=PRECISION)
 
 
 @triton.jit(
@@ -108,7 +99,7 @@ def decode_kernel(
     for index in tl.range(tl.minimum(begin, whole), tl.minimum(end, whole), num_stages=STAGES):
         at = index * step
         keys = load_tile(past_keys + at, HEAD_DIM, slot, channel, fits, None, WHOLE_D, True)
-        scores = _score(asked, keys.to(q.dtype.element_ty), PRECISION)
+        scores = score_tile(asked, keys.to(q.dtype.element_ty), PRECISION)
         values = load_tile(past_values + at, HEAD_DIM, slot, channel, fits, None, WHOLE_D, True)
         acc, top, total = add_tile(
             acc, top, total, scores, values.to(q.dtype.element_ty), scale, False, PRECISION
@@ -124,7 +115,7 @@ def decode_kernel(
         value = tl.load(v + channel, mask=fits, other=0.0).to(past_values.dtype.element_ty)
         keys = load_tile(past_keys + at, HEAD_DIM, slot, channel, fits, place < length, WHOLE_D, False)
         keys = tl.where(new, key[None, :], keys)
-        scores = _score(asked, keys.to(q.dtype.element_ty), PRECISION)
+        scores = score_tile(asked, keys.to(q.dtype.element_ty), PRECISION)
         scores = tl.where((place <= length)[None, :], scores, float("-inf"))
         values = load_tile(past_values + at, HEAD_DIM, slot, channel, fits, place < length, WHOLE_D, False)
         values = tl.where(new, value[None, :], values)

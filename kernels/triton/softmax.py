@@ -9,6 +9,15 @@ from kvbench.kernels.triton.launch import UNIT, align_rows, cdiv, next_power_of_
 
 
 @triton.jit
+def score_tile(asked, keys, PRECISION: tl.constexpr):
+    """Products of queries [M, D] and keys [N, D], float32 [M, N]; a single query needs no matrix units."""
+    if asked.shape[0] == 1:
+        return tl.sum(asked.to(tl.float32) * keys.to(tl.float32), 1)[None, :]
+    else:
+        return tl.dot(asked, tl.trans(keys), input_precision=PRECISION)
+
+
+@triton.jit
 def add_tile(acc, top, total, scores, values, scale, GUARD: tl.constexpr, PRECISION: tl.constexpr):
     """One tile of the online softmax: weighted values, largest scaled score so far, sum of weights.
 

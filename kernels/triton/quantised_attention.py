@@ -1,0 +1,301 @@
+"""Attention over a plane of quantised keys and values (see `quantised_attention` in `kernels/quantised_attention.py`).
+
+Codes become numbers in registers, tile by tile, on their way to the products: nothing but codes and tables is read from
+memory. Keys that are yet to be turned come as two half tiles, of the first and of the second part of every pair, so
+that turning them moves nothing between threads, and their products with the queries are two.
+"""
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from kvbench.kernels.planes import Codes, Plane
+from kvbench.kernels.triton.codes import load_numbers, split_word
+from kvbench.kernels.triton.launch import LOG2_E, UNIT, align_rows, cdiv, count_processors, next_power_of_2
+from kvbench.kernels.triton.ragged_attention import Tile, splits
+from kvbench.kernels.triton.softmax import add_tile, merge_shares, score_tile
+
+WORDS = {torch.complex64: torch.int64, torch.complex32: torch.int32}
+"""Integers as large as a rotation."""
+
+
+def tile(head_dim: int, dtype: torch.dtype, queries: int, rows: int, device: torch.device) -> Tile:
+    """Return the sizes for a head dim and dtype; arguments as of `ragged_attention.tile`."""
+    wide = head_dim > 128
+    if queries == 1:
+        return Tile(1, 32, 4, 3)
+    if dtype == torch.float32:
+        return Tile(16, 16 if wide else 32, 8, 2)
+    if queries <= 16:
+        return Tile(16, 32, 4, 3)
+    if wide or rows * cdiv(queries, 128) < 2 * count_processors(device):
+        return Tile(64, 32, 8 if wide else 4, 2)
+    return Tile(128, 32, 8, 2)
+
+
+class Source(NamedTuple):
+    """How the kernel is told of a plane's keys or values.
+
+    Attributes:
+        tensors: numbers, table and entries; where one does not exist the numbers stand in and are not read.
+        step: table elements of a sequence, 0 where one table is for all.
+        scheme: `affine`, `book`, `float8` or `float`.
+        entries: whether slots name their entry of the table.
+        channels: of an entry that are stored, D or 1.
+    """
+
+    tensors: tuple[Tensor, Tensor, Tensor]
+    step: int
+    scheme: str
+    entries: bool
+    channels: int
+
+
+def read_source(codes: Codes) -> Source:
+    """Return what the kernel reads of codes; scale and zero are one word to it."""
+    numbers, channels = codes.numbers, codes.numbers.shape[-1]
+    if numbers.dtype == torch.float8_e4m3fn:
+        numbers = numbers.view(torch.uint8)
+    entry = numbers if codes.entry is None else codes.entry
+    if codes.affine is not None:
+        words = codes.affine.view(torch.int32)
+        step = words[0].numel() if len(words) > 1 else 0
+        return Source((numbers, words, entry), step, "affine", codes.entry is not None, words.shape[2])
+    if codes.book is not None:
+        return Source((numbers, codes.book, entry), 0, "book", True, codes.book.shape[1])
+    scheme = "float8" if numbers.dtype == torch.uint8 else "float"
+    return Source((numbers, numbers, numbers), 0, scheme, False, channels)
+
+
+@triton.jit
+def score_keys(
+    asked, other, numbers, table, entry, turns, positions, slot,
+    SCHEME: tl.constexpr, ENTRIES: tl.constexpr, CHANNELS: tl.constexpr, BITS: tl.constexpr,
+    TURN: tl.constexpr, HEAD_DIM: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Score a tile of one row's keys, float32 [M, N]; to keys that turn `asked` is the first part of pairs."""
+    lane = tl.arange(0, asked.shape[1])
+    keys = load_numbers(numbers, table, entry, slot, lane, SCHEME, ENTRIES, CHANNELS, BITS, HEAD_DIM)
+    if TURN:
+        HALF: tl.constexpr = HEAD_DIM // 2
+        second = load_numbers(
+            numbers, table, entry, slot, lane + HALF, SCHEME, ENTRIES, CHANNELS, BITS, HEAD_DIM
+        )
+        place = tl.load(positions + slot)[:, None] * HALF + (lane % HALF)[None, :]
+        cos, sin = split_word(tl.load(turns + place))
+        first = (keys * cos - second * sin).to(asked.dtype)
+        second = (keys * sin + second * cos).to(asked.dtype)
+        return score_tile(asked, first, PRECISION) + score_tile(other, second, PRECISION)
+    else:
+        return score_tile(asked, keys.to(asked.dtype), PRECISION)
+
+
+@triton.jit(
+    do_not_specialize=[
+        "rows", "queries", "slots", "splits", "stored", "key_step", "value_step",
+        "q_b", "q_r", "q_t", "out_b", "out_r", "out_t",
+    ],
+    do_not_specialize_on_alignment=[
+        "key_table", "key_entry", "value_table", "value_entry", "turns", "positions", "before", "before_lse",
+        "lse", "offsets", "lengths", "order",
+    ],
+)  # fmt: skip
+def quantised_kernel(
+    q,
+    keys,
+    key_table,
+    key_entry,
+    values,
+    value_table,
+    value_entry,
+    turns,
+    positions,
+    before,
+    before_lse,
+    out,
+    partial,
+    lse,
+    offsets,
+    lengths,
+    order,
+    scale: tl.float32,
+    rows: tl.int32,
+    queries: tl.int32,
+    slots: tl.int64,
+    splits: tl.int32,
+    stored: tl.int32,
+    key_step: tl.int64,
+    value_step: tl.int64,
+    q_b: tl.int64,
+    q_r: tl.int64,
+    q_t: tl.int64,
+    out_b: tl.int64,
+    out_r: tl.int64,
+    out_t: tl.int64,
+    UNIT: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_H: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    STAGES: tl.constexpr,
+    BITS: tl.constexpr,
+    KEYS: tl.constexpr,
+    KEY_ENTRIES: tl.constexpr,
+    KEY_CHANNELS: tl.constexpr,
+    VALUES: tl.constexpr,
+    VALUE_ENTRIES: tl.constexpr,
+    VALUE_CHANNELS: tl.constexpr,
+    TURN: tl.constexpr,
+    CONTINUE: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """Query block (fastest), sequence and share of the keys, rank of the row by length (slowest).
+
+    Strides of q and out count `UNIT` elements, those of tables entries; `scale` includes log2(e); sequences beyond the
+    `stored` ones read those again. With one split `out` and `lse` are final, else `partial` float32
+    [splits, batch, rows, queries, D] and `lse` [splits, batch, rows, queries] are for `softmax.merge_kernel`. The first
+    share CONTINUEs from `before`, which lies as `out` does, and `before_lse` [batch, rows, queries].
+    """
+    row = tl.load(order + tl.program_id(2)).to(tl.int64)
+    batch = (tl.program_id(1) // splits).to(tl.int64)
+    part = tl.program_id(1) % splits
+    length = tl.load(lengths + row)
+    query = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
+    channel = tl.arange(0, BLOCK_D)
+    lane = tl.arange(0, BLOCK_N)
+    asks = query < queries
+    inside = asks[:, None] & (channel < HEAD_DIM)[None, :]
+
+    q += (batch * q_b + row * q_r) * UNIT
+    place = query.to(tl.int64)[:, None] * (q_t * UNIT)
+    if TURN:
+        pair = tl.arange(0, BLOCK_H)
+        whole_pair = asks[:, None] & (pair < HEAD_DIM // 2)[None, :]
+        asked = tl.load(q + place + 2 * pair[None, :], mask=whole_pair, other=0.0)
+        other = tl.load(q + place + 2 * pair[None, :] + 1, mask=whole_pair, other=0.0)
+    else:
+        asked = tl.load(q + place + channel[None, :], mask=inside, other=0.0)
+        other = asked
+
+    first = tl.load(offsets + row)
+    held = batch % stored
+    keys += (held * slots + first) * (HEAD_DIM * BITS // 8 if KEYS != "float" else HEAD_DIM)
+    values += (held * slots + first) * (HEAD_DIM * BITS // 8 if VALUES != "float" else HEAD_DIM)
+    key_table += held * key_step
+    value_table += held * value_step
+    key_entry += first
+    value_entry += first
+    positions += first
+    if not KEY_ENTRIES:
+        key_table += first * KEY_CHANNELS
+    if not VALUE_ENTRIES:
+        value_table += first * VALUE_CHANNELS
+
+    batches = tl.num_programs(1) // splits
+    mine = (batch * rows + row) * queries + query
+    out_place = (batch * out_b + row * out_r) * UNIT + query.to(tl.int64)[:, None] * (out_t * UNIT)
+    total = tl.zeros([BLOCK_M], tl.float32)
+    if CONTINUE:
+        begins = query < tl.where(part == 0, queries, 0)
+        top = tl.load(before_lse + mine, mask=begins, other=float("-inf")) * 1.4426950408889634
+        total = tl.where(top == float("-inf"), 0.0, 1.0)
+        started = begins[:, None] & (channel < HEAD_DIM)[None, :]
+        acc = tl.load(before + out_place + channel[None, :], mask=started, other=0.0).to(tl.float32)
+    else:
+        top = tl.full([BLOCK_M], float("-inf"), tl.float32)
+        acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+
+    whole = length // BLOCK_N
+    share = tl.cdiv(tl.cdiv(length, BLOCK_N), splits)
+    begin = part * share
+    end = begin + share
+    for index in tl.range(tl.minimum(begin, whole), tl.minimum(end, whole), num_stages=STAGES):
+        slot = index * BLOCK_N + lane
+        scores = score_keys(
+            asked, other, keys, key_table, key_entry, turns, positions, slot,
+            KEYS, KEY_ENTRIES, KEY_CHANNELS, BITS, TURN, HEAD_DIM, PRECISION,
+        )  # fmt: skip
+        weighed = load_numbers(
+            values, value_table, value_entry, slot, channel,
+            VALUES, VALUE_ENTRIES, VALUE_CHANNELS, BITS, HEAD_DIM,
+        ).to(q.dtype.element_ty)  # fmt: skip
+        acc, top, total = add_tile(acc, top, total, scores, weighed, scale, False, PRECISION)
+    if (whole * BLOCK_N < length) & (begin <= whole) & (whole < end):
+        slot = tl.minimum(whole * BLOCK_N + lane, length - 1)
+        scores = score_keys(
+            asked, other, keys, key_table, key_entry, turns, positions, slot,
+            KEYS, KEY_ENTRIES, KEY_CHANNELS, BITS, TURN, HEAD_DIM, PRECISION,
+        )  # fmt: skip
+        scores = tl.where((whole * BLOCK_N + lane < length)[None, :], scores, float("-inf"))
+        weighed = load_numbers(
+            values, value_table, value_entry, slot, channel,
+            VALUES, VALUE_ENTRIES, VALUE_CHANNELS, BITS, HEAD_DIM,
+        ).to(q.dtype.element_ty)  # fmt: skip
+        acc, top, total = add_tile(acc, top, total, scores, weighed, scale, False, PRECISION)
+
+    total = tl.maximum(total, 1e-30)  # a share without keys leaves zeros and a weight of exp(-inf)
+    mine += part * (batches * rows * queries).to(tl.int64)
+    tl.store(lse + mine, (top + tl.log2(total)) * 0.6931471805599453, mask=asks)
+    acc = acc / total[:, None]
+    if splits == 1:
+        tl.store(out + out_place + channel[None, :], acc.to(out.dtype.element_ty), mask=inside)
+    else:
+        tl.store(partial + mine[:, None] * HEAD_DIM + channel[None, :], acc, mask=inside)
+
+
+def quantised_attention_triton(
+    q: Tensor,
+    plane: Plane,
+    scale: float,
+    state: tuple[Tensor, Tensor] | None = None,
+    *,
+    share: int | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Take and return what `kernels.quantised_attention.quantised_attention` does.
+
+    Args:
+        q: [batch, rows, queries, D].
+        plane: what is attended to; its tensors are contiguous.
+        scale: factor on q k^T, positive.
+        state: attention over other keys, to which this is added.
+        share: programs that share a row's keys; None: as many as fill the device.
+    """
+    batch, rows, queries, channels = q.shape
+    layout = plane.layout
+    q, q_strides = align_rows(q)
+    out = torch.empty_like(q)
+    _, out_strides = align_rows(out)
+    before, before_lse = out, q
+    if state is not None:
+        before, before_lse = state[0], state[1].contiguous()
+        if before.stride() != out.stride():
+            before = torch.empty_like(out, dtype=before.dtype).copy_(before)
+    sizes = tile(channels, q.dtype, queries, batch * rows, q.device)
+    blocks = cdiv(queries, sizes.queries)
+    if share is None:
+        share = splits(batch * rows * blocks, layout.longest, sizes, q.device)
+    lse = q.new_empty(share, batch, rows, queries, dtype=torch.float32)
+    partial = lse if share == 1 else q.new_empty(*lse.shape, channels, dtype=torch.float32)
+    keys, values = read_source(plane.keys), read_source(plane.values)
+    turns = plane.positions
+    if plane.rotation is not None:
+        turns = plane.rotation.view(WORDS[plane.rotation.dtype])
+    quantised_kernel[blocks, batch * share, rows](
+        q, *keys.tensors, *values.tensors, turns, plane.positions, before, before_lse, out, partial, lse,
+        layout.offsets, layout.lengths, layout.order, scale * LOG2_E,
+        rows, queries, layout.total, share, len(plane.keys.numbers), keys.step, values.step, *q_strides, *out_strides,
+        UNIT=UNIT, HEAD_DIM=channels, BLOCK_D=max(16, next_power_of_2(channels)),
+        BLOCK_H=max(16, next_power_of_2(channels // 2)), BLOCK_M=sizes.queries, BLOCK_N=sizes.keys, STAGES=sizes.stages,
+        BITS=plane.bits, KEYS=keys.scheme, KEY_ENTRIES=keys.entries, KEY_CHANNELS=keys.channels,
+        VALUES=values.scheme, VALUE_ENTRIES=values.entries, VALUE_CHANNELS=values.channels,
+        TURN=plane.rotation is not None, CONTINUE=state is not None,
+        PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
+        num_warps=sizes.warps, num_stages=sizes.stages, enable_fp_fusion=True,
+    )  # fmt: skip
+    if share == 1:
+        return out, lse[0]
+    return out, merge_shares(partial, lse, out)

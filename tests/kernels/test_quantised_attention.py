@@ -1,0 +1,229 @@
+"""Attention over planes, by torch and by the kernel, against numbers that are read bit by bit in double precision."""
+
+from typing import NamedTuple
+from unittest.mock import patch
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from kvbench.kernels import quantised_attention as module
+from kvbench.kernels.layout import arrange_rows
+from kvbench.kernels.planes import Codes, Plane, list_slots
+from kvbench.kernels.quantised_attention import quantised_attention
+from tests.support import reference_attention
+from tests.support.triton_device import DEVICE, needs_loops
+
+SCALE = 0.3
+BITS = (8, 4, 3, 2)
+SCHEMES = ("slot", "channel", "shared channel", "book", "float8", "half")
+
+
+class Shape(NamedTuple):
+    """What a case is like; `copies` sequences read every stored one."""
+
+    bits: int
+    keys: str
+    values: str
+    turned: bool
+    stored: int
+    copies: int
+    held: list[int]
+    queries: int
+    channels: int
+
+
+def read_code(data: list[int], channel: int, bits: int, channels: int) -> int:
+    """The code of a channel in a slot's bytes, bit by bit as `kernels/quantise.py` describes them."""
+    code = low = start = 0
+    for width in (2, 1) if bits == 3 else (bits,):
+        row = channels * width // 8
+        byte, shift = data[start + channel % row], width * (channel // row)
+        for bit in range(width):
+            code += (byte >> (shift + bit) & 1) << (low + bit)
+        low, start = low + width, start + row
+    return code
+
+
+def read_numbers(codes: Codes, bits: int, channels: int) -> Tensor:
+    """What is stored, float64 [stored, slots, D], a number at a time."""
+    if codes.affine is None and codes.book is None:
+        return codes.numbers.double().cpu()
+    stored, slots, _ = codes.numbers.shape
+    data, found = codes.numbers.tolist(), torch.zeros(stored, slots, channels, dtype=torch.float64)
+    entries = range(slots) if codes.entry is None else codes.entry.tolist()
+    affine, book = (None if table is None else table.tolist() for table in (codes.affine, codes.book))
+    for sequence in range(stored):
+        for slot, entry in zip(range(slots), entries, strict=True):
+            line = found[sequence, slot].tolist()
+            for channel in range(channels):
+                code = read_code(data[sequence][slot], channel, bits, channels)
+                if affine is not None:
+                    pairs = affine[sequence % len(affine)][entry]
+                    scale, zero = pairs[channel % len(pairs)]
+                    line[channel] = scale * code + zero
+                else:
+                    line[channel] = book[entry][channel][code]
+            found[sequence, slot] = torch.tensor(line)
+    return found
+
+
+def read_slowly(plane: Plane, channels: int) -> tuple[Tensor, Tensor]:
+    """Keys and values float64 [stored, slots, D] as attention reads them."""
+    keys, values = (read_numbers(codes, plane.bits, channels) for codes in (plane.keys, plane.values))
+    if plane.rotation is None:
+        return keys, values
+    turned = torch.empty_like(keys)
+    for pair in range(channels // 2):
+        numbers = torch.complex(keys[..., pair], keys[..., pair + channels // 2])
+        numbers = numbers * plane.rotation[plane.positions, pair].cpu()
+        turned[..., 2 * pair], turned[..., 2 * pair + 1] = numbers.real, numbers.imag
+    return turned, values
+
+
+def make(shape: Shape, generator: torch.Generator) -> Plane:
+    """A plane of random codes and tables on the device."""
+    rows, longest, slots = len(shape.held), max(shape.held), sum(shape.held)
+    chosen = torch.rand(rows, longest + 3, generator=generator).argsort(1)[:, :longest].sort(1).values
+    ends = torch.tensor(shape.held)[:, None]
+    layout = arrange_rows(chosen.masked_fill(torch.arange(longest) >= ends, -1).to(DEVICE), shape.held)
+
+    def normal(*size: int) -> Tensor:
+        return torch.randn(*size, generator=generator).to(DEVICE)
+
+    def codes(scheme: str) -> Codes:
+        if scheme in ("float8", "half"):
+            numbers = normal(shape.stored, slots, shape.channels)
+            return Codes(numbers.to(torch.float8_e4m3fn if scheme == "float8" else torch.float16))
+        width = shape.channels * shape.bits // 8
+        numbers = torch.randint(256, (shape.stored, slots, width), generator=generator).byte().to(DEVICE)
+        entry = torch.randint(3, (slots,), generator=generator, dtype=torch.int32).to(DEVICE)
+        if scheme == "book":
+            return Codes(numbers, book=normal(3, shape.channels, 1 << shape.bits).half(), entry=entry)
+        sizes = {"slot": (shape.stored, slots, 1), "channel": (shape.stored, 3, shape.channels)}
+        affine = normal(*sizes.get(scheme, (1, 3, shape.channels)), 2)
+        affine[..., 0] *= 4 / (1 << shape.bits)
+        return Codes(numbers, affine=affine.half(), entry=None if scheme == "slot" else entry)
+
+    rotation = None
+    if shape.turned:
+        angles = normal(longest + 3, shape.channels // 2)
+        rotation = torch.polar(torch.ones_like(angles), angles)
+        rotation[0] = 0  # as of a condition whose keys vanish
+    return Plane(layout, shape.bits, codes(shape.keys), codes(shape.values), list_slots(layout), rotation)
+
+
+def rounding(q: Tensor, keys: Tensor, values: Tensor) -> tuple[float, float]:
+    """How far an output and a log-sum-exp may be off: by keys, values and weights rounded to q's dtype."""
+    eps = torch.finfo(q.dtype).eps
+    logit = SCALE * float((q.double().abs() @ keys.abs().mT).amax()) if keys.shape[1] else 0.0
+    return 8 * eps * (1 + logit) * float(values.abs().amax() if keys.shape[1] else 1.0), 8 * eps * (1 + logit)
+
+
+def agrees(found: tuple[Tensor, Tensor], q: Tensor, plane: Plane) -> None:
+    """Assert that an output and a log-sum-exp are those of attention in double precision."""
+    keys, values = read_slowly(plane, q.shape[3])
+    repeated = len(q) // len(keys)
+    keys, values = keys.repeat(repeated, 1, 1), values.repeat(repeated, 1, 1)
+    assert (found[0].shape, found[0].dtype) == (q.shape, q.dtype)
+    assert (found[1].shape, found[1].dtype) == (q.shape[:3], torch.float32)
+    for row, length in enumerate(plane.layout.counts):
+        first = int(plane.layout.offsets[row])
+        out, lse = (x[:, row].double().cpu() for x in found)
+        if not length:
+            assert not out.any()
+            assert (lse == -torch.inf).all()
+            continue
+        asked = q[:, row].double().cpu()
+        k, v = (x[:, first : first + length] for x in (keys, values))
+        expected, sums = reference_attention.attention(asked, (k, v), (k[:, :0], v[:, :0]), SCALE, False)
+        off, off_sums = rounding(q[:, row].cpu(), k, v)
+        assert (out - expected).abs().max() <= off
+        assert (lse - sums).abs().max() <= off_sums
+
+
+def queries_of(shape: Shape, generator: torch.Generator, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Queries as a model leaves them, heads inside tokens."""
+    size = (shape.stored * shape.copies, shape.queries, len(shape.held), shape.channels)
+    return torch.randn(*size, generator=generator).to(dtype).to(DEVICE).transpose(1, 2)
+
+
+@st.composite
+def shapes(draw: st.DrawFn) -> Shape:
+    """Cases of all forms; rows are as long as tiles, and one longer and shorter."""
+    keys, values = draw(st.sampled_from(SCHEMES)), draw(st.sampled_from(SCHEMES))
+    return Shape(
+        bits=8 if "float8" in (keys, values) else draw(st.sampled_from(BITS)),
+        keys=keys,
+        values=values,
+        turned=draw(st.booleans()),
+        stored=draw(st.integers(1, 2)),
+        copies=draw(st.integers(1, 2)),
+        held=draw(st.lists(st.sampled_from((0, 1, 5, 31, 32, 33, 70)), min_size=1, max_size=3)),
+        queries=draw(st.sampled_from((1, 3, 18))),
+        channels=draw(st.sampled_from((16, 24, 32))),
+    )
+
+
+@given(shape=shapes(), piece=st.sampled_from((1, 1 << 10, 1 << 13, 1 << 22)), seed=st.integers(0, 10**6))
+@settings(max_examples=40, deadline=None)
+def test_pieces_of_any_size_give_attention_over_a_plane(shape: Shape, piece: int, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    q, plane = queries_of(shape, generator), make(shape, generator)
+    with patch.object(module, "PIECE_BYTES", max(piece, 8 * shape.channels)):
+        agrees(quantised_attention(q, plane, SCALE), q, plane)
+
+
+@needs_loops
+@given(
+    shape=shapes(),
+    half=st.booleans(),
+    share=st.sampled_from((None, 1, 2, 3)),
+    seed=st.integers(0, 10**6),
+)
+@settings(max_examples=30, deadline=None)
+def test_the_kernel_attends_to_a_plane(shape: Shape, half: bool, share: int | None, seed: int) -> None:
+    from kvbench.kernels.triton.quantised_attention import quantised_attention_triton
+
+    generator = torch.Generator().manual_seed(seed)
+    q = queries_of(shape, generator, torch.float16 if half else torch.float32)
+    plane = make(shape, generator)
+    found = quantised_attention_triton(q, plane, SCALE, share=share)
+    agrees(found, q, plane)
+    if shape.turned and half:
+        assert plane.rotation is not None
+        small = plane._replace(rotation=plane.rotation.to(torch.complex32))
+        torch.testing.assert_close(
+            quantised_attention_triton(q, small, SCALE, share=share)[0], found[0], atol=2e-2, rtol=2e-2
+        )
+
+
+def test_a_state_is_that_of_all_keys_together() -> None:
+    from kvbench.kernels.attention_states import merge_states
+
+    generator = torch.Generator().manual_seed(0)
+    shape = Shape(4, "channel", "slot", True, 2, 2, [40, 0, 3], 3, 16)
+    q, planes = queries_of(shape, generator), [make(shape, generator) for _ in range(2)]
+    apart = [quantised_attention(q, plane, SCALE) for plane in planes]
+    expected = merge_states(*(torch.stack(parts) for parts in zip(*apart, strict=True)))
+    found = quantised_attention(q, planes[1], SCALE, apart[0])
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+@needs_loops
+@pytest.mark.filterwarnings("ignore:divide by zero")
+@pytest.mark.parametrize("share", [1, 3])
+def test_the_kernel_starts_from_a_state(share: int) -> None:
+    from kvbench.kernels.triton.quantised_attention import quantised_attention_triton
+
+    generator = torch.Generator().manual_seed(1)
+    shape = Shape(4, "channel", "slot", True, 2, 1, [70, 0, 3], 3, 16)
+    q, planes = queries_of(shape, generator), [make(shape, generator) for _ in range(2)]
+    state = quantised_attention_triton(q, planes[0], SCALE)
+    for first in (state, (state[0].contiguous(), state[1])):  # other strides than the output's
+        found = quantised_attention_triton(q, planes[1], SCALE, first, share=share)
+        for one, other in zip(found, quantised_attention(q, planes[1], SCALE, state), strict=True):
+            torch.testing.assert_close(one, other, atol=2e-5, rtol=1e-4)
