@@ -9,6 +9,7 @@ from torch import Tensor
 
 from kvbench.core.budget import Budget
 from kvbench.core.segments import ModelSpec
+from kvbench.methods.pricekv.exchange import exchange
 from kvbench.methods.pricekv.prices import choose, find_prices
 from kvbench.methods.pricekv.problem import Holding, Problem, be_noiseless, count_held
 from kvbench.methods.pricekv.sources import Sources
@@ -51,8 +52,8 @@ def pose(
 def allocate(problem: Problem, *, lifetimes: bool = True) -> Holding:
     """Allocate by prices: what fits at every instant and leaves no room that could be used.
 
-    Each head chooses for itself at common prices, exactly (`prices.choose`); what then is too much is
-    shortened, and what room is left is filled.
+    Each head chooses for itself at common prices, exactly (`prices.choose`); what then is too much is shortened, what
+    room is left is filled, and blocks are exchanged where that lowers the error.
 
     Args:
         problem: what is to be allocated.
@@ -61,9 +62,11 @@ def allocate(problem: Problem, *, lifetimes: bool = True) -> Holding:
     everything = problem.hold_everything()
     if (count_held(problem, everything) <= problem.capacity).all():
         return everything
-    wanted = choose(problem, find_prices(problem, lifetimes=lifetimes), lifetimes=lifetimes)
+    prices = find_prices(problem, lifetimes=lifetimes)
+    wanted = choose(problem, prices, lifetimes=lifetimes)
     wanted.until[:, : problem.forced] = problem.segments - 1
-    return lengthen(problem, shorten(problem, wanted, lifetimes=lifetimes), lifetimes=lifetimes)
+    fitting = lengthen(problem, shorten(problem, wanted, lifetimes=lifetimes), lifetimes=lifetimes)
+    return exchange(problem, fitting, prices, lifetimes=lifetimes)
 
 
 def allocate_counts(problem: Problem, spec: ModelSpec, budget: Budget) -> Holding:

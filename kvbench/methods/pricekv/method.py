@@ -32,8 +32,9 @@ class PriceKV(Method):
     heads. Given the prices each head finds exactly what to hold when (a dynamic programme over sets of blocks, since
     what was dropped never comes back). Prices rise where too much is held and fall where too little is, until the
     budget is about used at every instant at which it can be. What is then still too much is shortened where least
-    error is added per token and time, and room that is left goes where most error is saved. What is held never exceeds
-    B, and when the cache is full no block is left out that would fit and do no harm.
+    error is added per token and time, room that is left goes where most error is saved, and what is held is exchanged
+    for what saves more as long as any of that is found. What is held never exceeds B, and when the cache is full no
+    block is left out that would fit and do no harm.
 
     Nothing is computed while an image is made: what is kept depends on layer, head and scale alone.
 

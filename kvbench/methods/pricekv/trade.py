@@ -7,7 +7,9 @@ from kvbench.methods.pricekv.problem import Bools, Floats, Holding, Ints, Proble
 A_LOT = np.iinfo(np.int64).max
 
 
-def shorten(problem: Problem, holding: Holding, *, lifetimes: bool = True) -> Holding:
+def shorten(
+    problem: Problem, holding: Holding, fixed: Bools | None = None, *, lifetimes: bool = True
+) -> Holding:
     """Shorten lifetimes and take smaller forms until nothing exceeds the capacity.
 
     It is done where least error is added per room and time freed. Time counts where too much is held, room as far as it
@@ -16,18 +18,21 @@ def shorten(problem: Problem, holding: Holding, *, lifetimes: bool = True) -> Ho
     Args:
         problem: what is to be allocated.
         holding: what is wanted.
+        fixed: blocks that stay what they are, bool [T, K - 1]; None where any may change.
         lifetimes: sources may be dropped before the end; otherwise they are not held at all.
 
     Returns:
         What fits.
 
     Raises:
-        ValueError: the forced sources exceed the capacity.
+        ValueError: what must stay exceeds the capacity.
     """
     until, form = (part.copy() for part in holding)
     holding = Holding(until, form)
     while (excess := count_held(problem, holding) - problem.capacity).max() > 0:
         added = find_changes(problem, holding, lifetimes=lifetimes)
+        if fixed is not None:
+            added[fixed] = np.inf
         freed = _sum_freed(problem, holding, excess)
         worth = np.full(added.shape, np.inf)
         np.divide(added, freed, out=worth, where=freed > 0)

@@ -9,8 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvbench.methods.pricekv.allocate import allocate
+from kvbench.methods.pricekv.exchange import exchange
 from kvbench.methods.pricekv.prices import choose, find_prices
-from kvbench.methods.pricekv.problem import Ints, Problem, be_noiseless, count_held, sum_error
+from kvbench.methods.pricekv.problem import Holding, Ints, Problem, be_noiseless, count_held, sum_error
+from kvbench.methods.pricekv.trade import lengthen, shorten
 
 Chain = tuple[int, ...]
 """Set of sources, by their own numbers, that a head holds at each consumer."""
@@ -160,6 +162,32 @@ def test_lifetimes_are_close_to_a_bound_that_none_can_beat() -> None:
         bound += float((np.array(errors) + used[layer] @ prices).min())
     reached = sum_error(problem, allocate(problem))
     assert bound <= reached <= 1.05 * bound
+
+
+def test_what_one_change_cannot_use_an_exchange_does() -> None:
+    # Two heads, whose block of 3 saves 4 and of 4 saves 5, and room for 4: the 3 alone leaves a token that nothing
+    # fits into, until it goes and the 4 comes.
+    sources: tuple[Chain, ...] = ((), (0,), (0, 1))
+    errors = (np.zeros((1, 2)), np.zeros((2, 2)), np.array([[9.0, 9], [5, 5], [4, 4], [0, 0]]))
+    problem = Problem(errors, sources, np.array([[3], [4]]), be_noiseless(3, 2), 1, np.full(6, 4))
+    three = Holding(np.array([[2, 1], [0, 1]]), np.zeros((2, 2), int))
+    assert (lengthen(problem, three).until == three.until).all()
+    exchanged = exchange(problem, three, np.full(6, 0.1))
+    assert (sum_error(problem, three), sum_error(problem, exchanged)) == (14, 13)
+    assert held_by(problem, exchanged.until).max() == 4
+
+
+@given(problems())
+@settings(max_examples=30, deadline=None)
+def test_exchanges_lower_the_error_and_fit(problem: Problem) -> None:
+    prices = find_prices(problem)
+    wanted = choose(problem, prices)
+    wanted.until[:, : problem.forced] = problem.segments - 1
+    before = lengthen(problem, shorten(problem, wanted))
+    after = exchange(problem, before, prices)
+    assert error_of(problem, after.until) <= error_of(problem, before.until)
+    assert (held_by(problem, after.until) <= problem.capacity).all()
+    assert (exchange(problem, before, prices).until == after.until).all()
 
 
 def test_what_is_forced_must_fit() -> None:

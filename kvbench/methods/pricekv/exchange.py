@@ -1,0 +1,90 @@
+"""Blocks exchanged: one takes more room, others make it, and what is left over goes to more of them."""
+
+import numpy as np
+
+from kvbench.methods.pricekv.problem import Floats, Holding, Ints, Problem, count_held, sum_error
+from kvbench.methods.pricekv.trade import find_changes, lengthen, shorten
+
+EFFORT = 30_000
+"""Exchanges that are tried at most, times heads and forms. Small models, whose blocks are large beside their room, run
+out of promising ones before; large ones have little to gain."""
+
+
+def exchange(problem: Problem, holding: Holding, prices: Floats, *, lifetimes: bool = True) -> Holding:
+    """Exchange blocks as long as that lowers the error.
+
+    One lives longer or takes a larger form, those whose loss adds least make room for it, and what is left over goes
+    where most is saved. Such are tried first that promise most: what is saved, less the price of the room that lacks.
+
+    Args:
+        problem: what is to be allocated.
+        holding: what fits.
+        prices: of room at each instant, float64 [K (L + 1)].
+        lifetimes: sources may be dropped before the end; otherwise they are held to the end or not at all.
+
+    Returns:
+        What fits.
+    """
+    trials, improved = EFFORT // (problem.heads * problem.forms), True
+    while improved:
+        least, improved = sum_error(problem, holding), False
+        for change in _list_promising(problem, holding, prices, trials, lifetimes=lifetimes):
+            trials -= 1
+            changed = _change(problem, holding, change, lifetimes=lifetimes)
+            if changed is not None and sum_error(problem, changed) < least:
+                holding, improved = changed, True
+                break
+    return holding
+
+
+def _list_promising(
+    problem: Problem, holding: Holding, prices: Floats, most: int, *, lifetimes: bool
+) -> list[tuple[int, int, int, int]]:
+    """Return (head, source, lifetime, form) that save more error than the room that they lack costs, best first."""
+    room = problem.capacity - count_held(problem, holding)
+    costs = find_changes(problem, holding, lifetimes=lifetimes)
+    costs += _price_lacking(problem, holding, room, prices)
+    promising = np.argwhere(costs < 0)
+    order = costs[tuple(promising.T)].argsort(kind="stable")
+    return [(head, source, end, form) for head, source, end, form in promising[order[:most]].tolist()]
+
+
+def _price_lacking(problem: Problem, holding: Holding, room: Ints, prices: Floats) -> Floats:
+    """Return what the room costs that other lifetimes and forms take and that is not there, [T, K - 1, K, F]."""
+    (until, form), layer = holding, problem.layer[:, None]
+    sizes, sources = problem.sizes, np.arange(until.shape[1])
+
+    def pass_time(taken: Ints) -> Floats:
+        """Sum what lacks of some room [..., F] up to each instant, [..., K (L + 1) + 1, F]."""
+        lacking = prices[:, None] * (taken[..., None, :] - room[:, None]).clip(0)
+        return np.pad(lacking.cumsum(-2), [*[(0, 0)] * (taken.ndim - 1), (1, 0), (0, 0)])
+
+    longer, larger = pass_time(sizes), pass_time(sizes[:, None] - sizes[:, :, None])
+    begin, now, ends = (
+        problem.leaving[sources, layer],
+        problem.leaving[until, layer],
+        problem.leaving.T[layer],
+    )
+    common, last = np.minimum(now[..., None], ends), np.maximum(now[..., None], ends)
+    of_block, column = (sources[:, None], form[..., None]), sources[:, None]
+    return (
+        larger[*of_block, common]
+        - larger[*of_block, begin[..., None]]
+        + longer[column, last]
+        - longer[column, now[..., None]]
+    )
+
+
+def _change(
+    problem: Problem, holding: Holding, change: tuple[int, int, int, int], *, lifetimes: bool
+) -> Holding | None:
+    """Change one block whatever it takes, then lengthen what fits; None if the others cannot make room."""
+    head, source, end, size = change
+    until, form = (part.copy() for part in holding)
+    fixed = np.zeros(until.shape, bool)
+    until[head, source], form[head, source], fixed[head, source] = end, size, True
+    try:
+        fitting = shorten(problem, Holding(until, form), fixed, lifetimes=lifetimes)
+    except ValueError:
+        return None
+    return lengthen(problem, fitting, lifetimes=lifetimes)
