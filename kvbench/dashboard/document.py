@@ -74,6 +74,7 @@ def _describe_run(
         "method": run.method,
         "label": label,
         "budget": run.memory.budget,
+        "unit": run.memory.budget_unit,
         "n": run.n,
         "reference": None if run.reference is None else places.get(folder.parent / run.reference),
         "memory": asdict(run.memory),

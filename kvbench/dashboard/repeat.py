@@ -11,7 +11,7 @@ import yaml
 
 from kvbench.runs.results import Results
 
-PLAIN = ("budget", "sinks", "seed", "batch_size", "device", "cache_dtype", "cuda_graph")
+PLAIN = ("budget", "budget_unit", "sinks", "seed", "batch_size", "device", "cache_dtype", "cuda_graph")
 """Keys of the configuration's first level that can change samples or costs."""
 DEFAULTS = {"protect": "equal", "prompts": "scenes"}
 """Choices that conf/config.yaml makes where the command names none."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from kvbench.data.flatten import SECTIONS, Value, flatten_run
 from kvbench.eval.protocol.scores import Metric
 from kvbench.report.many_runs import find_metric, list_metrics
+from kvbench.report.memory import name_percent
 from kvbench.report.tables import Row
 from kvbench.runs.results import Results
 
@@ -30,7 +31,7 @@ def find_ablations(runs: Sequence[Results]) -> list[Ablation]:
     groups: dict[Hashable, list[Results]] = {}
     for run in runs:
         if not is_full(run):
-            place = run.model_label, run.prompts_label, run.n, run.method, round(run.memory.budget, 6)
+            place = run.model_label, run.prompts_label, run.n, run.method, run.memory.allowed
             groups.setdefault(place, []).append(run)
     return [ablation for group in groups.values() for ablation in _split_group(group)]
 
@@ -70,7 +71,7 @@ def name_ablation(ablation: Ablation) -> str:
     run = ablation.runs[0]
     also = "".join(f", {name}={value}" for name, value in ablation.others.items())
     return (
-        f"{run.model_label}, {run.method} at {100 * run.memory.budget:.3g} % of the full cache{also} "
+        f"{run.model_label}, {run.method} at {name_percent(run.memory)}{also} "
         f"({run.prompts_label}, n = {run.n}): {ablation.setting}"
     )
 
@@ -105,7 +106,7 @@ def find_best(rows: Sequence[Row], groups: Sequence[Hashable]) -> set[tuple[int,
 
 def _list_settings(run: Results) -> dict[str, Value]:
     """Return the settings of a run that may tell it from others of its method and budget."""
-    chosen = (*(f"{section}." for section in SECTIONS if section != "prompts"), "seed")
+    chosen = (*(f"{section}." for section in SECTIONS if section != "prompts"), "seed", "cache_dtype")
     return {name: value for name, value in flatten_run(run).items() if name.startswith(chosen)}
 
 

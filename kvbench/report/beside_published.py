@@ -174,7 +174,7 @@ def _find_labels(table: PublishedTable, runs: Sequence[Results]) -> tuple[str, .
 def _list_settings(table: PublishedTable, run: Results, runs: Sequence[Results]) -> dict[str, Cell]:
     row: dict[str, Cell] = {"model": run.model_label} if len({r.model_label for r in runs}) > 1 else {}
     row |= {"prompts": run.prompts_label} if len({r.prompts_label for r in runs}) > 1 else {}
-    row |= {"method": run.method, "budget": f"{run.memory.budget:.4g}"}
+    row |= {"method": run.method, "budget": run.memory.budget_text}
     for key in (*table.fixed, *table.keys):
         if key not in row:
             value = find_setting(run, key)

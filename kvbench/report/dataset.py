@@ -159,7 +159,7 @@ def _read_samples(opened: Sequence[tuple[Run, SampleSet]], runs: "polars.DataFra
     """
     import polars
 
-    whose = runs.select("folder", "model", "method", "budget")
+    whose = runs.select("folder", "model", "method", "budget", "budget_unit")
     places = {
         "folder": [run.place for run, _ in opened],
         "kind": [samples.kind for _, samples in opened],

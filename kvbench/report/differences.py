@@ -13,7 +13,7 @@ from kvbench.runs.results import Results
 
 
 def make_difference_rows(runs: Sequence[Results], runs_dir: Path, against: str) -> list[Row]:
-    """Return one row per run that has a partner with the same model, reference, budget and number of samples.
+    """Return one row per run that has a partner of the same model, reference, budget (and unit) and number of samples.
 
     Args:
         runs: finished ones.
@@ -58,8 +58,8 @@ def show_differences(console: Console, runs: Sequence[Results], runs_dir: Path, 
     publish(console, f"{', '.join(models)}: {what}", shown, 1 + (len(models) > 1), path)
 
 
-def _place(run: Results) -> tuple[str, str, float, int]:
-    return run.model, str(run.reference), round(run.memory.budget, 6), run.n
+def _place(run: Results) -> tuple[str, str, float, str, int]:
+    return run.model, str(run.reference), *run.memory.allowed, run.n
 
 
 def _folder(run: Results, runs_dir: Path) -> Path:

@@ -8,12 +8,13 @@ from kvbench.core.files import write_whole
 from kvbench.report.ablations import find_ablations, find_best, is_full, make_ablation_rows, name_ablation
 from kvbench.report.latex import format_latex
 from kvbench.report.many_runs import make_rows, order_runs
+from kvbench.report.memory import AT_ONCE
 from kvbench.report.tables import Row, drop_columns, format_csv, format_markdown
 from kvbench.runs.folder import slug
 from kvbench.runs.results import Results
 
 BOLD = "Bold: the best value of a metric among methods that compress at the same budget, whatever the intervals say"
-COSTS = ("peak tokens", "last / B", "least / B", "state MiB", "n")
+COSTS = ("peak tokens", "last / B", "least / B", AT_ONCE, "GPU MiB", "state MiB", "n")
 """Columns that LaTeX leaves out for want of room."""
 
 
@@ -82,7 +83,7 @@ def find_group(run: Results) -> Hashable:
 
     None of one that compresses nothing.
     """
-    return None if is_full(run) else (run.prompts_label, round(run.memory.budget, 6), run.n)
+    return None if is_full(run) else (run.prompts_label, run.memory.allowed, run.n)
 
 
 def write_latex(sections: Sequence[Section]) -> str:

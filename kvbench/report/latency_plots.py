@@ -44,11 +44,18 @@ def read_profiles(runs_dir: Path) -> dict[str, dict[str, list[Timing]]]:
             device = made["gpu"] or f"{made['cpu']}, {made['threads']} threads"
             curves = found.setdefault(f"{values['model']}, {device}", {})
             for name in dict.fromkeys(row["cache"] for row in rows):
-                share = "" if name == "full" else f", {100 * values['budget']['fraction']:.3g} %"
+                share = "" if name == "full" else f", {_name_budget(values['budget'])}"
                 curves[f"{name}{share}"] = sorted(_read_timing(row) for row in rows if row["cache"] == name)
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise ConfigError(f"{path}: damaged ({type(error).__name__} {error}); delete it") from None
     return {place: curves for place, curves in found.items() if curves}
+
+
+def _name_budget(budget: Mapping[str, object]) -> str:
+    """Write a profile's budget as per cent of what it counts."""
+    return f"{100 * float(str(budget['fraction'])):.3g} %" + (
+        " bytes" if budget.get("unit") == "bytes" else ""
+    )
 
 
 def _read_timing(row: Mapping[str, object]) -> Timing:

@@ -4,16 +4,14 @@ from collections.abc import Mapping, Sequence
 
 from rich.console import Console
 
-from kvbench.engine.memory import MIB
 from kvbench.eval.protocol.scores import Metric
+from kvbench.report.memory import AT_ONCE, list_costs
 from kvbench.report.tables import Cell, Row, drop_columns, print_rows
 from kvbench.runs.results import Results
 
 ROOMY = 120
 """Least width of a terminal for intervals."""
-WELL_USED = 0.97
-"""Share of the budget below which a method is at a disadvantage that the peak does not show."""
-NARROW = ("peak tokens", "least / B", "state MiB", "s/image", "n")
+NARROW = ("peak tokens", "least / B", AT_ONCE, "GPU MiB", "state MiB", "s/image", "n")
 """Columns that a terminal without room for intervals leaves out too."""
 
 
@@ -50,7 +48,7 @@ def list_settings(runs: Sequence[Results]) -> list[str]:
     alike: dict[object, list[Mapping[str, object]]] = {}
     for run in runs:
         settings = run.setting("method")
-        place = run.model_label, run.prompts_label, run.method, round(run.memory.budget, 6)
+        place = run.model_label, run.prompts_label, run.method, run.memory.allowed, run.stored
         alike.setdefault(place, []).append(settings if isinstance(settings, Mapping) else {})
     names = dict.fromkeys(name for group in alike.values() for settings in group for name in settings)
     return [
@@ -61,34 +59,46 @@ def list_settings(runs: Sequence[Results]) -> list[str]:
 
 
 def name_methods(runs: Sequence[Results]) -> list[str]:
-    """Return each run's method, followed by the settings in which runs of the method differ: `snapkv kernel=3`."""
+    """Return each run's method, followed by the settings in which runs of the method differ: `snapkv kernel=3`.
+
+    How numbers are stored is told of those whose dtype is named where runs differ in it: `full int4`.
+    """
+    stored = {run.stored for run in runs}
     differ = {
         method: list_settings([run for run in runs if run.method == method])
         for method in {run.method for run in runs}
     }
     return [
-        " ".join((run.method, *(f"{name}={run.setting(f'method.{name}')}" for name in differ[run.method])))
+        " ".join(
+            (
+                run.method,
+                *((run.stored,) if len(stored) > 1 and run.stored != "auto" else ()),
+                *(f"{name}={run.setting(f'method.{name}')}" for name in differ[run.method]),
+            )
+        )
         for run in runs
     ]
 
 
 def tell_apart(runs: Sequence[Results]) -> list[Row]:
-    """Return what says which run is which: model, method and budget, and prompts and settings where those do not."""
+    """Return what says which run is which: model, method, budget; prompts, dtype and settings where these differ."""
     settings = list_settings(runs)
     several = len({run.prompts_label for run in runs}) > 1
+    mixed = len({run.stored for run in runs}) > 1
     rows: list[Row] = []
     for run in runs:
         row: dict[str, Cell] = {"model": run.model_label}
         row |= {"prompts": run.prompts_label} if several else {}
-        row |= {"method": run.method, "budget": f"{run.memory.budget:.4g}"}
+        row |= {"method": run.method, "budget": run.memory.budget_text}
+        row |= {"cache": run.stored} if mixed else {}
         values = {name: run.setting(f"method.{name}") for name in settings}
         rows.append(row | {name: "-" if value is None else str(value) for name, value in values.items()})
     return rows
 
 
 def order_runs(runs: Sequence[Results]) -> list[Results]:
-    """Return runs by model, budget and method."""
-    return sorted(runs, key=lambda run: (run.model_label, run.memory.budget_tokens, run.method))
+    """Return runs by model, budget, method and dtype."""
+    return sorted(runs, key=lambda run: (run.model_label, *run.memory.allowed, run.method, run.stored))
 
 
 def make_rows(runs: Sequence[Results], *, details: bool = False) -> list[Row]:
@@ -96,7 +106,7 @@ def make_rows(runs: Sequence[Results], *, details: bool = False) -> list[Row]:
     metrics = list_metrics(runs, details=details)
     ordered = order_runs(runs)
     return [
-        {**which, **_list_costs(run), **{name: find_metric(run, name) for name in metrics}}
+        {**which, **list_costs(run, ordered), **{name: find_metric(run, name) for name in metrics}}
         for which, run in zip(tell_apart(ordered), ordered, strict=True)
     ]
 
@@ -113,21 +123,3 @@ def show_runs(console: Console, runs: Sequence[Results], failures: Sequence[tupl
         print_rows(console, title, shown, lead, "half" if roomy else "value")
     for name, reason in failures:
         console.print(f"failed {name}: {reason}", style="red", markup=False, highlight=False, soft_wrap=True)
-
-
-def _mark_share(share: float | None) -> str:
-    """Write a share of the budget; what leaves more than 3 % of it unused has an exclamation mark."""
-    return "-" if share is None else f"{share:.3f}{'!' if share < WELL_USED else ''}"
-
-
-def _list_costs(run: Results) -> dict[str, Cell]:
-    memory = run.memory
-    return {
-        "peak tokens": str(memory.peak_tokens),
-        "peak %": f"{100 * memory.peak:.2f}",
-        "last / B": _mark_share(memory.last_share),
-        "least / B": _mark_share(memory.least_share),
-        "state MiB": f"{memory.state_bytes / MIB:.2f}",
-        "s/image": f"{run.latency.seconds_per_image:.3f}",
-        "n": str(run.n),
-    }

@@ -9,7 +9,7 @@ from rich.table import Table
 from kvbench.engine.memory import MIB
 from kvbench.eval.protocol.scores import Metric
 from kvbench.report.tables import format_name, format_number
-from kvbench.runs.results import Outcome, Results
+from kvbench.runs.results import Memory, Outcome, Results
 
 
 def show_run(console: Console, run: Results) -> None:
@@ -43,12 +43,8 @@ def show_outcome(console: Console, outcome: Outcome) -> Path:
 
 def _cost_rows(run: Results) -> list[tuple[str, str, str, str, str]]:
     memory, latency, drawn = run.memory, run.latency, run.latency.tokens_per_second
-    broken = ", above the budget: measured, not promised" if memory.peak > memory.budget else ""
-    used = f"{100 * memory.peak:.2f} % used at the peak{broken}"
-    if memory.last_share is not None and memory.least_share is not None:
-        last, least = 100 * memory.last_share, 100 * memory.least_share
-        used += f"; of the budget {last:.1f} % at the last scale, {least:.1f} % at least"
     rebuilt, flying = memory.rebuild_bytes / MIB, memory.transient_bytes / MIB
+    known = memory.sequence_bytes is not None
     kept = f", {memory.state_bytes / MIB:.2f} of scores and keys beside" if memory.state_bytes else ""
     return [
         (
@@ -56,7 +52,11 @@ def _cost_rows(run: Results) -> list[tuple[str, str, str, str, str]]:
             str(memory.peak_tokens),
             "",
             "",
-            f"budget {memory.budget_tokens:g} of {memory.full_tokens} ({used})",
+            _describe_tokens(memory),
+        ),
+        *(
+            [("cache, bytes per sequence", str(memory.sequence_bytes), "", "", _describe_bytes(memory))]
+            * known
         ),
         (
             "cache, MiB stored",
@@ -74,6 +74,31 @@ def _cost_rows(run: Results) -> list[tuple[str, str, str, str, str]]:
             + ("" if drawn is None else f", {drawn:.1f} tokens per second"),
         ),
     ]
+
+
+def _describe_tokens(memory: Memory) -> str:
+    """Say how many tokens were allowed and used; of a budget in bytes, how many these came to."""
+    if memory.budget_unit == "bytes":
+        share = f"{100 * memory.peak:.2f} % of {memory.full_tokens}"
+        return f"{memory.budget_tokens:g} are sure to fit the budget ({share} held at the peak)"
+    return f"budget {memory.budget_tokens:g} of {memory.full_tokens} ({_describe_use(memory, memory.peak)})"
+
+
+def _describe_bytes(memory: Memory) -> str:
+    """Say which share of the full cache in 16 bits was held; of a budget in bytes, how many were allowed and used."""
+    share, full = memory.byte_peak or 0.0, memory.full_sequence_bytes
+    if memory.budget_bytes is None:
+        return f"{100 * share:.2f} % of the full cache in 16 bits ({full})"
+    return f"budget {memory.budget_bytes:.10g} of {full} in 16 bits ({_describe_use(memory, share)})"
+
+
+def _describe_use(memory: Memory, peak: float) -> str:
+    broken = ", above the budget: measured, not promised" if memory.exceeded else ""
+    used = f"{100 * peak:.2f} % used at the peak{broken}"
+    if memory.last_share is not None and memory.least_share is not None:
+        last, least = 100 * memory.last_share, 100 * memory.least_share
+        used += f"; of the budget {last:.1f} % at the last scale, {least:.1f} % at least"
+    return used
 
 
 def _metric_row(name: str, metric: Metric) -> tuple[str, str, str, str, str]:

@@ -1,6 +1,6 @@
 """Plots: metrics against measured memory (HeatKV Figure 5 has budgets there), stability of head rankings (Figure 6)."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from functools import partial
 from math import ceil
 from typing import NamedTuple
@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from kvbench.eval.protocol.scores import Metric
 from kvbench.report.many_runs import find_metric, list_metrics, name_methods
+from kvbench.report.memory import tell_bytes
 from kvbench.report.styles import COLOURS, Style, choose_styles, strip_frame
 from kvbench.runs.results import Results
 
@@ -43,15 +44,18 @@ def trace_curves(runs: Sequence[Results], name: str) -> dict[str, list[Point]]:
     """Return a metric's points of every method by ascending memory; runs without a value are left out.
 
     Settings in which runs of a method differ make several lines of it. Of several runs that are alike in them and in
-    their budget the first with the most images counts.
+    their budget the first with the most images counts. Memory is counted in tokens unless some run asks for bytes
+    (`tell_bytes`); runs that do not tell these are then left out.
     """
-    found: dict[str, dict[float, Point]] = {}
+    in_bytes = tell_bytes(runs)
+    found: dict[str, dict[Hashable, Point]] = {}
     named = zip(name_methods(runs), runs, strict=True)
     for method, run in sorted(named, key=lambda pair: -pair[1].n):
         metric = find_metric(run, name)
-        if metric is not None and metric.value is not None:
-            point = Point(run.memory.peak, metric.value, *(metric.interval or (metric.value,) * 2))
-            found.setdefault(method, {}).setdefault(round(run.memory.budget, 6), point)
+        memory = run.memory.byte_peak if in_bytes else run.memory.peak
+        if memory is not None and metric is not None and metric.value is not None:
+            point = Point(memory, metric.value, *(metric.interval or (metric.value,) * 2))
+            found.setdefault(method, {}).setdefault(run.memory.allowed, point)
     return {method: sorted(points.values()) for method, points in sorted(found.items())}
 
 
@@ -90,6 +94,9 @@ def draw_metrics(runs: Sequence[Results], title: str) -> Figure | None:
     for place, (name, label) in enumerate(panels.items(), 1):
         axes = figure.add_subplot(rows, columns, place)
         handles |= _draw_curves(axes, curves[name], styles)
+        axes.set_xlabel(
+            f"measured memory, peak % of the full cache{' in 16 bits' if tell_bytes(runs) else ''}"
+        )
         axes.set_ylabel(label)
     figure.suptitle(title, fontsize=11)
     ordered = sorted(handles)
@@ -174,5 +181,4 @@ def _set_memory_axis(axes: Axes, memory: Sequence[float]) -> None:
     )
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:.3g}"))
     axes.xaxis.set_minor_locator(NullLocator())
-    axes.set_xlabel("measured memory, peak % of the full cache")
     strip_frame(axes)

@@ -122,11 +122,14 @@ def prompts_of(label: str) -> str:
 
 
 def find_setting(run: Results, key: str) -> object:
-    """Return `method`, `budget` (fraction of the full cache), `latency.batch` or a setting of a run."""
+    """Return `method`, `budget` (fraction of the full cache), `latency.batch` or a setting of a run.
+
+    Papers count tokens: a budget in bytes is no number here, so that it belongs to no row of theirs.
+    """
     if key == "method":
         return run.method
     if key == "budget":
-        return run.memory.budget
+        return run.memory.budget if run.memory.budget_unit == "tokens" else run.memory.budget_text
     return run.latency.batch if key == "latency.batch" else run.setting(key)
 
 

@@ -57,10 +57,15 @@ def fit_line(points: Points) -> tuple[float, float, float]:
 
 def name_runs(runs: Sequence[Results]) -> list[str]:
     """Return what tells each run from the others: method, settings, and its budget where there are several."""
-    names, budgets = name_methods(runs), {run.memory.budget for run in runs}
+    names, budgets = name_methods(runs), {run.memory.allowed for run in runs}
     if len(budgets) < 2:
         return names
-    return [f"{name}, {100 * run.memory.budget:.3g} %" for name, run in zip(names, runs, strict=True)]
+    units = {run.memory.budget_unit for run in runs}
+    return [
+        f"{name}, {100 * run.memory.budget:.3g} %"
+        + (f" of {run.memory.budget_unit}" if len(units) > 1 else "")
+        for name, run in zip(names, runs, strict=True)
+    ]
 
 
 def draw_steps(runs: Sequence[Results], kind: str, title: str) -> Figure:

@@ -82,6 +82,11 @@ class Memory:
         return self.budget_bytes / self.full_sequence_bytes
 
     @property
+    def budget_text(self) -> str:
+        """The budget as tables have it: a share of the full cache, and the unit of one in bytes."""
+        return f"{self.budget:.4g}" + (" bytes" if self.budget_unit == "bytes" else "")
+
+    @property
     def allowed(self) -> tuple[float, Unit]:
         """What runs at the same budget have in common: the fraction, rounded, and what it is a fraction of."""
         return round(self.budget, 6), self.budget_unit
@@ -92,6 +97,15 @@ class Memory:
         if self.sequence_bytes is None or self.full_sequence_bytes is None:
             return None
         return self.sequence_bytes / self.full_sequence_bytes
+
+    @property
+    def at_once_bytes(self) -> int:
+        """Bytes of the largest batch that the cache may have needed at one time.
+
+        The worst instant of a rebuild, what is in flight and what the method keeps beside, although these may not
+        coincide.
+        """
+        return max(self.peak_bytes, self.rebuild_bytes) + self.transient_bytes + self.state_bytes
 
     @property
     def exceeded(self) -> bool:
@@ -194,6 +208,11 @@ class Results:
         for part in path.split("."):
             node = node.get(part) if isinstance(node, Mapping) else None
         return node
+
+    @property
+    def stored(self) -> str:
+        """The `cache_dtype` of stored keys and values; `auto` where the device decided."""
+        return str(self.setting("cache_dtype") or "auto")
 
     @property
     def model(self) -> str:

@@ -53,7 +53,7 @@ class WandB:
             "config": {**results.config, "reference": results.reference},
             "group": sweep,
             "job_type": results.method,
-            "tags": [results.model_label, results.prompts_label, f"budget {results.memory.budget:.4g}"],
+            "tags": [results.model_label, results.prompts_label, f"budget {results.memory.budget_text}"],
         }
         with self._open(folder, results.run, results.run, **about) as (wandb, run):
             values: dict[str, object] = {k: v for k, v in list_numbers(results).items() if v is not None}

@@ -7,7 +7,7 @@ const COSTS = {
     unit: "% of the full cache",
     digits: 2,
     field: "memory.budget_tokens",
-    about: "Capacity that held tokens may not exceed after any layer of any segment.",
+    about: "Capacity that held tokens, or bytes, may not exceed after any layer of any segment.",
     value: (run) => 100 * run.budget,
   },
   peak_mib: {
@@ -27,6 +27,15 @@ const COSTS = {
     field: "memory.peak_tokens",
     about: "Most tokens held after any layer, of those of the full cache.",
     value: (run) => (100 * run.memory.peak_tokens) / run.memory.full_tokens,
+  },
+  byte_share: {
+    shown: true,
+    title: "bytes %",
+    unit: "%",
+    digits: 2,
+    field: "memory.sequence_bytes",
+    about: "Most bytes that a sequence held after any layer, of those of the full cache in 16 bits.",
+    value: (run) => (100 * run.memory.sequence_bytes) / run.memory.full_sequence_bytes,
   },
   rebuild_mib: {
     shown: true,
@@ -90,7 +99,8 @@ const COSTS = {
 };
 const AXES = {
   peak_mib: "peak bytes, MiB",
-  peak_share: "peak, % of the full cache",
+  peak_share: "peak tokens, % of the full cache",
+  byte_share: "peak bytes, % of the full cache in 16 bits",
   rebuild_mib: "worst instant, MiB",
   seconds: "seconds per sample",
 };

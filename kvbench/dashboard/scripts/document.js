@@ -41,14 +41,14 @@ function nameMetric(name) {
   return DOC.metrics[name] ? `${name} ${ARROWS[DOC.metrics[name].better]}` : name;
 }
 
-/** A budget as per cent of the full cache. */
-function formatBudget(budget) {
-  return `${Number((100 * budget).toPrecision(3))} %`;
+/** A run's budget as per cent of the full cache: of its tokens, or of its bytes in 16 bits. */
+function formatBudget(run) {
+  return `${Number((100 * run.budget).toPrecision(3))} %${run.unit === "bytes" ? " bytes" : ""}`;
 }
 
 /** What names a run in a list: method, budget and folder. */
 function nameRun(run) {
-  return `${run.label}, ${formatBudget(run.budget)}, ${run.folder.split("/").at(-1).split("-").at(-1)}`;
+  return `${run.label}, ${formatBudget(run)}, ${run.folder.split("/").at(-1).split("-").at(-1)}`;
 }
 
 /** The relative address of a file of a run. */

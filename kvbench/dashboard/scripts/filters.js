@@ -8,7 +8,7 @@ function filterRuns() {
     const fits =
       (!model || run.model === model) &&
       (!prompts || run.prompts === prompts) &&
-      (!budget || formatBudget(run.budget) === budget || run.method === "full");
+      (!budget || formatBudget(run) === budget || run.method === "full");
     return fits && !board.off.has(run.label) && words.every((word) => describeForSearch(run).includes(word));
   });
 }
@@ -16,7 +16,7 @@ function filterRuns() {
 function describeForSearch(run) {
   if (!run.words) {
     const method = JSON.stringify(shared(run.config.method) ?? "");
-    const words = [run.folder, run.label, run.model, run.prompts, formatBudget(run.budget), method];
+    const words = [run.folder, run.label, run.model, run.prompts, formatBudget(run), method];
     run.words = words.join(" ").toLowerCase();
   }
   return run.words;
@@ -31,9 +31,7 @@ function fillFilters() {
   );
   const own = RUNS.filter((run) => !byId("model").value || run.model === byId("model").value);
   fillSelect(byId("prompts"), [["", "all"], ...choices("prompts", own).map((name) => [name, name])], "");
-  const budgets = [...new Set(own.filter((run) => run.method !== "full").map((run) => run.budget))].sort(
-    (a, b) => a - b,
-  );
+  const budgets = own.filter((run) => run.method !== "full").sort((a, b) => a.budget - b.budget);
   fillSelect(
     byId("budget"),
     [["", "all"], ...[...new Set(budgets.map(formatBudget))].map((text) => [text, text])],

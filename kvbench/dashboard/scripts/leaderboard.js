@@ -50,7 +50,7 @@ function chooseColumns(runs) {
 }
 
 function makeBudget(run) {
-  return makeNumber(formatBudget(run.budget), () => openCost(run, "budget"));
+  return makeNumber(formatBudget(run), () => openCost(run, "budget"));
 }
 
 function makeMetricColumn(name, best) {
@@ -99,7 +99,7 @@ function findBest(runs, name) {
   const sign = DOC.metrics[name].better === "higher" ? 1 : -1;
   const own = runs.filter((run) => findMetric(run, name));
   const groups = groupBy(own, (run) =>
-    JSON.stringify([run.model, run.prompts, run.n, formatBudget(run.budget)]),
+    JSON.stringify([run.model, run.prompts, run.n, formatBudget(run)]),
   );
   const best = new Set();
   for (const group of groups.values()) {
@@ -198,7 +198,7 @@ function readOut(number) {
     : `${name}: no value`;
   const interval = ends ? ` [${format(ends[0], metric.digits)}, ${format(ends[1], metric.digits)}]` : "";
   byId("reading").replaceChildren(
-    make("b", {}, `${run.label}, ${formatBudget(run.budget)}`),
+    make("b", {}, `${run.label}, ${formatBudget(run)}`),
     `: ${value}${interval}, ${formatCost(run, "peak_mib")} MiB at the peak `,
     `(${formatCost(run, "peak_share")} % of the full cache), n = ${run.n}`,
   );

@@ -187,7 +187,7 @@ function listen(hit, { run, x, y, low, high }, name, axis, visit) {
   hit.setAttribute("role", "button");
   hit.setAttribute(
     "aria-label",
-    `${run.label}, ${formatBudget(run.budget)}: ${name} ${y}${ends}; ${AXES[axis]} ${x}`,
+    `${run.label}, ${formatBudget(run)}: ${name} ${y}${ends}; ${AXES[axis]} ${x}`,
   );
   for (const on of ["pointerenter", "focus"]) hit.addEventListener(on, () => visit(run, "hover"));
   for (const off of ["pointerleave", "blur"]) hit.addEventListener(off, () => visit(null, "hover"));

@@ -73,6 +73,9 @@ function showCost(run, { title, unit, about, field }, text) {
       ["what", about],
       ["field", field, true],
       ["budget B", `${run.memory.budget_tokens} of ${run.memory.full_tokens} tokens per sequence`],
+      ...(run.unit === "bytes"
+        ? [["budget in bytes", `${run.memory.budget_bytes} of ${run.memory.full_sequence_bytes} per sequence`]]
+        : []),
       ["peak", `${run.memory.peak_tokens} tokens, ${run.memory.peak_bytes} bytes`],
       ["full cache", `${run.memory.full_bytes} bytes at the same batch`],
       ["batch", `${run.memory.batch} prompts`],
@@ -132,7 +135,7 @@ function describeRun(run) {
         ["written", run.finished],
         ["model", run.model],
         ["prompts", `${run.prompts}, ${run.n} samples`],
-        ["method", `${run.label}, budget ${formatBudget(run.budget)}`],
+        ["method", `${run.label}, budget ${formatBudget(run)}`],
         [
           "reference",
           run.reference === null ? null : makeLink(RUNS[run.reference], RUNS[run.reference].folder),

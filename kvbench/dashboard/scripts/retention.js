@@ -49,7 +49,7 @@ function drawRetention() {
   byId("cell").textContent = run?.retention.kept
     ? "Point at a cell, or use the arrow keys in a map, to read it."
     : "";
-  byId("keptTitle").textContent = run ? `${run.label}, ${formatBudget(run.budget)}` : "Retention";
+  byId("keptTitle").textContent = run ? `${run.label}, ${formatBudget(run)}` : "Retention";
   if (!run?.retention.kept) {
     maps = [];
     byId("maps").append(

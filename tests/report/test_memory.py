@@ -1,0 +1,156 @@
+"""Tables of budgets in bytes: units are never mixed silently, and what was needed at once stands beside the peak."""
+
+import io
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from kvbench.eval.protocol.scores import Metric
+from kvbench.report import differences, published
+from kvbench.report.ablations import find_ablations, find_best, name_ablation
+from kvbench.report.document import find_group
+from kvbench.report.many_runs import make_rows, name_methods, show_runs
+from kvbench.report.one_run import show_run
+from kvbench.report.plots import draw_metrics, trace_curves
+from kvbench.runs.results import Results
+from tests.support.results import PSNR, made_up
+
+FULL_BYTES = 64_000
+"""Of a full cache of 1000 tokens, of 64 bytes each in 16 bits."""
+
+
+def run(method: str, budget: float, psnr: float, dtype: str = "float16", *, unit: str = "tokens") -> Results:
+    """A run whose cache holds nearly all of its budget, of 1000 tokens or of 64 000 bytes."""
+    config = {"model": {"name": "m"}, "method": {"sinks": 1}, "cache_dtype": dtype}
+    one = made_up(method, budget, {"psnr": replace(PSNR, value=psnr, n=96)}, config=config)
+    size = 128 if dtype == "float32" else 16 if dtype == "int4" else 64
+    held = int(0.99 * FULL_BYTES * budget) if unit == "bytes" else one.memory.peak_tokens * size
+    memory = replace(
+        one.memory,
+        budget_unit=unit,
+        budget_bytes=budget * FULL_BYTES if unit == "bytes" else None,
+        budget_tokens=budget * FULL_BYTES / size if unit == "bytes" else one.memory.budget_tokens,
+        peak_tokens=held // size,
+        sequence_bytes=held,
+        last_bytes=held,
+        full_sequence_bytes=FULL_BYTES,
+    )
+    return replace(one, memory=memory, run=f"{method}-{budget}-{unit}-{dtype}")
+
+
+FULL = run("full", 1, 99.0)
+TOKENS = [run("heatkv", 0.1, 30.0), run("swa", 0.1, 25.0)]
+BYTES = [run("heatkv", 0.1, 29.0, unit="bytes"), run("swa", 0.1, 24.0, unit="bytes")]
+
+
+def test_bytes_stand_beside_tokens_only_where_these_do_not_compare() -> None:
+    plain = make_rows([*TOKENS, FULL])
+    assert "bytes %" not in plain[0]
+    assert [row["budget"] for row in plain] == ["0.1", "0.1", "1"]
+    rows = make_rows([*BYTES, *TOKENS, FULL])
+    assert [(row["method"], row["budget"], row["bytes %"]) for row in rows] == [
+        ("heatkv", "0.1 bytes", "9.90"),
+        ("swa", "0.1 bytes", "9.90"),
+        ("heatkv", "0.1", "9.90"),
+        ("swa", "0.1", "9.90"),
+        ("full", "1", "99.00"),
+    ]
+    coded = make_rows([run("full", 1, 40.0, "int4"), FULL])
+    assert [(row["cache"], row["peak %"], row["bytes %"]) for row in coded] == [
+        ("float16", "99.00", "99.00"),
+        ("int4", "99.00", "24.75"),
+    ]
+    older = replace(FULL, memory=replace(FULL.memory, sequence_bytes=None, full_sequence_bytes=None))
+    assert make_rows([*BYTES, older])[-1]["bytes %"] == "-"
+
+
+def test_the_best_of_a_budget_is_that_of_its_unit() -> None:
+    runs = [*BYTES, *TOKENS]
+    assert find_best(make_rows(runs), [find_group(one) for one in runs]) == {(0, "psnr"), (2, "psnr")}
+
+
+def test_differences_are_those_of_one_unit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    pairs: list[tuple[str, str]] = []
+
+    def compare(mine: Path, theirs: Path) -> dict[str, Metric]:
+        pairs.append((mine.name, theirs.name))
+        return {"psnr": PSNR}
+
+    monkeypatch.setattr(differences, "compare_runs", compare)
+    differences.make_difference_rows([*BYTES, *TOKENS, run("random", 0.2, 20.0)], tmp_path, "swa")
+    assert pairs == [(BYTES[0].run, BYTES[1].run), (TOKENS[0].run, TOKENS[1].run)]
+
+
+def test_papers_rows_are_no_budgets_in_bytes() -> None:
+    table = published.find("heatkv_table1")
+    [where] = [
+        where for where in table.rows() if where["method"] == ("heatkv",) and where["budget"] == ("0.1",)
+    ]
+
+    def fits(one: Results) -> bool:
+        config = {**one.config, "model": {"name": "infinity_2b"}, "prompts": {"_target_": "Coco5k"}}
+        return table.matches(where, replace(one, config=config))
+
+    assert fits(TOKENS[0])
+    assert not fits(BYTES[0])
+
+
+def test_figures_have_one_unit() -> None:
+    runs = [run("heatkv", budget, 30.0, "int4") for budget in (0.1, 0.2)] + [
+        run("swa", budget, 30.0, unit="bytes") for budget in (0.1, 0.2)
+    ]
+    assert [point.memory for point in trace_curves(runs, "psnr")["heatkv int4"]] == [
+        99 * 16 / FULL_BYTES,
+        198 * 16 / FULL_BYTES,
+    ]
+    figure = draw_metrics(runs, "title")
+    assert figure is not None
+    assert figure.axes[0].get_xlabel() == "measured memory, peak % of the full cache in 16 bits"
+    assert [point.memory for point in trace_curves(runs[:1] + TOKENS[:1], "psnr")["heatkv float16"]] == [
+        99 * 64 / FULL_BYTES
+    ]
+
+
+def test_methods_are_named_with_the_dtype_where_it_differs() -> None:
+    runs = [FULL, run("full", 1, 40.0, "int4"), run("heatkv", 0.1, 30.0, "auto")]
+    assert name_methods(runs) == ["full float16", "full int4", "heatkv"]
+    assert name_methods(TOKENS) == ["heatkv", "swa"]
+
+
+def test_the_dtype_is_a_setting_of_an_ablation() -> None:
+    runs = [run("heatkv", 0.1, 30.0, dtype, unit="bytes") for dtype in ("float16", "int4")]
+    [ablation] = find_ablations([*runs, TOKENS[0]])
+    assert ablation.setting == "cache_dtype"
+    assert "heatkv at 10 % of the full cache's bytes (" in name_ablation(ablation)
+
+
+def test_what_was_needed_at_once_is_a_share_of_what_the_reference_needed() -> None:
+    """Per prompt: the worst instant of storage, what is in flight, and what the method keeps."""
+    full = replace(
+        FULL, memory=replace(FULL.memory, peak_bytes=800, rebuild_bytes=900, transient_bytes=100, batch=2)
+    )
+    needed = {"peak_bytes": 90, "rebuild_bytes": 100, "transient_bytes": 60, "state_bytes": 40, "batch": 1}
+    mine = replace(TOKENS[0], reference=full.run, memory=replace(TOKENS[0].memory, **needed))
+    other = replace(mine, reference="elsewhere", method="swa")
+    rows = make_rows([mine, full, other])
+    assert [row["cache + in flight %"] for row in rows] == ["40.00", "-", "100.00"]
+    assert "GPU MiB" not in make_rows([mine, full])[0]
+    gpu = replace(full, memory=replace(full.memory, gpu_peak_bytes=3 * 2**20))
+    assert [row["GPU MiB"] for row in make_rows([mine, gpu])] == ["-", "3"]
+
+
+def test_one_run_tells_both() -> None:
+    for one, told in (
+        (TOKENS[0], ("budget 100 of 1000 (9.90 % used", "9.90 % of the full cache in 16 bits (64000)")),
+        (
+            run("heatkv", 0.1, 29.0, "float32", unit="bytes"),
+            ("50 are sure to fit the budget (4.90 % of 1000", "budget 6400 of 64000 in 16 bits (9.90 % used"),
+        ),
+    ):
+        console = Console(file=io.StringIO(), width=250)
+        show_run(console, one)
+        assert isinstance(console.file, io.StringIO)
+        assert all(text in console.file.getvalue() for text in told)
+        show_runs(console, [one, FULL])
