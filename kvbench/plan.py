@@ -11,7 +11,7 @@ from kvbench.core.budget import Budget
 from kvbench.core.config import ConfigError
 from kvbench.core.segments import ModelSpec, Segment
 from kvbench.engine.lengths import Ints, foresee_lengths, foresee_ring, sum_tokens
-from kvbench.engine.memory import MIB, cache_bytes, paper_mib
+from kvbench.engine.memory import MIB
 from kvbench.methods.base import Artifact, Method, Observer
 
 
@@ -63,11 +63,7 @@ class Plan:
         segments: what one sequence holds, segment by segment.
         peak_tokens: most tokens that one sequence holds between layers.
         token_bytes: bytes of a token in one head as it is stored.
-        full_mib: full cache of the batch, papers' convention.
-        budget_mib: B of the batch, papers' convention.
-        peak_mib: `peak_tokens` of the batch, papers' convention.
-        full_bytes: full cache of the batch, 16-bit keys and values.
-        peak_bytes: `peak_tokens` of the batch, 16-bit keys and values.
+        at_once: bytes of the batch that a cache may need at one time (`count_at_once`), for full cache and this method.
         largest_batch: prompts that fit `gpu_gib` (0 if not even one does), for full cache and for this method.
         calibration: what stands for a calibration.
     """
@@ -78,17 +74,19 @@ class Plan:
     segments: tuple[PlannedSegment, ...]
     peak_tokens: int
     token_bytes: int
-    full_mib: float
-    budget_mib: float
-    peak_mib: float
-    full_bytes: int
-    peak_bytes: int
+    at_once: dict[str, int]
     largest_batch: dict[str, int]
     calibration: str
 
 
 def make_plan(
-    model: Planned, budget: Budget, method: Method, batch: int, gpu_gib: float, token_bytes: int
+    model: Planned,
+    budget: Budget,
+    method: Method,
+    batch: int,
+    gpu_gib: float,
+    token_bytes: int,
+    flight_bytes: int,
 ) -> Plan:
     """Work out what a run will hold, from shapes alone.
 
@@ -102,6 +100,7 @@ def make_plan(
         batch: prompts at a time.
         gpu_gib: memory to fill, GiB, positive.
         token_bytes: bytes of a token in one head as it is stored.
+        flight_bytes: bytes of a token in one head as the model computes it.
 
     Raises:
         ConfigError: how much the method holds depends on data.
@@ -124,11 +123,10 @@ def make_plan(
         tuple(_plan_segment(at, int(held[at.index]), token_bytes, method) for at in spec.segments),
         peak,
         token_bytes,
-        paper_mib(spec.full_tokens, spec, batch),
-        paper_mib(float(budget.capacity), spec, batch),
-        paper_mib(peak, spec, batch),
-        cache_bytes(spec.full_tokens, spec, batch, 2),
-        cache_bytes(peak, spec, batch, 2),
+        {
+            name: count_at_once(spec, rows, token_bytes, flight_bytes) * spec.branches * batch
+            for name, rows in (("full", everything), ("method", lengths))
+        },
         {
             "full": find_largest_batch(model, everything, gpu_gib, static=True),
             "method": find_largest_batch(model, lengths, gpu_gib, static=type(method).static),
@@ -142,6 +140,29 @@ def _plan_segment(at: Segment, held: int, token_bytes: int, method: Method) -> P
     if schedule is None:
         return PlannedSegment(at, held, held_bytes)
     return PlannedSegment(at, held, held_bytes, int(schedule.pruned[at.index]), int(schedule.early[at.index]))
+
+
+def count_at_once(spec: ModelSpec, lengths: Ints, token_bytes: int, flight_bytes: int) -> int:
+    """Return the bytes of one sequence that a cache may need at one time, but for what a method keeps for itself.
+
+    They are those of storage at the worst instant of a rebuild, when the new keys, then the new values, of a layer lie
+    beside the old ones, and of the largest segment in flight: of one layer where its tokens come at once, else of all.
+
+    Args:
+        spec: the model.
+        lengths: tokens of each row after each segment that is cached, int64 [K - 1, L, H].
+        token_bytes: of a token in one head as it is stored.
+        flight_bytes: of a token in one head as the model computes it.
+    """
+    after = np.pad(lengths.sum(2), ((1, 0), (0, 0)))
+    old, new = after[:-1], after[1:]
+    others = sum_tokens(lengths)[:-1] - new
+    rebuilt = (2 * others + old + new + np.maximum(old, new)).max(initial=0) * token_bytes // 2
+    flights = (
+        at.length * spec.heads * (spec.layers * token_bytes if at.causal else flight_bytes)
+        for at in spec.segments
+    )
+    return int(rebuilt) + max(flights)
 
 
 def count_generation_bytes(

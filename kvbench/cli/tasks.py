@@ -26,6 +26,7 @@ from kvbench.engine.memory import token_bytes
 from kvbench.methods.base import Method, Observer
 from kvbench.methods.heatkv.order_file import write_orders
 from kvbench.methods.heatkv.scores import AttentionByScale, rank_heads, scas
+from kvbench.models.base import compute_dtype
 from kvbench.plan import export, make_plan
 from kvbench.profile.tables import profile_and_show
 from kvbench.prompts.base import PromptSource
@@ -138,8 +139,11 @@ def task_plan(cfg: DictConfig, settings: Settings) -> None:
         return
     model, method = instantiate(cfg.model), instantiate(cfg.method)
     budget, dtype = read_budget(settings, model, method), find_dtype(settings, model)
-    each = token_bytes(model.spec, dtype.itemsize, biased=method.biased)
-    plan = make_plan(model, budget, method, settings.batch_size, settings.plan.gpu_gib, each)
+    stored, flying = (
+        token_bytes(model.spec, one.itemsize, biased=method.biased)
+        for one in (dtype, compute_dtype(model, settings.device))
+    )
+    plan = make_plan(model, budget, method, settings.batch_size, settings.plan.gpu_gib, stored, flying)
     show_plan(CONSOLE, plan, list(find_methods(cfg)))
     if settings.plan.export is not None:
         export(Path(settings.plan.export), model.spec, budget, method)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.table import Table
 
-from kvbench.engine.memory import MIB
+from kvbench.engine.memory import MIB, cache_bytes, paper_mib
 from kvbench.plan import Plan
 
 
@@ -42,22 +42,19 @@ def _tabulate_memory(plan: Plan) -> Table:
         f"{plan.token_bytes} bytes",
         title_justify="left",
     )
-    columns = ("tokens per sequence", "KiB per sequence", "% of 16 bits")
-    for name in ("", *columns, "MiB, papers' convention", "MiB, 16-bit keys and values"):
+    columns = ("tokens per sequence", "KiB per sequence", "% of 16 bits", "MiB, papers' convention")
+    for name in ("", *columns, "MiB, 16 bits", "MiB, cache + in flight", "% of full"):
         table.add_column(name, justify="right" if name else "left")
-    allowed = budget.capacity * plan.token_bytes if budget.bytes is None else budget.bytes
-    full, peak = plan.full_bytes / MIB, plan.peak_bytes / MIB
-    for name, tokens, size, paper, half in (
-        ("full cache", spec.full_tokens, spec.full_tokens * plan.token_bytes, plan.full_mib, full),
-        (
-            f"budget B, in {budget.unit}",
-            float(budget.capacity),
-            allowed,
-            plan.budget_mib,
-            full * float(budget.fraction),
-        ),
-        ("peak of the method", plan.peak_tokens, plan.peak_tokens * plan.token_bytes, plan.peak_mib, peak),
+    each, whole = plan.token_bytes, plan.at_once["full"]
+    allowed = budget.capacity * each if budget.bytes is None else budget.bytes
+    for name, tokens, size, at_once in (
+        ("full cache", spec.full_tokens, spec.full_tokens * each, whole),
+        (f"budget B, in {budget.unit}", float(budget.capacity), allowed, None),
+        ("peak of the method", plan.peak_tokens, plan.peak_tokens * each, plan.at_once["method"]),
     ):
+        half = cache_bytes(tokens, spec, plan.batch, 2) / MIB
         shares = f"{float(size) / 1024:.1f}", f"{100 * float(size) / spec.full_bytes:.2f}"
-        table.add_row(name, f"{tokens:.10g}", *shares, f"{paper:.1f}", f"{half:.1f}")
+        mib = f"{paper_mib(tokens, spec, plan.batch):.1f}", f"{half:.1f}"
+        needed = () if at_once is None else (f"{at_once / MIB:.1f}", f"{100 * at_once / whole:.1f}")
+        table.add_row(name, f"{tokens:.10g}", *shares, *mib, *needed)
     return table

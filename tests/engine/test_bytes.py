@@ -8,15 +8,17 @@ import torch
 from torch import Tensor
 
 from kvbench.core.budget import Budget, find_capacity
-from kvbench.core.segments import ModelSpec
+from kvbench.core.segments import ModelSpec, next_token
 from kvbench.engine.cache import BudgetExceeded, KVCache
 from kvbench.engine.ledger import add_ledgers
 from kvbench.engine.lengths import foresee_lengths, sum_tokens
 from kvbench.engine.memory import token_bytes
 from kvbench.methods.first_scales import FirstScales
+from kvbench.methods.full import Full
 from kvbench.methods.heatkv.method import HeatKV
 from kvbench.methods.heatkv.scores import AttentionByScale
 from kvbench.methods.streaming_llm import StreamingLLM
+from kvbench.plan import count_at_once
 from tests.support.engine import D, Drawn, DrawnPerSequence, draw_seen, prepared, run, small, tokens_of
 
 HALF, WHOLE = 2 * D * 2, 2 * D * 4
@@ -128,3 +130,29 @@ def test_static_methods_use_bytes_of_unequal_tokens(value: str) -> None:
         assert plan(found) <= worst.bytes
         assert found.tokens > 1.3 * worst.tokens
         assert plan(replace(found, capacity=Fraction(found.tokens + 1))) > worst.bytes
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+@pytest.mark.parametrize("share", [0.2, 0.7, 1.0])
+def test_what_is_needed_at_once_is_planned(dtype: torch.dtype, share: float) -> None:
+    """Keys and values come in 32 bits."""
+    spec = small(layers=3)
+    method = prepared(Drawn(draw_seen(spec, 3, share)), spec)
+    cache = KVCache(spec, method, dtype=dtype)
+    run(cache, spec, tokens_of(spec, 2))
+    lengths = foresee_lengths(spec, method)
+    assert lengths is not None
+    planned = count_at_once(spec, lengths, token_bytes(spec, dtype.itemsize), WHOLE)
+    assert cache.ledger.rebuild_bytes + cache.ledger.transient_bytes == 2 * planned
+
+
+def test_tokens_that_come_one_by_one_are_in_flight_in_all_layers() -> None:
+    spec = ModelSpec("small", 3, 2, D, next_token(4, (5, 5, 6, 4)), 1)
+    method = prepared(Full(), spec)
+    cache = KVCache(spec, method, dtype=torch.float16)
+    run(cache, spec, tokens_of(spec, 2))
+    lengths = foresee_lengths(spec, method)
+    assert lengths is not None
+    planned = count_at_once(spec, lengths, HALF, WHOLE)
+    assert cache.ledger.transient_bytes == 2 * 6 * 3 * 2 * HALF
+    assert cache.ledger.rebuild_bytes + cache.ledger.transient_bytes == 2 * planned
