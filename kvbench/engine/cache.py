@@ -12,10 +12,11 @@ from kvbench.core.config import UserError
 from kvbench.core.graphs import Record
 from kvbench.core.segments import ModelSpec, Segment
 from kvbench.engine.arena import Arena
-from kvbench.engine.bias import CHANNELS, narrow, widen, widen_queries
+from kvbench.engine.bias import narrow, widen, widen_queries
 from kvbench.engine.changes import Change, Schedule, ask_method, room_behind, show_layer, work_out_schedule
 from kvbench.engine.ledger import Account, open_ledger
 from kvbench.engine.lengths import foresee_lengths, foresee_ring
+from kvbench.engine.memory import BIAS_CHANNELS
 from kvbench.engine.padding import Padding, attend_padded, follow_schedule, read_padding
 from kvbench.engine.retention import Held
 from kvbench.engine.view import CacheView, Inputs, Store
@@ -83,7 +84,7 @@ class KVCache:
         self.spec, self.method, self.record, self.projection = spec, method, record, projection
         self.prompts: Sequence[int] | None = None
         self._dtype, self._device = dtype, torch.device(device)
-        self._channels = spec.head_dim + (CHANNELS if method.biased else 0)
+        self._channels = spec.head_dim + (BIAS_CHANNELS if method.biased else 0)
         self._schedule: Schedule = {}
         self._arena = Arena(0, dtype, self._device)
         # Tokens of the segment that came before the step, as kernels read it, and as the host knows that they do.

@@ -1,11 +1,12 @@
 """Memory of a KV cache in tokens, in real bytes, and in the unit the papers print; memory of the process."""
 
 from kvbench.core.segments import ModelSpec
-from kvbench.engine.bias import CHANNELS
 
 PAPER_BYTES = 6
 """Bytes per (token, channel) as the papers count: keys in fp32, values in 16 bits."""
 MIB = 2**20
+BIAS_CHANNELS = 8
+"""Channels that keys, values and queries have more where slots have a bias (`engine/bias.py`)."""
 
 
 def token_bytes(spec: ModelSpec, itemsize: int, *, biased: bool = False) -> int:
@@ -16,7 +17,7 @@ def token_bytes(spec: ModelSpec, itemsize: int, *, biased: bool = False) -> int:
         itemsize: bytes of a stored number.
         biased: whether slots have a bias that is added to their scores (`Method.biased`).
     """
-    return 2 * (spec.head_dim + (CHANNELS if biased else 0)) * itemsize
+    return 2 * (spec.head_dim + (BIAS_CHANNELS if biased else 0)) * itemsize
 
 
 def cache_bytes(tokens: float, spec: ModelSpec, batch: int, itemsize: int) -> int:

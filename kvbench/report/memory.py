@@ -46,7 +46,8 @@ def list_costs(run: Results, runs: Sequence[Results]) -> dict[str, Cell]:
     if tell_bytes(runs):
         cells["bytes %"] = _write_percent(memory.byte_peak)
     cells |= {"last / B": _mark_share(memory.last_share), "least / B": _mark_share(memory.least_share)}
-    cells[AT_ONCE] = _write_percent(compare_at_once(run, known))
+    if any(compare_at_once(one, known) is not None for one in runs):
+        cells[AT_ONCE] = _write_percent(compare_at_once(run, known))
     if any(one.memory.gpu_peak_bytes for one in runs):
         cells["GPU MiB"] = f"{memory.gpu_peak_bytes / MIB:.0f}" if memory.gpu_peak_bytes else "-"
     return cells | {
