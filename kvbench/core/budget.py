@@ -171,15 +171,16 @@ def find_capacity(
         plan_bytes: returns the most bytes that one sequence holds under a budget, known beforehand. It may raise
             `InfeasibleBudget`; larger capacities are then tried.
     """
-    assert budget.bytes is not None, "of a budget in bytes"
+    allowed = budget.bytes
+    assert allowed is not None, "of a budget in bytes"
 
     def exceeds(tokens: int) -> bool:
         try:
-            return plan_bytes(replace(budget, capacity=Fraction(tokens))) > budget.bytes
+            return plan_bytes(replace(budget, capacity=Fraction(tokens))) > allowed
         except InfeasibleBudget:
             return False
 
-    fitting, beyond = budget.tokens, min(budget.full, floor(budget.bytes / Fraction(token_bytes))) + 1
+    fitting, beyond = budget.tokens, min(budget.full, floor(allowed / Fraction(token_bytes))) + 1
     while beyond - fitting > 1:
         middle = (fitting + beyond) // 2
         fitting, beyond = (fitting, middle) if exceeds(middle) else (middle, beyond)

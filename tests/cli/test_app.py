@@ -193,6 +193,22 @@ def test_plan_of_a_method_that_scores_tokens(command: Command, method: str) -> N
     assert 0.9 * 332800 < int(peak) <= 332800
 
 
+@pytest.mark.parametrize(
+    ("dtype", "tokens", "kib"), [("float16", "918", "114.8"), ("float32", "459", "114.8")]
+)
+def test_plan_of_a_budget_in_bytes(command: Command, dtype: str, tokens: str, kib: str) -> None:
+    """A tenth of 1 175 040 bytes; a token in one head has 64 numbers."""
+    words = ("task=plan", "method=first_scales", "budget=0.1", "budget_unit=bytes", f"cache_dtype={dtype}")
+    status, out, _ = command(*words)
+    assert status == 0
+    [line] = [line for line in out.splitlines() if "budget B, in bytes" in line]
+    assert [cell.strip() for cell in line.strip("│ ").split("│")][1:4] == [tokens, kib, "10.00"]
+    [line] = [line for line in out.splitlines() if "peak of the method" in line]
+    held, _, share = [cell.strip() for cell in line.strip("│ ").split("│")][1:4]
+    assert 0.95 * int(tokens) < int(held) <= int(tokens)
+    assert 9.5 < float(share) <= 10
+
+
 def test_calibrate_writes_an_order_file_that_heatkv_reads(command: Command, tmp_path: Path) -> None:
     few = ("prompts.count=2", "calibrate.count=2")  # what is evaluated decides what is calibrated on
     status, out, _ = command("task=calibrate", "calibrate.orders=orders.json", *few)
