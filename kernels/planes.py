@@ -8,13 +8,23 @@ vary less among tokens before they are turned. Turned keys lie with the even cha
 both parts of the pairs that turn together are tiles of neighbouring channels.
 """
 
+from collections.abc import Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from kvbench.kernels.layout import Layout
-from kvbench.kernels.quantise import decode_affine, decode_book, unpack
+from kvbench.kernels.quantise import (
+    decode_affine,
+    decode_book,
+    encode_affine,
+    encode_book,
+    fit_affine,
+    pack,
+    unpack,
+)
 
 
 class Codes(NamedTuple):
@@ -57,26 +67,76 @@ class Plane(NamedTuple):
     rotation: Tensor | None = None
 
 
-def list_slots(layout: Layout) -> Tensor:
-    """Return the position of every slot of a flat buffer without room, int64 [slots]."""
-    rows = layout.positions.index_select(0, layout.order)
-    parts, first = [rows.new_empty(0)], 0
-    for group in layout.groups:
-        parts.append(rows[first : first + group.size, : group.length].flatten())
-        first += group.size
-    return torch.cat(parts)
+def list_slots(layout: Layout) -> tuple[Tensor, Tensor]:
+    """Return row and position of every slot of a flat buffer without room, int64 [slots] each."""
+    lengths = layout.lengths.index_select(0, layout.order)
+    rows = layout.order.long().repeat_interleave(lengths, output_size=layout.total)
+    place = torch.arange(layout.total, device=rows.device) - layout.offsets[rows]
+    return rows, layout.positions[rows, place]
 
 
 def turn_back(keys: Tensor, rotation: Tensor) -> Tensor:
     """Undo the rotation of keys [..., slots, D] by complex64 [slots, D/2]: float32, even channels first, then odd."""
-    pairs = torch.view_as_complex(keys.float().unflatten(-1, (-1, 2)).contiguous()) * rotation.conj()
-    return torch.cat((pairs.real, pairs.imag), -1)
+    even, odd = keys.float().unflatten(-1, (-1, 2)).unbind(-1)
+    cos, sin = rotation.real, rotation.imag
+    return torch.cat((even * cos + odd * sin, odd * cos - even * sin), -1)
 
 
 def turn(keys: Tensor, rotation: Tensor) -> Tensor:
-    """Turn stored keys float32 [..., slots, D] by complex64 [slots, D/2]; pairs are neighbours again."""
+    """Turn stored keys float32 [..., slots, D] by complex64 [slots, D/2]; pairs are neighbours again.
+
+    A key is turned to the same bits wherever it lies, as products of complex tensors do not promise.
+    """
     even, odd = keys.chunk(2, -1)
-    return torch.view_as_real(torch.complex(even, odd) * rotation).flatten(-2)
+    cos, sin = rotation.real, rotation.imag
+    return torch.stack((even * cos - odd * sin, even * sin + odd * cos), -1).flatten(-2)
+
+
+def encode_tokens(x: Tensor, bits: int) -> Codes:
+    """Encode numbers [batch, slots, D] on a scale of each slot."""
+    affine = fit_affine(x.amin(-1, keepdim=True), x.amax(-1, keepdim=True), bits)
+    return Codes(pack(encode_affine(x, affine, bits), bits), affine)
+
+
+def encode_channels(x: Tensor, exists: Tensor, edges: Sequence[int], bits: int) -> Codes:
+    """Encode numbers [batch, rows, tokens, D] on a scale of each row's and block's channels.
+
+    Args:
+        x: the numbers.
+        exists: bool [rows, tokens], those that scales must reach; codes of others mean nothing.
+        edges: tokens at which blocks begin, ascending from 0, and the one after the last of them.
+        bits: of a code.
+
+    Returns:
+        Codes of rows x tokens slots; scales of rows x blocks entries, without saying which is whose.
+    """
+    blocks = list(pairwise(edges))
+    ends = []
+    for fill, reach in ((torch.inf, torch.amin), (-torch.inf, torch.amax)):
+        filled = x.float().masked_fill(~exists[..., None], fill)
+        ends.append(torch.stack([reach(filled[:, :, start:stop], 2) for start, stop in blocks], 2))
+    affine = fit_affine(*ends, bits)
+    codes = [
+        encode_affine(x[:, :, start:stop], affine[:, :, number, None], bits)
+        for number, (start, stop) in enumerate(blocks)
+    ]
+    return Codes(pack(torch.cat(codes, 2).flatten(1, 2), bits), affine.flatten(1, 2))
+
+
+def encode_levels(x: Tensor, table: Tensor, bits: int) -> Tensor:
+    """Encode numbers [batch, rows, tokens, D] by a static table of each row.
+
+    Args:
+        x: the numbers.
+        table: levels [rows, D, 2^bits] of codebooks, or scale and zero [rows, D, 2].
+        bits: of a code.
+
+    Returns:
+        Packed codes uint8 [batch, rows x tokens, D bits / 8].
+    """
+    affine = table.shape[-1] == 2
+    codes = encode_affine(x, table[:, None], bits) if affine else encode_book(x, table)
+    return pack(codes.flatten(1, 2), bits)
 
 
 def decode(codes: Codes, bits: int, sequences: slice = slice(None), slots: slice = slice(None)) -> Tensor:

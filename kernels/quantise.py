@@ -64,7 +64,7 @@ def encode_affine(x: Tensor, affine: Tensor, bits: int) -> Tensor:
 def decode_affine(codes: Tensor, affine: Tensor) -> Tensor:
     """Return what codes [...] stand for, float32: zero + scale x code."""
     scale, zero = affine.float().unbind(-1)
-    return torch.addcmul(zero, scale, codes.float())
+    return codes.float().mul_(scale).add_(zero)
 
 
 def fit_book(samples: Tensor, bits: int) -> Tensor:

@@ -19,7 +19,7 @@ from kvbench.cli.launchers import use_presets
 from kvbench.cli.search_path import list_choices
 from kvbench.core.config import ConfigError
 from kvbench.core.files import find_obstacle
-from kvbench.core.settings import GROUPS, Settings
+from kvbench.core.settings import CHOSEN, GROUPS, Settings
 
 if TYPE_CHECKING:  # imports numpy
     from kvbench.runs.results import Outcome
@@ -58,7 +58,7 @@ def check_overrides(overrides: list[str]) -> None:
         if override.is_delete() and key != "hydra" and not (inner and key in GROUPS):
             kept = f"{key}=none" if key in ("eval", "logger") else "leave it as it stands in conf/config.yaml"
             raise ConfigError(f"{override.key_or_group}: missing; set it, or {kept}")
-        is_group = not inner and (key in GROUPS or key.partition("/")[0] == "hydra")
+        is_group = not inner and (key in CHOSEN or key.partition("/")[0] == "hydra")
         if is_group and not override.is_delete() and not _names_choices(override):
             choices = ", ".join(list_choices(key))
             raise ConfigError(f"{override.input_line}: names no choice; choose from {choices}")

@@ -42,7 +42,7 @@ from kvbench.report.published import find
 from kvbench.runs.calibrate import choose_calibration
 from kvbench.runs.calls import remember
 from kvbench.runs.draw import follow, load
-from kvbench.runs.execute import calibration_file, file_used, observe, rescore, run
+from kvbench.runs.execute import books_used, calibration_file, file_used, observe, rescore, run
 from kvbench.runs.job import Job, find_dtype, read_budget
 
 
@@ -114,7 +114,7 @@ def task_run(cfg: DictConfig, settings: Settings) -> Path | None:
             f"this shard's share is done; the run is complete when the others are: {outcome.folder}"
         )
         return None
-    remember(job, outcome, file_used(job))
+    remember(job, outcome, file_used(job), books_used(job))
     return show_outcome(CONSOLE, outcome)
 
 
@@ -171,6 +171,7 @@ def task_calibrate(cfg: DictConfig, settings: Settings) -> list[Path]:
     job = make_job(cfg, settings)
     needs = job.method.needs()
     observers = [needs] if isinstance(needs, Observer) else every_observer(cfg)
+    observers += [] if job.codebooks is None else [job.codebooks]
     load(job)
     artifacts = observe(job, observers)
     paths = [calibration_file(job, observer)[0] for observer in observers]

@@ -20,7 +20,7 @@ from kvbench.cli.tasks import TASKS, make_job
 from kvbench.core.locks import claim, read_clock
 from kvbench.core.settings import Settings
 from kvbench.runs.calls import remember
-from kvbench.runs.execute import file_used, run
+from kvbench.runs.execute import books_used, file_used, run
 from kvbench.runs.job import Busy
 
 SHORTEST, LONGEST = 0.1, 5.0
@@ -152,5 +152,5 @@ def do_job(overrides: tuple[str, ...], settings: Settings, *, leads: bool) -> ob
     outcome = run(made, note_run)
     if outcome.results is None:
         raise Busy("others draw or score the rest")
-    remember(made, outcome, file_used(made))
+    remember(made, outcome, file_used(made), books_used(made))
     return outcome.folder

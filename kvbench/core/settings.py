@@ -17,6 +17,7 @@ from kvbench.core.config import (
 )
 from kvbench.core.files import find_obstacle
 from kvbench.core.locks import LAPSE
+from kvbench.core.storage import CHANNEL, CODE_DTYPES, Storage
 
 TASKS = (
     "run",
@@ -32,12 +33,14 @@ TASKS = (
     "work",
     "status",
 )
-CACHE_DTYPES = ("auto", "float32", "bfloat16", "float16")
+CACHE_DTYPES = ("auto", "float32", "bfloat16", "float16", *CODE_DTYPES)
 EXPORT_FORMATS = ("parquet", "csv")
 MOST_CALIBRATED = 10**4
 MOST_WORKERS = 10**4
 GROUPS = ("model", "method", "protect", "prompts", "eval", "logger", "train", "sweeps")
 """Keys of a configuration that hold objects (`_target_`) or nothing."""
+CHOSEN = (*GROUPS, "storage")
+"""Keys of a configuration whose values are the names of files."""
 
 
 @dataclass(frozen=True)
@@ -150,6 +153,7 @@ class WorkSettings:
 
 
 PARTS: dict[str, type] = {
+    "storage": Storage,
     "shard": Shard,
     "work": WorkSettings,
     "plan": PlanSettings,
@@ -171,6 +175,7 @@ class Settings:
         batch_size: prompts generated together; changes rounding only.
         device: torch device.
         cache_dtype: of stored keys and values; auto is float32 on a CPU and what the model computes in on a GPU.
+        storage: how keys and values of fewer than 16 bits are stored.
         budget_unit: what the budget counts, `tokens` or `bytes`.
         cuda_graph: record a segment's steps as a CUDA graph and repeat it, for models that draw token by token.
         runs_dir: where run folders are.
@@ -194,6 +199,7 @@ class Settings:
     cache_dtype: str
     runs_dir: Path
     budget_unit: str = "tokens"
+    storage: Storage = CHANNEL
     cuda_graph: bool = False
     require: tuple[str, ...] = ()
     published: str | None = None

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
+from kvbench.core.config import ConfigError
+
 CODE_DTYPES = {"int8": 8, "int4": 4, "int3": 3, "int2": 2, "fp8": 8}
 """Values of `cache_dtype` below 16 bits, and the bits of a number."""
 LEVELS = (16, 8, 4, 3, 2)
@@ -47,9 +49,9 @@ class Storage:
 
     def __post_init__(self) -> None:
         if self.group is not None and self.group < 1:
-            raise ValueError(f"storage.group={self.group}: must be at least 1, or null for a whole segment")
+            raise ConfigError(f"storage.group={self.group}: must be at least 1, or null for a whole segment")
         if self.residual < 0:
-            raise ValueError(f"storage.residual={self.residual}: must be at least 0")
+            raise ConfigError(f"storage.residual={self.residual}: must be at least 0")
 
     @property
     def calibrated(self) -> bool:
@@ -57,5 +59,7 @@ class Storage:
         return "codebook" in (self.keys, self.values)
 
 
+CHANNEL = Storage()
+"""What a run's numbers are stored as unless it says otherwise."""
 CODEBOOKS = Storage(keys="codebook", values="codebook")
 """What forms of fewer than 16 bits are stored as."""

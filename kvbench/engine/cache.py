@@ -1,8 +1,6 @@
 """The KV cache: attention over what a method kept, exact-size storage, a strict budget, a ledger."""
 
 from collections.abc import Callable, Sequence
-from fractions import Fraction
-from math import ceil
 from typing import NamedTuple
 
 import torch
@@ -11,23 +9,19 @@ from torch import Tensor
 from kvbench.core.config import UserError
 from kvbench.core.graphs import Record
 from kvbench.core.segments import ModelSpec, Segment
-from kvbench.engine.arena import Arena
 from kvbench.engine.bias import narrow, widen, widen_queries
-from kvbench.engine.changes import Change, Schedule, ask_method, room_behind, show_layer, work_out_schedule
+from kvbench.engine.changes import Change, Schedule, ask_method, show_layer, work_out_schedule
+from kvbench.engine.coding import Books, Packing
 from kvbench.engine.ledger import Account, open_ledger
-from kvbench.engine.lengths import foresee_lengths, foresee_ring
-from kvbench.engine.memory import BIAS_CHANNELS
+from kvbench.engine.packed import PackedStorage
 from kvbench.engine.padding import Padding, attend_padded, follow_schedule, read_padding
+from kvbench.engine.plain import PlainStorage
 from kvbench.engine.retention import Held
+from kvbench.engine.storage import Storage
 from kvbench.engine.view import CacheView, Inputs, Store
-from kvbench.kernels.compact import move_slots, rebuild
-from kvbench.kernels.layout import Layout, empty_layout, view_group, view_room
-from kvbench.kernels.ragged_attention import dense_attention, ragged_attention
-from kvbench.kernels.step_attention import open_rows, step_attention
+from kvbench.kernels.layout import Layout, view_group
+from kvbench.kernels.ragged_attention import dense_attention
 from kvbench.methods.base import Method
-
-REBUILD_BOUND = Fraction(11, 10)
-"""Storage at the worst instant of a rebuild over B, for methods whose lengths are not known beforehand."""
 
 
 class BudgetExceeded(UserError, RuntimeError):
@@ -65,10 +59,14 @@ class KVCache:
     Args:
         spec: the model's shapes.
         method: prepared for that model and its budget.
-        dtype: of the stored keys and values.
+        dtype: of the stored keys and values; of those in few bits, what attention reads them in.
         device: where they live.
         record: see above.
         projection: see above.
+        packing: how keys and values are stored in few bits; None: as numbers of `dtype`.
+        rotation: what neighbouring channels of keys are multiplied by at each position, complex64 [positions, D/2];
+            None if by nothing, or if the model does not tell it.
+        books: static codebooks, where storage or an observer wants them.
     """
 
     def __init__(
@@ -80,19 +78,24 @@ class KVCache:
         device: torch.device | str = "cpu",
         record: Record | None = None,
         projection: Callable[[int], Tensor] | None = None,
+        packing: Packing | None = None,
+        rotation: Tensor | None = None,
+        books: Books | None = None,
     ) -> None:
         self.spec, self.method, self.record, self.projection = spec, method, record, projection
         self.prompts: Sequence[int] | None = None
-        self._dtype, self._device = dtype, torch.device(device)
-        self._channels = spec.head_dim + (BIAS_CHANNELS if method.biased else 0)
+        self._device = torch.device(device)
+        self._rotation = None if rotation is None else rotation.to(self._device)
+        self._books = {name: book.to(self._device) for name, book in (books or {}).items()}
         self._schedule: Schedule = {}
-        self._arena = Arena(0, dtype, self._device)
+        self._storage: Storage
+        if packing is None:
+            self._storage = PlainStorage(spec, method, dtype, self._device)
+        else:
+            packed = (packing, dtype, self._device, self._rotation, self._books)
+            self._storage = PackedStorage(spec, method, *packed)
         # Tokens of the segment that came before the step, as kernels read it, and as the host knows that they do.
         self._filled, self._told = torch.zeros(1, dtype=torch.int64, device=self._device), 0
-        self._ring: int | None = None  # slots of one sequence that the arena must hold
-        self._layouts: dict[
-            tuple[int, int], Layout
-        ] = {}  # of empty rows, by their number and the room behind them
         self.reset(0)
 
     def reset(self, sequences: int, padding: Sequence[int] | None = None) -> None:
@@ -118,14 +121,17 @@ class KVCache:
         self._sequences = sequences
         self._batch, self._rows = (sequences, spec.heads) if shared else (1, spec.heads * sequences)
         self._stored = 0  # bytes of all stores
+        self._in_flight = 0  # bytes of tokens that are not stored yet
         self._account = Account(self.ledger, spec.layers, self._rows // spec.heads)
         self._stores: list[Store] = []
         self._begun: list[Layout] = []  # layouts as the last segment began, which leaves none behind
         if sequences:
             if self.method.static and not self._schedule:
-                self._schedule = work_out_schedule(spec, self.method, self._device)
-            self._prepare_arena()
-            self._stores = [self._make_store(room_behind(spec, 0)) for _ in range(spec.layers)]
+                self._schedule = work_out_schedule(spec, self.method, self._device, self._storage.find_room)
+            self._storage.prepare(sequences, self._batch, self._rows, self._schedule)
+            self._stores = [
+                self._storage.open(layer, self._storage.find_room(0)) for layer in range(spec.layers)
+            ]
 
     def begin(self, segment: Segment) -> None:
         """Announce the segment whose tokens every layer will see next: at once, or in steps if it is causal."""
@@ -134,8 +140,8 @@ class KVCache:
         if segment.causal:
             self._filled.zero_()
             self._told = 0
-            in_flight = segment.length * self._rows * sum(store.slot_bytes for store in self._stores)
-            self.ledger.transient_bytes = max(self.ledger.transient_bytes, in_flight)
+            self._in_flight = segment.length * self._rows * sum(store.slot_bytes for store in self._stores)
+            self._note_transient()
 
     @property
     def held(self) -> Held:
@@ -180,15 +186,15 @@ class KVCache:
             raise ValueError(
                 f"segment {self._segment.index}: {present.k.shape[2]} tokens came of {self._segment.length}"
             )
-        in_flight = present.k.nbytes + present.v.nbytes
-        self.ledger.transient_bytes = max(self.ledger.transient_bytes, in_flight)
+        self._in_flight = present.k.nbytes + present.v.nbytes
+        store, parts = self._stores[present.layer], present[1:4]
         if present.q.is_cuda or self._segment.last:
-            out, lse = self._attend_parts(present)
+            out, lse = self._storage.attend(store, *parts)
             self._finish(present, lse)
             return out
         change = self._find_change(present)
-        if not change.appends or self._dtype != present.q.dtype:
-            out, _ = self._attend_parts(present)
+        if not self._storage.joins(change, present.q.dtype):
+            out, _ = self._storage.attend(store, *parts)
             self._store(present, change)
             return out
         # Nothing leaves: past and present lie together in the new storage, where one attention reads both faster.
@@ -197,10 +203,10 @@ class KVCache:
         keys, values = view_group(store.keys, group), view_group(store.values, group)
         return dense_attention(present.q, keys, values, self.spec.logit_scale)[0]
 
-    def _attend_parts(self, present: Present) -> tuple[Tensor, Tensor | None]:
-        store = self._stores[present.layer]
-        past = (store.keys, store.values, store.layout)
-        return ragged_attention(present.q, present.k, present.v, *past, self.spec.logit_scale)
+    def _note_transient(self) -> None:
+        """Note the keys and values that exist beside what is kept: of tokens in flight, and read back at a time."""
+        now = self._in_flight + self._storage.most_read
+        self.ledger.transient_bytes = max(self.ledger.transient_bytes, now)
 
     def _attend_step(self, present: Present) -> Tensor:
         """Attend with the next tokens of a causal segment, and finish the segment with its last one."""
@@ -212,17 +218,16 @@ class KVCache:
             )
         if self._padding is not None and not self._segment.index:
             return self._attend_padded(present, self._padding)
-        if store.rows is None:
-            store.rows = open_rows(store.keys, store.values, store.layout, filled=self._filled)
         if filled != self._told:  # once a step; an addition, which is right whenever it is done again
             self._filled.add_(filled - self._told)
             self._told = filled
-        out = step_attention(present.q, present.k, present.v, store.rows, filled, self.spec.logit_scale)
+        out = self._storage.attend_step(store, *present[1:4], length, self._filled)
         store.filled += tokens
+        self._note_transient()
         if not self.method.static and tokens < length:
             present = present._replace(q=self._note_queries(store, present.q, filled), plain=None)
         if store.filled == length:
-            k, v = (view_room(x, store.layout, 0, length) for x in (store.keys, store.values))
+            k, v = self._storage.view_flight(store, length)
             self._finish(present._replace(k=k, v=v))
         return out
 
@@ -238,8 +243,7 @@ class KVCache:
         if present.k.shape[2] != length:
             raise ValueError(f"padded prompts come at once: {present.k.shape[2]} tokens came of {length}")
         out = attend_padded(present.q, present.k, present.v, padding, self.spec.logit_scale)
-        for storage, new in ((store.keys, present.k), (store.values, present.v)):
-            view_room(storage, store.layout, 0, length).copy_(new)
+        self._storage.fill(store, present.k, present.v)
         self._finish(present)
         return out
 
@@ -266,13 +270,12 @@ class KVCache:
         self._enter(present.layer)
         store = self._stores[present.layer]
         self._stored -= store.bytes
-        for ticket in store.tickets:
-            self._arena.release(ticket)
-        self._stores[present.layer] = self._make_store()
+        self._storage.close(store)
+        self._stores[present.layer] = self._storage.open(present.layer)
 
     def _find_change(self, present: Present, lse: Tensor | None = None) -> Change:
         layout = self._stores[present.layer].layout
-        room = room_behind(self.spec, self._segment.index + 1)
+        room = self._storage.find_room(self._segment.index + 1)
         if self.method.static:
             change = self._schedule[present.layer, self._segment.index]
             if self._padding is None:
@@ -287,7 +290,18 @@ class KVCache:
         _, q, k, v, plain = present
         projection = None if self.projection is None else self.projection(present.layer)
         inputs = Inputs(
-            q, k, v, plain, store, spec.logit_scale, at.causal, lse, self.method.biased, projection
+            q,
+            k,
+            v,
+            plain,
+            store,
+            spec.logit_scale,
+            at.causal,
+            lse,
+            self.method.biased,
+            projection,
+            self._rotation,
+            {name: book[present.layer] for name, book in self._books.items()},
         )
         state = store.state
         if state is None and self.method.stateful:
@@ -302,25 +316,14 @@ class KVCache:
     def _store(self, present: Present, change: Change) -> Store:
         """Change a layer's storage and account for it."""
         store = self._stores[present.layer]
-        self._stored -= store.bytes
-        half = [store.bytes // 2, change.layout.total * store.slot_bytes // 2]
-        # One after the other: the old keys are gone before the new values are made.
-        keys, first = self._move(store.keys, store, present.k, change)
-        if change.contents is not None:
-            keys.index_copy_(1, change.contents.slots, change.contents.keys[None].to(self._dtype))
-        self._note_rebuild(2 * half[0] + half[1])
-        self._arena.release(store.tickets[0])
-        store.keys = keys
-        values, second = self._move(store.values, store, present.v, change)
-        if change.contents is not None:
-            values.index_copy_(1, change.contents.slots, change.contents.values[None].to(self._dtype))
-        self._note_rebuild(half[0] + 2 * half[1])
-        self._arena.release(store.tickets[1])
-        before = None
-        if self.method.compares(present.layer, self._segment):
-            before = present.k.clone() if store.layout.room else present.k
-        after = Store(change.layout, keys, values, (first, second), change.state, before)
-        self._stores[present.layer] = after
+        layer, before = present.layer, store.bytes
+        self._stored -= before
+        after = self._storage.change(layer, store, (present.k, present.v), self._segment, change)
+        rebuild = self._storage.count_rebuild(before, after.bytes)
+        self.ledger.rebuild_bytes = max(self.ledger.rebuild_bytes, self._stored + rebuild)
+        if self.method.compares(layer, self._segment):
+            after.before = present.k.clone() if store.layout.room else present.k
+        self._stores[layer] = after
         self._stored += after.bytes
         self.ledger.drifts += change.drift.total
         self.ledger.drops += change.drift.rows
@@ -329,69 +332,15 @@ class KVCache:
         self._enter(present.layer)
         return after
 
-    def _move(
-        self, storage: Tensor, store: Store, current: Tensor, change: Change
-    ) -> tuple[Tensor, int | None]:
-        """Copy what stays of a layer's keys or values to new storage."""
-        moved, ticket = self._arena.take((self._batch, change.layout.capacity, storage.shape[2]))
-        if store.layout.room:
-            move_slots(storage, change.source, moved)
-        elif change.appends and not storage.is_cuda and not change.layout.room:
-            # A GPU copies by a table as fast as without one.
-            past = storage.unflatten(1, (self._rows, -1)) if storage.shape[1] else current[:, :, :0]
-            parts = (past.to(self._dtype), current.to(self._dtype))
-            torch.cat(parts, 2, out=moved.unflatten(1, (self._rows, -1)))
-        else:
-            rebuild(storage, current, change.source, moved)
-        return moved, ticket
-
-    def _note_rebuild(self, layer_bytes: int) -> None:
-        self.ledger.rebuild_bytes = max(self.ledger.rebuild_bytes, self._stored + layer_bytes)
-
-    def _make_store(self, room: int = 0) -> Store:
-        """Make storage that holds nothing yet, with so much room behind every row."""
-        at = (self._rows, room)
-        if at not in self._layouts:
-            self._layouts[at] = empty_layout(self._rows, self._device, room)
-        layout = self._layouts[at]
-        shape = (self._batch, layout.capacity, self._channels)
-        parts = [self._arena.take(shape) for _ in ("keys", "values")]
-        for tensor, _ in parts:
-            tensor.zero_()  # room is read before it is full where rows are padded
-        (keys, first), (values, second) = parts
-        return Store(layout, keys, values, (first, second))
-
-    def _prepare_arena(self) -> None:
-        """Clear the arena, and make it larger where this generation may hold more than those before."""
-        if self._ring is None:
-            self._ring = self._foresee_ring()
-        numbers = self._ring * self._sequences * self._channels
-        if numbers > self._arena.numbers:
-            self._arena = Arena(
-                0, self._dtype, self._device
-            )  # the old one is gone before the new one is made
-            self._arena = Arena(numbers, self._dtype, self._device)
-        self._arena.clear()
-
-    def _foresee_ring(self) -> int:
-        """Return the slots that one sequence's storage needs; where data decides, what a strict budget lets it have."""
-        spec = self.spec
-        lengths = foresee_lengths(spec, self.method, self._schedule)
-        if lengths is None:
-            if not self.method.strict:
-                return 0
-            arriving = max(room_behind(spec, at.index) for at in spec.segments) * spec.all_heads
-            return 2 * (ceil(REBUILD_BOUND * self.method.budget.capacity) + arriving)
-        return foresee_ring(spec, lengths)
-
     def _enter(self, layer: int) -> None:
         """Enter what a layer now holds in the ledger, and make sure that it is within the budget."""
         store, method, heads = self._stores[layer], self.method, self.spec.heads
         counts, segment = store.layout.counts, self._segment.index
         rows = [counts[row : row + heads] for row in range(0, len(counts), heads)]
-        held_bytes = [sum(row) * store.token_bytes for row in rows]
+        held_bytes = store.count_sequence_bytes(heads, self.spec.branches)
         tokens, stored = self._account.enter(segment, layer, rows, held_bytes)
         self.ledger.peak_bytes = max(self.ledger.peak_bytes, self._stored)
+        self._note_transient()
         if not method.static:
             state = sum(other.state_bytes for other in self._stores)
             self.ledger.state_bytes = max(self.ledger.state_bytes, state)

@@ -1,7 +1,8 @@
 """How a layer's storage changes after a segment: what a method's answer comes to as layout and source table."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -167,15 +168,27 @@ def room_behind(spec: ModelSpec, index: int) -> int:
     return segment.length if segment.causal else 0
 
 
-def work_out_schedule(spec: ModelSpec, method: Method, device: torch.device | str = "cpu") -> Schedule:
+def work_out_schedule(
+    spec: ModelSpec,
+    method: Method,
+    device: torch.device | str = "cpu",
+    find_room: Callable[[int], int] | None = None,
+) -> Schedule:
     """Ask a static method at once for all its changes, of one sequence.
 
     A layer that lies as the one before it and keeps the same slots has the same change, not a copy of it.
+
+    Args:
+        spec: the model's shapes.
+        method: prepared.
+        device: where tables live.
+        find_room: returns the free slots that every row has while a segment runs; None for `room_behind`.
     """
     changes: Schedule = {}
-    layouts = [empty_layout(spec.heads, device, room_behind(spec, 0))] * spec.layers
+    find_room = find_room or partial(room_behind, spec)
+    layouts = [empty_layout(spec.heads, device, find_room(0))] * spec.layers
     for at in spec.segments[:-1]:
-        room, view, kept = room_behind(spec, at.index + 1), show_layer(0, at, layouts[0], spec), None
+        room, view, kept = find_room(at.index + 1), show_layer(0, at, layouts[0], spec), None
         for layer, layout in enumerate(layouts):
             alike = layer > 0 and layout is layouts[layer - 1]
             if layer > 0:

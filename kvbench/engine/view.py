@@ -9,8 +9,10 @@ from torch import Tensor
 
 from kvbench.core.segments import Segment
 from kvbench.engine.bias import attach_bias, narrow, read_bias, widen
+from kvbench.engine.coding import Books, read_back
 from kvbench.kernels.attention_mass import attention_mass, attention_scores
 from kvbench.kernels.layout import Layout, pad_rows
+from kvbench.kernels.planes import turn_back
 from kvbench.kernels.step_attention import OpenRows
 
 
@@ -48,14 +50,19 @@ class Store:
         return 2 * batch * channels * self.keys.element_size()
 
     @property
-    def token_bytes(self) -> int:
-        """Bytes of one token's key and value in one head of one sequence."""
-        return self.slot_bytes // len(self.keys)
-
-    @property
     def bytes(self) -> int:
         """Bytes of the keys and values that are kept; room for tokens in flight is not among them."""
         return self.layout.total * self.slot_bytes
+
+    def count_sequence_bytes(self, heads: int, branches: int) -> list[int]:
+        """Return the bytes of keys and values of each sequence, one number if all have as many.
+
+        Args:
+            heads: KV heads of the layer.
+            branches: sequences of a prompt.
+        """
+        counts, token = self.layout.counts, self.slot_bytes // len(self.keys)
+        return [sum(counts[row : row + heads]) * token for row in range(0, len(counts), heads)]
 
     @property
     def state_bytes(self) -> int:
@@ -78,6 +85,9 @@ class Inputs(NamedTuple):
         lse: float32 [batch, rows, queries], log-sum-exp of the scores where attention came first.
         biased: q, k, v and what is stored are wider by a bias (`engine/bias.py`).
         projection: output projection of the layer [width, query heads x D]; None if the model does not tell it.
+        rotation: complex64 [positions, D/2], what neighbouring channels of keys are multiplied by; None if by nothing
+            or if the model does not tell it.
+        books: static codebooks of the layer, where an observer reads them.
     """
 
     q: Tensor
@@ -90,6 +100,8 @@ class Inputs(NamedTuple):
     lse: Tensor | None = None
     biased: bool = False
     projection: Tensor | None = None
+    rotation: Tensor | None = None
+    books: Books | None = None
 
 
 @dataclass
@@ -153,9 +165,23 @@ class CacheView:
         """float32 [rows]: variance over all queries of the attention a slot receives, summed over slots."""
         return (self._mass(power=2) - self._mass().square()).sum(-1).flatten()
 
-    def keys(self) -> Tensor:
-        """[rows, at.length, D]: the current segment's keys."""
-        return self._narrow(self._seen.k.flatten(0, 1))
+    def keys(self, *, turned: bool = True) -> Tensor:
+        """[rows, at.length, D]: the current segment's keys, or what they were before they were turned."""
+        keys, rotation = self._narrow(self._seen.k.flatten(0, 1)), self._seen.rotation
+        return keys if turned or rotation is None else turn_back(keys, rotation[self.at.start : self.at.end])
+
+    def values(self) -> Tensor:
+        """[rows, at.length, D]: the current segment's values."""
+        return self._narrow(self._seen.v.flatten(0, 1))
+
+    def read_back(self, bits: int) -> tuple[Tensor, Tensor]:
+        """[rows, at.length, D] each: the current segment's keys and values as they would be read out of codebooks."""
+        seen = self._seen
+        if not seen.books and bits < 16:
+            raise ValueError("there are no codebooks: let `reads_books` be True")
+        turns = None if seen.rotation is None else seen.rotation[self.at.start : self.at.end]
+        keys, values = read_back(seen.k, seen.v, bits, self.at.index, seen.books or {}, turns)
+        return keys.flatten(0, 1), values.flatten(0, 1)
 
     def cached_keys(self) -> Tensor:
         """[rows, slots, D]: keys of all slots, cached and current; zeros where a row has no such slot."""

@@ -101,8 +101,27 @@ class View(Protocol):
         """Return how much the attention of a slot varies over all queries, summed over slots: float32 [rows]."""
         ...
 
-    def keys(self) -> Tensor:
-        """Return the current segment's keys, [rows, at.length, D]."""
+    def keys(self, *, turned: bool = True) -> Tensor:
+        """Return the current segment's keys, [rows, at.length, D].
+
+        Args:
+            turned: as the model has turned them by their positions; else as they are stored in few bits, turned back,
+                the even channels first, if the model tells its rotation.
+        """
+        ...
+
+    def values(self) -> Tensor:
+        """Return the current segment's values, [rows, at.length, D]."""
+        ...
+
+    def read_back(self, bits: int) -> tuple[Tensor, Tensor]:
+        """Return the current segment's keys and values as attention would read them out of static codebooks.
+
+        Both are [rows, at.length, D]. Only an `Observer` that `reads_books` may ask, and not in the last segment.
+
+        Args:
+            bits: of a number, as a `Form` has them.
+        """
         ...
 
     def cached_keys(self) -> Tensor:
@@ -192,6 +211,11 @@ class Method:
         return False
 
     @property
+    def replaces(self) -> bool:
+        """Whether `keep` gives slots other contents (`View.replace`), which storage in few bits refuses."""
+        return False
+
+    @property
     def watched(self) -> int:
         """How many of a segment's last queries are watched: what a drop does to their log-sum-exp is in the ledger."""
         return 0
@@ -202,7 +226,7 @@ class Method:
         return False
 
     def forms(self, layer: int, at: Segment) -> Sequence[Form] | None:
-        """Return how the tokens of segment `at` are stored in this layer, a form for each KV head; None as the run says.
+        """Return in what form each KV head of a layer stores the tokens of a segment; None: as the run says.
 
         Asked after `prepare`, of a method that is `formed`.
         """
@@ -262,11 +286,13 @@ class Observer(Method):
 
     Attributes:
         kind: name of the artifact.
+        reads_books: it asks for `View.read_back`, so that codebooks are calibrated first.
         sums: float64 sums over prompts of each tensor in it, by name.
     """
 
     kind: ClassVar[str]
     observes_last: ClassVar[bool] = True
+    reads_books: ClassVar[bool] = False
     sums: dict[str, Tensor]
 
     def tensor_shapes(self, spec: ModelSpec) -> dict[str, tuple[int, ...]]:

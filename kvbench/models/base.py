@@ -35,6 +35,17 @@ def compute_dtype(model: object, device: torch.device | str) -> torch.dtype:
     return half
 
 
+def find_rotation(model: object) -> Tensor | None:
+    """Return what a model's keys are turned by at each position, complex64 [positions, D/2]; None if it does not tell.
+
+    Neighbouring channels turn together.
+    """
+    tell = getattr(model, "key_rotation", None)
+    rotation = None if tell is None else tell()
+    assert rotation is None or isinstance(rotation, Tensor)
+    return rotation
+
+
 def require_finite(logits: Tensor, scale: int) -> None:
     """Check that the logits [prompts, ...] of a scale are finite.
 
@@ -146,7 +157,9 @@ class Model(Protocol):
     """What a run needs of a model.
 
     One that makes something else than images says what, by a class attribute `output` (`texts`). One with a method
-    `output_projection(layer)` tells W_o of its layers, [width, query heads x D], to methods that are calibrated.
+    `output_projection(layer)` tells W_o of its layers, [width, query heads x D], to methods that are calibrated. One
+    with a method `key_rotation()` tells what neighbouring channels of its keys are multiplied by at every position,
+    complex64 [positions, D/2], to storage in few bits.
 
     Attributes:
         name: as in `conf/model`.

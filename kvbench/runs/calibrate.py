@@ -17,8 +17,9 @@ from kvbench.core.files import hash_values, parse_json, write_whole
 from kvbench.core.segments import ModelSpec
 from kvbench.core.settings import CalibrateSettings
 from kvbench.engine.cache import KVCache
+from kvbench.engine.coding import Books
 from kvbench.methods.base import Artifact, Method, Observer, View
-from kvbench.models.base import Cache, compute_dtype
+from kvbench.models.base import Cache, compute_dtype, find_rotation
 from kvbench.models.noise import Noise, PromptNoise
 from kvbench.models.outputs import Outputs
 from kvbench.prompts.base import Prompt, PromptSource
@@ -109,16 +110,18 @@ def calibrate(
     seed: int,
     device: str,
     advance: Callable[[], None],
+    books: Books | None = None,
 ) -> list[dict[str, Tensor]]:
     """Watches full-cache generations, one prompt at a time as the official program does.
 
     Args:
-        model: loaded model; its `output_projection` is shown to the observers if it has one.
+        model: loaded model; its `output_projection` and `key_rotation` are shown to the observers if it has them.
         prompts: calibration prompts.
         observers: what to watch for.
         seed: seed of the prompts' noise.
         device: torch device.
         advance: called after every prompt.
+        books: static codebooks, for observers that read them.
 
     Returns:
         What each observer found.
@@ -131,7 +134,16 @@ def calibrate(
     watching.prepare(model.spec, Budget.parse(1, model.spec))
     projection = getattr(model, "output_projection", None)
     dtype = compute_dtype(model, device)
-    cache = KVCache(model.spec, watching, dtype=dtype, device=device, projection=projection)
+    rotation = find_rotation(model)
+    cache = KVCache(
+        model.spec,
+        watching,
+        dtype=dtype,
+        device=device,
+        projection=projection,
+        rotation=rotation,
+        books=books,
+    )
     for prompt in prompts:
         model.generate([prompt.text], cache, PromptNoise(seed, [prompt.index]))
         advance()

@@ -57,7 +57,7 @@ def recall(runs_dir: Path, config: Mapping[str, object], method: str) -> Outcome
     return Outcome(folder, read_results(folder), reused=True)
 
 
-def remember(job: "Job", outcome: Outcome, used: Path | None) -> None:
+def remember(job: "Job", outcome: Outcome, *used: Path | None) -> None:
     """Write down a finished call beside the runs, for `recall`.
 
     A call is always made again when it is logged elsewhere or a metric failed.
@@ -65,7 +65,7 @@ def remember(job: "Job", outcome: Outcome, used: Path | None) -> None:
     Args:
         job: what was asked for.
         outcome: what it came to.
-        used: the calibration or order file of its method.
+        used: the calibration or order file of its method, its codebooks; None for what it does not use.
     """
     assert outcome.results is not None
     failed = any(one.status == "failed" for one in outcome.results.evaluated.values())
@@ -75,7 +75,7 @@ def remember(job: "Job", outcome: Outcome, used: Path | None) -> None:
     watched = [
         outcome.folder,
         *([] if reference is None else [outcome.folder.parent / reference]),
-        *([] if used is None else [used]),
+        *(path for path in used if path is not None),
         *_named_files(job.config),
         *_source_files({target.partition(".")[0] for target in _find(job.config, "_target_")} | {"kvbench"}),
         *(_place(path) for one in evaluators for weight in one.weights for path in weight.candidates),

@@ -8,7 +8,9 @@ import torch
 
 from kvbench.core.config import ConfigError
 from kvbench.engine.cache import KVCache
+from kvbench.engine.coding import Books
 from kvbench.engine.ledger import Ledger, add_ledgers
+from kvbench.models.base import find_rotation
 from kvbench.models.noise import PromptNoise
 from kvbench.models.outputs import Outputs
 from kvbench.runs.costs import Cost
@@ -40,9 +42,25 @@ class _Share(NamedTuple):
     retention: Retention | None
 
 
-def open_cache(job: Job) -> KVCache:
-    """Return a cache for this process's heads; the method is prepared."""
-    return KVCache(job.own_spec, job.method, dtype=job.dtype, device=job.settings.device, record=job.record)
+def open_cache(job: Job, books: Books | None = None) -> KVCache:
+    """Return a cache for this process's heads; the method is prepared.
+
+    Args:
+        job: the run.
+        books: static codebooks, if it wants them.
+    """
+    packing = job.packing
+    rotation = None if packing is None else find_rotation(job.model)
+    return KVCache(
+        job.own_spec,
+        job.method,
+        dtype=job.dtype,
+        device=job.settings.device,
+        record=job.record,
+        packing=packing,
+        rotation=rotation,
+        books=books,
+    )
 
 
 def draw(job: Job, cache: KVCache, part: range) -> Drawn:

@@ -4,6 +4,7 @@ import json
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
@@ -15,7 +16,10 @@ from kvbench.core.config import ConfigError
 from kvbench.core.devices import if_it_fits
 from kvbench.core.files import hash_path
 from kvbench.core.locks import claim
+from kvbench.core.storage import CODE_DTYPES
 from kvbench.engine.cache import KVCache
+from kvbench.engine.codebooks import Codebooks
+from kvbench.engine.coding import Books
 from kvbench.methods.base import Artifact, Observer
 from kvbench.prompts.base import hash_prompts
 from kvbench.runs.calibrate import artifact_name, calibrate, load_artifact, save_artifact
@@ -63,9 +67,9 @@ def rescore(job: Job) -> Outcome:
     """
     _load(job)
     for needed in (job.as_reference(), *(() if job.reference else (job,))):
-        used = file_used(needed)
-        if used is not None and not used.is_file():
-            raise ConfigError(f"task=evaluate: {used} is missing; calibrate and generate with task=run")
+        for used in (file_used(needed), books_used(needed)):
+            if used is not None and not used.is_file():
+                raise ConfigError(f"task=evaluate: {used} is missing; calibrate and generate with task=run")
         folder = _locate(needed, make=False)[0]
         if not folder.finished():
             raise ConfigError(
@@ -135,6 +139,7 @@ def _locate(job: Job, *, make: bool) -> tuple[RunFolder, str | None]:
     artifact, used = artifact_for(job)
     needs = job.method.needs()
     given = str(needs) if isinstance(needs, Path) else object()  # where the file lies does not matter
+    read_books(job)
     job.method.prepare(job.own_spec, job.own_budget, artifact)
     revised = {"revision": job.method.revision} if job.method.revision else {}
     identity = Identity(
@@ -145,12 +150,21 @@ def _locate(job: Job, *, make: bool) -> tuple[RunFolder, str | None]:
         budget=job.budget.exact,
         prompts=hash_prompts(job.prompts),
         seed=job.settings.seed,
-        cache_dtype=str(job.dtype),
+        cache_dtype=job.settings.cache_dtype if job.settings.cache_dtype in CODE_DTYPES else str(job.dtype),
         label=label_of(job),
         bound=None if job.bounded is None else job.method_name,
+        storage=_describe_storage(job),
     )
     form = find_form(job.model)
     return RunFolder(job.settings.runs_dir, job.model.name, identity, form=form, make=make), used
+
+
+def _describe_storage(job: Job) -> dict[str, object] | None:
+    """Return how numbers of fewer than 16 bits are stored, as an identity has it; codebooks are there."""
+    packing, used = job.packing, books_used(job)
+    if packing is None:
+        return None
+    return {**asdict(packing.storage), "codebooks": None if used is None else hash_path(used)}
 
 
 def _is_whole(path: Path) -> bool:
@@ -162,11 +176,13 @@ def _is_whole(path: Path) -> bool:
 
 
 def label_of(job: Job) -> str:
-    """Readable start of the name of what belongs to a job: its method and budget, and the unit of one in bytes."""
+    """Readable start of the name of what belongs to a job: method and budget, a unit or dtype that is not the usual."""
+    dtype = job.settings.cache_dtype
+    stored = f"-{dtype}" if dtype in CODE_DTYPES else ""
     if not job.method.budgeted:
-        return slug(job.method_name)
+        return slug(job.method_name) + stored
     unit = "" if job.budget.unit == "tokens" else f"-{job.budget.unit}"
-    return f"{slug(job.method_name)}-{float(job.budget.share):.4g}{unit}"
+    return f"{slug(job.method_name)}-{float(job.budget.share):.4g}{unit}{stored}"
 
 
 def artifact_for(job: Job) -> tuple[Artifact | None, str | None]:
@@ -181,6 +197,18 @@ def file_used(job: Job) -> Path | None:
     """Return the calibration or the given file that a job's method works with; the model is loaded."""
     needs = job.method.needs()
     return calibration_file(job, needs)[0] if isinstance(needs, Observer) else needs
+
+
+def read_books(job: Job) -> Books | None:
+    """Return the static codebooks that a job wants, found or made; None if it wants none. The model is loaded."""
+    codebooks = job.codebooks
+    return None if codebooks is None else observe(job, [codebooks])[0].tensors
+
+
+def books_used(job: Job) -> Path | None:
+    """Return the file of the static codebooks that a job works with; the model is loaded."""
+    codebooks = job.codebooks
+    return None if codebooks is None else calibration_file(job, codebooks)[0]
 
 
 def observe(job: Job, observers: Sequence[Observer]) -> list[Artifact]:
@@ -202,7 +230,9 @@ def observe(job: Job, observers: Sequence[Observer]) -> list[Artifact]:
             with tqdm(total=len(prompts), desc="calibration", unit="prompt", leave=None) as bar:
                 watching = [observers[i] for i in missing]
                 seed = settings.calibrate.seed
-                tensors = calibrate(job.model, prompts, watching, seed, settings.device, bar.update)
+                reads = any(observer.reads_books for observer in watching)
+                books = observe(job, [Codebooks()])[0].tensors if reads else None
+                tensors = calibrate(job.model, prompts, watching, seed, settings.device, bar.update, books)
             for i, made in zip(missing, tensors, strict=True):
                 path, metadata = files[i]
                 save_artifact(path, Artifact(observers[i].kind, made, metadata))
@@ -226,6 +256,8 @@ def calibration_file(job: Job, observer: Observer) -> tuple[Path, dict[str, obje
         "seed": job.settings.calibrate.seed,
         "device": torch.device(job.settings.device).type,
     }
+    if observer.reads_books:
+        metadata["codebooks"] = repr(Codebooks())
     return job.settings.runs_dir / job.model.name / artifact_name(metadata), metadata
 
 
@@ -241,7 +273,7 @@ def generate(job: Job, folder: RunFolder) -> bool:
     todo = [block for block in shard if any(index not in done for index in block)]
     total, absent = sum(map(len, shard)), sum(map(len, todo))
     limit = settings.batch_size
-    cache = open_cache(job)
+    cache = open_cache(job, read_books(job))
     title = folder.path.name
     with tqdm(total=total, initial=total - absent, desc=title, unit="prompt", leave=None) as bar:
         for wait in (False, True)[: 1 + job.patient]:

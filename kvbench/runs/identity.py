@@ -41,8 +41,9 @@ class Identity:
         budget: capacity B as an exact fraction; of a budget in bytes these, `7344/5 bytes`.
         prompts: SHA-256 of the prompts' texts.
         seed: seed of the noise.
-        cache_dtype: dtype of stored keys and values.
+        cache_dtype: dtype of stored keys and values, or how the configuration names numbers of fewer bits.
         label: readable start of the folder's name; not hashed.
+        storage: how numbers of fewer than 16 bits are stored, and the SHA-256 of their codebooks; None of others.
         bound: what sets a bound's run apart from the reference, which it equals in everything above; None otherwise.
     """
 
@@ -56,11 +57,13 @@ class Identity:
     cache_dtype: str
     label: str = ""
     bound: str | None = None
+    storage: Mapping[str, object] | None = None
 
     @property
     def hash(self) -> str:
         """Ten hex digits."""
         values = {name: use_former_names(value) for name, value in vars(self).items() if name != "label"}
-        if self.bound is None:
-            del values["bound"]
+        for later in ("bound", "storage"):  # runs that were made before these were known keep their names
+            if values[later] is None:
+                del values[later]
         return hash_values(values)[:10]

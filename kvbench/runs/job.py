@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Protocol
@@ -17,6 +17,9 @@ from kvbench.core.locks import claim
 from kvbench.core.processes import ALONE, Processes
 from kvbench.core.segments import ModelSpec
 from kvbench.core.settings import Settings
+from kvbench.core.storage import CHANNEL, CODE_DTYPES, CODEBOOKS
+from kvbench.engine.codebooks import Codebooks
+from kvbench.engine.coding import Packing, wants_books
 from kvbench.engine.memory import token_bytes
 from kvbench.eval.protocol.base import Evaluator
 from kvbench.methods.base import Method, Observer
@@ -57,9 +60,9 @@ class Logger(Protocol):
 
 
 def find_dtype(settings: Settings, model: object) -> torch.dtype:
-    """Return the dtype of stored keys and values."""
+    """Return the dtype of stored keys and values; of those in few bits, what attention reads them in."""
     name = settings.cache_dtype
-    if name == "auto":
+    if name == "auto" or name in CODE_DTYPES:
         return compute_dtype(model, settings.device)
     return {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[name]
 
@@ -110,8 +113,8 @@ class Job:
 
     @property
     def reference(self) -> bool:
-        """Whether this is the uncompressed run that others are compared with."""
-        return isinstance(self.method, Full) and self.bounded is None
+        """Whether this is the uncompressed run that others are compared with: all tokens, in 16 or 32 bits."""
+        return isinstance(self.method, Full) and self.bounded is None and self.packing is None
 
     @property
     def processes(self) -> Processes:
@@ -136,6 +139,28 @@ class Job:
         return find_dtype(self.settings, self.model)
 
     @property
+    def packing(self) -> Packing | None:
+        """How keys and values are stored in few bits; None where they are numbers of `dtype`."""
+        name, storage = self.settings.cache_dtype, self.settings.storage
+        if name == "fp8":  # has no scales to choose
+            return Packing(
+                8,
+                replace(CHANNEL, residual=storage.residual, before_rotation=storage.before_rotation),
+                fp8=True,
+            )
+        if name in CODE_DTYPES:
+            return Packing(CODE_DTYPES[name], storage)
+        return Packing(16, CODEBOOKS) if self.method.formed else None
+
+    @property
+    def codebooks(self) -> Codebooks | None:
+        """What makes the static codebooks that the storage or the method's forms want; None if they want none."""
+        packing = self.packing
+        if packing is None or not wants_books(packing, formed=self.method.formed):
+            return None
+        return Codebooks(before_rotation=packing.storage.before_rotation)
+
+    @property
     def record(self) -> Record | None:
         """What records the steps of a generation, if they are to be recorded."""
         return CudaGraphs() if self.settings.cuda_graph else None
@@ -158,6 +183,8 @@ class Job:
             )
         if self.processes.count > 1:
             self._check_split()
+        if self.packing is not None:
+            self._check_packed()
         try:
             self.method.check(self.model.spec, self.budget)
         except ValueError as error:  # methods know `sinks`, not which of two keys it came from
@@ -165,7 +192,7 @@ class Job:
             if own and str(error).startswith("sinks="):
                 raise ConfigError(f"method.{error}") from None
             raise
-        if isinstance(self.method.needs(), Observer):
+        if isinstance(self.method.needs(), Observer) or self.codebooks is not None:
             check_calibration(self.calibration_prompts)
         if not self.method.budgeted and self.settings.budget != 1 and not self.reference:
             log.warning(
@@ -184,6 +211,26 @@ class Job:
             raise ConfigError(
                 f"{split}: method={self.method_name} weighs all heads against each other, and each process has some; "
                 "set model.tensor_parallel=1"
+            )
+
+    def _check_packed(self) -> None:
+        """Refuse what storage in few bits cannot do."""
+        what = f"cache_dtype={self.settings.cache_dtype}"
+        if self.method.formed:
+            what = f"method={self.method_name} stores tokens in forms of its own"
+        if self.method.replaces:
+            raise ConfigError(
+                f"{what}: method={self.method_name} replaces what is stored, which would be quantised again and "
+                "again; set cache_dtype=auto, or let the method merge nothing"
+            )
+        if self.settings.cuda_graph:
+            raise ConfigError(f"{what}: steps that read codes are not recorded; set cuda_graph=false")
+        if self.processes.count > 1:
+            raise ConfigError(f"{what}: storage in few bits is for one process; set model.tensor_parallel=1")
+        if self.model.spec.head_dim % 8:
+            raise ConfigError(
+                f"{what}: codes lie in whole bytes and heads of {self.model.name} have {self.model.spec.head_dim} "
+                "channels, no multiple of 8; set cache_dtype=auto"
             )
 
     @property
@@ -230,10 +277,17 @@ class Job:
         if self.bounded is not None:
             return self.bounded.as_reference()
         method = {"_target_": f"{Full.__module__}.{Full.__qualname__}"}
+        # Numbers of 16 and of 32 bits have a reference each; those in fewer bits have the one that `auto` has.
+        dtype = self.settings.cache_dtype
+        plain = {
+            "budget": 1,
+            "budget_unit": "tokens",
+            "cache_dtype": "auto" if dtype in CODE_DTYPES else dtype,
+        }
         return replace(
             self,
             method=Full(),
             method_name="full",
-            settings=replace(self.settings, budget=1, budget_unit="tokens"),
-            config={**self.config, "method": method, "budget": 1, "budget_unit": "tokens"},
+            settings=replace(self.settings, **plain, storage=CHANNEL),
+            config={**self.config, "method": method, **plain, "storage": asdict(CHANNEL)},
         )

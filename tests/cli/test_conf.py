@@ -141,7 +141,7 @@ def test_a_sweep_ends_with_the_table_it_is_named_after(path: Path) -> None:
             "task=rnu",
             "task=rnu: must be one of run, evaluate, bounds, plan, calibrate, profile, train, report",
         ),
-        ("cache_dtype=int8", "cache_dtype=int8"),
+        ("cache_dtype=int5", "cache_dtype=int5"),
         ("cuda_graph=true", "cuda_graph=true: device=cpu has no CUDA graphs; use device=cuda"),
         ("seed=abc", "seed=abc: must be a whole number"),
         ("seed=1.5", "seed=1.5"),

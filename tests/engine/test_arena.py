@@ -84,7 +84,7 @@ def test_generations_allocate_no_storage_once_the_ring_is_made(
         spec, prepared(method, spec, 1 if isinstance(method, Full) else "0.5"), dtype=torch.float32
     )
     run(cache, spec, tokens_of(spec, 4))
-    arena = cache._arena
+    arena = cache._storage.arena
     taken: list[int | None] = []
     take = Arena.take
 
@@ -99,7 +99,7 @@ def test_generations_allocate_no_storage_once_the_ring_is_made(
         run(cache, spec, tokens_of(spec, sequences))
     assert taken
     assert None not in taken
-    assert cache._arena is arena
+    assert cache._storage.arena is arena
     assert (
         arena.numbers <= 1.6 * spec.full_tokens * 2 * 4 * D
     )  # tiny layers: one of three is rebuilt at a time
@@ -111,7 +111,7 @@ def test_lengths_that_data_decides_have_the_budget_as_bound() -> None:
     cache = KVCache(spec, method, dtype=torch.float32)
     inputs = tokens_of(spec, 2)
     cache.reset(2)
-    assert cache._arena.numbers == 2 * 93 * 2 * D  # 84 tokens, and a tenth
+    assert cache._storage.arena.numbers == 2 * 93 * 2 * D  # 84 tokens, and a tenth
     run(cache, spec, inputs)
 
 
@@ -122,5 +122,5 @@ def test_tokens_of_a_row_in_steps_have_room_beside_the_budget() -> None:
     cache.reset(2)
     assert method.budget.tokens == 57
     assert (
-        cache._arena.numbers == 2 * (63 + 3 * 2 * 4) * 2 * D
+        cache._storage.arena.numbers == 2 * (63 + 3 * 2 * 4) * 2 * D
     )  # 57 tokens and a tenth, and a row in every head

@@ -32,10 +32,11 @@ def test_a_key_that_is_turned_back_has_even_channels_first() -> None:
 def test_every_slot_has_the_position_of_its_row() -> None:
     positions = torch.tensor([[0, 3, -1], [0, 1, 2], [2, -1, -1], [1, 2, 4]])
     layout = arrange_rows(positions, [2, 3, 1, 3])
-    found = list_slots(layout)
+    rows, found = list_slots(layout)
     for row, count in enumerate(layout.counts):
-        first = int(layout.offsets[row])
-        assert found[first : first + count].tolist() == positions[row, :count].tolist()
+        own = slice(int(layout.offsets[row]), int(layout.offsets[row]) + count)
+        assert rows[own].tolist() == [row] * count
+        assert found[own].tolist() == positions[row, :count].tolist()
 
 
 @pytest.mark.parametrize("bits", [8, 4, 3, 2])
@@ -57,7 +58,7 @@ def test_a_plane_reads_back_what_every_code_stands_for(bits: int, turned: bool, 
         "channel": Codes(packed[0], affine=table, entry=entry),
         "book": Codes(packed[0], book=book, entry=entry),
     }[form]
-    plane = Plane(layout, bits, keys, Codes(packed[1], affine=scales), list_slots(layout), rotation)
+    plane = Plane(layout, bits, keys, Codes(packed[1], affine=scales), list_slots(layout)[1], rotation)
     found_keys, found_values = read_plane(plane)
 
     wanted = torch.empty(batch, layout.total, CHANNELS, dtype=torch.float64)
@@ -88,7 +89,7 @@ def test_a_plane_reads_back_what_every_code_stands_for(bits: int, turned: bool, 
 def test_numbers_without_scales_are_themselves() -> None:
     layout = arrange_rows(torch.tensor([[0, 1]]), [2])
     keys, values = torch.randn(2, 1, 2, CHANNELS).half()
-    plane = Plane(layout, 16, Codes(keys), Codes(values), list_slots(layout))
+    plane = Plane(layout, 16, Codes(keys), Codes(values), list_slots(layout)[1])
     assert all(torch.equal(x, y) for x, y in zip(read_plane(plane), (keys, values), strict=True))
     small = Plane(
         layout,
@@ -105,7 +106,9 @@ def test_affine_codes_survive_a_move() -> None:
     affine = fit_affine(x.amin(-1, keepdim=True), x.amax(-1, keepdim=True), 4)
     packed = pack(encode_affine(x, affine, 4), 4)
     layout = arrange_rows(torch.arange(6)[None], [6])
-    plane = Plane(layout, 4, Codes(packed, affine=affine), Codes(packed, affine=affine), list_slots(layout))
+    plane = Plane(
+        layout, 4, Codes(packed, affine=affine), Codes(packed, affine=affine), list_slots(layout)[1]
+    )
     some = torch.tensor([1, 4, 5])
     moved = Plane(
         arrange_rows(some[None], [3]), 4, *(Codes(packed[:, some], affine=affine[:, some]),) * 2, some

@@ -112,7 +112,7 @@ def make(shape: Shape, generator: torch.Generator) -> Plane:
         angles = normal(longest + 3, shape.channels // 2)
         rotation = torch.polar(torch.ones_like(angles), angles)
         rotation[0] = 0  # as of a condition whose keys vanish
-    return Plane(layout, shape.bits, codes(shape.keys), codes(shape.values), list_slots(layout), rotation)
+    return Plane(layout, shape.bits, codes(shape.keys), codes(shape.values), list_slots(layout)[1], rotation)
 
 
 def rounding(q: Tensor, keys: Tensor, values: Tensor) -> tuple[float, float]:

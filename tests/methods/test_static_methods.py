@@ -8,7 +8,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from kvbench.core.budget import Budget, InfeasibleBudget
 from kvbench.core.segments import ModelSpec, next_token
-from kvbench.engine import cache as cache_module
+from kvbench.engine import plain
 from kvbench.engine.cache import KVCache
 from kvbench.methods.base import Artifact, Method
 from kvbench.methods.full import Full
@@ -179,7 +179,7 @@ def test_from_the_second_generation_on_nothing_waits_for_the_device(
     )
     inputs = tokens_of(SPEC, 2)
     expected = run(cache, SPEC, inputs)
-    recorder, rebuild = Recorder(), cache_module.rebuild
+    recorder, rebuild = Recorder(), plain.rebuild
 
     def unrecorded(*args: torch.Tensor) -> torch.Tensor:
         """On CUDA this is one launch; what stands for it on the CPU looks at the table."""
@@ -188,7 +188,7 @@ def test_from_the_second_generation_on_nothing_waits_for_the_device(
         recorder.on = True
         return moved
 
-    monkeypatch.setattr(cache_module, "rebuild", unrecorded)
+    monkeypatch.setattr(plain, "rebuild", unrecorded)
     with recorder:
         found = run(cache, SPEC, inputs)
     assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from kvbench.core.graphs import Record
-from kvbench.engine import cache as cache_module
+from kvbench.engine import plain
 from kvbench.engine.cache import KVCache
 from kvbench.kernels.layout import Layout
 from kvbench.kernels.step_attention import OpenRows, open_rows
@@ -71,7 +71,7 @@ def on_device(monkeypatch: pytest.MonkeyPatch) -> None:
         return open_rows(keys, values, layout, "kernel" if layout.longest else None, filled)
 
     monkeypatch.setattr("kvbench.kernels.triton.decode_attention.decode_attention_triton", decode)
-    monkeypatch.setattr(cache_module, "open_rows", as_on_cuda)
+    monkeypatch.setattr(plain, "open_rows", as_on_cuda)
 
 
 def draw(method: Method, record: Record | None = None, chunk: int | None = None) -> tuple[Tensor, KVCache]:

@@ -104,6 +104,11 @@ class HardKV(Scored):
         return self.merge == "exact"
 
     @property
+    def replaces(self) -> bool:
+        """Whether tokens that leave are merged into others."""
+        return self.merge != "none"
+
+    @property
     def watched(self) -> int:
         """How many queries are watched: those that vote, if any."""
         return self.queries if self.watch_lse else 0

@@ -14,6 +14,7 @@ from kvbench.models.autoencoder import count_decoding_bytes, decode_pixels
 from kvbench.models.base import Cache, Calls
 from kvbench.models.infinity.faces import add_faces
 from kvbench.models.infinity.loop import generate
+from kvbench.models.infinity.rope import compute_rotations
 from kvbench.models.infinity.sampling import Sampling
 from kvbench.models.infinity.scales import rotary_grid, schedule
 from kvbench.models.infinity.tokenizer import BSQ, BSQConfig
@@ -127,6 +128,12 @@ class InfinityModel:
             "transformer": [*passes, *((block, "forward") for block in transformer.layers)],
             "decode": [(self._tokenizer, "decode")],
         }
+
+    def key_rotation(self) -> Tensor:
+        """Return what keys are turned by at every position, complex64 [positions, D/2], for storage in few bits."""
+        config, grid = self.transformer, self.transformer.rope_grid
+        assert grid is not None
+        return compute_rotations(self.spec.segments, grid, self.spec.head_dim, config.rope_base, "cpu")
 
     def output_projection(self, layer: int) -> Tensor:
         """Return W_o of a layer of the loaded model, [width, query heads x D], for methods that ask a view for it."""

@@ -123,6 +123,10 @@ class Qwen3Model:
         """
         encode_prompts(prompts, self._read_text(), self.prompt_tokens)
 
+    def key_rotation(self) -> Tensor:
+        """Return what keys are turned by at every position, complex64 [positions, D/2], for storage in few bits."""
+        return self.transformer.rotations(self.spec.segments[-1].end + 1)
+
     def output_projection(self, layer: int) -> Tensor:
         """Return W_o of a layer of the loaded model, [width, query heads x D], for methods that ask a view for it."""
         return self._transformer.output_projection(layer)

@@ -1,0 +1,82 @@
+"""The calibration of static codebooks: what keys and values look like in every channel, per layer, head and source."""
+
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from kvbench.core.budget import Budget
+from kvbench.core.segments import ModelSpec
+from kvbench.engine.coding import count_sources
+from kvbench.kernels.quantise import fit_affine, fit_book
+from kvbench.methods.base import Artifact, Observer, View
+
+BITS = (2, 3, 4)
+"""Widths of codes that have codebooks; codes of 8 bits have a scale, for 256 levels of each channel would be many."""
+MARGIN = 0.25
+"""How far scales of 8 bits reach beyond what was seen, at both ends, as a share of it."""
+
+
+@dataclass
+class Codebooks(Observer):
+    """Watches keys before rotation, and values, and fits a Lloyd-Max codebook to each channel of them.
+
+    Attributes:
+        tokens: evenly spaced tokens of each segment and sequence that are looked at.
+        before_rotation: keys are looked at as they are before the model turns them.
+    """
+
+    tokens: int = 32
+    before_rotation: bool = True
+    _seen: dict[tuple[int, int], list[tuple[Tensor, Tensor]]] = field(
+        default_factory=dict, init=False, repr=False
+    )
+
+    kind: ClassVar[str] = "codebooks"
+    observes_last: ClassVar[bool] = False
+
+    def prepare(self, spec: ModelSpec, budget: Budget, artifact: Artifact | None = None) -> None:
+        """Forget all tokens."""
+        super().prepare(spec, budget, artifact)
+        self._seen.clear()
+
+    def tensor_shapes(self, spec: ModelSpec) -> dict[str, tuple[int, ...]]:
+        """Return the shapes of levels [L, H, sources, D, 2^bits], and of scale and zero of 8 bits."""
+        shape = (spec.layers, spec.heads, count_sources(spec), spec.head_dim)
+        widths = {bits: 1 << bits for bits in BITS} | {8: 2}
+        return {
+            f"{name}_{bits}": (*shape, width) for name in ("keys", "values") for bits, width in widths.items()
+        }
+
+    def watch(self, view: View) -> None:
+        """Note some tokens of a segment, in float16 on the CPU."""
+        if view.at.last:
+            return
+        source = min(view.at.index, count_sources(self.spec) - 1)
+        count = min(self.tokens, view.at.length)
+        chosen = torch.arange(count) * view.at.length // count
+        found = []
+        for part in (view.keys(turned=not self.before_rotation), view.values()):
+            some = part.index_select(1, chosen.to(part.device, non_blocking=True))
+            found.append(some.unflatten(0, (-1, view.heads)).transpose(0, 1).flatten(1, 2).half().cpu())
+        self._seen.setdefault((view.layer, source), []).append((found[0], found[1]))
+
+    def average(self) -> dict[str, Tensor]:
+        """Return the codebooks of the tokens seen, float16 by name; zeros where none were."""
+        shapes = self.tensor_shapes(self.spec)
+        books = {name: torch.zeros(shape, dtype=torch.float16) for name, shape in shapes.items()}
+        for (layer, source), parts in self._seen.items():
+            for name, tokens in zip(("keys", "values"), zip(*parts, strict=True), strict=True):
+                samples = torch.cat(tokens, 1).mT.contiguous()
+                for bits in BITS:
+                    books[f"{name}_{bits}"][layer, :, source] = fit_book(samples, bits)
+                least, largest = samples.float().aminmax(dim=-1)
+                more = MARGIN * (largest - least)
+                books[f"{name}_8"][layer, :, source] = fit_affine(least - more, largest + more, 8)
+        return books
+
+    def make_stand_in(self, spec: ModelSpec) -> Artifact:
+        """Make codebooks of random numbers, ascending: good for timing, nothing else."""
+        made = super().make_stand_in(spec)
+        return Artifact(self.kind, {name: x.sort(-1).values.half() for name, x in made.tensors.items()})

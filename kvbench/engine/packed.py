@@ -1,0 +1,322 @@
+"""Storage in few bits of all layers: tokens are quantised once, when they are due, and read as they are attended to."""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from kvbench.core.segments import ModelSpec, Segment
+from kvbench.engine.changes import Change, Schedule
+from kvbench.engine.coding import (
+    Books,
+    Coding,
+    Kind,
+    Packing,
+    Tokens,
+    count_sources,
+    encode,
+    list_forms,
+    make_empty,
+    name_table,
+)
+from kvbench.engine.packed_store import PackedStore
+from kvbench.engine.placing import (
+    Due,
+    Move,
+    Placed,
+    Placement,
+    Share,
+    find_due,
+    number_blocks,
+    place_nothing,
+    place_slots,
+)
+from kvbench.kernels.layout import empty_layout
+from kvbench.kernels.planes import Codes, Plane, turn_back
+from kvbench.kernels.quantised_attention import quantised_attention
+from kvbench.kernels.ragged_attention import PIECE_BYTES, ragged_attention
+from kvbench.methods.base import Method
+
+
+class PackedStorage:
+    """Storage in few bits for all layers (`storage.Storage`).
+
+    Attributes:
+        most_read: bytes of keys and values that were read back at a time since the last `prepare`.
+
+    Args:
+        spec: the model's shapes.
+        method: prepared.
+        packing: how numbers are stored.
+        dtype: in which attention reads keys and values.
+        device: where they live.
+        rotation: complex64 [positions, D/2], what neighbouring channels of keys are multiplied by; None if by nothing.
+        books: static codebooks, where the storage or forms want them.
+    """
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        method: Method,
+        packing: Packing,
+        dtype: torch.dtype,
+        device: torch.device,
+        rotation: Tensor | None = None,
+        books: Books | None = None,
+    ) -> None:
+        self.most_read = 0
+        self._spec, self._method, self._dtype, self._device = spec, method, dtype, device
+        self._half = dtype if dtype.itemsize == 2 else torch.float16
+        storage = packing.storage
+        self._blocks = number_blocks(spec, storage.group, device)
+        self._due = [find_due(spec, at, storage.group, storage.residual) for at in spec.segments]
+        self._sources = [min(at.index, count_sources(spec) - 1) for at in spec.segments]
+        self._source = torch.tensor(self._sources, device=device)[self._blocks.segment]
+        self._rotation = rotation if storage.before_rotation else None
+        self._books = books or {}
+        self._forms = list_forms(spec, method, packing, device)
+        self._empty: dict[tuple[int, int], Placement] = {}  # by rows and planes
+        self._known: dict[tuple[int, int, int], tuple[Change, Placement, Placed]] = {}
+
+    def prepare(self, sequences: int, batch: int, rows: int, schedule: Schedule) -> None:
+        """Get ready for a generation.
+
+        Raises:
+            ValueError: sequences without a common layout are to share tokens.
+        """
+        self._batch, self._rows, self._twins = batch, rows, sequences // self._spec.branches
+        self._schedule, self.most_read = schedule, 0
+        if batch < sequences and any(kind.shared for forms in self._forms for kind in forms.kinds):
+            raise ValueError(
+                "tokens are shared by sequences whose rows lie alike: by a static method, without padding"
+            )
+
+    def find_room(self, index: int) -> int:
+        """Return 0: tokens of a segment in flight lie apart from those that are kept."""
+        return 0
+
+    def open(self, layer: int, room: int = 0) -> PackedStore:
+        """Return a layer's storage that holds nothing yet."""
+        kinds = self._forms[layer].kinds
+        at = (self._rows, len(kinds))
+        if at not in self._empty:
+            self._empty[at] = place_nothing(empty_layout(self._rows, self._device), len(kinds))
+        placement, channels = self._empty[at], self._spec.head_dim
+        planes = [
+            self._join(
+                layer, kind, share, *make_empty(kind, self._stored(kind), channels, self._half, self._device)
+            )
+            for kind, share in zip(kinds, placement.shares, strict=True)
+        ]
+        return PackedStore(placement.shares[0].layout, kinds, tuple(planes), placement, self._dtype)
+
+    def change(
+        self, layer: int, store: PackedStore, present: tuple[Tensor, Tensor], at: Segment, change: Change
+    ) -> PackedStore:
+        """Return a layer's storage after a segment; tokens that are due by then are quantised."""
+        self._note_whole(store)
+        due, placed = self._due[at.index], self._place(layer, store, at, change)
+        current = [Codes(x.flatten(1, 2).to(self._half)) for x in present]
+        keys, values = present
+        first = store.planes[0]
+        if placed.waiting is not None:
+            keys, values = (
+                torch.cat((old.numbers, new.numbers), 1)
+                .index_select(1, placed.waiting)
+                .unflatten(1, (self._rows, due.stop - due.start))
+                for old, new in zip((first.keys, first.values), current, strict=True)
+            )
+        turned = None
+        if self._rotation is not None:
+            turned = turn_back(keys, self._rotation[due.start : due.stop])
+        planes, entering = [], self._forms[layer].list_planes(self._spec, due.start, due.stop)
+        for number, (kind, plane, share, move) in enumerate(
+            zip(store.kinds, store.planes, placed.after.shares, placed.moves, strict=True)
+        ):
+            new: tuple[Codes | None, Codes | None] = (None, None)
+            if number == 0:
+                new = (current[0], current[1])
+            elif number in entering:
+                tokens = Tokens(keys, values, turned, move.exists, due.edges, self._list_sources(due))
+                tokens = tokens.take(self._stored(kind))
+                new = encode(kind, tokens, self._read_books(layer, kind), self._half)
+            keys_codes, values_codes = (
+                _follow(how, old, one, move) for how, old, one in zip(kind[1:3], plane[2:4], new, strict=True)
+            )
+            planes.append(self._join(layer, kind, share, keys_codes, values_codes))
+        return PackedStore(change.layout, store.kinds, tuple(planes), placed.after, self._dtype, change.state)
+
+    def close(self, store: PackedStore) -> None:
+        """Take note of what was read back of it; planes end with the last who holds them."""
+        self._note_whole(store)
+
+    def joins(self, change: Change, dtype: torch.dtype) -> bool:
+        """Return False: the past is read back in pieces."""
+        return False
+
+    def count_rebuild(self, before: int, after: int) -> int:
+        """Return the bytes of a layer before and after: all new planes are made before the old ones are gone."""
+        return before + after
+
+    def attend(self, store: PackedStore, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Attend over a layer's past, read back in pieces, and the whole present.
+
+        A method that looks at data will ask for all of the past: it is read back once for both.
+        """
+        if self._method.static or q.is_cuda:
+            return self._attend_pieces(store, q, k, v)
+        past = (*store.read_whole(), store.layout)
+        return ragged_attention(q, k, v, *past, self._spec.logit_scale)
+
+    def attend_step(
+        self, store: PackedStore, q: Tensor, k: Tensor, v: Tensor, length: int, filled: Tensor
+    ) -> Tensor:
+        """Attend with the next tokens of a causal segment, which stay as they are until it is full."""
+        before, tokens = store.filled, k.shape[2]
+        if store.flight is None:
+            room = (*k.shape[:2], length, k.shape[3])
+            store.flight = (k.new_empty(room), v.new_empty(room))
+        seen = []
+        for flight, new in zip(store.flight, (k, v), strict=True):
+            flight[:, :, before : before + tokens] = new
+            seen.append(flight[:, :, : before + tokens])
+        if tokens == 1 or not before:
+            return self._attend_pieces(store, q, seen[0], seen[1], causal=tokens > 1)[0]
+        asked = q.unflatten(2, (-1, tokens))
+        out = []
+        for token in range(tokens):
+            keys, values = (part[:, :, : before + token + 1] for part in seen)
+            out.append(self._attend_pieces(store, asked[:, :, :, token], keys, values)[0])
+        return torch.stack(out, 3).flatten(2, 3)
+
+    def fill(self, store: PackedStore, k: Tensor, v: Tensor) -> None:
+        """Take all tokens of a causal segment."""
+        store.flight = (k, v)
+
+    def view_flight(self, store: PackedStore, length: int) -> tuple[Tensor, Tensor]:
+        """Return keys and values of a full causal segment."""
+        assert store.flight is not None
+        return store.flight
+
+    def _attend_pieces(
+        self, store: PackedStore, q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False
+    ) -> tuple[Tensor, Tensor | None]:
+        """Attend with the sequences that are read back together, one such piece after the other.
+
+        On CUDA nothing is read back: kernels attend to each plane where it lies.
+        """
+        if q.is_cuda:
+            return self._attend_planes(store, q, k, v, causal=causal)
+        found = []
+        for some in self._cut(store):
+            self._note_read(store, len(some))
+            own, past = slice(some.start, some.stop), (*store.read(some), store.layout)
+            found.append(
+                ragged_attention(q[own], k[own], v[own], *past, self._spec.logit_scale, causal=causal)
+            )
+        if len(found) == 1:
+            return found[0]
+        sums = [lse for _, lse in found if lse is not None]
+        return torch.cat([out for out, _ in found]), torch.cat(sums) if sums else None
+
+    def _attend_planes(
+        self, store: PackedStore, q: Tensor, k: Tensor, v: Tensor, *, causal: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        """Attend to the present and the numbers in 16 bits, then to one plane of codes after the other."""
+        scale, (first, *others) = self._spec.logit_scale, store.planes
+        past = (first.keys.numbers, first.values.numbers, first.layout)
+        out, lse = ragged_attention(q, k, v, *past, scale, causal=causal)
+        for plane in others:
+            if plane.layout.total:
+                assert lse is not None  # on CUDA it always is found
+                out, lse = quantised_attention(q, plane, scale, (out, lse))
+        return out, lse
+
+    def _place(self, layer: int, store: PackedStore, at: Segment, change: Change) -> Placed:
+        """Work out where slots come to lie; layers that are alike share it, as do generations of a static method."""
+        rules = self._forms[layer].rules
+        key = (id(change), id(store.placement), id(rules))
+        if key in self._known:
+            return self._known[key][2]
+        placed = place_slots(
+            store.placement, change.layout, change.source, at, self._due[at.index], self._blocks, rules
+        )
+        if self._schedule.get((layer, at.index)) is change:
+            self._known[key] = (change, store.placement, placed)
+        return placed
+
+    def _join(self, layer: int, kind: Kind, share: Share, keys: Codes, values: Codes) -> Plane:
+        """Return a plane, whose codes are told which entries are theirs."""
+        found = []
+        for name, how, codes in (("keys", kind.keys, keys), ("values", kind.values, values)):
+            if how == "codebook":
+                book = self._books[f"{name}_{kind.bits}"][layer].flatten(0, 1)
+                entry = share.rows % self._spec.heads * self._sources_known + self._source[share.positions]
+                codes = Codes(codes.numbers, **name_table(book, kind.bits), entry=entry.int())
+            elif how == "channel":
+                codes = codes._replace(entry=share.entry)
+            found.append(codes)
+        rotation = None if kind.keys == "plain" else self._rotation
+        return Plane(share.layout, kind.bits, found[0], found[1], share.positions, rotation)
+
+    def _read_books(self, layer: int, kind: Kind) -> tuple[Tensor, Tensor] | None:
+        if "codebook" not in (kind.keys, kind.values):
+            return None
+        keys, values = (self._books.get(f"{name}_{kind.bits}") for name in ("keys", "values"))
+        assert keys is not None
+        assert values is not None
+        return keys[layer], values[layer]
+
+    def _list_sources(self, due: Due) -> list[tuple[int, int]]:
+        """Return the source of each run of tokens that are due, and the token after its last."""
+        return [
+            (source, at.end - due.start)
+            for source, at in zip(self._sources, self._spec.segments, strict=True)
+            if due.start <= at.start < due.stop
+        ]
+
+    @property
+    def _sources_known(self) -> int:
+        return count_sources(self._spec)
+
+    def _stored(self, kind: Kind) -> int:
+        """Return how many sequences store a plane."""
+        return self._twins if kind.shared else self._batch
+
+    def _cut(self, store: PackedStore) -> Iterator[range]:
+        """Yield sequences that are read back together."""
+        unit = min(len(plane.keys.numbers) for plane in store.planes)
+        some = max(1, min(unit, PIECE_BYTES // max(1, self._count_read(store))))
+        for base in range(0, self._batch, unit):
+            for start in range(base, base + unit, some):
+                yield range(start, min(start + some, base + unit))
+
+    def _count_read(self, store: PackedStore) -> int:
+        """Return the bytes of a sequence's keys and values that are read back."""
+        return 2 * store.layout.total * self._spec.head_dim * self._dtype.itemsize
+
+    def _note_whole(self, store: PackedStore) -> None:
+        if store.whole is not None:
+            self._note_read(store, self._batch)
+
+    def _note_read(self, store: PackedStore, sequences: int) -> None:
+        self.most_read = max(self.most_read, sequences * self._count_read(store))
+
+
+def _follow(how: Coding, old: Codes, new: Codes | None, move: Move) -> Codes:
+    """Return what stays of a plane's codes followed by new ones; an entry's number is left as it is."""
+    numbers = _gather(old.numbers, None if new is None else new.numbers, move.slots)
+    if how not in ("token", "channel"):
+        return Codes(numbers)
+    assert old.affine is not None
+    index = move.slots if how == "token" else move.entries
+    return Codes(numbers, _gather(old.affine, None if new is None else new.affine, index))
+
+
+def _gather(old: Tensor, new: Tensor | None, index: Tensor) -> Tensor:
+    """Select along the second dimension of `old` followed by `new`."""
+    dtype = old.dtype
+    if dtype == torch.float8_e4m3fn:  # it has no index_select
+        old, new = old.view(torch.uint8), None if new is None else new.view(torch.uint8)
+    joined = old if new is None else torch.cat((old, new), 1)
+    return joined.index_select(1, index).view(dtype)

@@ -1,0 +1,112 @@
+"""One layer's storage in few bits: its planes, what they take, and how they are read back."""
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from kvbench.engine.coding import Kind
+from kvbench.engine.placing import Placement, count_rows
+from kvbench.kernels.layout import Layout
+from kvbench.kernels.planes import Plane, read_plane
+
+
+@dataclass
+class PackedStore:
+    """One layer's storage in planes (`view.Store` says what a view asks of it).
+
+    Attributes:
+        layout: where the layer's rows lie in a buffer that holds all planes' slots in order of position, without room.
+        kinds: what each plane is made of.
+        planes: the numbers.
+        placement: where each slot lies.
+        dtype: in which attention reads them.
+        state: float32 [rows, longest], a number per slot, of a stateful method.
+        before: keys of the segment before [batch, rows, tokens, D], of a method that compares keys.
+        asked: queries of a segment that is not full yet, of a method that looks at data.
+        filled: tokens of that segment.
+        flight: keys and values [batch, rows, tokens, D] of that segment, all of which have a place there.
+        whole: keys and values of all slots, once a view has asked for them.
+    """
+
+    layout: Layout
+    kinds: tuple[Kind, ...]
+    planes: tuple[Plane, ...]
+    placement: Placement
+    dtype: torch.dtype
+    state: Tensor | None = None
+    before: Tensor | None = None
+    asked: Tensor | None = None
+    filled: int = 0
+    flight: tuple[Tensor, Tensor] | None = None
+    whole: tuple[Tensor, Tensor] | None = field(default=None, repr=False)
+
+    @property
+    def keys(self) -> Tensor:
+        """All keys as attention reads them, [batch, slots, D]; kept until the layer is stored anew."""
+        return self.read_whole()[0]
+
+    @property
+    def values(self) -> Tensor:
+        """All values, as `keys` has the keys."""
+        return self.read_whole()[1]
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of codes and scales of all sequences; static codebooks belong to none."""
+        return sum(
+            codes.numbers.nbytes
+            + (0 if codes.affine is None or coding == "codebook" else codes.affine.nbytes)
+            for kind, plane in zip(self.kinds, self.planes, strict=True)
+            for coding, codes in ((kind.keys, plane.keys), (kind.values, plane.values))
+        )
+
+    @property
+    def slot_bytes(self) -> int:
+        """Bytes of one token's key and value while its segment is in flight, of all sequences."""
+        batch, _, channels = self.planes[0].keys.numbers.shape
+        return 2 * batch * channels * self.dtype.itemsize
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes that the method keeps beside them."""
+        beside = (self.state, self.before, self.asked)
+        return sum(tensor.nbytes for tensor in beside if tensor is not None)
+
+    def count_sequence_bytes(self, heads: int, branches: int) -> list[int]:
+        """Return the bytes of codes and scales of each sequence, one number if all have as many.
+
+        Args:
+            heads: KV heads of the layer.
+            branches: sequences that share what is stored once for all of them.
+        """
+        channels = self.planes[0].keys.numbers.shape[-1]
+        rows = [0] * len(self.layout.counts)
+        for kind, share in zip(self.kinds, self.placement.shares, strict=True):
+            token, block = kind.count_token_bytes(channels), kind.count_block_bytes(channels)
+            readers = branches if kind.shared else 1
+            for row, (tokens, blocks) in enumerate(zip(share.layout.counts, share.entries, strict=True)):
+                rows[row] += (tokens * token + blocks * block) // readers
+        return count_rows(rows, heads)
+
+    def read_whole(self) -> tuple[Tensor, Tensor]:
+        """Return keys and values of all slots, [batch, slots, D]."""
+        if self.whole is None:
+            self.whole = self.read(range(len(self.planes[0].keys.numbers)))
+        return self.whole
+
+    def read(self, sequences: range) -> tuple[Tensor, Tensor]:
+        """Return keys and values of some sequences as attention reads them, [sequences, slots, D].
+
+        Those that share what others store are asked for apart from them.
+        """
+        first = self.planes[0].keys.numbers
+        shape = (len(sequences), self.layout.total, first.shape[-1])
+        keys, values = (first.new_empty(shape, dtype=self.dtype) for _ in range(2))
+        for share, plane in zip(self.placement.shares, self.planes, strict=True):
+            if share.layout.total:
+                start = sequences.start % len(plane.keys.numbers)
+                parts = read_plane(plane, slice(start, start + len(sequences)))
+                for out, part in zip((keys, values), parts, strict=True):
+                    out.index_copy_(1, share.slots, part.to(self.dtype))
+        return keys, values

@@ -1,0 +1,271 @@
+"""Which plane each slot of a layer lies in, and how planes change when its storage does; index tables alone, no data.
+
+Plane 0 holds numbers in 16 bits: what is young enough (`Storage.residual`), and blocks too small for scales. Tokens are
+quantised when the segments up to `Due.stop` are due, once, and stay in their plane until they leave.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from kvbench.core.segments import ModelSpec, Segment
+from kvbench.kernels.layout import Layout, arrange_rows
+from kvbench.kernels.planes import list_slots
+
+
+class Blocks(NamedTuple):
+    """How positions fall into segments and blocks.
+
+    Attributes:
+        segment: int64 [positions], index of the segment.
+        block: int64 [positions], number of the block, ascending.
+        count: how many blocks there are.
+    """
+
+    segment: Tensor
+    block: Tensor
+    count: int
+
+
+class Rules(NamedTuple):
+    """How a layer's tokens are stored.
+
+    Attributes:
+        wanted: int64 [heads, segments], the plane that each head stores a segment's tokens in.
+        least: int64 [planes], the fewest tokens of a block that are worth a plane; smaller blocks lie in plane 0.
+    """
+
+    wanted: Tensor
+    least: Tensor
+
+
+class Due(NamedTuple):
+    """The tokens that are quantised after a segment: those at positions from `start` to before `stop`.
+
+    Attributes:
+        start: where the tokens begin that were not due before.
+        stop: where those begin that stay in 16 bits for now.
+        edges: tokens at which blocks begin, counted from `start`, and the one after the last of them.
+    """
+
+    start: int
+    stop: int
+    edges: tuple[int, ...]
+
+
+class Share(NamedTuple):
+    """What one plane holds.
+
+    Attributes:
+        layout: where its rows lie.
+        slots: int64 [slots], where each of its slots lies in the layer's own layout.
+        rows: int64 [slots], row of each slot.
+        positions: int64 [slots], position of each slot's token.
+        blocks: int64 [entries], row x blocks + block of what has scales of its own, ascending.
+        entry: int32 [slots], which of them is a slot's.
+        entries: of each row, on the host.
+    """
+
+    layout: Layout
+    slots: Tensor
+    rows: Tensor
+    positions: Tensor
+    blocks: Tensor
+    entry: Tensor
+    entries: tuple[int, ...]
+
+
+class Placement(NamedTuple):
+    """Where the slots of a layer lie.
+
+    Attributes:
+        plane: int64 [slots + 1], plane of each slot of the layer's own layout, and 0 behind the last.
+        place: int64 [slots + 1], slot of that plane.
+        shares: what each plane holds.
+    """
+
+    plane: Tensor
+    place: Tensor
+    shares: tuple[Share, ...]
+
+
+class Move(NamedTuple):
+    """Where a plane's slots and entries come from, and which tokens it gets.
+
+    Attributes:
+        slots: int64 [slots], slots of the plane before, then tokens of all rows behind each other: of the current
+            segment for plane 0, of those that are due for the others.
+        entries: int64 [entries], entries of the plane before, then blocks of all rows that are due.
+        exists: bool [rows, tokens that are due], those that the plane gets.
+    """
+
+    slots: Tensor
+    entries: Tensor
+    exists: Tensor
+
+
+class Placed(NamedTuple):
+    """How a layer's planes change.
+
+    Attributes:
+        after: where slots lie from then on.
+        moves: of each plane.
+        waiting: int64 [rows x tokens that are due], where the tokens that are due lie among the slots of plane 0
+            before, then the tokens of the current segment; None if they are that segment.
+    """
+
+    after: Placement
+    moves: tuple[Move, ...]
+    waiting: Tensor | None
+
+
+def number_blocks(spec: ModelSpec, group: int | None, device: torch.device | str) -> Blocks:
+    """Number the blocks of all segments: runs of `group` positions, or all of a segment's."""
+    segments, blocks, count = [], [], 0
+    for at in spec.segments:
+        numbers = [count + place // (group or at.length) for place in range(at.length)]
+        blocks += numbers
+        segments += [at.index] * at.length
+        count = numbers[-1] + 1
+    return Blocks(torch.tensor(segments, device=device), torch.tensor(blocks, device=device), count)
+
+
+def find_due(spec: ModelSpec, at: Segment, group: int | None, residual: int) -> Due:
+    """Find what is quantised after a segment: the segments that `residual` newer tokens have come to follow."""
+
+    def find_stop(end: int) -> int:
+        return max((stop for stop in spec.ends if stop + residual <= end), default=0)
+
+    start, stop = find_stop(at.start), find_stop(at.end)
+    edges = {0, stop - start}
+    for other in spec.segments:
+        if start <= other.start < stop:
+            edges |= set(range(other.start - start, other.end - start, group or other.length))
+    return Due(start, stop, tuple(sorted(edges)))
+
+
+def place_nothing(layout: Layout, planes: int) -> Placement:
+    """Return where the slots of a layer lie that has none."""
+    none = layout.positions.new_zeros(0)
+    share = Share(layout, none, none, none, none, none.int(), (0,) * len(layout.counts))
+    return Placement(none.new_zeros(1), none.new_zeros(1), (share,) * planes)
+
+
+def place_slots(
+    before: Placement, layout: Layout, source: Tensor, at: Segment, due: Due, blocks: Blocks, rules: Rules
+) -> Placed:
+    """Work out where slots come to lie after a segment; the host reads how many, twice.
+
+    Args:
+        before: where they lay.
+        layout: the layer's own layout from then on, without room.
+        source: where its slots come from, int32 [slots] (`kernels.compact.source_table`).
+        at: the segment.
+        due: the tokens that are quantised now.
+        blocks: how positions fall into blocks.
+        rules: how the layer's tokens are stored.
+    """
+    rows, positions = list_slots(layout)
+    count, planes = len(layout.counts), len(before.shares)
+    origin = torch.where(source < 0, len(before.plane) - 1, source).long()
+    block = rows * blocks.count + blocks.block[positions]
+    plane = before.plane[origin]
+    ready = (positions >= due.start) & (positions < due.stop) & (plane == 0)
+    wanted = rules.wanted[rows % len(rules.wanted), blocks.segment[positions]]
+    members = rows.new_zeros(count * blocks.count).index_add_(0, block, ready.long())
+    enters = ready & (members[block] >= rules.least[wanted])
+    plane = torch.where(enters, wanted, plane)
+    held = [rows.new_zeros(count).index_add_(0, rows, (plane == p).long()) for p in range(planes)]
+    counts = torch.stack(held).tolist()
+
+    place, shares, moves = torch.zeros_like(rows), [], []
+    width = due.stop - due.start
+    token = rows * width + positions - due.start  # among those that are due
+    old = before.shares[0].layout.total
+    stored = torch.where(source < 0, old - 1 - source.long(), before.place[origin])  # in 16 bits until now
+    for number, share in enumerate(before.shares):
+        own = plane == number
+        inside, slots, places = _arrange(layout, rows, positions, own, counts[number])
+        place = torch.where(own, places, place)
+        after = _describe(inside, slots, rows, positions, block, blocks.count)
+        comes = stored
+        if number:
+            stays = before.plane[origin] == number
+            comes = torch.where(stays, before.place[origin], share.layout.total + token)
+        gets = _mark(token, enters & own, count * width).view(count, width)
+        moves.append(Move(comes[slots], _find_entries(share, after, due, blocks), gets))
+        shares.append(after)
+    waiting = None
+    if due.start != at.start or due.stop != at.end:
+        waiting = rows.new_zeros(count * width + 1)
+        waiting[torch.where(enters, token, count * width)] = stored
+        waiting = waiting[:-1]
+    behind = plane.new_zeros(1)
+    return Placed(
+        Placement(torch.cat((plane, behind)), torch.cat((place, behind)), tuple(shares)),
+        tuple(moves),
+        waiting,
+    )
+
+
+def _arrange(
+    layout: Layout, rows: Tensor, positions: Tensor, own: Tensor, counts: list[int]
+) -> tuple[Layout, Tensor, Tensor]:
+    """Lay out a plane's slots.
+
+    Args:
+        layout: the layer's own.
+        rows: int64 [slots] of it.
+        positions: int64 [slots] of it.
+        own: bool [slots] of it, those that lie in the plane.
+        counts: how many of each row do.
+
+    Returns:
+        The plane's layout; where its slots lie in the layer's own, int64 [slots of the plane]; where those of the layer
+        lie in the plane, int64 [slots], which means nothing for others than its own.
+    """
+    before = own.cumsum(0) - own.long()
+    rank = before - before[layout.offsets[rows]]
+    longest = max(counts, default=0)
+    table = positions.new_full((len(counts) * longest + 1,), -1)  # what is not its own goes to the last entry
+    table[torch.where(own, rows * longest + rank, len(table) - 1)] = torch.where(own, positions, -1)
+    inside = arrange_rows(table[:-1].view(len(counts), longest), counts)
+    places = inside.offsets[rows] + rank
+    slots = rows.new_zeros(inside.total + 1)
+    slots[torch.where(own, places, inside.total)] = torch.arange(len(rows), device=rows.device)
+    return inside, slots[:-1], places
+
+
+def _describe(
+    inside: Layout, slots: Tensor, rows: Tensor, positions: Tensor, block: Tensor, count: int
+) -> Share:
+    """Return what a plane holds whose slots lie at `slots` of the layer's own layout."""
+    blocks, entry = torch.unique(block[slots], return_inverse=True)
+    entries = torch.bincount(blocks // count, minlength=len(inside.counts)).tolist()
+    return Share(inside, slots, rows[slots], positions[slots], blocks, entry.int(), tuple(entries))
+
+
+def _find_entries(before: Share, after: Share, due: Due, blocks: Blocks) -> Tensor:
+    """Return where the entries of a plane come from, int64 [entries] (`Move.entries`)."""
+    known = len(before.blocks)
+    new = len(due.edges) - 1
+    row, block = after.blocks // blocks.count, after.blocks % blocks.count
+    fresh = known + row * new + block - (int(blocks.block[due.start]) if new else 0)
+    if not known:
+        return fresh
+    found = torch.searchsorted(before.blocks, after.blocks).clamp_(max=known - 1)
+    return torch.where(before.blocks[found] == after.blocks, found, fresh)
+
+
+def _mark(token: Tensor, chosen: Tensor, count: int) -> Tensor:
+    """Return which of `count` tokens are chosen, bool."""
+    marks = torch.zeros(count + 1, dtype=torch.bool, device=token.device)
+    marks[torch.where(chosen, token, count)] = True
+    return marks[:-1]
+
+
+def count_rows(values: Sequence[int], heads: int) -> list[int]:
+    """Sum numbers of rows over the heads of each sequence."""
+    return [sum(values[row : row + heads]) for row in range(0, len(values), heads)]

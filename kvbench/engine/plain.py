@@ -1,0 +1,179 @@
+"""Storage in 16 or 32 bits: exact size, in one ring for the keys and values of all layers."""
+
+from fractions import Fraction
+from math import ceil
+
+import torch
+from torch import Tensor
+
+from kvbench.core.segments import ModelSpec, Segment
+from kvbench.engine.arena import Arena
+from kvbench.engine.changes import Change, Schedule, room_behind
+from kvbench.engine.lengths import foresee_lengths, foresee_ring
+from kvbench.engine.memory import BIAS_CHANNELS
+from kvbench.engine.view import Store
+from kvbench.kernels.compact import move_slots, rebuild
+from kvbench.kernels.layout import Layout, empty_layout, view_room
+from kvbench.kernels.ragged_attention import ragged_attention
+from kvbench.kernels.step_attention import open_rows, step_attention
+from kvbench.methods.base import Method
+
+REBUILD_BOUND = Fraction(11, 10)
+"""Storage at the worst instant of a rebuild over B, for methods whose lengths are not known beforehand."""
+
+
+class PlainStorage:
+    """Keys and values of all layers as numbers that attention reads where they lie (`storage.Storage`).
+
+    Attributes:
+        arena: the ring; made anew when a generation needs a larger one.
+        most_read: 0, nothing is ever read back.
+
+    Args:
+        spec: the model's shapes.
+        method: prepared.
+        dtype: of the stored keys and values.
+        device: where they live.
+    """
+
+    most_read = 0
+
+    def __init__(self, spec: ModelSpec, method: Method, dtype: torch.dtype, device: torch.device) -> None:
+        self._spec, self._method, self._dtype, self._device = spec, method, dtype, device
+        self._channels = spec.head_dim + (BIAS_CHANNELS if method.biased else 0)
+        self.arena = Arena(0, dtype, device)
+        self._ring: int | None = None  # slots of one sequence that the arena must hold
+        self._layouts: dict[
+            tuple[int, int], Layout
+        ] = {}  # of empty rows, by their number and the room behind them
+
+    def prepare(self, sequences: int, batch: int, rows: int, schedule: Schedule) -> None:
+        """Clear the ring, and make it larger where this generation may hold more than those before.
+
+        Args:
+            sequences: in the batch.
+            batch: sequences that share a layout, 1 where each row has its own.
+            rows: of a layout.
+            schedule: of a static method.
+        """
+        self._batch, self._rows = batch, rows
+        if self._ring is None:
+            self._ring = self._foresee_ring(schedule)
+        numbers = self._ring * sequences * self._channels
+        if numbers > self.arena.numbers:
+            self.arena = Arena(0, self._dtype, self._device)  # the old one is gone before the new one is made
+            self.arena = Arena(numbers, self._dtype, self._device)
+        self.arena.clear()
+
+    def find_room(self, index: int) -> int:
+        """Return the free slots that every row needs while segment `index` runs."""
+        return room_behind(self._spec, index)
+
+    def open(self, layer: int, room: int = 0) -> Store:
+        """Return storage that holds nothing yet, with so much room behind every row."""
+        at = (self._rows, room)
+        if at not in self._layouts:
+            self._layouts[at] = empty_layout(self._rows, self._device, room)
+        layout = self._layouts[at]
+        shape = (self._batch, layout.capacity, self._channels)
+        parts = [self.arena.take(shape) for _ in ("keys", "values")]
+        for tensor, _ in parts:
+            tensor.zero_()  # room is read before it is full where rows are padded
+        (keys, first), (values, second) = parts
+        return Store(layout, keys, values, (first, second))
+
+    def close(self, store: Store) -> None:
+        """Take a layer's storage back."""
+        for ticket in store.tickets:
+            self.arena.release(ticket)
+
+    def attend(self, store: Store, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Attend over a layer's past and the whole present (`kernels.ragged_attention`)."""
+        return ragged_attention(q, k, v, store.keys, store.values, store.layout, self._spec.logit_scale)
+
+    def joins(self, change: Change, dtype: torch.dtype) -> bool:
+        """Return whether past and present will lie together in the new storage as attention reads them."""
+        return change.appends and self._dtype == dtype
+
+    def attend_step(
+        self, store: Store, q: Tensor, k: Tensor, v: Tensor, length: int, filled: Tensor
+    ) -> Tensor:
+        """Attend with the next tokens of a causal segment, which are put into the room behind the rows.
+
+        Args:
+            store: the layer's storage, whose `filled` tokens of the segment came before.
+            q: [batch, rows, queries, D].
+            k: keys of the new tokens [batch, rows, tokens, D].
+            v: values, shaped like k.
+            length: tokens of the segment.
+            filled: int64 [1], `store.filled` on the device.
+        """
+        if store.rows is None:
+            store.rows = open_rows(store.keys, store.values, store.layout, filled=filled)
+        return step_attention(q, k, v, store.rows, store.filled, self._spec.logit_scale)
+
+    def fill(self, store: Store, k: Tensor, v: Tensor) -> None:
+        """Put all tokens of a causal segment into the room behind the rows."""
+        for storage, new in ((store.keys, k), (store.values, v)):
+            view_room(storage, store.layout, 0, new.shape[2]).copy_(new)
+
+    def view_flight(self, store: Store, length: int) -> tuple[Tensor, Tensor]:
+        """Return keys and values of a full causal segment of `length` tokens, [batch, rows, tokens, D]."""
+        keys, values = (view_room(x, store.layout, 0, length) for x in (store.keys, store.values))
+        return keys, values
+
+    def change(
+        self, layer: int, store: Store, present: tuple[Tensor, Tensor], at: Segment, change: Change
+    ) -> Store:
+        """Return a layer's storage after a segment.
+
+        Args:
+            layer: its index.
+            store: before.
+            present: keys and values of the segment [batch, rows, tokens, D].
+            at: the segment.
+            change: what stays.
+        """
+        contents = change.contents
+        # One after the other: the old keys are gone before the new values are made.
+        keys, first = self._move(store.keys, store, present[0], change)
+        if contents is not None:
+            keys.index_copy_(1, contents.slots, contents.keys[None].to(self._dtype))
+        self.arena.release(store.tickets[0])
+        store.keys = keys
+        values, second = self._move(store.values, store, present[1], change)
+        if contents is not None:
+            values.index_copy_(1, contents.slots, contents.values[None].to(self._dtype))
+        self.arena.release(store.tickets[1])
+        return Store(change.layout, keys, values, (first, second), change.state)
+
+    def count_rebuild(self, before: int, after: int) -> int:
+        """Return the most bytes of a layer at an instant of its rebuild, which has so many before and after."""
+        return max(before + after // 2, before // 2 + after)
+
+    def _move(
+        self, storage: Tensor, store: Store, current: Tensor, change: Change
+    ) -> tuple[Tensor, int | None]:
+        """Copy what stays of a layer's keys or values to new storage."""
+        moved, ticket = self.arena.take((self._batch, change.layout.capacity, storage.shape[2]))
+        if store.layout.room:
+            move_slots(storage, change.source, moved)
+        elif change.appends and not storage.is_cuda and not change.layout.room:
+            # A GPU copies by a table as fast as without one.
+            past = storage.unflatten(1, (self._rows, -1)) if storage.shape[1] else current[:, :, :0]
+            parts = (past.to(self._dtype), current.to(self._dtype))
+            torch.cat(parts, 2, out=moved.unflatten(1, (self._rows, -1)))
+        else:
+            rebuild(storage, current, change.source, moved)
+        return moved, ticket
+
+    def _foresee_ring(self, schedule: Schedule) -> int:
+        """Return the slots that one sequence's storage needs; where data decides, what a strict budget lets it have."""
+        spec, method = self._spec, self._method
+        lengths = foresee_lengths(spec, method, schedule)
+        if lengths is None:
+            if not method.strict:
+                return 0
+            arriving = max(room_behind(spec, at.index) for at in spec.segments) * spec.all_heads
+            return 2 * (ceil(REBUILD_BOUND * method.budget.capacity) + arriving)
+        return foresee_ring(spec, lengths)

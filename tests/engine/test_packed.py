@@ -1,0 +1,213 @@
+"""A cache in few bits against storage that quantises one token after the other, and dense attention over that."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from itertools import product
+
+import pytest
+import torch
+from torch import Tensor
+
+from kvbench.core.budget import Budget
+from kvbench.core.segments import ModelSpec, next_token
+from kvbench.core.storage import Storage
+from kvbench.engine.cache import BudgetExceeded, KVCache
+from kvbench.engine.coding import Packing
+from kvbench.methods.base import Method
+from kvbench.methods.full import Full
+from tests.support.engine import D, Drawn, DrawnPerSequence, draw_seen, prepared, run, small, tokens_of
+from tests.support.slow_storage import SlowStorage
+
+SCALES = small(layers=2, heads=2, sides=(1, 2, 3, 4))
+STEPS = ModelSpec("steps", 2, 2, D, next_token(5, [4, 4, 4, 4]))
+STORAGES = {
+    "channel": Storage(),
+    "token": Storage("token"),
+    "kivi": Storage(group=3, residual=6, before_rotation=False),
+    "waiting": Storage(residual=5),
+    "codebooks": Storage("codebook", "codebook"),
+}
+DTYPES = {"int8": (8, False), "int4": (4, False), "int3": (3, False), "int2": (2, False), "fp8": (8, True)}
+
+
+def make_rotation(spec: ModelSpec) -> Tensor:
+    angle = torch.arange(spec.segments[-1].end)[:, None] * torch.linspace(0.1, 1, D // 2)
+    return torch.polar(torch.ones_like(angle), angle)
+
+
+def make_books(spec: ModelSpec) -> dict[str, Tensor]:
+    """Random levels, ascending, and scales that reach from -4 to 4."""
+    generator = torch.Generator().manual_seed(0)
+    shape = (spec.layers, spec.heads, len(spec.segments) - 1 if spec.family == "next-scale" else 2, D)
+    books = {}
+    for name in ("keys", "values"):
+        for bits in (4, 3, 2):
+            books[f"{name}_{bits}"] = torch.randn(*shape, 2**bits, generator=generator).sort(-1).values.half()
+        books[f"{name}_8"] = torch.tensor([8 / 255, -4]).half().expand(*shape, 2).contiguous()
+    return books
+
+
+def attend_slowly(
+    spec: ModelSpec, inputs: list[list[tuple[Tensor, ...]]], seen: Tensor, slow: Mapping[int, SlowStorage]
+) -> tuple[list[Tensor], list[list[list[int]]]]:
+    """Attention over what slow storage reads back, and the bytes of each layer and sequence after each segment."""
+    out, held = [], []
+    sequences = len(inputs[0][0][0])
+    for at, layers in zip(spec.segments, inputs, strict=True):
+        for layer, (q, k, v) in enumerate(layers):
+            result = torch.empty_like(q)
+            for place in product(range(sequences), range(spec.heads)):
+                past = slow[layer].tokens.get(place, {})
+                order = sorted(past)
+                keys, values = (
+                    torch.cat([*(torch.tensor(getattr(past[p], name))[None] for p in order), new[place]])
+                    for name, new in (("key", k), ("value", v))
+                )
+                scores = q[place].double() @ keys.double().T * spec.logit_scale
+                if at.causal:
+                    later = torch.ones(at.length, at.length).triu(1).bool()
+                    scores[:, len(order) :].masked_fill_(later, -torch.inf)
+                result[place] = (scores.softmax(-1) @ values.double()).float()
+            out.append(result)
+        if at.last:
+            break
+        for layer, (_, k, v) in enumerate(layers):
+            kept = {
+                place: [p for p in range(at.end) if seen[at.index + 1, layer, place[1], p]]
+                for place in product(range(sequences), range(spec.heads))
+            }
+            slow[layer].store(k, v, at, kept)
+        held.append([[slow[layer].count_bytes(s) for s in range(sequences)] for layer in range(spec.layers)])
+    return out, held
+
+
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("storage", STORAGES)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_attention_and_bytes_are_those_of_slow_storage(dtype: str, storage: str, turned: bool) -> None:
+    bits, fp8 = DTYPES[dtype]
+    for spec, kind in product((SCALES, STEPS), (Drawn, DrawnPerSequence)):
+        seen, inputs = draw_seen(spec, 3, 0.8), tokens_of(spec, 2)
+        rotation, books = make_rotation(spec) if turned else None, make_books(spec)
+        how = STORAGES[storage]
+        slow = {
+            layer: SlowStorage(spec, layer, how, bits, fp8, rotation, books) for layer in range(spec.layers)
+        }
+        expected, held = attend_slowly(spec, inputs, seen, slow)
+        cache = KVCache(
+            spec,
+            prepared(kind(seen), spec),
+            dtype=torch.float32,
+            packing=Packing(bits, how, fp8),
+            rotation=rotation,
+            books=books,
+        )
+        for found, wanted in zip(run(cache, spec, inputs), expected, strict=True):
+            # A number halfway between two codes may be rounded either way.
+            wrong = (found - wanted).abs() > 2e-4 + 1e-3 * wanted.abs()
+            assert wrong.float().mean() < 0.02
+        for k, layers in enumerate(held):
+            total = [sum(layer[s] for layer in layers) for s in range(2)]
+            assert cache.ledger.held_bytes[k][-1] in (total, [total[0]])
+            assert max(total) <= cache.ledger.sequence_bytes
+
+
+@pytest.mark.parametrize("kind", [Drawn, DrawnPerSequence])
+def test_a_token_is_quantised_once(kind: type[Drawn]) -> None:
+    spec = small(layers=1, heads=2, sides=(1, 2, 3, 3, 3, 2))
+    for how in (Storage(), Storage("token"), Storage(group=4, residual=10), Storage("codebook", "codebook")):
+        cache = KVCache(
+            spec,
+            prepared(kind(draw_seen(spec, 5, 0.9)), spec),
+            dtype=torch.float32,
+            packing=Packing(4, how),
+            rotation=make_rotation(spec),
+            books=make_books(spec),
+        )
+        known: dict[tuple[int, int, int], Tensor] = {}
+        cache.reset(2)
+        for at, layers in zip(spec.segments[:-1], tokens_of(spec, 2), strict=False):
+            cache.begin(at)
+            cache.attend(0, *layers[0])
+            store = cache._stores[0]
+            batch, rows = store.keys.shape[0], len(store.layout.counts)
+            for sequence, row in product(range(batch), range(rows)):
+                start = int(store.layout.offsets[row])
+                for slot, position in enumerate(
+                    store.layout.positions[row, : store.layout.counts[row]].tolist()
+                ):
+                    found = torch.cat(
+                        (store.keys[sequence, start + slot], store.values[sequence, start + slot])
+                    )
+                    coded = position < at.end - how.residual - 9 or not how.residual
+                    if coded:
+                        assert torch.equal(known.setdefault((sequence, row, position), found), found)
+        assert known
+
+
+def test_sixteen_bits_lose_what_half_precision_loses() -> None:
+    inputs, rotation = tokens_of(SCALES, 2), make_rotation(SCALES)
+    cache = KVCache(
+        SCALES,
+        prepared(Full(), SCALES),
+        dtype=torch.float32,
+        packing=Packing(16, Storage()),
+        rotation=rotation,
+    )
+    cache.reset(2)
+    for at, layers in zip(SCALES.segments, inputs, strict=True):
+        cache.begin(at)
+        for layer, (q, k, v) in enumerate(layers):
+            past = [[x[layer][n].half().float() for x in inputs[: at.index]] for n in (1, 2)]
+            keys, values = (torch.cat([*old, new], 2) for old, new in zip(past, (k, v), strict=True))
+            expected = (q @ keys.mT * SCALES.logit_scale).softmax(-1) @ values
+            assert torch.allclose(cache.attend(layer, q, k, v), expected, atol=1e-5)
+
+
+def test_the_newest_tokens_of_a_window_are_exact() -> None:
+    spec = small(layers=1, heads=1, sides=(1, 2, 2, 3))
+    cache = KVCache(
+        spec, prepared(Full(), spec), dtype=torch.float32, packing=Packing(2, Storage(residual=4))
+    )
+    inputs = tokens_of(spec, 2)
+    cache.reset(2)
+    for at, layers in zip(spec.segments[:-1], inputs, strict=False):
+        cache.begin(at)
+        _, k, v = layers[0]
+        cache.attend(0, *layers[0])
+        store = cache._stores[0]
+        for found, new in ((store.keys, k), (store.values, v)):
+            assert torch.equal(found[:, -at.length :], new[:, 0].half().float())
+    assert not torch.equal(store.keys[:, 1:5], inputs[1][0][1][:, 0].half().float())
+
+
+def test_a_strict_budget_in_bytes_counts_codes_and_scales() -> None:
+    spec, inputs = SCALES, tokens_of(SCALES, 2)
+    packing = Packing(4, Storage())
+    cache = KVCache(spec, prepared(Full(), spec), dtype=torch.float32, packing=packing)
+    run(cache, spec, inputs)
+    most = cache.ledger.sequence_bytes
+    # A head's sink in 16 bits; 4 and 9 tokens with 8 bytes of codes and a value's scale each, and 8 channels' scales.
+    assert most == spec.layers * spec.heads * (32 + (4 + 9) * (8 + 4) + 2 * 32)
+    for bytes_, fits in ((most, True), (most - 1, False)):
+        method = Full()
+        method.prepare(spec, replace(Budget.parse_bytes(1, spec, 1), bytes=bytes_))
+        cache = KVCache(spec, method, dtype=torch.float32, packing=packing)
+        if fits:
+            run(cache, spec, inputs)
+        else:
+            with pytest.raises(BudgetExceeded, match="bytes held"):
+                run(cache, spec, inputs)
+
+
+@pytest.mark.parametrize("method", [Full, lambda: DrawnPerSequence(draw_seen(SCALES, 1, 0.7))])
+def test_the_batch_changes_nothing_but_rounding(method: Method) -> None:
+    inputs = tokens_of(SCALES, 4)
+    packing = Packing(3, Storage())
+    outs = []
+    for part in (slice(0, 4), slice(0, 2)):
+        some = [[tuple(x[part] for x in layer) for layer in layers] for layers in inputs]
+        cache = KVCache(SCALES, prepared(method(), SCALES), dtype=torch.float32, packing=packing)
+        outs.append(run(cache, SCALES, some))
+    for whole, half in zip(*outs, strict=True):
+        assert torch.allclose(whole[:2], half, atol=1e-5)

@@ -1,0 +1,140 @@
+"""Storage in few bits as its description has it, one token after the other: what tests compare the cache with."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from kvbench.core.segments import ModelSpec, Segment
+from kvbench.core.storage import Storage
+
+Numbers = NDArray[np.float32]
+Place = tuple[int, int]
+"""Sequence and head."""
+
+
+@dataclass
+class Token:
+    """What is stored of a token: both numbers as they are read, bytes without the block's, the block of a key."""
+
+    key: Numbers
+    value: Numbers
+    bytes: int
+    block: tuple[int, int] | None = None
+    young: bool = True
+
+
+@dataclass
+class SlowStorage:
+    """One layer; keys and values are numbers of one head's token, [D]."""
+
+    spec: ModelSpec
+    layer: int
+    storage: Storage
+    bits: int
+    fp8: bool = False
+    rotation: Tensor | None = None
+    books: Mapping[str, Tensor] | None = None
+    tokens: dict[Place, dict[int, Token]] = field(default_factory=dict)
+
+    def store(self, k: Tensor, v: Tensor, at: Segment, kept: Mapping[Place, Sequence[int]]) -> None:
+        """Take a segment [sequences, heads, tokens, D]; of all positions so far those in `kept` stay."""
+        exact: dict[Place, dict[int, tuple[Numbers, Numbers]]] = {}
+        for place, positions in kept.items():
+            held = self.tokens.setdefault(place, {})
+            exact[place] = {}
+            for number in range(at.length):
+                key, value = (np.array(x[place][number], np.float32) for x in (k, v))
+                exact[place][at.start + number] = (key, value)
+                half = [x.astype(np.float16).astype(np.float32) for x in (key, value)]
+                held[at.start + number] = Token(half[0], half[1], 4 * self.spec.head_dim)
+            for position in list(held):
+                if position not in positions:
+                    del held[position]
+        for place in kept:
+            for other in self.spec.segments[: at.index + 1]:
+                if other.end + self.storage.residual <= at.end:
+                    self._quantise(place, other, exact[place])
+
+    def _quantise(self, place: Place, segment: Segment, exact: Mapping[int, tuple[Numbers, Numbers]]) -> None:
+        group, held = self.storage.group or segment.length, self.tokens[place]
+        for first in range(segment.start, segment.end, group):
+            stop = min(first + group, segment.end)
+            block = [p for p in range(first, stop) if p in held and held[p].young]
+            for position in block:
+                held[position].young = False
+            if self.bits == 16 or not block or not self._worth(len(block)):
+                continue
+            bits = self.bits
+            if self.storage.keys == "codebook" and segment.length == 1 and not self.fp8:
+                self.bits = 8
+            inputs = [exact.get(p, (held[p].key, held[p].value)) for p in block]
+            keys, values = (np.stack(part) for part in zip(*inputs, strict=True))
+            turned = self.rotation is not None and self.storage.before_rotation
+            if turned:
+                keys = self._turn(keys, block, -1)
+            source = min(segment.index, 1) if segment.causal else segment.index
+            keys = self._read_back(keys, self.storage.keys, "keys", place[1], source)
+            values = self._read_back(values, self.storage.values, "values", place[1], source)
+            if turned:
+                keys = self._turn(keys, block, 1)
+            for position, key, value in zip(block, keys, values, strict=True):
+                of_block = (segment.index, first) if self._block_bytes else None
+                held[position] = Token(key, value, self._token_bytes, of_block, young=False)
+            self.bits = bits
+
+    @property
+    def _token_bytes(self) -> int:
+        scales = 0 if self.fp8 else 4 * ((self.storage.keys == "token") + (self.storage.values == "token"))
+        return self.spec.head_dim * self.bits // 4 + scales
+
+    @property
+    def _block_bytes(self) -> int:
+        return 4 * self.spec.head_dim if self.storage.keys == "channel" and not self.fp8 else 0
+
+    def _worth(self, tokens: int) -> bool:
+        return tokens * self._token_bytes + self._block_bytes < tokens * 4 * self.spec.head_dim
+
+    def _turn(self, keys: Numbers, positions: Sequence[int], sense: int) -> Numbers:
+        assert self.rotation is not None
+        turns = self.rotation.numpy()[positions]
+        pairs = (keys[:, 0::2] + 1j * keys[:, 1::2]) * (turns if sense > 0 else turns.conj())
+        turned = np.empty_like(keys)
+        turned[:, 0::2], turned[:, 1::2] = pairs.real, pairs.imag
+        return turned
+
+    def _read_back(self, x: Numbers, how: str, name: str, head: int, source: int) -> Numbers:
+        if self.fp8:
+            return torch.tensor(x).clamp(-448, 448).to(torch.float8_e4m3fn).float().numpy()
+        if how == "codebook":
+            return self._read_book(x, name, head, source)
+        axis = 0 if how == "channel" else 1
+        zero = x.min(axis, keepdims=True).astype(np.float16).astype(np.float32)
+        scale = ((x.max(axis, keepdims=True) - zero) / np.float32(2**self.bits - 1)).clip(0)
+        scale = scale.astype(np.float16).astype(np.float32)
+        codes = np.rint((x - zero) / np.where(scale > 0, scale, 1)).clip(0, 2**self.bits - 1)
+        return (zero + scale * codes).astype(np.float32)
+
+    def _read_book(self, x: Numbers, name: str, head: int, source: int) -> Numbers:
+        assert self.books is not None
+        table = self.books[f"{name}_{self.bits}"][self.layer, head, source].float().numpy()
+        if name == "keys" and self.rotation is not None and self.storage.before_rotation:
+            order = np.arange(len(table)).reshape(2, -1).T.ravel()  # of tables whose even channels come first
+            table = table[order]
+        if self.bits == 8:
+            scale, zero = table.T
+            return (zero + scale * np.rint((x - zero) / scale).clip(0, 255)).astype(np.float32)
+        nearest = np.abs(x[:, :, None] - table).argmin(2)
+        return np.take_along_axis(table[None], nearest[:, :, None], 2)[:, :, 0]
+
+    def count_bytes(self, sequence: int) -> int:
+        """Bytes of what is stored of a sequence, the scales of each block once."""
+        total = 0
+        for place, held in self.tokens.items():
+            if place[0] == sequence:
+                blocks = {token.block for token in held.values() if token.block is not None}
+                total += sum(token.bytes for token in held.values()) + len(blocks) * self._block_bytes
+        return total
