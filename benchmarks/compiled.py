@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import build  # noqa: F401 - makes this checkout's kvbench importable
 import torch
 import triton
+from plane_cases import FORMS, Stored, equal_rows, make_plane
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
@@ -25,11 +26,15 @@ from kvbench.kernels.triton import compact as compact_triton
 from kvbench.kernels.triton import decode_attention as decode_attention_triton
 from kvbench.kernels.triton import modulate as modulate_triton
 from kvbench.kernels.triton import qk_norm_rope as qk_norm_rope_triton
+from kvbench.kernels.triton import quantised_attention as quantised_attention_triton
 from kvbench.kernels.triton import ragged_attention as ragged_attention_triton
 from kvbench.kernels.triton import softmax as softmax_triton
 from kvbench.kernels.triton.launch import UNIT
 
-TYPES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
+TYPES = {
+    torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32", torch.float8_e4m3fn: "u8",
+    torch.uint8: "u8", torch.int32: "i32", torch.int64: "i64",
+}  # fmt: skip
 
 
 class Variant(NamedTuple):
@@ -92,6 +97,34 @@ def decode(dtype: torch.dtype, head_dim: int, queries: int) -> Variant:
     }  # fmt: skip
     options = {"num_warps": sizes.warps, "num_stages": sizes.stages}
     return Variant(f"decode {short}", decode_attention_triton.decode_kernel, pointers, constants, options)
+
+
+def quantised(
+    dtype: torch.dtype, head_dim: int, queries: int, form: Stored, *, turned: bool = False
+) -> Variant:
+    """The attention that so many queries on each of 64 rows use over a plane; turns of keys are stored in 16 bits."""
+    short = TYPES[dtype]
+    sizes = quantised_attention_triton.tile(head_dim, dtype, queries, 64, torch.device("cpu"))
+    plane = make_plane(form, equal_rows(1, 1), 1, head_dim, block=1, turned=turned)
+    pointers = dict.fromkeys(("q", "before", "out"), f"*{short}") | {"turns": "*i32", "positions": "*i64"}
+    pointers |= dict.fromkeys(("before_lse", "partial", "lse"), "*fp32")
+    pointers |= {"offsets": "*i64", "lengths": "*i32", "order": "*i32"}
+    for codes, names in (
+        (plane.keys, ("keys", "key_table", "key_entry")),
+        (plane.values, ("values", "value_table", "value_entry")),
+    ):
+        found = quantised_attention_triton.read_source(codes).tensors
+        pointers |= {name: f"*{TYPES[tensor.dtype]}" for name, tensor in zip(names, found, strict=True)}
+    constants = {
+        "UNIT": UNIT, "HEAD_DIM": head_dim, "BLOCK_D": triton.next_power_of_2(head_dim),
+        "BLOCK_H": triton.next_power_of_2(head_dim // 2), "BLOCK_M": sizes.queries, "BLOCK_N": sizes.keys,
+        "STAGES": sizes.stages, "CONTINUE": False, "PRECISION": "ieee" if short == "fp32" else "tf32",
+        **quantised_attention_triton.list_constants(plane),
+    }  # fmt: skip
+    options = {"num_warps": sizes.warps, "num_stages": sizes.stages}
+    return Variant(
+        f"{form.name} {short}", quantised_attention_triton.quantised_kernel, pointers, constants, options
+    )
 
 
 def merge(dtype: torch.dtype, head_dim: int) -> Variant:
@@ -181,6 +214,8 @@ def variants() -> Iterator[Variant]:
     yield decode(fp32, 128, 1)
     yield decode(fp32, 64, 8)
     yield merge(bf16, 128)
+    for queries in (1, 8, 4096):
+        yield quantised(bf16, 128, queries, FORMS[1], turned=True)
     for dtype, head_dim in ((bf16, 64), (bf16, 128), (bf16, 256), (fp32, 64), (fp32, 128)):
         yield from mass(dtype, head_dim)
     yield copy(bf16, 64)

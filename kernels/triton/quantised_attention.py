@@ -29,8 +29,8 @@ def tile(head_dim: int, dtype: torch.dtype, queries: int, rows: int, device: tor
         return Tile(1, 32, 4, 3)
     if dtype == torch.float32:
         return Tile(16, 16 if wide else 32, 8, 2)
-    if queries <= 16:
-        return Tile(16, 32, 4, 3)
+    if queries <= 16:  # with three tiles in flight turning keys of 128 channels spills
+        return Tile(16, 32, 4, 3 if head_dim <= 64 else 2)
     if wide or rows * cdiv(queries, 128) < 2 * count_processors(device):
         return Tile(64, 32, 8 if wide else 4, 2)
     return Tile(128, 32, 8, 2)
@@ -68,6 +68,16 @@ def read_source(codes: Codes) -> Source:
         return Source((numbers, codes.book, entry), 0, "book", True, codes.book.shape[1])
     scheme = "float8" if numbers.dtype == torch.uint8 else "float"
     return Source((numbers, numbers, numbers), 0, scheme, False, channels)
+
+
+def list_constants(plane: Plane) -> dict[str, int | bool | str]:
+    """Return what the kernel is compiled for of a plane."""
+    keys, values = read_source(plane.keys), read_source(plane.values)
+    return {
+        "BITS": plane.bits, "TURN": plane.rotation is not None,
+        "KEYS": keys.scheme, "KEY_ENTRIES": keys.entries, "KEY_CHANNELS": keys.channels,
+        "VALUES": values.scheme, "VALUE_ENTRIES": values.entries, "VALUE_CHANNELS": values.channels,
+    }  # fmt: skip
 
 
 @triton.jit
@@ -289,10 +299,8 @@ def quantised_attention_triton(
         layout.offsets, layout.lengths, layout.order, scale * LOG2_E,
         rows, queries, layout.total, share, len(plane.keys.numbers), keys.step, values.step, *q_strides, *out_strides,
         UNIT=UNIT, HEAD_DIM=channels, BLOCK_D=max(16, next_power_of_2(channels)),
-        BLOCK_H=max(16, next_power_of_2(channels // 2)), BLOCK_M=sizes.queries, BLOCK_N=sizes.keys, STAGES=sizes.stages,
-        BITS=plane.bits, KEYS=keys.scheme, KEY_ENTRIES=keys.entries, KEY_CHANNELS=keys.channels,
-        VALUES=values.scheme, VALUE_ENTRIES=values.entries, VALUE_CHANNELS=values.channels,
-        TURN=plane.rotation is not None, CONTINUE=state is not None,
+        BLOCK_H=max(16, next_power_of_2(channels // 2)), BLOCK_M=sizes.queries, BLOCK_N=sizes.keys,
+        STAGES=sizes.stages, **list_constants(plane), CONTINUE=state is not None,
         PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
         num_warps=sizes.warps, num_stages=sizes.stages, enable_fp_fusion=True,
     )  # fmt: skip

@@ -14,17 +14,22 @@ pytest.importorskip("triton")
 COMPILE = """
 import json, sys, torch
 sys.path.insert(0, "benchmarks")
-from compiled import attention, compile_variant, decode
+from compiled import attention, compile_variant, decode, quantised
+from plane_cases import Stored
 sizes = [(head_dim, queries) for head_dim in (64, 128) for queries in (64, 4096)]
 whole = [attention(torch.bfloat16, d, n, 64) for d, n in sizes]
 steps = [decode(torch.bfloat16, d, n) for d in (64, 128) for n in (1, 8)]
-print(json.dumps([[vars(compile_variant(variant, 90)) for variant in variants] for variants in (whole, steps)]))
+channel, book = Stored(4, "channel", "token"), Stored(3, "codebook", "codebook")
+planes = [quantised(torch.bfloat16, d, n, form, turned=True) for d, n, form in ((128, 1, channel), (64, 4096, book))]
+print(json.dumps([[vars(compile_variant(variant, 90)) for variant in variants] for variants in (whole, steps, planes)]))
 """
 
 # The launches of whole generations on a driver that only names its device: Triton works out which compiled variant each
 # launch needs, then is told that it need not compile it.
 COUNT = """
 import json, sys, torch, triton
+sys.path.insert(0, "benchmarks")
+from plane_cases import Stored, equal_rows, make_plane
 from triton import knobs
 from triton.backends.compiler import GPUTarget
 from kvbench.kernels.triton import attention_mass as attention_mass_triton
@@ -32,6 +37,7 @@ from kvbench.kernels.triton import compact as compact_triton
 from kvbench.kernels.triton import decode_attention as decode_attention_triton
 from kvbench.kernels.triton import modulate as modulate_triton
 from kvbench.kernels.triton import qk_norm_rope as qk_norm_rope_triton
+from kvbench.kernels.triton import quantised_attention as quantised_attention_triton
 from kvbench.kernels.triton import ragged_attention as ragged_attention_triton
 from kvbench.kernels.compact import source_table
 from kvbench.kernels.layout import arrange_rows, empty_layout
@@ -66,6 +72,9 @@ for batch in (1, 2, 16):
         keep = torch.rand(rows, layout.longest + length) < 0.3 + 0.2 * torch.arange(rows)[:, None]
         layout, source = source_table(layout, keep, start, length)
         storage = compact_triton.rebuild_triton(storage, k, source)
+        form, held = Stored(4, "channel", "token"), equal_rows(rows, start)
+        plane = make_plane(form, held, batch, channels, block=64, turned=True)
+        quantised_attention_triton.quantised_attention_triton(q, plane, 1.0)
         start += length
     filled = torch.zeros(5, dtype=torch.int64)
     for longest in (0, 1, 48, 500, 1000):
@@ -89,7 +98,7 @@ def answer(script: str, root: Path) -> Any:
 
 
 def test_attention_is_pipelined_and_spills_nothing(root: Path) -> None:
-    whole, steps = answer(COMPILE, root)
+    whole, steps, planes = answer(COMPILE, root)
     for compiled in whole:
         past, present, *_ = compiled["copies"]
         assert past >= 2
@@ -97,7 +106,10 @@ def test_attention_is_pipelined_and_spills_nothing(root: Path) -> None:
         assert compiled["matrix"] > 0
     for compiled in steps:
         assert compiled["copies"][0] >= 2
-    for compiled in (*whole, *steps):
+    for compiled in planes:
+        assert compiled["copies"][0] >= 4  # codes and tables of keys and of values
+    assert planes[1]["matrix"] > 0
+    for compiled in (*whole, *steps, *planes):
         assert compiled["while_loops"] == 0
         assert compiled["spilled"] == 0
 
@@ -108,6 +120,7 @@ def test_a_generation_compiles_few_variants(root: Path) -> None:
     assert counted["variants"] == {
         "attention_kernel": 3,  # one per number of queries in a tile
         "decode_kernel": 1,
+        "quantised_kernel": 4,  # likewise, and one of a single query
         "merge_kernel": 1,
         "sum_kernel": 1,
         "mass_kernel": 1,

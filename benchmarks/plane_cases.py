@@ -1,0 +1,86 @@
+"""Planes of random codes in the forms that a cache stores keys and values in."""
+
+from typing import NamedTuple
+
+import build  # noqa: F401 - makes this checkout's kvbench importable
+import torch
+from torch import Tensor
+
+from kvbench.kernels.layout import Layout, arrange_rows
+from kvbench.kernels.planes import Codes, Plane, list_slots
+
+
+class Stored(NamedTuple):
+    """How numbers are stored.
+
+    Attributes:
+        bits: of a number.
+        keys: `channel` or `token`, which share a scale; `codebook`; `fp8`; `plain`: numbers as they are.
+        values: likewise.
+    """
+
+    bits: int
+    keys: str
+    values: str
+
+    @property
+    def name(self) -> str:
+        """For tables."""
+        if self.keys in ("plain", "fp8"):
+            return f"float{self.bits}"
+        return f"int{self.bits}, {self.keys}"
+
+
+PLAIN = Stored(32, "plain", "plain")
+FORMS = (
+    *(Stored(bits, "channel", "token") for bits in (8, 4, 3, 2)),
+    *(Stored(bits, "token", "token") for bits in (8, 4)),
+    *(Stored(bits, "codebook", "codebook") for bits in (4, 3, 2)),
+    Stored(8, "fp8", "fp8"),
+)
+"""Those of `conf/storage` and of `cache_dtype`."""
+
+
+def equal_rows(rows: int, length: int) -> Layout:
+    """Return the layout of rows that hold the first `length` tokens."""
+    return arrange_rows(torch.arange(length).expand(rows, -1), [length] * rows)
+
+
+def make_plane(form: Stored, layout: Layout, batch: int, channels: int, *, block: int, turned: bool) -> Plane:
+    """Return a plane of random codes.
+
+    Args:
+        form: how numbers are stored.
+        layout: rows of equal length.
+        batch: sequences that are stored.
+        channels: D.
+        block: tokens of a row that share a channel's scale or a codebook.
+        turned: whether keys are stored turned back; `plain` ones never are.
+    """
+    rows, length = len(layout.counts), layout.longest
+    blocks = -(-length // block)
+    entry = (torch.arange(rows)[:, None] * blocks + torch.arange(length) // block).flatten().int()
+
+    def make_codes(scheme: str) -> Codes:
+        if scheme == "plain":
+            dtype = torch.float32 if form.bits == 32 else torch.float16
+            return Codes(torch.randn(batch, layout.total, channels, dtype=dtype))
+        if scheme == "fp8":
+            return Codes(torch.randn(batch, layout.total, channels).to(torch.float8_e4m3fn))
+        numbers = torch.randint(256, (batch, layout.total, channels * form.bits // 8)).byte()
+        if scheme == "codebook":
+            book = torch.randn(rows * blocks, channels, 1 << form.bits).sort(-1).values
+            return Codes(numbers, book=book.half(), entry=entry)
+        sizes = (layout.total, 1) if scheme == "token" else (rows * blocks, channels)
+        affine = torch.randn(batch, *sizes, 2).mul_(2 / (1 << form.bits)).half()
+        return Codes(numbers, affine=affine, entry=None if scheme == "token" else entry)
+
+    rotation = make_rotation(length, channels) if turned and form.keys != "plain" else None
+    codes = make_codes(form.keys), make_codes(form.values)
+    return Plane(layout, min(form.bits, 16), *codes, list_slots(layout), rotation)
+
+
+def make_rotation(positions: int, channels: int) -> Tensor:
+    """Return rotations complex64 [positions, D/2] of a line, base 10 000."""
+    angles = torch.arange(positions)[:, None] * 10_000.0 ** (-torch.arange(0, channels, 2) / channels)
+    return torch.polar(torch.ones_like(angles), angles)
