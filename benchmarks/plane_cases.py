@@ -77,7 +77,7 @@ def make_plane(form: Stored, layout: Layout, batch: int, channels: int, *, block
 
     rotation = make_rotation(length, channels) if turned and form.keys != "plain" else None
     codes = make_codes(form.keys), make_codes(form.values)
-    return Plane(layout, min(form.bits, 16), *codes, list_slots(layout), rotation)
+    return Plane(layout, min(form.bits, 16), *codes, list_slots(layout)[1], rotation)
 
 
 def make_rotation(positions: int, channels: int) -> Tensor:

@@ -55,8 +55,8 @@ class Plane(NamedTuple):
         keys: of each slot; turned back and even channels first if there is a rotation.
         values: of each slot, as they are.
         positions: int64 [slots], position of each slot's token.
-        rotation: complex64 [positions, D/2], what neighbouring channels of a key are multiplied by at each position;
-            None where keys are stored as attention reads them.
+        rotation: complex64 or complex32 [positions, D/2], what neighbouring channels of a key are multiplied by at each
+            position; None where keys are stored as attention reads them.
     """
 
     layout: Layout
@@ -139,6 +139,11 @@ def encode_levels(x: Tensor, table: Tensor, bits: int) -> Tensor:
     return pack(codes.flatten(1, 2), bits)
 
 
+def halve(rotation: Tensor) -> Tensor:
+    """Return a rotation in complex32: kernels that read codes of few bits would else read more of it than of them."""
+    return torch.view_as_complex(torch.view_as_real(rotation).half())
+
+
 def decode(codes: Codes, bits: int, sequences: slice = slice(None), slots: slice = slice(None)) -> Tensor:
     """Return the numbers [sequences, slots, D] that codes stand for: float32, or as they are stored."""
     numbers = codes.numbers[sequences, slots]
@@ -164,5 +169,6 @@ def read_plane(
     """
     keys, values = (decode(codes, plane.bits, sequences, slots) for codes in (plane.keys, plane.values))
     if plane.rotation is not None:
-        keys = turn(keys.float(), plane.rotation.index_select(0, plane.positions[slots]))
+        parts = torch.view_as_real(plane.rotation).index_select(0, plane.positions[slots])
+        keys = turn(keys.float(), torch.view_as_complex(parts.float()))
     return keys, values

@@ -32,7 +32,7 @@ from kvbench.engine.placing import (
     place_slots,
 )
 from kvbench.kernels.layout import empty_layout
-from kvbench.kernels.planes import Codes, Plane, turn_back
+from kvbench.kernels.planes import Codes, Plane, halve, turn_back
 from kvbench.kernels.quantised_attention import quantised_attention
 from kvbench.kernels.ragged_attention import PIECE_BYTES, ragged_attention
 from kvbench.methods.base import Method
@@ -72,7 +72,9 @@ class PackedStorage:
         self._due = [find_due(spec, at, storage.group, storage.residual) for at in spec.segments]
         self._sources = [min(at.index, count_sources(spec) - 1) for at in spec.segments]
         self._source = torch.tensor(self._sources, device=device)[self._blocks.segment]
-        self._rotation = rotation if storage.before_rotation else None
+        self._rotation = self._turns = rotation if storage.before_rotation else None
+        if self._turns is not None and device.type == "cuda" and dtype.itemsize == 2:
+            self._turns = halve(self._turns)
         self._books = books or {}
         self._forms = list_forms(spec, method, packing, device)
         self._empty: dict[tuple[int, int], Placement] = {}  # by rows and planes
@@ -256,7 +258,7 @@ class PackedStorage:
             elif how == "channel":
                 codes = codes._replace(entry=share.entry)
             found.append(codes)
-        rotation = None if kind.keys == "plain" else self._rotation
+        rotation = None if kind.keys == "plain" else self._turns
         return Plane(share.layout, kind.bits, found[0], found[1], share.positions, rotation)
 
     def _read_books(self, layer: int, kind: Kind) -> tuple[Tensor, Tensor] | None:

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from kvbench.kernels.layout import arrange_rows
-from kvbench.kernels.planes import Codes, Plane, list_slots, read_plane, turn, turn_back
+from kvbench.kernels.planes import Codes, Plane, halve, list_slots, read_plane, turn, turn_back
 from kvbench.kernels.quantise import encode_affine, fit_affine, pack
 
 CHANNELS = 16
@@ -84,6 +84,14 @@ def test_a_plane_reads_back_what_every_code_stands_for(bits: int, turned: bool, 
         torch.equal(part, whole[some])
         for part, whole in zip(read_plane(plane, some), (found_keys, found_values), strict=True)
     )
+    several = slice(2, 7)
+    assert all(
+        torch.equal(part, whole[some, several])
+        for part, whole in zip(read_plane(plane, some, several), (found_keys, found_values), strict=True)
+    )
+    if rotation is not None:
+        near, _ = read_plane(plane._replace(rotation=halve(rotation)))
+        assert torch.allclose(near, found_keys, atol=2**-10 * float(found_keys.abs().max()))
 
 
 def test_numbers_without_scales_are_themselves() -> None:
