@@ -1,11 +1,13 @@
 """The part of a page that lists sweeps: what each goes through, what it needs, what was published and measured."""
 
-import math
 from pathlib import Path
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from generator.choices import Choice, list_choices, read_sweep
 from generator.docstrings import join
 from generator.markdown import format_table, list_fields, make_anchor
+from kvbench.cli.sweeper import split_product
 from kvbench.report.published import PublishedTable, find
 
 
@@ -20,7 +22,8 @@ def _write_sweep(choice: Choice, folder: Path, results: str) -> str:
     model = lists.get("model", [_read_model(path)])[0]
     shipped = model.endswith("_tiny")
     needs = "nothing: the weights ship" if shipped else f"weights of {model}, a GPU, prompts from the network"
-    count = math.prod(len(values) for values in lists.values())
+    words = OverridesParser.create().parse_overrides([f"{key}={v}" for key, v in read_sweep(path).items()])
+    count = len(split_product(words))
     mark = f"takes: {count} runs at most, and the reference" if shipped else f"needs: {needs}"
     table = find(choice.values["published"]) if "published" in choice.values else None
     fields = [

@@ -27,6 +27,7 @@ from kvbench.cli.progress import show_status, watch
 from kvbench.cli.publish import publish
 from kvbench.cli.search_path import PluginSearchPath, check_search_path
 from kvbench.cli.sweep import Summary, end_or_describe, show_sweep
+from kvbench.cli.sweeper import extend_sweeper
 from kvbench.cli.whole import compose_sweep, find_words, list_worker_words, names_sweep
 from kvbench.core.config import ConfigError
 
@@ -41,6 +42,7 @@ def main() -> None:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # Ray would tell its makers of every sweep
     logging.captureWarnings(capture=True)
     Plugins.instance().register(PluginSearchPath)
+    extend_sweeper()
     try:
         run_arguments(sys.argv[1:])
     except KeyboardInterrupt:

@@ -7,11 +7,11 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import ClassVar, Literal
 
-from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig
 
+from kvbench.cli.sweeper import split_product
 from kvbench.core.files import hash_values, parse_json, write_whole
 
 PLAN = "sweep.json"
@@ -120,8 +120,7 @@ def split_jobs(params: Mapping[str, object] | None, overrides: Sequence[str]) ->
     kept = [word for word in words if not (word.key_or_group in OWN or is_about_sweep(str(word.input_line)))]
     return [
         tuple("device=cuda" if word.startswith("device=cuda:") else word for word in job)
-        for batch in BasicSweeper.split_arguments(kept, None)
-        for job in batch
+        for job in split_product(kept)
     ]
 
 

@@ -10,16 +10,21 @@ from torch import Tensor
 
 from kvbench.core.files import write_whole
 from kvbench.methods.heatkv.stability import rank_deviation
+from kvbench.report.ablations import is_full
 from kvbench.report.claims import Claim
 from kvbench.report.document import BOLD, Section, find_group, write_latex
 from kvbench.report.draw import draw_fidelity
-from kvbench.report.many_runs import find_metric
-from kvbench.report.published import COSTS, PublishedTable, find_setting, parse_number
+from kvbench.report.many_runs import find_metric, order_runs
+from kvbench.report.published import COSTS, TOLERANCE, PublishedTable, find_setting, parse_number
 from kvbench.report.tables import Cell, Row, drop_columns, print_rows, publish
 from kvbench.runs.results import Results
 
 MASS = "mass"
 """Tensor of the calibrations whose rankings are compared (`kvbench.methods.heatkv.scores`)."""
+
+
+REFERENCES = ("random", "first_scales")
+"""Methods that no paper has and that each has to beat."""
 
 
 def make_rows(table: PublishedTable, runs: Sequence[Results]) -> list[Row]:
@@ -53,8 +58,29 @@ def make_section(table: PublishedTable, runs: Sequence[Results]) -> Section | No
 def _match(
     table: PublishedTable, runs: Sequence[Results]
 ) -> list[tuple[Mapping[str, tuple[str, ...]], Results]]:
-    """Return the runs that belong to rows of a table, row after row, each with where in the table that is."""
-    return [(where, run) for where in table.rows() for run in runs if table.matches(where, run)]
+    """Return the runs that belong to rows of a table, row after row, each with where in the table that is.
+
+    Runs of `REFERENCES` that belong to none, and so have nothing published beside them, stand before the first one that
+    they can be compared with.
+    """
+    matched = [(where, run) for where in table.rows() for run in runs if table.matches(where, run)]
+    own = [run for _, run in matched]
+    compressed = [run for run in own if not is_full(run)] or own
+    for run in order_runs([run for run in runs if run.method in REFERENCES and run not in own]):
+        near = next((other for other in compressed if _is_near(run, other)), None)
+        if near is not None:
+            matched.insert(next(i for i, (_, other) in enumerate(matched) if other is near), ({}, run))
+    return matched
+
+
+def _is_near(reference: Results, run: Results) -> bool:
+    """Return whether a run of a reference's model and prompts held about as much, or compresses nothing at all."""
+    alike = all(
+        getattr(reference, name) == getattr(run, name) for name in ("model_label", "prompts_label", "n")
+    )
+    shares = (run.memory.budget, run.memory.peak)
+    close = any(abs(reference.memory.budget - share) <= TOLERANCE * share for share in shares)
+    return alike and (close or is_full(run))
 
 
 def make_title(table: PublishedTable, runs: Sequence[Results]) -> str:
@@ -69,7 +95,7 @@ def make_title(table: PublishedTable, runs: Sequence[Results]) -> str:
 
 def show_beside(console: Console, table: PublishedTable, runs: Sequence[Results], runs_dir: Path) -> None:
     """Print measured beside published, write both as Markdown into report-<table>.md, and draw the figure."""
-    own = [run for run in runs if any(table.matches(where, run) for where in table.rows())]
+    own = [run for _, run in _match(table, runs)]
     if not own:
         console.print(f"{table.name}: no finished run belongs to a row of this table", highlight=False)
         return

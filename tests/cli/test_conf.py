@@ -15,6 +15,7 @@ from kvbench.core.settings import Settings
 from kvbench.eval.protocol.scores import Quantity
 from kvbench.methods.base import Method
 from kvbench.methods.heatkv.method import HeatKV
+from kvbench.report.beside_published import REFERENCES
 from kvbench.report.published import find
 from tests.support.places import ROOT
 
@@ -103,9 +104,13 @@ def test_every_file_builds_its_object(path: Path, tmp_path: Path) -> None:
 def test_every_sweep_names_what_exists(path: Path) -> None:
     params = OmegaConf.load(path).hydra.sweeper.params
     assert (
-        check_arguments([f"{key}={value}" for key, value in params.items() if "glob" not in str(value)])
+        check_arguments([f"{key}={value}" for key, value in params.items() if not key.startswith("beside.")])
         is None
     )
+    beside = {
+        key.removeprefix("beside."): value for key, value in params.items() if key.startswith("beside.")
+    }
+    assert check_arguments([f"{key}={value}" for key, value in beside.items()]) is None
     assert check_arguments([f"sweeps={path.stem}"]) is None
 
 
@@ -119,7 +124,28 @@ def test_a_sweep_ends_with_the_table_it_is_named_after(path: Path) -> None:
         swept = params.get(key.replace("latency.batch", "batch_size"))
         if swept is not None and key != "budget":
             printed = {value for where in table.rows() for value in where.get(key, swept)}
-            assert set(swept) - {"random"} <= printed  # the baseline that no paper has
+            assert set(swept) - {*REFERENCES} <= printed
+
+
+QUALITY = {p.stem for p in SWEEPS} - {
+    "ams_kv_table6",
+    "headkv_table4",
+    "headkv_table6",
+    "heatkv_fig6",
+    "hard_kv_fig19",
+}
+"""Sweeps that compare the quality of methods; docs/reproduction.md says why the others do not."""
+
+
+@pytest.mark.parametrize("path", SWEEPS, ids=lambda path: path.stem)
+def test_a_sweep_that_compares_quality_has_what_looks_at_nothing(path: Path) -> None:
+    params = OmegaConf.load(path).hydra.sweeper.params
+    methods = {name for key in ("method", "beside.method") for name in str(params.get(key)).split(",")}
+    model = [f"model={params.model}"] if "model" in params else []
+    cfg = composed(f"sweeps={path.stem}", *model)
+    scales = instantiate(cfg.model).spec.family == "next-scale"
+    wanted = {*REFERENCES} if scales else {"random"}
+    assert methods & {*REFERENCES} == (wanted if path.stem in QUALITY else set())
 
 
 @pytest.mark.parametrize(

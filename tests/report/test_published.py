@@ -177,6 +177,52 @@ def test_measured_stands_beside_published_under_its_own_name() -> None:
     assert "measured: infinity_tiny, scenes, batch 16 " in header + " "
 
 
+def test_methods_that_no_paper_has_stand_before_those_of_their_budget() -> None:
+    runs = [
+        run(method, budget) for budget in (0.1, 0.2, 0.3) for method in ("heatkv", "random", "first_scales")
+    ]
+    rows = summary.make_rows(published.find("heatkv_table1"), runs)
+    assert [(row["method"], row["budget"]) for row in rows] == [
+        ("first_scales", "0.2"),
+        ("random", "0.2"),
+        ("heatkv", "0.2"),
+        ("first_scales", "0.1"),
+        ("random", "0.1"),
+        ("heatkv", "0.1"),
+    ]
+    assert [texts(row)["psnr, infinity_2b / infinity_8b"] for row in rows] == [
+        "-", "-", "28.43 / 27.44", "-", "-", "25.40 / 24.41",
+    ]  # fmt: skip
+    assert all(texts(row)["psnr"] == "21.00 ±1.00" for row in rows)
+
+
+def test_methods_that_no_paper_has_stand_beside_settings_that_they_lack() -> None:
+    runs = [run("heatkv", 0.1, sinks=2), run("random", 0.1, sinks=2), run("first_scales", 0.1)]
+    rows = summary.make_rows(published.find("heatkv_table3b"), runs)
+    assert [(row["method"], row["sinks"]) for row in rows] == [
+        ("first_scales", "-"),
+        ("random", "2"),
+        ("heatkv", "2"),
+    ]
+
+
+def test_methods_that_no_paper_has_stand_beside_what_a_method_held() -> None:
+    held = run("scale_groups", 1, method__remove="local")
+    held = replace(held, memory=replace(held.memory, peak_tokens=2293))  # of 6425
+    table = published.find("ams_kv_table1")
+    other = run("random", 0.3569, model="var_tiny")
+    rows = summary.make_rows(table, [held, run("random", 0.3569), run("random", 0.6627), other])
+    assert [(row["method"], row["budget"]) for row in rows] == [("random", "0.3569"), ("scale_groups", "1")]
+    assert summary.make_rows(table, [run("random", 0.3569)]) == []
+
+
+def test_a_random_choice_stands_beside_full_caches_whatever_it_holds() -> None:
+    target = "kvbench.prompts.benchmarks.GenEval"
+    runs = [run(m, b, "infinity_2b", prompts___target_=target) for m, b in (("full", 1), ("random", 0.1))]
+    rows = summary.make_rows(published.find("reproduction"), runs)
+    assert [row["method"] for row in rows] == ["random", "full"]
+
+
 def test_the_papers_own_model_stands_beside_itself_only() -> None:
     [row] = summary.make_rows(published.find("heatkv_table1"), [run("heatkv", 650 / 6425, "infinity_8b")])
     assert row["psnr, infinity_8b"] == "24.41"
