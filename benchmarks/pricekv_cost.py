@@ -62,8 +62,8 @@ def main() -> None:
     more = (read_peak(options.device) - before) / MIB
     print(
         f"statistics: {observer.sums['error'].nbytes / MIB:.0f} MiB; measuring them on {options.device}: "
-        f"{seconds:.2f} s a layer and prompt, {seconds * spec.layers * options.prompts:.0f} s for {spec.layers} layers and "
-        f"{options.prompts} prompts; {more:.0f} MiB more at the peak"
+        f"{seconds:.2f} s a layer and prompt, {seconds * spec.layers * options.prompts:.0f} s for {spec.layers} "
+        f"layers and {options.prompts} prompts; {more:.0f} MiB more at the peak"
     )
 
 

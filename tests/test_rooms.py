@@ -28,6 +28,8 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "cli": EVERYTHING,
 }
 """What a room may import beside itself; `kvbench/plan.py` is a room of one file."""
+SHARED = ("base", "capacities", "redundancy", "scored", "select")
+"""Modules of `methods` that every method may use."""
 ONLY_IN = {"hydra": "cli", "omegaconf": "cli", "wandb": "runs"}
 FOLDERS = (
     ("kvbench", "kvbench"),
@@ -70,8 +72,8 @@ def allowed(module: str, name: str) -> bool:
     room, imported = module.split(".")[1], name.removeprefix("kvbench.")
     if room == "methods" and under(imported, "methods"):
         # A method knows no other method: only what all share, and the files of its own folder.
-        folder = ".".join(module.split(".")[1:3])
-        return imported.split(".")[1] in ("base", "redundancy", "scored", "select") or under(imported, folder)
+        folder, shared = ".".join(module.split(".")[1:3]), imported.split(".")[1] in SHARED
+        return shared or under(imported, folder)
     return under(imported, room) or any(
         entry in EVERYTHING or under(imported, entry) for entry in ROOMS[room]
     )

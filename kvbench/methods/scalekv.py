@@ -15,6 +15,7 @@ from kvbench.core.budget import Budget
 from kvbench.core.files import parse_json
 from kvbench.core.segments import Family, ModelSpec, Segment
 from kvbench.methods.base import Artifact, Observer, View
+from kvbench.methods.capacities import Ints, fill_gaps, shrink_early
 from kvbench.methods.scored import Scored
 from kvbench.methods.select import (
     Pool,
@@ -27,7 +28,6 @@ from kvbench.methods.select import (
     smooth_outside,
 )
 
-Ints = NDArray[np.int64]
 FLOOR = Fraction(200, 650)
 """Least share of the mean budget that a refiner keeps; what all ten published (Max, Min) pairs agree with."""
 
@@ -137,7 +137,7 @@ class ScaleKV(Scored):
         total = budget.tokens // spec.heads
         if self.budgets is not None:
             held = read_capacities(Path(self.budgets), spec, budget)
-            self.capacity = shrink_early(held, spec, total) if self.strict else held
+            self.capacity = shrink_early(held, spec.lengths, total) if self.strict else held
         elif artifact is None:
             raise ValueError(
                 "method.budgets: give a budget file, or calibrate first (python run.py task=calibrate)"
@@ -145,7 +145,9 @@ class ScaleKV(Scored):
         else:
             flags = choose_drafters(artifact.tensors["asi"], spec, budget.head_tokens, self.drafters)
             held = fill_up(share_capacity(spec, budget.head_tokens, flags), spec, total)
-            self.capacity = fill_gaps(shrink_early(held, spec, total), spec, total) if self.strict else held
+            if self.strict:
+                held = fill_gaps(shrink_early(held, spec.lengths, total), spec.lengths, total)
+            self.capacity = held
 
     def share(self, layer: int, at: Segment) -> int:
         """Return what the layer may hold in every head after the scale."""
@@ -242,57 +244,6 @@ def fill_up(capacity: Ints, spec: ModelSpec, total: int) -> Ints:
         while (spare := total - int(held[k].sum())) > 0 and (able := np.flatnonzero(held[k] < reach)).size:
             takers = able[:spare]
             held[k, takers] = np.minimum(held[k, takers] + max(spare // able.size, 1), reach[takers])
-        before = held[k]
-    return held
-
-
-def shrink_early(capacity: Ints, spec: ModelSpec, total: int) -> Ints:
-    """Lower capacities so far that no order of growing and shrinking layers exceeds `total`; int64 [K - 1, L].
-
-    While scale k runs, layers up to l hold what they may after it and the others what they held before. Where that is
-    too much, the deepest layers that are to shrink do so right after scale k - 1, and only as far as needed.
-
-    Args:
-        capacity: int64 [K - 1, L], at most `total` in each row.
-        spec: the model's shapes.
-        total: tokens that one head of every layer may hold together.
-    """
-    held = capacity.copy()
-    before = np.minimum(held[0], spec.lengths[0])
-    for k in range(1, len(held)):
-        after = np.minimum(held[k], before + spec.lengths[k])
-        for layer in range(spec.layers):
-            excess = int(after[: layer + 1].sum() + before[layer + 1 :].sum()) - total
-            for deep in range(spec.layers - 1, layer, -1):
-                given = min(max(excess, 0), max(before[deep] - after[deep], 0))
-                before[deep] -= given
-                excess -= given
-                held[k - 1, deep] = before[deep] if given else held[k - 1, deep]
-        before = after
-    return held
-
-
-def fill_gaps(held: Ints, spec: ModelSpec, total: int) -> Ints:
-    """Give what early shrinking frees to layers that let go of it before it is needed: int64 [K - 1, L].
-
-    Shallow layers may hold more after a scale, and shrink at the next one before a deeper layer grows. A layer takes as
-    much as it has tokens for and as no instant of either scale forbids.
-
-    Args:
-        held: int64 [K - 1, L], never above `total` in any order, and no more than a layer can reach.
-        spec: the model's shapes.
-        total: tokens that one head of every layer may hold together.
-    """
-    held = held.copy()
-    before = np.zeros(spec.layers, np.int64)
-    for k, length in enumerate(spec.lengths[:-1]):
-        after = held[k + 1] if k + 1 < len(held) else held[k]
-        for layer in range(spec.layers):
-            # While this scale runs, from this layer on; while the next one does, up to the layer before.
-            now = held[k].cumsum()[layer:] + before.sum() - before.cumsum()[layer:]
-            later = np.concatenate(([held[k].sum()], held[k].sum() + (after - held[k]).cumsum()[:layer]))
-            spare = total - max(int(now.max()), int(later.max()))
-            held[k, layer] += min(spare, int(before[layer]) + length - int(held[k, layer]))
         before = held[k]
     return held
 

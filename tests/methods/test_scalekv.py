@@ -17,15 +17,14 @@ from kvbench.core.budget import Budget
 from kvbench.core.segments import ModelSpec, next_scale
 from kvbench.engine.cache import KVCache
 from kvbench.methods.base import Artifact, View
+from kvbench.methods.capacities import fill_gaps, shrink_early
 from kvbench.methods.scalekv import (
     AttentionSelectivity,
     ScaleKV,
     choose_drafters,
-    fill_gaps,
     fill_up,
     read_capacities,
     share_capacity,
-    shrink_early,
 )
 from kvbench.methods.select import choose_best, choose_window, smooth, smooth_outside
 from tests.support.engine import prepared, run, same_best, small, tokens_of
@@ -237,7 +236,7 @@ def test_shrinking_early_keeps_any_capacities_within_the_total(data: st.DataObje
     )
     given_rows = np.array(rows, np.int64)
     total = int(given_rows.sum(1).max()) + data.draw(st.integers(0, 10))
-    held = shrink_early(given_rows.copy(), spec, total)
+    held = shrink_early(given_rows.copy(), spec.lengths, total)
     assert max(worst(held, spec)) <= total
     assert (held <= given_rows).all()
     if max(worst(given_rows, spec)) <= total:
@@ -263,7 +262,7 @@ def test_no_token_of_the_budget_is_stranded(data: st.DataObject) -> None:
         assert (filled[k] >= np.minimum(capacity[k], before + length)).all()
         assert filled[k].sum() == min(total, (before + length).sum())
         before = filled[k]
-    held = fill_gaps(shrink_early(filled, spec, total), spec, total)
+    held = fill_gaps(shrink_early(filled, spec.lengths, total), spec.lengths, total)
     assert max(worst(held, spec)) <= total
     for k, layer in np.ndindex(*held.shape):  # one more token anywhere cannot be held, or breaks the budget
         more = held.copy()
@@ -288,7 +287,7 @@ def test_published_budgets_shrink_as_little_as_they_must(model: str) -> None:
     spec = INFINITY[model]
     budget = Budget.parse(650, spec)
     given_rows = read_capacities(GOLDEN / f"scalekv_budget_{model}_10.json", spec, budget)
-    held = shrink_early(given_rows, spec, 650 * spec.layers)
+    held = shrink_early(given_rows, spec.lengths, 650 * spec.layers)
     overshoot = {
         entry["scale_index"]: entry["max_after_layer_tokens"] - entry["after_step_tokens"]
         for entry in GIVEN[f"infinity_{model}"]["after_layer_overshoot"]
