@@ -16,6 +16,7 @@ from kvbench.engine.ledger import Account, open_ledger
 from kvbench.engine.packed import PackedStorage
 from kvbench.engine.padding import Padding, attend_padded, follow_schedule, read_padding
 from kvbench.engine.plain import PlainStorage
+from kvbench.engine.reading import attend_chosen
 from kvbench.engine.retention import Held
 from kvbench.engine.storage import Storage
 from kvbench.engine.view import CacheView, Inputs, Store
@@ -187,14 +188,14 @@ class KVCache:
                 f"segment {self._segment.index}: {present.k.shape[2]} tokens came of {self._segment.length}"
             )
         self._in_flight = present.k.nbytes + present.v.nbytes
-        store, parts = self._stores[present.layer], present[1:4]
+        store = self._stores[present.layer]
         if present.q.is_cuda or self._segment.last:
-            out, lse = self._storage.attend(store, *parts)
+            out, lse = self._attend_slots(store, present)
             self._finish(present, lse)
             return out
         change = self._find_change(present)
-        if not self._storage.joins(change, present.q.dtype):
-            out, _ = self._storage.attend(store, *parts)
+        if self.method.limits_reading or not self._storage.joins(change, present.q.dtype):
+            out, _ = self._attend_slots(store, present)
             self._store(present, change)
             return out
         # Nothing leaves: past and present lie together in the new storage, where one attention reads both faster.
@@ -202,6 +203,17 @@ class KVCache:
         (group,) = store.layout.groups
         keys, values = view_group(store.keys, group), view_group(store.values, group)
         return dense_attention(present.q, keys, values, self.spec.logit_scale)[0]
+
+    def _attend_slots(self, store: Store, present: Present) -> tuple[Tensor, Tensor | None]:
+        """Attend to past and present, or to what the method chose of both."""
+        if self.method.limits_reading:
+            view = self._show(present, None)
+            chosen = self.method.read(view)
+            if chosen is not None:
+                out, copied = attend_chosen(present.q, view, chosen, self.spec.logit_scale)
+                self._in_flight += copied
+                return out, None
+        return self._storage.attend(store, *present[1:4])
 
     def _note_transient(self) -> None:
         """Note the keys and values that exist beside what is kept: of tokens in flight, and read back at a time."""

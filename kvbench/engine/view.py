@@ -191,6 +191,10 @@ class CacheView:
         """[rows, slots, D]: values of all slots, as `cached_keys` has their keys."""
         return self._narrow(self._join(self._seen.store.values, self._seen.v))
 
+    def value_norms(self) -> Tensor:
+        """float32 [rows, slots]: norm of each slot's value; 0 where a row has no such slot."""
+        return torch.linalg.vector_norm(self.cached_values(), dim=-1, dtype=torch.float32)
+
     def output_projection(self) -> Tensor | None:
         """[heads, query heads per KV head, width, D]: what maps each query head's output to the residual stream."""
         weight, fold = self._seen.projection, self._seen.q.shape[2] // self.at.length

@@ -132,6 +132,10 @@ class View(Protocol):
         """Return the values of all slots, as `cached_keys` does their keys."""
         ...
 
+    def value_norms(self) -> Tensor:
+        """Return the Euclidean norm of each slot's value, float32 [rows, slots]; 0 where a row has no such slot."""
+        ...
+
     def output_projection(self) -> Tensor | None:
         """Return W_o of each query head, [heads, query heads per KV head, width, D], as the model computes with it.
 
@@ -216,6 +220,11 @@ class Method:
         return False
 
     @property
+    def limits_reading(self) -> bool:
+        """Whether `read` chooses which slots a segment attends to; otherwise it attends to all."""
+        return False
+
+    @property
     def watched(self) -> int:
         """How many of a segment's last queries are watched: what a drop does to their log-sum-exp is in the ledger."""
         return 0
@@ -273,6 +282,15 @@ class Method:
         in front of a prompt may count as held (`View.taken`). One number is for all KV heads, a tuple has one for each.
         Storage and `task=plan` know from it how long rows become; a static method need not say, since they ask its
         `keep` beforehand.
+        """
+        return None
+
+    def read(self, view: View) -> Tensor | None:
+        """Decide which slots a segment attends to, its own among them: bool [rows, slots]; None reads all.
+
+        A method with `limits_reading`, which is neither static nor `biased`, is asked before the attention of each
+        segment whose tokens come at once. What is not read stays in the cache all the same, unless `keep`, which is
+        asked afterwards, says otherwise.
         """
         return None
 

@@ -226,6 +226,7 @@ QUESTIONS: dict[str, Callable[[View], object]] = {
     "column_variance": lambda view: view.column_variance(),
     "keys": lambda view: view.keys(),
     "cached_keys": lambda view: view.cached_keys(),
+    "value_norms": lambda view: view.value_norms(),
     "previous_keys": lambda view: view.previous_keys(),
 }
 

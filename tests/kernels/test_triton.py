@@ -118,6 +118,18 @@ def test_attention(
 
 
 @needs_loops
+@pytest.mark.parametrize("share", [None, 1, 3])
+def test_attention_without_a_present(share: int | None) -> None:
+    case = make(1, [1, 40, 70, 33], 2, 7, 24)
+    nothing = case.keys[:, None, :0].expand(-1, 4, -1, -1)
+    case = case._replace(k=nothing, v=nothing)
+    out, lse = ragged_attention_triton.ragged_attention_triton(*case, 0.3, share=share)
+    for row, past in enumerate(case.past):
+        present = nothing[:, row], nothing[:, row]
+        agrees((out[:, row], lse[:, row]), case.q[:, row], past, present, 0.3, False)
+
+
+@needs_loops
 @given(**CASES, power=st.sampled_from((1, 2)), known=st.booleans(), causal=st.booleans())
 @settings(max_examples=30, deadline=None)
 def test_mass(

@@ -1,0 +1,31 @@
+"""Attention to the slots alone that a method chose among past and present."""
+
+from torch import Tensor
+
+from kvbench.engine.view import CacheView
+from kvbench.kernels.layout import arrange_rows, pack_rows
+from kvbench.kernels.ragged_attention import ragged_attention
+
+
+def attend_chosen(q: Tensor, view: CacheView, chosen: Tensor, scale: float) -> tuple[Tensor, int]:
+    """Attend to the chosen slots, copied to where they lie together.
+
+    Args:
+        q: queries [1, rows, queries, D].
+        view: the layer, its keys and values as they are stored.
+        chosen: bool [rows, slots], at least one in every row.
+        scale: factor on q k^T.
+
+    Returns:
+        The output, shaped like q, and the bytes of the copies.
+    """
+    chosen = chosen & (view.position >= 0)
+    counts = chosen.sum(1).tolist()
+    layout = arrange_rows(pack_rows(view.position, chosen, -1, max(counts)), counts)
+    place, slot = chosen[layout.order].nonzero(as_tuple=True)
+    source = layout.order[place] * chosen.shape[1] + slot
+    every = view.cached_keys(), view.cached_values()
+    keys, values = (x.flatten(0, 1)[source][None] for x in every)
+    nothing = keys[:, None, :0].expand(-1, q.shape[1], -1, -1)  # the present is among the slots
+    out, _ = ragged_attention(q, nothing, nothing, keys, values, layout, scale)
+    return out, sum(x.nbytes for x in (*every, keys, values))
