@@ -1,6 +1,7 @@
 """Objects out of conf/*.yaml without Hydra, so that benchmarks run where torch and PyYAML are all there is.
 
-Understands what conf/ uses of Hydra: groups, `defaults` within a group, `_target_`, `${key}`, overrides `key=value`.
+Understands what conf/ uses of Hydra: groups, `defaults` within a group, `_target_`, `${key}`, `${oc.select:key,value}`,
+overrides `key=value`.
 Importing it makes this checkout's kvbench importable from anywhere.
 """
 
@@ -100,8 +101,11 @@ def _resolved(node: Any, values: Mapping[str, Any]) -> Any:
     if isinstance(node, list):
         return [_resolved(item, values) for item in node]
     if isinstance(node, str) and node.startswith("${") and node.endswith("}"):
+        name, _, otherwise = node[2:-1].removeprefix("oc.select:").partition(",")
         found: Any = values
-        for part in node[2:-1].split("."):
+        for part in name.split("."):
+            if otherwise and part not in found:
+                return yaml.safe_load(otherwise)
             found = found[part]
         return _resolved(found, values)
     return node

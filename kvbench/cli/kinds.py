@@ -46,7 +46,9 @@ def check_protected(values: Mapping[str, object]) -> None:
     """
     protected = values.get("protect")
     if not isinstance(protected, Mapping):
-        raise ConfigError(f"protect={show(protected)}: must be a group of keys (sinks, condensed)")
+        raise ConfigError(
+            f"protect={show(protected)}: must be a group of keys (sinks, condensed, initial, leading)"
+        )
     for name, scales in protected.items():
         mended_elsewhere = show(scales) == show(values.get("sinks"))  # the group takes them from there
         if not mended_elsewhere and (type(scales) is not int or scales < 0):

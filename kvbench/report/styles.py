@@ -27,7 +27,7 @@ METHODS = (
         "scale_groups",
         "sta",
     ),
-    *("hack", "first_scales", "tova", "keydiff", "pyramidkv", "adakv"),
+    *("hack", "first_scales", "tova", "keydiff", "pyramidkv", "adakv", "hackpp"),
 )
 """Methods by the place of their line among all lines: the main ones have the plainest."""
 

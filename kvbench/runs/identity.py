@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from kvbench.core.files import hash_values
 
 FORMER_NAMES = {
+    "kvbench.methods.hack.method.HACK": "kvbench.methods.hack.HACK",
     "kvbench.methods.heatkv.method.BinaryHeatKV": "kvbench.methods.heatkv.BinaryHeatKV",
     "kvbench.methods.heatkv.method.HeatKV": "kvbench.methods.heatkv.HeatKV",
     "kvbench.models.infinity.model.InfinityModel": "kvbench.models.pipeline.InfinityModel",

@@ -237,9 +237,10 @@ class Job:
     def model_settings(self) -> Config:
         """The model's settings without the places its weights come from and how many processes hold it.
 
-        The latter changes the order of sums and so nothing but rounding, as the size of a batch does.
+        The latter changes the order of sums and so nothing but rounding, as the size of a batch does. What methods take
+        from a model where the configuration names nothing stands among their own settings.
         """
-        apart = ("sources", "tensor_parallel")
+        apart = ("sources", "tensor_parallel", "default_alpha", "default_tau")
         return {key: value for key, value in self.section("model").items() if key not in apart}
 
     def section(self, group: str) -> Config:

@@ -184,7 +184,7 @@ def test_plan_needs_no_weights(command: Command, tmp_path: Path) -> None:
     assert not (tmp_path / "runs").exists()
 
 
-@pytest.mark.parametrize("method", ["snapkv", "h2o", "rkv", "scalekv", "hack", "ams_kv_fixed"])
+@pytest.mark.parametrize("method", ["snapkv", "h2o", "rkv", "scalekv", "hack", "hackpp", "ams_kv_fixed"])
 def test_plan_of_a_method_that_scores_tokens(command: Command, method: str) -> None:
     status, out, _ = command("task=plan", "model=infinity_2b", f"method={method}", "budget=650")
     assert status == 0
@@ -360,9 +360,9 @@ def test_plan_of_a_class_conditional_model(command: Command) -> None:
             "llamagen_xl",
             "token",
             {"headkv", "heatkv", "linear_ar"},
-            {"ams_kv", "hack", "scale_groups", "scalekv"},
+            {"ams_kv", "hack", "hackpp", "scale_groups", "scalekv"},
         ),
-        ("var_d30", "scale", {"ams_kv", "hack", "heatkv", "scalekv"}, {"headkv", "linear_ar"}),
+        ("var_d30", "scale", {"ams_kv", "hack", "hackpp", "heatkv", "scalekv"}, {"headkv", "linear_ar"}),
     ],
 )
 def test_a_plan_lists_the_methods_for_the_model(

@@ -165,6 +165,7 @@ BASES = (
     ("method=rkv", "budget=0.2"),
     ("method=h2o", "budget=0.2"),
     ("method=hack", "budget=0.3"),
+    ("method=hackpp", "budget=0.3", "method.attention_budget=0.4"),
     ("method=ams_kv", "budget=0.5"),
     ("method=ams_kv_fixed", "budget=0.5", "logger=wandb"),
     ("method=random", "budget=0.2", "prompts=file", "prompts.path=../files/prompts.txt"),
@@ -198,6 +199,9 @@ def named(key: str, line: str) -> bool:
         "protect.sinks": "method.sinks=",
         "protect.condensed": "method.condensed=",
         "protect.leading": "method.leading=",
+        "protect.initial": "method.sinks=",
+        "model.default_alpha": "method.alpha=",
+        "model.default_tau": "method.tau=",
         "eval.geneval.detector.path": "eval.geneval.detector: ",
     }
     sampling = key.startswith("model.sampling") and line.startswith("model.sampling")

@@ -19,7 +19,7 @@ from kvbench.methods.ams_kv import evict_oldest
 from kvbench.methods.base import Method, Observer, View
 from kvbench.methods.full import Full
 from kvbench.methods.h2o import H2O
-from kvbench.methods.hack import ColumnVariance
+from kvbench.methods.hack.classes import ColumnVariance
 from kvbench.methods.headkv import HeadKV
 from kvbench.methods.heatkv.scores import AttentionByScale
 from kvbench.methods.linear_ar import LineAR

@@ -253,7 +253,7 @@ def test_a_method_changes_what_a_decoder_generates(decoder: ModuleType) -> None:
 
 
 METHODS = sorted(path.stem for path in (ROOT / "conf" / "method").glob("*.yaml"))
-FOR_SCALES = {"ams_kv", "ams_kv_fixed", "hack", "scale_groups", "scalekv"}
+FOR_SCALES = {"ams_kv", "ams_kv_fixed", "hack", "hackpp", "scale_groups", "scalekv"}
 
 
 @pytest.mark.parametrize("name", METHODS)

@@ -14,7 +14,8 @@ from kvbench.core.segments import ModelSpec, Segment, next_scale
 from kvbench.engine.cache import KVCache
 from kvbench.methods.base import Artifact, Method
 from kvbench.methods.h2o import H2O
-from kvbench.methods.hack import HACK, ColumnVariance
+from kvbench.methods.hack.classes import ColumnVariance
+from kvbench.methods.hack.method import HACK
 from kvbench.methods.rkv import RKV
 from kvbench.methods.scalekv import AttentionSelectivity, ScaleKV
 from kvbench.methods.select import (

@@ -20,7 +20,7 @@ from kvbench.core.settings import CalibrateSettings
 from kvbench.engine.cache import KVCache
 from kvbench.methods.ams_kv import KeySimilarity
 from kvbench.methods.base import Artifact, Observer
-from kvbench.methods.hack import ColumnVariance
+from kvbench.methods.hack.classes import ColumnVariance, HeadPatterns
 from kvbench.methods.heatkv.method import HeatKV
 from kvbench.methods.heatkv.scores import AttentionByScale, cas, rank_heads, scas
 from kvbench.methods.pricekv.errors import SubsetError
@@ -242,7 +242,10 @@ def test_names_of_artifacts_follow_their_metadata() -> None:
 
 
 def every() -> list[Observer]:
-    return [AttentionByScale(), AttentionSelectivity(), ColumnVariance(), KeySimilarity(), SubsetError()]
+    return [
+        *(AttentionByScale(), AttentionSelectivity(), ColumnVariance(), HeadPatterns(), KeySimilarity()),
+        SubsetError(),
+    ]
 
 
 def calibrating(path: Path, **more: object) -> Job:
@@ -257,7 +260,8 @@ def test_one_pass_makes_every_artifact(tmp_path: Path) -> None:
     artifacts = observe(job, every())
     assert job.model.batches == [1, 1]  # both prompts once, whatever is watched
     assert [artifact.kind for artifact in artifacts] == [
-        "attention_by_scale", "attention_selectivity", "column_variance", "key_similarity", "subset_error",
+        "attention_by_scale", "attention_selectivity", "column_variance", "head_patterns", "key_similarity",
+        "subset_error",
     ]  # fmt: skip
     for observer, artifact in zip(every(), artifacts, strict=True):
         path, metadata = calibration_file(job, observer)

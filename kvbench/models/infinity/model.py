@@ -50,6 +50,8 @@ class InfinityModel:
         positive_prompt: the official faces suffix, on prompts that mention people; never on the negative prompt.
         negative_prompt: text in place of the learned unconditional one, which None and an empty text stand for.
         default_sinks: sink scales when the config names none.
+        default_alpha: share of heads that HACK and HACK++ call contextual when the config names none.
+        default_tau: how sharply HACK++ shares its budget when the config names nothing.
     """
 
     name: str
@@ -67,6 +69,8 @@ class InfinityModel:
     positive_prompt: bool = False
     negative_prompt: str | None = None
     default_sinks: int = 3
+    default_alpha: float = 0.2
+    default_tau: float = 1.0
     weights_sha256: str = field(default="", init=False, repr=False)
 
     def __post_init__(self) -> None:

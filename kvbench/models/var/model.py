@@ -42,6 +42,8 @@ class VARModel:
         sources: where `transformer` and `tokenizer` come from.
         weights: `files`, or `random` numbers in the model's shape, for timing and tests.
         default_sinks: sink scales when the config names none.
+        default_alpha: share of heads that HACK and HACK++ call contextual when the config names none.
+        default_tau: how sharply HACK++ shares its budget when the config names nothing.
         half: dtype of the blocks on a GPU, that of the official program's autocast.
     """
 
@@ -52,6 +54,8 @@ class VARModel:
     sources: dict[str, Source]
     weights: Literal["files", "random"] = "files"
     default_sinks: int = 2
+    default_alpha: float = 0.15
+    default_tau: float = 0.5
     weights_sha256: str = field(default="", init=False, repr=False)
     half: ClassVar[torch.dtype] = torch.float16
 

@@ -165,7 +165,7 @@ METHODS = methods_for("next-token")
 
 def test_methods_for_scales_are_left_out() -> None:
     assert {"linear_ar", "headkv", "diagonal", "h2o", "snapkv", "rkv", "random", "heatkv"} <= set(METHODS)
-    assert not {"scalekv", "hack", "ams_kv", "ams_kv_fixed", "scale_groups"} & set(METHODS)
+    assert not {"scalekv", "hack", "hackpp", "ams_kv", "ams_kv_fixed", "scale_groups"} & set(METHODS)
 
 
 @pytest.mark.parametrize("name", METHODS)

@@ -10,6 +10,7 @@ from torch import Tensor
 from kvbench.core.budget import Budget
 from kvbench.core.segments import Family, ModelSpec, Segment
 from kvbench.methods.base import Artifact, Method, Observer, View
+from kvbench.methods.hack.classes import ColumnVariance, check_share, find_contextual
 from kvbench.methods.select import (
     Decider,
     check_room,
@@ -22,25 +23,6 @@ from kvbench.methods.select import (
 
 
 @dataclass
-class ColumnVariance(Observer):
-    """Calibrates sigma [L, H]: how much a slot's attention varies over the last scale's queries, summed over slots.
-
-    Contextual heads, whose queries all look at the same keys, have a low one. Only conditional rows count.
-    """
-
-    kind: ClassVar[str] = "column_variance"
-
-    def tensor_shapes(self, spec: ModelSpec) -> dict[str, tuple[int, ...]]:
-        """Return [L, H] of `sigma`."""
-        return {"sigma": (spec.layers, spec.heads)}
-
-    def watch(self, view: View) -> None:
-        """Add the last scale's variance."""
-        if view.at.last:
-            self.sums["sigma"][view.layer] += self.select_conditional(view.column_variance()).sum(0)
-
-
-@dataclass
 class HACK(Method):
     """Heads in two classes with a budget and a policy each; a few spaced queries stand for all of a scale's.
 
@@ -48,12 +30,15 @@ class HACK(Method):
     Structural heads keep the sink scales, the newest scale, and of the rest what receives most, B_S in all; if the
     newest scale does not fit, part of it. alpha B_C + (1 - alpha) B_S is at most B / T.
 
-    Differs from the paper in: its code is not released and neither alpha nor B_C : B_S are given, so they are options;
-    tokens leave after their layer ran, as with every method here, instead of before attention, and what leaves at the
-    last scale is not merged into what stays.
+    Differs from the paper in: its code is not released and B_C : B_S is not given, so it is an option; alpha is that of
+    HACK++ for the model, by the same authors. In the paper a head's tokens are cut to its budget before attention, and
+    the same set serves the scale being generated and the cache. Here they leave after their layer ran, as with every
+    method: the cache is limited and attention is not, so that the paper's numbers contain a loss that ours do not. Its
+    budgets are fractions of all tokens, the last scale among them, and what leaves at that scale it merges into what
+    stays. What happens when sinks and newest scale exceed B_S it does not say.
 
     Attributes:
-        sinks: leading scales that structural heads never lose.
+        sinks: leading scales that structural heads never lose; the paper has two (`protect=paper`).
         alpha: share of contextual heads.
         contextual: B_C as a share of B / T.
         observed: evenly spaced queries that stand for all.
@@ -62,7 +47,7 @@ class HACK(Method):
     """
 
     sinks: int
-    alpha: float = 0.5
+    alpha: float = 0.2
     contextual: float = 0.2
     observed: int = 32
     recent: Literal["scored", "tail"] = "scored"
@@ -78,9 +63,8 @@ class HACK(Method):
     def check(self, spec: ModelSpec, budget: Budget) -> None:
         """Refuse settings out of range and sinks that do not fit (structural heads have at least the mean)."""
         super().check(spec, budget)
-        for name, share in (("alpha", self.alpha), ("contextual", self.contextual)):
-            if not 0 <= share <= 1:
-                raise ValueError(f"method.{name}={share}: must lie in 0..1")
+        check_share("alpha", self.alpha)
+        check_share("contextual", self.contextual)
         if self.observed < 1:
             raise ValueError(f"method.observed={self.observed}: must be at least 1")
         check_room(spec, budget, self.sinks)
@@ -95,10 +79,8 @@ class HACK(Method):
         super().prepare(spec, budget, artifact)
         if artifact is None:
             raise ValueError("method=hack: calibrate first (python run.py task=calibrate)")
-        order = artifact.tensors["sigma"].flatten().sort(stable=True).indices
-        classes = torch.zeros(spec.all_heads, dtype=torch.bool)
-        classes[order[: round(self.alpha * spec.all_heads)]] = True
-        self.is_contextual = classes.view(spec.layers, spec.heads)
+        self.is_contextual = find_contextual(artifact.tensors["sigma"], self.alpha)
+        classes = self.is_contextual.flatten()
         contextual, structural, left = self._share_budget(spec, budget)
         self.rooms = torch.where(self.is_contextual, contextual, structural)
         # The first structural heads, or the first of all where there is one class, get what does not divide.

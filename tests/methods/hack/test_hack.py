@@ -11,7 +11,8 @@ from kvbench.core.budget import Budget, InfeasibleBudget
 from kvbench.core.segments import ModelSpec
 from kvbench.engine.cache import KVCache
 from kvbench.methods.base import Artifact, View
-from kvbench.methods.hack import HACK, ColumnVariance
+from kvbench.methods.hack.classes import ColumnVariance
+from kvbench.methods.hack.method import HACK
 from tests.support.engine import prepared, run, small, tokens_of
 
 SPEC = small(layers=4, sides=(1, 2, 3, 4, 5, 6), scale=0.8)
@@ -86,7 +87,7 @@ def test_rooms_use_the_budget_to_within_a_token(
 
 
 def test_the_default_rooms_are_the_paper_s_shares() -> None:
-    method = prepared(HACK(SINKS), SPEC, "20", sigma())
+    method = prepared(HACK(SINKS, 0.5), SPEC, "20", sigma())
     assert method.rooms[method.is_contextual].unique().tolist() == [4]
     assert method.rooms[~method.is_contextual].unique().tolist() == [36]
 

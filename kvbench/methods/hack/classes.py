@@ -1,0 +1,77 @@
+"""Which heads are contextual, and the calibrations that tell."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from kvbench.core.segments import ModelSpec
+from kvbench.methods.base import Observer, View
+
+
+@dataclass
+class ColumnVariance(Observer):
+    """Calibrates sigma [L, H]: how much a slot's attention varies over the last scale's queries, summed over slots.
+
+    Contextual heads, whose queries all look at the same keys, have a low one. Only conditional rows count.
+    """
+
+    kind: ClassVar[str] = "column_variance"
+
+    def tensor_shapes(self, spec: ModelSpec) -> dict[str, tuple[int, ...]]:
+        """Return [L, H] of `sigma`."""
+        return {"sigma": (spec.layers, spec.heads)}
+
+    def watch(self, view: View) -> None:
+        """Add the last scale's variance."""
+        if view.at.last:
+            self.sums["sigma"][view.layer] += self.select_conditional(view.column_variance()).sum(0)
+
+
+@dataclass
+class HeadPatterns(ColumnVariance):
+    """Calibrates sigma [L, H] as `ColumnVariance` does, and where each head's attention goes, of the same generations.
+
+    The tensor `mass` is float64 [L, H, K, K]: [l, h, k, s] is the attention that the queries of scale k pay to scale s,
+    mean over queries and prompts, conditional rows only.
+    """
+
+    kind: ClassVar[str] = "head_patterns"
+
+    def tensor_shapes(self, spec: ModelSpec) -> dict[str, tuple[int, ...]]:
+        """Return [L, H] of `sigma` and [L, H, K, K] of `mass`."""
+        scales = len(spec.segments)
+        return super().tensor_shapes(spec) | {"mass": (spec.layers, spec.heads, scales, scales)}
+
+    def watch(self, view: View) -> None:
+        """Add the attention that the segment's queries pay to each source, and the last scale's variance."""
+        super().watch(view)
+        k = view.at.index
+        mass = self.select_conditional(view.segment_mass()).sum(0)
+        self.sums["mass"][view.layer, :, k, : k + 1] += mass
+
+
+def find_contextual(sigma: Tensor, alpha: float) -> Tensor:
+    """Return which heads are contextual, bool [L, H]: the share `alpha` of lowest variance, the earlier one on ties.
+
+    All heads of all layers are ranked together (HACK Eq. 6, HACK++ Eq. 7).
+
+    Args:
+        sigma: [L, H], the column variance of each head.
+        alpha: share of contextual heads, rounded to whole heads.
+    """
+    order = sigma.flatten().sort(stable=True).indices
+    classes = torch.zeros(sigma.numel(), dtype=torch.bool)
+    classes[order[: round(alpha * sigma.numel())]] = True
+    return classes.view(sigma.shape)
+
+
+def check_share(name: str, share: float) -> None:
+    """Refuse a setting that is no share.
+
+    Raises:
+        ValueError: naming the setting.
+    """
+    if not 0 <= share <= 1:
+        raise ValueError(f"method.{name}={share}: must lie in 0..1")

@@ -1,0 +1,120 @@
+"""Classes of heads: the printed maps themselves, the classifier on statistics that rank as they do, the calibration."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from kvbench.engine.cache import KVCache
+from kvbench.methods.hack.classes import HeadPatterns, find_contextual
+from kvbench.methods.hack.printed import load_printed, measure_agreement
+from tests.support.engine import prepared, run, small, tokens_of
+
+MAPS = {model: printed for model, printed in load_printed().items() if printed.contextual is not None}
+
+
+def contextual(model: str) -> Tensor:
+    found = MAPS[model].contextual
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize(
+    ("model", "shape", "alpha", "count"),
+    [("infinity_8b", (40, 28), 0.30, 336), ("var_d30", (30, 30), 0.35, 315)],
+)
+def test_maps_have_exactly_the_share_that_is_printed(
+    model: str, shape: tuple[int, int], alpha: float, count: int
+) -> None:
+    assert contextual(model).shape == shape
+    assert MAPS[model].alpha == alpha
+    assert contextual(model).sum() == count == round(alpha * shape[0] * shape[1])
+
+
+def test_maps_have_the_layers_that_the_text_names() -> None:
+    assert contextual("var_d30")[24].all()  # Fig. 5: no structural head
+    assert not (~contextual("var_d30")).any(1).all()
+    assert (~contextual("infinity_8b")).any(1).all()
+    assert contextual("infinity_8b").any(1).all()
+    # Bits by hand: 7febbeb is 0111 1111 1110 1011 1011 1110 1011, head 0 first.
+    bits = "0111111111101011101111101011"
+    assert "".join(str(int(bit)) for bit in contextual("infinity_8b")[0]) == bits
+    assert load_printed()["infinity_2b"].none == (9, 10, 11, 16, 17, 20, 21, 22)
+
+
+@pytest.mark.parametrize("model", MAPS)
+@pytest.mark.parametrize("seed", range(3))
+def test_statistics_that_rank_as_a_map_give_its_bits(model: str, seed: int) -> None:
+    wanted = contextual(model)
+    generator = torch.Generator().manual_seed(seed)
+    spread = torch.rand(wanted.shape, generator=generator, dtype=torch.float64)
+    # Long-tailed, as the paper finds sigma; all contextual heads below all others, in no order of layers.
+    sigma = (spread + ~wanted).mul(3).exp()
+    assert torch.equal(find_contextual(sigma, MAPS[model].alpha), wanted)
+    assert measure_agreement(find_contextual(sigma, MAPS[model].alpha), MAPS[model]) == 1
+    # Another alpha moves the border by as many heads, and a larger one takes none away.
+    fewer, more = (find_contextual(sigma, MAPS[model].alpha + step) for step in (-0.1, 0.1))
+    assert (fewer <= wanted).all()
+    assert (wanted <= more).all()
+    assert more.sum() - fewer.sum() == pytest.approx(0.2 * wanted.numel(), abs=1)
+    # Among the layers of one head the mirrored map is as far away as its bits are.
+    mirrored = measure_agreement(find_contextual(sigma.flip(1), MAPS[model].alpha), MAPS[model])
+    assert mirrored == float((wanted == wanted.flip(1)).double().mean()) < 0.95
+
+
+def test_ties_go_to_the_earlier_layer_and_head() -> None:
+    sigma = torch.tensor([[2.0, 1.0, 1.0], [1.0, 1.0, 0.0]])
+    assert find_contextual(sigma, 0.5).tolist() == [[False, True, True], [False, False, True]]
+    assert not find_contextual(sigma, 0).any()
+    assert find_contextual(sigma, 1).all()
+
+
+@given(st.integers(0, 10**6), st.sampled_from((0.1, 0.2, 0.35, 0.5)))
+def test_only_the_order_of_statistics_counts(seed: int, alpha: float) -> None:
+    sigma = torch.rand(6, 5, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    assert torch.equal(find_contextual(sigma, alpha), find_contextual(7 * sigma.exp() + 3, alpha))
+    border = sigma.flatten().sort().values[round(alpha * 30) - 1]
+    assert torch.equal(find_contextual(sigma, alpha), sigma <= border)
+
+
+def test_an_eighth_of_a_class_on_the_wrong_side_is_told() -> None:
+    printed = MAPS["var_d30"]
+    swapped = contextual("var_d30").clone()
+    for value in (True, False):
+        wrong = (contextual("var_d30") == value).nonzero()[:36]
+        swapped[wrong[:, 0], wrong[:, 1]] = not value
+    assert measure_agreement(swapped, printed) == pytest.approx(1 - 72 / 900)
+    with pytest.raises(ValueError, match="2 x 3 heads were calibrated, 30 x 30 are printed"):
+        measure_agreement(torch.zeros(2, 3, dtype=torch.bool), printed)
+    layers = torch.zeros(32, 16, dtype=torch.bool)
+    layers[20, 3] = True
+    assert measure_agreement(layers, load_printed()["infinity_2b"]) == 7 / 8
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+def test_patterns_are_what_an_explicit_matrix_shows(groups: int) -> None:
+    spec = small(scale=0.8)
+    observer = prepared(HeadPatterns(), spec)
+    assert isinstance(observer, HeadPatterns)
+    inputs = tokens_of(spec, 4, groups=groups)  # prompts 0 and 1, then their unconditional twins
+    run(KVCache(spec, observer, dtype=torch.float32), spec, inputs)
+    mass = torch.zeros(spec.layers, spec.heads, 4, 4, dtype=torch.float64)
+    sigma = torch.zeros(spec.layers, spec.heads, dtype=torch.float64)
+    for k, layer, head, prompt in (
+        (k, i, h, n) for k in range(4) for i in range(2) for h in range(3) for n in range(2)
+    ):
+        keys = torch.cat([inputs[s][layer][1][prompt, head] for s in range(k + 1)]).double()
+        q = inputs[k][layer][0][prompt, head * groups : (head + 1) * groups].double().flatten(0, 1)
+        paid = (0.8 * q @ keys.T).softmax(-1)
+        for s, at in enumerate(spec.segments[: k + 1]):
+            mass[layer, head, k, s] += paid[:, at.start : at.end].sum(1).mean() / 2
+        if k == 3:
+            sigma[layer, head] += paid.var(0, correction=0).sum() / 2
+    found = observer.average()
+    torch.testing.assert_close(found["mass"], mass, rtol=1e-5, atol=1e-7)
+    torch.testing.assert_close(found["sigma"], sigma, rtol=1e-5, atol=1e-7)
+    # Attention per token of a scale, times the scale's tokens, is all that a query has to give.
+    prior = found["mass"] / torch.tensor(spec.lengths)
+    whole = (prior * torch.tensor(spec.lengths)).sum(-1)
+    torch.testing.assert_close(whole, torch.ones_like(whole), rtol=1e-5, atol=1e-6)

@@ -1,0 +1,364 @@
+"""HACK++: budgets and scores against slow ones, whole generations against a plain loop, and what is refused."""
+
+from collections.abc import Sequence
+from itertools import product
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from kvbench.core.budget import Budget, InfeasibleBudget
+from kvbench.core.segments import ModelSpec, next_scale
+from kvbench.engine.cache import KVCache
+from kvbench.methods.base import Artifact
+from kvbench.methods.hack.budgets import (
+    fill_groups,
+    group_heads,
+    measure_reliance,
+    share_budget,
+    weigh_groups,
+)
+from kvbench.methods.hack.classes import HeadPatterns
+from kvbench.methods.hack.plus_plus import HACKPlusPlus, Structural, count_read
+from tests.support.engine import listening, prepared, run, small, tokens_of
+
+SPEC = small(layers=3, sides=(1, 2, 3, 4, 5, 6), scale=0.8)
+VAR = ModelSpec("var", 30, 30, 64, next_scale([(n, n) for n in (1, 2, 3, 4, 5, 6, 8, 10, 13, 16)]))
+INFINITY = ModelSpec(
+    "infinity", 32, 16, 128, next_scale([(n, n) for n in (1, 2, 4, 6, 8, 12, 16, 20, 24, 32, 40, 48, 64)])
+)
+
+
+def patterns(spec: ModelSpec = SPEC, seed: int = 0, sharp: float = 3) -> Artifact:
+    """Masses as a softmax has them, whose rows sum to 1, unlike from head to head."""
+    generator = torch.Generator().manual_seed(seed)
+    scales = len(spec.segments)
+    shape = (spec.layers, spec.heads, scales, scales)
+    logits = sharp * torch.randn(shape, generator=generator, dtype=torch.float64)
+    future = torch.ones(scales, scales, dtype=torch.bool).triu(1)
+    mass = logits.masked_fill(future, -torch.inf).softmax(-1)
+    sigma = torch.rand(shape[:2], generator=generator, dtype=torch.float64)
+    return Artifact(HeadPatterns.kind, {"mass": mass, "sigma": sigma})
+
+
+def ready(budget: str, artifact: Artifact, spec: ModelSpec = SPEC, **options: object) -> HACKPlusPlus:
+    method = prepared(HACKPlusPlus(**options), spec, budget, artifact)  # type: ignore[arg-type]
+    assert isinstance(method, HACKPlusPlus)
+    return method
+
+
+def slow_reliance(mass: Tensor, spec: ModelSpec, k: int, layer: int, head: int) -> float:
+    total = 0.0
+    for later in range(k + 1, len(spec.segments)):
+        total += sum(float(mass[layer, head, later, s]) for s in range(later)) / spec.ends[later - 1]
+    return total
+
+
+def slow_fill(tokens: int, weights: Sequence[float], sizes: Sequence[int], reach: Sequence[int]) -> list[int]:
+    """Water-filling by bisection of the level."""
+    low, high = 0.0, 1e12
+
+    def shares(level: float) -> list[float]:
+        return [min(max(1.0, level * w), r) for w, r in zip(weights, reach, strict=True)]
+
+    for _ in range(200):
+        middle = (low + high) / 2
+        held = sum(n * x for n, x in zip(sizes, shares(middle), strict=True))
+        low, high = (middle, high) if held <= tokens else (low, middle)
+    exact = shares(low)
+    whole = [int(x + 1e-6) for x in exact]
+    left = tokens - sum(n * x for n, x in zip(sizes, whole, strict=True))
+    for group in sorted(range(len(sizes)), key=lambda g: (-round(exact[g] - whole[g], 6), g)):
+        if whole[group] < reach[group] and sizes[group] <= left:
+            whole[group] += 1
+            left -= sizes[group]
+    return whole
+
+
+@given(st.data())
+@settings(max_examples=200, deadline=None)
+def test_groups_are_filled_as_slowly_computed(data: st.DataObject) -> None:
+    count = data.draw(st.integers(1, 6))
+    weights = data.draw(st.lists(st.floats(0.01, 1), min_size=count, max_size=count))
+    sizes = data.draw(st.lists(st.integers(1, 9), min_size=count, max_size=count))
+    reach = data.draw(st.lists(st.integers(1, 60), min_size=count, max_size=count))
+    tokens = data.draw(st.integers(sum(sizes), 60 * sum(sizes)))
+    found = fill_groups(tokens, np.array(weights), np.array(sizes), np.array(reach))
+    held = int(found @ np.array(sizes))
+    assert (found >= 1).all()
+    assert (found <= reach).all()
+    assert held <= tokens
+    assert held == int(np.array(sizes) @ reach) or held > tokens - max(sizes)
+    slow = slow_fill(tokens, weights, sizes, reach)
+    # Fractions that are equal but for rounding may be handed out in another order.
+    assert np.abs(found - slow).max() <= 1
+    assert abs(held - sum(n * x for n, x in zip(sizes, slow, strict=True))) <= max(sizes)
+
+
+@pytest.mark.parametrize("tau", [0.5, 1.0, 2.0])
+@pytest.mark.parametrize("alpha", [0.0, 0.2, 0.5, 1.0])
+def test_published_shares_follow_reliance(tau: float, alpha: float) -> None:
+    artifact = patterns(seed=1)
+    method = ready("0.3", artifact, alpha=alpha, tau=tau, strict=False)
+    mass, tokens = artifact.tensors["mass"], method.budget.tokens
+    groups = [
+        (layer, kind, [h for h in range(SPEC.heads) if bool(method.is_contextual[layer, h]) == kind])
+        for layer, kind in product(range(SPEC.layers), (False, True))
+    ]
+    groups = [group for group in groups if group[2]]
+    held = [0] * len(groups)
+    for k, length in enumerate(SPEC.lengths[:-1]):
+        means = [
+            sum(slow_reliance(mass, SPEC, k, layer, h) for h in heads) / len(heads)
+            for layer, _, heads in groups
+        ]
+        weights, sizes = [mean**tau for mean in means], [len(heads) for *_, heads in groups]
+        held = slow_fill(tokens, weights, sizes, [before + length for before in held])
+        for (layer, _, heads), wanted in zip(groups, held, strict=True):
+            assert method.capacity[k, layer, heads].tolist() == [wanted] * len(heads)
+        if SPEC.ends[k] * SPEC.all_heads > tokens:
+            assert tokens - max(sizes) < method.capacity[k].sum() <= tokens
+        else:
+            assert (method.capacity[k] == SPEC.ends[k]).all()
+
+
+def test_equal_reliance_or_none_gives_equal_budgets() -> None:
+    artifact, tokens = patterns(), 12
+    alike = artifact.tensors["mass"][:1, :1].expand_as(artifact.tensors["mass"])
+    for tau, mass in ((1.0, alike), (2.0, alike), (0.0, artifact.tensors["mass"])):
+        same = Artifact(artifact.kind, {**artifact.tensors, "mass": mass})
+        for strict in (True, False):
+            method = ready(str(tokens), same, alpha=0.4, tau=tau, strict=strict)
+            expected = [min(end, tokens) for end in SPEC.ends[:-1]]
+            assert method.capacity.reshape(5, -1).tolist() == [[n] * SPEC.all_heads for n in expected]
+
+
+def test_reliance_is_of_later_scales_only() -> None:
+    mass = patterns(seed=2).tensors["mass"]
+    found = measure_reliance(mass, SPEC)
+    for k, layer, head in product(range(5), range(SPEC.layers), range(SPEC.heads)):
+        assert found[k, layer, head] == pytest.approx(slow_reliance(mass, SPEC, k, layer, head))
+    last = mass[:, :, 5, :5].sum(-1) / SPEC.ends[4]  # after the last cached scale one step reads
+    np.testing.assert_allclose(found[4], last.numpy())
+    other = mass.clone()
+    other[:, :, :5] = torch.rand_like(other[:, :, :5])
+    np.testing.assert_allclose(measure_reliance(other, SPEC)[4], found[4])
+    assert (np.diff(found, axis=0) < 0).all()
+
+
+@pytest.mark.parametrize("strict", [True, False])
+@pytest.mark.parametrize("budget", ["109", "136", "0.05"])
+def test_no_group_of_var_is_empty(budget: str, strict: bool) -> None:
+    artifact = patterns(VAR, sharp=5)
+    method = ready(budget, artifact, VAR, alpha=0.35, tau=0.5, strict=strict)
+    reach = np.diff(method.capacity, axis=0, prepend=0)
+    assert (method.capacity >= 1).all()
+    assert all((reach[k] <= length).all() for k, length in enumerate(VAR.lengths[:-1]))
+    assert method.capacity.sum((1, 2)).max() <= method.budget.tokens
+    # What strictness takes of a scale is handed out again, but for what groups of equal heads cannot share.
+    assert method.capacity[-1].sum() > 0.9 * method.budget.tokens
+
+
+def peak(capacity: np.ndarray) -> int:  # type: ignore[type-arg]
+    """Most tokens held after any layer, by a plain loop."""
+    layers, most = [0] * capacity.shape[1], 0
+    for row in capacity:
+        for layer, heads in enumerate(row):
+            layers[layer] = int(heads.sum())
+            most = max(most, sum(layers))
+    return most
+
+
+@given(
+    st.integers(0, 10**6),
+    st.sampled_from((0.0, 0.2, 0.5, 1.0)),
+    st.sampled_from((0.5, 1.0, 2.0)),
+    st.integers(1, 55),
+)
+@settings(max_examples=100, deadline=None)
+def test_strict_budgets_hold_after_every_layer(seed: int, alpha: float, tau: float, tokens: int) -> None:
+    artifact = patterns(seed=seed)
+    strict, published = (
+        ready(f"{tokens}/55", artifact, alpha=alpha, tau=tau, strict=strict) for strict in (True, False)
+    )
+    assert peak(strict.capacity) <= strict.budget.tokens
+    assert published.capacity.sum((1, 2)).max() <= published.budget.tokens
+    if peak(published.capacity) <= published.budget.tokens:
+        # Nothing has to leave early; gaps that rounding left may be filled.
+        assert (strict.capacity.sum((1, 2)) >= published.capacity.sum((1, 2)) - SPEC.all_heads).all()
+
+
+def test_published_shares_exceed_the_budget_inside_a_scale() -> None:
+    artifact = patterns()
+    mass = artifact.tensors["mass"]
+    mass[0, :, :5], mass[2, :, 5] = (
+        0,
+        0,
+    )  # the first layer grows after the last cached scale, the last one shrinks
+    method = ready("0.3", artifact, strict=False)
+    cache = KVCache(SPEC, method, dtype=torch.float32)
+    run(cache, SPEC, tokens_of(SPEC, 2))
+    assert cache.ledger.peak_tokens == peak(method.capacity) > method.budget.tokens
+    assert peak(ready("0.3", artifact).capacity) <= method.budget.tokens
+
+
+def slow_scores(
+    method: HACKPlusPlus, mass: Tensor, k: int, layer: int, head: int, q: Tensor, keys: Tensor, values: Tensor,
+    held: list[int],
+) -> list[float]:  # fmt: skip
+    """What the tokens held are worth, by the formulas.
+
+    Args:
+        q: queries [query heads, tokens, D] of the scale.
+        keys: of all positions so far [positions, D].
+        values: likewise.
+        held: positions.
+    """
+    if method.is_contextual[layer, head] or method.structural == "attention":
+        length = q.shape[1]
+        some = [i * length // min(method.observed, length) for i in range(min(method.observed, length))]
+        paid = (0.8 * q[:, some].flatten(0, 1) @ keys[held].T).softmax(-1).mean(0).tolist()
+        half = method.pool // 2
+        return [max(paid[max(0, i - half) : i + half + 1]) for i in range(len(paid))]
+    found = []
+    for position in held:
+        source = next(at.index for at in SPEC.segments if at.start <= position < at.end)
+        prior = float(mass[layer, head, k, source]) / SPEC.lengths[source]
+        norm = float(values[position].square().sum().sqrt())
+        found.append(
+            (1 if method.structural == "value" else prior) * (1 if method.structural == "prior" else norm)
+        )
+    return found
+
+
+def slow_generation(
+    method: HACKPlusPlus, mass: Tensor, inputs: Sequence[Sequence[tuple[Tensor, ...]]]
+) -> tuple[list[Tensor], list[list[list[int]]]]:
+    """Outputs of every layer, and what every row holds after it, with sets of positions and full matrices alone."""
+    sequences, fold = inputs[0][0][1].shape[0], inputs[0][0][0].shape[1] // SPEC.heads
+    read = count_read(method.attention_budget, SPEC) or SPEC.ends[-1]
+    held = {place: [] for place in product(range(SPEC.layers), range(sequences), range(SPEC.heads))}  # type: ignore[var-annotated]
+    outs, kept = [], []
+    for at, layer in product(SPEC.segments, range(SPEC.layers)):
+        q, k, v = (
+            torch.cat([inputs[i][layer][n] for i in range(at.index + 1)], 2).double() for n in range(3)
+        )
+        q, out, rows = q[:, :, at.start :], torch.zeros_like(inputs[at.index][layer][0]), []
+        for sequence, head in product(range(sequences), range(SPEC.heads)):
+            tokens = [*held[layer, sequence, head], *range(at.start, at.end)]
+            asked = q[sequence, head * fold : (head + 1) * fold]
+            worth = slow_scores(
+                method, mass, at.index, layer, head, asked, k[sequence, head], v[sequence, head], tokens
+            )
+            best = [tokens[i] for i in sorted(range(len(tokens)), key=lambda i: (-worth[i], i))]
+            seen = sorted(best[:read])
+            attended = (0.8 * asked @ k[sequence, head, seen].T).softmax(-1) @ v[sequence, head, seen]
+            out[sequence, head * fold : (head + 1) * fold] = attended.float()
+            if not at.last:
+                tokens = sorted(best[: int(method.capacity[at.index, layer, head])])
+                held[layer, sequence, head] = tokens
+                rows.append(tokens)
+        outs.append(out)
+        kept += [rows] if rows else []
+    return outs, kept
+
+
+@pytest.mark.parametrize(
+    ("options", "groups"),
+    [
+        ({}, 1),
+        ({"alpha": 0.5, "observed": 5, "pool": 3}, 2),
+        ({"alpha": 0.0}, 1),
+        ({"alpha": 1.0, "pool": 1}, 1),
+        ({"alpha": 0.5, "attention_budget": 0.2}, 1),
+        ({"alpha": 0.5, "attention_budget": 3, "strict": False}, 2),
+        ({"alpha": 0.5, "attention_budget": 1, "tau": 0.0}, 1),
+        ({"structural": "prior"}, 1),
+        ({"structural": "value"}, 1),
+        ({"structural": "attention"}, 1),
+    ],
+)
+def test_a_generation_is_that_of_a_plain_loop(options: dict[str, object], groups: int) -> None:
+    artifact = patterns(seed=4)
+    method = ready("0.25", artifact, **options)
+    inputs, seen = tokens_of(SPEC, 2, seed=6, groups=groups), listening(method)
+    found = run(KVCache(SPEC, method, dtype=torch.float32), SPEC, inputs)
+    expected, kept = slow_generation(method, artifact.tensors["mass"], inputs)
+    assert [asked.ids() for asked in seen] == kept
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, atol=2e-5, rtol=1e-4)
+
+
+def test_what_is_read_changes_nothing_that_is_kept() -> None:
+    inputs, artifact = tokens_of(SPEC, 2), patterns()
+    answers, outputs, transient = [], [], []
+    for attention_budget in (None, 0.1):
+        method = ready("0.25", artifact, attention_budget=attention_budget)
+        cache, seen = KVCache(SPEC, method, dtype=torch.float32), listening(method)
+        outputs.append(run(cache, SPEC, inputs))
+        answers.append([asked.ids() for asked in seen])
+        transient.append(cache.ledger.transient_bytes)
+    assert answers[0] == answers[1]
+    assert any(not torch.equal(one, other) for one, other in zip(*outputs, strict=True))
+    assert transient[0] < transient[1]  # what is read is a copy
+
+
+def test_budgets_are_converted_as_the_paper_counts_them() -> None:
+    assert [count_read(share, INFINITY) for share in (0.5, 0.3, 0.2, 0.1, 0.01)] == [
+        5260,
+        3156,
+        2104,
+        1052,
+        105,
+    ]
+    assert [count_read(share, VAR) for share in (0.5, 0.3, 0.2, 0.1, 0.01)] == [340, 204, 136, 68, 6]
+    assert (count_read(1, VAR), count_read("1.0", VAR), count_read(2, VAR), count_read(None, VAR)) == (
+        680, 680, 2, None,
+    )  # fmt: skip
+
+
+def test_what_cannot_work_is_refused() -> None:
+    budget = Budget.parse("0.5", SPEC)
+    with pytest.raises(ValueError, match="method=hackpp: calibrate first"):
+        HACKPlusPlus().prepare(SPEC, budget)
+    for options, told in (
+        ({"alpha": -1}, r"method\.alpha=-1: must lie in 0\.\.1"),
+        ({"tau": -0.5}, r"method\.tau=-0\.5: must not be negative"),
+        ({"observed": 0}, r"method\.observed=0: must be at least 1"),
+        ({"pool": 4}, r"method\.pool=4: must be odd and positive"),
+        (
+            {"attention_budget": 0},
+            r"method\.attention_budget=0: give a fraction in \(0, 1\] or a whole number",
+        ),
+        ({"attention_budget": 1.5}, r"method\.attention_budget=1\.5: give"),
+        ({"attention_budget": 92}, r"of which small has 91"),
+        ({"attention_budget": float("nan")}, r"method\.attention_budget=nan: give"),
+    ):
+        with pytest.raises(ValueError, match=told):
+            HACKPlusPlus(**options).check(SPEC, budget)  # type: ignore[arg-type]
+    with pytest.raises(InfeasibleBudget, match="need 1 of 55 tokens per head"):
+        HACKPlusPlus().check(SPEC, Budget.parse("0.01", SPEC))
+
+
+def test_a_class_that_a_layer_lacks_has_no_group() -> None:
+    contextual = torch.tensor([[True, False, False], [True, True, True], [False, False, False]])
+    groups = group_heads(contextual)
+    assert groups.sizes.tolist() == [2, 1, 3, 3]
+    assert groups.of_head.tolist() == [[1, 0, 0], [2, 2, 2], [3, 3, 3]]
+    assert groups.starts == (0, 2, 3, 4)
+    nothing = weigh_groups(np.zeros((5, 3, 3)), groups, 1.0)  # of a calibration that saw nothing
+    assert (nothing == 1).all()
+    assert (share_budget(nothing, groups, 45, SPEC, strict=True)[-1] == 5).all()
+
+
+@pytest.mark.parametrize("structural", ["prior_value", "attention"])
+def test_zero_masses_still_give_every_head_a_token(structural: Structural) -> None:
+    artifact = Artifact(HeadPatterns.kind, HeadPatterns().make_stand_in(SPEC).tensors | {
+        "mass": torch.zeros(SPEC.layers, SPEC.heads, 6, 6, dtype=torch.float64)
+    })  # fmt: skip
+    method = ready("0.1", artifact, structural=structural)
+    assert method.capacity.min() >= 1
+    run(KVCache(SPEC, method, dtype=torch.float32), SPEC, tokens_of(SPEC, 2))
