@@ -177,7 +177,7 @@ def show_stability(
 def show_claims(
     console: Console, name: str, sources: Sequence[PublishedTable], claims: Sequence[Claim]
 ) -> None:
-    """Print a memory column worked out from shapes beside the published one."""
+    """Print columns of memory or work that are worked out from shapes beside the published ones."""
     cited = "; ".join(dict.fromkeys(table.source for table in sources))
     rows: list[Row] = [
         {
@@ -190,7 +190,7 @@ def show_claims(
         }
         for claim in claims
     ]
-    print_rows(console, f"{name} ({cited}): memory from shapes", rows, len(rows[0]))
+    print_rows(console, f"{name} ({cited}): costs from shapes", rows, len(rows[0]))
 
 
 def _find_labels(table: PublishedTable, runs: Sequence[Results]) -> tuple[str, ...]:

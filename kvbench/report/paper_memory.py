@@ -2,7 +2,7 @@
 
 HeatKV (arXiv:2605.14877) counts what is cached before the last scale, in MiB. AMS-KV (arXiv:2511.16047) counts all
 scales and writes GB for 1000 MiB. Both hold fp32 keys and 16-bit values, for both branches of guidance. HeadKV's table
-is in `headkv_memory`.
+is in `headkv_memory`, those of HACK++ in `hackpp_costs`.
 """
 
 import re
@@ -14,6 +14,7 @@ from kvbench.core.segments import ModelSpec
 from kvbench.engine.memory import MIB, paper_mib
 from kvbench.methods.ams_kv import effective_capacities
 from kvbench.report.claims import Claim, Specs, Verdict, behind, compare, prints_as
+from kvbench.report.hackpp_costs import hackpp_table1, hackpp_table2
 from kvbench.report.headkv_memory import headkv_table4
 from kvbench.report.published import PublishedTable, find, model_of
 
@@ -122,6 +123,8 @@ TABLES: Mapping[str, Callable[[Specs], list[Claim]]] = {
     "ams_kv_table6": ams_kv_table6,
     "ams_kv_eq4": ams_kv_eq4,
     "headkv_table4": headkv_table4,
+    "hackpp_table1": hackpp_table1,
+    "hackpp_table2": hackpp_table2,
 }
 """What `plan.table` may name."""
 

@@ -20,6 +20,7 @@ FIGURES = ("fidelity", "stability", *STEP_FIGURES)
 COSTS: Mapping[str, Callable[[Results], float | None]] = {
     "cache MiB": lambda run: run.memory.paper_peak_mib,
     "cache 1000 MiB": lambda run: run.memory.paper_peak_mib / 1000,
+    "cache GiB": lambda run: run.memory.paper_peak_mib / 1024,
     "images/s": lambda run: run.latency.images_per_second,
     "tokens/s": lambda run: run.latency.tokens_per_second,
     "SU %": lambda run: None if run.memory.utilisation is None else 100 * run.memory.utilisation,

@@ -83,6 +83,30 @@ def texts(row: Row) -> dict[str, str]:
         ("headkv_table2", "llamagen_xl", {"method": "linear_ar", "budget": "1/8"}, "is", "282.91"),
         ("headkv_table3", "llamagen_xl", {"method": "rkv", "budget": "1/6"}, "fid_adm", "2.77"),
         ("headkv_table4", "llamagen_xl", {"method": "headkv", "budget": "1/6"}, "memory GB", "12.34"),
+        (
+            "hackpp_table1",
+            "infinity_2b",
+            {"method": "hackpp/read_30", "budget": "0.01"},
+            "imagereward",
+            ".934",
+        ),
+        ("hackpp_table1", "infinity_8b", {"method": "meda"}, "fid_mjhq_clean", "11.56"),
+        ("hackpp_table1", "hart", {"method": "hackpp/read_30"}, "cache GiB", ".61"),
+        ("hackpp_table2", "var_d30", {"method": "look_m"}, "is", "116.70"),
+        ("hackpp_table2", "var_d24", {"method": "hackpp/read_50"}, "fid_adm", "2.21"),
+        ("hackpp_table3", "infinity_2b", {"method": "hackpp"}, "hpsv2.1", "30.53"),
+        (
+            "hackpp_table4",
+            "infinity_2b",
+            {"method.tau": "0.0", "method.structural": "attention"},
+            "imagereward",
+            ".892",
+        ),
+        ("hackpp_table5", "infinity_2b", {"method.observed": "8"}, "imagereward", ".920"),
+        ("hackpp_fig14", "infinity_2b", {"method.tau": "2.0"}, "imagereward", ".942"),
+        ("hack_table1", "var_d30", {"method": "hack"}, "is", "299.98"),
+        ("hack_table2", "infinity_8b", {"method": "hack"}, "geneval", ".82"),
+        ("hack_table3", "infinity_8b", {"method.observed": "4096"}, "imagereward", "1.045"),
     ],
 )
 def test_cells_are_those_that_were_printed(
@@ -104,6 +128,26 @@ def test_tables_have_every_row() -> None:
     assert [counts[f"heatkv_table3{part}"] for part in "abc"] == [[4], [6], [3]]
     assert [sum(counts[f"ams_kv_table{i}"]) for i in range(1, 10)] == [4, 2, 8, 2, 4, 10, 4, 2, 3]
     assert [sum(counts[f"headkv_table{i}"]) for i in (2, 3, 4)] == [7, 11, 13]
+    assert [counts[f"hackpp_table{i}"] for i in range(1, 6)] == [[20, 12, 6], [20, 12], [6], [6], [6]]
+    assert [counts["hackpp_fig14"], *(counts[f"hack_table{i}"] for i in (1, 2, 3))] == [
+        [7], [5], [6, 3, 4], [2, 2],
+    ]  # fmt: skip
+
+
+def test_shares_of_all_tokens_are_found_among_budgets_of_what_is_cached() -> None:
+    table = published.find("hackpp_table1")
+    for model, all_tokens, cached in (("infinity_2b", 10521, 6425), ("infinity_tiny", 399, 255)):
+        for share in (0.3, 0.1, 0.01):
+            tokens = round(share * all_tokens)
+            found = [
+                where
+                for where in table.rows()
+                if "hackpp" in where["method"] and table.matches(where, run("hackpp", tokens / cached, model))
+            ]
+            assert [where["budget"] for where in found] == [(str(share),)] * (share < 0.3)
+    reading = run("hackpp/read_30", 40 / 255, method__attention_budget=0.3)
+    [where] = [where for where in table.rows() if table.matches(where, reading)]
+    assert (where["method"], where["budget"]) == (("hackpp/read_30",), ("0.1",))
 
 
 def test_models_of_a_table_share_its_rows() -> None:
