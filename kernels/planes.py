@@ -88,8 +88,11 @@ def turn(keys: Tensor, rotation: Tensor) -> Tensor:
     A key is turned to the same bits wherever it lies, as products of complex tensors do not promise.
     """
     even, odd = keys.chunk(2, -1)
-    cos, sin = rotation.real, rotation.imag
-    return torch.stack((even * cos - odd * sin, even * sin + odd * cos), -1).flatten(-2)
+    cos, sin = rotation.real.contiguous(), rotation.imag.contiguous()
+    turned = even.new_empty(*even.shape, 2)
+    turned[..., 0] = (even * cos).sub_(odd * sin)
+    turned[..., 1] = (even * sin).add_(odd * cos)
+    return turned.flatten(-2)
 
 
 def encode_tokens(x: Tensor, bits: int) -> Codes:
@@ -149,7 +152,11 @@ def decode(codes: Codes, bits: int, sequences: slice = slice(None), slots: slice
     numbers = codes.numbers[sequences, slots]
     if codes.affine is not None:
         affine = codes.affine if len(codes.affine) == 1 else codes.affine[sequences]
-        affine = affine[:, slots] if codes.entry is None else affine.index_select(1, codes.entry[slots])
+        if codes.entry is None:
+            affine = affine[:, slots]
+        else:  # scales apart from zeros: vectors of neighbours
+            apart = affine.float().movedim(-1, 0).contiguous()
+            affine = apart.index_select(2, codes.entry[slots]).movedim(0, -1)
         return decode_affine(unpack(numbers, bits), affine)
     if codes.book is not None:
         assert codes.entry is not None

@@ -113,8 +113,9 @@ def decode_book(codes: Tensor, book: Tensor, entry: Tensor) -> Tensor:
         entry: integers [slots], which of the codebook's entries is a slot's.
     """
     _, channels, levels = book.shape
-    first = (entry.long()[:, None] * channels + torch.arange(channels, device=book.device)) * levels
-    return book.take(first + codes).float()
+    channel = torch.arange(channels, dtype=torch.int32, device=book.device)
+    place = (entry.int()[:, None] * channels + channel) * levels + codes
+    return book.flatten().index_select(0, place.flatten()).view(place.shape).float()
 
 
 def round_fp8(x: Tensor) -> Tensor:
