@@ -25,6 +25,7 @@ from kvbench.kernels.triton import attention_mass as attention_mass_triton
 from kvbench.kernels.triton import compact as compact_triton
 from kvbench.kernels.triton import decode_attention as decode_attention_triton
 from kvbench.kernels.triton import modulate as modulate_triton
+from kvbench.kernels.triton import past_attention as past_attention_triton
 from kvbench.kernels.triton import qk_norm_rope as qk_norm_rope_triton
 from kvbench.kernels.triton import quantised_attention as quantised_attention_triton
 from kvbench.kernels.triton import ragged_attention as ragged_attention_triton
@@ -35,6 +36,8 @@ TYPES = {
     torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32", torch.float8_e4m3fn: "u8",
     torch.uint8: "u8", torch.int32: "i32", torch.int64: "i64",
 }  # fmt: skip
+
+COPY = "ttg.async_copy_global_to_local|ttng.async_tma_copy_global_to_local"
 
 
 class Variant(NamedTuple):
@@ -57,7 +60,7 @@ class Variant(NamedTuple):
 
 @dataclass
 class Compiled:
-    """What came out; `copies` are asynchronous ones, per loop, outermost loops in order."""
+    """What came out; `copies` are asynchronous ones, per loop, outermost loops in order, by threads or descriptors."""
 
     registers: int
     spilled: int
@@ -67,12 +70,19 @@ class Compiled:
     while_loops: int
 
 
-def attention(dtype: torch.dtype, head_dim: int, queries: int, rows: int, *, causal: bool = False) -> Variant:
-    """The attention that so many queries on so many rows would use."""
-    short, sizes = (
-        TYPES[dtype],
-        ragged_attention_triton.tile(head_dim, dtype, queries, rows, torch.device("cpu")),
-    )
+def attention(
+    dtype: torch.dtype,
+    head_dim: int,
+    queries: int,
+    rows: int,
+    *,
+    causal: bool = False,
+    keys: int | None = None,
+) -> Variant:
+    """The attention that so many queries on so many rows would use, or that of `keys` in a tile."""
+    short = TYPES[dtype]
+    sizes = ragged_attention_triton.tile(head_dim, dtype, queries, rows, torch.device("cpu"))
+    sizes = sizes._replace(keys=keys or sizes.keys)
     pointers = dict.fromkeys(("q", "k", "v", "past_keys", "past_values", "out"), f"*{short}")
     pointers |= {"partial": "*fp32", "lse": "*fp32", "offsets": "*i64", "lengths": "*i32", "order": "*i32"}
     constants = {
@@ -83,6 +93,31 @@ def attention(dtype: torch.dtype, head_dim: int, queries: int, rows: int, *, cau
     return Variant(
         f"attention {short}", ragged_attention_triton.attention_kernel, pointers, constants, options
     )
+
+
+def past(
+    dtype: torch.dtype,
+    head_dim: int,
+    queries: int,
+    rows: int,
+    *,
+    keys: int | None = None,
+    resume: bool = True,
+) -> Variant:
+    """The attention over the past that so many queries on so many rows would use, or that of `keys` in a tile."""
+    short = TYPES[dtype]
+    sizes = ragged_attention_triton.tile(head_dim, dtype, queries, rows, torch.device("cpu"))
+    sizes = past_attention_triton.with_keys(sizes, keys or past_attention_triton.most_keys(sizes, head_dim))
+    block = triton.next_power_of_2(head_dim)
+    pointers = {"q": f"*{short}", "out": f"*{short}", "partial": "*fp32", "state": "*fp32", "lse": "*fp32"}
+    pointers |= dict.fromkeys(("past_keys", "past_values"), f"tensordesc<{short}[{sizes.keys},{block}]>")
+    pointers |= {"offsets": "*i64", "lengths": "*i32", "order": "*i32"}
+    constants = {
+        "UNIT": UNIT, "HEAD_DIM": head_dim, "BLOCK_D": block, "BLOCK_M": sizes.queries, "BLOCK_N": sizes.keys,
+        "RESUME": resume, "PRECISION": "ieee" if short == "fp32" else "tf32",
+    }  # fmt: skip
+    options = {"num_warps": sizes.warps, "num_stages": sizes.stages}
+    return Variant(f"past {short}", past_attention_triton.past_kernel, pointers, constants, options)
 
 
 def decode(dtype: torch.dtype, head_dim: int, queries: int) -> Variant:
@@ -137,6 +172,18 @@ def merge(dtype: torch.dtype, head_dim: int) -> Variant:
         "BLOCK_M": 16,
     }
     return Variant("merge", softmax_triton.merge_kernel, pointers, constants, {})
+
+
+def merge_pair(dtype: torch.dtype, head_dim: int) -> Variant:
+    """The merge of two attentions."""
+    pointers = {"out": f"*{TYPES[dtype]}", "lse": "*fp32", "more": f"*{TYPES[dtype]}", "more_lse": "*fp32"}
+    constants = {
+        "UNIT": UNIT,
+        "HEAD_DIM": head_dim,
+        "BLOCK_D": triton.next_power_of_2(head_dim),
+        "BLOCK_M": 16,
+    }
+    return Variant("merge of two", softmax_triton.pair_kernel, pointers, constants, {})
 
 
 def mass(dtype: torch.dtype, head_dim: int) -> Iterator[Variant]:
@@ -202,6 +249,13 @@ def variants() -> Iterator[Variant]:
     for head_dim in (64, 128, 256):
         for queries, rows in ((1, 1), (64, 1), (4096, 64)):
             yield attention(bf16, head_dim, queries, rows)
+            yield past(bf16, head_dim, queries, rows)
+    for keys in (64, 32, 16):
+        yield past(bf16, 128, 4096, 64, keys=keys)
+    for keys in (32, 16):
+        yield attention(bf16, 128, 4096, 64, keys=keys)
+    yield past(bf16, 128, 4096, 64, resume=False)
+    yield past(fp32, 64, 4096, 64)
     yield attention(bf16, 128, 4096, 64, causal=True)
     yield attention(bf16, 96, 4096, 64)
     for head_dim in (64, 128, 256):
@@ -216,6 +270,7 @@ def variants() -> Iterator[Variant]:
     yield merge(bf16, 128)
     for queries in (1, 8, 4096):
         yield quantised(bf16, 128, queries, FORMS[1], turned=True)
+    yield merge_pair(bf16, 128)
     for dtype, head_dim in ((bf16, 64), (bf16, 128), (bf16, 256), (fp32, 64), (fp32, 128)):
         yield from mass(dtype, head_dim)
     yield copy(bf16, 64)
@@ -246,7 +301,7 @@ def compile_variant(variant: Variant, arch: int) -> Compiled:
         spilled=_number(r"STACK:(\d+)", usage) + _number(r"LOCAL:(\d+)", usage),
         shared=result.metadata.shared,
         matrix=len(re.findall(r"wgmma\.mma_async|mma\.sync", ptx)),
-        copies=tuple(body.count("ttg.async_copy_global_to_local") for body in loops(ir)),
+        copies=tuple(len(re.findall(COPY, body)) for body in loops(ir)),
         while_loops=ir.count("scf.while"),
     )
 

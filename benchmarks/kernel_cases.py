@@ -16,6 +16,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from kvbench.core.segments import ModelSpec, Segment
 from kvbench.kernels import attention_mass as mass_kernel
 from kvbench.kernels import compact, ragged_attention
+from kvbench.kernels.attention_paths import Path
 from kvbench.kernels.layout import Layout, empty_layout
 from kvbench.kernels.linear import linear
 from kvbench.kernels.step_attention import open_rows, step_attention
@@ -38,9 +39,9 @@ class Inputs(NamedTuple):
 # The kernels as they are called, in one place.
 
 
-def ragged(x: Inputs, layout: Layout, scale: float) -> Tensor:
-    """Attention of a segment."""
-    return ragged_attention.ragged_attention(*x, layout, scale)[0]
+def ragged(x: Inputs, layout: Layout, scale: float, path: Path | None = None) -> Tensor:
+    """Attention of a segment, by the way that is chosen unless told."""
+    return ragged_attention.ragged_attention(*x, layout, scale, path=path)[0]
 
 
 def mass(x: Inputs, layout: Layout, scale: float) -> Tensor:
@@ -157,9 +158,9 @@ class Case:
             for flash in ((False, True) if self.timer.gpu else (False,))
         )
 
-    def ragged(self, layout: Layout) -> float:
-        """Seconds of ragged attention."""
-        call: Callable[[Inputs], object] = lambda x: ragged(x, layout, self.spec.logit_scale)  # noqa: E731
+    def ragged(self, layout: Layout, path: Path | None = None) -> float:
+        """Seconds of ragged attention, by the way that is chosen unless told."""
+        call: Callable[[Inputs], object] = lambda x: ragged(x, layout, self.spec.logit_scale, path)  # noqa: E731
         return self.timer(call, self.inputs(layout.total))
 
     def step(self, layout: Layout, queries: int, *, alone: bool = True) -> float:

@@ -6,13 +6,16 @@ model that draws token by token, attention is that of one token in the middle of
 token and by that of several.
 
 python benchmarks/kernels.py --device cuda --model infinity_2b [--budget 0.1] [--batch 8] [--quick]
+python benchmarks/kernels.py --device cuda --model infinity_2b --paths kernels/attention_paths.json
 python benchmarks/kernels.py --device cuda --model llamagen_xl [--budget 0.167] [--groups 1]
 python benchmarks/kernels.py --model infinity_2b --floors 989 4800   (TFLOP/s, GB/s: no device, no times)
 """
 
 import argparse
+import json
 import statistics
 from collections.abc import Sequence
+from pathlib import Path as File
 from typing import NamedTuple
 
 import floors
@@ -25,10 +28,13 @@ from kernel_cases import Case, Held, Timer, ceilings
 from kvbench.core.budget import Budget
 from kvbench.core.devices import keep_freed_memory
 from kvbench.core.segments import ModelSpec, Segment
+from kvbench.kernels.attention_paths import TABLE, Path, Shape
 from kvbench.kernels.layout import list_positions
 
 GOAL = 0.6
 """Time of attention relative to SDPA on the full cache that we want at 10 %."""
+PATHS: tuple[Path, ...] = ("kernel", "parts")
+"""Ways of attention between which a table chooses."""
 
 
 class Attention(NamedTuple):
@@ -87,6 +93,39 @@ def show_attention(cases: list[Case], held: Held, past: Ints, found: Ceilings, q
         f"attention of a whole generation: {1e3 * full:.2f} ms by SDPA on the full cache, {1e3 * mine:.2f} ms with "
         f"HeatKV, {mine / full:.3f} of it (goal at 10 %: {GOAL}); floor {1e3 * floor:.2f} ms, {floor / full:.3f}"
     )
+
+
+def measure_paths(cases: list[Case], held: Held, past: Ints) -> list[dict[str, object]]:
+    """Print both ways of attention scale by scale, under HeatKV and with equal rows; return the faster one of each."""
+    print("\nattention of the middle layer by one kernel and in two parts, ms")
+    heading("past uniform", "kernel parts kernel/parts")
+    lines = []
+    for one in cases:
+        spec, rows = one.spec, past[one.at.index]
+        equal = one.lengths(np.full(spec.heads, round(float(rows.mean()))))
+        for layout in (held.layout(spec.layers // 2, one.at), equal):
+            seconds = {path: one.ragged(layout, path) for path in PATHS}
+            shape = Shape(
+                spec.head_dim, str(one.dtype).removeprefix("torch."), one.sequences * spec.heads, one.at.length,
+                one.at.length, layout.total // spec.heads, layout.uniform,
+            )  # fmt: skip
+            line(
+                one.at,
+                (shape.past, shape.uniform),
+                [1e3 * t for t in seconds.values()],
+                (seconds["kernel"] / seconds["parts"],),
+            )
+            lines.append(shape._asdict() | {"path": min(PATHS, key=seconds.__getitem__)})
+    return lines
+
+
+def write_paths(file: File, device: str, lines: list[dict[str, object]]) -> None:
+    """Put the faster ways into a table, in place of what it says of the same shapes on that device."""
+    table = json.loads(file.read_text()) if file.is_file() else {}
+    shapes = [{**one, "path": None} for one in lines]
+    others = [one for one in table.get(device, []) if {**one, "path": None} not in shapes]
+    table[device] = others + lines
+    file.write_text(json.dumps(table, indent=1, sort_keys=True) + "\n")
 
 
 def show_steps(cases: list[Case], past: Ints, found: Ceilings, groups: int) -> None:
@@ -197,6 +236,11 @@ def main() -> None:
     parser.add_argument(
         "--groups", type=int, default=1, help="query heads that share a row, of one-token steps"
     )
+    parser.add_argument(
+        "--paths",
+        type=File,
+        help=f"measure one kernel against two parts alone, and write this table ({TABLE.name})",
+    )
     parser.add_argument("--quick", action="store_true", help="a quarter of the layers, five repeats")
     parser.add_argument(
         "--floors",
@@ -233,6 +277,9 @@ def main() -> None:
     cases = [Case(spec, at, sequences, dtype, timer) for at in spec.segments]
     held = Held(spec, schedule, options.device)
     with torch.inference_mode():
+        if options.paths:
+            write_paths(options.paths, name, measure_paths(cases, held, past))
+            return
         if spec.family == "next-token":
             show_steps(cases[:: 4 if options.quick else 1], past, found, options.groups)
         else:

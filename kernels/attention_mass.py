@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from kvbench.kernels.layout import Layout, pad_rows
+from kvbench.kernels.layout import Layout, fold_rows, pad_rows
 from kvbench.kernels.products import wide_products
 
 
@@ -19,8 +19,9 @@ def attention_scores(
     """Return the logits of every slot, before the softmax.
 
     Args:
-        q: [batch, rows, queries, D].
-        k: current keys [batch, rows, tokens, D].
+        q: [sequences, heads, queries, D], whose heads are the layout's rows, one sequence after the other where each
+            has rows of its own.
+        k: current keys [sequences, heads, tokens, D].
         past_keys: flat storage [batch, slots, D].
         layout: where rows lie in it.
         scale: factor on q k^T.
@@ -29,6 +30,8 @@ def attention_scores(
     Returns:
         float32 [batch, rows, queries, longest + tokens], -inf beyond a row's end and at keys that are not seen.
     """
+    shape = (len(past_keys), len(layout.counts))
+    q, k = fold_rows(q, *shape), fold_rows(k, *shape)
     return _scores(q, _join_keys(k, past_keys, layout), _mask_ends(layout), scale, tokens, k.shape[2])
 
 
@@ -47,14 +50,15 @@ def attention_mass(
     """Return the mean over the queries of the attention probability of every slot, or of its powers.
 
     Args:
-        q: [batch, rows, queries, D].
-        k: current keys [batch, rows, tokens, D].
+        q: [sequences, heads, queries, D], whose heads are the layout's rows, one sequence after the other where each
+            has rows of its own.
+        k: current keys [sequences, heads, tokens, D].
         past_keys: flat storage [batch, slots, D].
         layout: where rows lie in it.
         scale: factor on q k^T, positive.
         power: 2 for the mean square, from which a variance follows.
-        lse: float32 [batch, rows, queries], log-sum-exp of the queries' scores where attention has already found it;
-            saves half the work on CUDA.
+        lse: float32 [sequences, heads, queries], contiguous, log-sum-exp of the queries' scores where attention has
+            already found it; saves half the work on CUDA.
         tokens: int [queries], the current token that each query belongs to and sees no further than; None: all is seen.
         chunk: queries at a time on the CPU; peak memory is batch x rows x chunk x keys float32. On CUDA no part of
             the matrix is ever stored.
@@ -66,6 +70,9 @@ def attention_mass(
         from kvbench.kernels.triton.attention_mass import attention_mass_triton
 
         return attention_mass_triton(q, k, past_keys, layout, scale, power=power, lse=lse, tokens=tokens)
+    shape = (len(past_keys), len(layout.counts))
+    q, k = fold_rows(q, *shape), fold_rows(k, *shape)
+    lse = None if lse is None else lse.reshape(q.shape[:3])
     keys, absent = _join_keys(k, past_keys, layout), _mask_ends(layout)
     mass = keys.new_zeros(keys.shape[:3])
     for start in range(0, q.shape[2], chunk):

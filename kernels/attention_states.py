@@ -3,6 +3,10 @@
 import torch
 from torch import Tensor
 
+State = tuple[Tensor, Tensor]
+"""Attention over some of the keys: the output [sequences, heads, queries, D], and the log-sum-exp of the scores in
+nats, float32 [sequences, heads, queries], contiguous. Of no keys at all it is (0, -inf)."""
+
 
 def merge_states(outputs: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
     """Merge attentions over disjoint sets of keys into that over all of them, in any order.
@@ -27,3 +31,20 @@ def merge_states(outputs: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
     total = weights.sum(0)
     out = (weights[..., None] * outputs).sum(0) / total.where(total > 0, 1)[..., None]
     return out, top + total.log()
+
+
+def merge_pair(first: State, second: State) -> State:
+    """Take attention over other keys into a first one, which is overwritten and keeps its dtype and strides.
+
+    Args:
+        first: attention over some keys.
+        second: attention of the same queries over other keys, of any dtype and strides.
+    """
+    (out, lse), (more, more_lse) = first, second
+    if out.is_cuda:
+        from kvbench.kernels.triton.softmax import merge_pair_triton
+
+        merge_pair_triton(out, lse, more, more_lse)
+        return first
+    both, sums = merge_states(torch.stack((out.float(), more.float())), torch.stack((lse, more_lse)))
+    return out.copy_(both), lse.copy_(sums)

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from kvbench.kernels.layout import Layout, arrange_rows, list_positions, pack_rows, room_slots
+from kvbench.kernels.layout import Layout, arrange_rows, fold_rows, list_positions, pack_rows, room_slots
 
 
 def source_table(
@@ -53,7 +53,8 @@ def rebuild(storage: Tensor, current: Tensor, source: Tensor, out: Tensor | None
 
     Args:
         storage: flat buffer [batch, slots, D].
-        current: the segment's keys or values [batch, rows, length, D], of any dtype and strides.
+        current: the segment's keys or values [sequences, heads, length, D], of any dtype and strides; their heads are
+            the rows, one sequence after the other where each has rows of its own.
         source: of the new slots, see `source_table`.
         out: where they go, [batch, len(source), D] contiguous and apart from `storage`; None makes a buffer.
 
@@ -64,6 +65,7 @@ def rebuild(storage: Tensor, current: Tensor, source: Tensor, out: Tensor | None
         from kvbench.kernels.triton.compact import rebuild_triton
 
         return rebuild_triton(storage, current, source, out)
+    current = fold_rows(current, len(storage), current.shape[0] * current.shape[1] // len(storage))
     slots, shape = storage.shape[1], current.shape[1:3]
     joined = storage.new_empty(storage.shape[0], slots + shape.numel(), storage.shape[2])
     joined[:, :slots] = storage

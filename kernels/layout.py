@@ -100,6 +100,11 @@ def list_positions(layout: Layout, start: int, length: int) -> Tensor:
     return torch.cat((layout.positions, current.expand(len(layout.positions), -1)), 1)
 
 
+def fold_rows(x: Tensor, batch: int, rows: int) -> Tensor:
+    """Turn [sequences, heads, tokens, D] into rows [batch, rows, tokens, D] as a layout counts them."""
+    return x if x.shape[:2] == (batch, rows) else x.reshape(batch, rows, -1, x.shape[-1])
+
+
 def pack_rows(values: Tensor, keep: Tensor, fill: float, longest: int) -> Tensor:
     """Move what belongs to the kept slots to the front of each row and pad with `fill`.
 

@@ -1,6 +1,7 @@
 """Attention of a segment's queries over each row's own cached keys and the whole current segment.
 
-On CUDA one kernel reads both where they lie. Elsewhere rows of equal length are put together with the present, one
+On CUDA one kernel reads both where they lie, or two do: one the present, one the past (`kernels/attention_paths.py`
+chooses). Elsewhere rows of equal length are put together with the present, one
 such group after the other and piece by piece: products over a copy that stays in the cache cost less there than two
 attentions and their merger. Groups of so few scores that a call costs more than padding are padded and go together.
 """
@@ -10,7 +11,10 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from kvbench.kernels.layout import Group, Layout, view_group
+from kvbench.kernels.attention_paths import Path, choose_path, describe
+from kvbench.kernels.fused_attention import fused_attention
+from kvbench.kernels.layout import Group, Layout, fold_rows, view_group
+from kvbench.kernels.past_attention import attend_in_parts
 from kvbench.kernels.products import wide_products
 
 PIECE_BYTES = 4 << 20
@@ -34,15 +38,17 @@ def ragged_attention(
     *,
     causal: bool = False,
     lse: bool = False,
+    path: Path | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """Queries over the row's cached slots and the tokens of the current segment.
 
     q, k and v may have any strides. On CUDA, D is a multiple of 8 and at most 256.
 
     Args:
-        q: [batch, rows, queries, D]; with grouped queries the heads of one KV head lie behind each other in `queries`:
+        q: [sequences, heads, queries, D], whose heads are the layout's rows, one sequence after the other where each
+            has rows of its own; with grouped queries the heads of one KV head lie behind each other in `queries`:
             query m belongs to token m % tokens.
-        k: current keys [batch, rows, tokens, D].
+        k: current keys [sequences, heads, tokens, D].
         v: current values, likewise.
         past_keys: flat storage [batch, slots, D] (see `kernels/compact.py`), read in q's dtype.
         past_values: likewise.
@@ -50,15 +56,39 @@ def ragged_attention(
         scale: factor on q k^T, positive.
         causal: current tokens are seen by themselves and those after them; else by all.
         lse: whether the log-sum-exp is wanted.
+        path: by which kernels; None for the way that is chosen on CUDA, and for torch's products elsewhere.
 
     Returns:
-        Output in q's dtype [batch, rows, queries, D]; float32 log-sum-exp [batch, rows, queries], or None if it was
-        not wanted and not needed.
+        Output in q's dtype [sequences, heads, queries, D]; float32 log-sum-exp [sequences, heads, queries], or None if
+        it was not wanted and not needed.
     """
+    if path is None:
+        path = choose_path(describe(q, k, layout), q.device) if q.is_cuda else "kernel"
+    if path == "parts":
+        return attend_in_parts(q, k, v, past_keys, past_values, layout, scale, causal=causal)
     if q.is_cuda:
         from kvbench.kernels.triton.ragged_attention import ragged_attention_triton
 
         return ragged_attention_triton(q, k, v, past_keys, past_values, layout, scale, causal=causal)
+    shape = q.shape
+    q, k, v = (fold_rows(x, len(past_keys), len(layout.counts)) for x in (q, k, v))
+    out, sums = _attend_folded(q, k, v, past_keys, past_values, layout, scale, causal=causal, lse=lse)
+    return out.reshape(shape), None if sums is None else sums.reshape(shape[:3])
+
+
+def _attend_folded(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    past_keys: Tensor,
+    past_values: Tensor,
+    layout: Layout,
+    scale: float,
+    *,
+    causal: bool,
+    lse: bool,
+) -> tuple[Tensor, Tensor | None]:
+    """`ragged_attention` outside CUDA, over rows [batch, rows, queries, D] as the layout counts them."""
     tokens = k.shape[2] if causal else None
     if layout.uniform:
         past = _past(past_keys, past_values, layout.groups[0], q.dtype)
@@ -122,7 +152,7 @@ def _past(keys: Tensor, values: Tensor, group: Group, dtype: torch.dtype) -> lis
 def dense_attention(
     q: Tensor, k: Tensor, v: Tensor, scale: float, *, tokens: int | None = None, lse: bool = False
 ) -> tuple[Tensor, Tensor | None]:
-    """Attention in torch's own operations, float32 inside, piece by piece.
+    """Attention in torch's own operations, float32 inside, piece by piece; on CUDA by torch's fused attention.
 
     For queries of fewer bits weights are rounded as fused kernels round them: those up to 1, before their sum divides.
 
@@ -137,6 +167,8 @@ def dense_attention(
     Returns:
         Output in q's dtype [batch, rows, queries, D]; float32 log-sum-exp [batch, rows, queries] or None.
     """
+    if q.is_cuda and tokens is None:
+        return fused_attention(q, k, v, scale)
     return _attention(q, [(k, v)], scale, tokens, lse)
 
 

@@ -14,7 +14,19 @@ from kvbench.kernels.triton.launch import LOG2_E, UNIT, align_rows, cdiv, load_t
 
 
 @triton.jit(
-    do_not_specialize=["rows", "queries", "tokens", "slots", "q_b", "q_r", "q_t", "k_b", "k_r", "k_t"],
+    do_not_specialize=[
+        "heads",
+        "rows",
+        "queries",
+        "tokens",
+        "slots",
+        "q_b",
+        "q_r",
+        "q_t",
+        "k_b",
+        "k_r",
+        "k_t",
+    ],
     do_not_specialize_on_alignment=["lse", "token", "offsets", "lengths", "order"],
 )
 def sum_kernel(
@@ -27,6 +39,7 @@ def sum_kernel(
     lengths,
     order,
     scale: tl.float32,
+    heads: tl.int32,
     rows: tl.int32,
     queries: tl.int32,
     tokens: tl.int32,
@@ -49,6 +62,8 @@ def sum_kernel(
     WHOLE_D: tl.constexpr = HEAD_DIM == BLOCK_D
     row = tl.load(order + tl.program_id(2)).to(tl.int64)
     batch = tl.program_id(1).to(tl.int64)
+    sequence = batch + row // heads
+    head = row % heads
     length = tl.load(lengths + row)
     first = tl.program_id(0) * BLOCK_M
     query = first + tl.arange(0, BLOCK_M)
@@ -57,8 +72,8 @@ def sum_kernel(
     fits = channel < HEAD_DIM
     past_tile = tl.full((), BLOCK_N * HEAD_DIM, tl.int64)
     past_keys += (batch * slots + tl.load(offsets + row)) * HEAD_DIM
-    q += (batch * q_b + row * q_r + first.to(tl.int64) * q_t) * UNIT
-    k += (batch * k_b + row * k_r) * UNIT
+    q += (sequence * q_b + head * q_r + first.to(tl.int64) * q_t) * UNIT
+    k += (sequence * k_b + head * k_r) * UNIT
     inside = query < queries
     asked = load_tile(
         q, (q_t * UNIT).to(tl.int32), tl.arange(0, BLOCK_M), channel, fits, inside, WHOLE_D, False
@@ -122,6 +137,7 @@ def _add_seen(top, total, scores, scale):
 
 @triton.jit(
     do_not_specialize=[
+        "heads",
         "rows",
         "queries",
         "tokens",
@@ -147,6 +163,7 @@ def mass_kernel(
     lengths,
     order,
     scale: tl.float32,
+    heads: tl.int32,
     rows: tl.int32,
     queries: tl.int32,
     tokens: tl.int32,
@@ -171,6 +188,8 @@ def mass_kernel(
     WHOLE_D: tl.constexpr = HEAD_DIM == BLOCK_D
     row = tl.load(order + tl.program_id(2)).to(tl.int64)
     batch = tl.program_id(1).to(tl.int64)
+    sequence = batch + row // heads
+    head = row % heads
     length = tl.load(lengths + row)
     past_tiles = tl.cdiv(longest, BLOCK_N)
     index = tl.program_id(0)
@@ -186,7 +205,7 @@ def mass_kernel(
     if first < count:
         keep = first + slot < count
         if present:
-            k += (batch * k_b + row * k_r + first.to(tl.int64) * k_t) * UNIT
+            k += (sequence * k_b + head * k_r + first.to(tl.int64) * k_t) * UNIT
             step = (k_t * UNIT).to(tl.int32)
             keys = load_tile(k, step, slot, channel, fits, keep, WHOLE_D, False).to(q.dtype.element_ty)
         else:
@@ -194,7 +213,7 @@ def mass_kernel(
             keys = load_tile(past_keys, HEAD_DIM, slot, channel, fits, keep, WHOLE_D, False).to(
                 q.dtype.element_ty
             )
-        q += (batch * q_b + row * q_r) * UNIT
+        q += (sequence * q_b + head * q_r) * UNIT
         lse += (batch * rows + row) * queries
         q_step = (q_t * UNIT).to(tl.int32)
         q_tile = q_t * (UNIT * BLOCK_M)
@@ -242,11 +261,12 @@ def attention_mass_triton(
     tokens: Tensor | None = None,
 ) -> Tensor:
     """Take and return what `kernels.attention_mass.attention_mass` does; `tokens` int32 [queries] or None."""
-    batch, rows, queries, channels = q.shape
+    _, heads, queries, channels = q.shape
+    batch, rows = len(past_keys), len(layout.counts)
     present, longest = k.shape[2], layout.longest
     (q, q_strides), (k, k_strides) = align_rows(q), align_rows(k)
     mass = q.new_empty(batch, rows, longest + present, dtype=torch.float32)
-    where = (layout.offsets, layout.lengths, layout.order, scale * LOG2_E, rows, queries, present)
+    where = (layout.offsets, layout.lengths, layout.order, scale * LOG2_E, heads, rows, queries, present)
     strides = (past_keys.shape[1], *q_strides, *k_strides)
     block, keys, warps = block_sizes(channels, q.dtype)
     options = {

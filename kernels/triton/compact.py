@@ -10,7 +10,7 @@ BLOCK = 64  # slots per program
 
 
 @triton.jit(
-    do_not_specialize=["slots", "total", "length", "stride_b", "stride_r", "stride_t"],
+    do_not_specialize=["heads", "rows", "slots", "total", "length", "stride_b", "stride_r", "stride_t"],
     do_not_specialize_on_alignment=["source"],
 )
 def copy_kernel(
@@ -18,6 +18,8 @@ def copy_kernel(
     current,
     source,
     result,
+    heads: tl.int32,
+    rows: tl.int32,
     slots: tl.int64,
     total: tl.int32,
     length: tl.int32,
@@ -47,11 +49,8 @@ def copy_kernel(
         other=0.0,
     )
     token = tl.where(new, -1 - origin, 0)
-    place = (
-        batch * stride_b
-        + (token // length).to(tl.int64) * stride_r
-        + (token % length).to(tl.int64) * stride_t
-    )
+    row = batch * rows + token // length
+    place = row // heads * stride_b + row % heads * stride_r + (token % length).to(tl.int64) * stride_t
     fresh = tl.load(
         current + place[:, None] * UNIT + channel[None, :],
         mask=new[:, None] & fits,
@@ -71,10 +70,12 @@ def rebuild_triton(storage: Tensor, current: Tensor, source: Tensor, out: Tensor
     result = storage.new_empty(batch, len(source), channels) if out is None else out
     if not result.numel():
         return result
+    sequences, heads = current.shape[:2]
     current, strides = align_rows(current)
     grid = (cdiv(len(source), BLOCK), batch)
     copy_kernel[grid](
-        storage, current, source, result, slots, len(source), current.shape[2], *strides,
+        storage, current, source, result,
+        heads, sequences * heads // batch, slots, len(source), current.shape[2], *strides,
         UNIT=UNIT, HEAD_DIM=channels, BLOCK_D=next_power_of_2(channels), BLOCK=BLOCK,
     )  # fmt: skip
     return result

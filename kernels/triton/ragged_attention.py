@@ -54,6 +54,29 @@ def tile(head_dim: int, dtype: torch.dtype, queries: int, rows: int, device: tor
     return Tile(128, 32, 8, 2) if wide else Tile(128, 64, 8, 3)
 
 
+def fit_keys(layout: Layout, tokens: int, largest: int) -> int:
+    """Return how many keys a tile is to have: short rows would leave most of a large one empty.
+
+    Args:
+        layout: of the past.
+        tokens: of the present, tiles of its own.
+        largest: what long rows take, a power of two of at least 16.
+
+    Returns:
+        The largest power of two from 16 to `largest` that makes a quarter more keys of all rows together, or fewer.
+    """
+    rows, size = len(layout.counts), largest
+    keys = layout.total + rows * tokens
+    while size > 16:
+        padded = sum(group.size * cdiv(group.length, size) for group in layout.groups) + rows * cdiv(
+            tokens, size
+        )
+        if 4 * size * padded <= 5 * keys:
+            break
+        size //= 2
+    return size
+
+
 def splits(programs: int, keys: int, sizes: Tile, device: torch.device) -> int:
     """Programs that share one row's keys: enough to fill the device, with at least four tiles each."""
     return max(1, min(2 * count_processors(device) // max(1, programs), cdiv(keys, sizes.keys) // 4, 32))
@@ -61,7 +84,7 @@ def splits(programs: int, keys: int, sizes: Tile, device: torch.device) -> int:
 
 @triton.jit(
     do_not_specialize=[
-        "rows", "queries", "tokens", "slots", "splits",
+        "heads", "rows", "queries", "tokens", "slots", "splits",
         "q_b", "q_r", "q_t", "k_b", "k_r", "k_t", "v_b", "v_r", "v_t", "out_b", "out_r", "out_t",
     ],
     do_not_specialize_on_alignment=["lse", "offsets", "lengths", "order"],
@@ -79,6 +102,7 @@ def attention_kernel(
     lengths,
     order,
     scale: tl.float32,
+    heads: tl.int32,
     rows: tl.int32,
     queries: tl.int32,
     tokens: tl.int32,
@@ -106,6 +130,7 @@ def attention_kernel(
 ):
     """Query block (fastest), sequence and share of the keys, rank of the row by length (slowest).
 
+    Rows are heads of one sequence, or of all sequences in turn where each has a layout of its own and the batch is 1.
     Strides count `UNIT` elements; `scale` includes log2(e). With one split `out` and `lse` are final, else `partial`
     float32 [splits, batch, rows, queries, D] and `lse` [splits, batch, rows, queries] are for `softmax.merge_kernel`.
     """
@@ -113,6 +138,8 @@ def attention_kernel(
     row = tl.load(order + tl.program_id(2)).to(tl.int64)
     batch = (tl.program_id(1) // splits).to(tl.int64)
     part = tl.program_id(1) % splits
+    sequence = batch + row // heads
+    head = row % heads
     length = tl.load(lengths + row)
     first = tl.program_id(0) * BLOCK_M
     query = first + tl.arange(0, BLOCK_M)
@@ -124,9 +151,9 @@ def attention_kernel(
     past = (batch * slots + tl.load(offsets + row)) * HEAD_DIM
     past_keys += past
     past_values += past
-    q += (batch * q_b + row * q_r + first.to(tl.int64) * q_t) * UNIT
-    k += (batch * k_b + row * k_r) * UNIT
-    v += (batch * v_b + row * v_r) * UNIT
+    q += (sequence * q_b + head * q_r + first.to(tl.int64) * q_t) * UNIT
+    k += (sequence * k_b + head * k_r) * UNIT
+    v += (sequence * v_b + head * v_r) * UNIT
     asked = load_tile(
         q, (q_t * UNIT).to(tl.int32), tl.arange(0, BLOCK_M), channel, fits, query < queries, WHOLE_D, False
     )
@@ -212,7 +239,7 @@ def attention_kernel(
     acc = acc / total[:, None]
     stored = (query < queries)[:, None] & fits[None, :]
     if splits == 1:
-        out += (batch * out_b + row * out_r) * UNIT
+        out += (sequence * out_b + head * out_r) * UNIT
         tl.store(
             out + query.to(tl.int64)[:, None] * (out_t * UNIT) + channel[None, :],
             acc.to(out.dtype.element_ty),
@@ -237,31 +264,33 @@ def ragged_attention_triton(
     """Takes and returns what `kernels.ragged_attention.ragged_attention` does.
 
     Args:
-        q: [batch, rows, queries, D].
-        k: current keys [batch, rows, tokens, D].
+        q: [sequences, heads, queries, D].
+        k: current keys [sequences, heads, tokens, D].
         v: current values, likewise.
-        past_keys: flat storage [batch, slots, D].
+        past_keys: flat storage [batch, slots, D], of as many rows as there are sequences x heads.
         past_values: likewise.
         layout: where rows lie in it.
         scale: factor on q k^T, positive.
         causal: query m sees the past and the current tokens up to m % tokens.
         share: programs that share a row's keys; None: as many as fill the device.
     """
-    batch, rows, queries, channels = q.shape
-    tokens = k.shape[2]
+    sequences, heads, queries, channels = q.shape
+    batch, slots, _ = past_keys.shape
+    rows, tokens = sequences * heads // batch, k.shape[2]
     (q, q_strides), (k, k_strides), (v, v_strides) = align_rows(q), align_rows(k), align_rows(v)
     sizes = tile(channels, q.dtype, queries, batch * rows, q.device)
+    sizes = sizes._replace(keys=fit_keys(layout, tokens, sizes.keys))
     blocks = cdiv(queries, sizes.queries)
     if share is None:
         share = splits(batch * rows * blocks, layout.longest + tokens, sizes, q.device)
-    out = _like(q)
+    out = make_output(q)
     _, out_strides = align_rows(out)
-    lse = q.new_empty(share, batch, rows, queries, dtype=torch.float32)
+    lse = q.new_empty(share, sequences, heads, queries, dtype=torch.float32)
     partial = lse if share == 1 else q.new_empty(*lse.shape, channels, dtype=torch.float32)
     attention_kernel[blocks, batch * share, rows](
         q, k, v, past_keys, past_values, out, partial, lse,
         layout.offsets, layout.lengths, layout.order, scale * LOG2_E,
-        rows, queries, tokens, past_keys.shape[1], share, *q_strides, *k_strides, *v_strides, *out_strides,
+        heads, rows, queries, tokens, slots, share, *q_strides, *k_strides, *v_strides, *out_strides,
         UNIT=UNIT, HEAD_DIM=channels, BLOCK_D=max(16, next_power_of_2(channels)),
         BLOCK_M=sizes.queries, BLOCK_N=sizes.keys, CAUSAL=causal,
         PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
@@ -272,8 +301,8 @@ def ragged_attention_triton(
     return out, merge_shares(partial, lse, out)
 
 
-def _like(q: Tensor) -> Tensor:
-    """Room for the output, with rows inside tokens where the queries lie so: heads are then merged without a copy."""
+def make_output(q: Tensor) -> Tensor:
+    """Return room for the output, heads inside tokens where the queries lie so: they are then merged without a copy."""
     batch, rows, queries, channels = q.shape
     if q.stride(1) < q.stride(2):
         return q.new_empty(batch, queries, rows, channels).transpose(1, 2)

@@ -110,3 +110,64 @@ def merge_shares(partial: Tensor, lse: Tensor, out: Tensor) -> Tensor:
         enable_fp_fusion=True,
     )  # fmt: skip
     return merged
+
+
+@triton.jit(
+    do_not_specialize=["heads", "queries", "out_b", "out_h", "out_t", "more_b", "more_h", "more_t"],
+    do_not_specialize_on_alignment=["lse", "more_lse"],
+)
+def pair_kernel(
+    out,
+    lse,
+    more,
+    more_lse,
+    heads: tl.int32,
+    queries: tl.int32,
+    out_b: tl.int64,
+    out_h: tl.int64,
+    out_t: tl.int64,
+    more_b: tl.int64,
+    more_h: tl.int64,
+    more_t: tl.int64,
+    UNIT: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+):
+    """Query block, head, sequence: a second attention taken into the first one, in place."""
+    query = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
+    head = tl.program_id(1).to(tl.int64)
+    sequence = tl.program_id(2).to(tl.int64)
+    channel = tl.arange(0, BLOCK_D)
+    inside = query < queries
+    stored = inside[:, None] & (channel < HEAD_DIM)[None, :]
+    place = (sequence * heads + head) * queries + query
+    first = tl.load(lse + place, mask=inside, other=0.0)
+    second = tl.load(more_lse + place, mask=inside, other=0.0)
+    top = tl.maximum(first, second)
+    top = tl.where(top == float("-inf"), 0.0, top)
+    weight = tl.exp(first - top)
+    other = tl.exp(second - top)
+    total = weight + other
+    step = query.to(tl.int64)[:, None] * UNIT
+    out += (sequence * out_b + head * out_h) * UNIT + step * out_t + channel[None, :]
+    more += (sequence * more_b + head * more_h) * UNIT + step * more_t + channel[None, :]
+    acc = tl.load(out, mask=stored, other=0.0).to(tl.float32) * weight[:, None]
+    acc += tl.load(more, mask=stored, other=0.0).to(tl.float32) * other[:, None]
+    acc = acc / tl.where(total == 0.0, 1.0, total)[:, None]
+    tl.store(out, acc.to(out.dtype.element_ty), mask=stored)
+    tl.store(lse + place, top + tl.log(total), mask=inside)
+
+
+def merge_pair_triton(out: Tensor, lse: Tensor, more: Tensor, more_lse: Tensor) -> None:
+    """Take a second attention into the first one, [sequences, heads, queries, D] and [sequences, heads, queries] each.
+
+    Outputs may have any strides and dtypes, both log-sum-exps are float32 and contiguous.
+    """
+    sequences, heads, queries, channels = out.shape
+    more, more_strides = align_rows(more)
+    pair_kernel[cdiv(queries, 16), heads, sequences](
+        out, lse, more, more_lse, heads, queries, *align_rows(out)[1], *more_strides,
+        UNIT=UNIT, HEAD_DIM=channels, BLOCK_D=max(16, next_power_of_2(channels)), BLOCK_M=16,
+        enable_fp_fusion=True,
+    )  # fmt: skip

@@ -1,6 +1,7 @@
 """Benchmarks start from a checkout without Hydra, read the same configuration, and count operations rightly."""
 
 import importlib
+import json
 import os
 import subprocess
 import sys
@@ -197,3 +198,15 @@ def test_the_cost_of_pricekv_is_told_at_any_models_shapes(tmp_path: Path) -> Non
     assert allocation.endswith(" of 918 tokens")
     assert "statistics: 0 MiB" in statistics
     assert "for 6 layers and 2 prompts" in statistics
+
+
+def test_a_table_of_paths_is_measured(tmp_path: Path) -> None:
+    table = tmp_path / "paths.json"
+    arguments = ("--quick", "--batch", "1", "--repeats", "1", "--paths", str(table), "--model", "var_tiny")
+    output("kernels.py", tmp_path, *arguments)
+    ((device, lines),) = json.loads(table.read_text()).items()
+    assert "threads" in device
+    assert {line["path"] for line in lines} <= {"kernel", "parts"}
+    assert {line["head_dim"] for line in lines} == {lines[0]["head_dim"]}
+    output("kernels.py", tmp_path, *arguments)  # once more: the same shapes
+    assert len(json.loads(table.read_text())[device]) == len(lines)

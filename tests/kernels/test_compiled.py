@@ -14,10 +14,11 @@ pytest.importorskip("triton")
 COMPILE = """
 import json, sys, torch
 sys.path.insert(0, "benchmarks")
-from compiled import attention, compile_variant, decode, quantised
+from compiled import attention, compile_variant, decode, past, quantised
 from plane_cases import Stored
 sizes = [(head_dim, queries) for head_dim in (64, 128) for queries in (64, 4096)]
 whole = [attention(torch.bfloat16, d, n, 64) for d, n in sizes]
+whole += [past(torch.bfloat16, d, n, 64) for d, n in sizes]
 steps = [decode(torch.bfloat16, d, n) for d in (64, 128) for n in (1, 8)]
 channel, book = Stored(4, "channel", "token"), Stored(3, "codebook", "codebook")
 planes = [quantised(torch.bfloat16, d, n, form, turned=True) for d, n, form in ((128, 1, channel), (64, 4096, book))]
@@ -36,8 +37,10 @@ from kvbench.kernels.triton import attention_mass as attention_mass_triton
 from kvbench.kernels.triton import compact as compact_triton
 from kvbench.kernels.triton import decode_attention as decode_attention_triton
 from kvbench.kernels.triton import modulate as modulate_triton
+from kvbench.kernels.triton import past_attention as past_attention_triton
 from kvbench.kernels.triton import qk_norm_rope as qk_norm_rope_triton
 from kvbench.kernels.triton import quantised_attention as quantised_attention_triton
+from kvbench.kernels.triton import softmax as softmax_triton
 from kvbench.kernels.triton import ragged_attention as ragged_attention_triton
 from kvbench.kernels.compact import source_table
 from kvbench.kernels.layout import arrange_rows, empty_layout
@@ -66,7 +69,10 @@ for batch in (1, 2, 16):
         modulate_triton.modulate_triton(stream, condition[:, 2] + 1, condition[:, 4], torch.bfloat16, 1e-6)
         turns = torch.empty(length, channels // 2, dtype=torch.complex64)
         q, k, v = qk_norm_rope_triton.qk_norm_rope_triton(qkv, torch.ones(2, rows), turns, 1e-12)
-        ragged_attention_triton.ragged_attention_triton(q, k, v, storage, storage, layout, 1.0)
+        state = ragged_attention_triton.ragged_attention_triton(q, k, v, storage, storage, layout, 1.0)
+        softmax_triton.merge_pair_triton(*state, *state)
+        if layout.total:
+            past_attention_triton.past_attention_triton(q, storage, storage, layout, 1.0, state=state)
         attention_mass_triton.attention_mass_triton(q, k, storage, layout, 1.0)
         attention_mass_triton.attention_mass_triton(q[:, :, -1:], k, storage, layout, 1.0)
         keep = torch.rand(rows, layout.longest + length) < 0.3 + 0.2 * torch.arange(rows)[:, None]
@@ -118,10 +124,12 @@ def test_a_generation_compiles_few_variants(root: Path) -> None:
     counted = answer(COUNT, root)
     assert counted["launches"] > 150
     assert counted["variants"] == {
-        "attention_kernel": 3,  # one per number of queries in a tile
+        "attention_kernel": 5,  # one per number of queries and of keys in a tile
+        "past_kernel": 5,
         "decode_kernel": 1,
         "quantised_kernel": 4,  # likewise, and one of a single query
         "merge_kernel": 1,
+        "pair_kernel": 1,
         "sum_kernel": 1,
         "mass_kernel": 1,
         "copy_kernel": 1,

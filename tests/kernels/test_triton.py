@@ -1,7 +1,5 @@
 """Triton kernels, on a GPU or interpreted, against double precision row by row."""
 
-from typing import NamedTuple
-
 import pytest
 import torch
 from hypothesis import given, settings
@@ -9,7 +7,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from kvbench.kernels.compact import source_table
-from kvbench.kernels.layout import Layout, empty_layout, list_positions
+from kvbench.kernels.layout import empty_layout, list_positions
+from tests.support.ragged_rows import CASES, HALF, make
 from tests.support.reference_attention import agrees, received
 from tests.support.triton_device import DEVICE, needs_loops
 
@@ -18,72 +17,6 @@ pytest.importorskip("triton")
 from kvbench.kernels.triton import attention_mass as attention_mass_triton
 from kvbench.kernels.triton import compact as compact_triton
 from kvbench.kernels.triton import ragged_attention as ragged_attention_triton
-
-# Interpreted, bfloat16 can be stored but neither multiplied nor rounded to.
-HALF = torch.bfloat16 if DEVICE == "cuda" else torch.float16
-
-
-class Case(NamedTuple):
-    """Random ragged rows on the device."""
-
-    q: Tensor
-    k: Tensor
-    v: Tensor
-    keys: Tensor
-    values: Tensor
-    layout: Layout
-
-    @property
-    def past(self) -> list[tuple[Tensor, Tensor]]:
-        """Cached keys and values of each row, [batch, length, D]."""
-        spans = [
-            (o, o + n)
-            for o, n in zip(self.layout.offsets.tolist(), self.layout.lengths.tolist(), strict=True)
-        ]
-        return [(self.keys[:, start:stop], self.values[:, start:stop]) for start, stop in spans]
-
-
-def make(
-    batch: int,
-    held: list[int],
-    folds: int,
-    tokens: int,
-    channels: int,
-    *,
-    dtype: torch.dtype = torch.float32,
-    stored: torch.dtype | None = None,
-    strided: bool = True,
-    seed: int = 0,
-) -> Case:
-    """Queries, keys and values as views of one product [batch, tokens, 3, rows, D] if strided, else contiguous."""
-    generator = torch.Generator().manual_seed(seed)
-
-    def normal(*shape: int) -> Tensor:
-        return torch.randn(*shape, generator=generator).to(dtype).to(DEVICE)
-
-    rows, longest = len(held), max(held)
-    q, k, v = (x.transpose(1, 2) for x in normal(batch, tokens, 3, rows, channels).unbind(2))
-    if folds > 1:
-        q = normal(batch, rows, folds * tokens, channels)
-    if not strided:
-        q, k, v = q.contiguous(), k.contiguous(), v.contiguous()
-    keep = torch.arange(longest) < torch.tensor(held)[:, None]
-    layout, _ = source_table(empty_layout(rows, DEVICE), keep.to(DEVICE), 0, longest)
-    keys, values = (normal(batch, sum(held), channels).to(stored or dtype) for _ in range(2))
-    return Case(q, k, v, keys, values, layout)
-
-
-LENGTHS = st.sampled_from((0, 1, 15, 31, 32, 33, 63, 64, 65, 96, 130))
-CASES = {
-    "batch": st.integers(1, 2),
-    "held": st.lists(LENGTHS, min_size=1, max_size=3),
-    "folds": st.integers(1, 3),
-    "tokens": st.sampled_from((1, 2, 7, 16, 31, 32, 33, 64, 70)),
-    "channels": st.sampled_from((16, 24, 32, 64, 80)),
-    "dtype": st.sampled_from(sorted({torch.float32, torch.float16, HALF}, key=str)),
-    "strided": st.booleans(),
-    "seed": st.integers(0, 10**6),
-}
 
 
 @needs_loops
@@ -103,15 +36,29 @@ def test_attention(
     channels: int,
     dtype: torch.dtype,
     strided: bool,
+    apart: bool,
     seed: int,
     stored: torch.dtype | None,
     causal: bool,
     share: int | None,
     scale: float,
 ) -> None:
-    case = make(batch, held, folds, tokens, channels, dtype=dtype, stored=stored, strided=strided, seed=seed)
+    case = make(
+        batch,
+        held,
+        folds,
+        tokens,
+        channels,
+        dtype=dtype,
+        stored=stored,
+        strided=strided,
+        apart=apart,
+        seed=seed,
+    )
     out, lse = ragged_attention_triton.ragged_attention_triton(*case, scale, causal=causal, share=share)
     assert (out.shape, out.dtype, lse.dtype) == (case.q.shape, dtype, torch.float32)
+    case = case.folded
+    out, lse = out.reshape(case.q.shape), lse.reshape(case.q.shape[:3])
     for row, (keys, values) in enumerate(case.past):
         past, present = (keys.to(dtype), values.to(dtype)), (case.k[:, row], case.v[:, row])
         agrees((out[:, row], lse[:, row]), case.q[:, row], past, present, scale, causal)
@@ -140,24 +87,26 @@ def test_mass(
     channels: int,
     dtype: torch.dtype,
     strided: bool,
+    apart: bool,
     seed: int,
     power: int,
     known: bool,
     causal: bool,
 ) -> None:
-    case = make(batch, held, folds, tokens, channels, dtype=dtype, strided=strided, seed=seed)
+    case = make(batch, held, folds, tokens, channels, dtype=dtype, strided=strided, apart=apart, seed=seed)
     lse = ragged_attention_triton.ragged_attention_triton(*case, 0.3, causal=causal)[1] if known else None
     last = torch.arange(tokens, dtype=torch.int32, device=DEVICE).repeat(folds) if causal else None
     mass = attention_mass_triton.attention_mass_triton(
         case.q, case.k, case.keys, case.layout, 0.3, power=power, lse=lse, tokens=last
     )
-    longest = max(held)
-    assert (mass.shape, mass.dtype) == ((batch, len(held), longest + tokens), torch.float32)
+    longest, case = case.layout.longest, case.folded
+    assert (mass.shape, mass.dtype) == ((*case.q.shape[:2], longest + tokens), torch.float32)
     for row, (keys, _) in enumerate(case.past):
         expected = received(case.q[:, row], keys, case.k[:, row], 0.3, power, causal)
-        found = torch.cat((mass[:, row, : held[row]], mass[:, row, longest:]), 1)
+        length = keys.shape[1]
+        found = torch.cat((mass[:, row, :length], mass[:, row, longest:]), 1)
         torch.testing.assert_close(found.double(), expected, atol=1e-6, rtol=1e-4)
-        assert not mass[:, row, held[row] : longest].any()
+        assert not mass[:, row, length:longest].any()
 
 
 @given(

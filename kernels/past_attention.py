@@ -1,0 +1,96 @@
+"""Attention over the cached slots alone, and with the present as a second part by torch's fused attention.
+
+Most of what a pruned layer computes at a late scale is the present, which all rows see whole: a kernel for rows of
+unequal length has nothing to add there, and the fused ones are faster. Rows of equal length they can read as well.
+"""
+
+import torch
+from torch import Tensor
+
+from kvbench.kernels.attention_states import State, merge_pair
+from kvbench.kernels.fused_attention import Backend, fused_attention
+from kvbench.kernels.layout import Layout, fold_rows, view_group
+
+
+def attend_past(
+    q: Tensor,
+    past_keys: Tensor,
+    past_values: Tensor,
+    layout: Layout,
+    scale: float,
+    state: State | None = None,
+) -> State:
+    """Attend to each row's own cached slots.
+
+    Args:
+        q: [sequences, heads, queries, D].
+        past_keys: flat storage [batch, slots, D] of as many rows as there are sequences x heads, in that order; finite
+            in every slot.
+        past_values: storage of the values, shaped like `past_keys`.
+        layout: where rows lie in both.
+        scale: factor on q k^T, positive.
+        state: attention of the same queries over other keys, which is overwritten.
+
+    Returns:
+        Attention over the slots and the keys of `state`. Without one, rows that hold nothing have (0, -inf).
+    """
+    if not layout.total:
+        return (torch.zeros_like(q), _unseen(q)) if state is None else state
+    if q.is_cuda:
+        from kvbench.kernels.triton.past_attention import past_attention_triton
+
+        return past_attention_triton(q, past_keys, past_values, layout, scale, state=state)
+    rows = fold_rows(q, len(past_keys), len(layout.counts)).index_select(1, layout.order)
+    out, lse = torch.zeros_like(rows), _unseen(rows)
+    first = 0
+    for group in layout.groups:
+        at, first = slice(first, first + group.size), first + group.size
+        if group.length:
+            keys, values = (view_group(x, group).to(q.dtype) for x in (past_keys, past_values))
+            out[:, at], lse[:, at] = fused_attention(rows[:, at], keys, values, scale)
+    found = (
+        out.index_select(1, layout.places).view(q.shape),
+        lse.index_select(1, layout.places).view(q.shape[:3]),
+    )
+    return found if state is None else merge_pair(state, found)
+
+
+def attend_in_parts(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    past_keys: Tensor,
+    past_values: Tensor,
+    layout: Layout,
+    scale: float,
+    *,
+    causal: bool = False,
+    backend: Backend | None = None,
+) -> State:
+    """Return what `kernels.ragged_attention.ragged_attention` does, the present by fused attention.
+
+    Equally long rows of the past are read by fused attention too, others by the kernel that reads rows where they lie.
+
+    Args:
+        q: [sequences, heads, queries, D].
+        k: current keys [sequences, heads, tokens, D].
+        v: current values, shaped like `k`.
+        past_keys: flat storage, see `attend_past`.
+        past_values: storage of the values.
+        layout: where rows lie in both.
+        scale: factor on q k^T, positive.
+        causal: current tokens are seen by themselves and those after them; else by all.
+        backend: whose fused attention; None for the fastest.
+    """
+    present = fused_attention(q, k, v, scale, causal=causal, backend=backend)
+    if not (layout.total and layout.uniform):
+        return attend_past(q, past_keys, past_values, layout, scale, present)
+    keys, values = (
+        view_group(x, layout.groups[0]).to(q.dtype).reshape(*q.shape[:2], layout.longest, -1)
+        for x in (past_keys, past_values)
+    )
+    return merge_pair(present, fused_attention(q, keys, values, scale, backend=backend))
+
+
+def _unseen(q: Tensor) -> Tensor:
+    return q.new_full(q.shape[:3], -torch.inf, dtype=torch.float32)

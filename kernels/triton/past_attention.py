@@ -1,0 +1,191 @@
+"""Attention over the cached slots alone, which carries on from attention over other keys (see `attend_past`).
+
+Tiles of keys and values are fetched by tensor descriptors: the copy engine works out addresses, for which a kernel of
+pointers spends registers. A state to carry on from is the start of the online softmax, so that merging costs neither a
+launch nor an output of its own. Where queries are few the keys of a row are split between programs.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from kvbench.kernels.attention_states import State
+from kvbench.kernels.layout import Layout
+from kvbench.kernels.triton.launch import LOG2_E, UNIT, align_rows, cdiv, load_tile, next_power_of_2
+from kvbench.kernels.triton.ragged_attention import Tile, fit_keys, make_output, splits, tile
+from kvbench.kernels.triton.softmax import add_tile, merge_shares
+
+
+def most_keys(sizes: Tile, head_dim: int) -> int:
+    """Return the keys of a tile for long rows: without pointers to keep, 128 queries can meet 128 of 128 channels.
+
+    Where heads are smaller, two programs with fewer registers share a multiprocessor.
+    """
+    return 128 if sizes.queries == 128 and 64 < head_dim <= 128 else sizes.keys
+
+
+def with_keys(sizes: Tile, keys: int) -> Tile:
+    """Return sizes with so many keys in a tile; of the largest tiles shared memory holds two."""
+    return sizes._replace(keys=keys, stages=2 if keys == 128 else sizes.stages)
+
+
+@triton.jit(
+    do_not_specialize=[
+        "heads", "rows", "queries", "slots", "splits", "q_b", "q_r", "q_t", "out_b", "out_r", "out_t",
+    ],
+    do_not_specialize_on_alignment=["lse", "offsets", "lengths", "order"],
+)  # fmt: skip
+def past_kernel(
+    q,
+    past_keys,
+    past_values,
+    out,
+    partial,
+    state,
+    lse,
+    offsets,
+    lengths,
+    order,
+    scale: tl.float32,
+    heads: tl.int32,
+    rows: tl.int32,
+    queries: tl.int32,
+    slots: tl.int64,
+    splits: tl.int32,
+    q_b: tl.int64,
+    q_r: tl.int64,
+    q_t: tl.int64,
+    out_b: tl.int64,
+    out_r: tl.int64,
+    out_t: tl.int64,
+    UNIT: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    RESUME: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """Query block (fastest), sequence and share of the keys, rank of the row by length (slowest).
+
+    `past_keys` and `past_values` are descriptors of all slots of all sequences, [batch slots, D]. Strides count `UNIT`
+    elements; `scale` includes log2(e). To resume, `out` and `state` float32 [batch, rows, queries] hold what other
+    keys came to, which the first share takes in. With one split `out` and `lse` are final, else `partial` float32
+    [splits, batch, rows, queries, D] and `lse` [splits, batch, rows, queries] are for `softmax.merge_kernel`.
+    """
+    WHOLE_D: tl.constexpr = HEAD_DIM == BLOCK_D
+    row = tl.load(order + tl.program_id(2)).to(tl.int64)
+    batch = (tl.program_id(1) // splits).to(tl.int64)
+    part = tl.program_id(1) % splits
+    sequence = batch + row // heads
+    head = row % heads
+    length = tl.load(lengths + row)
+    first = tl.program_id(0) * BLOCK_M
+    query = first + tl.arange(0, BLOCK_M)
+    slot = tl.arange(0, BLOCK_N)
+    channel = tl.arange(0, BLOCK_D)
+    fits = channel < HEAD_DIM
+    inside = query < queries
+    stored = inside[:, None] & fits[None, :]
+    start = (batch * slots + tl.load(offsets + row)).to(tl.int32)
+    q += (sequence * q_b + head * q_r + first.to(tl.int64) * q_t) * UNIT
+    asked = load_tile(
+        q, (q_t * UNIT).to(tl.int32), tl.arange(0, BLOCK_M), channel, fits, inside, WHOLE_D, False
+    )
+    out += (sequence * out_b + head * out_r) * UNIT
+    written = query.to(tl.int64)[:, None] * (out_t * UNIT) + channel[None, :]
+
+    top = tl.full([BLOCK_M], float("-inf"), tl.float32)
+    total = tl.zeros([BLOCK_M], tl.float32)
+    acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
+    if RESUME and part == 0:
+        known = tl.load(state + (batch * rows + row) * queries + query, mask=inside, other=float("-inf"))
+        top = known * 1.4426950408889634
+        total = tl.where(known == float("-inf"), 0.0, 1.0)
+        acc = tl.load(out + written, mask=stored, other=0.0).to(tl.float32)
+
+    tiles = tl.cdiv(length, BLOCK_N)
+    share = tl.cdiv(tiles, splits)
+    begin = part * share
+    end = begin + share
+    whole = length // BLOCK_N
+    for index in tl.range(tl.minimum(begin, whole), tl.minimum(end, whole)):
+        keys = past_keys.load([start + index * BLOCK_N, 0]).to(q.dtype.element_ty)
+        scores = tl.dot(asked, keys.T, input_precision=PRECISION)
+        values = past_values.load([start + index * BLOCK_N, 0]).to(q.dtype.element_ty)
+        acc, top, total = add_tile(acc, top, total, scores, values, scale, False, PRECISION)
+    for index in tl.range(tl.maximum(begin, whole), tl.minimum(end, tiles), num_stages=1):
+        # The slots behind the row's end are another row's, and get no weight.
+        keep = index * BLOCK_N + slot < length
+        keys = past_keys.load([start + index * BLOCK_N, 0]).to(q.dtype.element_ty)
+        scores = tl.dot(asked, keys.T, input_precision=PRECISION)
+        scores = tl.where(keep[None, :], scores, float("-inf"))
+        values = past_values.load([start + index * BLOCK_N, 0]).to(q.dtype.element_ty)
+        acc, top, total = add_tile(acc, top, total, scores, values, scale, False, PRECISION)
+
+    batches = tl.num_programs(1) // splits
+    place = ((part * batches + batch) * rows + row) * queries + query
+    total = tl.maximum(total, 1e-30)  # a share without keys leaves zeros and a weight of exp(-inf)
+    tl.store(lse + place, (top + tl.log2(total)) * 0.6931471805599453, mask=inside)
+    acc = acc / total[:, None]
+    if splits == 1:
+        tl.store(out + written, acc.to(out.dtype.element_ty), mask=stored)
+    else:
+        tl.store(partial + place[:, None] * HEAD_DIM + channel[None, :], acc, mask=stored)
+
+
+def past_attention_triton(
+    q: Tensor,
+    past_keys: Tensor,
+    past_values: Tensor,
+    layout: Layout,
+    scale: float,
+    *,
+    state: State | None = None,
+    share: int | None = None,
+) -> State:
+    """Take and return what `kernels.ragged_attention.attend_past` does.
+
+    Args:
+        q: [sequences, heads, queries, D].
+        past_keys: flat storage [batch, slots, D], at least one slot, finite in every slot.
+        past_values: values, likewise.
+        layout: where rows lie in both.
+        scale: factor on q k^T, positive.
+        state: attention over other keys, overwritten.
+        share: programs that share a row's keys; None: as many as fill the device.
+    """
+    sequences, heads, queries, channels = q.shape
+    batch, slots, _ = past_keys.shape
+    rows = sequences * heads // batch
+    q, q_strides = align_rows(q)
+    sizes = tile(channels, q.dtype, queries, batch * rows, q.device)
+    sizes = with_keys(sizes, fit_keys(layout, 0, most_keys(sizes, channels)))
+    blocks = cdiv(queries, sizes.queries)
+    if share is None:
+        share = splits(batch * rows * blocks, layout.longest, sizes, q.device)
+    out = make_output(q) if state is None else state[0]
+    shape = (*q.shape[:2], queries)
+    if state is None or share > 1:
+        lse = q.new_empty(share, *shape, dtype=torch.float32)
+    else:
+        lse = state[1][None]
+    partial = lse if share == 1 else q.new_empty(*lse.shape, channels, dtype=torch.float32)
+    block_d = max(16, next_power_of_2(channels))
+    tiles = [
+        TensorDescriptor(x, [batch * slots, channels], [channels, 1], [sizes.keys, block_d])
+        for x in (past_keys, past_values)
+    ]
+    past_kernel[blocks, batch * share, rows](
+        q, *tiles, out, partial, lse if state is None else state[1], lse,
+        layout.offsets, layout.lengths, layout.order, scale * LOG2_E,
+        heads, rows, queries, slots, share, *q_strides, *align_rows(out)[1],
+        UNIT=UNIT, HEAD_DIM=channels, BLOCK_D=block_d, BLOCK_M=sizes.queries, BLOCK_N=sizes.keys,
+        RESUME=state is not None, PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
+        num_warps=sizes.warps, num_stages=sizes.stages, enable_fp_fusion=True,
+    )  # fmt: skip
+    if share == 1:
+        return out, lse[0]
+    return out, merge_shares(partial, lse, out)

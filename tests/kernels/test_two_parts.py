@@ -1,0 +1,213 @@
+"""Attention in two parts, merged: against double precision row by row, by torch and by Triton's programs."""
+
+import json
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from kvbench.kernels import attention_paths as paths
+from kvbench.kernels.attention_states import merge_pair, merge_states
+from kvbench.kernels.fused_attention import choose_backend, fused_attention
+from kvbench.kernels.layout import arrange_rows
+from kvbench.kernels.ragged_attention import ragged_attention
+from tests.support.fake_device import CUDA
+from tests.support.ragged_rows import CASES, Case, make
+from tests.support.reference_attention import agrees
+from tests.support.triton_device import DEVICE, needs_loops
+
+
+def check(found: tuple[Tensor, Tensor], case: Case, scale: float, causal: bool = False) -> None:
+    """Assert that each row attends to its past and to the tokens of the present that there are."""
+    case = case.folded
+    out, lse = found[0].reshape(case.q.shape), found[1].reshape(case.q.shape[:3])
+    for row, (keys, values) in enumerate(case.past):
+        past, present = (keys.to(out.dtype), values.to(out.dtype)), (case.k[:, row], case.v[:, row])
+        if keys.shape[1] + case.k.shape[2]:
+            agrees((out[:, row], lse[:, row]), case.q[:, row], past, present, scale, causal)
+        else:
+            assert not out[:, row].any()
+            assert (lse[:, row] == -torch.inf).all()
+
+
+@given(**CASES, causal=st.booleans(), scale=st.sampled_from((1.0, 0.2)))
+@settings(max_examples=60, deadline=None)
+def test_parts_are_one_attention(causal: bool, scale: float, **given: object) -> None:
+    case = make(**{**given, "dtype": torch.float32, "device": "cpu"})
+    out, lse = ragged_attention(*case, scale, causal=causal, path="parts")
+    assert out.shape == case.q.shape
+    assert lse is not None
+    check((out, lse), case, scale, causal)
+
+
+@needs_loops
+@given(
+    **CASES,
+    stored=st.sampled_from((None, torch.float16, torch.float32)),
+    share=st.sampled_from((None, 1, 2, 3)),
+    scale=st.sampled_from((1.0, 0.2)),
+    resume=st.booleans(),
+)
+@settings(max_examples=25, deadline=None)
+def test_the_kernel_of_the_past_carries_on(
+    share: int | None, scale: float, resume: bool, **given: object
+) -> None:
+    from kvbench.kernels.triton.past_attention import past_attention_triton
+
+    case = make(**given)
+    if not case.layout.total:
+        return
+    present = fused_attention(case.q.float(), case.k.float(), case.v.float(), scale)
+    state = (present[0].to(case.q.dtype), present[1]) if resume else None
+    out, lse = past_attention_triton(
+        case.q, case.keys, case.values, case.layout, scale, state=state, share=share
+    )
+    assert (out.shape, out.dtype, lse.dtype) == (case.q.shape, case.q.dtype, torch.float32)
+    check((out, lse), case if resume else case._replace(k=case.k[:, :, :0], v=case.v[:, :, :0]), scale)
+
+
+@needs_loops
+@given(**CASES)
+@settings(max_examples=10, deadline=None)
+def test_the_kernel_merges_pairs(**given: object) -> None:
+    from kvbench.kernels.triton.softmax import merge_pair_triton
+
+    case = make(**given)
+    tokens = case.k.shape[2]
+    halves = [slice(0, tokens // 2), slice(tokens // 2, tokens)]
+    states = [
+        fused_attention(case.q.float(), case.k[:, :, part].float(), case.v[:, :, part].float(), 0.3)
+        if part.stop > part.start
+        else (
+            torch.zeros_like(case.q, dtype=torch.float32),
+            torch.full(case.q.shape[:3], -torch.inf, device=DEVICE),
+        )
+        for part in halves
+    ]
+    expected = merge_states(*(torch.stack(parts).cpu() for parts in zip(*states, strict=True)))
+    out, lse = states[0][0].to(DEVICE, case.q.dtype, copy=True), states[0][1].clone()
+    strides = out.stride()
+    merge_pair_triton(out, lse, *states[1])
+    assert out.stride() == strides
+    tolerance = 4 * torch.finfo(out.dtype).eps
+    torch.testing.assert_close(out.cpu().float(), expected[0].float(), atol=tolerance, rtol=tolerance)
+    torch.testing.assert_close(lse.cpu(), expected[1])
+
+
+def test_a_second_attention_is_taken_in_where_the_first_one_lies() -> None:
+    out, lse = torch.zeros(1, 5, 2, 8).transpose(1, 2), torch.full((1, 2, 5), -torch.inf)
+    more, sums = torch.randn(1, 2, 5, 8), torch.randn(1, 2, 5)
+    found = merge_pair((out, lse), (more, sums))
+    assert found[0] is out
+    assert found[1] is lse
+    torch.testing.assert_close(out, more)
+    torch.testing.assert_close(lse, sums)
+
+
+@pytest.mark.parametrize("backend", ["cudnn", "flash", "efficient"])
+@pytest.mark.parametrize(("causal", "folds"), [(False, 1), (False, 3), (True, 1), (True, 3)])
+def test_backends_give_states_of_one_form(backend: str, causal: bool, folds: int) -> None:
+    """Shapes as torch's own descriptions of its operations tell them, for 40 and 41 queries."""
+    for tokens in (40, 41):
+        with FakeTensorMode():
+            qkv = torch.empty(2, tokens, 3, 4, 64, dtype=torch.bfloat16, device=CUDA)
+            _, k, v = qkv.permute(2, 0, 3, 1, 4)
+            q = torch.empty(2, folds * tokens, 4, 64, dtype=torch.bfloat16, device=CUDA).transpose(1, 2)
+            out, lse = fused_attention(q, k, v, 0.2, causal=causal, backend=backend)
+            assert (out.shape, out.dtype) == (q.shape, q.dtype)
+            assert (lse.shape, lse.dtype) == (q.shape[:3], torch.float32)
+            assert lse.is_contiguous()
+            if folds == 1:  # heads are merged without a copy
+                assert out.transpose(1, 2).is_contiguous()
+
+
+class Device(NamedTuple):
+    """What is asked about a device."""
+
+    name: str = "a GPU"
+    major: int = 9
+    minor: int = 0
+
+
+@pytest.fixture
+def hopper(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    monkeypatch.setattr("torch.cuda.get_device_properties", lambda _: Device())
+    return monkeypatch
+
+
+def test_backends_are_chosen_by_published_rates(hopper: pytest.MonkeyPatch) -> None:
+    assert choose_backend(128, torch.bfloat16, CUDA) == "cudnn"
+    assert choose_backend(256, torch.bfloat16, CUDA) == "flash"
+    assert choose_backend(128, torch.float32, CUDA) == "efficient"
+    assert choose_backend(128, torch.float32, torch.device("cpu")) == "cpu"
+    hopper.setattr("kvbench.kernels.fused_attention.current_flash_attention_impl", lambda: "FA3")
+    assert choose_backend(128, torch.bfloat16, CUDA) == "flash"
+    hopper.setattr("torch.cuda.get_device_properties", lambda _: Device(major=7))
+    assert choose_backend(128, torch.float16, CUDA) == "efficient"
+
+
+def shape(
+    tokens: int, past: int, *, rows: int = 256, head_dim: int = 128, uniform: bool = False
+) -> paths.Shape:
+    return paths.Shape(head_dim, "bfloat16", rows, tokens, tokens, past, uniform)
+
+
+def test_without_measurements_two_parts_are_taken_where_they_save_more_than_a_launch_costs(
+    hopper: pytest.MonkeyPatch,
+) -> None:
+    """The scales of Infinity-2B at batch 8 with guidance, and what has no published rate."""
+    sides = (1, 2, 4, 6, 8, 12, 16, 20, 24, 32, 40, 48, 64)
+    chosen = [paths.choose_path(shape(side**2, 400), CUDA) for side in sides]
+    assert chosen == ["kernel"] * 9 + ["parts"] * 4
+    assert paths.choose_path(shape(4096, 400, head_dim=64), CUDA) == "kernel"
+    # By hand: 4 x 256 x 1024^2 x 128 operations at 389 and at 609 TFLOP/s, the output read and written once more.
+    faster = 4 * 256 * 1024**2 * 128 * (1 / 389e12 - 1 / 609e12)
+    assert paths.estimate_saving(shape(1024, 400), "cudnn") == pytest.approx(
+        faster - 4 * 256 * 1024 * 128 / 3.35e12
+    )
+    assert paths.estimate_saving(shape(1024, 0), "cudnn") == pytest.approx(faster)
+    hopper.setattr("torch.cuda.get_device_properties", lambda _: Device(major=8))
+    assert (
+        paths.choose_path(shape(4096, 400), CUDA) == "kernel"
+    )  # FlashAttention-2 is no faster than the kernel
+
+
+def test_the_nearest_measurement_decides(hopper: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    near = shape(256, 100, head_dim=64)._asdict() | {"path": "parts"}
+    far = shape(16, 100, head_dim=64)._asdict() | {"path": "kernel"}
+    other = shape(200, 100, head_dim=64, uniform=True)._asdict() | {"path": "kernel"}
+    table = tmp_path / "table.json"
+    table.write_text(json.dumps({"a GPU": [far, near, other], "another": [far]}))
+    hopper.setattr(paths, "TABLE", table)
+    paths.read_table.cache_clear()
+    assert paths.choose_path(shape(200, 90, head_dim=64), CUDA) == "parts"
+    assert paths.choose_path(shape(20, 90, head_dim=64), CUDA) == "kernel"
+    assert paths.choose_path(shape(200, 90, head_dim=64, uniform=True), CUDA) == "kernel"
+    assert paths.choose_path(shape(4096, 90), CUDA) == "parts"  # 128 channels: by published rates
+    paths.read_table.cache_clear()
+
+
+@given(
+    held=st.lists(st.integers(0, 300), min_size=1, max_size=6),
+    tokens=st.integers(0, 300),
+    largest=st.sampled_from((32, 64, 128)),
+)
+def test_tiles_fit_short_rows(held: list[int], tokens: int, largest: int) -> None:
+    pytest.importorskip("triton")
+    from kvbench.kernels.triton.ragged_attention import fit_keys
+
+    layout = arrange_rows(torch.empty(len(held), max(held), dtype=torch.int64), held)
+    found = fit_keys(layout, tokens, largest)
+
+    def padding(size: int) -> float:
+        every = [length for row in held for length in (row, tokens)]
+        return sum(-(-length // size) * size for length in every) / max(1, sum(every))
+
+    assert found in [size for size in (16, 32, 64, 128) if size <= largest]
+    assert found == 16 or padding(found) <= 1.25
+    assert found == largest or padding(2 * found) > 1.25

@@ -1,0 +1,92 @@
+"""Random rows of unequal length, as kernels are given them."""
+
+from typing import NamedTuple
+
+import torch
+from hypothesis import strategies as st
+from torch import Tensor
+
+from kvbench.kernels.compact import source_table
+from kvbench.kernels.layout import Layout, empty_layout
+from tests.support.triton_device import DEVICE
+
+# Interpreted, bfloat16 can be stored but neither multiplied nor rounded to.
+HALF = torch.bfloat16 if DEVICE == "cuda" else torch.float16
+
+
+class Case(NamedTuple):
+    """Queries, keys and values [sequences, heads, ...] and what was cached before, flat."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    keys: Tensor
+    values: Tensor
+    layout: Layout
+
+    @property
+    def past(self) -> list[tuple[Tensor, Tensor]]:
+        """Cached keys and values of each row, [batch, length, D]."""
+        spans = [
+            (o, o + n)
+            for o, n in zip(self.layout.offsets.tolist(), self.layout.lengths.tolist(), strict=True)
+        ]
+        return [(self.keys[:, start:stop], self.values[:, start:stop]) for start, stop in spans]
+
+    @property
+    def folded(self) -> "Case":
+        """The same with queries, keys and values by rows, [batch, rows, ...]."""
+        shape = (len(self.keys), len(self.layout.counts))
+        q, k, v = (x.reshape(*shape, *x.shape[2:]) for x in (self.q, self.k, self.v))
+        return self._replace(q=q, k=k, v=v)
+
+
+def make(
+    batch: int,
+    held: list[int],
+    folds: int,
+    tokens: int,
+    channels: int,
+    *,
+    dtype: torch.dtype = torch.float32,
+    stored: torch.dtype | None = None,
+    strided: bool = True,
+    apart: bool = False,
+    seed: int = 0,
+    device: str = DEVICE,
+) -> Case:
+    """Queries, keys and values as views of one product [batch, tokens, 3, rows, D] if strided, else contiguous.
+
+    Sequences share a layout of rows that hold `held` slots, or each has rows of its own if `apart`.
+    """
+    generator = torch.Generator().manual_seed(seed)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator).to(dtype).to(device)
+
+    heads = len(held)
+    q, k, v = (x.transpose(1, 2) for x in normal(batch, tokens, 3, heads, channels).unbind(2))
+    if folds > 1:
+        q = normal(batch, heads, folds * tokens, channels)
+    if not strided:
+        q, k, v = q.contiguous(), k.contiguous(), v.contiguous()
+    lengths = [length + 3 * number for number in range(batch) for length in held] if apart else held
+    keep = torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]
+    layout, _ = source_table(empty_layout(len(lengths), device), keep.to(device), 0, max(lengths))
+    shape = (1 if apart else batch, sum(lengths), channels)
+    keys, values = (normal(*shape).to(stored or dtype) for _ in range(2))
+    return Case(q, k, v, keys, values, layout)
+
+
+LENGTHS = st.sampled_from((0, 1, 15, 31, 32, 33, 63, 64, 65, 96, 130))
+CASES = {
+    "batch": st.integers(1, 2),
+    "held": st.lists(LENGTHS, min_size=1, max_size=3),
+    "folds": st.integers(1, 3),
+    "tokens": st.sampled_from((1, 2, 7, 16, 31, 32, 33, 64, 70)),
+    "channels": st.sampled_from((16, 24, 32, 64, 80)),
+    "dtype": st.sampled_from(sorted({torch.float32, torch.float16, HALF}, key=str)),
+    "strided": st.booleans(),
+    "apart": st.booleans(),
+    "seed": st.integers(0, 10**6),
+}
