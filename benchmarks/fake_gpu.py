@@ -6,8 +6,10 @@ reads back from the device is replaced: checks of logits pass, and how many toke
 
 import importlib
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from itertools import cycle
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
@@ -40,7 +42,8 @@ from kvbench.scenes.grammar import evaluation_prompts
 CUDA = torch.device("cuda:0")
 KERNELS = {
     "ragged_attention": ("attention_kernel",),
-    "softmax": ("merge_kernel",),
+    "past_attention": ("past_kernel",),
+    "softmax": ("merge_kernel", "pair_kernel"),
     "attention_mass": ("sum_kernel", "mass_kernel"),
     "compact": ("copy_kernel",),
     "decode_attention": ("decode_kernel",),
@@ -126,7 +129,30 @@ def prepare(overrides: Sequence[str]) -> tuple[Model, Method]:
 
 
 def record(model: Model, method: Method, batch: int) -> list[Event]:
-    """Return what one generation of a batch allocates and frees on the device.
+    """Return what one generation of a batch allocates and frees on the device (`run`)."""
+    recorder = Recorder()
+    run(model, method, batch, recorder)
+    return recorder.events
+
+
+def run(
+    model: Model,
+    method: Method,
+    batch: int,
+    watch: TorchDispatchMode,
+    launched: Counter[str] | None = None,
+    *,
+    first: bool = True,
+) -> None:
+    """Run one generation of a batch under a watch.
+
+    Args:
+        model: without weights.
+        method: prepared for it.
+        batch: prompts.
+        watch: sees every operation of torch.
+        launched: counts launches of Triton programs by name.
+        first: watch the first generation, in which a static method's tables are made; else the second.
 
     Raises:
         ValueError: how many tokens the method keeps depends on data.
@@ -139,13 +165,16 @@ def record(model: Model, method: Method, batch: int) -> list[Event]:
     prompts = [
         str(number if classes else line["prompt"]) for number, line in enumerate(evaluation_prompts(batch))
     ]
-    recorder = Recorder()
-    with FakeTensorMode(allow_non_fake_inputs=True), stand_ins(kept.reshape(-1, kept.shape[2])):
+    with FakeTensorMode(allow_non_fake_inputs=True), stand_ins(kept.reshape(-1, kept.shape[2]), launched):
         load(model)
         cache = KVCache(model.spec, method, dtype=compute_dtype(model, CUDA), device=CUDA)
-        with recorder:
+        if not first:
+            with type(watch)():
+                model.generate(prompts, cache, NoNoise(batch))
+            if launched is not None:
+                launched.clear()
+        with watch:
             model.generate(prompts, cache, NoNoise(batch))
-    return recorder.events
 
 
 def load(model: Model) -> None:
@@ -166,11 +195,13 @@ def load(model: Model) -> None:
 
 
 @contextmanager
-def stand_ins(kept: Ints) -> Iterator[None]:
-    """Replace what needs a device or numbers: launches, the choice of a fused attention, the tables of a cache.
+def stand_ins(kept: Ints, launched: Counter[str] | None = None) -> Iterator[None]:
+    """Replace what needs a device or numbers: launches, pinned memory, the tables of a cache.
 
     Args:
-        kept: int64 [changes, rows], slots of every row after each change of a layer, in the order of the changes.
+        kept: int64 [changes, rows], slots of every row after each change of a layer, in the order of the changes of a
+            generation.
+        launched: counts launches by name.
     """
 
     def tell_table(*_: object) -> tuple[Layout, Tensor]:
@@ -179,30 +210,29 @@ def stand_ins(kept: Ints) -> Iterator[None]:
         after = arrange_rows(positions, counts)
         return after, torch.empty(after.total, dtype=torch.int32, device=CUDA)
 
-    def attend_text(q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor) -> Tensor:
-        efficient = torch.ops.aten._scaled_dot_product_efficient_attention
-        return efficient(q, k, v, attn_mask.expand(*q.shape[:3], -1), False)[0]
-
-    told = iter(kept.tolist())
+    told = cycle(kept.tolist())
     with ExitStack() as stack:
         for module, kernels in KERNELS.items():
             owner = importlib.import_module(f"kvbench.kernels.triton.{module}")
             for kernel in kernels:
-                stack.enter_context(patch.object(owner, kernel, Launch()))
-        device = SimpleNamespace(multi_processor_count=PROCESSORS)
+                stack.enter_context(patch.object(owner, kernel, Launch(kernel, launched)))
+        device = SimpleNamespace(name="NVIDIA H200", major=9, minor=0, multi_processor_count=PROCESSORS)
         stack.enter_context(patch("torch.cuda.get_device_properties", lambda _: device))
-        stack.enter_context(patch("torch.nn.functional.scaled_dot_product_attention", attend_text))
+        stack.enter_context(patch.object(Tensor, "pin_memory", lambda numbers: numbers))
         stack.enter_context(patch("kvbench.engine.changes.are_equal", lambda *_: False))  # nobody can tell
         stack.enter_context(patch("kvbench.engine.changes.source_table", tell_table))
         yield
 
 
 class Launch:
-    """A Triton program that does nothing."""
+    """A Triton program that does nothing, and is counted under its name."""
+
+    def __init__(self, name: str, launched: Counter[str] | None) -> None:
+        self._name, self._launched = name, Counter() if launched is None else launched
 
     def __getitem__(self, grid: object) -> Callable[..., None]:
         """Return its launch over a grid."""
-        return lambda *_, **__: None
+        return lambda *_, **__: self._launched.update([self._name])
 
 
 class NoNoise:

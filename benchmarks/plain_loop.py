@@ -23,6 +23,8 @@ from kvbench.models.layers import Attend, Block
 class PlainCache:
     """Keys and values concatenated at every scale, the last one included."""
 
+    repetitions = None
+
     def reset(self, sequences: int) -> None:
         """Drops everything."""
         self._held: dict[int, tuple[Tensor, Tensor]] = {}

@@ -30,8 +30,7 @@ def attention_scores(
     Returns:
         float32 [batch, rows, queries, longest + tokens], -inf beyond a row's end and at keys that are not seen.
     """
-    shape = (len(past_keys), len(layout.counts))
-    q, k = fold_rows(q, *shape), fold_rows(k, *shape)
+    q = fold_rows(q, len(past_keys), len(layout.counts))
     return _scores(q, _join_keys(k, past_keys, layout), _mask_ends(layout), scale, tokens, k.shape[2])
 
 
@@ -70,8 +69,7 @@ def attention_mass(
         from kvbench.kernels.triton.attention_mass import attention_mass_triton
 
         return attention_mass_triton(q, k, past_keys, layout, scale, power=power, lse=lse, tokens=tokens)
-    shape = (len(past_keys), len(layout.counts))
-    q, k = fold_rows(q, *shape), fold_rows(k, *shape)
+    q = fold_rows(q, len(past_keys), len(layout.counts))
     lse = None if lse is None else lse.reshape(q.shape[:3])
     keys, absent = _join_keys(k, past_keys, layout), _mask_ends(layout)
     mass = keys.new_zeros(keys.shape[:3])
@@ -86,9 +84,13 @@ def attention_mass(
 
 def _join_keys(k: Tensor, past_keys: Tensor, layout: Layout) -> Tensor:
     """float32 [batch, rows, longest + tokens, D]; the past as attention reads it, in the dtype of the present."""
-    if not layout.total:
-        return k.float()
-    return torch.cat((pad_rows(past_keys, layout).to(k.dtype).float(), k.float()), 2)
+    past = layout.longest
+    joined = k.new_empty(*k.shape[:2], past + k.shape[2], k.shape[3], dtype=torch.float32)
+    joined[:, :, past:] = k
+    joined = joined.view(len(past_keys), len(layout.counts), *joined.shape[2:])
+    if past:
+        joined[:, :, :past] = pad_rows(past_keys, layout).to(k.dtype)
+    return joined
 
 
 def _mask_ends(layout: Layout) -> Tensor | None:

@@ -18,10 +18,11 @@ from torch.nn.attention import current_flash_attention_impl
 
 from kvbench.kernels.fused_attention import Backend, choose_backend
 from kvbench.kernels.layout import Layout
+from kvbench.kernels.past_attention import LONG
 
 Path = Literal["kernel", "parts"]
-"""`kernel`: past and present by one kernel. `parts`: the present by torch's fused attention, and with it a past of
-equally long rows; any other past by a kernel that starts from what the present came to."""
+"""`kernel`: past and present by one kernel. `parts`: the present by torch's fused attention, and with it a past of long
+rows of one length; any other past by a kernel that starts from what the present came to."""
 TABLE = File(__file__).with_suffix(".json")
 RATES: Mapping[str, float] = {"kernel": 389e12, "flash": 368e12, "cudnn": 609e12, "FA3": 638e12}
 """Operations per second of forward attention on an H100, 128 channels in 16 bits (arXiv:2407.08608); `kernel` is what
@@ -63,6 +64,8 @@ def describe(q: Tensor, k: Tensor, layout: Layout) -> Shape:
 
 def choose_path(shape: Shape, device: torch.device) -> Path:
     """Return the way that a shape goes on a CUDA device."""
+    if not shape.tokens:
+        return "kernel"
     measured = read_table().get(torch.cuda.get_device_properties(device).name, ())
     alike = [line for line in measured if (line["head_dim"], line["dtype"], line["uniform"]) == _kind(shape)]
     if alike:
@@ -77,7 +80,7 @@ def estimate_saving(shape: Shape, backend: Backend, rates: Mapping[str, float] =
     """Return the seconds that two parts save, by published rates; 0 where none is known.
 
     Fused attention does its share faster, but a second pass over the queries reads and writes the output once more,
-    and of equally long rows there are two outputs.
+    and of a past that it does too there is a second output.
 
     Args:
         shape: what is asked for, in 16 bits.
@@ -88,8 +91,9 @@ def estimate_saving(shape: Shape, backend: Backend, rates: Mapping[str, float] =
     if shape.head_dim != 128 or name not in rates:
         return 0.0
     numbers = shape.rows * shape.queries * shape.head_dim
-    faster = 4 * numbers * (shape.tokens + (shape.past if shape.uniform else 0))
-    moved = 2 * numbers * ((4 if shape.uniform else 2) if shape.past else 0)
+    both = shape.uniform and shape.past >= LONG
+    faster = 4 * numbers * (shape.tokens + (shape.past if both else 0))
+    moved = 2 * numbers * ((4 if both else 2) if shape.past else 0)
     return faster / rates["kernel"] - faster / rates[name] - moved / BANDWIDTH
 
 

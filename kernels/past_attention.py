@@ -11,6 +11,12 @@ from kvbench.kernels.attention_states import State, merge_pair
 from kvbench.kernels.fused_attention import Backend, fused_attention
 from kvbench.kernels.layout import Layout, fold_rows, view_group
 
+LONG = 1024
+"""Slots of equally long rows from which on fused attention is worth a second output that is merged with the first."""
+
+PIECE_BYTES = 128 << 20
+"""Bytes of that second output that exist at a time, in whole sequences."""
+
 
 def attend_past(
     q: Tensor,
@@ -69,7 +75,7 @@ def attend_in_parts(
 ) -> State:
     """Return what `kernels.ragged_attention.ragged_attention` does, the present by fused attention.
 
-    Equally long rows of the past are read by fused attention too, others by the kernel that reads rows where they lie.
+    Long rows of one length are read by fused attention too, others by the kernel that reads rows where they lie.
 
     Args:
         q: [sequences, heads, queries, D].
@@ -83,13 +89,19 @@ def attend_in_parts(
         backend: whose fused attention; None for the fastest.
     """
     present = fused_attention(q, k, v, scale, causal=causal, backend=backend)
-    if not (layout.total and layout.uniform):
+    if layout.longest < LONG or not layout.uniform:
         return attend_past(q, past_keys, past_values, layout, scale, present)
     keys, values = (
         view_group(x, layout.groups[0]).to(q.dtype).reshape(*q.shape[:2], layout.longest, -1)
         for x in (past_keys, past_values)
     )
-    return merge_pair(present, fused_attention(q, keys, values, scale, backend=backend))
+    out, lse = present
+    some = max(1, PIECE_BYTES // out[0].nbytes)
+    for first in range(0, len(q), some):
+        at = slice(first, first + some)
+        found = fused_attention(q[at], keys[at], values[at], scale, backend=backend)
+        merge_pair((out[at], lse[at]), found)
+    return present
 
 
 def _unseen(q: Tensor) -> Tensor:

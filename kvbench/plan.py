@@ -128,8 +128,8 @@ def make_plan(
             for name, rows in (("full", everything), ("method", lengths))
         },
         {
-            "full": find_largest_batch(model, everything, gpu_gib, static=True),
-            "method": find_largest_batch(model, lengths, gpu_gib, static=type(method).static),
+            "full": find_largest_batch(model, everything, gpu_gib),
+            "method": find_largest_batch(model, lengths, gpu_gib),
         },
         "not needed" if needs is None else "none, heads and layers in order" if observed else str(needs),
     )
@@ -165,37 +165,30 @@ def count_at_once(spec: ModelSpec, lengths: Ints, token_bytes: int, flight_bytes
     return int(rebuilt) + max(flights)
 
 
-def count_generation_bytes(
-    spec: ModelSpec, lengths: Ints, activations: int, batch: int, *, static: bool
-) -> int:
+def count_generation_bytes(spec: ModelSpec, lengths: Ints, activations: int, batch: int) -> int:
     """Return the bytes beside weights that a generation in bf16 holds at most.
 
-    They are those of the ring that stores keys and values, of the model's activations, and, under a method that looks
-    at data, of queries, keys and values of the last scale copied to rows of their own, 2 x 3 x t x H x D per sequence.
+    They are those of the ring that stores keys and values and of the model's activations.
 
     Args:
         spec: the model.
         lengths: tokens of each row after each segment that is cached, int64 [K - 1, L, H].
         activations: bytes of the model's activations.
         batch: prompts.
-        static: whether the method looks at positions alone.
     """
-    stored = 2 * spec.head_dim * foresee_ring(spec, lengths)
-    copies = 0 if static else 6 * spec.segments[-1].length * spec.heads * spec.head_dim
-    return batch * spec.branches * (stored + copies) + activations
+    return batch * spec.branches * 2 * spec.head_dim * foresee_ring(spec, lengths) + activations
 
 
-def find_largest_batch(model: Planned, lengths: Ints, gpu_gib: float, *, static: bool) -> int:
+def find_largest_batch(model: Planned, lengths: Ints, gpu_gib: float) -> int:
     """Return the most prompts that fit beside weights of 2 bytes each, 0 if not even one does.
 
     Args:
         model: gives shapes, parameters and activations.
         lengths: tokens of each row after each segment that is cached, int64 [K - 1, L, H].
         gpu_gib: memory to fill, GiB.
-        static: whether the method looks at positions alone.
     """
     room = gpu_gib * 1024 * MIB - 2 * model.parameters
-    per_prompt = count_generation_bytes(model.spec, lengths, 0, 1, static=static)
+    per_prompt = count_generation_bytes(model.spec, lengths, 0, 1)
     batches = range(1, max(0, int(room // per_prompt)) + 1)
     return bisect_right(batches, room, key=lambda n: n * per_prompt + model.activation_bytes(n))
 

@@ -29,7 +29,7 @@ def peak_and_plan(overrides: Sequence[str], batch: int, monkeypatch: pytest.Monk
     lengths = foresee_lengths(model.spec, method)
     assert lengths is not None
     activations = model.activation_bytes(batch)
-    planned = count_generation_bytes(model.spec, lengths, activations, batch, static=type(method).static)
+    planned = count_generation_bytes(model.spec, lengths, activations, batch)
     return importlib.import_module("caching_allocator").replay(events).allocated, planned
 
 
@@ -72,10 +72,8 @@ def test_bytes_of_a_generation_by_hand(branches: int) -> None:
     assert lengths is not None
     ring = foresee_ring(spec, lengths)
     assert ring >= 2 * 2 * 3 * 5  # at least keys and values of all that is cached
-    static = count_generation_bytes(spec, lengths, 1000, 4, static=True)
-    assert static == 4 * branches * ring * 8 * 2 + 1000  # 2 bytes a channel
-    copies = 3 * 9 * 3 * 8 * 2  # queries, keys and values of the last scale
-    assert count_generation_bytes(spec, lengths, 1000, 4, static=False) == static + 4 * branches * copies
+    needed = count_generation_bytes(spec, lengths, 1000, 4)
+    assert needed == 4 * branches * ring * 8 * 2 + 1000  # 2 bytes a channel
 
 
 @pytest.mark.parametrize("gpu_gib", [1, 3.5, 8, 20, 141])
@@ -91,9 +89,9 @@ def test_the_largest_batch_is_the_last_that_fits(
 
     def total(batch: int) -> int:
         activations = model.activation_bytes(batch)
-        needed = count_generation_bytes(model.spec, lengths, activations, batch, static=True)
+        needed = count_generation_bytes(model.spec, lengths, activations, batch)
         return 2 * model.parameters + needed
 
-    most = find_largest_batch(model, lengths, gpu_gib, static=True)
+    most = find_largest_batch(model, lengths, gpu_gib)
     assert most == 0 or total(most) <= gpu_gib * GIB
     assert total(most + 1) > gpu_gib * GIB

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 import torch
+from torch import Tensor
 
 T = TypeVar("T")
 
@@ -29,6 +30,13 @@ def reserve(size: int, device: torch.device | str) -> None:
     """
     if torch.device(device).type == "cuda":
         torch.empty(size, dtype=torch.uint8, device=device)  # freed at once, and kept by the allocator
+
+
+def send(numbers: Tensor, device: torch.device | str) -> Tensor:
+    """Copy a CPU's numbers to a device; a GPU fetches them when it comes to it, and nobody waits until it has."""
+    if torch.device(device).type != "cuda":
+        return numbers.to(device)
+    return numbers.pin_memory().to(device, non_blocking=True)
 
 
 def if_it_fits(work: Callable[[], T], release: Callable[[], object] = lambda: None) -> T | None:

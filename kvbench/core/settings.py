@@ -177,7 +177,8 @@ class Settings:
         cache_dtype: of stored keys and values; auto is float32 on a CPU and what the model computes in on a GPU.
         storage: how keys and values of fewer than 16 bits are stored.
         budget_unit: what the budget counts, `tokens` or `bytes`.
-        cuda_graph: record a segment's steps as a CUDA graph and repeat it, for models that draw token by token.
+        cuda_graph: record a segment's steps as a CUDA graph and repeat it; of models that draw scale by scale, every
+            scale of a batch size, under methods that know their schedule.
         runs_dir: where run folders are.
         require: evaluators (names in `eval`) that must not be skipped.
         published: table of a paper that the end of a sweep prints beside what it measured.

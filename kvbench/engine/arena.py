@@ -1,6 +1,6 @@
 """One buffer for the keys and values of all layers, made once per batch size."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import chain
 
 import torch
@@ -36,6 +36,15 @@ class Arena:
         """Take everything back."""
         self._alive: dict[int, tuple[int, int]] = {}  # start and stop by ticket, oldest first
         self._tickets = 0
+
+    def save(self) -> Callable[[], None]:
+        """Note what is handed out, and return what brings that back."""
+        alive, tickets = dict(self._alive), self._tickets
+
+        def restore() -> None:
+            self._alive, self._tickets = dict(alive), tickets
+
+        return restore
 
     def take(self, shape: Sequence[int]) -> tuple[Tensor, int | None]:
         """Return an uninitialised contiguous tensor, and the ticket to release it with (None: it has none)."""

@@ -1,13 +1,15 @@
 """The KV cache: attention over what a method kept, exact-size storage, a strict budget, a ledger."""
 
 from collections.abc import Callable, Sequence
+from copy import deepcopy
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from kvbench.core.config import UserError
-from kvbench.core.graphs import Record
+from kvbench.core.graphs import Record, Repetitions
 from kvbench.core.segments import ModelSpec, Segment
 from kvbench.engine.bias import narrow, widen, widen_queries
 from kvbench.engine.changes import Change, Schedule, ask_method, show_layer, work_out_schedule
@@ -20,7 +22,7 @@ from kvbench.engine.reading import attend_chosen
 from kvbench.engine.retention import Held
 from kvbench.engine.storage import Storage
 from kvbench.engine.view import CacheView, Inputs, Store
-from kvbench.kernels.layout import Layout, view_group
+from kvbench.kernels.layout import Layout, fold_rows, view_group
 from kvbench.kernels.ragged_attention import dense_attention
 from kvbench.methods.base import Method
 
@@ -54,6 +56,7 @@ class KVCache:
         ledger: peaks of the generation that runs, or of the last one.
         prompts: numbers of the prompts of the next generations, for methods that draw at random; 0, 1, ... unless set.
         record: records a segment's steps for the model that runs them; None: each runs by itself.
+        repetitions: of segments whose tokens come at once, under a static method, if there is a `record`; else None.
         projection: returns the model's output projection of a layer, [width, query heads x D], for methods that ask
             for it; None if the model does not tell it.
 
@@ -90,13 +93,18 @@ class KVCache:
         self._books = {name: book.to(self._device) for name, book in (books or {}).items()}
         self._schedule: Schedule = {}
         self._storage: Storage
+        self._plain: PlainStorage | None = None
         if packing is None:
-            self._storage = PlainStorage(spec, method, dtype, self._device)
+            self._storage = self._plain = PlainStorage(spec, method, dtype, self._device)
         else:
             packed = (packing, dtype, self._device, self._rotation, self._books)
             self._storage = PackedStorage(spec, method, *packed)
         # Tokens of the segment that came before the step, as kernels read it, and as the host knows that they do.
         self._filled, self._told = torch.zeros(1, dtype=torch.int64, device=self._device), 0
+        self.repetitions: Repetitions | None = None
+        at_once = not any(at.causal for at in spec.segments)
+        if record is not None and self._plain is not None and method.static and at_once:
+            self.repetitions = Repetitions(record, self._save)
         self.reset(0)
 
     def reset(self, sequences: int, padding: Sequence[int] | None = None) -> None:
@@ -129,7 +137,10 @@ class KVCache:
         if sequences:
             if self.method.static and not self._schedule:
                 self._schedule = work_out_schedule(spec, self.method, self._device, self._storage.find_room)
+            arena = None if self._plain is None else self._plain.arena
             self._storage.prepare(sequences, self._batch, self._rows, self._schedule)
+            if self.repetitions is not None and self._plain is not None and self._plain.arena is not arena:
+                self.repetitions.clear()
             self._stores = [
                 self._storage.open(layer, self._storage.find_room(0)) for layer in range(spec.layers)
             ]
@@ -178,8 +189,10 @@ class KVCache:
 
     def _fold(self, x: Tensor) -> Tensor:
         """Turn [sequences, heads, tokens, D] into rows [batch, rows, queries, D]."""
-        rows = (self._batch, self._rows)
-        return x if x.shape[:2] == rows else x.reshape(*rows, -1, x.shape[-1])
+        # There kernels find the rows by themselves.
+        if x.is_cuda and self._plain is not None and not self._segment.causal:
+            return fold_rows(x, self._sequences, self.spec.heads)
+        return fold_rows(x, self._batch, self._rows)
 
     def _attend_at_once(self, present: Present) -> Tensor:
         """Attend with a whole segment whose tokens see each other."""
@@ -189,7 +202,8 @@ class KVCache:
             )
         self._in_flight = present.k.nbytes + present.v.nbytes
         store = self._stores[present.layer]
-        if present.q.is_cuda or self._segment.last:
+        # On a GPU attention tells methods that look at data the log-sum-exp.
+        if self._segment.last or (present.q.is_cuda and not self.method.static):
             out, lse = self._attend_slots(store, present)
             self._finish(present, lse)
             return out
@@ -242,6 +256,23 @@ class KVCache:
             k, v = self._storage.view_flight(store, length)
             self._finish(present._replace(k=k, v=v))
         return out
+
+    def _save(self) -> Callable[[], None]:
+        """Note the host's bookkeeping, and return what brings it back after a device has repeated a segment alone."""
+        assert self._plain is not None
+        stores, arena, stored = (
+            [replace(store) for store in self._stores],
+            self._plain.arena.save(),
+            self._stored,
+        )
+        ledger, account = deepcopy((self.ledger, self._account))
+
+        def restore() -> None:
+            self._stores, self.ledger = [replace(store) for store in stores], ledger
+            self._stored, self._account = stored, account
+            arena()
+
+        return restore
 
     def advance(self) -> None:
         """Count a token of the segment whose step was recorded and repeated, so that `attend` was not called."""
@@ -334,7 +365,7 @@ class KVCache:
         rebuild = self._storage.count_rebuild(before, after.bytes)
         self.ledger.rebuild_bytes = max(self.ledger.rebuild_bytes, self._stored + rebuild)
         if self.method.compares(layer, self._segment):
-            after.before = present.k.clone() if store.layout.room else present.k
+            after.before = present.k.clone() if store.layout.room else present.k.contiguous()
         self._stores[layer] = after
         self._stored += after.bytes
         self.ledger.drifts += change.drift.total

@@ -11,7 +11,7 @@ from kvbench.core.segments import Segment
 from kvbench.engine.bias import attach_bias, narrow, read_bias, widen
 from kvbench.engine.coding import Books, read_back
 from kvbench.kernels.attention_mass import attention_mass, attention_scores
-from kvbench.kernels.layout import Layout, pad_rows
+from kvbench.kernels.layout import Layout, fold_rows, pad_rows
 from kvbench.kernels.planes import turn_back
 from kvbench.kernels.step_attention import OpenRows
 
@@ -75,14 +75,15 @@ class Inputs(NamedTuple):
     """What a segment's attention was computed from.
 
     Attributes:
-        q: queries [batch, rows, queries, D]; the query heads of one KV head lie behind each other.
+        q: queries [batch, rows, queries, D]; the query heads of one KV head lie behind each other. On CUDA rows may
+            come as [sequences, heads], and so in k and v.
         k: the segment's keys [batch, rows, tokens, D].
         v: the segment's values, shaped like k.
         plain: computes the queries as projected, shaped like q; None if the model does not tell them.
         store: what was cached before.
         scale: factor on q k^T.
         causal: a query sees the segment's keys up to its own token, else all of them.
-        lse: float32 [batch, rows, queries], log-sum-exp of the scores where attention came first.
+        lse: float32 [batch, rows, queries] as in q, log-sum-exp of the scores where attention came first.
         biased: q, k, v and what is stored are wider by a bias (`engine/bias.py`).
         projection: output projection of the layer [width, query heads x D]; None if the model does not tell it.
         rotation: complex64 [positions, D/2], what neighbouring channels of keys are multiplied by; None if by nothing
@@ -247,6 +248,7 @@ class CacheView:
         past = pad_rows(storage, layout).to(current.dtype)
         if self._in_front is not None:
             current = current * (self.position[:, -self.at.length :] >= 0)[..., None]
+        current = fold_rows(current, *past.shape[:2])
         return torch.cat((past * (layout.positions >= 0)[..., None], current), 2).flatten(0, 1)
 
     @property

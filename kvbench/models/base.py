@@ -3,13 +3,13 @@
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NoReturn, Protocol
 
 import torch
 from torch import Tensor
 
 from kvbench.core.config import UserError
-from kvbench.core.graphs import Record
+from kvbench.core.graphs import Record, Repetitions
 from kvbench.core.segments import ModelSpec, Segment
 from kvbench.models.noise import Noise
 from kvbench.models.outputs import Outputs
@@ -53,8 +53,41 @@ def require_finite(logits: Tensor, scale: int) -> None:
         NotFinite: some are not finite.
     """
     if not torch.isfinite(logits).all():
-        bad = int((~torch.isfinite(logits)).flatten(1).any(1).nonzero()[0])
-        raise NotFinite(f"logits are not finite: prompt {bad} of the batch, scale {scale}")
+        _refuse(int((~torch.isfinite(logits)).flatten(1).any(1).nonzero()[0]), scale)
+
+
+class FiniteCheck:
+    """Checks that the logits of all scales are finite; a GPU is asked once, so that nobody waits in between."""
+
+    def __init__(self) -> None:
+        self._finite: list[Tensor] = []
+
+    def note(self, logits: Tensor, scale: int) -> None:
+        """Check the logits [prompts, ...] of the next scale: on a CPU now, else with all the others.
+
+        Raises:
+            NotFinite: some are not finite.
+        """
+        if logits.is_cuda:
+            self._finite.append(torch.isfinite(logits).flatten(1).all(1))
+        else:
+            require_finite(logits, scale)
+
+    def conclude(self) -> None:
+        """Wait for what a GPU has noted.
+
+        Raises:
+            NotFinite: some were not finite.
+        """
+        if not self._finite:
+            return
+        for scale, prompts in enumerate(torch.stack(self._finite).cpu().tolist()):
+            if not all(prompts):
+                _refuse(prompts.index(False), scale)
+
+
+def _refuse(prompt: int, scale: int) -> NoReturn:
+    raise NotFinite(f"logits are not finite: prompt {prompt} of the batch, scale {scale}")
 
 
 def require_positive(key: str, **sizes: int) -> None:
@@ -124,9 +157,11 @@ class Cache(Protocol):
 
     Attributes:
         record: records the steps of a segment, so that they can be repeated; None where each is to run by itself.
+        repetitions: keeps records of whole segments, from generation to generation; None where none can be repeated.
     """
 
     record: Record | None
+    repetitions: Repetitions | None
 
     def reset(self, sequences: int, padding: Sequence[int] | None = None) -> None:
         """Start a generation of `sequences` sequences; `padding` counts the tokens in front of each that do not exist.

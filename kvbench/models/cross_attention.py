@@ -5,8 +5,6 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from kvbench.kernels.linear import linear
 from kvbench.kernels.products import wide_products
@@ -167,8 +165,9 @@ def text_attention(q: Tensor, text: TextKeys) -> Tensor:
     """Attend from q [B, H, tokens, D] to the text, scaled by 1/sqrt(D), and return [B, tokens, H*D]."""
     if q.is_cuda:
         # Left to choose, torch takes cuDNN's on an H100, which is planned anew for every number of words and of tokens.
-        with sdpa_kernel([SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]):
-            out = F.scaled_dot_product_attention(q, text.keys, text.values, attn_mask=text.absent)
+        absent = text.absent.expand(*q.shape[:3], -1)
+        call = torch.ops.aten._scaled_dot_product_efficient_attention
+        out = call(q, text.keys, text.values, absent, torch.is_grad_enabled())[0]
     else:
         # What the fused kernel rounds, spelled out: its backward pass is slow on a CPU. Words come before tokens
         # because a softmax over a few of the fastest dimension's numbers is slow as well.

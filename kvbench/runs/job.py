@@ -177,9 +177,10 @@ class Job:
         Raises:
             ValueError: naming what does not fit.
         """
-        if self.settings.cuda_graph and self.model.spec.family != "next-token":
+        if self.settings.cuda_graph and self.model.spec.family != "next-token" and not self.method.static:
             raise ConfigError(
-                f"cuda_graph=true: {self.model.name} draws scales, none of which is like another; set cuda_graph=false"
+                f"cuda_graph=true: {type(self.method).__name__} looks at data after every layer of {self.model.name}, "
+                "so that no scale can be repeated; set cuda_graph=false"
             )
         if self.processes.count > 1:
             self._check_split()

@@ -4,6 +4,7 @@ Triton kernels are replaced by checks of what they are given. Real sizes but two
 """
 
 import importlib
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,11 +21,9 @@ from kvbench.engine.changes import work_out_schedule
 from kvbench.kernels.layout import Layout, arrange_rows
 from kvbench.kernels.triton.launch import align_rows
 from kvbench.methods.base import Method, Observer
-from kvbench.models.base import TextFeatures, compute_dtype
-from kvbench.models.infinity import loop as generation
+from kvbench.models.base import FiniteCheck, TextFeatures, compute_dtype
 from kvbench.models.infinity.tokenizer import BSQ
 from kvbench.models.infinity.transformer import Infinity
-from kvbench.models.var import loop as var_generation
 from kvbench.models.var.tokenizer import VQVAE
 from kvbench.models.var.transformer import VAR
 from kvbench.runs import calibrate as calibration
@@ -74,7 +73,7 @@ def attention(
     in_layout(layout, keys)
     assert q.dtype == k.dtype == v.dtype == keys.dtype == values.dtype
     assert q.dtype in (torch.bfloat16, torch.float16)
-    assert len(layout.counts) == q.shape[1] == k.shape[1]
+    assert len(keys) * len(layout.counts) == q.shape[:2].numel() == k.shape[:2].numel()
     for x in (q, k, v):
         assert align_rows(x)[0] is x  # not copied
     if q.stride(1) < q.stride(2):
@@ -82,6 +81,29 @@ def attention(
     else:
         out = q.new_empty(q.shape)
     return out, q.new_empty(q.shape[:3], dtype=torch.float32)
+
+
+def past_attention(
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    layout: Layout,
+    scale: float,
+    *,
+    state: tuple[Tensor, Tensor] | None,
+) -> tuple[Tensor, Tensor]:
+    assert state is not None
+    out, lse = attention(q, q, q, keys, values, layout, scale)
+    assert (out.shape, out.dtype, out.stride()) == (state[0].shape, state[0].dtype, state[0].stride())
+    assert (lse.shape, lse.dtype, lse.stride()) == (state[1].shape, state[1].dtype, state[1].stride())
+    return state
+
+
+def merge_pair(out: Tensor, lse: Tensor, more: Tensor, more_lse: Tensor) -> None:
+    on_cuda(out, lse, more, more_lse)
+    assert (out.shape, lse.shape) == (more.shape, more_lse.shape)
+    assert lse.is_contiguous()
+    assert more_lse.is_contiguous()
 
 
 def mass(
@@ -100,7 +122,7 @@ def mass(
     assert tokens is None
     assert lse is None or (lse.shape, lse.dtype) == (q.shape[:3], torch.float32)
     assert lse is None or lse.is_contiguous()
-    return q.new_empty(*q.shape[:2], layout.longest + k.shape[2], dtype=torch.float32)
+    return q.new_empty(len(keys), len(layout.counts), layout.longest + k.shape[2], dtype=torch.float32)
 
 
 def rebuild(storage: Tensor, current: Tensor, source: Tensor, out: Tensor) -> Tensor:
@@ -189,11 +211,15 @@ def configuration(monkeypatch: pytest.MonkeyPatch) -> Any:
 def gpu(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     """Stands in for what needs numbers; how often each waits for the device."""
     kernels = {
-        "ragged_attention": attention, "attention_mass": mass, "modulate": modulate, "qk_norm_rope": norm_rope,
+        "ragged_attention": attention, "past_attention": past_attention,
+        "attention_mass": mass, "modulate": modulate, "qk_norm_rope": norm_rope,
     }  # fmt: skip
     for name, fake in kernels.items():
         monkeypatch.setattr(f"kvbench.kernels.triton.{name}.{name}_triton", fake)
     monkeypatch.setattr("kvbench.kernels.triton.compact.rebuild_triton", rebuild)
+    monkeypatch.setattr("kvbench.kernels.triton.softmax.merge_pair_triton", merge_pair)
+    device = SimpleNamespace(name="a GPU", major=9, minor=0)
+    monkeypatch.setattr("torch.cuda.get_device_properties", lambda _: device)
     waits = {"text": 0, "finite": 0}
 
     def pad(text: TextFeatures, words: int) -> tuple[Tensor, Tensor]:
@@ -201,13 +227,14 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
         values = text.values.new_zeros(len(text.lengths), words, text.values.shape[1])
         return values, torch.empty(values.shape[:2], dtype=torch.bool, device=CUDA)
 
-    def finite(logits: Tensor, scale: int) -> None:
-        on_cuda(logits)
+    def conclude(check: FiniteCheck) -> None:
+        on_cuda(*check._finite)
+        assert {finite.dtype for finite in check._finite} == {torch.bool}
         waits["finite"] += 1
 
     monkeypatch.setattr(TextFeatures, "pad", pad)
-    monkeypatch.setattr(generation, "require_finite", finite)
-    monkeypatch.setattr(var_generation, "require_finite", finite)
+    monkeypatch.setattr(FiniteCheck, "conclude", conclude)
+    monkeypatch.setattr(Tensor, "pin_memory", lambda numbers: numbers)
     return waits
 
 
@@ -234,7 +261,7 @@ def test_a_generation_waits_for_nothing_but_its_checks(
     )
     with mode:
         generated(model, chosen)
-    assert gpu == {"text": int(name.startswith("infinity")), "finite": len(model.spec.segments)}
+    assert gpu == {"text": int(name.startswith("infinity")), "finite": 1}
 
 
 @pytest.mark.parametrize("name", methods_for("next-scale"))

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from kvbench.kernels import attention_paths as paths
+from kvbench.kernels import past_attention
 from kvbench.kernels.attention_states import merge_pair, merge_states
 from kvbench.kernels.fused_attention import choose_backend, fused_attention
 from kvbench.kernels.layout import arrange_rows
@@ -35,11 +36,13 @@ def check(found: tuple[Tensor, Tensor], case: Case, scale: float, causal: bool =
             assert (lse[:, row] == -torch.inf).all()
 
 
-@given(**CASES, causal=st.booleans(), scale=st.sampled_from((1.0, 0.2)))
+@given(**CASES, causal=st.booleans(), scale=st.sampled_from((1.0, 0.2)), long=st.sampled_from((1, 1024)))
 @settings(max_examples=60, deadline=None)
-def test_parts_are_one_attention(causal: bool, scale: float, **given: object) -> None:
+def test_parts_are_one_attention(causal: bool, scale: float, long: int, **given: object) -> None:
     case = make(**{**given, "dtype": torch.float32, "device": "cpu"})
-    out, lse = ragged_attention(*case, scale, causal=causal, path="parts")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(past_attention, "LONG", long)
+        out, lse = ragged_attention(*case, scale, causal=causal, path="parts")
     assert out.shape == case.q.shape
     assert lse is not None
     check((out, lse), case, scale, causal)
@@ -165,6 +168,7 @@ def test_without_measurements_two_parts_are_taken_where_they_save_more_than_a_la
     chosen = [paths.choose_path(shape(side**2, 400), CUDA) for side in sides]
     assert chosen == ["kernel"] * 9 + ["parts"] * 4
     assert paths.choose_path(shape(4096, 400, head_dim=64), CUDA) == "kernel"
+    assert paths.choose_path(shape(4096, 4000, uniform=True)._replace(tokens=0), CUDA) == "kernel"
     # By hand: 4 x 256 x 1024^2 x 128 operations at 389 and at 609 TFLOP/s, the output read and written once more.
     faster = 4 * 256 * 1024**2 * 128 * (1 / 389e12 - 1 / 609e12)
     assert paths.estimate_saving(shape(1024, 400), "cudnn") == pytest.approx(

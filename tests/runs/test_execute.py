@@ -23,6 +23,7 @@ from kvbench.eval.protocol.base import Result, SkipEvaluation, ok
 from kvbench.eval.protocol.scores import Quantity, Score
 from kvbench.methods.base import View
 from kvbench.methods.full import Full
+from kvbench.methods.h2o import H2O
 from kvbench.methods.heatkv.method import HeatKV
 from kvbench.methods.scale_groups import ScaleGroups
 from kvbench.methods.streaming_llm import StreamingLLM
@@ -198,13 +199,17 @@ def test_infeasible_budget_is_refused_before_any_work(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_scales_are_no_steps_to_record(tmp_path: Path) -> None:
-    job = job_in(tmp_path)
-    job = replace(job, settings=replace(job.settings, device="cuda", cuda_graph=True))
-    with pytest.raises(
-        ConfigError, match=r"^cuda_graph=true: fake draws scales, none of which is like another"
-    ):
-        job.check()
+def test_scales_are_repeated_under_methods_that_know_their_schedule(tmp_path: Path) -> None:
+    for method in (Full(), H2O(sinks=1)):
+        job = job_in(tmp_path, method=method)
+        job = replace(job, settings=replace(job.settings, device="cuda", cuda_graph=True))
+        if method.static:
+            job.check()
+            continue
+        with pytest.raises(
+            ConfigError, match=r"^cuda_graph=true: H2O looks at data after every layer of fake"
+        ):
+            job.check()
 
 
 def test_method_that_keeps_too_much_is_stopped(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """The next-scale loop: bits of one scale, their codes, the input of the next."""
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -9,17 +10,20 @@ from torch.nn import functional as F
 from kvbench.core.devices import reserve
 from kvbench.core.segments import Segment
 from kvbench.models.autoencoder import resize
-from kvbench.models.base import Cache, TextFeatures, require_finite
+from kvbench.models.base import Cache, FiniteCheck, TextFeatures
 from kvbench.models.infinity.sampling import Sampling, choose
 from kvbench.models.infinity.tokenizer import BSQ
 from kvbench.models.infinity.transformer import Condition, Infinity
 from kvbench.models.noise import Noise
 
+WORDS = 64
+"""Texts are padded to a multiple of so many words where scales are recorded, of which each number takes a record."""
+
 
 def pair_text(
-    transformer: Infinity, text: TextFeatures, negative: TextFeatures | None
+    transformer: Infinity, text: TextFeatures, negative: TextFeatures | None, fill: int = 1
 ) -> tuple[Tensor, Tensor]:
-    """Return padded values and mask of the conditional prompts followed by their unconditional twins.
+    """Return values and mask of the conditional prompts followed by their unconditional twins, as `pad_text` pads them.
 
     Without negative prompts the twin of a prompt of n words is the first n rows of the learned unconditional text.
     """
@@ -27,7 +31,12 @@ def pair_text(
         rows = [transformer.cfg_uncond[:length] for length in text.lengths]
         negative = TextFeatures(torch.cat(rows).to(text.values), text.lengths)
     both = TextFeatures(torch.cat((text.values, negative.values)), text.lengths + negative.lengths)
-    return both.pad(max(both.lengths))
+    return pad_text(both, fill)
+
+
+def pad_text(text: TextFeatures, fill: int) -> tuple[Tensor, Tensor]:
+    """Return values and mask of texts, padded to a multiple of `fill` words."""
+    return text.pad(-(-max(text.lengths) // fill) * fill)
 
 
 @torch.inference_mode()
@@ -66,7 +75,9 @@ def generate(
     """
     scales = sampling.per_scale(len(segments))
     guided = sampling.branches(len(segments)) == 2
-    values, mask = pair_text(transformer, text, negative) if guided else text.pad(max(text.lengths))
+    again = cache.repetitions
+    fill = 1 if again is None else WORDS
+    values, mask = pair_text(transformer, text, negative, fill) if guided else pad_text(text, fill)
     condition = transformer.condition(values, mask)
     rotation = transformer.rotation(segments, values.device)
     prompts, channels = len(text.lengths), tokenizer.config.bits
@@ -74,17 +85,23 @@ def generate(
     grid = (segments[-1].height * patch, segments[-1].width * patch)
     summed = torch.zeros(prompts, channels, *grid, device=values.device)
     features: Tensor | None = None
+    finite = FiniteCheck()
     cache.reset(len(values))
+    if again is not None:
+        condition, rotation = again.hold((condition, rotation))
     # After what lives as long as the generation, which would else be cut from the same piece.
     reserve(activations, values.device)
     for segment, (cfg, tau) in zip(segments, scales, strict=True):
         cache.begin(segment)
-        logits = compute_logits(
-            transformer, segment, condition, features, rotation, cache, cfg, tau, sampling, guided
+        work = partial(
+            compute_logits, transformer, segment, condition, rotation, cache, cfg, tau, sampling, guided
         )
-        # The host draws its noise while a GPU is still at the logits, then waits to check them.
+        given = () if features is None else (features,)
+        key = segment.index, id(condition)
+        logits = work(*given) if again is None else again.run(key, work, *given)
+        # The host draws its noise while a GPU is still at the logits, and waits for nothing.
         bits = choose(logits.unflatten(-1, (-1, 2)), sampling, noise)
-        require_finite(logits, segment.index)
+        finite.note(logits, segment.index)
         bits = bits.unflatten(1, (segment.height, segment.width))
         if patch == 2:
             bits = F.pixel_shuffle(bits.permute(0, 3, 1, 2).float(), 2).permute(0, 2, 3, 1) > 0
@@ -93,6 +110,7 @@ def generate(
         summed = tokenizer.add(summed, bits, segment.index)
         if not segment.last:
             features = make_features(summed, segments[segment.index + 1], patch)
+    finite.conclude()
     return summed
 
 
@@ -106,13 +124,13 @@ def compute_logits(
     transformer: Infinity,
     segment: Segment,
     condition: Condition,
-    features: Tensor | None,
     rotation: Tensor,
     cache: Cache,
     cfg: float,
     tau: float,
     sampling: Sampling,
     guided: bool,
+    features: Tensor | None = None,
 ) -> Tensor:
     """Return the logits of one scale after temperature and guidance, float32 [prompts, t_k, 2 x token_channels]."""
     sequences = len(condition.start)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from kvbench.core.devices import send
 from kvbench.models.noise import Noise
 
 
@@ -90,5 +91,5 @@ def choose(logits: Tensor, sampling: Sampling, noise: Noise) -> Tensor:
 
     The drawn class is argmax p / q with q ~ Exp(1), which is how a single `torch.multinomial` draw works.
     """
-    q = noise.draw(logits[0].numel()).to(logits.device).view(logits.shape)
+    q = send(noise.draw(logits[0].numel()), logits.device).view(logits.shape)
     return (probabilities(logits, sampling) / q).argmax(-1).bool()

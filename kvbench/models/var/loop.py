@@ -1,15 +1,17 @@
 """VAR's next-scale loop: tokens of one scale, their codes, the input of the next."""
 
+from functools import partial
+
 import torch
 from torch import Tensor
 
 from kvbench.core.devices import reserve
 from kvbench.core.segments import Segment
-from kvbench.models.base import Cache, require_finite
+from kvbench.models.base import Cache, FiniteCheck
 from kvbench.models.noise import Noise
 from kvbench.models.var.sampling import VARSampling, choose, guide, mix_codes, truncate
 from kvbench.models.var.tokenizer import VQVAE, shrink
-from kvbench.models.var.transformer import VAR
+from kvbench.models.var.transformer import VAR, Condition
 
 
 @torch.inference_mode()
@@ -45,21 +47,42 @@ def generate(
     condition = transformer.condition(torch.cat((labels, torch.full_like(labels, config.classes))))
     summed = torch.zeros(prompts, config.channels, last.height, last.width, device=labels.device)
     features: Tensor | None = None
+    finite = FiniteCheck()
     cache.reset(2 * prompts)
+    again = cache.repetitions
+    if again is not None:
+        condition = again.hold(condition)
     # After what lives as long as the generation, which would else be cut from the same piece.
     reserve(activations, labels.device)
     for segment in segments:
         cache.begin(segment)
         progress = segment.index / last.index
-        logits = guide(transformer.scale(segment, condition, features, cache.attend), sampling.cfg, progress)
-        # The host draws its noise while a GPU is still at the logits, then waits to check them.
+        work = partial(compute_logits, transformer, segment, condition, cache, sampling.cfg, progress)
+        given = () if features is None else (features,)
+        key = segment.index, id(condition)
+        logits = work(*given) if again is None else again.run(key, work, *given)
+        # The host draws its noise while a GPU is still at the logits, and waits for nothing.
         codes = draw(logits, tokenizer, noise, sampling, progress)
-        require_finite(logits, segment.index)
+        finite.note(logits, segment.index)
         codes = codes.unflatten(1, (segment.height, segment.width))
         summed = tokenizer.add(summed, codes, segment.index, len(segments))
         if not segment.last:
             features = make_features(summed, segments[segment.index + 1]).repeat(2, 1, 1)
+    finite.conclude()
     return summed
+
+
+def compute_logits(
+    transformer: VAR,
+    segment: Segment,
+    condition: Condition,
+    cache: Cache,
+    cfg: float,
+    progress: float,
+    features: Tensor | None = None,
+) -> Tensor:
+    """Return the guided logits of one scale, float32 [prompts, t_k, codes]."""
+    return guide(transformer.scale(segment, condition, features, cache.attend), cfg, progress)
 
 
 def draw(logits: Tensor, tokenizer: VQVAE, noise: Noise, sampling: VARSampling, progress: float) -> Tensor:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from kvbench.core.devices import send
 from kvbench.models.noise import Noise
 
 PIECE_BYTES = 64 << 20
@@ -98,4 +99,4 @@ def mix_codes(logits: Tensor, progress: float, noise: Noise) -> Tensor:
 
 
 def _exponential(logits: Tensor, noise: Noise) -> Tensor:
-    return noise.draw(logits[0].numel()).to(logits.device).view(logits.shape)
+    return send(noise.draw(logits[0].numel()), logits.device).view(logits.shape)

@@ -28,6 +28,8 @@ from tests.support.reference import OneStream, packed
 class Growing:
     """The plainest cache: concatenate and attend."""
 
+    repetitions = None
+
     def reset(self, sequences: int) -> None:
         self.held: dict[int, tuple[Tensor, Tensor]] = {}
 

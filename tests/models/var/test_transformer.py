@@ -43,6 +43,8 @@ REAL = {
 class Spying:
     """A KV cache that keeps everything, and remembers what it was given."""
 
+    repetitions = None
+
     def __init__(self, config: VARConfig) -> None:
         spec = ModelSpec("tiny", config.depth, config.heads, config.width // config.heads, config.segments)
         method = Full()

@@ -1,0 +1,128 @@
+"""Scales that are recorded once and repeated: the same codes as one by one, and the same ledger."""
+
+from collections.abc import Callable
+from functools import lru_cache
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from kvbench.core.graphs import Record, Repetitions
+from kvbench.core.segments import ModelSpec, next_scale
+from kvbench.engine.cache import KVCache
+from kvbench.methods.base import Method
+from kvbench.methods.full import Full
+from kvbench.methods.h2o import H2O
+from kvbench.methods.streaming_llm import StreamingLLM
+from kvbench.models.base import TextFeatures
+from kvbench.models.infinity.loop import generate as draw_bits
+from kvbench.models.infinity.sampling import Sampling
+from kvbench.models.infinity.tokenizer import BSQ, BSQConfig
+from kvbench.models.infinity.transformer import Infinity, InfinityConfig
+from kvbench.models.noise import PromptNoise
+from kvbench.models.var.loop import generate as draw_codes
+from kvbench.models.var.sampling import VARSampling
+from kvbench.models.var.tokenizer import VQVAE, VQConfig
+from kvbench.models.var.transformer import VAR, VARConfig
+from tests.support.engine import prepared
+from tests.support.fake_device import Tape
+
+SIDES = (1, 2, 3, 4)
+SEGMENTS = next_scale([(side, side) for side in SIDES])
+SPEC = ModelSpec("small", 2, 2, 16, SEGMENTS, 2)
+Draw = Callable[[KVCache, int, int], Tensor]
+"""(cache, prompts, seed) -> the sum of codes."""
+
+
+def at_random(*networks: nn.Module) -> None:
+    for network in networks:
+        for parameter in network.eval().parameters():
+            nn.init.normal_(parameter, std=0.3)
+
+
+@lru_cache
+def infinity() -> Draw:
+    torch.manual_seed(0)
+    transformer = Infinity(
+        InfinityConfig(2, 32, 2, 1, 4, text_width=128, text_maxlen=8, rope_grid=(4, 4), levels=4, hidden=64)
+    )
+    tokenizer = BSQ(BSQConfig(4, 32, (32,), (32,), blocks=1))
+    at_random(transformer, tokenizer)
+
+    def draw(cache: KVCache, prompts: int, seed: int) -> Tensor:
+        generator = torch.Generator().manual_seed(seed)
+        lengths = tuple(int(n) for n in torch.randint(1, 9, (prompts,), generator=generator))
+        text = TextFeatures(torch.randn(sum(lengths), 128, generator=generator), lengths)
+        noise = PromptNoise(seed, range(prompts))
+        return draw_bits(transformer, tokenizer, text, SEGMENTS, cache, noise, Sampling())
+
+    return draw
+
+
+@lru_cache
+def var() -> Draw:
+    torch.manual_seed(1)
+    transformer = VAR(VARConfig(2, 32, 2, SIDES, classes=5, codes=16, channels=4))
+    tokenizer = VQVAE(VQConfig(16, 4, (32,), blocks=1))
+    at_random(transformer, tokenizer)
+
+    def draw(cache: KVCache, prompts: int, seed: int) -> Tensor:
+        labels = torch.arange(prompts) + seed % 3
+        return draw_codes(
+            transformer, tokenizer, labels, cache, PromptNoise(seed, range(prompts)), VARSampling()
+        )
+
+    return draw
+
+
+def cache_of(method: Method, record: Record | None = None) -> KVCache:
+    return KVCache(
+        SPEC,
+        prepared(method, SPEC, 1 if isinstance(method, Full) else 0.6),
+        dtype=torch.float32,
+        record=record,
+    )
+
+
+@pytest.mark.parametrize("model", [infinity, var])
+@pytest.mark.parametrize("method", [Full(), StreamingLLM(sinks=1)], ids=lambda method: type(method).__name__)
+def test_repeated_scales_draw_the_same_codes(model: Callable[[], Draw], method: Method) -> None:
+    draw, tape = model(), Tape()
+    plain, recorded = cache_of(method), cache_of(method, tape)
+    for seed in range(4):
+        expected, found = draw(plain, 2, seed), draw(recorded, 2, seed)
+        torch.testing.assert_close(found, expected)
+        assert recorded.ledger == plain.ledger
+        assert [layout.counts for layout in recorded.held.layouts] == [
+            layout.counts for layout in plain.held.layouts
+        ]
+    # Once as they are, once recorded, then repeated.
+    assert tape.recorded == len(SIDES)
+    assert tape.repeated == 3 * len(SIDES)
+
+
+@pytest.mark.parametrize("model", [infinity, var])
+def test_other_batches_have_records_of_their_own(model: Callable[[], Draw]) -> None:
+    draw, tape = model(), Tape()
+    plain, recorded = cache_of(StreamingLLM(sinks=1)), cache_of(StreamingLLM(sinks=1), tape)
+    for prompts in (1, 1, 2, 2, 1, 1, 2, 1):  # two prompts need another arena, which moves what is stored
+        torch.testing.assert_close(draw(recorded, prompts, 7 + prompts), draw(plain, prompts, 7 + prompts))
+        assert recorded.ledger == plain.ledger
+    assert tape.recorded == 3 * len(SIDES)
+
+
+def test_methods_that_look_at_data_are_not_recorded() -> None:
+    assert cache_of(H2O(), Tape()).repetitions is None
+    assert cache_of(StreamingLLM(sinks=1)).repetitions is None
+
+
+def test_what_is_held_stays_where_it_is() -> None:
+    again = Repetitions(Tape(), lambda: lambda: None)
+    first = (torch.tensor([1.0]), (torch.tensor([2]), None))
+    assert again.hold(first) is first
+    place = first[0].data_ptr()
+    held = again.hold((torch.tensor([3.0]), (torch.tensor([4]), None)))
+    assert held[0].data_ptr() == place
+    assert (held[0].item(), held[1][0].item()) == (3, 4)
+    other = (torch.tensor([1.0, 5.0]), (torch.tensor([2]), None))
+    assert again.hold(other) is other
