@@ -1,5 +1,6 @@
 """The calibration of static codebooks: what keys and values look like in every channel, per layer, head and source."""
 
+from collections.abc import Container
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -14,6 +15,11 @@ from kvbench.methods.base import Artifact, Observer, View
 
 BITS = (2, 3, 4)
 """Widths of codes that have codebooks; codes of 8 bits have a scale, for 256 levels of each channel would be many."""
+FEW = 256
+"""Samples of a channel below which they are spread: codebooks of a handful fit them and no others."""
+SPREAD = torch.distributions.Normal(0.0, 1.0).icdf((torch.arange(8) + 0.5) / 8)
+"""What stands for each of few samples, in units of 2 / sqrt(n) standard deviations from it: quantiles of a normal
+distribution."""
 MARGIN = 0.25
 """How far scales of 8 bits reach beyond what was seen, at both ends, as a share of it."""
 
@@ -29,7 +35,7 @@ class Codebooks(Observer):
 
     tokens: int = 32
     before_rotation: bool = True
-    _seen: dict[tuple[int, int], list[tuple[Tensor, Tensor]]] = field(
+    _seen: dict[tuple[int, int], list[tuple[int, Tensor, Tensor]]] = field(
         default_factory=dict, init=False, repr=False
     )
 
@@ -60,15 +66,22 @@ class Codebooks(Observer):
         for part in (view.keys(turned=not self.before_rotation), view.values()):
             some = part.index_select(1, chosen.to(part.device, non_blocking=True))
             found.append(some.unflatten(0, (-1, view.heads)).transpose(0, 1).flatten(1, 2).half().cpu())
-        self._seen.setdefault((view.layer, source), []).append((found[0], found[1]))
+        self._seen.setdefault((view.layer, source), []).append((self._prompts, found[0], found[1]))
 
     def average(self) -> dict[str, Tensor]:
         """Return the codebooks of the tokens seen, float16 by name; zeros where none were."""
+        return self.fit()
+
+    def fit(self, without: Container[int] = ()) -> dict[str, Tensor]:
+        """Fit codebooks to the tokens seen, but for those of some batches, counted from 1."""
         shapes = self.tensor_shapes(self.spec)
         books = {name: torch.zeros(shape, dtype=torch.float16) for name, shape in shapes.items()}
         for (layer, source), parts in self._seen.items():
-            for name, tokens in zip(("keys", "values"), zip(*parts, strict=True), strict=True):
-                samples = torch.cat(tokens, 1).mT.contiguous()
+            tokens = zip(*(part[1:] for part in parts if part[0] not in without), strict=True)
+            for name, some in zip(
+                ("keys", "values"), tokens, strict=False
+            ):  # none of either, if none were seen
+                samples = spread_few(torch.cat(some, 1).mT.contiguous())
                 for bits in BITS:
                     books[f"{name}_{bits}"][layer, :, source] = fit_book(samples, bits)
                 least, largest = samples.float().aminmax(dim=-1)
@@ -80,3 +93,16 @@ class Codebooks(Observer):
         """Make codebooks of random numbers, ascending: good for timing, nothing else."""
         made = super().make_stand_in(spec)
         return Artifact(self.kind, {name: x.sort(-1).values.half() for name, x in made.tensors.items()})
+
+
+def spread_few(samples: Tensor) -> Tensor:
+    """Return samples [..., n], each replaced by several around it where they are few: [..., 8 n] then.
+
+    How far around falls with their number, as the error of a mean does (a smoothed bootstrap, Silverman and Young 1987,
+    doi:10.1093/biomet/74.3.469).
+    """
+    count = samples.shape[-1]
+    if count >= FEW:
+        return samples
+    around = 2 * samples.float().std(-1, keepdim=True, correction=0) / count**0.5
+    return (samples[..., None].float() + around[..., None] * SPREAD).flatten(-2)
