@@ -146,6 +146,11 @@ class CacheView:
         scores = self._scores(self._select_queries(q, queries), scale, self._tokens(q, queries))
         return scores.flatten(0, 1).unflatten(1, (-1, len(queries)))
 
+    def queries(self, chosen: Tensor) -> Tensor:
+        """float32 [rows, query heads per KV head, n, D]: a few chosen queries, scaled."""
+        q = self._select_queries(self._narrow(self._seen.q), chosen).flatten(0, 1).float()
+        return (q * self._seen.scale).unflatten(1, (-1, len(chosen)))
+
     def logits(self, queries: Tensor, *, plain: bool = False) -> Tensor:
         """float32 [rows, slots]: `scores` summed over the chosen queries."""
         inputs = self._seen
@@ -175,14 +180,14 @@ class CacheView:
         """[rows, at.length, D]: the current segment's values."""
         return self._narrow(self._seen.v.flatten(0, 1))
 
-    def read_back(self, bits: int) -> tuple[Tensor, Tensor]:
-        """[rows, at.length, D] each: the current segment's keys and values as they would be read out of codebooks."""
+    def read_back(self, keys: Tensor, values: Tensor, at: Segment, bits: int) -> tuple[Tensor, Tensor]:
+        """[rows, at.length, D] each: keys and values of a segment as they would be read out of codebooks."""
         seen = self._seen
         if not seen.books and bits < 16:
             raise ValueError("there are no codebooks: let `reads_books` be True")
-        turns = None if seen.rotation is None else seen.rotation[self.at.start : self.at.end]
-        keys, values = read_back(seen.k, seen.v, bits, self.at.index, seen.books or {}, turns)
-        return keys.flatten(0, 1), values.flatten(0, 1)
+        turns = None if seen.rotation is None else seen.rotation[at.start : at.end]
+        read = read_back(keys[None], values[None], bits, at.index, seen.books or {}, turns)
+        return read[0].flatten(0, 1), read[1].flatten(0, 1)
 
     def cached_keys(self) -> Tensor:
         """[rows, slots, D]: keys of all slots, cached and current; zeros where a row has no such slot."""

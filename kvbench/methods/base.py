@@ -88,6 +88,14 @@ class View(Protocol):
         """
         ...
 
+    def queries(self, chosen: Tensor) -> Tensor:
+        """Return a few queries, scaled, float32 [rows, query heads per KV head, n, D]: `scores` are theirs with keys.
+
+        Args:
+            chosen: int64 [n].
+        """
+        ...
+
     def logits(self, queries: Tensor, *, plain: bool = False) -> Tensor:
         """Return `scores` summed over the chosen queries, float32 [rows, slots], at the cost of one query.
 
@@ -114,12 +122,16 @@ class View(Protocol):
         """Return the current segment's values, [rows, at.length, D]."""
         ...
 
-    def read_back(self, bits: int) -> tuple[Tensor, Tensor]:
-        """Return the current segment's keys and values as attention would read them out of static codebooks.
+    def read_back(self, keys: Tensor, values: Tensor, at: Segment, bits: int) -> tuple[Tensor, Tensor]:
+        """Return keys and values as attention would read them out of static codebooks.
 
-        Both are [rows, at.length, D]. Only an `Observer` that `reads_books` may ask, and not in the last segment.
+        Both are [rows, at.length, D]. Only an `Observer` that `reads_books` may ask. The codebooks were fitted to other
+        prompts than the one that is shown.
 
         Args:
+            keys: of all tokens of a segment, [rows, at.length, D].
+            values: shaped like keys.
+            at: the segment.
             bits: of a number, as a `Form` has them.
         """
         ...

@@ -17,6 +17,7 @@ from kvbench.core.files import hash_values, parse_json, write_whole
 from kvbench.core.segments import ModelSpec
 from kvbench.core.settings import CalibrateSettings
 from kvbench.engine.cache import KVCache
+from kvbench.engine.codebooks import Codebooks
 from kvbench.engine.coding import Books
 from kvbench.methods.base import Artifact, Method, Observer, View
 from kvbench.models.base import Cache, compute_dtype, find_rotation
@@ -26,6 +27,9 @@ from kvbench.prompts.base import Prompt, PromptSource
 from kvbench.prompts.files import PromptFile
 
 log = logging.getLogger(__name__)
+
+FOLDS = 2
+"""Parts of the calibration prompts of which each is read through the codebooks of the others."""
 
 
 class Generator(Protocol):
@@ -110,9 +114,11 @@ def calibrate(
     seed: int,
     device: str,
     advance: Callable[[], None],
-    books: Books | None = None,
 ) -> list[dict[str, Tensor]]:
     """Watches full-cache generations, one prompt at a time as the official program does.
+
+    Observers that read codebooks are shown what those make of each prompt that were fitted to other prompts: noise on
+    the prompts that codebooks were fitted to is less than on any that will come.
 
     Args:
         model: loaded model; its `output_projection` and `key_rotation` are shown to the observers if it has them.
@@ -121,7 +127,6 @@ def calibrate(
         seed: seed of the prompts' noise.
         device: torch device.
         advance: called after every prompt.
-        books: static codebooks, for observers that read them.
 
     Returns:
         What each observer found.
@@ -132,22 +137,42 @@ def calibrate(
     check_calibration(prompts)
     watching = _Watching(observers)
     watching.prepare(model.spec, Budget.parse(1, model.spec))
-    projection = getattr(model, "output_projection", None)
-    dtype = compute_dtype(model, device)
-    rotation = find_rotation(model)
+    if not any(observer.reads_books for observer in observers):
+        _watch(model, prompts, watching, seed, device, advance)
+        return [observer.average() for observer in observers]
+    codebooks = Codebooks()
+    codebooks.prepare(model.spec, Budget.parse(1, model.spec))
+    _watch(model, prompts, codebooks, seed, device, lambda: None)
+    folds = min(FOLDS, len(prompts))
+    for fold in range(folds):
+        own = range(fold, len(prompts), folds)
+        books = codebooks.fit(without=[number + 1 for number in own] if folds > 1 else ())
+        _watch(model, [prompts[number] for number in own], watching, seed, device, advance, books)
+    return [observer.average() for observer in observers]
+
+
+def _watch(
+    model: Generator,
+    prompts: Sequence[Prompt],
+    observer: Method,
+    seed: int,
+    device: str,
+    advance: Callable[[], None],
+    books: Books | None = None,
+) -> None:
+    """Show an observer the generations of some prompts."""
     cache = KVCache(
         model.spec,
-        watching,
-        dtype=dtype,
+        observer,
+        dtype=compute_dtype(model, device),
         device=device,
-        projection=projection,
-        rotation=rotation,
+        projection=getattr(model, "output_projection", None),
+        rotation=find_rotation(model),
         books=books,
     )
     for prompt in prompts:
         model.generate([prompt.text], cache, PromptNoise(seed, [prompt.index]))
         advance()
-    return [observer.average() for observer in observers]
 
 
 def save_artifact(path: Path, artifact: Artifact) -> None:

@@ -150,13 +150,19 @@ def _locate(job: Job, *, make: bool) -> tuple[RunFolder, str | None]:
         budget=job.budget.exact,
         prompts=hash_prompts(job.prompts),
         seed=job.settings.seed,
-        cache_dtype=job.settings.cache_dtype if job.settings.cache_dtype in CODE_DTYPES else str(job.dtype),
+        cache_dtype=_name_codes(job) or str(job.dtype),
         label=label_of(job),
         bound=None if job.bounded is None else job.method_name,
         storage=_describe_storage(job),
     )
     form = find_form(job.model)
     return RunFolder(job.settings.runs_dir, job.model.name, identity, form=form, make=make), used
+
+
+def _name_codes(job: Job) -> str:
+    """Return the name of numbers of fewer than 16 bits; empty where others are stored, or a method's own forms."""
+    name = job.settings.cache_dtype
+    return name if name in CODE_DTYPES and not job.method.formed else ""
 
 
 def _describe_storage(job: Job) -> dict[str, object] | None:
@@ -177,8 +183,8 @@ def _is_whole(path: Path) -> bool:
 
 def label_of(job: Job) -> str:
     """Readable start of the name of what belongs to a job: method and budget, a unit or dtype that is not the usual."""
-    dtype = job.settings.cache_dtype
-    stored = f"-{dtype}" if dtype in CODE_DTYPES else ""
+    codes = _name_codes(job)
+    stored = f"-{codes}" if codes else ""
     if not job.method.budgeted:
         return slug(job.method_name) + stored
     unit = "" if job.budget.unit == "tokens" else f"-{job.budget.unit}"
@@ -230,9 +236,7 @@ def observe(job: Job, observers: Sequence[Observer]) -> list[Artifact]:
             with tqdm(total=len(prompts), desc="calibration", unit="prompt", leave=None) as bar:
                 watching = [observers[i] for i in missing]
                 seed = settings.calibrate.seed
-                reads = any(observer.reads_books for observer in watching)
-                books = observe(job, [Codebooks()])[0].tensors if reads else None
-                tensors = calibrate(job.model, prompts, watching, seed, settings.device, bar.update, books)
+                tensors = calibrate(job.model, prompts, watching, seed, settings.device, bar.update)
             for i, made in zip(missing, tensors, strict=True):
                 path, metadata = files[i]
                 save_artifact(path, Artifact(observers[i].kind, made, metadata))

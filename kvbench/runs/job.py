@@ -135,13 +135,17 @@ class Job:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Dtype of stored keys and values."""
+        """Dtype of stored keys and values; a method with forms of its own stores what they say."""
+        if self.method.formed:
+            return compute_dtype(self.model, self.settings.device)
         return find_dtype(self.settings, self.model)
 
     @property
     def packing(self) -> Packing | None:
         """How keys and values are stored in few bits; None where they are numbers of `dtype`."""
         name, storage = self.settings.cache_dtype, self.settings.storage
+        if self.method.formed:
+            return Packing(16, CODEBOOKS)
         if name == "fp8":  # has no scales to choose
             return Packing(
                 8,
@@ -150,7 +154,7 @@ class Job:
             )
         if name in CODE_DTYPES:
             return Packing(CODE_DTYPES[name], storage)
-        return Packing(16, CODEBOOKS) if self.method.formed else None
+        return None
 
     @property
     def codebooks(self) -> Codebooks | None:
@@ -279,12 +283,12 @@ class Job:
         if self.bounded is not None:
             return self.bounded.as_reference()
         method = {"_target_": f"{Full.__module__}.{Full.__qualname__}"}
-        # Numbers of 16 and of 32 bits have a reference each; those in fewer bits have the one that `auto` has.
+        # Numbers of 16 and of 32 bits have a reference each; those in fewer bits, and forms, have the one of `auto`.
         dtype = self.settings.cache_dtype
         plain = {
             "budget": 1,
             "budget_unit": "tokens",
-            "cache_dtype": "auto" if dtype in CODE_DTYPES else dtype,
+            "cache_dtype": "auto" if dtype in CODE_DTYPES or self.method.formed else dtype,
         }
         return replace(
             self,

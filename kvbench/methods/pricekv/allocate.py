@@ -1,7 +1,9 @@
 """Lifetimes of all sources in all heads that fit a budget, out of calibrated errors."""
 
+from collections.abc import Sequence
+from dataclasses import replace
 from fractions import Fraction
-from math import ceil
+from math import ceil, floor
 from typing import Literal
 
 import numpy as np
@@ -9,7 +11,9 @@ from torch import Tensor
 
 from kvbench.core.budget import Budget
 from kvbench.core.segments import ModelSpec
+from kvbench.core.storage import Form
 from kvbench.methods.pricekv.exchange import exchange
+from kvbench.methods.pricekv.noise import count_bits
 from kvbench.methods.pricekv.prices import choose, find_prices
 from kvbench.methods.pricekv.problem import Holding, Problem, be_noiseless, count_held
 from kvbench.methods.pricekv.sources import Sources
@@ -34,9 +38,8 @@ def pose(
     flat = error.reshape(spec.all_heads, -1).numpy()
     errors, start = [np.zeros((1, spec.all_heads))], 0
     for k, length in enumerate(spec.lengths[1:], start=1):
-        weight = {"inverse_tokens": 1 / length, "uniform": 1, "tokens": length}[weights]
         count = 1 << len(sources[k])
-        of_sets = weight * flat[:, start : start + count].T
+        of_sets = weigh(length, weights) * flat[:, start : start + count].T
         if len(sources[k]) == k:
             of_sets[-1] = 0  # nothing is missing
         must = sum(1 << bit for bit, source in enumerate(sources[k]) if source < forced)
@@ -47,6 +50,36 @@ def pose(
     sizes = np.array(spec.lengths[:-1])[:, None]
     noise = be_noiseless(len(sources), spec.all_heads)
     return Problem(tuple(errors), sources, sizes, noise, spec.layers, capacity, forced)
+
+
+def offer(
+    problem: Problem, noise: Tensor, forms: Sequence[Form], spec: ModelSpec, budget: Budget, weights: Weights
+) -> Problem:
+    """Offer a menu of forms in a problem posed without one; room is counted in bytes of all branches of a prompt.
+
+    Args:
+        problem: as `pose` returns it.
+        noise: float64 [L, H, K - 1, F, K] as `noise.FormError` leaves it.
+        forms: the menu, the largest first.
+        spec: the model.
+        budget: the capacity in bytes.
+        weights: see `pose`.
+    """
+    assert budget.bytes is not None, "a menu is sold by bytes"
+    weighted = noise.flatten(0, 1).numpy() * [weigh(length, weights) for length in spec.lengths]
+    bits = np.array([count_bits(form, spec.branches) for form in forms])
+    capacity = np.full_like(problem.capacity, floor(spec.branches * budget.bytes))
+    return replace(
+        problem,
+        sizes=problem.sizes * (2 * spec.head_dim * bits // 8),
+        noise=np.ascontiguousarray(weighted.transpose(1, 2, 3, 0).cumsum(2)),
+        capacity=capacity,
+    )
+
+
+def weigh(length: int, weights: Weights) -> float:
+    """Return what the error at a consumer of so many tokens counts."""
+    return {"inverse_tokens": 1 / length, "uniform": 1, "tokens": length}[weights]
 
 
 def allocate(problem: Problem, *, lifetimes: bool = True) -> Holding:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,6 +14,8 @@ from kvbench.methods.pricekv.sources import list_sources
 from kvbench.methods.select import choose_window
 
 Importance = Literal["output", "mass"]
+Slots = tuple[slice, Tensor | None]
+"""Slots, and which of them a row has, bool [rows, slots]; None for all."""
 
 
 @dataclass
@@ -51,30 +53,41 @@ class SubsetError(Observer):
 
     def watch(self, view: View) -> None:
         """Add the error of the segment's queries."""
-        index = view.at.index
-        if index == 0:
-            return
-        chosen = choose_window("uniform", view.at, self.queries)
-        sources = self._sources[index]
-        parts = [[i for i in range(index) if i not in sources], *([i] for i in sources), [index]]
-        log_masses, outputs = _attend_by_part(view, chosen, [self._find_slots(view, part) for part in parts])
-        masses = log_masses.double().softmax(-1)
-        if self.importance == "mass":
-            errors = measure_lost_mass(masses)
-        else:
-            weight = view.output_projection()
-            metric = (
-                None
-                if weight is None
-                else (weight.mT.float() @ weight.float()).repeat(view.sequences, 1, 1, 1)
-            )
-            errors = measure_output_errors(masses, outputs, metric)
-        errors = errors.mean(2).sum(1).unflatten(0, (-1, self.spec.heads)).sum(0) / self.spec.branches
-        start = sum(2 ** len(sources) for sources in self._sources[1:index])
-        self.sums["error"][view.layer, :, start : start + errors.shape[-1]] += errors.cpu()
+        if view.at.index:
+            self.add(view, self._look(view))
 
-    def _find_slots(self, view: View, part: Sequence[int]) -> tuple[slice, Tensor | None]:
-        """Return the slots of neighbouring segments, and which of them a row has, bool [rows, slots]; None for all.
+    def add(self, view: View, seen: "Seen") -> None:
+        """Add what a layer shows after a segment that has sources."""
+        masses = seen.log_masses.double().softmax(-1)
+        if self.importance == "mass":
+            errors = self.sum_rows(measure_lost_mass(masses))
+        else:
+            errors = self.sum_rows(measure_output_errors(masses, seen.outputs, seen.metric))
+        start = sum(2 ** len(sources) for sources in self._sources[1 : view.at.index])
+        self.sums["error"][view.layer, :, start : start + errors.shape[-1]] += errors
+
+    def sum_rows(self, errors: Tensor) -> Tensor:
+        """Sum errors of rows, [rows, query heads per KV head, queries, n], over prompts: [H, n] on the CPU.
+
+        It is a sum over the query heads too, and a mean over branches and queries.
+        """
+        of_rows = errors.mean(2).sum(1).unflatten(0, (-1, self.spec.heads))
+        return (of_rows.sum(0) / self.spec.branches).cpu()
+
+    def _look(self, view: View) -> "Seen":
+        index, sources = view.at.index, self._sources[view.at.index]
+        chosen = choose_window("uniform", view.at, self.queries)
+        parts = [[i for i in range(index) if i not in sources], *([i] for i in sources), [index]]
+        slots = [self._find_slots(view, part) for part in parts]
+        log_masses, outputs = attend_by_part(view.scores(chosen), view.cached_values(), slots)
+        weight = view.output_projection()
+        metric = None
+        if weight is not None:
+            metric = (weight.mT.float() @ weight.float()).repeat(view.sequences, 1, 1, 1)
+        return Seen(sources, chosen, slots, log_masses, outputs, metric)
+
+    def _find_slots(self, view: View, part: Sequence[int]) -> Slots:
+        """Return the slots of neighbouring segments.
 
         The host knows them without asking the device, since a calibration keeps everything; but not where prompts are
         padded.
@@ -87,21 +100,39 @@ class SubsetError(Observer):
         return slice(None), (view.segment >= part[0]) & (view.segment <= part[-1])
 
 
-def _attend_by_part(
-    view: View, chosen: Tensor, parts: Sequence[tuple[slice, Tensor | None]]
-) -> tuple[Tensor, Tensor]:
+class Seen(NamedTuple):
+    """Attention of a few queries to what is no source, to each source and to the current segment, each by itself.
+
+    Attributes:
+        sources: of the current segment, n of them.
+        chosen: the queries, int64 [queries].
+        slots: of each part, n + 2 of them.
+        log_masses: float32 [rows, query heads per KV head, queries, n + 2], as `attend_by_part` returns them.
+        outputs: float32 [rows, query heads per KV head, queries, n + 2, D].
+        metric: W^T W of the output projections, float32 [rows, query heads per KV head, D, D]; None if the model does
+            not tell them.
+    """
+
+    sources: tuple[int, ...]
+    chosen: Tensor
+    slots: Sequence[Slots]
+    log_masses: Tensor
+    outputs: Tensor
+    metric: Tensor | None
+
+
+def attend_by_part(scores: Tensor, values: Tensor, parts: Sequence[Slots]) -> tuple[Tensor, Tensor]:
     """Attend to each part of the past and the present by itself.
 
     Args:
-        view: the layer.
-        chosen: queries of the current segment that are looked at, int64 [n].
-        parts: slots of each part, and which of them a row has, bool [rows, slots]; None for all.
+        scores: float32 [rows, query heads per KV head, queries, slots].
+        values: [rows, slots, D].
+        parts: slots of each part.
 
     Returns:
         Log-sum-exp of the scores float32 [rows, query heads per KV head, queries, parts], -inf without a slot, and
         outputs float32 [rows, query heads per KV head, queries, parts, D], 0 without a slot.
     """
-    scores, values = view.scores(chosen), view.cached_values()
     log_masses, outputs = [], []
     for slots, exists in parts:
         inner = scores[..., slots]

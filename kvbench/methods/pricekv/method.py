@@ -1,16 +1,20 @@
 """PriceKV: each head holds the past whose loss its output would miss most, at prices that make all heads fit."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
 from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from kvbench.core.budget import Budget
-from kvbench.core.segments import ModelSpec
+from kvbench.core.segments import ModelSpec, Segment
+from kvbench.core.storage import LEVELS, Form
 from kvbench.methods.base import Artifact, Method, View
-from kvbench.methods.pricekv.allocate import Weights, allocate, allocate_counts, pose
+from kvbench.methods.pricekv.allocate import Weights, allocate, allocate_counts, offer, pose
 from kvbench.methods.pricekv.errors import Importance, SubsetError
+from kvbench.methods.pricekv.noise import FormError, count_bits, list_forms
 from kvbench.methods.pricekv.sources import list_sources
 from kvbench.methods.select import check_room
 
@@ -38,6 +42,14 @@ class PriceKV(Method):
 
     Nothing is computed while an image is made: what is kept depends on layer, head and scale alone.
 
+    With a menu (`method=pricekv/menu`) a block that is held is also stored in the number of bits that is worth its
+    room, as codes of static codebooks, and with `share` the unconditional branch may read the block of the conditional
+    one and store none. The calibration then also measures what each form of each block by itself adds to the output's
+    error (`noise.FormError`): these noises have little to do with each other, so that they add up, which what dropping
+    costs does not. A form is kept for life. Room is sold by the byte, and the budget must be one of bytes. For each
+    lifetime a block has one best form, whatever else is held, and so the dynamic programme stays exact; then blocks
+    are shortened or coarsened, and lengthened or refined.
+
     Attributes:
         sinks: leading segments that every head holds to the end; 0 leaves them to the prices as well.
         importance: what is calibrated: `output`, the squared error of the output, or `mass`, the attention lost.
@@ -47,6 +59,9 @@ class PriceKV(Method):
             only where room is left. Scales are chosen among all.
         allocation: by `prices`, or by HeatKV's `counts`: of every block equally many heads lose it at a time.
         lifetimes: blocks may be dropped before the end; false: what a head holds at all it holds to the end.
+        menu: bits of a number that a block may be stored in, of 16, 8, 4, 3 and 2; null: all blocks are stored as the
+            run says.
+        share: the menu also has each of these read by both branches of a prompt and stored once.
     """
 
     sinks: int = 0
@@ -56,11 +71,25 @@ class PriceKV(Method):
     recent: int = 8
     allocation: Literal["prices", "counts"] = "prices"
     lifetimes: bool = True
+    menu: Sequence[int] | None = None
+    share: bool = False
 
     static: ClassVar[bool] = True
 
+    @property
+    def formed(self) -> bool:
+        """Whether blocks are stored in forms of a menu."""
+        return bool(self.menu)
+
+    @property
+    def offered(self) -> tuple[Form, ...]:
+        """The menu's forms, the largest first."""
+        return list_forms(self.menu or (), shared=self.share)
+
     def needs(self) -> SubsetError:
-        """Return the calibration of errors by sets of blocks."""
+        """Return the calibration of errors by sets of blocks, and by forms if there is a menu."""
+        if self.formed:
+            return FormError(self.importance, self.queries, self.recent, self.offered)
         return SubsetError(self.importance, self.queries, self.recent)
 
     def check(self, spec: ModelSpec, budget: Budget) -> None:
@@ -79,7 +108,23 @@ class PriceKV(Method):
             raise ValueError(
                 "method.lifetimes=false: needs method.allocation=prices, and method.recent as large as the segments are"
             )
-        check_room(spec, budget, self.sinks)
+        check_room(spec, self._check_menu(spec, budget) if self.formed else budget, self.sinks)
+
+    def _check_menu(self, spec: ModelSpec, budget: Budget) -> Budget:
+        """Refuse what a menu cannot be had with; return the budget with the tokens that fit in its smallest form."""
+        menu = "[" + ",".join(map(str, self.menu or ())) + "]"
+        if not set(self.menu or ()) <= set(LEVELS):
+            raise ValueError(f"method.menu={menu}: bits of a number are of {', '.join(map(str, LEVELS))}")
+        if self.importance != "output" or self.allocation != "prices":
+            raise ValueError(
+                f"method.menu={menu}: needs method.importance=output and method.allocation=prices"
+            )
+        if self.share and not (spec.branches == 2 and spec.equal_branches):
+            raise ValueError(f"method.share=true: {spec.name} has no second branch of the same positions")
+        if budget.bytes is None:
+            raise ValueError(f"method.menu={menu}: forms differ in bytes; set budget_unit=bytes")
+        bits = Fraction(count_bits(self.offered[-1], spec.branches), spec.branches)
+        return replace(budget, capacity=budget.bytes / (2 * spec.head_dim * bits / 8))
 
     def prepare(self, spec: ModelSpec, budget: Budget, artifact: Artifact | None = None) -> None:
         """Allocate the lifetimes.
@@ -93,11 +138,21 @@ class PriceKV(Method):
             raise ValueError("method=pricekv: calibrate first (python run.py task=calibrate)")
         error, sources = artifact.tensors["error"], list_sources(spec, self.recent)
         self.problem = pose(error, spec, budget, sources, weights=self.weights, forced=self.sinks)
+        if self.formed:
+            noise = artifact.tensors["noise"]
+            self.problem = offer(self.problem, noise, self.offered, spec, budget, self.weights)
         if self.allocation == "counts":
             self.holding = allocate_counts(self.problem, spec, budget)
         else:
             self.holding = allocate(self.problem, lifetimes=self.lifetimes)
         self._until = torch.from_numpy(self.holding.until).unflatten(0, (spec.layers, -1))
+
+    def forms(self, layer: int, at: Segment) -> list[Form] | None:
+        """Return the form of the segment's block in each head, of those of the menu; None without one."""
+        if not self.formed:
+            return None
+        of_layer = slice(layer * self.spec.heads, (layer + 1) * self.spec.heads)
+        return [self.offered[number] for number in self.holding.form[of_layer, at.index]]
 
     def keep(self, view: View) -> Tensor:
         """Keep the blocks that the next segment is to find."""

@@ -1,5 +1,6 @@
 """PriceKV in the cache: what the ledger counts is what was allocated, B is used, settings are checked."""
 
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -11,7 +12,10 @@ from hydra.utils import instantiate
 
 from kvbench.core.budget import Budget
 from kvbench.core.segments import ModelSpec, next_scale, next_token
+from kvbench.core.storage import CODEBOOKS, Form
 from kvbench.engine.cache import KVCache
+from kvbench.engine.codebooks import Codebooks
+from kvbench.engine.coding import Packing
 from kvbench.methods.base import Artifact
 from kvbench.methods.heatkv.schedule import count_pruned_heads
 from kvbench.methods.pricekv.allocate import pose
@@ -132,3 +136,62 @@ def test_what_saw_nothing_fills_the_budget_all_the_same() -> None:
     method.prepare(SCALES, budget, Artifact("subset_error", {"error": blank}))
     held = count_held(method.problem, method.holding)
     assert budget.tokens - max(SCALES.lengths[:-1]) < held.max() <= budget.tokens
+
+
+def in_bytes(menu: tuple[int, ...], share: bool, budget: str) -> KVCache:
+    """A cache of the menu's forms, out of random errors, noises and codebooks."""
+    method = PriceKV(menu=menu, share=share)
+    artifact = artifact_of(method, SCALES)
+    artifact.tensors["noise"].mul_(1e-3)
+    method.prepare(SCALES, Budget.parse_bytes(budget, SCALES, token_bytes=4 * D), artifact)
+    books = Codebooks().make_stand_in(SCALES).tensors
+    cache = KVCache(SCALES, method, dtype=torch.float32, packing=Packing(16, CODEBOOKS), books=books)
+    run(cache, SCALES, tokens_of(SCALES, 4))
+    return cache
+
+
+@pytest.mark.parametrize("share", [False, True])
+@pytest.mark.parametrize("budget", ["0.05", "0.1"])
+def test_the_ledger_counts_the_bytes_that_were_allocated(share: bool, budget: str) -> None:
+    there = in_bytes((16, 8, 4, 2), share, budget)
+    method = there.method
+    held = count_held(method.problem, method.holding).reshape(-1, SCALES.layers + 1)[:, 1:]
+    pairs = np.array(there.ledger.held_bytes).max(-1) * SCALES.branches
+    assert pairs.tolist() == held.tolist()
+    assert 0.9 * method.budget.bytes < there.ledger.sequence_bytes <= method.budget.bytes
+    used = {form for layer in range(3) for at in SCALES.segments[:-1] for form in method.forms(layer, at)}
+    assert len({form.bits for form in used}) > 1
+    assert any(form.shared for form in used) == share
+
+
+def test_a_menu_of_16_bits_holds_what_no_menu_does() -> None:
+    error = artifact_of(PriceKV(), SCALES)
+    tokens, forms = PriceKV(), PriceKV(menu=[16])
+    tokens.prepare(SCALES, Budget.parse("0.3", SCALES), error)
+    noise = torch.zeros(forms.needs().tensor_shapes(SCALES)["noise"])
+    with_noise = Artifact("form_error", {**error.tensors, "noise": noise})
+    forms.prepare(SCALES, Budget.parse_bytes("0.3", SCALES, token_bytes=4 * D), with_noise)
+    assert (tokens.holding.until == forms.holding.until).all()
+    assert forms.forms(0, SCALES.segments[1]) == [Form(16)] * SCALES.heads
+    assert tokens.forms(0, SCALES.segments[1]) is None
+
+
+@pytest.mark.parametrize(
+    ("settings", "budget", "told"),
+    [
+        ({"menu": [5]}, "bytes", r"method.menu=\[5\]: bits of a number are of 16, 8, 4, 3, 2"),
+        ({"menu": [4]}, "tokens", r"method.menu=\[4\]: forms differ in bytes; set budget_unit=bytes"),
+        ({"menu": [4], "importance": "mass"}, "bytes", "needs method.importance=output"),
+        ({"menu": [4], "sinks": 4}, "bytes", "the smallest feasible budget is 0.25"),
+    ],
+)
+def test_menus_that_cannot_be_had_are_refused(settings: dict[str, Any], budget: str, told: str) -> None:
+    amount = Budget.parse_bytes("0.1", SCALES, 4 * D) if budget == "bytes" else Budget.parse("0.1", SCALES)
+    with pytest.raises(ValueError, match=told):
+        PriceKV(**settings).check(SCALES, amount)
+
+
+def test_models_of_one_branch_share_nothing() -> None:
+    alone = replace(SCALES, branches=1)
+    with pytest.raises(ValueError, match=r"method\.share=true: scales has no second"):
+        PriceKV(menu=[4], share=True).check(alone, Budget.parse_bytes("0.1", alone, 4 * D))
