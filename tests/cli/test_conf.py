@@ -22,7 +22,7 @@ from tests.support.places import ROOT
 GROUPS = ("model", "method", "prompts", "eval", "logger", "train")
 FILES = sorted(path for group in GROUPS for path in (ROOT / "conf" / group).glob("*.yaml"))
 SWEEPS = sorted((ROOT / "conf" / "sweeps").glob("*.yaml"))
-OWN = ("budget", "pricekv_ablation", "pricekv_prompts")
+OWN = ("budget", "equal_bytes", "full_bits", "pricekv_ablation", "pricekv_prompts")
 """Sweeps of no paper's table."""
 
 
