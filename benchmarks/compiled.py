@@ -216,13 +216,12 @@ def mass(dtype: torch.dtype, head_dim: int) -> Iterator[Variant]:
 
 
 def copy(dtype: torch.dtype, head_dim: int) -> Variant:
-    """The rebuild of one buffer."""
+    """The rebuild of keys and values."""
     short = TYPES[dtype]
-    pointers = {"storage": f"*{short}", "current": f"*{short}", "source": "*i32", "result": f"*{short}"}
+    pointers = dict.fromkeys(("keys", "values", "k", "v", "new_keys", "new_values"), f"*{short}")
     constants = {"UNIT": UNIT, "HEAD_DIM": head_dim, "BLOCK_D": triton.next_power_of_2(head_dim)}
-    return Variant(
-        f"copy {short}", compact_triton.copy_kernel, pointers, constants | {"BLOCK": compact_triton.BLOCK}, {}
-    )
+    constants |= {"BLOCK": compact_triton.BLOCK, "BOTH": True}
+    return Variant(f"copy {short}", compact_triton.copy_kernel, pointers | {"source": "*i32"}, constants, {})
 
 
 def layers(dtype: torch.dtype, head_dim: int, width: int) -> Iterator[Variant]:

@@ -54,8 +54,9 @@ def rebuilder(before: Layout, keep: Tensor, at: Segment) -> tuple[Layout, Callab
     after, source = compact.source_table(before, keep, at.start, at.length)
 
     def rebuilt(x: Inputs) -> object:
-        pairs = ((x.keys, x.k), (x.values, x.v))
-        return [compact.rebuild(storage, current, source) for storage, current in pairs]
+        keys, values = (storage.new_empty(len(storage), len(source), storage.shape[2]) for storage in x[3:])
+        compact.rebuild_both((x.keys, x.values), (x.k, x.v), source, (keys, values))
+        return keys, values
 
     return after, rebuilt
 

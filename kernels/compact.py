@@ -5,6 +5,9 @@ from torch import Tensor
 
 from kvbench.kernels.layout import Layout, arrange_rows, fold_rows, list_positions, pack_rows, room_slots
 
+Pair = tuple[Tensor, Tensor]
+"""Keys and values."""
+
 
 def source_table(
     layout: Layout, keep: Tensor | None, start: int, length: int, room: int = 0
@@ -64,13 +67,27 @@ def rebuild(storage: Tensor, current: Tensor, source: Tensor, out: Tensor | None
     if storage.is_cuda:
         from kvbench.kernels.triton.compact import rebuild_triton
 
-        return rebuild_triton(storage, current, source, out)
+        if out is None:
+            out = storage.new_empty(len(storage), len(source), storage.shape[2])
+        rebuild_triton((storage,), (current,), source, (out,))
+        return out
     current = fold_rows(current, len(storage), current.shape[0] * current.shape[1] // len(storage))
     slots, shape = storage.shape[1], current.shape[1:3]
     joined = storage.new_empty(storage.shape[0], slots + shape.numel(), storage.shape[2])
     joined[:, :slots] = storage
     joined[:, slots:].unflatten(1, shape).copy_(current)
     return move_slots(joined, torch.where(source < 0, slots - 1 - source, source), out)
+
+
+def rebuild_both(stored: Pair, current: Pair, source: Tensor, out: Pair) -> None:
+    """Do what `rebuild` does for keys and values of one layer, on CUDA in one launch."""
+    if stored[0].is_cuda:
+        from kvbench.kernels.triton.compact import rebuild_triton
+
+        rebuild_triton(stored, current, source, out)
+        return
+    for storage, present, moved in zip(stored, current, out, strict=True):
+        rebuild(storage, present, source, moved)
 
 
 def move_slots(storage: Tensor, source: Tensor, out: Tensor | None = None) -> Tensor:

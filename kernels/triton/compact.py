@@ -1,5 +1,7 @@
 """The copy of kept slots into a new buffer in one launch (see `rebuild` in `kernels/compact.py`)."""
 
+from collections.abc import Sequence
+
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -9,73 +11,91 @@ from kvbench.kernels.triton.launch import UNIT, align_rows, cdiv, next_power_of_
 BLOCK = 64  # slots per program
 
 
+@triton.jit
+def _copy_slots(
+    storage, current, result, kept, fresh, written, old, new, inside, fits, HEAD_DIM: tl.constexpr
+):  # fmt: skip
+    """Copy a block of slots: of the old storage at `kept`, or of the segment at `fresh`, to `written`."""
+    channel = tl.arange(0, fits.shape[1])[None, :]
+    # Every slot comes from one of the two: the loads are predicated, none is read twice.
+    past = tl.load(storage + kept[:, None] * HEAD_DIM + channel, mask=old[:, None] & fits, other=0.0)
+    present = tl.load(current + fresh[:, None] + channel, mask=new[:, None] & fits, other=0.0)
+    moved = tl.where(old[:, None], past, present.to(storage.dtype.element_ty))
+    tl.store(result + written[:, None] * HEAD_DIM + channel, moved, mask=inside[:, None] & fits)
+
+
 @triton.jit(
-    do_not_specialize=["heads", "rows", "slots", "total", "length", "stride_b", "stride_r", "stride_t"],
+    do_not_specialize=[
+        "heads", "rows", "slots", "total", "length", "k_b", "k_r", "k_t", "v_b", "v_r", "v_t",
+    ],
     do_not_specialize_on_alignment=["source"],
-)
+)  # fmt: skip
 def copy_kernel(
-    storage,
-    current,
+    keys,
+    values,
+    k,
+    v,
     source,
-    result,
+    new_keys,
+    new_values,
     heads: tl.int32,
     rows: tl.int32,
     slots: tl.int64,
     total: tl.int32,
     length: tl.int32,
-    stride_b: tl.int64,
-    stride_r: tl.int64,
-    stride_t: tl.int64,
+    k_b: tl.int64,
+    k_r: tl.int64,
+    k_t: tl.int64,
+    v_b: tl.int64,
+    v_r: tl.int64,
+    v_t: tl.int64,
     UNIT: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     BLOCK_D: tl.constexpr,
     BLOCK: tl.constexpr,
+    BOTH: tl.constexpr,
 ):
-    """Copy one block of slots of one sequence; strides of `current` count `UNIT` elements."""
+    """Copy one block of slots of one sequence, keys and, if `BOTH`, values; strides of k and v count `UNIT`s."""
     batch = tl.program_id(1).to(tl.int64)
     slot = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    channel = tl.arange(0, BLOCK_D)
     inside = slot < total
     origin = tl.load(source + slot, mask=inside, other=0)
     old = inside & (origin >= 0)
     new = inside & (origin < 0)
-    fits = channel[None, :] < HEAD_DIM
-    # Every slot comes from one of the two: the loads are predicated, none is read twice.
-    kept = tl.load(
-        storage
-        + (batch * slots + tl.where(old, origin, 0).to(tl.int64))[:, None] * HEAD_DIM
-        + channel[None, :],
-        mask=old[:, None] & fits,
-        other=0.0,
-    )
+    fits = (tl.arange(0, BLOCK_D) < HEAD_DIM)[None, :]
+    kept = batch * slots + tl.where(old, origin, 0).to(tl.int64)
+    written = batch * total + slot.to(tl.int64)
     token = tl.where(new, -1 - origin, 0)
-    row = batch * rows + token // length
-    place = row // heads * stride_b + row % heads * stride_r + (token % length).to(tl.int64) * stride_t
-    fresh = tl.load(
-        current + place[:, None] * UNIT + channel[None, :],
-        mask=new[:, None] & fits,
-        other=0.0,
-    )
-    moved = tl.where(old[:, None], kept, fresh.to(storage.dtype.element_ty))
-    tl.store(
-        result + (batch * total + slot.to(tl.int64))[:, None] * HEAD_DIM + channel[None, :],
-        moved,
-        mask=inside[:, None] & fits,
-    )
+    row = tl.program_id(1) * rows + token // length
+    sequence = (row // heads).to(tl.int64)
+    head = (row % heads).to(tl.int64)
+    at = (token % length).to(tl.int64)
+    fresh = (sequence * k_b + head * k_r + at * k_t) * UNIT
+    _copy_slots(keys, k, new_keys, kept, fresh, written, old, new, inside, fits, HEAD_DIM)
+    if BOTH:
+        fresh = (sequence * v_b + head * v_r + at * v_t) * UNIT
+        _copy_slots(values, v, new_values, kept, fresh, written, old, new, inside, fits, HEAD_DIM)
 
 
-def rebuild_triton(storage: Tensor, current: Tensor, source: Tensor, out: Tensor | None = None) -> Tensor:
-    """Copy kept slots to a new buffer; arguments and result are those of `kernels.compact.rebuild`."""
-    batch, slots, channels = storage.shape
-    result = storage.new_empty(batch, len(source), channels) if out is None else out
-    if not result.numel():
-        return result
-    sequences, heads = current.shape[:2]
-    current, strides = align_rows(current)
-    grid = (cdiv(len(source), BLOCK), batch)
-    copy_kernel[grid](
-        storage, current, source, result,
-        heads, sequences * heads // batch, slots, len(source), current.shape[2], *strides,
-        UNIT=UNIT, HEAD_DIM=channels, BLOCK_D=next_power_of_2(channels), BLOCK=BLOCK,
+def rebuild_triton(
+    stored: Sequence[Tensor], current: Sequence[Tensor], source: Tensor, out: Sequence[Tensor]
+) -> None:
+    """Copy kept slots of keys, or of keys and values, to new buffers in one launch.
+
+    Args:
+        stored: flat buffers [batch, slots, D], one or two.
+        current: of each the segment's [sequences, heads, length, D], of any dtype and strides.
+        source: of the new slots, see `kernels.compact.source_table`.
+        out: where each goes, [batch, len(source), D].
+    """
+    batch, slots, channels = stored[0].shape
+    if not out[0].numel():
+        return
+    sequences, heads, length, _ = current[0].shape
+    aligned = [align_rows(tensor) for tensor in current]
+    (k, k_strides), (v, v_strides) = aligned[0], aligned[-1]
+    copy_kernel[cdiv(len(source), BLOCK), batch](
+        stored[0], stored[-1], k, v, source, out[0], out[-1],
+        heads, sequences * heads // batch, slots, len(source), length, *k_strides, *v_strides,
+        UNIT=UNIT, HEAD_DIM=channels, BLOCK_D=next_power_of_2(channels), BLOCK=BLOCK, BOTH=len(stored) == 2,
     )  # fmt: skip
-    return result

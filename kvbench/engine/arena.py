@@ -56,6 +56,10 @@ class Arena:
         self._alive[self._tickets] = (start, start + count)
         return self._buffer[start : start + count].view(shape), self._tickets
 
+    def fits(self, count: int) -> bool:
+        """Return whether so many numbers, taken one after the other, would all lie in the ring."""
+        return self._find(count) is not None
+
     def release(self, ticket: int | None) -> None:
         """Take one block back."""
         if ticket is not None:

@@ -12,7 +12,7 @@ from kvbench.engine.changes import Change, Schedule, room_behind
 from kvbench.engine.lengths import foresee_lengths, foresee_ring
 from kvbench.engine.memory import BIAS_CHANNELS
 from kvbench.engine.view import Store
-from kvbench.kernels.compact import move_slots, rebuild
+from kvbench.kernels.compact import move_slots, rebuild, rebuild_both
 from kvbench.kernels.layout import Layout, empty_layout, view_room
 from kvbench.kernels.ragged_attention import ragged_attention
 from kvbench.kernels.step_attention import open_rows, step_attention
@@ -42,6 +42,7 @@ class PlainStorage:
         self._spec, self._method, self._dtype, self._device = spec, method, dtype, device
         self._channels = spec.head_dim + (BIAS_CHANNELS if method.biased else 0)
         self.arena = Arena(0, dtype, device)
+        self._together = False  # whether keys and values were moved at once when storage changed last
         self._ring: int | None = None  # slots of one sequence that the arena must hold
         self._layouts: dict[
             tuple[int, int], Layout
@@ -135,6 +136,14 @@ class PlainStorage:
             change: what stays.
         """
         contents = change.contents
+        shape = (self._batch, change.layout.capacity, store.keys.shape[2])
+        self._together = store.keys.is_cuda and not store.layout.room and contents is None
+        if self._together and self.arena.fits(2 * torch.Size(shape).numel()):
+            (keys, first), (values, second) = (self.arena.take(shape) for _ in ("keys", "values"))
+            rebuild_both((store.keys, store.values), present, change.source, (keys, values))
+            self.close(store)
+            return Store(change.layout, keys, values, (first, second), change.state)
+        self._together = False
         # One after the other: the old keys are gone before the new values are made.
         keys, first = self._move(store.keys, store, present[0], change)
         if contents is not None:
@@ -148,7 +157,9 @@ class PlainStorage:
         return Store(change.layout, keys, values, (first, second), change.state)
 
     def count_rebuild(self, before: int, after: int) -> int:
-        """Return the most bytes of a layer at an instant of its rebuild, which has so many before and after."""
+        """Return the most bytes of a layer at an instant of its last rebuild, with so many before and after."""
+        if self._together:
+            return before + after
         return max(before + after // 2, before // 2 + after)
 
     def _move(

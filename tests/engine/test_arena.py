@@ -25,26 +25,34 @@ CPU = torch.device("cpu")
         lambda layers: st.lists(
             st.lists(st.integers(0, 9), min_size=layers, max_size=layers), min_size=1, max_size=8
         )
-    )
+    ),
+    both=st.booleans(),
 )
 @settings(max_examples=200, deadline=None)
-def test_layers_rebuilt_in_turn_fit_the_ring_and_never_overlap(blocks: list[list[int]]) -> None:
+def test_layers_rebuilt_in_turn_fit_the_ring_and_never_overlap(blocks: list[list[int]], both: bool) -> None:
     arena = Arena(ring_slots(blocks), torch.float32, CPU)
     inside = range(arena._buffer.data_ptr(), arena._buffer.data_ptr() + arena._buffer.nbytes + 1)
     held: list[list[tuple[Tensor, int | None]]] = [[] for _ in blocks[0]]
     marks: dict[int, Tensor] = {}
     for layers in blocks:
         for layer, slots in enumerate(layers):
+            # At once, if there is room: what was held is released after both were taken.
+            late = []
+            together = both and arena.fits(2 * slots)
             for which in (0, 1):
                 tensor, ticket = arena.take((slots,))
                 assert tensor.data_ptr() in inside or not slots
                 tensor.fill_(len(marks))
                 marks[len(marks)] = tensor
                 if len(held[layer]) > which:
-                    arena.release(held[layer][which][1])
+                    late.append(held[layer][which][1])
+                    if not together:
+                        arena.release(late.pop())
                     held[layer][which] = (tensor, ticket)
                 else:
                     held[layer].append((tensor, ticket))
+            for ticket in late:
+                arena.release(ticket)
             for other, parts in enumerate(held):
                 for tensor, _ in parts:
                     assert len(set(tensor.tolist())) <= 1, other  # nobody wrote into what is alive

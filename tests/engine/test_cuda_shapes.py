@@ -125,12 +125,15 @@ def mass(
     return q.new_empty(len(keys), len(layout.counts), layout.longest + k.shape[2], dtype=torch.float32)
 
 
-def rebuild(storage: Tensor, current: Tensor, source: Tensor, out: Tensor) -> Tensor:
-    on_cuda(storage, current, source, out)
+def rebuild(
+    stored: tuple[Tensor, ...], current: tuple[Tensor, ...], source: Tensor, out: tuple[Tensor, ...]
+) -> None:
+    on_cuda(*stored, *current, source, *out)
     assert source.dtype == torch.int32
-    assert align_rows(current)[0] is current
-    assert out.shape == (storage.shape[0], len(source), storage.shape[2])
-    return out
+    for storage, present, moved in zip(stored, current, out, strict=True):
+        assert align_rows(present)[0] is present
+        assert moved.shape == (storage.shape[0], len(source), storage.shape[2])
+        assert len({x.untyped_storage()._cdata for x in (storage, present)}) == 2
 
 
 def modulate(x: Tensor, factor: Tensor, shift: Tensor, dtype: torch.dtype, epsilon: float) -> Tensor:

@@ -77,7 +77,9 @@ for batch in (1, 2, 16):
         attention_mass_triton.attention_mass_triton(q[:, :, -1:], k, storage, layout, 1.0)
         keep = torch.rand(rows, layout.longest + length) < 0.3 + 0.2 * torch.arange(rows)[:, None]
         layout, source = source_table(layout, keep, start, length)
-        storage = compact_triton.rebuild_triton(storage, k, source)
+        moved = storage.new_empty(batch, len(source), channels)
+        compact_triton.rebuild_triton((storage, storage), (k, v), source, (moved, moved))
+        storage = moved
         form, held = Stored(4, "channel", "token"), equal_rows(rows, start)
         plane = make_plane(form, held, batch, channels, block=64, turned=True)
         quantised_attention_triton.quantised_attention_triton(q, plane, 1.0)

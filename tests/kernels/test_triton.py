@@ -129,6 +129,7 @@ def test_rebuild(
     generator = torch.Generator().manual_seed(seed)
     layout, start = empty_layout(rows, DEVICE), 0
     storage = torch.empty(2, 0, channels, dtype=dtypes[0], device=DEVICE)
+    negative = storage  # in place of values: keys of the opposite sign, which lie otherwise
     model: list[list[Tensor]] = [[] for _ in range(rows)]
     for length in steps:
         current = torch.randn(2, length, rows, channels, generator=generator).to(DEVICE, dtypes[1])
@@ -138,9 +139,13 @@ def test_rebuild(
             held += current[:, :, row].to(dtypes[0]).unbind(1)
             model[row] = [x for x, stays in zip(held, keep[row, exists[row]].tolist(), strict=True) if stays]
         layout, source = source_table(layout, keep, start, length)
-        storage = compact_triton.rebuild_triton(storage, current.transpose(1, 2), source)
+        old, new = (storage, negative), (current.transpose(1, 2), -current.transpose(1, 2).contiguous())
+        storage, negative, alone = storage.new_empty(3, 2, layout.total, channels).unbind()
+        compact_triton.rebuild_triton(old, new, source, (storage, negative))
+        compact_triton.rebuild_triton(old[:1], new[:1], source, (alone,))
         start += length
-        assert storage.shape == (2, layout.total, channels)
+        assert torch.equal(alone, storage)
+        assert torch.equal(negative, -storage)
         for row, held in enumerate(model):
             first = int(layout.offsets[row])
             assert int(layout.lengths[row]) == len(held)
