@@ -1,5 +1,6 @@
 """One layer's storage in few bits: its planes, what they take, and how they are read back."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -81,13 +82,7 @@ class PackedStore:
             branches: sequences that share what is stored once for all of them.
         """
         channels = self.planes[0].keys.numbers.shape[-1]
-        rows = [0] * len(self.layout.counts)
-        for kind, share in zip(self.kinds, self.placement.shares, strict=True):
-            token, block = kind.count_token_bytes(channels), kind.count_block_bytes(channels)
-            readers = branches if kind.shared else 1
-            for row, (tokens, blocks) in enumerate(zip(share.layout.counts, share.entries, strict=True)):
-                rows[row] += (tokens * token + blocks * block) // readers
-        return count_rows(rows, heads)
+        return count_rows(count_row_bytes(self.kinds, self.placement, channels, branches), heads)
 
     def read_whole(self) -> tuple[Tensor, Tensor]:
         """Return keys and values of all slots, [batch, slots, D]."""
@@ -110,3 +105,21 @@ class PackedStore:
                 for out, part in zip((keys, values), parts, strict=True):
                     out.index_copy_(1, share.slots, part.to(self.dtype))
         return keys, values
+
+
+def count_row_bytes(kinds: Sequence[Kind], placement: Placement, channels: int, branches: int) -> list[int]:
+    """Return the bytes of codes and scales of each row of a layer.
+
+    Args:
+        kinds: what each plane is made of.
+        placement: where slots lie.
+        channels: of a head.
+        branches: sequences that share what is stored once for all of them.
+    """
+    rows = [0] * len(placement.shares[0].layout.counts)
+    for kind, share in zip(kinds, placement.shares, strict=True):
+        token, block = kind.count_token_bytes(channels), kind.count_block_bytes(channels)
+        readers = branches if kind.shared else 1
+        for row, (tokens, blocks) in enumerate(zip(share.layout.counts, share.entries, strict=True)):
+            rows[row] += (tokens * token + blocks * block) // readers
+    return rows

@@ -33,6 +33,7 @@ from tqdm import tqdm
 
 from kvbench.core.files import hash_values, write_whole
 from kvbench.engine.memory import cache_bytes
+from kvbench.engine.packed_bytes import prepare_to_fit
 from kvbench.methods.base import Artifact, Observer
 from kvbench.methods.full import Full
 from kvbench.models.weights import WeightsError
@@ -121,8 +122,8 @@ def _load(job: Job) -> None:
 
 def _prepare_contestants(job: Job) -> tuple[list[Contestant], str | None]:
     artifact, origin = _find_calibration(job)
-    job.method.prepare(job.model.spec, job.budget, artifact)
-    found = [Contestant(job.method_name, job.method, job.budget)]
+    prepare_to_fit(job.method, job.model.spec, job.budget, artifact, job.packing)
+    found = [Contestant(job.method_name, job.method, job.granted)]
     if job.settings.profile.against_full and not isinstance(job.method, Full):
         full = job.as_reference()
         full.method.prepare(full.model.spec, full.budget)

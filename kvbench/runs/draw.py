@@ -96,7 +96,7 @@ def draw(job: Job, cache: KVCache, part: range) -> Drawn:
         last_tokens=ledger.last_tokens,
         sequence_bytes=ledger.sequence_bytes,
         last_bytes=ledger.last_bytes,
-        least_share=round(ledger.find_least_share(job.model.spec, job.budget), 6),
+        least_share=round(ledger.find_least_share(job.model.spec, job.granted), 6),
         gpu_peak_bytes=sum(share.gpu_peak_bytes for share in shares),
         lse_drift=None if drift is None else round(drift, 6),
         processes=processes.count if processes.count > 1 else None,

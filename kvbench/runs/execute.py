@@ -20,6 +20,7 @@ from kvbench.core.storage import CODE_DTYPES
 from kvbench.engine.cache import KVCache
 from kvbench.engine.codebooks import Codebooks
 from kvbench.engine.coding import Books
+from kvbench.engine.packed_bytes import prepare_to_fit
 from kvbench.methods.base import Artifact, Observer
 from kvbench.prompts.base import hash_prompts
 from kvbench.runs.calibrate import artifact_name, calibrate, load_artifact, save_artifact
@@ -140,7 +141,7 @@ def _locate(job: Job, *, make: bool) -> tuple[RunFolder, str | None]:
     needs = job.method.needs()
     given = str(needs) if isinstance(needs, Path) else object()  # where the file lies does not matter
     read_books(job)
-    job.method.prepare(job.own_spec, job.own_budget, artifact)
+    prepare_to_fit(job.method, job.own_spec, job.own_budget, artifact, job.packing)
     revised = {"revision": job.method.revision} if job.method.revision else {}
     identity = Identity(
         model=job.model_settings,

@@ -21,6 +21,7 @@ from kvbench.core.storage import CHANNEL, CODE_DTYPES, CODEBOOKS
 from kvbench.engine.codebooks import Codebooks
 from kvbench.engine.coding import Packing, wants_books
 from kvbench.engine.memory import token_bytes
+from kvbench.engine.packed_bytes import bound_token_bytes
 from kvbench.eval.protocol.base import Evaluator
 from kvbench.methods.base import Method, Observer
 from kvbench.methods.full import Full
@@ -67,15 +68,32 @@ def find_dtype(settings: Settings, model: object) -> torch.dtype:
     return {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[name]
 
 
+def find_packing(settings: Settings, method: Method) -> Packing | None:
+    """Return how keys and values are stored in few bits; None where they are numbers of `find_dtype`."""
+    name, storage = settings.cache_dtype, settings.storage
+    if method.formed:
+        return Packing(16, CODEBOOKS)
+    if name == "fp8":  # has no scales to choose
+        plain = replace(CHANNEL, residual=storage.residual, before_rotation=storage.before_rotation)
+        return Packing(8, plain, fp8=True)
+    return Packing(CODE_DTYPES[name], storage) if name in CODE_DTYPES else None
+
+
 def read_budget(settings: Settings, model: Shaped, method: Method) -> Budget:
     """Return the budget that settings name, in tokens or in bytes of keys and values as they are stored.
+
+    Its capacity is what is sure to fit: the tokens of which all are as large as the largest.
 
     Raises:
         ValueError: it is none.
     """
     if settings.budget_unit == "tokens":
         return Budget.parse(settings.budget, model.spec)
-    each = token_bytes(model.spec, find_dtype(settings, model).itemsize, biased=method.biased)
+    packing = find_packing(settings, method)
+    if packing is None:
+        each = token_bytes(model.spec, find_dtype(settings, model).itemsize, biased=method.biased)
+    else:
+        _, each = bound_token_bytes(model.spec, packing)
     return Budget.parse_bytes(settings.budget, model.spec, each)
 
 
@@ -143,18 +161,7 @@ class Job:
     @property
     def packing(self) -> Packing | None:
         """How keys and values are stored in few bits; None where they are numbers of `dtype`."""
-        name, storage = self.settings.cache_dtype, self.settings.storage
-        if self.method.formed:
-            return Packing(16, CODEBOOKS)
-        if name == "fp8":  # has no scales to choose
-            return Packing(
-                8,
-                replace(CHANNEL, residual=storage.residual, before_rotation=storage.before_rotation),
-                fp8=True,
-            )
-        if name in CODE_DTYPES:
-            return Packing(CODE_DTYPES[name], storage)
-        return None
+        return find_packing(self.settings, self.method)
 
     @property
     def codebooks(self) -> Codebooks | None:
@@ -175,6 +182,11 @@ class Job:
         budget = read_budget(self.settings, self.model, self.method)
         return budget if self.method.budgeted else Budget.parse(1, self.model.spec)
 
+    @property
+    def granted(self) -> Budget:
+        """The budget with the capacity that the prepared method was given, which may be more than is sure to fit."""
+        return self.budget if self.packing is None else self.method.budget
+
     def check(self) -> None:
         """Refuses, before weights are read, a budget that the method and prompts that the model cannot work with.
 
@@ -191,7 +203,7 @@ class Job:
         if self.packing is not None:
             self._check_packed()
         try:
-            self.method.check(self.model.spec, self.budget)
+            self.method.check(self.model.spec, self._hoped)
         except ValueError as error:  # methods know `sinks`, not which of two keys it came from
             own = self.section("method").get("sinks", self.settings.sinks) != self.settings.sinks
             if own and str(error).startswith("sinks="):
@@ -206,6 +218,14 @@ class Job:
         check_prompts = getattr(self.model, "check_prompts", None)
         if check_prompts is not None:  # models of classes have it: not every text is a class
             check_prompts([prompt.text for prompt in (*self.prompts, *self.calibration_prompts)])
+
+    @property
+    def _hoped(self) -> Budget:
+        """The budget with the most tokens that may turn out to fit."""
+        if self.packing is None or self.budget.bytes is None or self.method.formed or not self.method.static:
+            return self.budget
+        least, _ = bound_token_bytes(self.model.spec, self.packing)
+        return Budget.parse_bytes(self.settings.budget, self.model.spec, least)
 
     def _check_split(self) -> None:
         """Refuse what several processes cannot do together."""

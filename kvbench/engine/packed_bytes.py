@@ -1,0 +1,92 @@
+"""Bytes that storage in few bits takes, known beforehand, and the tokens that fit a budget of them."""
+
+import numpy as np
+
+from kvbench.core.budget import Budget, find_capacity
+from kvbench.core.segments import ModelSpec
+from kvbench.engine.changes import work_out_schedule
+from kvbench.engine.coding import Kind, Packing, find_kind, list_forms
+from kvbench.engine.lengths import Ints, sum_tokens
+from kvbench.engine.packed_store import count_row_bytes
+from kvbench.engine.placing import Placement, find_due, number_blocks, place_nothing, place_slots
+from kvbench.kernels.layout import empty_layout
+from kvbench.methods.base import Artifact, Method
+
+
+def bound_token_bytes(spec: ModelSpec, packing: Packing) -> tuple[int, int]:
+    """Return the bytes of the smallest and of the largest token in one head, with its part of what a block shares.
+
+    What a block shares is nothing in the largest blocks, and a block so small that it does not pay stays in 16 bits, as
+    do tokens that are too young.
+
+    Args:
+        spec: the model's shapes.
+        packing: how numbers are stored, by a method without forms of its own.
+    """
+    plain, channels = Kind(), spec.head_dim
+    kinds = {find_kind(packing, None, at) for at in spec.segments if not at.last}
+    sizes = [kind.count_token_bytes(channels) for kind in kinds]
+    if packing.storage.residual or any(kind.find_least(channels) > 1 for kind in kinds):
+        sizes.append(plain.count_token_bytes(channels))
+    return min(sizes), max(sizes)
+
+
+def foresee_bytes(spec: ModelSpec, method: Method, packing: Packing) -> Ints:
+    """Return the bytes of one sequence in each layer after each segment that is cached, int64 [K - 1, L].
+
+    Args:
+        spec: the model's shapes.
+        method: static, prepared for that model.
+        packing: how numbers are stored.
+    """
+    schedule = work_out_schedule(spec, method, find_room=lambda _: 0)
+    blocks, forms = (
+        number_blocks(spec, packing.storage.group, "cpu"),
+        list_forms(spec, method, packing, "cpu"),
+    )
+    empty = empty_layout(spec.heads, "cpu")
+    lying = [place_nothing(empty, len(form.kinds)) for form in forms]
+    found = np.zeros((len(spec.segments) - 1, spec.layers), np.int64)
+    for at in spec.segments[:-1]:
+        due = find_due(spec, at, packing.storage.group, packing.storage.residual)
+        known: dict[tuple[int, int, int], tuple[Placement, int]] = {}  # layers that are alike
+        after = []
+        for layer, (before, form) in enumerate(zip(lying, forms, strict=True)):
+            change = schedule[layer, at.index]
+            alike = id(before), id(change), id(form)
+            if alike not in known:
+                placed = place_slots(before, change.layout, change.source, at, due, blocks, form.rules)
+                rows = count_row_bytes(form.kinds, placed.after, spec.head_dim, spec.branches)
+                known[alike] = placed.after, sum(rows)
+            now, found[at.index, layer] = known[alike]
+            after.append(now)
+        lying = after
+    return found
+
+
+def prepare_to_fit(
+    method: Method, spec: ModelSpec, budget: Budget, artifact: Artifact | None, packing: Packing | None
+) -> None:
+    """Prepare a method; of a budget in bytes with as many tokens as fit in few bits, where that is known beforehand.
+
+    Methods that look at data, and those with forms of their own, get the budget as it is.
+
+    Args:
+        method: not yet prepared.
+        spec: the model's shapes.
+        budget: whose capacity is sure to fit.
+        artifact: the method's calibration.
+        packing: how numbers are stored in few bits; None where they are not.
+
+    Raises:
+        ValueError, InfeasibleBudget: what the method's `prepare` raises.
+    """
+
+    def plan(one: Budget) -> int:
+        method.prepare(spec, one, artifact)
+        assert packing is not None
+        return int(sum_tokens(foresee_bytes(spec, method, packing)[..., None]).max(initial=0))
+
+    if packing is not None and budget.bytes is not None and method.static and not method.formed:
+        budget = find_capacity(budget, bound_token_bytes(spec, packing)[0], plan)
+    method.prepare(spec, budget, artifact)

@@ -1,0 +1,93 @@
+"""Bytes in few bits, foreseen and measured, and budgets of them."""
+
+from itertools import product
+
+import pytest
+import torch
+
+from kvbench.core.budget import Budget, InfeasibleBudget
+from kvbench.core.segments import ModelSpec, next_token
+from kvbench.core.storage import Storage
+from kvbench.engine.cache import KVCache
+from kvbench.engine.coding import Packing
+from kvbench.engine.lengths import sum_tokens
+from kvbench.engine.packed_bytes import bound_token_bytes, foresee_bytes, prepare_to_fit
+from kvbench.methods.base import Method
+from kvbench.methods.heatkv.method import HeatKV
+from kvbench.methods.heatkv.scores import AttentionByScale
+from kvbench.methods.snapkv import SnapKV
+from kvbench.methods.streaming_llm import StreamingLLM
+from tests.support.engine import D, Drawn, draw_seen, prepared, run, small, tokens_of
+
+SCALES = small(layers=3, heads=4, sides=(1, 2, 3, 4, 5))
+STEPS = ModelSpec("steps", 2, 2, D, next_token(5, [4, 4, 4, 4]))
+PACKINGS = {
+    "channel": Packing(4, Storage()),
+    "token": Packing(4, Storage("token")),
+    "kivi": Packing(2, Storage(group=3, residual=6)),
+    "fp8": Packing(8, Storage(), fp8=True),
+}
+HALF = 2 * D * 2
+
+
+def open_packed(spec: ModelSpec, method: Method, packing: Packing) -> KVCache:
+    return KVCache(spec, method, dtype=torch.float32, packing=packing)
+
+
+@pytest.mark.parametrize("name", PACKINGS)
+def test_what_is_foreseen_is_what_the_cache_measures(name: str) -> None:
+    for spec, share in product((SCALES, STEPS), (0.3, 0.8)):
+        method = prepared(Drawn(draw_seen(spec, 1, share)), spec)
+        cache = open_packed(spec, method, PACKINGS[name])
+        run(cache, spec, tokens_of(spec, 2))
+        held = sum_tokens(foresee_bytes(spec, method, PACKINGS[name])[..., None])
+        assert cache.ledger.held_bytes == [[[size] for size in row] for row in held.tolist()]
+
+
+@pytest.mark.parametrize(
+    ("name", "sizes"),
+    [("channel", (12, 32)), ("token", (16, 16)), ("kivi", (8, 32)), ("fp8", (16, 16))],
+)
+def test_bounds_of_a_token(name: str, sizes: tuple[int, int]) -> None:
+    """Of 8 channels: 8 bytes in 4 bits, 4 for each scale and zero of a token; 32 bytes in 16 bits."""
+    assert bound_token_bytes(SCALES, PACKINGS[name]) == sizes
+
+
+@pytest.mark.parametrize("name", PACKINGS)
+@pytest.mark.parametrize("value", ["0.08", "0.25"])
+def test_static_methods_get_the_tokens_that_fit(name: str, value: str) -> None:
+    artifact = AttentionByScale().make_stand_in(SCALES)
+    packing = PACKINGS[name]
+    budget = Budget.parse_bytes(value, SCALES, bound_token_bytes(SCALES, packing)[1])
+    assert budget.bytes is not None
+    for method in (StreamingLLM(sinks=1), HeatKV(sinks=1)):
+        prepare_to_fit(method, SCALES, budget, artifact, packing)
+        given = method.budget
+        assert given.bytes == budget.bytes
+        assert given.capacity >= budget.capacity
+        cache = open_packed(SCALES, method, packing)
+        run(cache, SCALES, tokens_of(SCALES, 2))
+        assert 0.75 * budget.bytes < cache.ledger.sequence_bytes <= budget.bytes
+        assert 0 < cache.ledger.find_least_share(SCALES, given) <= 1
+        if (name, value) == ("channel", "0.25"):  # of some others all tokens have one size, or most are young
+            assert given.tokens > 1.5 * budget.tokens
+
+
+def test_methods_that_look_at_data_get_what_is_sure_to_fit() -> None:
+    for name, times in (("token", 2), ("channel", 1)):
+        packing = PACKINGS[name]
+        budget = Budget.parse_bytes("0.25", SCALES, bound_token_bytes(SCALES, packing)[1])
+        assert budget.capacity == times * Budget.parse("0.25", SCALES).capacity
+        method = SnapKV(sinks=1)
+        prepare_to_fit(method, SCALES, budget, None, packing)
+        assert method.budget == budget
+        cache = open_packed(SCALES, method, packing)
+        run(cache, SCALES, tokens_of(SCALES, 2))
+        assert cache.ledger.sequence_bytes <= (budget.bytes or 0)
+
+
+def test_sinks_that_do_not_fit_even_in_few_bits_are_refused() -> None:
+    packing = PACKINGS["token"]
+    budget = Budget.parse_bytes("0.01", SCALES, bound_token_bytes(SCALES, packing)[1])
+    with pytest.raises(InfeasibleBudget, match=r"budget=0\.01 budget_unit=bytes: 1 sink scales need 1 of 30"):
+        prepare_to_fit(StreamingLLM(sinks=1), SCALES, budget, None, packing)
