@@ -10,8 +10,10 @@ import numpy as np
 from kvbench.core.budget import Budget
 from kvbench.core.config import ConfigError
 from kvbench.core.segments import ModelSpec, Segment
+from kvbench.engine.coding import Packing
 from kvbench.engine.lengths import Ints, foresee_lengths, foresee_ring, sum_tokens
 from kvbench.engine.memory import MIB
+from kvbench.engine.packed_bytes import foresee_bytes, prepare_to_fit
 from kvbench.methods.base import Artifact, Method, Observer
 
 
@@ -58,12 +60,14 @@ class Plan:
 
     Attributes:
         spec: the model.
-        budget: capacity B.
+        budget: capacity B, as the method was given it.
         batch: prompts at a time.
         segments: what one sequence holds, segment by segment.
         peak_tokens: most tokens that one sequence holds between layers.
-        token_bytes: bytes of a token in one head as it is stored.
-        at_once: bytes of the batch that a cache may need at one time (`count_at_once`), for full cache and this method.
+        peak_bytes: most bytes of keys and values that one sequence holds between layers.
+        token_bytes: bytes of a token in one head as it is stored; where tokens differ, of the largest.
+        at_once: bytes of the batch that a cache may need at one time (`count_at_once`), for full cache and this method;
+            empty of storage in few bits.
         largest_batch: prompts that fit `gpu_gib` (0 if not even one does), for full cache and for this method.
         calibration: what stands for a calibration.
     """
@@ -73,6 +77,7 @@ class Plan:
     batch: int
     segments: tuple[PlannedSegment, ...]
     peak_tokens: int
+    peak_bytes: int
     token_bytes: int
     at_once: dict[str, int]
     largest_batch: dict[str, int]
@@ -87,6 +92,7 @@ def make_plan(
     gpu_gib: float,
     token_bytes: int,
     flight_bytes: int,
+    packing: Packing | None = None,
 ) -> Plan:
     """Work out what a run will hold, from shapes alone.
 
@@ -99,33 +105,40 @@ def make_plan(
         method: not yet prepared.
         batch: prompts at a time.
         gpu_gib: memory to fill, GiB, positive.
-        token_bytes: bytes of a token in one head as it is stored.
+        token_bytes: bytes of a token in one head as it is stored; where tokens differ, of the largest.
         flight_bytes: bytes of a token in one head as the model computes it.
+        packing: how numbers are stored in few bits; None where they are not.
 
     Raises:
         ConfigError: how much the method holds depends on data.
     """
     spec, needs = model.spec, method.needs()
     observed = isinstance(needs, Observer)
-    method.prepare(spec, budget, _make_blank(needs, spec) if isinstance(needs, Observer) else None)
+    blank = _make_blank(needs, spec) if isinstance(needs, Observer) else None
+    prepare_to_fit(method, spec, budget, blank, packing)
     lengths = foresee_lengths(spec, method)
     if lengths is None:
         raise ConfigError(
             f"task=plan: how much {type(method).__name__} holds depends on the images; task=run measures it"
         )
     held = sum_tokens(lengths).max(1)
+    stored = held * token_bytes
+    if packing is not None and method.static:
+        stored = sum_tokens(foresee_bytes(spec, method, packing)[..., None]).max(1)
     everything = np.broadcast_to(np.array(spec.ends[:-1])[:, None, None], lengths.shape)
     peak = int(held.max())
     return Plan(
         spec,
-        budget,
+        method.budget,
         batch,
-        tuple(_plan_segment(at, int(held[at.index]), token_bytes, method) for at in spec.segments),
+        tuple(_plan_segment(at, int(held[at.index]), int(stored[at.index]), method) for at in spec.segments),
         peak,
+        int(stored.max()),
         token_bytes,
         {
             name: count_at_once(spec, rows, token_bytes, flight_bytes) * spec.branches * batch
             for name, rows in (("full", everything), ("method", lengths))
+            if packing is None
         },
         {
             "full": find_largest_batch(model, everything, gpu_gib),
@@ -135,8 +148,8 @@ def make_plan(
     )
 
 
-def _plan_segment(at: Segment, held: int, token_bytes: int, method: Method) -> PlannedSegment:
-    schedule, held_bytes = getattr(method, "schedule", None), held * token_bytes
+def _plan_segment(at: Segment, held: int, held_bytes: int, method: Method) -> PlannedSegment:
+    schedule = getattr(method, "schedule", None)
     if schedule is None:
         return PlannedSegment(at, held, held_bytes)
     return PlannedSegment(at, held, held_bytes, int(schedule.pruned[at.index]), int(schedule.early[at.index]))

@@ -23,6 +23,7 @@ from kvbench.core.settings import Settings
 from kvbench.dashboard.page import write_dashboard
 from kvbench.data.export import export_frames
 from kvbench.engine.memory import token_bytes
+from kvbench.engine.packed_bytes import bound_token_bytes
 from kvbench.methods.base import Method, Observer
 from kvbench.methods.heatkv.order_file import write_orders
 from kvbench.methods.heatkv.scores import AttentionByScale, rank_heads, scas
@@ -43,7 +44,7 @@ from kvbench.runs.calibrate import choose_calibration
 from kvbench.runs.calls import remember
 from kvbench.runs.draw import follow, load
 from kvbench.runs.execute import books_used, calibration_file, file_used, observe, rescore, run
-from kvbench.runs.job import Job, find_dtype, read_budget
+from kvbench.runs.job import Job, find_dtype, find_packing, read_budget
 
 
 def make_job(cfg: DictConfig, settings: Settings) -> Job:
@@ -143,10 +144,15 @@ def task_plan(cfg: DictConfig, settings: Settings) -> None:
         token_bytes(model.spec, one.itemsize, biased=method.biased)
         for one in (dtype, compute_dtype(model, settings.device))
     )
-    plan = make_plan(model, budget, method, settings.batch_size, settings.plan.gpu_gib, stored, flying)
+    packing = find_packing(settings, method)
+    if packing is not None:
+        _, stored = bound_token_bytes(model.spec, packing)
+    plan = make_plan(
+        model, budget, method, settings.batch_size, settings.plan.gpu_gib, stored, flying, packing
+    )
     show_plan(CONSOLE, plan, list(find_methods(cfg)))
     if settings.plan.export is not None:
-        export(Path(settings.plan.export), model.spec, budget, method)
+        export(Path(settings.plan.export), model.spec, plan.budget, method)
         CONSOLE.print(f"schedule written to {settings.plan.export}", highlight=False, soft_wrap=True)
 
 

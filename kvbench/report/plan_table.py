@@ -28,7 +28,7 @@ def show_plan(console: Console, plan: Plan, methods: Sequence[str]) -> None:
     console.print(_tabulate_memory(plan))
     console.print(
         f"largest batch by estimate: {plan.largest_batch['full']} full, {plan.largest_batch['method']} with this "
-        f"method; calibration: {plan.calibration}",
+        f"method{'' if plan.at_once else ', both in 16 bits'}; calibration: {plan.calibration}",
         highlight=False,
     )
     console.print(f"methods for {spec.name}, a {spec.family} model: {', '.join(methods)}", highlight=False)
@@ -39,22 +39,31 @@ def _tabulate_memory(plan: Plan) -> Table:
     spec, budget = plan.spec, plan.budget
     table = Table(
         title=f"memory at batch {plan.batch}, {spec.branches} sequences per prompt; a token in one head: "
-        f"{plan.token_bytes} bytes",
+        f"{plan.token_bytes} bytes" + ("" if plan.at_once else " at most"),
         title_justify="left",
     )
     columns = ("tokens per sequence", "KiB per sequence", "% of 16 bits", "MiB, papers' convention")
     for name in ("", *columns, "MiB, 16 bits", "MiB, cache + in flight", "% of full"):
         table.add_column(name, justify="right" if name else "left")
-    each, whole = plan.token_bytes, plan.at_once["full"]
+    each, whole = plan.token_bytes, plan.at_once.get("full")
     allowed = budget.capacity * each if budget.bytes is None else budget.bytes
     for name, tokens, size, at_once in (
         ("full cache", spec.full_tokens, spec.full_tokens * each, whole),
         (f"budget B, in {budget.unit}", float(budget.capacity), allowed, None),
-        ("peak of the method", plan.peak_tokens, plan.peak_tokens * each, plan.at_once["method"]),
+        ("peak of the method", plan.peak_tokens, plan.peak_bytes, plan.at_once.get("method")),
     ):
         half = cache_bytes(tokens, spec, plan.batch, 2) / MIB
-        shares = f"{float(size) / 1024:.1f}", f"{100 * float(size) / spec.full_bytes:.2f}"
+        known = plan.at_once or name != "full cache"  # what the full cache takes in few bits its run measures
+        shares = (
+            (f"{float(size) / 1024:.1f}", f"{100 * float(size) / spec.full_bytes:.2f}")
+            if known
+            else ("-", "-")
+        )
         mib = f"{paper_mib(tokens, spec, plan.batch):.1f}", f"{half:.1f}"
-        needed = () if at_once is None else (f"{at_once / MIB:.1f}", f"{100 * at_once / whole:.1f}")
+        needed = (
+            ()
+            if at_once is None or whole is None
+            else (f"{at_once / MIB:.1f}", f"{100 * at_once / whole:.1f}")
+        )
         table.add_row(name, f"{tokens:.10g}", *shares, *mib, *needed)
     return table
