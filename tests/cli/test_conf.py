@@ -273,6 +273,6 @@ def test_protect_says_who_keeps_the_leading_scales(protect: str, scorers: int, a
         node = composed(f"method={path.stem}", "sinks=3", f"protect={protect}").method
         found[path.stem] = node.get("sinks", node.get("condensed"))
     assert found["swa"] == 0
-    assert {found[name] for name in ("h2o", "rkv", "scalekv", "snapkv")} == {scorers}
+    assert {found[name] for name in ("h2o", "hackpp", "rkv", "scalekv", "snapkv")} == {scorers}
     assert {found[name] for name in ("ams_kv", "ams_kv_fixed", "hack")} == {ams}
     assert {found[name] for name in ("random", "streaming_llm", "heatkv", "binary_heatkv")} == {3}

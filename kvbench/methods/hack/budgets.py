@@ -65,21 +65,23 @@ def weigh_groups(reliance: Floats, groups: Groups, tau: float) -> Floats:
     return np.where(largest > 0, weights / np.where(largest > 0, largest, 1), 1).clip(LEAST_WEIGHT)
 
 
-def fill_groups(tokens: int, weights: Floats, sizes: Ints, reach: Ints) -> Ints:
-    """Share tokens in proportion to weights, at least one a head and no more than a head has: int64 [groups], per head.
+def fill_groups(tokens: int, weights: Floats, sizes: Ints, reach: Ints, least: int = 1) -> Ints:
+    """Share tokens in proportion to weights, within what each head must and can hold: int64 [groups], per head.
 
     What some cannot hold is shared among the others (water-filling). Shares are rounded down, and what is left goes to
     whole groups, those of the largest fraction first, that it suffices for.
 
     Args:
-        tokens: of all heads together, at least one each.
+        tokens: of all heads together, enough for what each must hold.
         weights: [groups], positive.
         sizes: heads of each group.
         reach: the most that a head of each group can hold.
+        least: what every head holds that can.
     """
-    levels = np.sort(np.concatenate((1 / weights, reach / weights)))
-    held = np.clip(levels[:, None] * weights, 1, reach) @ sizes
-    shares = np.clip(np.interp(tokens, held, levels) * weights, 1, reach)
+    floor = np.minimum(least, reach)
+    levels = np.sort(np.concatenate((floor / weights, reach / weights)))
+    held = np.clip(levels[:, None] * weights, floor, reach) @ sizes
+    shares = np.clip(np.interp(tokens, held, levels) * weights, floor, reach)
     whole = np.floor(shares + 1e-9).astype(np.int64)  # what is whole but for rounding stays whole
     spare = tokens - int(whole @ sizes)
     for group in np.argsort(whole - shares, kind="stable"):
@@ -89,7 +91,9 @@ def fill_groups(tokens: int, weights: Floats, sizes: Ints, reach: Ints) -> Ints:
     return whole
 
 
-def share_budget(weights: Floats, groups: Groups, tokens: int, spec: ModelSpec, *, strict: bool) -> Ints:
+def share_budget(
+    weights: Floats, groups: Groups, tokens: int, spec: ModelSpec, *, strict: bool, least: int = 1
+) -> Ints:
     """Share B among the heads after every scale: int64 [K - 1, L, H] (HACK++ Eq. 17, 18).
 
     Args:
@@ -99,15 +103,20 @@ def share_budget(weights: Floats, groups: Groups, tokens: int, spec: ModelSpec, 
         spec: the model's shapes.
         strict: whether B holds after every layer too, while some layers have their share of one scale and the others
             still that of the scale before; deep layers then shrink a scale early where shallow ones grow.
+        least: tokens that every head holds, once there are so many.
     """
     held = np.zeros(weights.shape, np.int64)
     before = np.zeros(len(groups.sizes), np.int64)
     for k, length in enumerate(spec.lengths[:-1]):
-        held[k] = before = fill_groups(tokens, weights[k], groups.sizes, before + length)
-    return (_share_strictly(held, weights, groups, tokens, spec) if strict else held)[:, groups.of_head]
+        held[k] = before = fill_groups(tokens, weights[k], groups.sizes, before + length, least)
+    if strict:
+        held = _share_strictly(held, weights, groups, tokens, spec, least)
+    return held[:, groups.of_head]
 
 
-def _share_strictly(held: Ints, weights: Floats, groups: Groups, tokens: int, spec: ModelSpec) -> Ints:
+def _share_strictly(
+    held: Ints, weights: Floats, groups: Groups, tokens: int, spec: ModelSpec, least: int
+) -> Ints:
     """Lower what layers hold so far that B holds after every one, and share what each has left among its groups."""
     arriving = [length * spec.heads for length in spec.lengths]
     layers = np.add.reduceat(held * groups.sizes, groups.starts[:-1], axis=1)
@@ -116,8 +125,7 @@ def _share_strictly(held: Ints, weights: Floats, groups: Groups, tokens: int, sp
     for k, length in enumerate(spec.lengths[:-1]):
         for layer, (start, stop) in enumerate(pairwise(groups.starts)):
             own = slice(start, stop)
-            held[k, own] = fill_groups(
-                int(layers[k, layer]), weights[k, own], groups.sizes[own], before[own] + length
-            )
+            total, reach = int(layers[k, layer]), before[own] + length
+            held[k, own] = fill_groups(total, weights[k, own], groups.sizes[own], reach, least)
         before = held[k]
     return held

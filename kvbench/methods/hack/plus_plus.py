@@ -19,6 +19,7 @@ from kvbench.methods.select import (
     check_room,
     choose_best,
     choose_window,
+    find_sinks,
     has_room,
     smooth,
     spread_room,
@@ -36,7 +37,7 @@ class HACKPlusPlus(Method):
     of the newest scale pay to it, the maximum of its neighbours'. Structural heads score it by the attention per token
     that their queries paid to its scale in the calibration, times the norm of its value. After every scale each head
     keeps its best tokens. B is shared among heads of one class and layer, for every scale, in proportion to
-    (reliance)^tau: the attention per past token that all later scales pay. No token is protected and none is merged.
+    (reliance)^tau: the attention per past token that all later scales pay. The paper protects no token (`sinks`).
 
     `attention_budget` is the paper's first phase: of the same scores, each head attends to its best tokens alone while
     a scale is generated, the scale's own among them, and the cache forgets nothing by it. It costs quality and saves
@@ -58,6 +59,7 @@ class HACKPlusPlus(Method):
         structural: what scores in structural heads: prior and norm of the value, one of both, or `attention`, as
             contextual heads have it.
         rows: who decides (`select.Decider`).
+        sinks: leading scales that never leave and are always read.
         strict: keep the budget after every layer; False for the published shares, whose peak is then measured.
     """
 
@@ -68,6 +70,7 @@ class HACKPlusPlus(Method):
     pool: int = 5
     structural: Structural = "prior_value"
     rows: Decider = "per_row"
+    sinks: int = 0
     strict: bool = True
 
     families: ClassVar[tuple[Family, ...]] = ("next-scale",)
@@ -82,11 +85,11 @@ class HACKPlusPlus(Method):
         return HeadPatterns()
 
     def check(self, spec: ModelSpec, budget: Budget) -> None:
-        """Refuse settings out of range and less than a token a head."""
+        """Refuse settings out of range and a budget too small for the sinks or a token a head."""
         super().check(spec, budget)
         check_share("alpha", self.alpha)
         check_decider(self.rows, spec)
-        check_room(spec, budget)
+        check_room(spec, budget, self.sinks)
         count_read(self.attention_budget, spec)
         if self.tau < 0:
             raise ValueError(f"method.tau={self.tau}: must not be negative")
@@ -100,7 +103,7 @@ class HACKPlusPlus(Method):
 
         Raises:
             ValueError: no calibration.
-            InfeasibleBudget: less than a token a head.
+            InfeasibleBudget: the sinks do not fit, or less than a token a head.
         """
         super().prepare(spec, budget, artifact)
         if artifact is None:
@@ -109,7 +112,8 @@ class HACKPlusPlus(Method):
         self.is_contextual = find_contextual(artifact.tensors["sigma"], self.alpha)
         groups = group_heads(self.is_contextual)
         weights = weigh_groups(measure_reliance(mass, spec), groups, self.tau)
-        self.capacity = share_budget(weights, groups, budget.tokens, spec, strict=self.strict)
+        least = max(1, spec.leading_tokens(self.sinks))
+        self.capacity = share_budget(weights, groups, budget.tokens, spec, strict=self.strict, least=least)
         self.prior = (mass / torch.tensor(spec.lengths)).float()
         self._rooms = [[tuple(heads) for heads in layers] for layers in self.capacity.tolist()]
         self._read = count_read(self.attention_budget, spec)
@@ -132,7 +136,7 @@ class HACKPlusPlus(Method):
         return choose_best(self._score(view), spread_room(rooms, view))
 
     def _score(self, view: View) -> Tensor:
-        """Return what each slot is worth to its row, float32 [rows, slots]; -inf where there is none."""
+        """Return what each slot is worth to its row, float32 [rows, slots]; sinks have infinity, -inf is no slot."""
         exists, classes = view.position >= 0, self.is_contextual[view.layer]
         by_attention = classes | (self.structural == "attention")
         scores = torch.zeros(exists.shape, device=exists.device)
@@ -143,7 +147,7 @@ class HACKPlusPlus(Method):
             united = unite_branches(received, self.rows, self.spec.branches)
             rows = by_attention.to(exists.device, non_blocking=True).repeat(view.sequences)[:, None]
             scores = torch.where(rows, smooth(united, "max", self.pool, exists), scores)
-        return scores.masked_fill(~exists, -torch.inf)
+        return scores.masked_fill(find_sinks(view, self.sinks), torch.inf).masked_fill(~exists, -torch.inf)
 
     def _score_structural(self, view: View) -> Tensor:
         """Return the calibrated prior of each slot's scale times the norm of its value, float32 [rows, slots]."""

@@ -191,6 +191,19 @@ def test_strict_budgets_hold_after_every_layer(seed: int, alpha: float, tau: flo
         assert (strict.capacity.sum((1, 2)) >= published.capacity.sum((1, 2)) - SPEC.all_heads).all()
 
 
+@pytest.mark.parametrize("strict", [True, False])
+@pytest.mark.parametrize("sinks", [1, 2, 3])
+def test_every_head_has_room_for_the_sinks(sinks: int, strict: bool) -> None:
+    tokens = SPEC.leading_tokens(sinks)
+    for seed, more in product(range(5), (0, 1, 5)):
+        method = ready(str(tokens + more + (tokens + more == 1)), patterns(seed=seed, sharp=6), tau=2.0, sinks=sinks,
+                       strict=strict)  # fmt: skip
+        for k, end in enumerate(SPEC.ends[:-1]):
+            assert method.capacity[k].min() >= min(tokens, end)
+            assert method.capacity[k].sum() <= method.budget.tokens
+        assert strict <= (peak(method.capacity) <= method.budget.tokens)
+
+
 def test_published_shares_exceed_the_budget_inside_a_scale() -> None:
     artifact = patterns()
     mass = artifact.tensors["mass"]
@@ -253,6 +266,8 @@ def slow_generation(
             worth = slow_scores(
                 method, mass, at.index, layer, head, asked, k[sequence, head], v[sequence, head], tokens
             )
+            sinks = SPEC.leading_tokens(method.sinks)
+            worth = [torch.inf if p < sinks else w for p, w in zip(tokens, worth, strict=True)]
             best = [tokens[i] for i in sorted(range(len(tokens)), key=lambda i: (-worth[i], i))]
             seen = sorted(best[:read])
             attended = (0.8 * asked @ k[sequence, head, seen].T).softmax(-1) @ v[sequence, head, seen]
@@ -276,6 +291,7 @@ def slow_generation(
         ({"alpha": 0.5, "attention_budget": 0.2}, 1),
         ({"alpha": 0.5, "attention_budget": 3, "strict": False}, 2),
         ({"alpha": 0.5, "attention_budget": 1, "tau": 0.0}, 1),
+        ({"alpha": 0.5, "sinks": 2, "attention_budget": 0.2}, 1),
         ({"structural": "prior"}, 1),
         ({"structural": "value"}, 1),
         ({"structural": "attention"}, 1),
@@ -341,6 +357,8 @@ def test_what_cannot_work_is_refused() -> None:
             HACKPlusPlus(**options).check(SPEC, budget)  # type: ignore[arg-type]
     with pytest.raises(InfeasibleBudget, match="need 1 of 55 tokens per head"):
         HACKPlusPlus().check(SPEC, Budget.parse("0.01", SPEC))
+    with pytest.raises(InfeasibleBudget, match="2 sink scales need 5 of 55 tokens"):
+        HACKPlusPlus(sinks=2).check(SPEC, Budget.parse(4, SPEC))
 
 
 def test_a_class_that_a_layer_lacks_has_no_group() -> None:
