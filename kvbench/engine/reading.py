@@ -11,7 +11,7 @@ def attend_chosen(q: Tensor, view: CacheView, chosen: Tensor, scale: float) -> t
     """Attend to the chosen slots, copied to where they lie together.
 
     Args:
-        q: queries [1, rows, queries, D].
+        q: queries [batch, rows, queries, D], of which batch x rows are the view's rows.
         view: the layer, its keys and values as they are stored.
         chosen: bool [rows, slots], at least one in every row.
         scale: factor on q k^T.
@@ -26,6 +26,7 @@ def attend_chosen(q: Tensor, view: CacheView, chosen: Tensor, scale: float) -> t
     source = layout.order[place] * chosen.shape[1] + slot
     every = view.cached_keys(), view.cached_values()
     keys, values = (x.flatten(0, 1)[source][None] for x in every)
-    nothing = keys[:, None, :0].expand(-1, q.shape[1], -1, -1)  # the present is among the slots
-    out, _ = ragged_attention(q, nothing, nothing, keys, values, layout, scale)
-    return out, sum(x.nbytes for x in (*every, keys, values))
+    asked = q.reshape(1, len(counts), *q.shape[2:])
+    nothing = keys[:, None, :0].expand(-1, len(counts), -1, -1)  # the present is among the slots
+    out, _ = ragged_attention(asked, nothing, nothing, keys, values, layout, scale)
+    return out.reshape(q.shape), sum(x.nbytes for x in (*every, keys, values))
