@@ -141,8 +141,8 @@ def quantised(
     short = TYPES[dtype]
     sizes = quantised_attention_triton.tile(head_dim, dtype, queries, 64, torch.device("cpu"))
     plane = make_plane(form, equal_rows(1, 1), 1, head_dim, block=1, turned=turned)
-    pointers = dict.fromkeys(("q", "before", "out"), f"*{short}") | {"turns": "*i32", "positions": "*i64"}
-    pointers |= dict.fromkeys(("before_lse", "partial", "lse"), "*fp32")
+    pointers = dict.fromkeys(("q", "out"), f"*{short}") | {"turns": "*i32", "positions": "*i64"}
+    pointers |= dict.fromkeys(("partial", "state", "lse"), "*fp32")
     pointers |= {"offsets": "*i64", "lengths": "*i32", "order": "*i32"}
     for codes, names in (
         (plane.keys, ("keys", "key_table", "key_entry")),
@@ -153,7 +153,7 @@ def quantised(
     constants = {
         "UNIT": UNIT, "HEAD_DIM": head_dim, "BLOCK_D": triton.next_power_of_2(head_dim),
         "BLOCK_H": triton.next_power_of_2(head_dim // 2), "BLOCK_M": sizes.queries, "BLOCK_N": sizes.keys,
-        "STAGES": sizes.stages, "CONTINUE": False, "PRECISION": "ieee" if short == "fp32" else "tf32",
+        "STAGES": sizes.stages, "RESUME": False, "PRECISION": "ieee" if short == "fp32" else "tf32",
         **quantised_attention_triton.list_constants(plane),
     }  # fmt: skip
     options = {"num_warps": sizes.warps, "num_stages": sizes.stages}

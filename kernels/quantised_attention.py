@@ -10,12 +10,10 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from kvbench.kernels.attention_states import merge_states
+from kvbench.kernels.attention_states import State, merge_pair, merge_states
 from kvbench.kernels.layout import Group
 from kvbench.kernels.planes import Plane, read_plane
 from kvbench.kernels.ragged_attention import PIECE_BYTES, dense_attention
-
-State = tuple[Tensor, Tensor]
 
 
 def quantised_attention(q: Tensor, plane: Plane, scale: float, state: State | None = None) -> State:
@@ -29,22 +27,17 @@ def quantised_attention(q: Tensor, plane: Plane, scale: float, state: State | No
         q: [batch, rows, queries, D] of any strides, turned by position; batch is a multiple of the plane's.
         plane: what is attended to.
         scale: factor on q k^T, positive.
-        state: attention of the same queries over other keys, with which this one is merged: output of any floating
-            dtype [batch, rows, queries, D] and log-sum-exp float32 [batch, rows, queries].
+        state: attention of the same queries over other keys, which takes this one in: it is overwritten and returned.
 
     Returns:
-        Output in q's dtype [batch, rows, queries, D] and log-sum-exp float32 [batch, rows, queries], in nats; of a row
-        without slots 0 and -inf, or the state.
+        The output [batch, rows, queries, D], in q's dtype if there was no state, and the log-sum-exp.
     """
     if q.is_cuda:
         from kvbench.kernels.triton.quantised_attention import quantised_attention_triton
 
         return quantised_attention_triton(q, plane, scale, state)
     found = _attend_in_pieces(q, plane, scale)
-    if state is not None:
-        out, lse = _merge((state, found))
-        found = out.to(q.dtype), lse
-    return found
+    return found if state is None else merge_pair(state, found)
 
 
 def _attend_in_pieces(q: Tensor, plane: Plane, scale: float) -> State:

@@ -12,10 +12,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kvbench.kernels.attention_states import State
 from kvbench.kernels.planes import Codes, Plane
 from kvbench.kernels.triton.codes import load_numbers, split_word
 from kvbench.kernels.triton.launch import LOG2_E, UNIT, align_rows, cdiv, count_processors, next_power_of_2
-from kvbench.kernels.triton.ragged_attention import Tile, splits
+from kvbench.kernels.triton.ragged_attention import Tile, make_output, splits
 from kvbench.kernels.triton.softmax import add_tile, merge_shares, score_tile
 
 WORDS = {torch.complex64: torch.int64, torch.complex32: torch.int32}
@@ -109,8 +110,8 @@ def score_keys(
         "q_b", "q_r", "q_t", "out_b", "out_r", "out_t",
     ],
     do_not_specialize_on_alignment=[
-        "key_table", "key_entry", "value_table", "value_entry", "turns", "positions", "before", "before_lse",
-        "lse", "offsets", "lengths", "order",
+        "key_table", "key_entry", "value_table", "value_entry", "turns", "positions", "state", "lse",
+        "offsets", "lengths", "order",
     ],
 )  # fmt: skip
 def quantised_kernel(
@@ -123,10 +124,9 @@ def quantised_kernel(
     value_entry,
     turns,
     positions,
-    before,
-    before_lse,
     out,
     partial,
+    state,
     lse,
     offsets,
     lengths,
@@ -160,15 +160,16 @@ def quantised_kernel(
     VALUE_ENTRIES: tl.constexpr,
     VALUE_CHANNELS: tl.constexpr,
     TURN: tl.constexpr,
-    CONTINUE: tl.constexpr,
+    RESUME: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
     """Query block (fastest), sequence and share of the keys, rank of the row by length (slowest).
 
     Strides of q and out count `UNIT` elements, those of tables entries; `scale` includes log2(e); sequences beyond the
     `stored` ones read those again. With one split `out` and `lse` are final, else `partial` float32
-    [splits, batch, rows, queries, D] and `lse` [splits, batch, rows, queries] are for `softmax.merge_kernel`. The first
-    share CONTINUEs from `before`, which lies as `out` does, and `before_lse` [batch, rows, queries].
+    [splits, batch, rows, queries, D] and `lse` [splits, batch, rows, queries] are for `softmax.merge_kernel`. To
+    resume, `out` and `state` float32 [batch, rows, queries] hold what other keys came to, which the first share takes
+    in.
     """
     row = tl.load(order + tl.program_id(2)).to(tl.int64)
     batch = (tl.program_id(1) // splits).to(tl.int64)
@@ -209,12 +210,12 @@ def quantised_kernel(
     mine = (batch * rows + row) * queries + query
     out_place = (batch * out_b + row * out_r) * UNIT + query.to(tl.int64)[:, None] * (out_t * UNIT)
     total = tl.zeros([BLOCK_M], tl.float32)
-    if CONTINUE:
+    if RESUME:
         begins = query < tl.where(part == 0, queries, 0)
-        top = tl.load(before_lse + mine, mask=begins, other=float("-inf")) * 1.4426950408889634
+        top = tl.load(state + mine, mask=begins, other=float("-inf")) * 1.4426950408889634
         total = tl.where(top == float("-inf"), 0.0, 1.0)
         started = begins[:, None] & (channel < HEAD_DIM)[None, :]
-        acc = tl.load(before + out_place + channel[None, :], mask=started, other=0.0).to(tl.float32)
+        acc = tl.load(out + out_place + channel[None, :], mask=started, other=0.0).to(tl.float32)
     else:
         top = tl.full([BLOCK_M], float("-inf"), tl.float32)
         acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
@@ -261,46 +262,45 @@ def quantised_attention_triton(
     q: Tensor,
     plane: Plane,
     scale: float,
-    state: tuple[Tensor, Tensor] | None = None,
+    state: State | None = None,
     *,
     share: int | None = None,
-) -> tuple[Tensor, Tensor]:
+) -> State:
     """Take and return what `kernels.quantised_attention.quantised_attention` does.
 
     Args:
         q: [batch, rows, queries, D].
         plane: what is attended to; its tensors are contiguous.
         scale: factor on q k^T, positive.
-        state: attention over other keys, to which this is added.
+        state: attention over other keys, overwritten.
         share: programs that share a row's keys; None: as many as fill the device.
     """
     batch, rows, queries, channels = q.shape
     layout = plane.layout
     q, q_strides = align_rows(q)
-    out = torch.empty_like(q)
-    _, out_strides = align_rows(out)
-    before, before_lse = out, q
-    if state is not None:
-        before, before_lse = state[0], state[1].contiguous()
-        if before.stride() != out.stride():
-            before = torch.empty_like(out, dtype=before.dtype).copy_(before)
+    out = make_output(q) if state is None else state[0]
     sizes = tile(channels, q.dtype, queries, batch * rows, q.device)
     blocks = cdiv(queries, sizes.queries)
     if share is None:
         share = splits(batch * rows * blocks, layout.longest, sizes, q.device)
-    lse = q.new_empty(share, batch, rows, queries, dtype=torch.float32)
+    if state is None or share > 1:
+        lse = q.new_empty(share, batch, rows, queries, dtype=torch.float32)
+    else:
+        lse = state[1][None]
     partial = lse if share == 1 else q.new_empty(*lse.shape, channels, dtype=torch.float32)
     keys, values = read_source(plane.keys), read_source(plane.values)
     turns = plane.positions
     if plane.rotation is not None:
         turns = plane.rotation.view(WORDS[plane.rotation.dtype])
     quantised_kernel[blocks, batch * share, rows](
-        q, *keys.tensors, *values.tensors, turns, plane.positions, before, before_lse, out, partial, lse,
+        q, *keys.tensors, *values.tensors, turns, plane.positions,
+        out, partial, lse if state is None else state[1], lse,
         layout.offsets, layout.lengths, layout.order, scale * LOG2_E,
-        rows, queries, layout.total, share, len(plane.keys.numbers), keys.step, values.step, *q_strides, *out_strides,
+        rows, queries, layout.total, share, len(plane.keys.numbers), keys.step, values.step,
+        *q_strides, *align_rows(out)[1],
         UNIT=UNIT, HEAD_DIM=channels, BLOCK_D=max(16, next_power_of_2(channels)),
         BLOCK_H=max(16, next_power_of_2(channels // 2)), BLOCK_M=sizes.queries, BLOCK_N=sizes.keys,
-        STAGES=sizes.stages, **list_constants(plane), CONTINUE=state is not None,
+        STAGES=sizes.stages, **list_constants(plane), RESUME=state is not None,
         PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
         num_warps=sizes.warps, num_stages=sizes.stages, enable_fp_fusion=True,
     )  # fmt: skip

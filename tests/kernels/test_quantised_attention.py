@@ -209,6 +209,7 @@ def test_a_state_is_that_of_all_keys_together() -> None:
     apart = [quantised_attention(q, plane, SCALE) for plane in planes]
     expected = merge_states(*(torch.stack(parts) for parts in zip(*apart, strict=True)))
     found = quantised_attention(q, planes[1], SCALE, apart[0])
+    assert found[0] is apart[0][0]
     for one, other in zip(found, expected, strict=True):
         torch.testing.assert_close(one, other)
 
@@ -223,7 +224,9 @@ def test_the_kernel_starts_from_a_state(share: int) -> None:
     shape = Shape(4, "channel", "slot", True, 2, 1, [70, 0, 3], 3, 16)
     q, planes = queries_of(shape, generator), [make(shape, generator) for _ in range(2)]
     state = quantised_attention_triton(q, planes[0], SCALE)
-    for first in (state, (state[0].contiguous(), state[1])):  # other strides than the output's
-        found = quantised_attention_triton(q, planes[1], SCALE, first, share=share)
-        for one, other in zip(found, quantised_attention(q, planes[1], SCALE, state), strict=True):
+    for out in (state[0].clone(), state[0].contiguous()):  # heads inside tokens, or tokens inside heads
+        found = quantised_attention_triton(q, planes[1], SCALE, (out, state[1].clone()), share=share)
+        assert found[0] is out
+        expected = quantised_attention(q, planes[1], SCALE, (state[0].clone(), state[1].clone()))
+        for one, other in zip(found, expected, strict=True):
             torch.testing.assert_close(one, other, atol=2e-5, rtol=1e-4)
