@@ -143,7 +143,7 @@ def _find_calibration(job: Job) -> tuple[Artifact | None, str | None]:
 
 
 def _describe(job: Job, calibration: str | None) -> dict[str, object]:
-    budget = job.budget
+    budget = job.granted
     return {
         "schema": SCHEMA_VERSION,
         "model": job.model.name,

@@ -80,7 +80,7 @@ def _describe_tokens(memory: Memory) -> str:
     """Say how many tokens were allowed and used; of a budget in bytes, how many these came to."""
     if memory.budget_unit == "bytes":
         share = f"{100 * memory.peak:.2f} % of {memory.full_tokens}"
-        return f"{memory.budget_tokens:g} fit the budget ({share} held at the peak)"
+        return f"at least {memory.budget_tokens:g} fit the budget ({share} held at the peak)"
     return f"budget {memory.budget_tokens:g} of {memory.full_tokens} ({_describe_use(memory, memory.peak)})"
 
 

@@ -146,7 +146,7 @@ def test_one_run_tells_both() -> None:
         (TOKENS[0], ("budget 100 of 1000 (9.90 % used", "9.90 % of the full cache in 16 bits (64000)")),
         (
             run("heatkv", 0.1, 29.0, "float32", unit="bytes"),
-            ("50 fit the budget (4.90 % of 1000", "budget 6400 of 64000 in 16 bits (9.90 % used"),
+            ("at least 50 fit the budget (4.90 % of 1000", "budget 6400 of 64000 in 16 bits (9.90 % used"),
         ),
     ):
         console = Console(file=io.StringIO(), width=250)
