@@ -72,7 +72,7 @@ def choose_path(shape: Shape, device: torch.device) -> Path:
         path: Path = min(alike, key=lambda line: _distance(shape, line))["path"]
         return path
     dtype = getattr(torch, shape.dtype)
-    backend = choose_backend(shape.head_dim, dtype, device)
+    backend = choose_backend(shape.head_dim, dtype, shape.queries, device)
     return "parts" if estimate_saving(shape, backend) > LAUNCH else "kernel"
 
 

@@ -15,8 +15,12 @@ Backend = Literal["cudnn", "flash", "efficient", "cpu"]
 ATEN: Any = torch.ops.aten
 
 
-def choose_backend(head_dim: int, dtype: torch.dtype, device: torch.device) -> Backend:
-    """Return the fastest backend there is for queries of a head dim and dtype, by published rates.
+FEW = 64
+"""Queries of a row below which cuDNN is not asked: not all of its versions take a single one."""
+
+
+def choose_backend(head_dim: int, dtype: torch.dtype, queries: int, device: torch.device) -> Backend:
+    """Return the fastest backend there is for so many queries a row of a head dim and dtype, by published rates.
 
     On an H100 (128 channels, forward) FlashAttention-3 reaches 638 TFLOP/s, cuDNN 609, FlashAttention-2 368
     (arXiv:2407.08608). The third is behind `flash` wherever nobody has activated another
@@ -28,7 +32,7 @@ def choose_backend(head_dim: int, dtype: torch.dtype, device: torch.device) -> B
     if dtype == torch.float32 or capability < 8 or head_dim > 256:
         return "efficient"
     activated = current_flash_attention_impl() is not None
-    return "cudnn" if capability >= 9 and head_dim <= 128 and not activated else "flash"
+    return "cudnn" if capability >= 9 and head_dim <= 128 and queries >= FEW and not activated else "flash"
 
 
 def fused_attention(
@@ -46,7 +50,7 @@ def fused_attention(
         backend: whose attention; None for the fastest.
     """
     tokens, shape = k.shape[2], q.shape
-    backend = backend or choose_backend(shape[3], q.dtype, q.device)
+    backend = backend or choose_backend(shape[3], q.dtype, shape[2], q.device)
     if causal and shape[2] > tokens:  # every query head by itself, so that all see their own tokens
         folds = shape[2] // tokens
         q = q.unflatten(2, (folds, tokens)).flatten(1, 2)

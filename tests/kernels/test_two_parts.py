@@ -144,14 +144,15 @@ def hopper(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
 
 
 def test_backends_are_chosen_by_published_rates(hopper: pytest.MonkeyPatch) -> None:
-    assert choose_backend(128, torch.bfloat16, CUDA) == "cudnn"
-    assert choose_backend(256, torch.bfloat16, CUDA) == "flash"
-    assert choose_backend(128, torch.float32, CUDA) == "efficient"
-    assert choose_backend(128, torch.float32, torch.device("cpu")) == "cpu"
+    assert choose_backend(128, torch.bfloat16, 4096, CUDA) == "cudnn"
+    assert choose_backend(128, torch.bfloat16, 1, CUDA) == "flash"
+    assert choose_backend(256, torch.bfloat16, 4096, CUDA) == "flash"
+    assert choose_backend(128, torch.float32, 4096, CUDA) == "efficient"
+    assert choose_backend(128, torch.float32, 4096, torch.device("cpu")) == "cpu"
     hopper.setattr("kvbench.kernels.fused_attention.current_flash_attention_impl", lambda: "FA3")
-    assert choose_backend(128, torch.bfloat16, CUDA) == "flash"
+    assert choose_backend(128, torch.bfloat16, 4096, CUDA) == "flash"
     hopper.setattr("torch.cuda.get_device_properties", lambda _: Device(major=7))
-    assert choose_backend(128, torch.float16, CUDA) == "efficient"
+    assert choose_backend(128, torch.float16, 4096, CUDA) == "efficient"
 
 
 def shape(
