@@ -2,12 +2,14 @@
 
 A greedy search on its own prompts adds blocks to the sink by gain per token; what it chose is then measured on others,
 beside no past at all, the sink alone and the first scales: python benchmarks/headroom.py [--prompts 256] [--search 16]
+Finished runs of the same prompts and seed are compared with the search image by image: [--against RUN_FOLDER ...]
 """
 
 import argparse
 import heapq
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import ClassVar
 
 import torch
@@ -16,7 +18,9 @@ from torch import Tensor
 from tqdm import tqdm
 
 from kvbench.core.budget import Budget
+from kvbench.data.frames import list_samples
 from kvbench.engine.cache import KVCache
+from kvbench.eval.protocol.intervals import bootstrap
 from kvbench.methods.base import Method, View
 from kvbench.models.infinity.model import InfinityModel
 from kvbench.models.noise import PromptNoise
@@ -41,7 +45,7 @@ class Blocks(Method):
 
 
 class Measure:
-    """Mean PSNR in dB against the full cache, on prompts and noise of its own."""
+    """PSNR in dB against the full cache, on prompts and noise of its own."""
 
     def __init__(self, model: InfinityModel, count: int, seed: int) -> None:
         self.model, self.seed = model, seed
@@ -49,9 +53,13 @@ class Measure:
         self.reference = self._images(every_block(model))
 
     def __call__(self, kept: frozenset[Block]) -> float:
-        """Of one choice; images without any difference count as 60 dB."""
+        """Return the mean over images; those without any difference count as 60 dB."""
+        return float(self.each(kept).clamp(max=60).mean())
+
+    def each(self, kept: frozenset[Block]) -> Tensor:
+        """Return the value of each image [n], infinite where there is no difference."""
         error = (self._images(kept) - self.reference).square().mean((1, 2, 3))
-        return float((10 * torch.log10(255**2 / error)).clamp(max=60).mean())
+        return 10 * torch.log10(255**2 / error)
 
     def _images(self, kept: frozenset[Block]) -> Tensor:
         method = Blocks(kept)
@@ -102,11 +110,45 @@ def search(
         yield share, kept
 
 
+def print_differences(folder: Path, measure: Measure, searched: Mapping[str, Tensor]) -> None:
+    """Print by how much the images of a finished run are ahead of those of each searched choice, with 95 % intervals.
+
+    Args:
+        folder: of the run.
+        measure: of the same prompts.
+        searched: PSNR of each image under each choice.
+
+    Raises:
+        SystemExit: the run is of other prompts or another seed.
+    """
+    rows = list_samples(folder)
+    drawn = [(row["index"], row["prompt"], row["seed"]) for row in rows]
+    if drawn != [(i, prompt, measure.seed) for i, prompt in enumerate(measure.prompts)]:
+        raise SystemExit(
+            f"{folder}: its {len(rows)} images are not of the {len(measure.prompts)} prompts measured here"
+        )
+    for name, values in searched.items():
+        ahead = [
+            float(row["psnr"]) - value
+            for row, value in zip(rows, values.tolist(), strict=True)
+            if isinstance(row.get("psnr"), float) and value < torch.inf
+        ]
+        interval = bootstrap(ahead)
+        assert interval is not None
+        mean = sum(ahead) / len(ahead)
+        print(
+            f"{folder.name} over {name}: {mean:+.2f} [{interval.low:.2f}, {interval.high:.2f}] dB, n = {len(ahead)}"
+        )
+
+
 def main() -> None:
     """Prints tokens and PSNR of every choice."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--prompts", type=int, default=256)
     parser.add_argument("--search", type=int, default=16)
+    parser.add_argument(
+        "--against", type=Path, nargs="*", default=[], help="folders of finished runs with eval=psnr"
+    )
     options = parser.parse_args()
     model = built(composed()["model"])
     model.load("cpu")
@@ -115,12 +157,16 @@ def main() -> None:
     choices |= {f"first {n} scales": every_block(model, n) for n in (2, 3, 4)}
     for share, kept in search(model, Measure(model, options.search, 5), (0.04, 0.1, 0.2)):
         choices[f"searched, {share:.0%}"] = kept
+    searched = {}
     for name, kept in choices.items():
-        share = tokens(model, kept) / model.spec.full_tokens
-        print(f"{name:16s} {share:6.1%} of the tokens   {measure(kept):6.2f} dB")
+        share, values = tokens(model, kept) / model.spec.full_tokens, measure.each(kept)
+        print(f"{name:16s} {share:6.1%} of the tokens   {values.clamp(max=60).mean():6.2f} dB")
         if name.startswith("searched"):
+            searched[name] = values
             layers = {s: [layer for scale, layer in sorted(kept) if scale == s] for s, _ in sorted(kept)}
             print("   layers by source scale:", "; ".join(f"{s}: {layers[s]}" for s in layers))
+    for folder in options.against:
+        print_differences(folder, measure, searched)
 
 
 if __name__ == "__main__":
