@@ -114,11 +114,11 @@ def encode_channels(x: Tensor, exists: Tensor, edges: Sequence[int], bits: int) 
         Codes of rows x tokens slots; scales of rows x blocks entries, without saying which is whose.
     """
     blocks = list(pairwise(edges))
-    ends = []
-    for fill, reach in ((torch.inf, torch.amin), (-torch.inf, torch.amax)):
-        filled = x.float().masked_fill(~exists[..., None], fill)
-        ends.append(torch.stack([reach(filled[:, :, start:stop], 2) for start, stop in blocks], 2))
-    affine = fit_affine(*ends, bits)
+    x, absent = x.float(), ~exists[..., None]
+    above, below = x.masked_fill(absent, torch.inf), x.masked_fill(absent, -torch.inf)
+    least = torch.stack([above[:, :, start:stop].amin(2) for start, stop in blocks], 2)
+    largest = torch.stack([below[:, :, start:stop].amax(2) for start, stop in blocks], 2)
+    affine = fit_affine(least, largest, bits)
     codes = [
         encode_affine(x[:, :, start:stop], affine[:, :, number, None], bits)
         for number, (start, stop) in enumerate(blocks)

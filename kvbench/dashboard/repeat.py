@@ -13,7 +13,7 @@ from kvbench.runs.results import Results
 
 PLAIN = ("budget", "budget_unit", "sinks", "seed", "batch_size", "device", "cache_dtype", "cuda_graph")
 """Keys of the configuration's first level that can change samples or costs."""
-DEFAULTS = {"protect": "equal", "prompts": "scenes"}
+DEFAULTS = {"protect": "equal", "storage": "channel", "prompts": "scenes"}
 """Choices that conf/config.yaml makes where the command names none."""
 
 
@@ -26,7 +26,7 @@ def write_command(run: Results) -> str:
     words = ["task=bounds"] if bound else []
     words += [f"model={run.model}", f"method={'full' if bound else run.method}"]
     words += _compare_plain(run)
-    for group in ("protect", "prompts"):
+    for group in DEFAULTS:
         if (choice := _find_choice(run, group)) and choice != DEFAULTS[group]:
             words.append(f"{group}={choice}")
         words += _compare(run, group, choice or "")

@@ -15,13 +15,26 @@ from kvbench.methods.base import Artifact, Observer, View
 
 BITS = (2, 3, 4)
 """Widths of codes that have codebooks; codes of 8 bits have a scale, for 256 levels of each channel would be many."""
-FEW = 256
-"""Samples of a channel below which they are spread: codebooks of a handful fit them and no others."""
-SPREAD = torch.distributions.Normal(0.0, 1.0).icdf((torch.arange(8) + 0.5) / 8)
-"""What stands for each of few samples, in units of 2 / sqrt(n) standard deviations from it: quantiles of a normal
-distribution."""
 MARGIN = 0.25
 """How far scales of 8 bits reach beyond what was seen, at both ends, as a share of it."""
+IMAGINED = 64
+"""Numbers that each channel is given beside its own for every level that its codebook has."""
+
+
+def imagine(samples: Tensor, count: int) -> Tensor:
+    """Return numbers that a channel is likely to have too, [heads, channels, count].
+
+    They are quantiles of what all channels have, each at a mean of 0 and a deviation of 1, brought to the channel's
+    own: few samples of one channel say little of how often its numbers come far from the mean.
+
+    Args:
+        samples: float32 [heads, channels, n].
+        count: how many.
+    """
+    deviation, mean = torch.std_mean(samples, -1, correction=0, keepdim=True)
+    alike = ((samples - mean) / deviation.clamp(min=1e-6)).flatten().sort().values
+    place = (torch.arange(count) + 0.5) * (len(alike) / count)
+    return mean + deviation * alike[place.long()]
 
 
 @dataclass
@@ -77,14 +90,13 @@ class Codebooks(Observer):
         shapes = self.tensor_shapes(self.spec)
         books = {name: torch.zeros(shape, dtype=torch.float16) for name, shape in shapes.items()}
         for (layer, source), parts in self._seen.items():
-            tokens = zip(*(part[1:] for part in parts if part[0] not in without), strict=True)
-            for name, some in zip(
-                ("keys", "values"), tokens, strict=False
-            ):  # none of either, if none were seen
-                samples = spread_few(torch.cat(some, 1).mT.contiguous())
+            tokens = [part[1:] for part in parts if part[0] not in without]
+            for name, some in zip(("keys", "values"), zip(*tokens, strict=True), strict=False):
+                samples = torch.cat(some, 1).mT.float()
                 for bits in BITS:
-                    books[f"{name}_{bits}"][layer, :, source] = fit_book(samples, bits)
-                least, largest = samples.float().aminmax(dim=-1)
+                    likely = torch.cat((samples, imagine(samples, IMAGINED << bits)), -1)
+                    books[f"{name}_{bits}"][layer, :, source] = fit_book(likely, bits)
+                least, largest = likely.aminmax(dim=-1)
                 more = MARGIN * (largest - least)
                 books[f"{name}_8"][layer, :, source] = fit_affine(least - more, largest + more, 8)
         return books
@@ -93,16 +105,3 @@ class Codebooks(Observer):
         """Make codebooks of random numbers, ascending: good for timing, nothing else."""
         made = super().make_stand_in(spec)
         return Artifact(self.kind, {name: x.sort(-1).values.half() for name, x in made.tensors.items()})
-
-
-def spread_few(samples: Tensor) -> Tensor:
-    """Return samples [..., n], each replaced by several around it where they are few: [..., 8 n] then.
-
-    How far around falls with their number, as the error of a mean does (a smoothed bootstrap, Silverman and Young 1987,
-    doi:10.1093/biomet/74.3.469).
-    """
-    count = samples.shape[-1]
-    if count >= FEW:
-        return samples
-    around = 2 * samples.float().std(-1, keepdim=True, correction=0) / count**0.5
-    return (samples[..., None].float() + around[..., None] * SPREAD).flatten(-2)

@@ -129,7 +129,8 @@ def list_forms(
         rows = []
         for at in spec.segments:
             forms = method.forms(layer, at) if method.formed and not at.last else None
-            rows.append(tuple(find_kind(packing, form, at) for form in forms or [None] * spec.heads))
+            each: Sequence[Form | None] = [None] * spec.heads if forms is None else forms
+            rows.append(tuple(find_kind(packing, form, at) for form in each))
         wanted = tuple(rows)
         if wanted not in known:
             kinds = (Kind(), *sorted({kind for row in wanted for kind in row} - {Kind()}))

@@ -1,5 +1,8 @@
 """Bytes that storage in few bits takes, known beforehand, and the tokens that fit a budget of them."""
 
+from dataclasses import replace
+from fractions import Fraction
+
 import numpy as np
 
 from kvbench.core.budget import Budget, find_capacity
@@ -29,6 +32,37 @@ def bound_token_bytes(spec: ModelSpec, packing: Packing) -> tuple[int, int]:
     if packing.storage.residual or any(kind.find_least(channels) > 1 for kind in kinds):
         sizes.append(plain.count_token_bytes(channels))
     return min(sizes), max(sizes)
+
+
+def bound_bytes(spec: ModelSpec, packing: Packing) -> list[tuple[int, int]]:
+    """Return pairs a, b such that no sequence that holds n tokens takes more than a n + b bytes.
+
+    In the first pair every block of every head has its scales, whatever it holds, and all that may wait for being
+    quantised does; in the second every token has scales of its own.
+
+    Args:
+        spec: the model's shapes.
+        packing: how all tokens are stored; a method that has forms of its own knows their bytes.
+    """
+    channels, storage, cached = spec.head_dim, packing.storage, spec.segments[:-1]
+    plain = Kind().count_token_bytes(channels)
+    kinds = [find_kind(packing, None, at) for at in cached]
+    token = min(kind.count_token_bytes(channels) for kind in kinds)
+    beside = waiting = 0
+    for at, kind in zip(cached, kinds, strict=True):
+        blocks = -(-at.length // (storage.group or at.length))
+        beside += blocks * kind.count_block_bytes(channels)
+        beside += at.length * (kind.count_token_bytes(channels) - token)
+        waiting = max(waiting, at.end - find_due(spec, at, storage.group, storage.residual).stop)
+    alone = [kind.count_token_bytes(channels) + kind.count_block_bytes(channels) for kind in kinds]
+    return [(token, spec.all_heads * (beside + waiting * (plain - token))), (max(plain, *alone), 0)]
+
+
+def find_sure_capacity(budget: Budget, spec: ModelSpec, packing: Packing) -> Budget:
+    """Return a budget in bytes whose capacity is the most tokens that surely fit in them."""
+    assert budget.bytes is not None, "of a budget in bytes"
+    capacity = max((budget.bytes - b) / a for a, b in bound_bytes(spec, packing))
+    return replace(budget, capacity=min(capacity, Fraction(spec.full_tokens)))
 
 
 def foresee_bytes(spec: ModelSpec, method: Method, packing: Packing) -> Ints:

@@ -21,12 +21,12 @@ class Blocks(NamedTuple):
     Attributes:
         segment: int64 [positions], index of the segment.
         block: int64 [positions], number of the block, ascending.
-        count: how many blocks there are.
+        number: how many blocks there are.
     """
 
     segment: Tensor
     block: Tensor
-    count: int
+    number: int
 
 
 class Rules(NamedTuple):
@@ -170,11 +170,11 @@ def place_slots(
     rows, positions = list_slots(layout)
     count, planes = len(layout.counts), len(before.shares)
     origin = torch.where(source < 0, len(before.plane) - 1, source).long()
-    block = rows * blocks.count + blocks.block[positions]
+    block = rows * blocks.number + blocks.block[positions]
     plane = before.plane[origin]
     ready = (positions >= due.start) & (positions < due.stop) & (plane == 0)
     wanted = rules.wanted[rows % len(rules.wanted), blocks.segment[positions]]
-    members = rows.new_zeros(count * blocks.count).index_add_(0, block, ready.long())
+    members = rows.new_zeros(count * blocks.number).index_add_(0, block, ready.long())
     enters = ready & (members[block] >= rules.least[wanted])
     plane = torch.where(enters, wanted, plane)
     held = [rows.new_zeros(count).index_add_(0, rows, (plane == p).long()) for p in range(planes)]
@@ -189,7 +189,7 @@ def place_slots(
         own = plane == number
         inside, slots, places = _arrange(layout, rows, positions, own, counts[number])
         place = torch.where(own, places, place)
-        after = _describe(inside, slots, rows, positions, block, blocks.count)
+        after = _describe(inside, slots, rows, positions, block, blocks.number)
         comes = stored
         if number:
             stays = before.plane[origin] == number
@@ -251,7 +251,7 @@ def _find_entries(before: Share, after: Share, due: Due, blocks: Blocks) -> Tens
     """Return where the entries of a plane come from, int64 [entries] (`Move.entries`)."""
     known = len(before.blocks)
     new = len(due.edges) - 1
-    row, block = after.blocks // blocks.count, after.blocks % blocks.count
+    row, block = after.blocks // blocks.number, after.blocks % blocks.number
     fresh = known + row * new + block - (int(blocks.block[due.start]) if new else 0)
     if not known:
         return fresh

@@ -13,8 +13,10 @@ from kvbench.core.budget import Budget
 from kvbench.core.devices import if_it_fits
 from kvbench.core.segments import ModelSpec
 from kvbench.engine.cache import KVCache
+from kvbench.engine.coding import Books, Packing
 from kvbench.engine.memory import cache_bytes
 from kvbench.methods.base import Method
+from kvbench.models.base import find_rotation
 from kvbench.models.noise import PromptNoise
 from kvbench.profile.stopwatch import Clock, HostClock, Phases, StreamClock
 from kvbench.runs.job import Job
@@ -27,11 +29,13 @@ Row = dict[str, object]
 
 @dataclass
 class Contestant:
-    """A cache that is timed: a prepared method under its name."""
+    """A cache that is timed: a prepared method under its name, and how it stores numbers in few bits, if it does."""
 
     name: str
     method: Method
     budget: Budget
+    packing: Packing | None = None
+    books: Books | None = None
 
 
 class Bench:
@@ -87,7 +91,16 @@ class Bench:
         """Make a cache; if its calls are `watched` no step is recorded, since a repetition makes no calls."""
         job = self._job
         record, device = None if watched else job.record, job.settings.device
-        return KVCache(job.model.spec, contestant.method, dtype=job.dtype, device=device, record=record)
+        return KVCache(
+            job.model.spec,
+            contestant.method,
+            dtype=job.dtype,
+            device=device,
+            record=record,
+            packing=contestant.packing,
+            rotation=find_rotation(job.model),
+            books=contestant.books,
+        )
 
     def _generate(self, cache: KVCache, batch: int) -> None:
         prompts = islice(cycle(self._job.prompts), batch)

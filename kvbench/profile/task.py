@@ -41,7 +41,7 @@ from kvbench.profile.bench import Bench, Contestant, Row, find_largest
 from kvbench.profile.trace import trace
 from kvbench.prompts.base import hash_prompts
 from kvbench.runs.calibrate import load_artifact
-from kvbench.runs.execute import calibration_file, label_of
+from kvbench.runs.execute import calibration_file, describe_dtype, label_of
 from kvbench.runs.job import Job
 from kvbench.runs.provenance import provenance
 
@@ -121,19 +121,23 @@ def _load(job: Job) -> None:
 
 
 def _prepare_contestants(job: Job) -> tuple[list[Contestant], str | None]:
-    artifact, origin = _find_calibration(job)
+    artifact, origin = _find_calibration(job, job.method.needs())
     prepare_to_fit(job.method, job.model.spec, job.budget, artifact, job.packing)
-    found = [Contestant(job.method_name, job.method, job.granted)]
-    if job.settings.profile.against_full and not isinstance(job.method, Full):
+    books, _ = _find_calibration(job, job.codebooks)
+    known = None if books is None else books.tensors
+    stored = (
+        f", {job.settings.cache_dtype}" if isinstance(job.method, Full) and job.packing is not None else ""
+    )
+    found = [Contestant(job.method_name + stored, job.method, job.granted, job.packing, known)]
+    if job.settings.profile.against_full and not job.reference:
         full = job.as_reference()
         full.method.prepare(full.model.spec, full.budget)
         found.append(Contestant("full", full.method, full.budget))
     return found, origin
 
 
-def _find_calibration(job: Job) -> tuple[Artifact | None, str | None]:
-    """Return what a run would calibrate with, if it is there; random numbers otherwise, and for random weights."""
-    needs = job.method.needs()
+def _find_calibration(job: Job, needs: Observer | Path | None) -> tuple[Artifact | None, str | None]:
+    """Return what a run would calibrate, if it is there; random numbers otherwise, and for random weights."""
     if not isinstance(needs, Observer):
         return None, None if needs is None else str(needs)
     path, metadata = calibration_file(job, needs)
@@ -157,7 +161,7 @@ def _describe(job: Job, calibration: str | None) -> dict[str, object]:
         "weights": job.section("model").get("weights", "files"),
         "parameters": job.model.parameters,
         "calibration": calibration,
-        "cache_dtype": str(job.dtype).removeprefix("torch."),
+        "cache_dtype": describe_dtype(job).removeprefix("torch."),
         "config": job.config,
         "provenance": provenance(job.settings.device),
     }
@@ -171,7 +175,8 @@ def _hash_job(job: Job) -> str:
         asdict(job.settings.profile),
         job.settings.device,
         job.settings.cuda_graph,
-        str(job.dtype),
+        describe_dtype(job),
+        *([] if job.packing is None else [asdict(job.packing)]),
         torch.get_num_threads(),
         hash_prompts(job.prompts),
     ]

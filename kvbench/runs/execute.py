@@ -151,7 +151,7 @@ def _locate(job: Job, *, make: bool) -> tuple[RunFolder, str | None]:
         budget=job.budget.exact,
         prompts=hash_prompts(job.prompts),
         seed=job.settings.seed,
-        cache_dtype=_name_codes(job) or str(job.dtype),
+        cache_dtype=describe_dtype(job),
         label=label_of(job),
         bound=None if job.bounded is None else job.method_name,
         storage=_describe_storage(job),
@@ -164,6 +164,11 @@ def _name_codes(job: Job) -> str:
     """Return the name of numbers of fewer than 16 bits; empty where others are stored, or a method's own forms."""
     name = job.settings.cache_dtype
     return name if name in CODE_DTYPES and not job.method.formed else ""
+
+
+def describe_dtype(job: Job) -> str:
+    """Return the dtype of stored keys and values; of numbers in few bits what the configuration calls them."""
+    return _name_codes(job) or str(job.dtype)
 
 
 def _describe_storage(job: Job) -> dict[str, object] | None:

@@ -21,7 +21,7 @@ from kvbench.core.storage import CHANNEL, CODE_DTYPES, CODEBOOKS
 from kvbench.engine.codebooks import Codebooks
 from kvbench.engine.coding import Packing, wants_books
 from kvbench.engine.memory import token_bytes
-from kvbench.engine.packed_bytes import bound_token_bytes
+from kvbench.engine.packed_bytes import bound_token_bytes, find_sure_capacity
 from kvbench.eval.protocol.base import Evaluator
 from kvbench.methods.base import Method, Observer
 from kvbench.methods.full import Full
@@ -82,7 +82,7 @@ def find_packing(settings: Settings, method: Method) -> Packing | None:
 def read_budget(settings: Settings, model: Shaped, method: Method) -> Budget:
     """Return the budget that settings name, in tokens or in bytes of keys and values as they are stored.
 
-    Its capacity is what is sure to fit: the tokens of which all are as large as the largest.
+    Its capacity is what is sure to fit, whatever the method keeps.
 
     Raises:
         ValueError: it is none.
@@ -90,10 +90,10 @@ def read_budget(settings: Settings, model: Shaped, method: Method) -> Budget:
     if settings.budget_unit == "tokens":
         return Budget.parse(settings.budget, model.spec)
     packing = find_packing(settings, method)
-    if packing is None:
-        each = token_bytes(model.spec, find_dtype(settings, model).itemsize, biased=method.biased)
-    else:
-        _, each = bound_token_bytes(model.spec, packing)
+    if packing is not None and not method.formed:
+        return find_sure_capacity(Budget.parse_bytes(settings.budget, model.spec, 1), model.spec, packing)
+    itemsize = 2 if method.formed else find_dtype(settings, model).itemsize  # forms are of 16 bits at most
+    each = token_bytes(model.spec, itemsize, biased=method.biased)
     return Budget.parse_bytes(settings.budget, model.spec, each)
 
 

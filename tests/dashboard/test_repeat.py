@@ -20,6 +20,7 @@ def compose(words: list[str]) -> dict[str, object]:
     [
         ("infinity_tiny", "heatkv", ["budget=0.04"]),
         ("infinity_tiny", "random", ["budget=0.1", "budget_unit=bytes", "cache_dtype=float16"]),
+        ("infinity_tiny", "full", ["cache_dtype=int4", "storage=kivi", "storage.residual=64"]),
         ("infinity_tiny", "snapkv", ["protect=paper", "eval=paired", "seed=3", "batch_size=2"]),
         ("infinity_tiny", "streaming_llm", ["sinks=2", "method.sinks=1", "cache_dtype=bfloat16"]),
         ("infinity_tiny", "full", ["prompts=scenes_heldout", "prompts.count=5", "model.sampling.top_p=0.9"]),

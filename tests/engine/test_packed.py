@@ -1,18 +1,21 @@
 """A cache in few bits against storage that quantises one token after the other, and dense attention over that."""
 
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import product
+from random import Random
 
 import pytest
 import torch
 from torch import Tensor
 
 from kvbench.core.budget import Budget
-from kvbench.core.segments import ModelSpec, next_token
-from kvbench.core.storage import Storage
+from kvbench.core.segments import ModelSpec, Segment, next_token
+from kvbench.core.storage import CODEBOOKS, Form, Storage
 from kvbench.engine.cache import BudgetExceeded, KVCache
 from kvbench.engine.coding import Packing
+from kvbench.engine.lengths import sum_tokens
+from kvbench.engine.packed_bytes import bound_bytes, foresee_bytes
 from kvbench.methods.base import Method
 from kvbench.methods.full import Full
 from tests.support.engine import D, Drawn, DrawnPerSequence, draw_seen, prepared, run, small, tokens_of
@@ -110,6 +113,65 @@ def test_attention_and_bytes_are_those_of_slow_storage(dtype: str, storage: str,
             total = [sum(layer[s] for layer in layers) for s in range(2)]
             assert cache.ledger.held_bytes[k][-1] in (total, [total[0]])
             assert max(total) <= cache.ledger.sequence_bytes
+
+
+@dataclass
+class Formed(Drawn):
+    """Keeps what a table says, in forms that differ by segment, head and layer."""
+
+    menu: Sequence[Sequence[Sequence[Form]]] = ()
+
+    @property
+    def formed(self) -> bool:
+        return True
+
+    def forms(self, layer: int, at: Segment) -> Sequence[Form]:
+        return self.menu[layer][at.index]
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_each_head_has_the_forms_that_a_method_chose(turned: bool) -> None:
+    spec = small(layers=3, heads=3, sides=(1, 2, 3, 4))
+    choices = [Form(bits, shared) for bits, shared in product((16, 8, 4, 3, 2), (False, True))]
+    random = Random(1)
+    menu = [[random.choices(choices, k=spec.heads) for _ in spec.segments] for _ in range(spec.layers)]
+    rotation, books = make_rotation(spec) if turned else None, make_books(spec)
+    seen, inputs = draw_seen(spec, 3, 0.8), tokens_of(spec, 4)
+    slow = {
+        layer: SlowStorage(spec, layer, CODEBOOKS, 0, False, rotation, books, menu[layer])
+        for layer in range(spec.layers)
+    }
+    expected, held = attend_slowly(spec, inputs, seen, slow)
+    method = prepared(Formed(seen, menu), spec)
+    packing = Packing(16, CODEBOOKS)
+    cache = KVCache(spec, method, dtype=torch.float32, packing=packing, rotation=rotation, books=books)
+    for found, wanted in zip(run(cache, spec, inputs), expected, strict=True):
+        wrong = (found - wanted).abs() > 2e-4 + 1e-3 * wanted.abs()
+        assert wrong.float().mean() < 0.02
+    foreseen = sum_tokens(foresee_bytes(spec, method, packing)[..., None])
+    for k, layers in enumerate(held):
+        total = [sum(layer[s] for layer in layers) for s in range(4)]
+        assert cache.ledger.held_bytes[k][-1] == [total[0]] == [foreseen[k, -1]]
+        assert len(set(total)) == 1
+
+
+@pytest.mark.parametrize("storage", STORAGES)
+@pytest.mark.parametrize("dtype", ["int4", "fp8"])
+def test_bytes_are_known_beforehand_and_bounded(dtype: str, storage: str) -> None:
+    bits, fp8 = DTYPES[dtype]
+    packing = Packing(bits, STORAGES[storage], fp8)
+    for spec in (SCALES, STEPS):
+        for share in (0.3, 1.0):
+            method = prepared(Drawn(draw_seen(spec, 2, share)), spec)
+            cache = KVCache(
+                spec, method, dtype=torch.float32, packing=packing, rotation=None, books=make_books(spec)
+            )
+            run(cache, spec, tokens_of(spec, 2))
+            found = [[layer[0] for layer in row] for row in cache.ledger.held_bytes]
+            assert sum_tokens(foresee_bytes(spec, method, packing)[..., None]).tolist() == found
+            for tokens, stored in zip(cache.ledger.tokens_after, found, strict=True):
+                for a, b in bound_bytes(spec, packing):
+                    assert max(stored) <= a * max(tokens) + b
 
 
 @pytest.mark.parametrize("kind", [Drawn, DrawnPerSequence])

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from kvbench.core.segments import ModelSpec, Segment
-from kvbench.core.storage import Storage
+from kvbench.core.storage import Form, Storage
 
 Numbers = NDArray[np.float32]
 Place = tuple[int, int]
@@ -38,6 +38,7 @@ class SlowStorage:
     fp8: bool = False
     rotation: Tensor | None = None
     books: Mapping[str, Tensor] | None = None
+    forms: Sequence[Sequence[Form]] | None = None  # of each segment and head
     tokens: dict[Place, dict[int, Token]] = field(default_factory=dict)
 
     def store(self, k: Tensor, v: Tensor, at: Segment, kept: Mapping[Place, Sequence[int]]) -> None:
@@ -57,7 +58,28 @@ class SlowStorage:
         for place in kept:
             for other in self.spec.segments[: at.index + 1]:
                 if other.end + self.storage.residual <= at.end:
-                    self._quantise(place, other, exact[place])
+                    self._store(place, other, exact[place])
+        if self.forms is not None:
+            self._share(at, len(k) // self.spec.branches)
+
+    def _share(self, at: Segment, prompts: int) -> None:
+        """Let the unconditional sequences have what their conditional twins store."""
+        assert self.forms is not None
+        for (sequence, head), held in self.tokens.items():
+            if self.forms[at.index][head].shared and sequence >= prompts:
+                twin = self.tokens[sequence - prompts, head]
+                for position in [p for p in held if at.start <= p < at.end]:
+                    held[position] = twin[position]
+                    twin[position].bytes //= self.spec.branches
+
+    def _store(self, place: Place, segment: Segment, exact: Mapping[int, tuple[Numbers, Numbers]]) -> None:
+        bits = self.bits
+        if self.forms is not None:
+            self.bits = self.forms[segment.index][place[1]].bits
+        elif self.storage.keys == "codebook" and segment.length == 1 and not self.fp8:
+            self.bits = 8
+        self._quantise(place, segment, exact)
+        self.bits = bits
 
     def _quantise(self, place: Place, segment: Segment, exact: Mapping[int, tuple[Numbers, Numbers]]) -> None:
         group, held = self.storage.group or segment.length, self.tokens[place]
@@ -68,9 +90,6 @@ class SlowStorage:
                 held[position].young = False
             if self.bits == 16 or not block or not self._worth(len(block)):
                 continue
-            bits = self.bits
-            if self.storage.keys == "codebook" and segment.length == 1 and not self.fp8:
-                self.bits = 8
             inputs = [exact.get(p, (held[p].key, held[p].value)) for p in block]
             keys, values = (np.stack(part) for part in zip(*inputs, strict=True))
             turned = self.rotation is not None and self.storage.before_rotation
@@ -84,7 +103,6 @@ class SlowStorage:
             for position, key, value in zip(block, keys, values, strict=True):
                 of_block = (segment.index, first) if self._block_bytes else None
                 held[position] = Token(key, value, self._token_bytes, of_block, young=False)
-            self.bits = bits
 
     @property
     def _token_bytes(self) -> int:

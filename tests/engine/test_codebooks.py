@@ -1,0 +1,99 @@
+"""The calibration of codebooks: what it looks at, and what its books are good for."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from kvbench.core.segments import ModelSpec, next_token
+from kvbench.engine.cache import KVCache
+from kvbench.engine.codebooks import Codebooks, imagine
+from kvbench.kernels.qk_norm_rope import rotate
+from kvbench.methods.base import View
+from tests.support.engine import D, prepared, run, small, tokens_of
+
+SPEC = small(layers=2, heads=2, sides=(1, 4, 5, 2))
+
+
+def calibrated(spec: ModelSpec, rotation: Tensor | None = None, spread: float = 1.0) -> dict[str, Tensor]:
+    observer = prepared(Codebooks(), spec)
+    for seed in range(6):
+        cache = KVCache(spec, observer, dtype=torch.float32, rotation=rotation)
+        inputs = [[(q, spread * k, v) for q, k, v in layers] for layers in tokens_of(spec, 2, seed)]
+        run(cache, spec, inputs)
+    assert isinstance(observer, Codebooks)
+    return observer.average()
+
+
+def test_shapes_are_those_it_tells_and_levels_ascend() -> None:
+    books = calibrated(SPEC)
+    assert {name: tuple(book.shape) for name, book in books.items()} == Codebooks().tensor_shapes(SPEC)
+    assert books["keys_4"].shape == (2, 2, 3, D, 16)
+    for name in ("keys_2", "keys_3", "values_4"):
+        assert (books[name].diff(dim=-1) >= 0).all()
+    steps = ModelSpec("steps", 2, 2, D, next_token(5, [4] * 4))
+    assert calibrated(steps)["values_3"].shape == (2, 2, 2, D, 8)  # the prompt, and all that follows
+
+
+def test_new_tokens_of_the_same_kind_are_read_back_closely() -> None:
+    books = calibrated(SPEC, spread=3.0)
+    seen: dict[int, list[Tensor]] = {}
+
+    class Reader(Codebooks):
+        reads_books = True
+
+        def watch(self, view: View) -> None:
+            if view.at.index == 2:
+                for bits in (16, 8, 4, 3, 2):
+                    keys, values = view.read_back(bits)
+                    errors = [
+                        ((found - x).square().mean() / x.square().mean())
+                        for found, x in ((keys, view.keys()), (values, view.values()))
+                    ]
+                    seen.setdefault(bits, []).extend(errors)
+
+    cache = KVCache(SPEC, prepared(Reader(), SPEC), dtype=torch.float32, books=books)
+    inputs = [[(q, 3 * k, v) for q, k, v in layers] for layers in tokens_of(SPEC, 2, 99)]
+    run(cache, SPEC, inputs)
+    # Max 1960 has .1175, .03454 and .009497 for a normal distribution known exactly.
+    for bits, most in ((16, 1e-6), (8, 5e-4), (4, 0.02), (3, 0.055), (2, 0.16)):
+        assert max(map(float, seen[bits])) < most
+
+
+def test_keys_are_looked_at_as_they_were_before_the_model_turned_them() -> None:
+    end = SPEC.segments[-1].end
+    turns = torch.polar(
+        torch.ones(end, D // 2), torch.rand(end, D // 2, generator=torch.Generator().manual_seed(1)) * 6
+    )
+    plain = calibrated(SPEC)
+    observer = prepared(Codebooks(), SPEC)
+    for seed in range(6):
+        cache = KVCache(SPEC, observer, dtype=torch.float32, rotation=turns)
+        turned = [
+            [(q, rotate(k, turns[at.start : at.end]), v) for q, k, v in layers]
+            for at, layers in zip(SPEC.segments, tokens_of(SPEC, 2, seed), strict=True)
+        ]
+        run(cache, SPEC, turned)
+    assert isinstance(observer, Codebooks)
+    order = [*range(0, D, 2), *range(1, D, 2)]
+    for name, book in observer.average().items():
+        expected = plain[name][..., order, :] if name.startswith("keys") else plain[name]
+        assert torch.allclose(book.float(), expected.float(), atol=0.02)
+
+
+def test_a_view_without_books_says_so() -> None:
+    class Reader(Codebooks):
+        def watch(self, view: View) -> None:
+            view.read_back(4)
+
+    cache = KVCache(SPEC, prepared(Reader(), SPEC), dtype=torch.float32)
+    with pytest.raises(ValueError, match="reads_books"):
+        run(cache, SPEC, tokens_of(SPEC, 2))
+
+
+def test_imagined_numbers_have_the_mean_and_deviation_of_the_channel() -> None:
+    samples = (
+        torch.randn(2, 3, 40) * torch.tensor([1.0, 5, 0.1])[:, None] + torch.tensor([0.0, -7, 2])[:, None]
+    )
+    found = imagine(samples, 512)
+    assert torch.allclose(found.mean(-1), samples.mean(-1), atol=0.1)
+    assert torch.allclose(found.std(-1), samples.std(-1), rtol=0.1)
