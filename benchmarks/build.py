@@ -15,7 +15,7 @@ import yaml
 
 ROOT = Path(__file__).resolve().parent.parent
 CONF = ROOT / "conf"
-GROUPS = ("model", "method", "protect", "prompts")
+GROUPS = ("model", "method", "protect", "storage", "prompts")
 """What benchmarks choose; the other groups are left out."""
 
 sys.path.insert(0, str(ROOT))

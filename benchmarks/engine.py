@@ -3,6 +3,7 @@
 Same weights, same noise, same process, interleaved:
 python benchmarks/engine.py [--methods heatkv,h2o] [--budget 0.1] [--batch 8] [--repeats 9] [--threads 2]
 python benchmarks/engine.py --model infinity_2b --device cuda   (random weights)
+python benchmarks/engine.py --methods full,heatkv --stored int8:channel,int4:codebooks   (each also in few bits)
 """
 
 import argparse
@@ -18,22 +19,40 @@ from plain_loop import PlainCache, plain_loop
 import kvbench
 from kvbench.core.budget import Budget
 from kvbench.core.devices import if_it_fits, keep_freed_memory
+from kvbench.core.storage import CODE_DTYPES, Storage
 from kvbench.engine.cache import KVCache
+from kvbench.engine.codebooks import Codebooks
+from kvbench.engine.coding import Packing
 from kvbench.methods.base import Observer
-from kvbench.models.base import Cache
+from kvbench.models.base import Cache, find_rotation
 from kvbench.models.infinity.model import InfinityModel
 from kvbench.models.noise import PromptNoise
 from kvbench.scenes.grammar import evaluation_prompts
 
 
-def cache_of(name: str, model: InfinityModel, budget: str, device: str) -> KVCache:
-    """A cache with a method of `conf/method`; random numbers stand for its calibration, which costs no time."""
+def cache_of(name: str, model: InfinityModel, budget: str, device: str, stored: str | None = None) -> KVCache:
+    """A cache with a method of `conf/method`; random numbers stand for calibrations, which cost no time.
+
+    `stored` names a dtype of few bits and a file of `conf/storage`, as `int4:codebooks` does.
+    """
     method = built(composed([f"model={model.name}", f"method={name}"])["method"])
     needs = method.needs()
     artifact = needs.make_stand_in(model.spec) if isinstance(needs, Observer) else None
     method.prepare(model.spec, Budget.parse(1 if name == "full" else budget, model.spec), artifact)
     dtype = torch.float32 if device == "cpu" else torch.bfloat16
-    return KVCache(model.spec, method, dtype=dtype, device=device)
+    if stored is None:
+        return KVCache(model.spec, method, dtype=dtype, device=device)
+    name, _, choice = stored.partition(":")
+    how = Storage(**composed([f"storage={choice or 'channel'}"])["storage"])
+    return KVCache(
+        model.spec,
+        method,
+        dtype=dtype,
+        device=device,
+        packing=Packing(CODE_DTYPES[name], how, fp8=name == "fp8"),
+        rotation=find_rotation(model),
+        books=Codebooks().make_stand_in(model.spec).tensors if how.calibrated else None,
+    )
 
 
 def timed(
@@ -56,6 +75,7 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--budget", default="0.1")
     parser.add_argument("--batch", type=int, default=8)
+    parser.add_argument("--stored", default="", help="in few bits too: int4:channel,int2:codebooks")
     parser.add_argument("--repeats", type=int, default=9)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument(
@@ -69,6 +89,9 @@ def main() -> None:
     model = built(composed([f"model={options.model}", f"model.weights={weights}"])["model"])
     names = dict.fromkeys(["full", *options.methods.split(",")])
     caches = {name: cache_of(name, model, options.budget, options.device) for name in names}
+    for stored in options.stored.split(",") if options.stored else ():
+        for name in names:
+            caches[f"{name}, {stored}"] = cache_of(name, model, options.budget, options.device, stored)
     model.load(options.device)
     pairs = {"plain loop": (plain_loop(model), PlainCache())} | {n: (model, c) for n, c in caches.items()}
     prompts = [str(line["prompt"]) for line in evaluation_prompts(options.batch)]
@@ -88,10 +111,10 @@ def main() -> None:
     ]
     for name, values in seconds.items():
         if name not in pairs:
-            lines.append(f"{name:22s} out of memory")
+            lines.append(f"{name:28s} out of memory")
             continue
         median = statistics.median(values)
-        lines.append(f"{name:22s} {1e3 * median / options.batch:8.2f} ms/image   {median / base:.3f} x full")
+        lines.append(f"{name:28s} {1e3 * median / options.batch:8.2f} ms/image   {median / base:.3f} x full")
     print("\n".join(lines))
 
 

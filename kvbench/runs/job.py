@@ -304,16 +304,15 @@ class Job:
             return self.bounded.as_reference()
         method = {"_target_": f"{Full.__module__}.{Full.__qualname__}"}
         # Numbers of 16 and of 32 bits have a reference each; those in fewer bits, and forms, have the one of `auto`.
-        dtype = self.settings.cache_dtype
-        plain = {
-            "budget": 1,
-            "budget_unit": "tokens",
-            "cache_dtype": "auto" if dtype in CODE_DTYPES or self.method.formed else dtype,
-        }
+        own = self.settings.cache_dtype
+        dtype = "auto" if own in CODE_DTYPES or self.method.formed else own
+        plain = {"budget": 1, "budget_unit": "tokens", "cache_dtype": dtype, "storage": asdict(CHANNEL)}
         return replace(
             self,
             method=Full(),
             method_name="full",
-            settings=replace(self.settings, **plain, storage=CHANNEL),
-            config={**self.config, "method": method, **plain, "storage": asdict(CHANNEL)},
+            settings=replace(
+                self.settings, budget=1, budget_unit="tokens", cache_dtype=dtype, storage=CHANNEL
+            ),
+            config={**self.config, "method": method, **plain},
         )
