@@ -76,6 +76,7 @@ def test_objects_are_built_and_wrong_names_told(monkeypatch: pytest.MonkeyPatch)
         "model": "infinity_tiny",
         "method": "hack",
         "protect": "equal",
+        "storage": "channel",
         "prompts": "scenes",
     }
     values = build.composed(["model=infinity_2b", "model.weights=random", "method=heatkv", "sinks=4"])

@@ -1,0 +1,151 @@
+"""Runs that store few bits: what names them, what they are compared with, what is refused."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvbench.core.config import ConfigError
+from kvbench.core.storage import CHANNEL, CODEBOOKS, Form, Storage
+from kvbench.methods.full import Full
+from kvbench.methods.hardkv.method import HardKV
+from kvbench.methods.streaming_llm import StreamingLLM
+from kvbench.runs import execute
+from kvbench.runs.job import Job
+from tests.support import fake_run
+from tests.support.fake_run import SPEC, Fake, images_of, job_in
+
+
+@pytest.fixture(autouse=True)
+def eight_channels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Codes lie in whole bytes: the fake model's two heads of four channels become one of eight."""
+    monkeypatch.setattr(fake_run, "HEADS", 1)
+
+
+def job_of(root: Path, **more: Any) -> Job:
+    job = job_in(root, model=Fake(spec=replace(SPEC, heads=1, head_dim=8)), count=4, **more)
+    config = {"cache_dtype": job.settings.cache_dtype, **job.config}
+    return replace(job, config=config)
+
+
+def folder_of(job: Job) -> Path:
+    job.model.load("cpu")
+    return execute.open_run(job).path
+
+
+def test_storage_names_a_run_where_it_decides(tmp_path: Path) -> None:
+    kivi = Storage(group=2, residual=4, before_rotation=False)
+    plain = folder_of(job_of(tmp_path))
+    assert folder_of(job_of(tmp_path, storage=kivi)) == plain
+    assert folder_of(job_of(tmp_path, cache_dtype="float32", storage=kivi)) == plain
+    found = [
+        folder_of(job_of(tmp_path, cache_dtype=dtype, storage=storage))
+        for dtype in ("int4", "int2", "fp8")
+        for storage in (CHANNEL, kivi, CODEBOOKS)
+    ]
+    assert found[6] == found[8]  # float8 has nothing to choose but the window and the rotation
+    assert len({plain, *found}) == 9
+    assert found[0].name.startswith("streaming_llm-0.5-int4-")
+
+
+def test_the_reference_stores_what_it_always_did(tmp_path: Path) -> None:
+    plain = execute.run(job_of(tmp_path))
+    few = execute.run(job_of(tmp_path, cache_dtype="int8"))
+    assert plain.results is not None
+    assert few.results is not None
+    assert few.results.reference == plain.results.reference
+    assert few.results.memory.sequence_bytes is not None
+    assert plain.results.memory.sequence_bytes is not None
+    assert few.results.memory.peak_tokens == plain.results.memory.peak_tokens
+    assert few.results.memory.sequence_bytes < plain.results.memory.sequence_bytes / 2
+
+
+def test_the_full_cache_in_few_bits_is_compared_with_the_full_cache(tmp_path: Path) -> None:
+    outcome = execute.run(job_of(tmp_path, method=Full(), method_name="full", cache_dtype="int2"))
+    assert outcome.results is not None
+    assert outcome.folder.name.startswith("full-int2-")
+    assert outcome.results.reference is not None
+    assert not outcome.results.reference.startswith("full-int2-")
+    assert "psnr" in outcome.results.metrics
+    again = execute.run(job_of(tmp_path, method=Full(), method_name="full", cache_dtype="int2", batch_size=2))
+    assert again.reused
+
+
+def test_codebooks_are_calibrated_once_and_belong_to_the_identity(tmp_path: Path) -> None:
+    job = job_of(tmp_path, cache_dtype="int4", storage=CODEBOOKS)
+    first = execute.run(job)
+    (calibration,) = (tmp_path / "fake").glob("calibration-*.safetensors")
+    used = execute.books_used(job)
+    assert used == calibration
+    written = calibration.stat().st_mtime_ns
+    images = images_of(first.folder)
+    again = execute.run(job_of(tmp_path, cache_dtype="int3", storage=CODEBOOKS))
+    assert calibration.stat().st_mtime_ns == written
+    assert again.folder != first.folder
+    other = execute.run(job_of(tmp_path / "other", cache_dtype="int4", storage=CODEBOOKS))
+    assert (other.folder.name, images_of(other.folder)) == (first.folder.name, images)
+
+
+def test_a_budget_in_bytes_buys_more_tokens_in_fewer_bits(tmp_path: Path) -> None:
+    held = []
+    for dtype in ("float16", "int8", "int4"):
+        job = job_of(tmp_path, budget=0.5, budget_unit="bytes", cache_dtype=dtype, storage=CODEBOOKS)
+        outcome = execute.run(job)
+        assert outcome.results is not None
+        memory = outcome.results.memory
+        assert memory.sequence_bytes is not None
+        assert memory.budget_bytes is not None
+        assert memory.sequence_bytes <= memory.budget_bytes
+        held.append(memory.peak_tokens)
+    assert held[0] < held[1] <= held[2]
+
+
+class Formed(StreamingLLM):
+    """Stores everything in four bits of codebooks."""
+
+    @property
+    def formed(self) -> bool:
+        return True
+
+    def forms(self, layer: int, at: object) -> list[Form]:
+        return [Form(4, shared=True)]
+
+
+def test_a_method_with_forms_gets_codebooks_whatever_the_dtype(tmp_path: Path) -> None:
+    outcome = execute.run(job_of(tmp_path, method=Formed(sinks=1)))
+    assert outcome.results is not None
+    memory = outcome.results.memory
+    assert (
+        memory.sequence_bytes == memory.peak_tokens * 2 * 8 * 4 // 8 // 2
+    )  # a pair of branches stores it once
+    assert execute.books_used(job_of(tmp_path, method=Formed(sinks=1))) is not None
+
+
+@pytest.mark.parametrize(
+    ("more", "told"),
+    [
+        ({"method": HardKV(sinks=1, merge="fixed")}, "replaces what is stored"),
+        ({"model": Fake()}, "no multiple of 8"),
+    ],
+    ids=["merging", "channels"],
+)
+def test_what_few_bits_cannot_do_is_refused_in_one_line(
+    tmp_path: Path, more: dict[str, Any], told: str
+) -> None:
+    job = replace(job_of(tmp_path, cache_dtype="int4"), **more)
+    with pytest.raises(ConfigError, match=f"cache_dtype=int4: .*{told}") as error:
+        job.check()
+    assert "\n" not in str(error.value)
+
+
+def test_prompts_of_a_batch_change_nothing_but_rounding(tmp_path: Path) -> None:
+    runs = [
+        execute.run(job_of(tmp_path / str(size), cache_dtype="int4", batch_size=size)).folder
+        for size in (4, 1)
+    ]
+    first, other = (
+        {name: (folder / "images" / name).read_bytes() for name in images_of(folder)} for folder in runs
+    )
+    same = sum(first[name] == other[name] for name in first)
+    assert same >= len(first) - 1
