@@ -17,8 +17,6 @@ BITS = (2, 3, 4)
 """Widths of codes that have codebooks; codes of 8 bits have a scale, for 256 levels of each channel would be many."""
 MARGIN = 0.25
 """How far scales of 8 bits reach beyond what was seen, at both ends, as a share of it."""
-IMAGINED = 64
-"""Numbers that each channel is given beside its own for every level that its codebook has."""
 
 
 def imagine(samples: Tensor, count: int) -> Tensor:
@@ -44,10 +42,12 @@ class Codebooks(Observer):
     Attributes:
         tokens: evenly spaced tokens of each segment and sequence that are looked at.
         before_rotation: keys are looked at as they are before the model turns them.
+        imagined: numbers that each channel is given beside its own for every level of its codebook (`imagine`).
     """
 
     tokens: int = 32
     before_rotation: bool = True
+    imagined: int = 64
     _seen: dict[tuple[int, int], list[tuple[int, Tensor, Tensor]]] = field(
         default_factory=dict, init=False, repr=False
     )
@@ -94,7 +94,7 @@ class Codebooks(Observer):
             for name, some in zip(("keys", "values"), zip(*tokens, strict=True), strict=False):
                 samples = torch.cat(some, 1).mT.float()
                 for bits in BITS:
-                    likely = torch.cat((samples, imagine(samples, IMAGINED << bits)), -1)
+                    likely = torch.cat((samples, imagine(samples, self.imagined << bits)), -1)
                     books[f"{name}_{bits}"][layer, :, source] = fit_book(likely, bits)
                 least, largest = likely.aminmax(dim=-1)
                 more = MARGIN * (largest - least)

@@ -44,7 +44,7 @@ def test_new_tokens_of_the_same_kind_are_read_back_closely() -> None:
         def watch(self, view: View) -> None:
             if view.at.index == 2:
                 for bits in (16, 8, 4, 3, 2):
-                    keys, values = view.read_back(bits)
+                    keys, values = view.read_back(view.keys(), view.values(), view.at, bits)
                     errors = [
                         ((found - x).square().mean() / x.square().mean())
                         for found, x in ((keys, view.keys()), (values, view.values()))
@@ -83,7 +83,7 @@ def test_keys_are_looked_at_as_they_were_before_the_model_turned_them() -> None:
 def test_a_view_without_books_says_so() -> None:
     class Reader(Codebooks):
         def watch(self, view: View) -> None:
-            view.read_back(4)
+            view.read_back(view.keys(), view.values(), view.at, 4)
 
     cache = KVCache(SPEC, prepared(Reader(), SPEC), dtype=torch.float32)
     with pytest.raises(ValueError, match="reads_books"):
