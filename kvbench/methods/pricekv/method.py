@@ -75,6 +75,7 @@ class PriceKV(Method):
     share: bool = False
 
     static: ClassVar[bool] = True
+    revision: ClassVar[int] = 1  # room in which no block fitted was unused
 
     @property
     def formed(self) -> bool:
