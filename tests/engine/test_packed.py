@@ -273,3 +273,28 @@ def test_the_batch_changes_nothing_but_rounding(method: Method) -> None:
         outs.append(run(cache, SCALES, some))
     for whole, half in zip(*outs, strict=True):
         assert torch.allclose(whole[:2], half, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", [Drawn, DrawnPerSequence])
+def test_a_padded_prompt_is_stored_as_it_is_alone(kind: type[Drawn]) -> None:
+    inputs = tokens_of(STEPS, 2)
+
+    def generate(sequences: list[int], padding: list[int]) -> list[Tensor]:
+        method = prepared(kind(draw_seen(STEPS, 4, 0.8)), STEPS)
+        packing = Packing(4, Storage())
+        cache = KVCache(STEPS, method, dtype=torch.float32, packing=packing, rotation=make_rotation(STEPS))
+        cache.reset(len(sequences), padding)
+        out = []
+        for at, layers in zip(STEPS.segments, inputs, strict=True):
+            cache.begin(at)
+            some = [[x[sequences] for x in qkv] for qkv in layers]
+            for token in range(1 if at.index == 0 else at.length):
+                now = slice(None) if at.index == 0 else slice(token, token + 1)
+                out += [cache.attend(layer, *(x[:, :, now] for x in qkv)) for layer, qkv in enumerate(some)]
+        return out
+
+    together = generate([0, 1], [0, 2])
+    for sequence, padding in ((0, 0), (1, 2)):
+        for whole, alone in zip(together, generate([sequence], [padding]), strict=True):
+            first = padding if whole.shape[2] == STEPS.segments[0].length > 4 else 0
+            assert torch.allclose(whole[sequence, :, first:], alone[0, :, first:], atol=1e-5)

@@ -20,7 +20,9 @@ from torch import Tensor
 from kvbench.cli.search_path import PluginSearchPath, list_choices
 from kvbench.core.budget import Budget, InfeasibleBudget
 from kvbench.core.segments import ModelSpec, next_scale, next_token
+from kvbench.core.storage import CHANNEL
 from kvbench.engine.cache import KVCache
+from kvbench.engine.coding import Packing
 from kvbench.engine.lengths import foresee_lengths, sum_tokens
 from kvbench.methods.base import Artifact, Method, Observer
 from kvbench.methods.full import Full
@@ -96,7 +98,9 @@ def artifact_for(method: Method, spec: ModelSpec, seed: int = 0) -> Artifact | N
     return Artifact(observer.kind, tensors)
 
 
-def ready(name: str, spec: str, budget: float | str, seed: int = 0) -> KVCache:
+def ready(
+    name: str, spec: str, budget: float | str, seed: int = 0, packing: Packing | None = None
+) -> KVCache:
     """A cache of a prepared method; a budget that is refused is raised to the smallest that the refusal names."""
     shapes, method = spec_of(spec), method_of(name, spec)
     try:
@@ -104,7 +108,7 @@ def ready(name: str, spec: str, budget: float | str, seed: int = 0) -> KVCache:
     except InfeasibleBudget as refusal:
         budget = smallest(refusal)
     prepared(method, shapes, budget, artifact_for(method, shapes, seed))
-    return KVCache(shapes, method, dtype=torch.float32)
+    return KVCache(shapes, method, dtype=torch.float32, packing=packing)
 
 
 def smallest(refusal: InfeasibleBudget) -> str:
@@ -160,6 +164,25 @@ def test_the_whole_budget_is_equal_to_full(name: str, spec: str) -> None:
     if cache.method.static:
         assert equal(found, expected)
     for one, other in zip(found, expected, strict=True):  # rows lie otherwise in memory if sequences differ
+        torch.testing.assert_close(one, other, atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize(("name", "spec"), [(name, home(name)) for name in METHODS])
+def test_four_bits_hold_what_more_bits_hold(name: str, spec: str) -> None:
+    """Every method decides, stores and attends with codes; one that looks at positions alone keeps the same."""
+    method, shapes = method_of(name, spec), spec_of(spec)
+    if method.replaces or method.formed:
+        return  # refused, or stored as it says itself
+    inputs, budget = tokens_of(shapes, 2, seed=2), 1 if isinstance(method, Full) else "0.3"
+    wide, narrow = (ready(name, spec, budget, packing=packing) for packing in (None, Packing(4, CHANNEL)))
+    expected, found = run(wide, shapes, inputs), run(narrow, shapes, inputs)
+    assert all(torch.isfinite(one).all() for one in found)
+    if narrow.method.static:
+        assert narrow.ledger.held == wide.ledger.held
+    if narrow.method.strict:
+        assert narrow.ledger.peak_tokens <= narrow.method.budget.capacity
+    assert narrow.ledger.sequence_bytes < wide.ledger.sequence_bytes * 0.6
+    for one, other in zip(found[: shapes.layers], expected, strict=False):  # nothing was stored yet
         torch.testing.assert_close(one, other, atol=1e-6, rtol=1e-5)
 
 
