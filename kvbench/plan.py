@@ -31,7 +31,11 @@ class Planned(Protocol):
         ...
 
     def activation_bytes(self, prompts: int) -> int:
-        """Return the most bytes that a generation on a GPU holds beside weights and cache."""
+        """Return the most bytes that drawing holds on a GPU beside weights and cache."""
+        ...
+
+    def decoding_bytes(self, prompts: int) -> int:
+        """Return the most bytes that decoding holds there beside weights, when the cache is given back."""
         ...
 
 
@@ -203,7 +207,11 @@ def find_largest_batch(model: Planned, lengths: Ints, gpu_gib: float) -> int:
     room = gpu_gib * 1024 * MIB - 2 * model.parameters
     per_prompt = count_generation_bytes(model.spec, lengths, 0, 1)
     batches = range(1, max(0, int(room // per_prompt)) + 1)
-    return bisect_right(batches, room, key=lambda n: n * per_prompt + model.activation_bytes(n))
+
+    def count(batch: int) -> float:
+        return max(batch * per_prompt + model.activation_bytes(batch), model.decoding_bytes(batch))
+
+    return bisect_right(batches, room, key=count)
 
 
 def export(path: Path, spec: ModelSpec, budget: Budget, method: Method) -> None:

@@ -145,6 +145,17 @@ class KVCache:
                 self._storage.open(layer, self._storage.find_room(0)) for layer in range(spec.layers)
             ]
 
+    def release(self) -> None:
+        """Give back all storage of keys and values, once no token is left to attend to them; the ledger stays.
+
+        Where steps are recorded storage stays too: they will be repeated on what lies there.
+        """
+        if self.record is not None:
+            return
+        self._begun = self._begun or [store.layout for store in self._stores]
+        self._stores = []
+        self._storage.release()
+
     def begin(self, segment: Segment) -> None:
         """Announce the segment whose tokens every layer will see next: at once, or in steps if it is causal."""
         self._segment = segment
@@ -365,7 +376,7 @@ class KVCache:
         rebuild = self._storage.count_rebuild(before, after.bytes)
         self.ledger.rebuild_bytes = max(self.ledger.rebuild_bytes, self._stored + rebuild)
         if self.method.compares(layer, self._segment):
-            after.before = present.k.clone() if store.layout.room else present.k.contiguous()
+            after.before = present.k.clone()  # a view would keep the whole projection it lies in
         self._stores[layer] = after
         self._stored += after.bytes
         self.ledger.drifts += change.drift.total

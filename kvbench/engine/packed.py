@@ -152,6 +152,9 @@ class PackedStorage:
         """Take note of what was read back of it; planes end with the last who holds them."""
         self._note_whole(store)
 
+    def release(self) -> None:
+        """Give back nothing: there is nothing beside stores."""
+
     def joins(self, change: Change, dtype: torch.dtype) -> bool:
         """Return False: the past is read back in pieces."""
         return False

@@ -88,6 +88,10 @@ class PlainStorage:
         for ticket in store.tickets:
             self.arena.release(ticket)
 
+    def release(self) -> None:
+        """Give back the ring."""
+        self.arena = Arena(0, self._dtype, self._device)
+
     def attend(self, store: Store, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor | None]:
         """Attend over a layer's past and the whole present (`kernels.ragged_attention`)."""
         return ragged_attention(q, k, v, store.keys, store.values, store.layout, self._spec.logit_scale)

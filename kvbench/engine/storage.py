@@ -40,6 +40,10 @@ class Storage(Protocol):
         """Take a layer's storage back."""
         ...
 
+    def release(self) -> None:
+        """Give back what is kept beside stores, until the next `prepare`."""
+        ...
+
     def attend(self, store: Any, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor | None]:
         """Attend over a layer's past and the whole present (`kernels.ragged_attention`)."""
         ...

@@ -183,6 +183,10 @@ class Cache(Protocol):
         """
         ...
 
+    def release(self) -> None:
+        """Give back the storage of keys and values, once no token is left to attend to them."""
+        ...
+
     def advance(self) -> None:
         """Count a token of the segment whose step was recorded and repeated, so that `attend` was not called."""
         ...
@@ -220,7 +224,11 @@ class Model(Protocol):
         ...
 
     def activation_bytes(self, prompts: int) -> int:
-        """Return the most bytes that a generation on a GPU holds beside weights and cache, by shapes alone."""
+        """Return the most bytes that drawing holds on a GPU beside weights and cache, by shapes alone."""
+        ...
+
+    def decoding_bytes(self, prompts: int) -> int:
+        """Return the most bytes that decoding holds there beside weights, when the cache is given back."""
         ...
 
     def load(self, device: str) -> None:

@@ -155,6 +155,44 @@ def test_the_last_segment_is_never_stored() -> None:
     assert alone.ledger.peak_bytes == 0
 
 
+class Comparing(Full):
+    """Asks for the keys of the segment before."""
+
+    static: ClassVar[bool] = False
+    compares_keys: ClassVar[bool] = True
+
+    def keep(self, view: View) -> None:
+        if view.at.index:
+            view.previous_keys()
+
+
+def test_keys_that_are_compared_do_not_keep_the_projection_they_lie_in() -> None:
+    spec = small(sides=(1, 2, 3, 4))
+    cache = KVCache(spec, prepared(Comparing(), spec), dtype=torch.float32)
+    cache.reset(2)
+    for segment in spec.segments[:-1]:
+        cache.begin(segment)
+        for layer in range(spec.layers):
+            q, k, v = torch.randn(2, segment.length, 3, spec.heads, D).permute(2, 0, 3, 1, 4)
+            cache.attend(layer, q, k, v)
+            before = cache._stores[layer].before
+            assert before is not None
+            assert before.untyped_storage().nbytes() == k.nbytes
+
+
+def test_what_is_released_is_made_again() -> None:
+    spec = small()
+    cache = KVCache(spec, prepared(Full(), spec), dtype=torch.float32)
+    inputs = tokens_of(spec, 2)
+    first = run(cache, spec, inputs)
+    ledger, layouts = cache.ledger, cache.held.layouts
+    cache.release()
+    assert cache._storage.arena.numbers == 0
+    assert (cache.ledger, cache.held.layouts) == (ledger, layouts)
+    for out, expected in zip(run(cache, spec, inputs), first, strict=True):
+        torch.testing.assert_close(out, expected, atol=0, rtol=0)
+
+
 def test_exceeding_the_budget_names_layer_and_segment() -> None:
     spec = small()
     cache = KVCache(spec, prepared(Full(), spec, "0.5"), dtype=torch.float32)

@@ -110,17 +110,15 @@ class InfinityModel:
         return sum(p.numel() for module in self._build() for p in module.parameters())
 
     def activation_bytes(self, prompts: int) -> int:
-        """Return the bytes beside weights and cache that a generation holds at its worst instant on a GPU.
-
-        That is in a layer at the last scale, or, where prompts are few, in the decoder.
-        """
+        """Return the bytes beside weights and cache that drawing holds at its worst, in a layer of the last scale."""
         spec, config = self.spec, self.transformer
-        last = spec.segments[-1]
-        cells = last.length * config.token_channels // self.tokenizer.bits
-        return max(
-            count_layer_bytes(prompts * spec.branches * last.length, config.width, config.feed_forward),
-            count_decoding_bytes(self.tokenizer.networks, prompts, cells),
-        )
+        rows = prompts * spec.branches * spec.segments[-1].length
+        return count_layer_bytes(rows, config.width, config.feed_forward)
+
+    def decoding_bytes(self, prompts: int) -> int:
+        """Return the bytes beside weights that decoding holds at its worst instant on a GPU."""
+        cells = self.spec.segments[-1].length * self.transformer.token_channels // self.tokenizer.bits
+        return count_decoding_bytes(self.tokenizer.networks, prompts, cells)
 
     @property
     def calls(self) -> Calls:
@@ -186,6 +184,7 @@ class InfinityModel:
                 negative=negative,
                 activations=self.activation_bytes(len(prompts)),
             )
+            cache.release()
             return decode_pixels(self._tokenizer.decode, summed, self.tokenizer.patch)
 
     def _repairs(self) -> list[str]:

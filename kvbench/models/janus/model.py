@@ -78,16 +78,19 @@ class JanusModel:
         return sum(p.numel() for module in self._build() for p in module.parameters())
 
     def activation_bytes(self, prompts: int) -> int:
-        """Return the bytes beside weights and cache that a generation holds at its worst instant on a GPU.
+        """Return the bytes beside weights and cache that drawing holds at its worst instant on a GPU.
 
-        That is in a layer over the prompts, while a token is drawn, or in the decoder.
+        That is in a layer over the prompts, or while a token is drawn.
         """
         config, sequences = self.transformer, prompts * self.sampling.branches
         return max(
             config.count_layer_bytes(sequences * self.prompt_tokens),
             6 * 4 * sequences * config.codes,
-            count_decoding_bytes(self.tokenizer.networks, prompts, config.tokens),
         )
+
+    def decoding_bytes(self, prompts: int) -> int:
+        """Return the bytes beside weights that decoding holds at its worst instant on a GPU."""
+        return count_decoding_bytes(self.tokenizer.networks, prompts, self.transformer.tokens)
 
     @property
     def calls(self) -> Calls:
@@ -151,6 +154,7 @@ class JanusModel:
                 activations=self.activation_bytes(len(prompts)),
             )
             codes = self._tokenizer.codes(tokens.unflatten(1, self.transformer.image))
+            cache.release()
             return decode_pixels(self._decode, codes, self.tokenizer.networks.patch, truncate=True)
 
     def _decode(self, codes: Tensor) -> Tensor:

@@ -101,16 +101,19 @@ class LlamaGenModel:
         return sum(p.numel() for module in self._build() for p in module.parameters())
 
     def activation_bytes(self, prompts: int) -> int:
-        """Return the bytes beside weights and cache that a generation holds at its worst instant on a GPU.
+        """Return the bytes beside weights and cache that drawing holds at its worst instant on a GPU.
 
-        That is in a layer over the condition, while a token is drawn, or in the decoder.
+        That is in a layer over the condition, or while a token is drawn.
         """
         config, sequences = self.transformer, prompts * self.sampling.branches
         return max(
             config.count_layer_bytes(sequences * config.condition),
             6 * 4 * sequences * config.vocabulary,
-            count_decoding_bytes(self.tokenizer.networks, prompts, config.tokens),
         )
+
+    def decoding_bytes(self, prompts: int) -> int:
+        """Return the bytes beside weights that decoding holds at its worst instant on a GPU."""
+        return count_decoding_bytes(self.tokenizer.networks, prompts, self.transformer.tokens)
 
     @property
     def calls(self) -> Calls:
@@ -178,6 +181,7 @@ class LlamaGenModel:
                 activations=self.activation_bytes(len(prompts)),
             )
             codes = self._tokenizer.codes(tokens.unflatten(1, self.transformer.grid))
+            cache.release()
             return decode_pixels(self._decode, codes, self.tokenizer.networks.patch)
 
     def _read(self, prompts: Sequence[str]) -> tuple[Tensor, list[int] | None]:

@@ -84,16 +84,20 @@ class LuminaModel:
         return sum(p.numel() for module in self._build() for p in module.parameters())
 
     def activation_bytes(self, prompts: int) -> int:
-        """Return the bytes beside weights and cache that a generation holds at its worst instant on a GPU.
+        """Return the bytes beside weights and cache that drawing holds at its worst instant on a GPU.
 
-        That is in a layer over the prompts, while a token is drawn, or in the decoder.
+        That is in a layer over the prompts, or while a token is drawn.
         """
         config, sequences = self.transformer, prompts * self.sampling.branches
         return max(
             config.count_layer_bytes(sequences * self.prompt_tokens),
             6 * 4 * sequences * config.vocabulary,
-            count_decoding_bytes(self.tokenizer.networks, prompts, config.image[0] * config.image[1]),
         )
+
+    def decoding_bytes(self, prompts: int) -> int:
+        """Return the bytes beside weights that decoding holds at its worst instant on a GPU."""
+        rows, columns = self.transformer.image
+        return count_decoding_bytes(self.tokenizer.networks, prompts, rows * columns)
 
     @property
     def calls(self) -> Calls:
@@ -163,6 +167,7 @@ class LuminaModel:
             )
             drawn = tokens.unflatten(1, (-1, config.line))[..., :-1]
             codes = self._tokenizer.codes(self._codes[drawn])
+            cache.release()
             return decode_pixels(self._decode, codes, self.tokenizer.networks.patch, truncate=True)
 
     def _decode(self, codes: Tensor) -> Tensor:

@@ -97,13 +97,17 @@ class Qwen3Model:
         return sum(p.numel() for p in build_on_meta(lambda: Qwen3(self.transformer)).parameters())
 
     def activation_bytes(self, prompts: int) -> int:
-        """Return the bytes beside weights and cache that a generation holds at its worst instant on a GPU.
+        """Return the bytes beside weights and cache that drawing holds at its worst instant on a GPU.
 
         That is in a layer over the prompts, or while a token is drawn.
         """
         config = split_config(self.transformer, self.processes.count)
         layer = config.count_layer_bytes(prompts * self.prompt_tokens)
         return max(layer, 6 * 4 * prompts * config.vocabulary)
+
+    def decoding_bytes(self, prompts: int) -> int:
+        """Return 0: tokens become words on the host."""
+        return 0
 
     @property
     def calls(self) -> Calls:

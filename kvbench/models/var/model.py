@@ -79,10 +79,9 @@ class VARModel:
         return sum(p.numel() for module in self._build() for p in module.parameters())
 
     def activation_bytes(self, prompts: int) -> int:
-        """Return the bytes beside weights and cache that a generation holds at its worst instant on a GPU.
+        """Return the bytes beside weights and cache that drawing holds at its worst instant on a GPU.
 
-        That is at the last scale, in a layer, while logits of codes are made, or while they are drawn from; or, where
-        prompts are few, in the decoder.
+        That is at the last scale, in a layer, while logits of codes are made, or while they are drawn from.
         """
         config, cells = self.transformer, self.spec.segments[-1].length
         rows = 2 * prompts * cells
@@ -92,8 +91,11 @@ class VARModel:
             rows * config.width * 6
             + 3 * logits,  # the stream and its norm; both branches in bf16 and float32
             5 * logits,  # guided, truncated, probabilities, noise, their quotient
-            count_decoding_bytes(self.tokenizer.networks, prompts, cells),
         )
+
+    def decoding_bytes(self, prompts: int) -> int:
+        """Return the bytes beside weights that decoding holds at its worst instant on a GPU."""
+        return count_decoding_bytes(self.tokenizer.networks, prompts, self.spec.segments[-1].length)
 
     @property
     def calls(self) -> Calls:
@@ -149,6 +151,7 @@ class VARModel:
                 self.sampling,
                 activations=activations,
             )
+            cache.release()
             return decode_pixels(self._tokenizer.decode, summed, self.tokenizer.networks.patch)
 
     def _build(self) -> tuple[VAR, VQVAE]:
