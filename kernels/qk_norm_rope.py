@@ -11,7 +11,7 @@ def qk_norm_rope(qkv: Tensor, lengths: Tensor, rotation: Tensor | None) -> tuple
     """Return the inputs of cosine attention (arXiv:2412.04431, section 3.3; rotation of neighbouring pairs).
 
     Args:
-        qkv: [B, tokens, 3, H, D], the projection, D contiguous and even; overwritten on CUDA without gradients.
+        qkv: [B, tokens, 3, H, D], the projection, D contiguous and even; overwritten without gradients.
         lengths: float32 [2, H], what queries (their temperature) and keys (1) are scaled to.
         rotation: complex64 [tokens, D/2], what neighbouring pairs are multiplied by; None leaves them as they are.
 
@@ -22,11 +22,13 @@ def qk_norm_rope(qkv: Tensor, lengths: Tensor, rotation: Tensor | None) -> tuple
         from kvbench.kernels.triton.qk_norm_rope import qk_norm_rope_triton
 
         return qk_norm_rope_triton(qkv, lengths, rotation, EPSILON)
-    qk = qkv[:, :, :2].float()
+    given = qkv[:, :, :2]
+    qk = given.float()
     factor = lengths[..., None] / torch.linalg.vector_norm(qk, dim=-1, keepdim=True).clamp_min(EPSILON)
     if rotation is not None:
         qk = rotate(qk, rotation[:, None, None])
-    q, k = (qk * factor).to(qkv.dtype).permute(2, 0, 3, 1, 4)
+    done = (qk * factor).to(qkv.dtype) if torch.is_grad_enabled() else torch.mul(qk, factor, out=given)
+    q, k = done.permute(2, 0, 3, 1, 4)
     return q, k, qkv[:, :, 2].transpose(1, 2)
 
 
