@@ -30,6 +30,10 @@ def linear(
     if _onednn(x, weight):
         activation, form = ("gelu", "tanh") if gelu else ("none", "")
         return torch.ops.mkldnn._linear_pointwise(x, weight, bias, activation, [], form)
+    if gelu and bias is not None and x.is_cuda and not torch.is_grad_enabled():
+        # The tanh form on a GPU alone: on a CPU this routine takes the exact one.
+        y = torch._addmm_activation(bias, x.flatten(0, -2), weight.mT, use_gelu=True)
+        return y.unflatten(0, x.shape[:-1])
     y = F.linear(x, weight, bias)
     return F.gelu(y, approximate="tanh") if gelu else y
 

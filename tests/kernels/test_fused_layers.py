@@ -77,6 +77,20 @@ def test_products_elsewhere_are_left_alone(exact: bool, monkeypatch: pytest.Monk
     assert products.SETTINGS.fp32_precision == before
 
 
+@pytest.mark.skipif(DEVICE != "cuda", reason="no GPU")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_gelu_is_fused_on_a_gpu(dtype: torch.dtype) -> None:
+    x, weight, bias = (
+        one.to(DEVICE, dtype) for one in (random(0, 2, 5, 64), random(1, 32, 64), random(2, 32))
+    )
+    with torch.no_grad():
+        found = linear(x, weight, bias, gelu=True)
+    exact = x.double() @ weight.double().T + bias.double()
+    through = (x.double().abs() @ weight.double().abs().T + bias.double().abs()).cpu()
+    close(found, F.gelu(exact, approximate="tanh").cpu(), dtype, through)
+    assert found.shape == (2, 5, 32)
+
+
 def test_linear_learns() -> None:
     x, weight, bias = random(0, 3, 5), random(1, 4, 5).requires_grad_(), random(2, 4).requires_grad_()
     linear(x, weight, bias, gelu=True).sum().backward()
@@ -141,6 +155,16 @@ def turned(qkv: Tensor, lengths: Tensor, angles: Tensor | None) -> tuple[Tensor,
     return (*parts, v)
 
 
+def qk_norm_rope_in_place(*given: Tensor | None) -> tuple[Tensor, ...]:
+    qkv, lengths, rotation = (None if x is None else x.clone() for x in given)
+    assert qkv is not None
+    assert lengths is not None
+    with torch.no_grad():
+        found = qk_norm_rope.qk_norm_rope(qkv, lengths, rotation)
+    assert all(part.data_ptr() == qkv[:, :, index].data_ptr() for index, part in enumerate(found))
+    return found
+
+
 def qk_norm_rope_on_gpu(*given: Tensor | None) -> tuple[Tensor, ...]:
     from kvbench.kernels.triton.qk_norm_rope import qk_norm_rope_triton
 
@@ -154,8 +178,12 @@ def qk_norm_rope_on_gpu(*given: Tensor | None) -> tuple[Tensor, ...]:
 
 @pytest.mark.parametrize(
     "program",
-    [qk_norm_rope.qk_norm_rope, pytest.param(qk_norm_rope_on_gpu, marks=needs_triton)],
-    ids=["torch", "triton"],
+    [
+        qk_norm_rope.qk_norm_rope,
+        qk_norm_rope_in_place,
+        pytest.param(qk_norm_rope_on_gpu, marks=needs_triton),
+    ],
+    ids=["torch", "in place", "triton"],
 )
 @given(
     st.integers(0, 2**20), st.integers(1, 3), st.integers(1, 40), st.integers(1, 3),
