@@ -144,7 +144,10 @@ class Bench:
             "peak_of_full": ledger.peak_bytes / full,
             "peak_of_budget": ledger.peak_bytes / allowed,
         }
-        allocator = {"before_bytes": before, "peak_bytes": peak} if self._gpu else None
+        reserved = torch.cuda.max_memory_reserved(device) if self._gpu else 0
+        allocator = (
+            {"before_bytes": before, "peak_bytes": peak, "reserved_bytes": reserved} if self._gpu else None
+        )
         return {"first_seconds": seconds, "kv": kv, "allocator": allocator}
 
     def _measure_latencies(self, contestants: list[Contestant], batch: int) -> dict[str, Row | None]:

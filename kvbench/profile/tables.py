@@ -99,10 +99,12 @@ def tabulate_memory(rows: Sequence[Found]) -> Table:
         "in flight",
         "state",
         "allocator",
+        "reserved",
         "before",
     )
     table = _make_table(
-        "memory, MiB: the cache's ledger, and the GPU allocator's peak and level before", names
+        "memory, MiB: the cache's ledger; the GPU allocator's peak, what it reserved, and its level before",
+        names,
     )
     for row in rows:
         if row["status"] != "ok":
@@ -117,7 +119,7 @@ def tabulate_memory(rows: Sequence[Found]) -> Table:
             *(_format_mib(kv[f"{name}_bytes"]) for name in ("rebuild", "transient", "state")),
             *(
                 "-" if allocator is None else _format_mib(allocator[f"{name}_bytes"])
-                for name in ("peak", "before")
+                for name in ("peak", "reserved", "before")
             ),
         )
     return table

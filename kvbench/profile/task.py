@@ -18,7 +18,8 @@ What is written to `<runs_dir>/profile/<model>-<method>-<budget>-<hash>.json` (s
                             tokens are those of the images, without prompts and without a branch that guides
       kv                    {peak_tokens, peak_bytes, rebuild_bytes, transient_bytes, state_bytes} out of the ledger,
                             full_bytes and budget_bytes of such a batch, peak_of_full, peak_of_budget
-      allocator             {before_bytes, peak_bytes} on a GPU, before a generation and at its worst instant; else null
+      allocator             {before_bytes, peak_bytes, reserved_bytes} on a GPU: in use before a generation and at its
+                            worst instant, and the most reserved; else null
       phases                {seconds{text, transformer, cache, decode, rest}, total}: one generation of its own
     largest                 {cache: prompts} that fit the GPU, null if not asked for
     operators               [{name, calls, self_seconds}] of one traced batch of the method, null if not asked for

@@ -32,6 +32,7 @@ class Cost:
         tokens: tokens that its text was drawn in; None of an image.
         utilisation: tokens that its own sequence held over those of rows as long as the longest; None if none left.
         longest: tokens of the longest row that it ever had between segments; None in lines of older versions.
+        gpu_reserved_bytes: the most that the allocator reserved on a GPU; None on a CPU and in lines of older versions.
         processes: processes that held the model together, all of whose memory is counted; None of one.
         sequence_bytes: most bytes of keys and values that one sequence held; None in lines of older versions.
         last_bytes: bytes that one sequence held while the last segment ran; likewise.
@@ -51,6 +52,7 @@ class Cost:
     tokens: int | None = None
     utilisation: float | None = None
     longest: int | None = None
+    gpu_reserved_bytes: int | None = None
     processes: int | None = None
     sequence_bytes: int | None = None
     last_bytes: int | None = None
@@ -68,6 +70,7 @@ def summarise_memory(costs: Sequence[Cost], spec: ModelSpec, budget: Budget, ite
     batch, peak = max(cost.batch for cost in costs), max(cost.peak_tokens for cost in costs)
     used = [cost.utilisation for cost in costs if cost.utilisation is not None]
     sizes = [cost.sequence_bytes for cost in costs if cost.sequence_bytes is not None]
+    reserved = [cost.gpu_reserved_bytes for cost in costs if cost.gpu_reserved_bytes is not None]
     longest = [cost.longest for cost in costs if cost.longest is not None]
     return Memory(
         budget_tokens=float(budget.capacity),
@@ -79,6 +82,7 @@ def summarise_memory(costs: Sequence[Cost], spec: ModelSpec, budget: Budget, ite
         transient_bytes=max(cost.transient_bytes for cost in costs),
         state_bytes=max(cost.state_bytes for cost in costs),
         gpu_peak_bytes=max(cost.gpu_peak_bytes for cost in costs),
+        gpu_reserved_bytes=max(reserved, default=None),
         batch=batch,
         paper_full_mib=paper_mib(spec.full_tokens, spec, batch),
         paper_peak_mib=paper_mib(peak, spec, batch),

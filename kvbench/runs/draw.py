@@ -39,6 +39,7 @@ class _Share(NamedTuple):
     made: Outputs
     ledger: Ledger
     gpu_peak_bytes: int
+    gpu_reserved_bytes: int
     retention: Retention | None
 
 
@@ -98,6 +99,7 @@ def draw(job: Job, cache: KVCache, part: range) -> Drawn:
         last_bytes=ledger.last_bytes,
         least_share=round(ledger.find_least_share(job.model.spec, job.granted), 6),
         gpu_peak_bytes=sum(share.gpu_peak_bytes for share in shares),
+        gpu_reserved_bytes=sum(share.gpu_reserved_bytes for share in shares) or None,
         lse_drift=None if drift is None else round(drift, 6),
         processes=processes.count if processes.count > 1 else None,
     )
@@ -156,5 +158,6 @@ def _make(job: Job, cache: KVCache, part: range) -> _Share:
     texts = [job.prompts[index].text for index in part]
     made = job.model.generate(texts, cache, PromptNoise(job.settings.seed, part))
     peak = torch.cuda.max_memory_allocated(device) if gpu else 0
+    reserved = torch.cuda.max_memory_reserved(device) if gpu else 0
     retention = None if part.start else measure_retention(cache.held, job.own_spec, len(part))
-    return _Share(made, cache.ledger, peak, retention)
+    return _Share(made, cache.ledger, peak, reserved, retention)

@@ -32,6 +32,8 @@ class Memory:
         transient_bytes: most bytes of keys and values in flight.
         state_bytes: most bytes a method keeps beside keys and values.
         gpu_peak_bytes: the allocator's peak on a GPU; 0 on a CPU.
+        gpu_reserved_bytes: the most that the allocator reserved there, what is in use among it; None on a CPU and in
+            older results.
         batch: largest batch that was generated together, prompts.
         paper_full_mib: `full_tokens` in MiB as HeatKV and ScaleKV count them.
         paper_peak_mib: `peak_tokens` in MiB as HeatKV and ScaleKV count them.
@@ -60,6 +62,7 @@ class Memory:
     transient_bytes: int
     state_bytes: int = 0
     gpu_peak_bytes: int = 0
+    gpu_reserved_bytes: int | None = None
     batch: int
     paper_full_mib: float
     paper_peak_mib: float

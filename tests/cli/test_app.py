@@ -382,6 +382,24 @@ def test_configuration_is_shown(command: Command) -> None:
     assert "\nbudget: 0.04\n" in out
 
 
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({}, {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}),
+        ({"PYTORCH_ALLOC_CONF": "backend:native"}, {"PYTORCH_ALLOC_CONF": "backend:native"}),
+        ({"PYTORCH_CUDA_ALLOC_CONF": "backend:native"}, {"PYTORCH_CUDA_ALLOC_CONF": "backend:native"}),
+    ],
+    ids=["default", "given", "older name"],
+)
+def test_gpu_memory_is_reserved_in_segments_that_grow(
+    given: dict[str, str], expected: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "environ", dict(given))
+    monkeypatch.setattr("kvbench.cli.app.run_arguments", lambda _: None)
+    cli.main()
+    assert {name: value for name, value in os.environ.items() if name.endswith("ALLOC_CONF")} == expected
+
+
 def test_program_starts_from_anywhere(tmp_path: Path) -> None:
     program = [sys.executable, str(ROOT / "run.py"), "task=plan", "method=streaming_llm", "budget=0.1"]
     done = subprocess.run(

@@ -34,13 +34,22 @@ def test_memory_is_the_worst_of_all_batches() -> None:
         replace(
             COST, peak_tokens=50, peak_bytes=4, state_bytes=80, last_tokens=20, least_share=0.75, longest=7
         ),
-        replace(COST, batch=8, rebuild_bytes=60, transient_bytes=70, gpu_peak_bytes=90, lse_drift=-1.5),
+        replace(
+            COST,
+            batch=8,
+            rebuild_bytes=60,
+            transient_bytes=70,
+            gpu_peak_bytes=90,
+            gpu_reserved_bytes=95,
+            lse_drift=-1.5,
+        ),
     ]
     memory = summarise_memory(costs, SPEC, Budget.parse("0.8", SPEC), itemsize=2)
     assert (memory.budget_tokens, memory.full_tokens, memory.peak_tokens) == (48, 60, 50)
     assert memory.full_bytes == 60 * 128 * 2 * 2 * 8
     assert (memory.peak_bytes, memory.rebuild_bytes, memory.transient_bytes) == (5, 60, 70)
     assert (memory.state_bytes, memory.gpu_peak_bytes, memory.batch) == (80, 90, 8)
+    assert memory.gpu_reserved_bytes == 95
     assert (memory.last_tokens, memory.least_share, memory.lse_drift) == (20, 0.5, -1.5)
     assert (memory.regular_tokens, memory.utilisation) == (7 * 12, None)
     assert memory.paper_full_mib == 60 * 64 * 6 * 2 * 8 / 2**20
