@@ -1,12 +1,16 @@
 """What goes on beside other work."""
 
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+
+Work = Callable[[], object]
 
 
 @contextmanager
-def repeating(action: Callable[[], object], pause: float) -> Iterator[None]:
+def repeating(action: Work, pause: float) -> Iterator[None]:
     """Call an action every `pause` seconds, in a thread, until the block ends; it has come to its end by then."""
     done = threading.Event()
 
@@ -21,3 +25,29 @@ def repeating(action: Callable[[], object], pause: float) -> Iterator[None]:
     finally:
         done.set()
         thread.join()
+
+
+@contextmanager
+def working_beside(most: int) -> Iterator[Callable[[Work], None]]:
+    """Give what does pieces of work in a thread, one after the other in the order in which they were given.
+
+    All of them are done when the block ends, in whatever way it ends.
+
+    Args:
+        most: pieces that may be undone when another is given; to give more waits for the oldest.
+
+    Yields:
+        What takes a piece of work. It raises the error of an earlier piece, and so does the end of the block unless
+        another error ends it; pieces behind one that failed are done all the same.
+    """
+    undone: deque[Future[object]] = deque()
+
+    def give(work: Work) -> None:
+        while len(undone) >= most:
+            undone.popleft().result()
+        undone.append(thread.submit(work))
+
+    with ThreadPoolExecutor(1) as thread:
+        yield give
+        while undone:
+            undone.popleft().result()

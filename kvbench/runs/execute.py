@@ -12,6 +12,7 @@ import torch
 import yaml
 from tqdm import tqdm
 
+from kvbench.core.background import Work, working_beside
 from kvbench.core.config import ConfigError
 from kvbench.core.devices import if_it_fits
 from kvbench.core.files import hash_path
@@ -275,7 +276,8 @@ def generate(job: Job, folder: RunFolder) -> bool:
     """Generates this shard's missing blocks; returns whether every sample of the run is there.
 
     Processes that do the same take different blocks. At the end patient ones wait for each other's, and take over those
-    of a process that died. Out of memory, a process goes on with half as many prompts at a time.
+    of a process that died. Out of memory, a process goes on with half as many prompts at a time. A block is saved while
+    the next one is drawn, and stays claimed until it is.
     """
     settings, everything = job.settings, len(job.prompts)
     done = folder.samples()
@@ -285,24 +287,33 @@ def generate(job: Job, folder: RunFolder) -> bool:
     limit = settings.batch_size
     cache = open_cache(job, read_books(job))
     title = folder.path.name
-    with tqdm(total=total, initial=total - absent, desc=title, unit="prompt", leave=None) as bar:
+    with (
+        tqdm(total=total, initial=total - absent, desc=title, unit="prompt", leave=None) as bar,
+        working_beside(most=2) as save,  # a block and the end of its claim
+    ):
         for wait in (False, True)[: 1 + job.patient]:
             elsewhere = []
             for block in todo:
                 place = folder.place(f"block-{block.start}-{block.stop}")
-                with claim(place, wait=wait, lapse=settings.work.lapse) as mine:
-                    if not mine:
+                with ExitStack() as claims:
+                    if not claims.enter_context(claim(place, wait=wait, lapse=settings.work.lapse)):
                         elsewhere.append(block)
                         continue
                     if len(folder.samples(block)) < len(block):
-                        limit = _generate_block(job, folder, cache, block, limit)
+                        limit = _generate_block(job, folder, cache, block, limit, save)
+                        save(claims.pop_all().close)
                 bar.update(len(block))
             todo = elsewhere
     return len(folder.samples()) == everything
 
 
-def _generate_block(job: Job, folder: RunFolder, cache: KVCache, block: range, limit: int) -> int:
-    """Generate a block, at most `limit` prompts at a time, and return how many memory suffices for."""
+def _generate_block(
+    job: Job, folder: RunFolder, cache: KVCache, block: range, limit: int, save: Callable[[Work], None]
+) -> int:
+    """Draw a block, at most `limit` prompts at a time, and return how many memory suffices for.
+
+    What was drawn is given to `save`, which may save it later, but in order.
+    """
     start = block.start
     while start < block.stop:
         part = range(start, min(start + limit, block.stop))
@@ -311,12 +322,16 @@ def _generate_block(job: Job, folder: RunFolder, cache: KVCache, block: range, l
             limit = len(part) // 2
             log.warning("out of memory with %d prompts: going on with %d at a time", len(part), limit)
             continue
-        # First, since nobody draws a block again whose samples are there.
-        if drawn.retention is not None:
-            folder.write(RETENTION, drawn.retention.to_json())
-        folder.add(drawn.records, drawn.made)
+        save(partial(_save, folder, drawn))
         start = part.stop
     return limit
+
+
+def _save(folder: RunFolder, drawn: Drawn) -> None:
+    # Retention first, since nobody draws a block again whose samples are there.
+    if drawn.retention is not None:
+        folder.write(RETENTION, drawn.retention.to_json())
+    folder.add(drawn.records, drawn.made)
 
 
 def _drawn_if_it_fits(job: Job, cache: KVCache, part: range) -> Drawn | None:

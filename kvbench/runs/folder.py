@@ -55,6 +55,7 @@ class RunFolder:
         self.identity, self.form = identity, form
         self._known: dict[int, Record] = {}
         self._known_at: State | None = None
+        self._written: dict[int, State | None] = {}  # of files written here, whose content is known
         try:
             if make:
                 (self.path / form.kind).mkdir(parents=True, exist_ok=True)
@@ -140,8 +141,10 @@ class RunFolder:
                 known.get(index, {}).get("sha256") != record["sha256"] for index, (record, _) in fresh.items()
             ):
                 (self.path / FILE).unlink(missing_ok=True)
-            for record, content in fresh.values():
-                write_whole(self._file(record), content)
+            for index, (record, content) in fresh.items():
+                file = self._file(record)
+                write_whole(file, content)
+                self._written[index] = _state(file)
             with path.open("a") as file:
                 file.write("".join(json.dumps(record) + "\n" for record, _ in fresh.values()))
                 file.flush()
@@ -177,13 +180,16 @@ class RunFolder:
     def _intact(self, record: Record) -> bool:
         """Return whether a record's file is there and is the recorded one."""
         path = self._file(record)
-        state = _state(path)
-        return state is not None and _hash_once(path.absolute(), state) == record["sha256"]
+        if (state := _state(path)) is None:
+            return False
+        if state == self._written.get(int(str(record["index"]))):
+            return True
+        return _hash_once(path.absolute(), state) == record["sha256"]
 
     def _records(self) -> dict[int, Record]:
         """Lines of samples.jsonl by index, the last one of each; cuts off the torn end a killed process may leave.
 
-        They are read again when another process has written.
+        What another process has added is read when it has; all lines are read again where the file is another one.
 
         Raises:
             ConfigError: a line is not a record.
@@ -192,17 +198,22 @@ class RunFolder:
         if (state := _state(path)) is None:
             return {}
         if state != self._known_at:
+            inode, size, _ = self._known_at or (None, 0, 0)
+            start = size if state[0] == inode and state[1] > size else 0
             content = path.read_bytes()
             whole = content[: content.rfind(b"\n") + 1]
             if whole != content:
                 os.truncate(path, len(whole))
-            self._known, self._known_at = _read_records(path, whole), _state(path)
+            known = self._known if start else {}
+            self._known, self._known_at = known | _read_records(path, whole, start), _state(path)
         return self._known
 
 
-def _read_records(path: Path, content: bytes) -> dict[int, Record]:
+def _read_records(path: Path, content: bytes, start: int) -> dict[int, Record]:
+    """Return the records of the lines from byte `start` on."""
     found: dict[int, Record] = {}
-    for number, line in enumerate(content.split(b"\n")[:-1], 1):
+    lines = content[start:].split(b"\n")[:-1]
+    for number, line in enumerate(lines, content[:start].count(b"\n") + 1):
         try:
             record = parse_json(line, finite=True)
             if type(record["index"]) is not int or type(record["sha256"]) is not str:

@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from kvbench.core.config import ConfigError
-from kvbench.core.files import hash_path
+from kvbench.core.files import hash_path, parse_json
 from kvbench.runs.folder import RunFolder, blocks, slug
 from kvbench.runs.identity import Identity
 
@@ -79,9 +79,12 @@ def test_an_image_is_hashed_once_until_it_changes(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(
         "kvbench.runs.folder.hash_path", lambda path: hashed.append(path.name) or hash_path(path)
     )
-    assert len(folder.samples()) == len(folder.samples()) == 2
+    assert len(folder.samples()) == 2
+    assert hashed == []  # it was hashed before it was written
+    later = RunFolder(tmp_path, "m", IDENTITY)
+    assert len(later.samples()) == len(later.samples()) == 2
     (folder.path / "images/000001.png").write_bytes(b"another")
-    assert sorted(folder.samples()) == [0]
+    assert sorted(folder.samples()) == sorted(later.samples()) == [0]
     assert hashed == ["000000.png", "000001.png", "000001.png"]
 
 
@@ -113,6 +116,27 @@ def test_records_are_read_again_when_another_process_wrote(tmp_path: Path) -> No
         assert list(reader.samples([index, 7])) == [index]
     first.tidy([3, 2, 1, 0])
     assert list(second.samples()) == [3, 2, 1, 0]
+
+
+def test_only_new_lines_of_another_process_are_parsed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer, reader = RunFolder(tmp_path, "m", IDENTITY), RunFolder(tmp_path, "m", IDENTITY)
+    parsed: list[int] = []
+
+    def note(line: bytes, **options: bool) -> object:
+        parsed.append(json.loads(line)["index"])
+        return parse_json(line, **options)
+
+    monkeypatch.setattr("kvbench.runs.folder.parse_json", note)
+    for start in range(0, 8, 2):
+        writer.add(records([start, start + 1]), images([start, start + 1]))
+        assert len(reader.samples()) == start + 2
+    assert parsed == list(range(8))
+    with (reader.path / "samples.jsonl").open("a") as file:
+        file.write("not json\n")
+    with pytest.raises(ConfigError, match=r"damaged \(line 9: "):
+        reader.samples()
 
 
 @pytest.mark.parametrize(("shade", "kept"), [(0, True), (1, False)])
