@@ -32,6 +32,9 @@ class PlainCache:
     def begin(self, segment: Segment) -> None:
         """Nothing to prepare."""
 
+    def release(self) -> None:
+        """Keeps everything, as the official program does while it decodes."""
+
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor, plain: object = None) -> Tensor:
         """Concatenates, then attends in v's dtype; keys stay in the dtype they come in."""
         if layer in self._held:

@@ -74,16 +74,26 @@ class PlanSettings:
 
 @dataclass(frozen=True)
 class CalibrateSettings:
-    """Calibration prompts: how many, their file, the seed of choice and noise; an order file to write (JSON)."""
+    """Calibration.
+
+    Attributes:
+        count: prompts.
+        prompts: file of them.
+        seed: of their choice and noise.
+        batch_size: how many are drawn together; texts, which end apart, are drawn one by one.
+        orders: order file to write (JSON).
+    """
 
     count: int = 10
     prompts: str | None = None
     seed: int = 1
+    batch_size: int = 8
     orders: str | None = None
 
     def __post_init__(self) -> None:
         check_range("calibrate.count", self.count, 1, MOST_CALIBRATED)
         check_range("calibrate.seed", self.seed, 0, LARGEST_SEED)
+        check_range("calibrate.batch_size", self.batch_size, 1, MOST_PROMPTS)
         if self.orders is not None and (problem := find_obstacle(Path(self.orders).expanduser().parent)):
             raise ConfigError(f"calibrate.orders={self.orders}: cannot be written ({problem})")
 

@@ -4,6 +4,7 @@ import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import ClassVar, Protocol
 
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from kvbench.core.budget import Budget
 from kvbench.core.config import ConfigError
+from kvbench.core.devices import if_it_fits
 from kvbench.core.files import hash_values, parse_json, write_whole
 from kvbench.core.segments import ModelSpec
 from kvbench.core.settings import CalibrateSettings
@@ -113,12 +115,14 @@ def calibrate(
     observers: Sequence[Observer],
     seed: int,
     device: str,
-    advance: Callable[[], None],
+    advance: Callable[[int], object],
+    batch: int = 1,
 ) -> list[dict[str, Tensor]]:
-    """Watches full-cache generations, one prompt at a time as the official program does.
+    """Watches full-cache generations.
 
     Observers that read codebooks are shown what those make of each prompt that were fitted to other prompts: noise on
-    the prompts that codebooks were fitted to is less than on any that will come.
+    the prompts that codebooks were fitted to is less than on any that will come. They see prompts one by one, apart
+    from observers that do not: what these find depends on no other observer.
 
     Args:
         model: loaded model; its `output_projection` and `key_rotation` are shown to the observers if it has them.
@@ -126,29 +130,46 @@ def calibrate(
         observers: what to watch for.
         seed: seed of the prompts' noise.
         device: torch device.
-        advance: called after every prompt.
+        advance: called after every batch, with its prompts' number.
+        batch: prompts at a time; changes nothing but rounding. Official programs take one.
 
     Returns:
         What each observer found.
 
     Raises:
-        ConfigError: there are no prompts.
+        ConfigError: there are no prompts, or memory does not suffice for a batch.
     """
     check_calibration(prompts)
-    watching = _Watching(observers)
-    watching.prepare(model.spec, Budget.parse(1, model.spec))
-    if not any(observer.reads_books for observer in observers):
-        _watch(model, prompts, watching, seed, device, advance)
-        return [observer.average() for observer in observers]
-    codebooks = Codebooks()
-    codebooks.prepare(model.spec, Budget.parse(1, model.spec))
-    _watch(model, prompts, codebooks, seed, device, lambda: None)
+    readers = [observer for observer in observers if observer.reads_books]
+    others = [observer for observer in observers if not observer.reads_books]
+    if others:
+        watching = _Watching(others)
+        watching.prepare(model.spec, Budget.parse(1, model.spec))
+        _watch(model, prompts, watching, seed, device, advance, batch=batch)
+    if readers:
+        told = advance if not others else lambda _: None  # of every prompt once
+        _watch_readers(model, prompts, readers, seed, device, told)
+    return [observer.average() for observer in observers]
+
+
+def _watch_readers(
+    model: Generator,
+    prompts: Sequence[Prompt],
+    readers: Sequence[Observer],
+    seed: int,
+    device: str,
+    advance: Callable[[int], object],
+) -> None:
+    """Show each prompt to observers of codebooks, through those that were fitted to others."""
+    watching, codebooks = _Watching(readers), Codebooks()
+    for observer in (watching, codebooks):
+        observer.prepare(model.spec, Budget.parse(1, model.spec))
+    _watch(model, prompts, codebooks, seed, device, lambda _: None)
     folds = min(FOLDS, len(prompts))
     for fold in range(folds):
         own = range(fold, len(prompts), folds)
         books = codebooks.fit(without=[number + 1 for number in own] if folds > 1 else ())
         _watch(model, [prompts[number] for number in own], watching, seed, device, advance, books)
-    return [observer.average() for observer in observers]
 
 
 def _watch(
@@ -157,10 +178,11 @@ def _watch(
     observer: Method,
     seed: int,
     device: str,
-    advance: Callable[[], None],
+    advance: Callable[[int], object],
     books: Books | None = None,
+    batch: int = 1,
 ) -> None:
-    """Show an observer the generations of some prompts."""
+    """Show an observer the generations of some prompts, so many at a time."""
     cache = KVCache(
         model.spec,
         observer,
@@ -170,9 +192,17 @@ def _watch(
         rotation=find_rotation(model),
         books=books,
     )
-    for prompt in prompts:
-        model.generate([prompt.text], cache, PromptNoise(seed, [prompt.index]))
-        advance()
+    for start in range(0, len(prompts), batch):
+        part = prompts[start : start + batch]
+        noise = PromptNoise(seed, [prompt.index for prompt in part])
+        work = partial(model.generate, [prompt.text for prompt in part], cache, noise)
+        if len(part) == 1:
+            work()
+        elif if_it_fits(work, partial(cache.reset, 0)) is None:
+            raise ConfigError(
+                f"calibrate.batch_size={batch}: memory does not suffice; set calibrate.batch_size={len(part) // 2}"
+            )
+        advance(len(part))
 
 
 def save_artifact(path: Path, artifact: Artifact) -> None:

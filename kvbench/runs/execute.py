@@ -28,7 +28,7 @@ from kvbench.runs.calibrate import artifact_name, calibrate, load_artifact, save
 from kvbench.runs.draw import Drawn, draw, load, open_cache
 from kvbench.runs.finish import finish
 from kvbench.runs.folder import RunFolder, blocks, slug
-from kvbench.runs.forms import find_form
+from kvbench.runs.forms import TEXTS, find_form
 from kvbench.runs.identity import Identity, use_former_names
 from kvbench.runs.job import Busy, Job
 from kvbench.runs.provenance import provenance
@@ -242,8 +242,8 @@ def observe(job: Job, observers: Sequence[Observer]) -> list[Artifact]:
             prompts, settings = job.calibration_prompts, job.settings
             with tqdm(total=len(prompts), desc="calibration", unit="prompt", leave=None) as bar:
                 watching = [observers[i] for i in missing]
-                seed = settings.calibrate.seed
-                tensors = calibrate(job.model, prompts, watching, seed, settings.device, bar.update)
+                seed, batch = settings.calibrate.seed, _choose_batch(job)
+                tensors = calibrate(job.model, prompts, watching, seed, settings.device, bar.update, batch)
             for i, made in zip(missing, tensors, strict=True):
                 path, metadata = files[i]
                 save_artifact(path, Artifact(observers[i].kind, made, metadata))
@@ -269,7 +269,17 @@ def calibration_file(job: Job, observer: Observer) -> tuple[Path, dict[str, obje
     }
     if observer.reads_books:
         metadata["codebooks"] = repr(Codebooks())
+    # Earlier versions took one prompt at a time, as observers of codebooks do.
+    if (batch := _choose_batch(job)) > 1 and not observer.reads_books:
+        metadata["batch"] = batch
     return job.settings.runs_dir / job.model.name / artifact_name(metadata), metadata
+
+
+def _choose_batch(job: Job) -> int:
+    """Return how many prompts a calibration draws together: of texts one, since those of a batch end apart."""
+    if find_form(job.model) is TEXTS:
+        return 1
+    return min(job.settings.calibrate.batch_size, len(job.calibration_prompts))
 
 
 def generate(job: Job, folder: RunFolder) -> bool:

@@ -342,7 +342,7 @@ def loaded(name: str) -> Loaded:
     prompts = ["3", "7"] if name == "var_tiny" else ["a red circle", "two blue rings"]
     needs = [method_of(method, name).needs() for method in METHODS if fits(method, name)]
     observers = {repr(observer): observer for observer in needs if isinstance(observer, Observer)}
-    found = calibrate(one, [Prompt(0, prompts[0])], list(observers.values()), 1, "cpu", lambda: None)
+    found = calibrate(one, [Prompt(0, prompts[0])], list(observers.values()), 1, "cpu", lambda _: None)
     kinds = [observer.kind for observer in observers.values()]
     artifacts = [Artifact(kind, tensors) for kind, tensors in zip(kinds, found, strict=True)]
     return Loaded(one, prompts, dict(zip(observers, artifacts, strict=True)))

@@ -160,9 +160,9 @@ def test_the_observer_equals_an_explicit_computation(prompts: int) -> None:
 def test_calibrate_reports_progress_and_makes_a_usable_artifact() -> None:
     steps: list[int] = []
     lines = [Prompt(index, "x") for index in range(3)]
-    (made,) = calibrate(Attending(), lines, [AttentionByScale()], 7, "cpu", lambda: steps.append(1))
-    assert len(steps) == 3
-    (again,) = calibrate(Attending(), lines, [AttentionByScale()], 7, "cpu", lambda: None)
+    (made,) = calibrate(Attending(), lines, [AttentionByScale()], 7, "cpu", steps.append)
+    assert steps == [1, 1, 1]
+    (again,) = calibrate(Attending(), lines, [AttentionByScale()], 7, "cpu", lambda _: None)
     assert torch.equal(made["mass"], again["mass"])
     method = HeatKV(1)
     method.prepare(SPEC, Budget.parse("0.5", SPEC), Artifact(AttentionByScale.kind, made))
@@ -182,11 +182,33 @@ def test_every_prompt_is_watched_under_noise_of_its_own() -> None:
 
     model = Recording()
     lines = [Prompt(index, "x") for index in (0, 1, 5)]
-    calibrate(model, lines, [AttentionByScale()], 7, "cpu", lambda: None)
+    calibrate(model, lines, [AttentionByScale()], 7, "cpu", lambda _: None)
     assert [drawn.tolist() for drawn in model.drawn] == [
         PromptNoise(7, [index]).draw(4).tolist() for index in (0, 1, 5)
     ]
     assert len({tuple(drawn.flatten().tolist()) for drawn in model.drawn}) == 3
+
+
+def test_prompts_at_a_time_change_rounding_and_the_name_of_the_artifact(tmp_path: Path) -> None:
+    found, names = [], set()
+    for size in (1, 2, 3, 8):
+        settings = replace(job_in(tmp_path).settings, calibrate=CalibrateSettings(batch_size=size))
+        job = replace(job_in(tmp_path), settings=settings)
+        job = replace(job, calibration_prompts=job.prompts[:3])
+        job.model.load("cpu")
+        found.append(observe(job, [AttentionByScale()])[0].tensors["mass"])
+        names.add(calibration_file(job, AttentionByScale())[0])
+        assert job.model.batches == {1: [1, 1, 1], 2: [2, 1], 3: [3], 8: []}[size]  # 8 finds what 3 made
+    for mass in found[1:]:
+        torch.testing.assert_close(mass, found[0], atol=1e-6, rtol=1e-5)
+    assert len(names) == 3
+
+
+def test_too_large_a_batch_is_told_with_one_that_may_fit(tmp_path: Path) -> None:
+    job = replace(job_in(tmp_path, model=Fake(most=2)), calibration_prompts=job_in(tmp_path).prompts[:8])
+    job.model.load("cpu")
+    with pytest.raises(ConfigError, match=r"calibrate\.batch_size=8: .* set calibrate\.batch_size=4"):
+        observe(job, [AttentionByScale()])
 
 
 METADATA = {"model": "small", "seed": 3, "sizes": [[1, 1], [2, 2]], "weights": "abc"}
@@ -258,7 +280,7 @@ def calibrating(path: Path, **more: object) -> Job:
 def test_one_pass_makes_every_artifact(tmp_path: Path) -> None:
     job = calibrating(tmp_path / "runs")
     artifacts = observe(job, every())
-    assert job.model.batches == [1, 1]  # both prompts once, whatever is watched
+    assert job.model.batches == [2]  # both prompts once, whatever is watched
     assert [artifact.kind for artifact in artifacts] == [
         "attention_by_scale", "attention_selectivity", "column_variance", "head_patterns", "key_similarity",
         "subset_error",
@@ -284,9 +306,9 @@ def test_calibrations_are_reused_and_repeat_to_the_byte(tmp_path: Path) -> None:
     first, again = calibrating(tmp_path / "first"), calibrating(tmp_path / "again")
     observe(first, every()[:2])
     observe(first, every())
-    assert first.model.batches == [1] * 4  # the second pass for the two that were missing
+    assert first.model.batches == [2] * 2  # the second pass for the two that were missing
     observe(first, every())
-    assert first.model.batches == [1] * 4
+    assert first.model.batches == [2] * 2
     observe(again, every())
     for observer in every():
         one, other = (calibration_file(job, observer)[0].read_bytes() for job in (first, again))

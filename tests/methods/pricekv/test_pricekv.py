@@ -106,7 +106,7 @@ def tiny() -> tuple[Any, Artifact]:
         model = instantiate(hydra.compose("config", overrides=["model=infinity_tiny"]).model)
     model.load("cpu")
     observer = PriceKV().needs()
-    (found,) = calibrate(model, [Prompt(0, "a red circle")], [observer], 1, "cpu", lambda: None)
+    (found,) = calibrate(model, [Prompt(0, "a red circle")], [observer], 1, "cpu", lambda _: None)
     return model, Artifact(observer.kind, found)
 
 
