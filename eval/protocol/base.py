@@ -10,6 +10,7 @@ import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
@@ -247,21 +248,26 @@ def _provenance(
     evaluator: Evaluator, samples: SampleSet, reference: SampleSet | None, device: str
 ) -> dict[str, object]:
     assert is_dataclass(evaluator)
-    versions = {"python": platform.python_version()}
-    for name in (*LIBRARIES, *evaluator.packages):
-        try:
-            versions[name] = importlib.metadata.version(DISTRIBUTIONS.get(name, name))
-        except importlib.metadata.PackageNotFoundError:
-            log.debug("%s is not installed", name)
+    found = {name: _find_version(name) for name in (*LIBRARIES, *evaluator.packages)}
+    there = {name: version for name, version in found.items() if version is not None}
     return {
         "images": _identity(samples),
         "reference": None if reference is None else _identity(reference),
         "settings": {f.name: _setting(getattr(evaluator, f.name)) for f in fields(evaluator)},
-        "versions": versions,
+        "versions": {"python": platform.python_version(), **there},
         "device": device,
         "threads": torch.get_num_threads(),
         "finished": datetime.now(UTC).isoformat(timespec="seconds"),
     }
+
+
+@cache  # every lookup reads and parses a file
+def _find_version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(DISTRIBUTIONS.get(package, package))
+    except importlib.metadata.PackageNotFoundError:
+        log.debug("%s is not installed", package)
+        return None
 
 
 def _identity(samples: SampleSet) -> dict[str, object]:
