@@ -175,7 +175,9 @@ class AMSKVFixed(Method):
 
     C_min and C_max are the condensed scales with one and with two more scales, the largest that C_min <= B / T allows;
     the N layers of lowest calibrated similarity have C_max, N = floor((B / T - C_min) L / (C_max - C_min)). The next
-    layer in that order has what is left, which is less than C_max; where all have C_max, heads share B evenly.
+    layer in that order has what is left, which is less than C_max; where all have C_max, heads share B evenly. What the
+    rule leaves unused stays so: layers with C_max fill them only when that scale comes, and a scale larger than its
+    layer's capacity is not cached at all, which at budgets of a few tokens per head is most of B.
 
     Differs from the paper in: the paper has no such variant; its Table 2 comes closest, whose two placements of the
     larger caches are `placement`.

@@ -4,13 +4,17 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from kvbench.core.budget import Budget, InfeasibleBudget
 from kvbench.core.segments import ModelSpec, next_token
 from kvbench.engine import plain
 from kvbench.engine.cache import KVCache
+from kvbench.engine.lengths import foresee_lengths
 from kvbench.methods.base import Artifact, Method
+from kvbench.methods.first_scales import FirstScales
 from kvbench.methods.full import Full
 from kvbench.methods.heatkv.method import BinaryHeatKV, HeatKV
 from kvbench.methods.heatkv.scores import AttentionByScale
@@ -20,6 +24,7 @@ from tests.support.engine import Asked, D, listening, prepared, run, small, toke
 
 SINKS = 2
 SPEC = small(layers=4, sides=(1, 2, 3, 4, 5, 6))
+ROWS = ModelSpec("rows", 3, 2, D, next_token(4, [6] * 5))
 METHODS: dict[str, Callable[[], Method]] = {
     "streaming_llm": lambda: StreamingLLM(SINKS),
     "heatkv": lambda: HeatKV(SINKS),
@@ -63,6 +68,28 @@ def test_streaming_llm_keeps_exactly_sinks_and_recent(budget: str) -> None:
             assert len(expected) == min(room, end)
             found = position[row][kept[row] & (position[row] >= 0)]
             assert found.tolist() == expected
+
+
+FILLING: dict[str, Callable[[], Method]] = {
+    "streaming_llm": lambda: StreamingLLM(1),
+    "swa": lambda: StreamingLLM(0),
+    "diagonal": lambda: StreamingLLM(1, leading=1),
+    "first_scales": FirstScales,
+}
+
+
+@pytest.mark.parametrize("name", FILLING)
+@pytest.mark.parametrize("spec", [SPEC, ROWS], ids=["scales", "rows"])
+@given(thousandths=st.integers(200, 1000))
+@settings(max_examples=20, deadline=None)
+def test_what_counts_tokens_alone_holds_all_of_b_once_there_is_so_much(
+    name: str, spec: ModelSpec, thousandths: int
+) -> None:
+    budget = Budget.parse(thousandths / 1000, spec)
+    lengths = foresee_lengths(spec, prepared(FILLING[name](), spec, thousandths / 1000))
+    assert lengths is not None
+    for held, end in zip(lengths.sum((1, 2)).tolist(), spec.ends, strict=False):
+        assert held == min(budget.tokens, end * spec.all_heads)
 
 
 @pytest.mark.parametrize("leading", [0, 4])
