@@ -14,7 +14,8 @@ from kvbench.runs.folder import slug
 from kvbench.runs.results import Results
 
 BOLD = "Bold: the best value of a metric among methods that compress at the same budget, whatever the intervals say"
-COSTS = ("peak tokens", "last / B", "least / B", AT_ONCE, "GPU MiB", "state MiB", "n")
+LEAST = "least / B"
+COSTS = ("peak tokens", "last / B", LEAST, AT_ONCE, "GPU MiB", "state MiB", "n")
 """Columns that LaTeX leaves out for want of room."""
 
 
@@ -59,9 +60,8 @@ def list_sections(runs: Sequence[Results]) -> list[Section]:
         own = order_runs([run for run in runs if run.model_label == model])
         rows = drop_columns(make_rows(own), ["model"])
         prompts = ", ".join(sorted({f"{run.prompts_label} (n = {run.n})" for run in own}))
-        found.append(
-            Section(model, f"{model}, {prompts}. 95 % intervals. {BOLD}.", rows, [*map(find_group, own)])
-        )
+        caption = f"{model}, {prompts}. 95 % intervals. {BOLD}.{tell_unused(own)}"
+        found.append(Section(model, caption, rows, [*map(find_group, own)]))
     for ablation in find_ablations(runs):
         rows, title = make_ablation_rows(ablation), name_ablation(ablation)
         found.append(Section(title, f"{title}. 95 % intervals. Bold: the best value.", rows, [0] * len(rows)))
@@ -78,6 +78,22 @@ def _write_markdown(sections: Sequence[Section], figures: Sequence[Path]) -> str
     return "".join(parts)
 
 
+def _list_dropped(rows: Sequence[Row]) -> list[str]:
+    """Return the columns that LaTeX leaves out; that of the least share stays where one is marked."""
+    marked = any(str(row.get(LEAST, "")).endswith("!") for row in rows)
+    return [name for name in COSTS if not (marked and name == LEAST)]
+
+
+def is_roomy(run: Results) -> bool:
+    """Return whether a run left more than 3 % of its budget unused, as far as it tells."""
+    return run.memory.well_used is False
+
+
+def tell_unused(runs: Sequence[Results]) -> str:
+    """Return a sentence that says what the mark of `is_roomy` means, with a space in front; nothing if none has it."""
+    return " !: less than 97 % of the budget in use after some segment." if any(map(is_roomy, runs)) else ""
+
+
 def find_group(run: Results) -> Hashable:
     """Return what runs have in common that compete for the best value: prompts, budget and number of samples.
 
@@ -90,7 +106,7 @@ def write_latex(sections: Sequence[Section]) -> str:
     """Write sections as tables one after the other."""
     tables = [
         format_latex(
-            drop_columns(section.rows, COSTS),
+            drop_columns(section.rows, _list_dropped(section.rows)),
             section.caption.replace("95 % intervals", "± half of the 95 % interval"),
             slug(section.title),
             find_best(section.rows, section.groups),

@@ -5,12 +5,10 @@ from collections.abc import Mapping, Sequence
 from kvbench.core.storage import CODE_DTYPES
 from kvbench.engine.memory import MIB
 from kvbench.report.tables import Cell
-from kvbench.runs.results import Memory, Results
+from kvbench.runs.results import WELL_USED, Memory, Results
 
 AT_ONCE = "cache + in flight %"
 """Column of all that the cache needed at once: stored, in flight, rebuilt and kept by the method."""
-WELL_USED = 0.97
-"""Share of the budget below which a method is at a disadvantage that the peak does not show."""
 
 
 def name_percent(memory: Memory) -> str:

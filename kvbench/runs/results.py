@@ -18,6 +18,10 @@ SIGNED = ("lse_drift",)
 """Costs that may be negative; of all others that is a sign of damage."""
 
 
+WELL_USED = 0.97
+"""Share of the budget below which a method is at a disadvantage that the peak does not show."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Memory:
     """What the cache held. Tokens are summed over layers and heads, for one sequence; bytes are of the largest batch.
@@ -128,6 +132,11 @@ class Memory:
         if self.budget_bytes is not None:
             return None if self.last_bytes is None else self.last_bytes / self.budget_bytes
         return None if self.last_tokens is None else self.last_tokens / self.budget_tokens
+
+    @property
+    def well_used(self) -> bool | None:
+        """Whether all but 3 % of the budget was in use whenever there was so much to hold; None in older results."""
+        return None if self.least_share is None else self.least_share >= WELL_USED
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from kvbench.dashboard.folders import find_folders
 from kvbench.dashboard.page import render_page, write_dashboard
 from kvbench.dashboard.pool import Pool
 from kvbench.dashboard.vendor import VENDORED, Vendored
+from kvbench.runs.results import WELL_USED
 from tests.support.places import ROOT
 from tests.support.run_folders import HOSTILE, PROMPTS
 
@@ -104,3 +105,7 @@ def test_without_jinja_one_line_says_what_to_install(runs_dir: Path, monkeypatch
 def test_an_empty_folder_has_no_page(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"runs_dir=.* holds no runs"):
         write_dashboard(tmp_path)
+
+
+def test_the_page_marks_what_tables_mark() -> None:
+    assert f"least: {WELL_USED}," in (ROOT / "kvbench" / "dashboard" / "scripts" / "costs.js").read_text()

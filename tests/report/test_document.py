@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 from kvbench.core.config import ConfigError
 from kvbench.eval.protocol.scores import Metric
 from kvbench.report.ablations import find_ablations, find_best, make_ablation_rows
-from kvbench.report.document import write_report
+from kvbench.report.document import list_sections, write_latex, write_report
 from kvbench.report.draw import draw_figures
 from kvbench.report.latency_plots import Timing, draw_latencies, read_profiles
 from kvbench.report.latex import escape, format_latex
@@ -18,7 +19,7 @@ from kvbench.report.retention_plots import draw_retention, join_sources
 from kvbench.report.styles import METHODS, choose_styles
 from kvbench.runs.results import Results
 from kvbench.runs.retention import Retention
-from tests.support.results import made_up
+from tests.support.results import PSNR, made_up
 
 
 def psnr(value: float) -> dict[str, Metric]:
@@ -95,6 +96,14 @@ def test_latex_is_escaped_and_rectangular() -> None:
     assert r"\textbf{3.00}" in text
     assert r"psnr $\uparrow$ & lpips $\downarrow$" in text
     assert re.sub(r"\\[%&#_{}$]|\\text\w+\{\}", "", escape("%&#_{}$~^\\")) == ""
+
+
+def test_latex_keeps_the_least_share_where_one_is_marked() -> None:
+    one = made_up("heatkv", 0.1, {"psnr": PSNR})
+    for share, kept in ((0.98, False), (0.5, True)):
+        run = replace(one, memory=replace(one.memory, least_share=share))
+        text = write_latex(list_sections([run]))
+        assert ("0.500!" in text, "least / B" in text, "!: less than 97" in text) == (kept,) * 3
 
 
 def test_a_method_looks_the_same_in_every_figure() -> None:

@@ -267,6 +267,15 @@ def test_a_random_choice_stands_beside_full_caches_whatever_it_holds() -> None:
     assert [row["method"] for row in rows] == ["random", "full"]
 
 
+def test_budget_that_was_left_unused_is_marked_and_the_mark_explained() -> None:
+    table, one = published.find("heatkv_table1"), run("heatkv", 0.1)
+    roomy, full = (replace(one, memory=replace(one.memory, least_share=share)) for share in (0.969, 0.97))
+    assert [row["budget"] for row in summary.make_rows(table, [roomy, full])] == ["0.1!", "0.1"]
+    told = {len(runs): summary.make_section(table, runs) for runs in ([full], [full, roomy])}
+    assert all(section is not None for section in told.values())
+    assert ["!: less than 97 %" in section.caption for section in told.values() if section] == [False, True]
+
+
 def test_the_papers_own_model_stands_beside_itself_only() -> None:
     [row] = summary.make_rows(published.find("heatkv_table1"), [run("heatkv", 650 / 6425, "infinity_8b")])
     assert row["psnr, infinity_8b"] == "24.41"

@@ -53,7 +53,9 @@ const COSTS = {
     digits: 3,
     field: "memory.least_share",
     better: "higher",
-    about: "Least share of the budget, or of all tokens so far, that is held after any segment.",
+    least: 0.97,
+    about:
+      "Least share of the budget, or of all tokens so far, that is held after any segment; ! below 97 %.",
     value: (run) => run.memory.least_share,
   },
   utilisation: {
@@ -107,5 +109,6 @@ const AXES = {
 
 /** A cost as tables show it. */
 function formatCost(run, key) {
-  return format(COSTS[key].value(run), COSTS[key].digits);
+  const { value, digits, least = -Infinity } = COSTS[key];
+  return format(value(run), digits) + (value(run) < least ? "!" : "");
 }
