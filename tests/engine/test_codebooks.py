@@ -97,3 +97,17 @@ def test_imagined_numbers_have_the_mean_and_deviation_of_the_channel() -> None:
     found = imagine(samples, 512)
     assert torch.allclose(found.mean(-1), samples.mean(-1), atol=0.1)
     assert torch.allclose(found.std(-1), samples.std(-1), rtol=0.1)
+
+
+def test_what_is_left_out_might_not_have_been_seen() -> None:
+    def watch(*seeds: int) -> Codebooks:
+        observer = prepared(Codebooks(), SPEC)
+        for seed in seeds:
+            run(KVCache(SPEC, observer, dtype=torch.float32), SPEC, tokens_of(SPEC, 2, seed))
+        assert isinstance(observer, Codebooks)
+        return observer
+
+    some, fewer = watch(1, 2, 3, 4).fit(without=[2, 3]), watch(1, 4).average()
+    assert some.keys() == fewer.keys()
+    assert all(torch.equal(some[name], books) for name, books in fewer.items())
+    assert not any(books.any() for books in watch().average().values())
