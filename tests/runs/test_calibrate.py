@@ -18,8 +18,9 @@ from kvbench.core.config import ConfigError
 from kvbench.core.segments import ModelSpec, next_scale
 from kvbench.core.settings import CalibrateSettings
 from kvbench.engine.cache import KVCache
+from kvbench.engine.codebooks import Codebooks
 from kvbench.methods.ams_kv import KeySimilarity
-from kvbench.methods.base import Artifact, Observer
+from kvbench.methods.base import Artifact, Observer, View
 from kvbench.methods.hack.classes import ColumnVariance, HeadPatterns
 from kvbench.methods.heatkv.method import HeatKV
 from kvbench.methods.heatkv.scores import AttentionByScale, cas, rank_heads, scas
@@ -167,6 +168,61 @@ def test_calibrate_reports_progress_and_makes_a_usable_artifact() -> None:
     method = HeatKV(1)
     method.prepare(SPEC, Budget.parse("0.5", SPEC), Artifact(AttentionByScale.kind, made))
     assert method.schedule.cached_after.max() <= method.budget.capacity
+
+
+class OwnTokens(Observer):
+    """Counts by how much codebooks of 8 bits miss the tokens that they are shown."""
+
+    kind = "own_tokens"
+    reads_books = True
+
+    def tensor_shapes(self, spec: ModelSpec) -> dict[str, tuple[int, ...]]:
+        return {"missed": ()}
+
+    def watch(self, view: View) -> None:
+        if not view.at.last:
+            keys, values = view.read_back(view.keys(), view.values(), view.at, 8)
+            self.sums["missed"] += (keys - view.keys()).square().sum() + (
+                values - view.values()
+            ).square().sum()
+
+
+def test_codebooks_were_fitted_to_other_prompts_than_they_are_read_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    left_out: list[list[int]] = []
+    fit = Codebooks.fit
+
+    def note(observer: Codebooks, without: Sequence[int] = ()) -> dict[str, Tensor]:
+        left_out.append(list(without))
+        return fit(observer, without)
+
+    monkeypatch.setattr(Codebooks, "fit", note)
+    steps: list[int] = []
+    lines = [Prompt(index, "x") for index in range(5)]
+    (made,) = calibrate(Attending(), lines, [OwnTokens()], 7, "cpu", lambda: steps.append(1))
+    assert len(steps) == 5
+    assert left_out == [[1, 3, 5], [2, 4]]  # counted from 1, as they are watched
+    books = [fit(_watched([lines[i] for i in range(5) if i % 2 != fold])) for fold in range(2)]
+    expected = 0.0
+    for fold in range(2):
+        observer = OwnTokens()
+        observer.prepare(SPEC, Budget.parse(1, SPEC))
+        cache = KVCache(SPEC, observer, dtype=torch.float32, books=books[fold])
+        for line in lines[fold::2]:
+            Attending().generate([line.text], cache, PromptNoise(7, [line.index]))
+        expected += float(observer.sums["missed"])
+    assert float(made["missed"]) == pytest.approx(expected / 5)
+    assert expected > 0
+
+
+def _watched(lines: Sequence[Prompt]) -> Codebooks:
+    observer = Codebooks()
+    observer.prepare(SPEC, Budget.parse(1, SPEC))
+    cache = KVCache(SPEC, observer, dtype=torch.float32)
+    for line in lines:
+        Attending().generate([line.text], cache, PromptNoise(7, [line.index]))
+    return observer
 
 
 def test_every_prompt_is_watched_under_noise_of_its_own() -> None:
