@@ -200,8 +200,8 @@ def test_codebooks_were_fitted_to_other_prompts_than_they_are_read_for(
     monkeypatch.setattr(Codebooks, "fit", note)
     steps: list[int] = []
     lines = [Prompt(index, "x") for index in range(5)]
-    (made,) = calibrate(Attending(), lines, [OwnTokens()], 7, "cpu", lambda: steps.append(1))
-    assert len(steps) == 5
+    (made,) = calibrate(Attending(), lines, [OwnTokens()], 7, "cpu", steps.append)
+    assert sum(steps) == 5
     assert left_out == [[1, 3, 5], [2, 4]]  # counted from 1, as they are watched
     books = [fit(_watched([lines[i] for i in range(5) if i % 2 != fold])) for fold in range(2)]
     expected = 0.0
