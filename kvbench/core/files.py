@@ -15,6 +15,17 @@ CHUNK = 1 << 22
 
 
 @contextlib.contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Let errors of the system that name no file, as those of a write to an open one, name this one."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None:
+            error.filename = str(path)
+        raise
+
+
+@contextlib.contextmanager
 def write_beside(path: Path) -> Iterator[Path]:
     """Give a path to write to in the folder of `path`, and put that file in its place when the block ends.
 
@@ -31,15 +42,14 @@ def write_beside(path: Path) -> Iterator[Path]:
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     try:
-        yield beside
-        with beside.open("rb") as file:
-            os.fsync(file.fileno())
-        beside.replace(path)
-    except BaseException as error:
+        with naming(path):
+            yield beside
+            with beside.open("rb") as file:
+                os.fsync(file.fileno())
+            beside.replace(path)
+    except BaseException:
         with contextlib.suppress(OSError):  # the disk may be what failed
             beside.unlink()
-        if isinstance(error, OSError) and error.filename is None:
-            error.filename = str(path)
         raise
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import IO, Literal
 
 from kvbench.core.background import repeating
-from kvbench.core.files import parse_json
+from kvbench.core.files import naming, parse_json
 
 LAPSE = 60.0
 """Seconds without a touch after which a claim has lapsed, unless its holder says otherwise."""
@@ -91,14 +91,16 @@ def _make(path: Path, lapse: float) -> IO[str] | None:
         file = path.open("x")
     except FileExistsError:
         return None
-    try:
-        machine = MACHINE if _lock(file, fcntl.LOCK_EX) else None
-        file.write(json.dumps({"machine": machine, "lapse": lapse}))
-        file.flush()
-    except BaseException:
-        file.close()
-        path.unlink(missing_ok=True)
-        raise
+    with naming(path):
+        try:
+            machine = MACHINE if _lock(file, fcntl.LOCK_EX) else None
+            file.write(json.dumps({"machine": machine, "lapse": lapse}))
+            file.flush()
+        except BaseException:
+            with suppress(OSError):  # it is tried again to write what could not be written
+                file.close()
+            path.unlink(missing_ok=True)
+            raise
     return file
 
 

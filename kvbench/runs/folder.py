@@ -16,7 +16,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from kvbench.core.config import ConfigError
-from kvbench.core.files import hash_content, hash_path, parse_json, write_whole
+from kvbench.core.files import hash_content, hash_path, naming, parse_json, write_whole
 from kvbench.core.locks import claim
 from kvbench.runs.forms import IMAGES, Form
 from kvbench.runs.identity import Identity
@@ -142,10 +142,10 @@ class RunFolder:
             ):
                 (self.path / FILE).unlink(missing_ok=True)
             for index, (record, content) in fresh.items():
-                file = self._file(record)
-                write_whole(file, content)
-                self._written[index] = _state(file)
-            with path.open("a") as file:
+                place = self._file(record)
+                write_whole(place, content)
+                self._written[index] = _state(place)
+            with naming(path), path.open("a") as file:
                 file.write("".join(json.dumps(record) + "\n" for record, _ in fresh.values()))
                 file.flush()
                 os.fsync(file.fileno())
