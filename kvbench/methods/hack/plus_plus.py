@@ -110,6 +110,10 @@ class HACKPlusPlus(Method):
             raise ValueError("method=hackpp: calibrate first (python run.py task=calibrate)")
         mass = artifact.tensors["mass"]
         self.is_contextual = find_contextual(artifact.tensors["sigma"], self.alpha)
+        self._by_attention = self.is_contextual | (self.structural == "attention")
+        # Known to the host, so that no layer asks a GPU.
+        self._any_by_attention = [any(heads) for heads in self._by_attention.tolist()]
+        self._all_by_attention = [all(heads) for heads in self._by_attention.tolist()]
         groups = group_heads(self.is_contextual)
         weights = weigh_groups(measure_reliance(mass, spec), groups, self.tau)
         least = max(1, spec.leading_tokens(self.sinks))
@@ -137,15 +141,15 @@ class HACKPlusPlus(Method):
 
     def _score(self, view: View) -> Tensor:
         """Return what each slot is worth to its row, float32 [rows, slots]; sinks have infinity, -inf is no slot."""
-        exists, classes = view.position >= 0, self.is_contextual[view.layer]
-        by_attention = classes | (self.structural == "attention")
+        exists = view.position >= 0
         scores = torch.zeros(exists.shape, device=exists.device)
-        if not by_attention.all():
+        if not self._all_by_attention[view.layer]:
             scores = unite_branches(self._score_structural(view), self.rows, self.spec.branches)
-        if by_attention.any():
+        if self._any_by_attention[view.layer]:
             received = view.mass(choose_window("uniform", view.at, self.observed))
             united = unite_branches(received, self.rows, self.spec.branches)
-            rows = by_attention.to(exists.device, non_blocking=True).repeat(view.sequences)[:, None]
+            by_attention = self._by_attention[view.layer].to(exists.device, non_blocking=True)
+            rows = by_attention.repeat(view.sequences)[:, None]
             scores = torch.where(rows, smooth(united, "max", self.pool, exists), scores)
         return scores.masked_fill(find_sinks(view, self.sinks), torch.inf).masked_fill(~exists, -torch.inf)
 
