@@ -83,13 +83,14 @@ def test_the_first_method_of_the_page_on_extending_keeps_to_any_budget() -> None
 
 
 def test_figures_of_the_readme_stand_in_the_results() -> None:
-    results = (ROOT / "docs" / "results.md").read_text()
+    results = (ROOT / "docs" / "results.md").read_text().replace("**", "")
     rows = re.findall(r"^\| `(\w+)` \| (.*)\|$", (ROOT / "README.md").read_text(), re.MULTILINE)
     assert len(rows) > 3
     for method, cells in rows:
         figures = [cell.strip() for cell in cells.split("|") if cell.strip()]
         lines = [line for line in results.splitlines() if line.startswith(f"| {method} |")]
-        assert any(all(f"| {figure} |" in line for figure in figures) for line in lines), method
+        for figure in figures:
+            assert any(f"| {figure} |" in line for line in lines), (method, figure)
 
 
 def test_the_page_of_published_scores_has_the_numbers_of_the_table() -> None:
