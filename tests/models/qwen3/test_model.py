@@ -125,7 +125,7 @@ def test_generation_stops_when_all_have_ended(tiny: Qwen3Model) -> None:
         held = [row[-1] for row in cache.ledger.tokens_after]
         assert held == [heads * (end - padding) if end < 8 + most else 0 for end in tiny.spec.ends]
         assert cache.ledger.last_tokens == max(held)
-        assert cache.ledger.find_least_share(tiny.spec, Budget.parse(1, tiny.spec).capacity) == 1
+        assert cache.ledger.find_least_share(tiny.spec, Budget.parse(1, tiny.spec)) == 1
 
 
 def test_prompts_too_long_are_refused_by_name(tiny: Qwen3Model) -> None:
