@@ -52,7 +52,10 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("~method._target_", "method._target_=null: names no class; "),
         ("shard=3", "shard=3: must be a group of keys (index, count)"),
         ("shard=null", "shard=null: must be a group of keys"),
-        ("calibrate=null", "calibrate=null: must be a group of keys (count, prompts, seed, batch_size, orders)"),
+        (
+            "calibrate=null",
+            "calibrate=null: must be a group of keys (count, prompts, seed, batch_size, orders)",
+        ),
         ("plan=null", "plan=null: must be a group of keys"),
         ("budget_unit=bits", "budget_unit=bits: must be one of tokens, bytes"),
         ("budget_unit=null", "budget_unit=null: must be text"),
