@@ -5,44 +5,13 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from kvbench.cli import app as cli
-from kvbench.report import paper_memory
+from tests.support.command_line import Command, errors
 from tests.support.places import ROOT
-
-Command = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Command:
-    """Runs the command line in this process; gives exit status, standard output and standard error."""
-    monkeypatch.chdir(tmp_path)
-
-    def call(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["run.py", *arguments])
-        status = 0
-        try:
-            cli.main()
-        except SystemExit as leaving:
-            status = 1 if isinstance(leaving.code, str) else int(leaving.code or 0)
-            if isinstance(leaving.code, str):
-                print(leaving.code, file=sys.stderr)
-        out, err = capsys.readouterr()
-        return status, out, err
-
-    return call
-
-
-def errors(err: str) -> list[str]:
-    """What is left of standard error without progress bars."""
-    return [
-        line for line in re.split(r"[\n\r]", err) if line.strip() and "it/s" not in line and "|" not in line
-    ]
 
 
 def results_in(runs_dir: Path, pattern: str) -> list[dict[str, dict[str, float]]]:
@@ -152,61 +121,6 @@ def test_sweep_of_calibrations_ends_with_the_stability_of_their_rankings(
     assert [row.split("|")[1].strip() for row in rows[-7:]] == list(
         "2345678"
     )  # past the sink, before the last
-
-
-def test_memory_column_of_a_paper_from_shapes(command: Command) -> None:
-    status, out, _ = command("task=plan", "plan.table=heatkv_table1")
-    assert status == 0
-    assert out.count("reproduced") == 8
-    assert "17062.5 MiB" in out
-    for name in paper_memory.TABLES:
-        status, out, err = command("task=plan", f"plan.table={name}")
-        assert (status, errors(err)) == (0, [])
-        assert "reproduced" in out or "left out: model=var_d30 has no configuration here" in out
-
-
-def test_plan_needs_no_weights(command: Command, tmp_path: Path) -> None:
-    plan = (
-        "task=plan",
-        "model=infinity_2b",
-        "method=heatkv",
-        "budget=0.1",
-        "batch_size=8",
-        "plan.export=out.npz",
-    )
-    status, out, _ = command(*plan)
-    assert status == 0
-    assert "38550.0" in out
-    assert "328960" in out
-    schedule = np.load(tmp_path / "out.npz")
-    assert schedule["G"].shape == (13, 13, 32, 16)
-    assert schedule["cached_after"].max() <= schedule["B"] == 328960
-    assert not (tmp_path / "runs").exists()
-
-
-@pytest.mark.parametrize("method", ["snapkv", "h2o", "rkv", "scalekv", "hack", "hackpp", "ams_kv_fixed"])
-def test_plan_of_a_method_that_scores_tokens(command: Command, method: str) -> None:
-    status, out, _ = command("task=plan", "model=infinity_2b", f"method={method}", "budget=650")
-    assert status == 0
-    assert "332800" in out  # 650 tokens in each of 32 x 16 heads
-    [peak] = re.findall(r"peak of the method\D+(\d+)", out)
-    assert 0.9 * 332800 < int(peak) <= 332800
-
-
-@pytest.mark.parametrize(
-    ("dtype", "tokens", "kib"), [("float16", "918", "114.8"), ("float32", "459", "114.8")]
-)
-def test_plan_of_a_budget_in_bytes(command: Command, dtype: str, tokens: str, kib: str) -> None:
-    """A tenth of 1 175 040 bytes; a token in one head has 64 numbers."""
-    words = ("task=plan", "method=first_scales", "budget=0.1", "budget_unit=bytes", f"cache_dtype={dtype}")
-    status, out, _ = command(*words)
-    assert status == 0
-    [line] = [line for line in out.splitlines() if "budget B, in bytes" in line]
-    assert [cell.strip() for cell in line.strip("│ ").split("│")][1:4] == [tokens, kib, "10.00"]
-    [line] = [line for line in out.splitlines() if "peak of the method" in line]
-    held, _, share = [cell.strip() for cell in line.strip("│ ").split("│")][1:4]
-    assert 0.95 * int(tokens) < int(held) <= int(tokens)
-    assert 9.5 < float(share) <= 10
 
 
 def test_calibrate_writes_an_order_file_that_heatkv_reads(command: Command, tmp_path: Path) -> None:
@@ -344,36 +258,6 @@ def test_profile_uses_the_calibration_of_a_run(command: Command) -> None:
     status, out, _ = command("task=profile", *shared, *quick)
     assert status == 0
     assert "calibration: runs/infinity_tiny/calibration-" in out
-
-
-def test_plan_of_a_class_conditional_model(command: Command) -> None:
-    status, out, _ = command("task=plan", "model=var_d30", "method=full")
-    assert status == 0
-    assert "var_d30: tokens one sequence holds" in out
-    assert "381600" in out  # 30 layers, 30 heads, 424 tokens before the last scale
-
-
-@pytest.mark.parametrize(
-    ("model", "family", "there", "others"),
-    [
-        (
-            "llamagen_xl",
-            "token",
-            {"headkv", "heatkv", "linear_ar"},
-            {"ams_kv", "hack", "hackpp", "scale_groups", "scalekv"},
-        ),
-        ("var_d30", "scale", {"ams_kv", "hack", "hackpp", "heatkv", "scalekv"}, {"headkv", "linear_ar"}),
-    ],
-)
-def test_a_plan_lists_the_methods_for_the_model(
-    command: Command, model: str, family: str, there: set[str], others: set[str]
-) -> None:
-    status, out, _ = command("task=plan", f"model={model}", "method=full")
-    assert status == 0
-    line = out.split(f"methods for {model}, a next-{family} model: ")[1]
-    listed = {name.strip() for name in line.split(",")}
-    assert there <= listed
-    assert not others & listed
 
 
 def test_configuration_is_shown(command: Command) -> None:

@@ -1,6 +1,9 @@
 """Jobs of a sweep: the product of its lists, and methods of reference that lack their settings."""
 
+from typing import cast
+
 import pytest
+from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.plugins import Plugins
 
@@ -54,6 +57,7 @@ def test_hydras_sweeper_makes_these_jobs(most: int | None, sizes: list[int]) -> 
     extend_sweeper()
     name = "hydra._internal.core_plugins.basic_sweeper.BasicSweeper"
     words = OverridesParser.create().parse_overrides(["method=a", "method.p=1,2", "beside.method=b,c"])
-    batches = Plugins.instance().class_name_to_class[name].split_arguments(words, most)  # type: ignore[attr-defined]
+    sweeper = cast(type[BasicSweeper], Plugins.instance().class_name_to_class[name])
+    batches = sweeper.split_arguments(words, most)
     assert [len(batch) for batch in batches] == sizes
     assert [job for batch in batches for job in batch] == split_product(words)

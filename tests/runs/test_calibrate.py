@@ -5,11 +5,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import Tensor
 
 from kvbench.cli import app as cli
@@ -23,7 +20,7 @@ from kvbench.methods.ams_kv import KeySimilarity
 from kvbench.methods.base import Artifact, Observer, View
 from kvbench.methods.hack.classes import ColumnVariance, HeadPatterns
 from kvbench.methods.heatkv.method import HeatKV
-from kvbench.methods.heatkv.scores import AttentionByScale, cas, rank_heads, scas
+from kvbench.methods.heatkv.scores import AttentionByScale
 from kvbench.methods.pricekv.errors import SubsetError
 from kvbench.methods.scalekv import AttentionSelectivity
 from kvbench.models.base import Cache
@@ -32,73 +29,17 @@ from kvbench.prompts.base import Prompt
 from kvbench.prompts.scenes import Scenes
 from kvbench.runs import execute
 from kvbench.runs.calibrate import (
-    artifact_name,
     calibrate,
     choose_calibration,
-    load_artifact,
-    save_artifact,
 )
 from kvbench.runs.execute import calibration_file, observe
 from kvbench.runs.job import Job
 from tests.support.fake_run import SPEC as FAKE_SPEC
 from tests.support.fake_run import Fake, job_in
-from tests.support.places import GOLDENS
 
 KIND = AttentionByScale.kind
-TOY = np.load(GOLDENS / "heatkv" / "scas_toy.npz")
 D = 8
 SPEC = ModelSpec("small", 2, 3, D, next_scale([(1, 1), (2, 2), (3, 3), (4, 4)]), logit_scale=0.5)
-
-
-def toy_mass() -> Tensor:
-    """Mass of the synthetic attention: the conditional row, mean over queries (in float32) and prompts."""
-    lengths = TOY["t"].tolist()
-    starts = np.cumsum([0, *lengths])
-    mass = torch.zeros(2, 3, 5, 5, dtype=torch.float64)
-    for prompt in range(2):
-        for k in range(5):
-            for layer in range(2):
-                probabilities = torch.from_numpy(TOY[f"probs_p{prompt}_k{k}_l{layer}"][0])
-                for i in range(k + 1):
-                    paid = probabilities[:, :, starts[i] : starts[i + 1]].sum(-1).mean(-1)
-                    mass[layer, :, k, i] += paid.double() / 2
-    return mass
-
-
-@pytest.mark.parametrize("sinks", [1, 2])
-def test_scores_and_orders_equal_the_official_accumulator(sinks: int) -> None:
-    scores, expected = scas(toy_mass()), torch.from_numpy(TOY[f"scores_s{sinks}"])
-    eligible = slice(sinks, 4)
-    assert (scores[..., eligible] - expected[..., eligible]).abs().max() < 1e-12
-    assert scores[..., 4].isnan().all()
-    ranks = rank_heads(scores)
-    for source, order in zip(range(sinks, 4), TOY[f"orders_s{sinks}"], strict=True):
-        for place, (head, layer) in enumerate(order):
-            assert ranks[source, layer, head] == place
-
-
-def test_cas_is_the_last_scale_past_the_sinks() -> None:
-    mass = toy_mass()
-    for sinks in range(4):
-        expected = mass[:, :, 4, sinks:4].sum(-1) / (5 - sinks)
-        torch.testing.assert_close(cas(mass, sinks), expected)
-
-
-def test_ties_go_by_head_then_layer() -> None:
-    ranks = rank_heads(torch.zeros(2, 3, 1, dtype=torch.float64))[0]
-    assert ranks.tolist() == [[0, 2, 4], [1, 3, 5]]
-
-
-@given(st.integers(1, 4), st.integers(1, 4), st.integers(1, 3), st.integers(0, 10**6))
-@settings(max_examples=40, deadline=None)
-def test_ranks_are_permutations_in_order_of_score(layers: int, heads: int, sources: int, seed: int) -> None:
-    scores = torch.randint(
-        0, 4, (layers, heads, sources), generator=torch.Generator().manual_seed(seed)
-    ).double()
-    for source, rank in enumerate(rank_heads(scores)):
-        assert sorted(rank.reshape(-1).tolist()) == list(range(layers * heads))
-        ordered = scores[..., source].reshape(-1)[rank.reshape(-1).argsort()]
-        assert (ordered.diff() >= 0).all()
 
 
 class Attending:
@@ -265,58 +206,6 @@ def test_too_large_a_batch_is_told_with_one_that_may_fit(tmp_path: Path) -> None
     job.model.load("cpu")
     with pytest.raises(ConfigError, match=r"calibrate\.batch_size=8: .* set calibrate\.batch_size=4"):
         observe(job, [AttentionByScale()])
-
-
-METADATA = {"model": "small", "seed": 3, "sizes": [[1, 1], [2, 2]], "weights": "abc"}
-
-
-def test_an_artifact_comes_back_whole(tmp_path: Path) -> None:
-    path = tmp_path / "calibration.safetensors"
-    made = Artifact(KIND, {"mass": toy_mass()}, METADATA)
-    save_artifact(path, made)
-    found = load_artifact(path, KIND, METADATA)
-    assert torch.equal(found.tensors["mass"], made.tensors["mass"])
-    assert found.kind == KIND
-    assert found.metadata.items() >= METADATA.items()
-    load_artifact(path, KIND, {"sizes": ((1, 1), (2, 2))})
-    assert [item.name for item in tmp_path.iterdir()] == [path.name]
-
-
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [("model", "large"), ("seed", 4), ("sizes", [[1, 1]]), ("weights", "abd"), ("prompts", "new")],
-)
-def test_an_artifact_for_something_else_is_refused(field: str, value: object, tmp_path: Path) -> None:
-    path = tmp_path / "calibration.safetensors"
-    save_artifact(path, Artifact(KIND, {"mass": toy_mass()}, METADATA))
-    with pytest.raises(ConfigError, match=rf"made for {field}=.*calibrate again"):
-        load_artifact(path, KIND, {**METADATA, field: value})
-
-
-def test_an_artifact_of_another_kind_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "calibration.safetensors"
-    save_artifact(path, Artifact("other", {"mass": toy_mass()}, METADATA))
-    with pytest.raises(ConfigError, match="made for kind='other'"):
-        load_artifact(path, KIND, METADATA)
-
-
-@pytest.mark.parametrize("content", [None, b"", b"not a calibration at all", "bare"])
-def test_an_unreadable_artifact_is_refused(content: bytes | str | None, tmp_path: Path) -> None:
-    path = tmp_path / "calibration.safetensors"
-    if content == "bare":
-        from safetensors.torch import save_file
-
-        save_file({"mass": torch.zeros(1)}, path)
-    elif isinstance(content, bytes):
-        path.write_bytes(content)
-    with pytest.raises(ConfigError, match="cannot be read"):
-        load_artifact(path, KIND, METADATA)
-
-
-def test_names_of_artifacts_follow_their_metadata() -> None:
-    names = {artifact_name({**METADATA, "seed": seed}) for seed in range(4)}
-    assert len(names) == 4
-    assert artifact_name(dict(reversed(METADATA.items()))) == artifact_name(METADATA)
 
 
 def every() -> list[Observer]:

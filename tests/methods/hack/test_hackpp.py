@@ -2,12 +2,14 @@
 
 from collections.abc import Sequence
 from itertools import product
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 from torch import Tensor
 
 from kvbench.core.budget import Budget, InfeasibleBudget
@@ -44,8 +46,8 @@ def patterns(spec: ModelSpec = SPEC, seed: int = 0, sharp: float = 3) -> Artifac
     return Artifact(HeadPatterns.kind, {"mass": mass, "sigma": sigma})
 
 
-def ready(budget: str, artifact: Artifact, spec: ModelSpec = SPEC, **options: object) -> HACKPlusPlus:
-    method = prepared(HACKPlusPlus(**options), spec, budget, artifact)  # type: ignore[arg-type]
+def ready(budget: str, artifact: Artifact, spec: ModelSpec = SPEC, **options: Any) -> HACKPlusPlus:
+    method = prepared(HACKPlusPlus(**options), spec, budget, artifact)
     assert isinstance(method, HACKPlusPlus)
     return method
 
@@ -162,7 +164,7 @@ def test_no_group_of_var_is_empty(budget: str, strict: bool) -> None:
     assert method.capacity[-1].sum() > 0.9 * method.budget.tokens
 
 
-def peak(capacity: np.ndarray) -> int:  # type: ignore[type-arg]
+def peak(capacity: NDArray[np.int64]) -> int:
     """Most tokens held after any layer, by a plain loop."""
     layers, most = [0] * capacity.shape[1], 0
     for row in capacity:
@@ -253,7 +255,8 @@ def slow_generation(
     """Outputs of every layer, and what every row holds after it, with sets of positions and full matrices alone."""
     sequences, fold = inputs[0][0][1].shape[0], inputs[0][0][0].shape[1] // SPEC.heads
     read = count_read(method.attention_budget, SPEC) or SPEC.ends[-1]
-    held = {place: [] for place in product(range(SPEC.layers), range(sequences), range(SPEC.heads))}  # type: ignore[var-annotated]
+    places = product(range(SPEC.layers), range(sequences), range(SPEC.heads))
+    held: dict[tuple[int, int, int], list[int]] = {place: [] for place in places}
     outs, kept = [], []
     for at, layer in product(SPEC.segments, range(SPEC.layers)):
         q, k, v = (
@@ -340,7 +343,7 @@ def test_what_cannot_work_is_refused() -> None:
     budget = Budget.parse("0.5", SPEC)
     with pytest.raises(ValueError, match="method=hackpp: calibrate first"):
         HACKPlusPlus().prepare(SPEC, budget)
-    for options, told in (
+    wrong: Sequence[tuple[dict[str, Any], str]] = (
         ({"alpha": -1}, r"method\.alpha=-1: must lie in 0\.\.1"),
         ({"tau": -0.5}, r"method\.tau=-0\.5: must not be negative"),
         ({"observed": 0}, r"method\.observed=0: must be at least 1"),
@@ -352,9 +355,10 @@ def test_what_cannot_work_is_refused() -> None:
         ({"attention_budget": 1.5}, r"method\.attention_budget=1\.5: give"),
         ({"attention_budget": 92}, r"of which small has 91"),
         ({"attention_budget": float("nan")}, r"method\.attention_budget=nan: give"),
-    ):
+    )
+    for options, told in wrong:
         with pytest.raises(ValueError, match=told):
-            HACKPlusPlus(**options).check(SPEC, budget)  # type: ignore[arg-type]
+            HACKPlusPlus(**options).check(SPEC, budget)
     with pytest.raises(InfeasibleBudget, match="need 1 of 55 tokens per head"):
         HACKPlusPlus().check(SPEC, Budget.parse("0.01", SPEC))
     with pytest.raises(InfeasibleBudget, match="2 sink scales need 5 of 55 tokens"):

@@ -1,0 +1,64 @@
+"""Files of calibrations: they come back whole, and are for nothing else than what they were made for."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from kvbench.core.config import ConfigError
+from kvbench.methods.base import Artifact
+from kvbench.methods.heatkv.scores import AttentionByScale
+from kvbench.runs.calibrate import artifact_name, load_artifact, save_artifact
+
+KIND = AttentionByScale.kind
+MASS = torch.linspace(0, 1, 2 * 3 * 5 * 5, dtype=torch.float64).view(2, 3, 5, 5)
+METADATA = {"model": "small", "seed": 3, "sizes": [[1, 1], [2, 2]], "weights": "abc"}
+
+
+def test_an_artifact_comes_back_whole(tmp_path: Path) -> None:
+    path = tmp_path / "calibration.safetensors"
+    made = Artifact(KIND, {"mass": MASS}, METADATA)
+    save_artifact(path, made)
+    found = load_artifact(path, KIND, METADATA)
+    assert torch.equal(found.tensors["mass"], made.tensors["mass"])
+    assert found.kind == KIND
+    assert found.metadata.items() >= METADATA.items()
+    load_artifact(path, KIND, {"sizes": ((1, 1), (2, 2))})
+    assert [item.name for item in tmp_path.iterdir()] == [path.name]
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("model", "large"), ("seed", 4), ("sizes", [[1, 1]]), ("weights", "abd"), ("prompts", "new")],
+)
+def test_an_artifact_for_something_else_is_refused(field: str, value: object, tmp_path: Path) -> None:
+    path = tmp_path / "calibration.safetensors"
+    save_artifact(path, Artifact(KIND, {"mass": MASS}, METADATA))
+    with pytest.raises(ConfigError, match=rf"made for {field}=.*calibrate again"):
+        load_artifact(path, KIND, {**METADATA, field: value})
+
+
+def test_an_artifact_of_another_kind_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "calibration.safetensors"
+    save_artifact(path, Artifact("other", {"mass": MASS}, METADATA))
+    with pytest.raises(ConfigError, match="made for kind='other'"):
+        load_artifact(path, KIND, METADATA)
+
+
+@pytest.mark.parametrize("content", [None, b"", b"not a calibration at all", "bare"])
+def test_an_unreadable_artifact_is_refused(content: bytes | str | None, tmp_path: Path) -> None:
+    path = tmp_path / "calibration.safetensors"
+    if content == "bare":
+        from safetensors.torch import save_file
+
+        save_file({"mass": torch.zeros(1)}, path)
+    elif isinstance(content, bytes):
+        path.write_bytes(content)
+    with pytest.raises(ConfigError, match="cannot be read"):
+        load_artifact(path, KIND, METADATA)
+
+
+def test_names_of_artifacts_follow_their_metadata() -> None:
+    names = {artifact_name({**METADATA, "seed": seed}) for seed in range(4)}
+    assert len(names) == 4
+    assert artifact_name(dict(reversed(METADATA.items()))) == artifact_name(METADATA)
