@@ -21,8 +21,8 @@ from kvbench.core.budget import Budget
 from kvbench.core.devices import if_it_fits, keep_freed_memory
 from kvbench.core.storage import CODE_DTYPES, Storage
 from kvbench.engine.cache import KVCache
-from kvbench.engine.codebooks import Codebooks
-from kvbench.engine.coding import Packing
+from kvbench.engine.coding.codebooks import Codebooks
+from kvbench.engine.coding.formats import Packing
 from kvbench.methods.base import Observer
 from kvbench.models.base import Cache, find_rotation
 from kvbench.models.infinity.model import InfinityModel

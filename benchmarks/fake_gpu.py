@@ -25,7 +25,7 @@ from torch.utils._pytree import tree_leaves
 
 from kvbench.core.budget import Budget
 from kvbench.engine.cache import KVCache
-from kvbench.engine.lengths import Ints, foresee_lengths
+from kvbench.engine.schedule import Ints, predict_row_lengths
 from kvbench.kernels.layout import Layout, arrange_rows
 from kvbench.methods.base import Method, Observer
 from kvbench.methods.full import Full
@@ -157,7 +157,7 @@ def run(
     Raises:
         ValueError: how many tokens the method keeps depends on data.
     """
-    lengths = foresee_lengths(model.spec, method)
+    lengths = predict_row_lengths(model.spec, method)
     if lengths is None:
         raise ValueError(f"{type(method).__name__}: how many tokens it keeps depends on data")
     kept = lengths if method.static else np.tile(lengths, model.spec.branches * batch)
@@ -219,8 +219,8 @@ def stand_ins(kept: Ints, launched: Counter[str] | None = None) -> Iterator[None
         device = SimpleNamespace(name="NVIDIA H200", major=9, minor=0, multi_processor_count=PROCESSORS)
         stack.enter_context(patch("torch.cuda.get_device_properties", lambda _: device))
         stack.enter_context(patch.object(Tensor, "pin_memory", lambda numbers: numbers))
-        stack.enter_context(patch("kvbench.engine.changes.are_equal", lambda *_: False))  # nobody can tell
-        stack.enter_context(patch("kvbench.engine.changes.source_table", tell_table))
+        stack.enter_context(patch("kvbench.engine.schedule.are_equal", lambda *_: False))  # nobody can tell
+        stack.enter_context(patch("kvbench.engine.schedule.source_table", tell_table))
         yield
 
 

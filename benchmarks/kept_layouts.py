@@ -19,8 +19,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from kvbench.kernels.compact import move_slots, source_table
+from kvbench.kernels.decode_attention import OpenRows, open_rows, step_attention, write_tokens
 from kvbench.kernels.layout import Layout, arrange_rows, pack_rows
-from kvbench.kernels.step_attention import OpenRows, open_rows, step_attention, write_tokens
 
 Axis = Literal["layers", "heads"]
 Way = Literal["sparse", "max", "ragged"]

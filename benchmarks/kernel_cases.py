@@ -17,9 +17,9 @@ from kvbench.core.segments import ModelSpec, Segment
 from kvbench.kernels import attention_mass as mass_kernel
 from kvbench.kernels import compact, ragged_attention
 from kvbench.kernels.attention_paths import Path
+from kvbench.kernels.decode_attention import open_rows, step_attention
 from kvbench.kernels.layout import Layout, empty_layout
 from kvbench.kernels.linear import linear
-from kvbench.kernels.step_attention import open_rows, step_attention
 from kvbench.methods.heatkv.schedule import Schedule
 
 ROTATED = 2**28

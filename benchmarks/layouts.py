@@ -16,8 +16,8 @@ import build  # noqa: F401  makes this checkout importable
 import torch
 from torch import Tensor
 
+from kvbench.kernels.decode_attention import OpenRows, _choose, open_rows, step_attention
 from kvbench.kernels.layout import Layout, arrange_rows
-from kvbench.kernels.step_attention import OpenRows, _choose, open_rows, step_attention
 
 ROOM = 24
 """Tokens of a line, the room behind every row."""

@@ -17,7 +17,7 @@ from build import built, composed
 
 from kvbench.core.budget import Budget
 from kvbench.core.segments import ModelSpec
-from kvbench.engine.changes import show_layer
+from kvbench.engine.schedule import show_layer
 from kvbench.engine.view import Inputs, Store
 from kvbench.kernels.layout import empty_layout
 from kvbench.methods.base import Artifact
@@ -92,7 +92,7 @@ def time_calibration(spec: ModelSpec, observer: SubsetError, device: str, layers
                 torch.tensor(spec.lengths[: at.index + 1], device=device),
             ).expand(rows, -1)
             start = clock()
-            observer.watch(view)  # ends on the CPU
+            observer.accumulate(view)  # ends on the CPU
             seconds += clock() - start
     return seconds / layers
 

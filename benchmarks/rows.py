@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import kvbench
 from kvbench.eval.protocol.scores import Metric
-from kvbench.runs.results import Latency, Memory, Results
+from kvbench.runs.record.results import Latency, Memory, Results
 
 METRICS = (
     "psnr",

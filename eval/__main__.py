@@ -77,7 +77,7 @@ def _parser() -> argparse.ArgumentParser:
 def _score(metrics: dict[str, Settings], options: argparse.Namespace) -> "list[Result]":
     import torch  # takes seconds, for which --help and a misspelt metric do not wait
 
-    from kvbench.eval.files.plain import open_pair
+    from kvbench.eval.files.image_folder import open_pair
     from kvbench.eval.protocol.base import evaluate
 
     evaluators, device = build_metrics(metrics), str(torch.device(options.device))

@@ -75,7 +75,7 @@ def list_slots(layout: Layout) -> tuple[Tensor, Tensor]:
     return rows, layout.positions[rows, place]
 
 
-def turn_back(keys: Tensor, rotation: Tensor) -> Tensor:
+def unrotate(keys: Tensor, rotation: Tensor) -> Tensor:
     """Undo the rotation of keys [..., slots, D] by complex64 [slots, D/2]: float32, even channels first, then odd."""
     even, odd = keys.float().unflatten(-1, (-1, 2)).unbind(-1)
     cos, sin = rotation.real, rotation.imag

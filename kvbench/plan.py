@@ -10,10 +10,10 @@ import numpy as np
 from kvbench.core.budget import Budget
 from kvbench.core.config import ConfigError
 from kvbench.core.segments import ModelSpec, Segment
-from kvbench.engine.coding import Packing
-from kvbench.engine.lengths import Ints, foresee_lengths, foresee_ring, sum_tokens
+from kvbench.engine.coding.formats import Packing
 from kvbench.engine.memory import MIB
-from kvbench.engine.packed_bytes import foresee_bytes, prepare_to_fit
+from kvbench.engine.packed.bytes import foresee_bytes, prepare_to_fit
+from kvbench.engine.schedule import Ints, predict_ring_slots, predict_row_lengths, sum_tokens
 from kvbench.methods.base import Artifact, Method, Observer
 
 
@@ -120,7 +120,7 @@ def make_plan(
     observed = isinstance(needs, Observer)
     blank = _make_blank(needs, spec) if isinstance(needs, Observer) else None
     prepare_to_fit(method, spec, budget, blank, packing)
-    lengths = foresee_lengths(spec, method)
+    lengths = predict_row_lengths(spec, method)
     if lengths is None:
         raise ConfigError(
             f"task=plan: how much {type(method).__name__} holds depends on the images; task=run measures it"
@@ -193,7 +193,7 @@ def count_generation_bytes(spec: ModelSpec, lengths: Ints, activations: int, bat
         activations: bytes of the model's activations.
         batch: prompts.
     """
-    return batch * spec.branches * 2 * spec.head_dim * foresee_ring(spec, lengths) + activations
+    return batch * spec.branches * 2 * spec.head_dim * predict_ring_slots(spec, lengths) + activations
 
 
 def find_largest_batch(model: Planned, lengths: Ints, gpu_gib: float) -> int:

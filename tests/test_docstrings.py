@@ -9,7 +9,7 @@ from kvbench.core import budget, segments
 from kvbench.eval.text import answers
 from kvbench.models.infinity import scales
 from kvbench.models.lumina import prompt
-from kvbench.runs import folder
+from kvbench.runs.record import folder
 
 
 @pytest.mark.parametrize(

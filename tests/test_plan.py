@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import pytest
 
 from kvbench.core.segments import ModelSpec, next_scale
-from kvbench.engine.lengths import foresee_lengths, foresee_ring
+from kvbench.engine.schedule import predict_ring_slots, predict_row_lengths
 from kvbench.methods.full import Full
 from kvbench.plan import count_generation_bytes, find_largest_batch
 from tests.support.places import ROOT
@@ -26,7 +26,7 @@ def peak_and_plan(overrides: Sequence[str], batch: int, monkeypatch: pytest.Monk
         monkeypatch.setattr(f"kvbench.models.{kind}.loop.reserve", lambda *_: None)
     model, method = fake_gpu.prepare(overrides)
     events = fake_gpu.record(model, method, batch)
-    lengths = foresee_lengths(model.spec, method)
+    lengths = predict_row_lengths(model.spec, method)
     assert lengths is not None
     activations = model.activation_bytes(batch)
     planned = count_generation_bytes(model.spec, lengths, activations, batch)
@@ -69,9 +69,9 @@ def test_hardly_more_is_reserved_than_a_generation_has_in_use(
 def test_bytes_of_a_generation_by_hand(branches: int) -> None:
     """Two layers of three heads of 8 channels hold 1, then 5 tokens; the last of three scales has 9."""
     spec = ModelSpec("small", 2, 3, 8, next_scale([(1, 1), (2, 2), (3, 3)]), branches=branches)
-    lengths = foresee_lengths(spec, Full())
+    lengths = predict_row_lengths(spec, Full())
     assert lengths is not None
-    ring = foresee_ring(spec, lengths)
+    ring = predict_ring_slots(spec, lengths)
     assert ring >= 2 * 2 * 3 * 5  # at least keys and values of all that is cached
     needed = count_generation_bytes(spec, lengths, 1000, 4)
     assert needed == 4 * branches * ring * 8 * 2 + 1000  # 2 bytes a channel
@@ -85,7 +85,7 @@ def test_the_largest_batch_is_the_last_that_fits(
     monkeypatch.syspath_prepend(ROOT / "benchmarks")
     overrides = (f"model={name}", "method=streaming_llm", "budget=0.1", "sinks=1")
     model, method = importlib.import_module("fake_gpu").prepare(overrides)
-    lengths = foresee_lengths(model.spec, method)
+    lengths = predict_row_lengths(model.spec, method)
     assert lengths is not None
 
     def total(batch: int) -> int:

@@ -18,8 +18,8 @@ from urllib.parse import urlsplit
 
 from tqdm import tqdm
 
+from kvbench.eval.files.atomic import CHUNK, hash_file
 from kvbench.eval.files.weights import Snapshot, Weight, WeightError
-from kvbench.eval.files.whole import CHUNK, hash_file
 
 TIMEOUT = 20.0
 """Seconds without an answer after which a host counts as unreachable."""

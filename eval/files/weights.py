@@ -10,7 +10,7 @@ from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
 
-from kvbench.eval.files.whole import hash_file
+from kvbench.eval.files.atomic import hash_file
 
 HOME_VARIABLE = "KVBENCH_WEIGHTS"
 HOME = "~/.cache/kvbench/weights"

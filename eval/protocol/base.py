@@ -16,10 +16,10 @@ from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import torch
 
+from kvbench.eval.files.atomic import write_whole
 from kvbench.eval.files.images import ImageSet
 from kvbench.eval.files.samples import SampleSet, check_pairs
 from kvbench.eval.files.weights import Snapshot, Weight
-from kvbench.eval.files.whole import write_whole
 from kvbench.eval.protocol.records import strict
 from kvbench.eval.protocol.scores import Metric, Quantity, Score, Status, make_metric
 

@@ -17,10 +17,10 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from kvbench.eval.files.atomic import hash_content
 from kvbench.eval.files.images import ImageSet
 from kvbench.eval.files.store import Arrays, Held, held
 from kvbench.eval.files.weights import Weight
-from kvbench.eval.files.whole import hash_content
 from kvbench.eval.protocol.base import Result
 from kvbench.eval.protocol.scores import Quantity, mean_score
 from kvbench.eval.spaces.base import Source, Space, finish

@@ -27,8 +27,8 @@ from kvbench.cli.progress import show_status, watch
 from kvbench.cli.publish import publish
 from kvbench.cli.search_path import PluginSearchPath, check_search_path
 from kvbench.cli.sweep import Summary, end_or_describe, show_sweep
+from kvbench.cli.sweep_folder import compose_sweep, find_words, list_worker_words, names_sweep
 from kvbench.cli.sweeper import extend_sweeper
-from kvbench.cli.whole import compose_sweep, find_words, list_worker_words, names_sweep
 from kvbench.core.config import ConfigError
 
 INTERRUPTED = 130

@@ -14,7 +14,7 @@ from hydra.core.override_parser.types import Override
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from kvbench.cli.kinds import check_kinds, check_protected
+from kvbench.cli.check_groups import check_kinds, check_protected
 from kvbench.cli.launchers import use_presets
 from kvbench.cli.search_path import list_choices
 from kvbench.core.config import ConfigError
@@ -22,7 +22,7 @@ from kvbench.core.files import find_obstacle
 from kvbench.core.settings import CHOSEN, GROUPS, Settings
 
 if TYPE_CHECKING:  # imports numpy
-    from kvbench.runs.results import Outcome
+    from kvbench.runs.record.results import Outcome
 
 
 def hydra_of_kvbench() -> AbstractContextManager[None]:

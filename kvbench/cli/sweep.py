@@ -23,7 +23,7 @@ from kvbench.cli.progress import watch
 from kvbench.core.locks import claim
 
 if TYPE_CHECKING:  # imports numpy, and Hydra makes the callback for `--help` too
-    from kvbench.runs.results import Results
+    from kvbench.runs.record.results import Results
 
 log = logging.getLogger(__name__)
 
@@ -96,11 +96,11 @@ def show_sweep(config: DictConfig, folder: Path, name: str) -> bool:
         Whether every job is finished.
     """
     from kvbench.report import (
-        beside_published,
+        published_comparison,
     )  # imports torch, and Hydra makes the callback for `--help` too
     from kvbench.report.collect import read_runs, read_with_bounds, read_with_references
-    from kvbench.report.many_runs import show_runs
     from kvbench.report.published import find
+    from kvbench.report.runs_table import show_runs
 
     entries = read_entries(folder)
     folders, failures = list_runs(entries), list_failures(entries)
@@ -110,9 +110,9 @@ def show_sweep(config: DictConfig, folder: Path, name: str) -> bool:
         if table.figure == "stability":
             model, sinks = str(config.model.name), int(config.sinks)
             artifacts = [Path(file) for entry in entries for file in entry.files]
-            beside_published.show_stability(CONSOLE, table, artifacts, sinks, model, runs_dir)
+            published_comparison.show_stability(CONSOLE, table, artifacts, sinks, model, runs_dir)
         else:
-            beside_published.show_beside(CONSOLE, table, read_with_references(folders), runs_dir)
+            published_comparison.show_beside(CONSOLE, table, read_with_references(folders), runs_dir)
     if config.logger and (runs := read_runs(folders)):
         _send(config, folder, name, runs)
     return not failures

@@ -23,7 +23,7 @@ from kvbench.core.settings import Settings
 from kvbench.dashboard.page import write_dashboard
 from kvbench.data.export import export_frames
 from kvbench.engine.memory import token_bytes
-from kvbench.engine.packed_bytes import bound_token_bytes
+from kvbench.engine.packed.bytes import bound_token_bytes
 from kvbench.methods.base import Method, Observer
 from kvbench.methods.heatkv.order_file import write_orders
 from kvbench.methods.heatkv.scores import AttentionByScale, rank_heads, scas
@@ -31,19 +31,19 @@ from kvbench.models.base import compute_dtype
 from kvbench.plan import export, make_plan
 from kvbench.profile.tables import profile_and_show
 from kvbench.prompts.base import PromptSource
-from kvbench.report import beside_published, paper_memory
+from kvbench.report import paper_memory, published_comparison
 from kvbench.report.collect import collect_runs, read_runs, read_with_references
 from kvbench.report.differences import show_differences
 from kvbench.report.document import write_report
 from kvbench.report.draw import draw_figures
-from kvbench.report.many_runs import show_runs
 from kvbench.report.one_run import show_outcome, show_run
 from kvbench.report.plan_table import show_plan
 from kvbench.report.published import find
+from kvbench.report.runs_table import show_runs
 from kvbench.runs.calibrate import choose_calibration
 from kvbench.runs.calls import remember
-from kvbench.runs.draw import follow, load
 from kvbench.runs.execute import books_used, calibration_file, file_used, observe, rescore, run
+from kvbench.runs.generate.batch import follow, load
 from kvbench.runs.job import Job, find_dtype, find_packing, read_budget
 
 
@@ -108,7 +108,7 @@ def task_run(cfg: DictConfig, settings: Settings) -> Path | None:
         leave()
         return None
     outcome = run(job, note_run)
-    job.processes.tell(None)
+    job.processes.broadcast(None)
     leave()
     if outcome.results is None:
         CONSOLE.print(
@@ -165,7 +165,7 @@ def _plan_table(name: str) -> None:
         else:
             CONSOLE.print(f"left out: model={model} has no configuration here", highlight=False)
     if claims := paper_memory.TABLES[name](specs):
-        beside_published.show_claims(CONSOLE, name, paper_memory.sources(name), claims)
+        published_comparison.show_claims(CONSOLE, name, paper_memory.sources(name), claims)
 
 
 def task_calibrate(cfg: DictConfig, settings: Settings) -> list[Path]:
@@ -239,12 +239,12 @@ def task_report(cfg: DictConfig, settings: Settings) -> None:
         )
     table = None if settings.published is None else find(settings.published)
     figures = draw_figures(runs_dir, runs, place)
-    section = None if table is None else beside_published.make_section(table, runs)
+    section = None if table is None else published_comparison.make_section(table, runs)
     report = write_report(place, runs, section, figures)
     if settings.against is not None:
         show_differences(CONSOLE, runs, runs_dir, settings.against)
     if table is not None:
-        beside_published.show_beside(CONSOLE, table, runs, runs_dir)
+        published_comparison.show_beside(CONSOLE, table, runs, runs_dir)
     for path in (report, report.with_suffix(".tex"), report.with_suffix(".csv"), *figures):
         CONSOLE.print(f"written: {path}", highlight=False, soft_wrap=True)
 

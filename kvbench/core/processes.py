@@ -51,7 +51,7 @@ class Processes:
                 raise self._explain(error) from None
         return x
 
-    def tell(self, message: T) -> T:
+    def broadcast(self, message: T) -> T:
         """Return what the process that leads has given, in all of them."""
         said = [message]
         if self.count > 1:

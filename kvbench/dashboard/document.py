@@ -14,8 +14,8 @@ from kvbench.dashboard.retention_maps import pack_retention
 from kvbench.dashboard.samples import list_samples
 from kvbench.dashboard.sweeps import find_sweeps
 from kvbench.eval.protocol.scores import Metric
-from kvbench.report.many_runs import find_metric, list_metrics, name_methods
-from kvbench.runs.results import Results
+from kvbench.report.runs_table import find_metric, list_metrics, name_methods
+from kvbench.runs.record.results import Results
 
 QUANTITY = ("better", "unit", "digits", "detail", "evaluator", "needs_reference")
 """Fields of a metric that are alike in all runs, which the page has once."""

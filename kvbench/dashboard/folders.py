@@ -9,8 +9,8 @@ from pathlib import Path
 import yaml
 
 from kvbench.core.config import ConfigError
-from kvbench.runs.folder import RECORDS
-from kvbench.runs.results import FILE, Results, read_results
+from kvbench.runs.record.folder import RECORDS
+from kvbench.runs.record.results import FILE, Results, read_results
 
 SIGNS = (FILE, "config.yaml", RECORDS, "status")
 """Files of which a run folder holds at least one."""

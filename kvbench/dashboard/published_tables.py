@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
-from kvbench.report.beside_published import list_variants
 from kvbench.report.published import COSTS, PublishedTable, find_setting, load
-from kvbench.runs.results import Results
+from kvbench.report.published_comparison import list_variants
+from kvbench.runs.record.results import Results
 
 
 def list_tables(runs: Sequence[Results]) -> list[dict[str, object]]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from kvbench.runs.results import Results
+from kvbench.runs.record.results import Results
 
 PLAIN = ("budget", "budget_unit", "sinks", "seed", "batch_size", "device", "cache_dtype", "cuda_graph")
 """Keys of the configuration's first level that can change samples or costs."""

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from kvbench.core.config import ConfigError
-from kvbench.runs.retention import read_retention
+from kvbench.runs.generate.retention import read_retention
 
 STEPS = 65535
 """What a share of 1 is packed as, in 16 bits."""

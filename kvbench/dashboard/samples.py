@@ -7,11 +7,11 @@ from pathlib import Path
 from kvbench.dashboard.folders import read_lines
 from kvbench.dashboard.pool import Pool
 from kvbench.eval.protocol.scores import Better
-from kvbench.report.many_runs import find_metric
-from kvbench.runs.folder import RECORDS
-from kvbench.runs.forms import TEXTS
-from kvbench.runs.results import Results
-from kvbench.runs.samples import find_kept_form, find_sample
+from kvbench.report.runs_table import find_metric
+from kvbench.runs.record.folder import RECORDS
+from kvbench.runs.record.kinds import TEXTS
+from kvbench.runs.record.results import Results
+from kvbench.runs.record.samples import find_kept_form, find_sample
 
 MOST, LEAST, ALTOGETHER = 100, 12, 40_000
 """Samples of a run by each metric: at most, however many runs there are, and of all runs together."""

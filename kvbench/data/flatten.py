@@ -6,8 +6,8 @@ from dataclasses import asdict, fields
 from typing import Literal, get_args
 
 from kvbench.eval.protocol.scores import Metric
-from kvbench.runs.costs import Cost
-from kvbench.runs.results import Latency, Memory, Results
+from kvbench.runs.record.costs import Cost
+from kvbench.runs.record.results import Latency, Memory, Results
 
 Value = str | float | bool | None
 Row = Mapping[str, Value]

@@ -11,7 +11,7 @@ from kvbench.core.config import ConfigError
 from kvbench.core.files import parse_json
 from kvbench.data.flatten import FIXED, SAMPLE, Kinds, Row, Value, find_kinds, merge_kinds, order_columns
 from kvbench.data.row_cache import Lines, load_rows, scan_results
-from kvbench.runs.results import FILE
+from kvbench.runs.record.results import FILE
 
 if TYPE_CHECKING:
     import polars as pl

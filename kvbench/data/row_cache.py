@@ -17,7 +17,7 @@ from typing import NamedTuple
 from kvbench.core.files import find_obstacle, hash_content
 from kvbench.data import flatten
 from kvbench.data.flatten import Kind, Row, find_kinds, flatten_run, merge_kinds
-from kvbench.runs.results import FILE, read_results
+from kvbench.runs.record.results import FILE, read_results
 
 NAME = ".rows.sqlite"
 OWNER = 0x6B766263

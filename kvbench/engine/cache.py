@@ -12,14 +12,14 @@ from kvbench.core.config import UserError
 from kvbench.core.graphs import Record, Repetitions
 from kvbench.core.segments import ModelSpec, Segment
 from kvbench.engine.bias import narrow, widen, widen_queries
-from kvbench.engine.changes import Change, Schedule, ask_method, show_layer, work_out_schedule
-from kvbench.engine.coding import Books, Packing
+from kvbench.engine.coding.formats import Books, Packing
 from kvbench.engine.ledger import Account, open_ledger
-from kvbench.engine.packed import PackedStorage
+from kvbench.engine.packed.storage import PackedStorage
 from kvbench.engine.padding import Padding, attend_padded, follow_schedule, read_padding
 from kvbench.engine.plain import PlainStorage
-from kvbench.engine.reading import attend_chosen
 from kvbench.engine.retention import Held
+from kvbench.engine.schedule import Change, Schedule, ask_method, build_schedule, show_layer
+from kvbench.engine.sparse_attention import attend_selected
 from kvbench.engine.storage import Storage
 from kvbench.engine.view import CacheView, Inputs, Store
 from kvbench.kernels.layout import Layout, fold_rows, view_group
@@ -136,7 +136,7 @@ class KVCache:
         self._begun: list[Layout] = []  # layouts as the last segment began, which leaves none behind
         if sequences:
             if self.method.static and not self._schedule:
-                self._schedule = work_out_schedule(spec, self.method, self._device, self._storage.find_room)
+                self._schedule = build_schedule(spec, self.method, self._device, self._storage.find_room)
             arena = None if self._plain is None else self._plain.arena
             self._storage.prepare(sequences, self._batch, self._rows, self._schedule)
             if self.repetitions is not None and self._plain is not None and self._plain.arena is not arena:
@@ -219,7 +219,7 @@ class KVCache:
             self._finish(present, lse)
             return out
         change = self._find_change(present)
-        if self.method.limits_reading or not self._storage.joins(change, present.q.dtype):
+        if self.method.sparse_reads or not self._storage.can_append(change, present.q.dtype):
             out, _ = self._attend_slots(store, present)
             self._store(present, change)
             return out
@@ -231,11 +231,11 @@ class KVCache:
 
     def _attend_slots(self, store: Store, present: Present) -> tuple[Tensor, Tensor | None]:
         """Attend to past and present, or to what the method chose of both."""
-        if self.method.limits_reading:
+        if self.method.sparse_reads:
             view = self._show(present, None)
-            chosen = self.method.read(view)
+            chosen = self.method.select_attended(view)
             if chosen is not None:
-                out, copied = attend_chosen(present.q, view, chosen, self.spec.logit_scale)
+                out, copied = attend_selected(present.q, view, chosen, self.spec.logit_scale)
                 self._in_flight += copied
                 return out, None
         return self._storage.attend(store, *present[1:4])

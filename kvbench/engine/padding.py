@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from kvbench.core.segments import ModelSpec, Segment
-from kvbench.engine.changes import Change
+from kvbench.engine.schedule import Change
 from kvbench.kernels.compact import source_table
 from kvbench.kernels.layout import Layout, list_positions
 

@@ -8,14 +8,13 @@ from torch import Tensor
 
 from kvbench.core.segments import ModelSpec, Segment
 from kvbench.engine.arena import Arena
-from kvbench.engine.changes import Change, Schedule, room_behind
-from kvbench.engine.lengths import foresee_lengths, foresee_ring
 from kvbench.engine.memory import BIAS_CHANNELS
+from kvbench.engine.schedule import Change, Schedule, predict_ring_slots, predict_row_lengths, room_behind
 from kvbench.engine.view import Store
 from kvbench.kernels.compact import move_slots, rebuild, rebuild_both
+from kvbench.kernels.decode_attention import open_rows, step_attention
 from kvbench.kernels.layout import Layout, empty_layout, view_room
 from kvbench.kernels.ragged_attention import ragged_attention
-from kvbench.kernels.step_attention import open_rows, step_attention
 from kvbench.methods.base import Method
 
 REBUILD_BOUND = Fraction(11, 10)
@@ -59,7 +58,7 @@ class PlainStorage:
         """
         self._batch, self._rows = batch, rows
         if self._ring is None:
-            self._ring = self._foresee_ring(schedule)
+            self._ring = self._predict_ring_slots(schedule)
         numbers = self._ring * sequences * self._channels
         if numbers > self.arena.numbers:
             self.arena = Arena(0, self._dtype, self._device)  # the old one is gone before the new one is made
@@ -96,7 +95,7 @@ class PlainStorage:
         """Attend over a layer's past and the whole present (`kernels.ragged_attention`)."""
         return ragged_attention(q, k, v, store.keys, store.values, store.layout, self._spec.logit_scale)
 
-    def joins(self, change: Change, dtype: torch.dtype) -> bool:
+    def can_append(self, change: Change, dtype: torch.dtype) -> bool:
         """Return whether past and present will lie together in the new storage as attention reads them."""
         return change.appends and self._dtype == dtype
 
@@ -182,13 +181,13 @@ class PlainStorage:
             rebuild(storage, current, change.source, moved)
         return moved, ticket
 
-    def _foresee_ring(self, schedule: Schedule) -> int:
+    def _predict_ring_slots(self, schedule: Schedule) -> int:
         """Return the slots that one sequence's storage needs; where data decides, what a strict budget lets it have."""
         spec, method = self._spec, self._method
-        lengths = foresee_lengths(spec, method, schedule)
+        lengths = predict_row_lengths(spec, method, schedule)
         if lengths is None:
             if not method.strict:
                 return 0
             arriving = max(room_behind(spec, at.index) for at in spec.segments) * spec.all_heads
             return 2 * (ceil(REBUILD_BOUND * method.budget.capacity) + arriving)
-        return foresee_ring(spec, lengths)
+        return predict_ring_slots(spec, lengths)

@@ -5,7 +5,7 @@ from typing import Any, Protocol
 from torch import Tensor, dtype
 
 from kvbench.core.segments import Segment
-from kvbench.engine.changes import Change, Schedule
+from kvbench.engine.schedule import Change, Schedule
 
 
 class Storage(Protocol):
@@ -48,7 +48,7 @@ class Storage(Protocol):
         """Attend over a layer's past and the whole present (`kernels.ragged_attention`)."""
         ...
 
-    def joins(self, change: Change, dtype: dtype) -> bool:
+    def can_append(self, change: Change, dtype: dtype) -> bool:
         """Return whether past and present will lie together in the new storage as attention in `dtype` reads them."""
         ...
 

@@ -9,11 +9,11 @@ from torch import Tensor
 
 from kvbench.core.segments import Segment
 from kvbench.engine.bias import attach_bias, narrow, read_bias, widen
-from kvbench.engine.coding import Books, read_back
+from kvbench.engine.coding.formats import Books, read_back
 from kvbench.kernels.attention_mass import attention_mass, attention_scores
+from kvbench.kernels.decode_attention import OpenRows
 from kvbench.kernels.layout import Layout, fold_rows, pad_rows
-from kvbench.kernels.planes import turn_back
-from kvbench.kernels.step_attention import OpenRows
+from kvbench.kernels.planes import unrotate
 
 
 @dataclass
@@ -174,7 +174,7 @@ class CacheView:
     def keys(self, *, turned: bool = True) -> Tensor:
         """[rows, at.length, D]: the current segment's keys, or what they were before they were turned."""
         keys, rotation = self._narrow(self._seen.k.flatten(0, 1)), self._seen.rotation
-        return keys if turned or rotation is None else turn_back(keys, rotation[self.at.start : self.at.end])
+        return keys if turned or rotation is None else unrotate(keys, rotation[self.at.start : self.at.end])
 
     def values(self) -> Tensor:
         """[rows, at.length, D]: the current segment's values."""

@@ -42,7 +42,7 @@ class AdaKV(Attentive):
         """Return None: the data decides how long a row is."""
         return
 
-    def uneven(self, view: View) -> Tensor:
+    def valid_slots(self, view: View) -> Tensor:
         """Return which slots every row has, bool [rows, slots]."""
         return view.position >= 0
 
@@ -50,7 +50,7 @@ class AdaKV(Attentive):
         """Keep the sinks, and the best slots of the layer."""
         if has_room(view, self.least_room(view)):
             return None
-        scores = self.unite(self.score(view)).clamp(max=torch.finfo(torch.float32).max)
+        scores = self.merge_branches(self.score(view)).clamp(max=torch.finfo(torch.float32).max)
         scores = scores.masked_fill(find_sinks(view, self.sinks), torch.inf)
         scores = scores.masked_fill(view.position < 0, -torch.inf)
         room = spread_room(self.share(view.layer, view.at), view)

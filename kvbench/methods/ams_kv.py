@@ -58,7 +58,7 @@ class KeySimilarity(Observer):
         """Return [L, K] of `similarity`."""
         return {"similarity": (spec.layers, len(spec.segments))}
 
-    def watch(self, view: View) -> None:
+    def accumulate(self, view: View) -> None:
         """Add the segment's similarity, a mean over rows."""
         at = view.at
         if at.index:

@@ -232,7 +232,7 @@ class Method:
         return False
 
     @property
-    def limits_reading(self) -> bool:
+    def sparse_reads(self) -> bool:
         """Whether `read` chooses which slots a segment attends to; otherwise it attends to all."""
         return False
 
@@ -297,10 +297,10 @@ class Method:
         """
         return None
 
-    def read(self, view: View) -> Tensor | None:
+    def select_attended(self, view: View) -> Tensor | None:
         """Decide which slots a segment attends to, its own among them: bool [rows, slots]; None reads all.
 
-        A method with `limits_reading`, which is neither static nor `biased`, is asked before the attention of each
+        A method with `sparse_reads`, which is neither static nor `biased`, is asked before the attention of each
         segment whose tokens come at once. What is not read stays in the cache all the same, unless `keep`, which is
         asked afterwards, says otherwise.
         """
@@ -329,7 +329,7 @@ class Observer(Method):
         """Return the shapes of the tensors that the calibration leaves, by name."""
         raise NotImplementedError
 
-    def watch(self, view: View) -> None:
+    def accumulate(self, view: View) -> None:
         """Add what one layer shows, summed over the prompts of the batch, to `sums`."""
         raise NotImplementedError
 
@@ -348,7 +348,7 @@ class Observer(Method):
         """Watch one layer and keep everything."""
         if view.layer == 0 and view.at.index == 0:
             self._prompts += view.sequences // self.spec.branches
-        self.watch(view)
+        self.accumulate(view)
 
     def select_conditional(self, rows: Tensor) -> Tensor:
         """Return the conditional sequences' part of values [rows, ...]: float64 [prompts, heads, ...] on the CPU."""

@@ -58,5 +58,5 @@ class RKV(Windowed):
         attention = average_attention(scores, inside, softmax="prefix", group="max", asking=asking)
         keys, exists = view.cached_keys(), view.position >= 0
         repeated = measure_redundancy(keys, exists, self.threshold, self.protected, normalize=self.normalize)
-        attention = smooth(attention, "max", self.kernel, self.uneven(view))
+        attention = smooth(attention, "max", self.kernel, self.valid_slots(view))
         return self.mix * attention - (1 - self.mix) * repeated

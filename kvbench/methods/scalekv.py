@@ -53,7 +53,7 @@ class AttentionSelectivity(Observer):
         """Return [L, K] of `asi`."""
         return {"asi": (spec.layers, len(spec.segments))}
 
-    def watch(self, view: View) -> None:
+    def accumulate(self, view: View) -> None:
         """Add the segment's index, a mean over heads."""
         at = view.at
         if at.start == 0:
@@ -163,13 +163,13 @@ class ScaleKV(Scored):
         else:
             scores, asking = view.scores(chosen), find_asking(view, chosen)
             received = average_attention(scores, inside, softmax="all", group="mean", asking=asking)
-        united = self.unite(received)  # before neighbours are mixed
+        united = self.merge_branches(received)  # before neighbours are mixed
         smoothed = smooth_outside(
             united,
             inside,
             self.pool,
             self.kernel,
-            exists=self.uneven(view),
+            exists=self.valid_slots(view),
             spread_blank=self.released_queries,
         )
         return smoothed.masked_fill(inside, torch.inf)

@@ -81,17 +81,17 @@ class Scored(Method):
         """Keep the sinks and the best of the rest, as many as there is room for."""
         if has_room(view, self.least_room(view)):
             return None
-        scores = self.unite(self.score(view)).masked_fill(find_sinks(view, self.sinks), torch.inf)
+        scores = self.merge_branches(self.score(view)).masked_fill(find_sinks(view, self.sinks), torch.inf)
         room = spread_room(self.share(view.layer, view.at), view)
         return choose_best(scores.masked_fill(view.position < 0, -torch.inf), room)
 
-    def uneven(self, view: View) -> Tensor | None:
+    def valid_slots(self, view: View) -> Tensor | None:
         """Return which slots every row has, bool [rows, slots]; None where rows are equally long and have all."""
         if view.padding is None and isinstance(self.share(view.layer, view.at), int):
             return None
         return view.position >= 0
 
-    def unite(self, scores: Tensor) -> Tensor:
+    def merge_branches(self, scores: Tensor) -> Tensor:
         """Return scores [rows, slots] on which the branches of a prompt agree, as `rows` says."""
         return unite_branches(scores, self.rows, self.spec.branches)
 
@@ -163,4 +163,4 @@ class Attentive(Windowed):
             group=self.group,
             asking=find_asking(view, chosen),
         )
-        return smooth_outside(attention, inside, self.pool, self.kernel, exists=self.uneven(view))
+        return smooth_outside(attention, inside, self.pool, self.kernel, exists=self.valid_slots(view))

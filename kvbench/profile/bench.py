@@ -13,7 +13,7 @@ from kvbench.core.budget import Budget
 from kvbench.core.devices import if_it_fits
 from kvbench.core.segments import ModelSpec
 from kvbench.engine.cache import KVCache
-from kvbench.engine.coding import Books, Packing
+from kvbench.engine.coding.formats import Books, Packing
 from kvbench.engine.memory import cache_bytes
 from kvbench.methods.base import Method
 from kvbench.models.base import find_rotation

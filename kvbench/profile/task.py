@@ -34,7 +34,7 @@ from tqdm import tqdm
 
 from kvbench.core.files import hash_values, write_whole
 from kvbench.engine.memory import cache_bytes
-from kvbench.engine.packed_bytes import prepare_to_fit
+from kvbench.engine.packed.bytes import prepare_to_fit
 from kvbench.methods.base import Artifact, Observer
 from kvbench.methods.full import Full
 from kvbench.models.weights import WeightsError
@@ -44,7 +44,7 @@ from kvbench.prompts.base import hash_prompts
 from kvbench.runs.calibrate import load_artifact
 from kvbench.runs.execute import calibration_file, describe_dtype, label_of
 from kvbench.runs.job import Job
-from kvbench.runs.provenance import provenance
+from kvbench.runs.record.provenance import provenance
 
 SCHEMA_VERSION = 1
 RANDOM_CALIBRATION = "random numbers (timing only)"

@@ -6,12 +6,12 @@ from dataclasses import dataclass, replace
 
 from kvbench.core.config import LARGEST_SEED, ConfigError, check_range
 from kvbench.prompts.base import Prompt, check_counts, check_total, leave_out
-from kvbench.walks.house import MOST_MOVES, ROOMS, WALKERS, answer, ask, draw_problem, goes_in_circles
+from kvbench.puzzles.room_walk import MOST_MOVES, ROOMS, WALKERS, answer, ask, draw_problem, goes_in_circles
 
 
 @dataclass(frozen=True)
 class MathTiny:
-    """Problems of three walkers (`kvbench.walks.house`), each with its `answer`; all prompts are equally long.
+    """Problems of three walkers (`kvbench.puzzles.room_walk`), each with its `answer`; all prompts are equally long.
 
     No walk comes back to where it began before it is over.
 

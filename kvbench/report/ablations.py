@@ -5,10 +5,10 @@ from dataclasses import dataclass
 
 from kvbench.data.flatten import SECTIONS, Value, flatten_run
 from kvbench.eval.protocol.scores import Metric
-from kvbench.report.many_runs import find_metric, list_metrics
 from kvbench.report.memory import name_percent
+from kvbench.report.runs_table import find_metric, list_metrics
 from kvbench.report.tables import Row
-from kvbench.runs.results import Results
+from kvbench.runs.record.results import Results
 
 
 @dataclass(frozen=True)

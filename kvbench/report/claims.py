@@ -41,7 +41,7 @@ def prints_as(value: float, text: str) -> str | None:
     return None
 
 
-def behind(text: str) -> tuple[float, float]:
+def rounding_interval(text: str) -> tuple[float, float]:
     """Values that print as a number: [low, high), whether it was rounded or cut off."""
     unit = 10.0 ** -count_digits(text)
     return float(text) - unit / 2, float(text) + unit

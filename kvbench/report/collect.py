@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from kvbench.runs.results import FILE, Results, read_results
+from kvbench.runs.record.results import FILE, Results, read_results
 
 
 def collect_runs(runs_dir: Path) -> list[Results]:

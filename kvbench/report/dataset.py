@@ -21,10 +21,10 @@ from kvbench.core.files import find_obstacle, hash_values
 from kvbench.data.frames import runs_df, samples_df
 from kvbench.eval.files.samples import SampleSet
 from kvbench.eval.files.texts import TextSet, open_samples
-from kvbench.report.many_runs import make_rows
+from kvbench.report.runs_table import make_rows
 from kvbench.report.tables import format_markdown
-from kvbench.runs.forms import IMAGES, TEXTS
-from kvbench.runs.results import FILE, Results, read_results
+from kvbench.runs.record.kinds import IMAGES, TEXTS
+from kvbench.runs.record.results import FILE, Results, read_results
 
 if TYPE_CHECKING:  # of the extra `data`
     import polars

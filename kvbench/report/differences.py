@@ -7,9 +7,9 @@ from rich.console import Console
 
 from kvbench.core.config import ConfigError
 from kvbench.eval.protocol.compare import compare_runs
-from kvbench.report.many_runs import list_metrics
+from kvbench.report.runs_table import list_metrics
 from kvbench.report.tables import Row, drop_columns, publish
-from kvbench.runs.results import Results
+from kvbench.runs.record.results import Results
 
 
 def make_difference_rows(runs: Sequence[Results], runs_dir: Path, against: str) -> list[Row]:

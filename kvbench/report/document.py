@@ -7,11 +7,11 @@ from typing import NamedTuple
 from kvbench.core.files import write_whole
 from kvbench.report.ablations import find_ablations, find_best, is_full, make_ablation_rows, name_ablation
 from kvbench.report.latex import format_latex
-from kvbench.report.many_runs import make_rows, order_runs
 from kvbench.report.memory import AT_ONCE
+from kvbench.report.runs_table import make_rows, order_runs
 from kvbench.report.tables import Row, drop_columns, format_csv, format_markdown
-from kvbench.runs.folder import slug
-from kvbench.runs.results import Results
+from kvbench.runs.record.folder import slug
+from kvbench.runs.record.results import Results
 
 BOLD = "Bold: the best value of a metric among methods that compress at the same budget, whatever the intervals say"
 LEAST = "least / B"
@@ -60,7 +60,7 @@ def list_sections(runs: Sequence[Results]) -> list[Section]:
         own = order_runs([run for run in runs if run.model_label == model])
         rows = drop_columns(make_rows(own), ["model"])
         prompts = ", ".join(sorted({f"{run.prompts_label} (n = {run.n})" for run in own}))
-        caption = f"{model}, {prompts}. 95 % intervals. {BOLD}.{tell_unused(own)}"
+        caption = f"{model}, {prompts}. 95 % intervals. {BOLD}.{describe_unused(own)}"
         found.append(Section(model, caption, rows, [*map(find_group, own)]))
     for ablation in find_ablations(runs):
         rows, title = make_ablation_rows(ablation), name_ablation(ablation)
@@ -89,7 +89,7 @@ def is_roomy(run: Results) -> bool:
     return run.memory.well_used is False
 
 
-def tell_unused(runs: Sequence[Results]) -> str:
+def describe_unused(runs: Sequence[Results]) -> str:
     """Return a sentence that says what the mark of `is_roomy` means, with a space in front; nothing if none has it."""
     return " !: less than 97 % of the budget in use after some segment." if any(map(is_roomy, runs)) else ""
 

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from kvbench.report.ablations import is_full
-from kvbench.runs.folder import slug
-from kvbench.runs.results import Results
-from kvbench.runs.retention import read_retention
+from kvbench.runs.generate.retention import read_retention
+from kvbench.runs.record.folder import slug
+from kvbench.runs.record.results import Results
 
 MAPPED = 0.1
 """Share of the full cache near which a method's map of what it kept is drawn: the papers' middle budget."""

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from kvbench.core.storage import CODE_DTYPES
 from kvbench.engine.memory import MIB
 from kvbench.report.tables import Cell
-from kvbench.runs.results import WELL_USED, Memory, Results
+from kvbench.runs.record.results import WELL_USED, Memory, Results
 
 AT_ONCE = "cache + in flight %"
 """Column of all that the cache needed at once: stored, in flight, rebuilt and kept by the method."""
@@ -18,7 +18,7 @@ def name_percent(memory: Memory) -> str:
     )
 
 
-def tell_bytes(runs: Sequence[Results]) -> bool:
+def uses_bytes(runs: Sequence[Results]) -> bool:
     """Return whether tokens alone do not compare runs: a budget counts bytes, or numbers have fewer than 16 bits."""
     return any(run.memory.budget_unit == "bytes" or run.setting("cache_dtype") in CODE_DTYPES for run in runs)
 
@@ -41,7 +41,7 @@ def list_costs(run: Results, runs: Sequence[Results]) -> dict[str, Cell]:
     """Return the cells that say what a run cost, as one of the rows of several runs."""
     memory, known = run.memory, {one.run: one for one in runs}
     cells: dict[str, Cell] = {"peak tokens": str(memory.peak_tokens), "peak %": f"{100 * memory.peak:.2f}"}
-    if tell_bytes(runs):
+    if uses_bytes(runs):
         cells["bytes %"] = _write_percent(memory.byte_peak)
     cells |= {"last / B": _mark_share(memory.last_share), "least / B": _mark_share(memory.least_share)}
     if any(compare_at_once(one, known) is not None for one in runs):

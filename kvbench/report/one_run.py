@@ -9,7 +9,7 @@ from rich.table import Table
 from kvbench.engine.memory import MIB
 from kvbench.eval.protocol.scores import Metric
 from kvbench.report.tables import format_name, format_number
-from kvbench.runs.results import Memory, Outcome, Results
+from kvbench.runs.record.results import Memory, Outcome, Results
 
 
 def show_run(console: Console, run: Results) -> None:

@@ -13,7 +13,7 @@ from math import floor
 from kvbench.core.segments import ModelSpec
 from kvbench.engine.memory import MIB, paper_mib
 from kvbench.methods.ams_kv import effective_capacities
-from kvbench.report.claims import Claim, Specs, Verdict, behind, compare, prints_as
+from kvbench.report.claims import Claim, Specs, Verdict, compare, prints_as, rounding_interval
 from kvbench.report.hackpp_costs import hackpp_table1, hackpp_table2
 from kvbench.report.headkv_memory import headkv_table4
 from kvbench.report.published import PublishedTable, find, model_of
@@ -170,7 +170,9 @@ def _two_class(spec: ModelSpec, what: str, text: str, unit: str, measure: Callab
     """A compressed figure: the neighbouring whole numbers of demanding layers, and the real one it would take."""
     capacity = effective_capacities(spec, CONDENSED)
     zero, slope = measure(0), measure(1) - measure(0)
-    low, high = sorted(implied_layers((bound - zero) / slope, spec, capacity) for bound in behind(text))
+    low, high = sorted(
+        implied_layers((bound - zero) / slope, spec, capacity) for bound in rounding_interval(text)
+    )
     below = floor(low)
     near = [(n, measure(two_class_tokens(spec, n, capacity))) for n in (below, below + 1)]
     hits = [n for n, value in near if prints_as(value, text)]

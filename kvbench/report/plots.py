@@ -14,10 +14,10 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 from numpy.typing import NDArray
 
 from kvbench.eval.protocol.scores import Metric
-from kvbench.report.many_runs import find_metric, list_metrics, name_methods
-from kvbench.report.memory import tell_bytes
+from kvbench.report.memory import uses_bytes
+from kvbench.report.runs_table import find_metric, list_metrics, name_methods
 from kvbench.report.styles import COLOURS, Style, choose_styles, strip_frame
-from kvbench.runs.results import Results
+from kvbench.runs.record.results import Results
 
 ABREAST = 4
 """Panels beside each other, at most."""
@@ -45,9 +45,9 @@ def trace_curves(runs: Sequence[Results], name: str) -> dict[str, list[Point]]:
 
     Settings in which runs of a method differ make several lines of it. Of several runs that are alike in them and in
     their budget the first with the most images counts. Memory is counted in tokens unless some run asks for bytes
-    (`tell_bytes`); runs that do not tell these are then left out.
+    (`uses_bytes`); runs that do not tell these are then left out.
     """
-    in_bytes = tell_bytes(runs)
+    in_bytes = uses_bytes(runs)
     found: dict[str, dict[Hashable, Point]] = {}
     named = zip(name_methods(runs), runs, strict=True)
     for method, run in sorted(named, key=lambda pair: -pair[1].n):
@@ -95,7 +95,7 @@ def draw_metrics(runs: Sequence[Results], title: str) -> Figure | None:
         axes = figure.add_subplot(rows, columns, place)
         handles |= _draw_curves(axes, curves[name], styles)
         axes.set_xlabel(
-            f"measured memory, peak % of the full cache{' in 16 bits' if tell_bytes(runs) else ''}"
+            f"measured memory, peak % of the full cache{' in 16 bits' if uses_bytes(runs) else ''}"
         )
         axes.set_ylabel(label)
     figure.suptitle(title, fontsize=11)

@@ -9,7 +9,7 @@ from statistics import fmean
 import yaml
 
 from kvbench.core.config import ConfigError
-from kvbench.runs.results import Results
+from kvbench.runs.record.results import Results
 
 TOLERANCE = 0.05
 """Largest relative distance of a run's budget from a row's: HeatKV's "10 %" was 650 of 6425 tokens per head, 10.1 %."""

@@ -7,7 +7,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
-from kvbench.runs.retention import Retention
+from kvbench.runs.generate.retention import Retention
 
 ABREAST = 4
 """Maps beside each other, at most."""

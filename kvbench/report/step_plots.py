@@ -8,9 +8,9 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from kvbench.engine.ledger import Step
-from kvbench.report.many_runs import name_methods
+from kvbench.report.runs_table import name_methods
 from kvbench.report.styles import COLOURS, MARKERS
-from kvbench.runs.results import Results
+from kvbench.runs.record.results import Results
 
 
 class Curve(NamedTuple):

@@ -19,8 +19,8 @@ from kvbench.core.files import hash_values, parse_json, write_whole
 from kvbench.core.segments import ModelSpec
 from kvbench.core.settings import CalibrateSettings
 from kvbench.engine.cache import KVCache
-from kvbench.engine.codebooks import Codebooks
-from kvbench.engine.coding import Books
+from kvbench.engine.coding.codebooks import Codebooks
+from kvbench.engine.coding.formats import Books
 from kvbench.methods.base import Artifact, Method, Observer, View
 from kvbench.models.base import Cache, compute_dtype, find_rotation
 from kvbench.models.noise import Noise, PromptNoise

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from kvbench.core.files import hash_values, parse_json, resolve_path, write_whole
 from kvbench.eval.protocol.records import read_fields
-from kvbench.runs.results import Outcome, read_results
+from kvbench.runs.record.results import Outcome, read_results
 
 if TYPE_CHECKING:  # imports torch
     from kvbench.runs.job import Job

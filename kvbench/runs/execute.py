@@ -19,22 +19,22 @@ from kvbench.core.files import hash_path
 from kvbench.core.locks import claim
 from kvbench.core.storage import CODE_DTYPES
 from kvbench.engine.cache import KVCache
-from kvbench.engine.codebooks import Codebooks
-from kvbench.engine.coding import Books
-from kvbench.engine.packed_bytes import prepare_to_fit
+from kvbench.engine.coding.codebooks import Codebooks
+from kvbench.engine.coding.formats import Books
+from kvbench.engine.packed.bytes import prepare_to_fit
 from kvbench.methods.base import Artifact, Observer
 from kvbench.prompts.base import hash_prompts
 from kvbench.runs.calibrate import artifact_name, calibrate, load_artifact, save_artifact
-from kvbench.runs.draw import Drawn, draw, load, open_cache
-from kvbench.runs.finish import finish
-from kvbench.runs.folder import RunFolder, blocks, slug
-from kvbench.runs.forms import TEXTS, find_form
+from kvbench.runs.generate.batch import Drawn, draw, load, open_cache
+from kvbench.runs.generate.retention import FILE as RETENTION
 from kvbench.runs.identity import Identity, use_former_names
 from kvbench.runs.job import Busy, Job
-from kvbench.runs.provenance import provenance
-from kvbench.runs.results import FILE, Outcome, read_results
-from kvbench.runs.retention import FILE as RETENTION
-from kvbench.runs.scoring import check_required, check_scored, find_pending
+from kvbench.runs.record.folder import RunFolder, blocks, slug
+from kvbench.runs.record.kinds import TEXTS, find_form
+from kvbench.runs.record.provenance import provenance
+from kvbench.runs.record.results import FILE, Outcome, read_results
+from kvbench.runs.score.finish import finish
+from kvbench.runs.score.scoring import check_required, check_scored, find_pending
 
 log = logging.getLogger(__name__)
 

@@ -18,17 +18,17 @@ from kvbench.core.processes import ALONE, Processes
 from kvbench.core.segments import ModelSpec
 from kvbench.core.settings import Settings
 from kvbench.core.storage import CHANNEL, CODE_DTYPES, CODEBOOKS
-from kvbench.engine.codebooks import Codebooks
-from kvbench.engine.coding import Packing, wants_books
+from kvbench.engine.coding.codebooks import Codebooks
+from kvbench.engine.coding.formats import Packing, wants_books
 from kvbench.engine.memory import token_bytes
-from kvbench.engine.packed_bytes import bound_token_bytes, find_sure_capacity
+from kvbench.engine.packed.bytes import bound_token_bytes, find_sure_capacity
 from kvbench.eval.protocol.base import Evaluator
 from kvbench.methods.base import Method, Observer
 from kvbench.methods.full import Full
 from kvbench.models.base import Model, compute_dtype
 from kvbench.prompts.base import Prompt
 from kvbench.runs.calibrate import check_calibration
-from kvbench.runs.results import Results
+from kvbench.runs.record.results import Results
 
 log = logging.getLogger(__name__)
 

@@ -15,8 +15,8 @@ from kvbench.core.settings import Settings
 from kvbench.eval.protocol.scores import Quantity
 from kvbench.methods.base import Method
 from kvbench.methods.heatkv.method import HeatKV
-from kvbench.report.beside_published import REFERENCES
 from kvbench.report.published import find
+from kvbench.report.published_comparison import REFERENCES
 from tests.support.places import ROOT
 
 GROUPS = ("model", "method", "prompts", "eval", "logger", "train")

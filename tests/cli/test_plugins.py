@@ -19,7 +19,7 @@ from kvbench.cli.search_path import PluginSearchPath
 from kvbench.cli.tasks import every_observer
 from kvbench.core.plugins import GROUP, Plugin, find_plugins
 from kvbench.methods.ams_kv import KeySimilarity
-from kvbench.runs.provenance import provenance
+from kvbench.runs.record.provenance import provenance
 from tests.support.places import ROOT
 
 EXAMPLE = ROOT / "docs" / "examples" / "plugin"

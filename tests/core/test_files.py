@@ -13,7 +13,7 @@ from PIL import Image
 
 from kvbench.core import files
 from kvbench.eval.distribution.dataset import Pictures, save_statistics
-from kvbench.eval.files import store, whole
+from kvbench.eval.files import atomic, store
 from kvbench.eval.files.weights import resolve_path
 from kvbench.eval.protocol.base import Result
 from kvbench.eval.spaces.scenes import Scenes
@@ -21,13 +21,13 @@ from kvbench.methods.base import Artifact
 from kvbench.methods.heatkv.order_file import write_orders
 from kvbench.models import weights
 from kvbench.runs.calibrate import save_artifact
-from kvbench.runs.folder import RunFolder
 from kvbench.runs.identity import Identity
+from kvbench.runs.record.folder import RunFolder
 from kvbench.training import checkpoint
 from tests.support.image_sets import FEATURES
 
 Writer = Callable[[Path, int], object]
-BOTH = pytest.mark.parametrize("module", [files, whole])
+BOTH = pytest.mark.parametrize("module", [files, atomic])
 
 
 def _run_file(folder: Path, version: int) -> None:
@@ -64,7 +64,7 @@ def _result(folder: Path, version: int) -> None:
 
 WRITERS: dict[str, Writer] = {
     "harness": lambda folder, version: files.write_whole(folder / "deeper" / "a.md", f"{version}"),
-    "evaluators": lambda folder, version: whole.write_whole(folder / "deeper" / "a.md", f"{version}"),
+    "evaluators": lambda folder, version: atomic.write_whole(folder / "deeper" / "a.md", f"{version}"),
     "run folder": _run_file,
     "converted weights": _converted,
     "order file": lambda folder, version: write_orders(
@@ -160,7 +160,7 @@ def test_hashes_are_sha256_of_the_content(tmp_path: Path) -> None:
     path = tmp_path / "abc"
     path.write_bytes(b"abc")
     assert {files.hash_content("abc"), files.hash_content(b"abc"), files.hash_path(path)} == {known}
-    assert {whole.hash_content("a", b"b", memoryview(b"c")), whole.hash_file(path)} == {known}
+    assert {atomic.hash_content("a", b"b", memoryview(b"c")), atomic.hash_file(path)} == {known}
 
 
 def test_a_folder_hashes_as_its_files_in_order_of_their_paths(tmp_path: Path) -> None:

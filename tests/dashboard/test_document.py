@@ -14,7 +14,7 @@ from kvbench.dashboard.folders import find_folders
 from kvbench.dashboard.page import render_page, write_dashboard
 from kvbench.dashboard.pool import Pool
 from kvbench.dashboard.vendor import VENDORED, Vendored
-from kvbench.runs.results import WELL_USED
+from kvbench.runs.record.results import WELL_USED
 from tests.support.places import ROOT
 from tests.support.run_folders import HOSTILE, PROMPTS
 

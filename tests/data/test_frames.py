@@ -17,7 +17,7 @@ from kvbench.data.export import export_frames
 from kvbench.data.flatten import FIXED, find_kinds, merge_kinds
 from kvbench.eval.protocol.scores import Metric
 from kvbench.runs import execute
-from kvbench.runs.results import Results
+from kvbench.runs.record.results import Results
 from tests.support.fake_run import job_in
 from tests.support.results import LPIPS, PSNR, made_up
 

@@ -11,7 +11,7 @@ import yaml
 
 from kvbench.core.budget import Budget
 from kvbench.core.segments import ModelSpec, next_scale
-from kvbench.engine.lengths import foresee_lengths, sum_tokens
+from kvbench.engine.schedule import predict_row_lengths, sum_tokens
 from kvbench.methods.base import Method
 from kvbench.report.published import find
 from tests.support.pages import list_pages, read_blocks
@@ -75,7 +75,7 @@ def test_the_first_method_of_the_page_on_extending_keeps_to_any_budget() -> None
         assert isinstance(method, Method)
         capacity = Budget.parse(budget, SPEC)
         method.prepare(SPEC, capacity)
-        lengths = foresee_lengths(SPEC, method)
+        lengths = predict_row_lengths(SPEC, method)
         assert lengths is not None
         held = sum_tokens(lengths)
         assert held.max() <= capacity.capacity

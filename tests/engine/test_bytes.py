@@ -11,8 +11,8 @@ from kvbench.core.budget import Budget, find_capacity
 from kvbench.core.segments import ModelSpec, next_token
 from kvbench.engine.cache import BudgetExceeded, KVCache
 from kvbench.engine.ledger import add_ledgers
-from kvbench.engine.lengths import foresee_lengths, sum_tokens
 from kvbench.engine.memory import token_bytes
+from kvbench.engine.schedule import predict_row_lengths, sum_tokens
 from kvbench.methods.first_scales import FirstScales
 from kvbench.methods.full import Full
 from kvbench.methods.heatkv.method import HeatKV
@@ -121,7 +121,7 @@ def test_static_methods_use_bytes_of_unequal_tokens(value: str) -> None:
 
         def plan(budget: Budget, method: StreamingLLM | HeatKV = method) -> Fraction:
             method.prepare(spec, budget, artifact)
-            lengths = foresee_lengths(spec, method)
+            lengths = predict_row_lengths(spec, method)
             assert lengths is not None
             return plan_mixed(spec, torch.from_numpy(lengths))
 
@@ -140,7 +140,7 @@ def test_what_is_needed_at_once_is_planned(dtype: torch.dtype, share: float) -> 
     method = prepared(Drawn(draw_seen(spec, 3, share)), spec)
     cache = KVCache(spec, method, dtype=dtype)
     run(cache, spec, tokens_of(spec, 2))
-    lengths = foresee_lengths(spec, method)
+    lengths = predict_row_lengths(spec, method)
     assert lengths is not None
     planned = count_at_once(spec, lengths, token_bytes(spec, dtype.itemsize), WHOLE)
     assert cache.ledger.rebuild_bytes + cache.ledger.transient_bytes == 2 * planned
@@ -151,7 +151,7 @@ def test_tokens_that_come_one_by_one_are_in_flight_in_all_layers() -> None:
     method = prepared(Full(), spec)
     cache = KVCache(spec, method, dtype=torch.float16)
     run(cache, spec, tokens_of(spec, 2))
-    lengths = foresee_lengths(spec, method)
+    lengths = predict_row_lengths(spec, method)
     assert lengths is not None
     planned = count_at_once(spec, lengths, HALF, WHOLE)
     assert cache.ledger.transient_bytes == 2 * 6 * 3 * 2 * HALF

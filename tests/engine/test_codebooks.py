@@ -6,7 +6,7 @@ from torch import Tensor
 
 from kvbench.core.segments import ModelSpec, next_token
 from kvbench.engine.cache import KVCache
-from kvbench.engine.codebooks import Codebooks, imagine
+from kvbench.engine.coding.codebooks import Codebooks, imagine
 from kvbench.kernels.qk_norm_rope import rotate
 from kvbench.methods.base import View
 from tests.support.engine import D, prepared, run, small, tokens_of
@@ -41,7 +41,7 @@ def test_new_tokens_of_the_same_kind_are_read_back_closely() -> None:
     class Reader(Codebooks):
         reads_books = True
 
-        def watch(self, view: View) -> None:
+        def accumulate(self, view: View) -> None:
             if view.at.index == 2:
                 for bits in (16, 8, 4, 3, 2):
                     keys, values = view.read_back(view.keys(), view.values(), view.at, bits)
@@ -82,7 +82,7 @@ def test_keys_are_looked_at_as_they_were_before_the_model_turned_them() -> None:
 
 def test_a_view_without_books_says_so() -> None:
     class Reader(Codebooks):
-        def watch(self, view: View) -> None:
+        def accumulate(self, view: View) -> None:
             view.read_back(view.keys(), view.values(), view.at, 4)
 
     cache = KVCache(SPEC, prepared(Reader(), SPEC), dtype=torch.float32)

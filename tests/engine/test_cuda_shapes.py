@@ -14,10 +14,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from kvbench.core.budget import Budget
 from kvbench.engine import cache as cache_module
-from kvbench.engine import changes
 from kvbench.engine import padding as padded
+from kvbench.engine import schedule as schedule_module
 from kvbench.engine.cache import KVCache
-from kvbench.engine.changes import work_out_schedule
+from kvbench.engine.schedule import build_schedule
 from kvbench.kernels.layout import Layout, arrange_rows
 from kvbench.kernels.triton.launch import align_rows
 from kvbench.methods.base import Method, Observer
@@ -256,10 +256,10 @@ def test_a_generation_waits_for_nothing_but_its_checks(
     with FakeTensorMode(allow_non_fake_inputs=True) as mode:
         model = loaded(name, configuration)
     chosen = prepared(method, model, configuration)
-    schedule = work_out_schedule(model.spec, chosen)
+    schedule = build_schedule(model.spec, chosen)
     monkeypatch.setattr(
         cache_module,
-        "work_out_schedule",
+        "build_schedule",
         lambda *_: {at: faked(change) for at, change in schedule.items()},
     )
     with mode:
@@ -269,8 +269,10 @@ def test_a_generation_waits_for_nothing_but_its_checks(
 
 @pytest.mark.parametrize("name", methods_for("next-scale"))
 def test_methods_look_at_a_gpu(name: str, configuration: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(changes, "source_table", keeping_all)
-    monkeypatch.setattr(changes, "are_equal", lambda *_: False)  # waits too, before anything is generated
+    monkeypatch.setattr(schedule_module, "source_table", keeping_all)
+    monkeypatch.setattr(
+        schedule_module, "are_equal", lambda *_: False
+    )  # waits too, before anything is generated
     monkeypatch.setattr(Tensor, "any", lambda _: False)  # AMS-KV asks whether layers are undecided, and waits
     with FakeTensorMode(allow_non_fake_inputs=True) as mode:
         model = loaded("infinity_2b", configuration)
@@ -281,7 +283,7 @@ def test_methods_look_at_a_gpu(name: str, configuration: Any, monkeypatch: pytes
 
 
 def test_calibrations_look_at_a_gpu(configuration: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(changes, "source_table", keeping_all)
+    monkeypatch.setattr(schedule_module, "source_table", keeping_all)
     with FakeTensorMode(allow_non_fake_inputs=True) as mode:
         model = loaded("infinity_2b", configuration)
     composed = (configuration.composed([f"method={name}"])["method"] for name in METHODS)
@@ -303,13 +305,13 @@ def test_padded_prompts_lie_on_a_gpu(name: str, configuration: Any, monkeypatch:
     model = configuration.built(configuration.composed(overrides)["model"])
     chosen, spec = prepared(name, model, configuration), model.spec
     monkeypatch.setattr(chosen, "strict", False)
-    schedule = work_out_schedule(spec, chosen) if chosen.static else {}
+    schedule = build_schedule(spec, chosen) if chosen.static else {}
     monkeypatch.setattr(
         cache_module,
-        "work_out_schedule",
+        "build_schedule",
         lambda *_: {at: faked(change) for at, change in schedule.items()},
     )
-    for module in (changes, padded):
+    for module in (schedule_module, padded):
         monkeypatch.setattr(module, "source_table", keeping_all)
     with FakeTensorMode(allow_non_fake_inputs=True):
         cache = KVCache(spec, chosen, dtype=torch.bfloat16, device=CUDA)

@@ -11,7 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from kvbench.core.segments import ModelSpec
 from kvbench.engine import cache as cache_module
 from kvbench.engine.cache import KVCache
-from kvbench.engine.changes import work_out_schedule
+from kvbench.engine.schedule import build_schedule
 from kvbench.methods.base import Method
 from kvbench.methods.full import Full
 from kvbench.methods.streaming_llm import StreamingLLM
@@ -92,10 +92,10 @@ class Device:
 
     def generate(self, method: Method, graphs: FakeGraphs | None = None) -> None:
         chosen = prepared(method, self.spec, 1 if isinstance(method, Full) else self.config.condition + 10)
-        schedule = work_out_schedule(self.spec, chosen)
+        schedule = build_schedule(self.spec, chosen)
         with FakeTensorMode(allow_non_fake_inputs=True):
             on_device = {at: faked(change) for at, change in schedule.items()}
-            self._patch.setattr(cache_module, "work_out_schedule", lambda *_: on_device)
+            self._patch.setattr(cache_module, "build_schedule", lambda *_: on_device)
             with torch.device(CUDA):
                 model = LlamaGen(self.config)
             for owner in model.modules():  # `to` would keep the parameters' dtype in fake mode

@@ -13,9 +13,9 @@ from kvbench.core.budget import Budget
 from kvbench.core.segments import ModelSpec, Segment, next_token
 from kvbench.core.storage import CODEBOOKS, Form, Storage
 from kvbench.engine.cache import BudgetExceeded, KVCache
-from kvbench.engine.coding import Packing
-from kvbench.engine.lengths import sum_tokens
-from kvbench.engine.packed_bytes import bound_bytes, foresee_bytes
+from kvbench.engine.coding.formats import Packing
+from kvbench.engine.packed.bytes import bound_bytes, foresee_bytes
+from kvbench.engine.schedule import sum_tokens
 from kvbench.methods.base import Method
 from kvbench.methods.full import Full
 from tests.support.engine import D, Drawn, DrawnPerSequence, draw_seen, prepared, run, small, tokens_of

@@ -9,9 +9,9 @@ from kvbench.core.budget import Budget, InfeasibleBudget
 from kvbench.core.segments import ModelSpec, next_token
 from kvbench.core.storage import Storage
 from kvbench.engine.cache import KVCache
-from kvbench.engine.coding import Packing
-from kvbench.engine.lengths import sum_tokens
-from kvbench.engine.packed_bytes import bound_token_bytes, foresee_bytes, prepare_to_fit
+from kvbench.engine.coding.formats import Packing
+from kvbench.engine.packed.bytes import bound_token_bytes, foresee_bytes, prepare_to_fit
+from kvbench.engine.schedule import sum_tokens
 from kvbench.methods.base import Method
 from kvbench.methods.heatkv.method import HeatKV
 from kvbench.methods.heatkv.scores import AttentionByScale

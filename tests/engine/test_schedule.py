@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from kvbench.core.segments import ModelSpec, Segment, next_scale, next_token
-from kvbench.engine.changes import Schedule, ask_method, room_behind, show_layer, work_out_schedule
+from kvbench.engine.schedule import Schedule, ask_method, build_schedule, room_behind, show_layer
 from kvbench.kernels.layout import empty_layout
 from kvbench.methods.base import Artifact, Method
 from kvbench.methods.full import Full
@@ -51,7 +51,7 @@ def test_layers_change_as_if_each_were_asked_alone(
 ) -> None:
     spec = ModelSpec("small", 5, 3, 8, segments, 1)
     method = prepare(name, spec, budget)
-    found, expected = work_out_schedule(spec, method), ask_each_layer(spec, method)
+    found, expected = build_schedule(spec, method), ask_each_layer(spec, method)
     assert found.keys() == expected.keys()
     for at, change in expected.items():
         assert found[at].appends == change.appends
@@ -64,7 +64,7 @@ def test_layers_that_are_alike_share_their_changes() -> None:
     """Ten tokens more than 7 in each of 15 heads: layers of 8, 8, 8, then one of 8, 7 and 7, then one of 7."""
     spec = ModelSpec("small", 5, 3, 8, TOKENS, 1)
     budget = f"{(15 * 7 + 10) / spec.full_tokens:.6f}"
-    found = work_out_schedule(spec, prepare("streaming_llm", spec, budget))
+    found = build_schedule(spec, prepare("streaming_llm", spec, budget))
     last = len(spec.segments) - 2
     assert [sum(found[layer, last].layout.counts) for layer in range(5)] == [24, 24, 24, 22, 21]
     assert found[0, last] is found[1, last] is found[2, last]

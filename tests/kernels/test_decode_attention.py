@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from kvbench.kernels.decode_attention import open_rows, step_attention
 from kvbench.kernels.layout import Layout, arrange_rows
-from kvbench.kernels.step_attention import open_rows, step_attention
 from tests.support.reference_attention import attention, rounding
 from tests.support.triton_device import DEVICE, needs_loops
 

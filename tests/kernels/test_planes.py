@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from kvbench.kernels.layout import arrange_rows
-from kvbench.kernels.planes import Codes, Plane, halve, list_slots, read_plane, turn, turn_back
+from kvbench.kernels.planes import Codes, Plane, halve, list_slots, read_plane, turn, unrotate
 from kvbench.kernels.quantise import encode_affine, fit_affine, pack
 
 CHANNELS = 16
@@ -19,7 +19,7 @@ def make_rotation(positions: int) -> Tensor:
 
 def test_a_key_that_is_turned_back_has_even_channels_first() -> None:
     keys, rotation = torch.randn(2, 5, CHANNELS), make_rotation(5)
-    stored = turn_back(keys, rotation)
+    stored = unrotate(keys, rotation)
     for slot in range(5):
         for pair in range(CHANNELS // 2):
             number = torch.complex(keys[:, slot, 2 * pair], keys[:, slot, 2 * pair + 1])

@@ -5,8 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from kvbench.kernels.decode_attention import Arrangement, open_rows, step_attention
 from kvbench.kernels.layout import arrange_rows
-from kvbench.kernels.step_attention import Arrangement, open_rows, step_attention
 
 D, ROOM, SCALE = 8, 6, 0.4
 

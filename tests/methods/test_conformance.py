@@ -22,8 +22,8 @@ from kvbench.core.budget import Budget, InfeasibleBudget
 from kvbench.core.segments import ModelSpec, next_scale, next_token
 from kvbench.core.storage import CHANNEL
 from kvbench.engine.cache import KVCache
-from kvbench.engine.coding import Packing
-from kvbench.engine.lengths import foresee_lengths, sum_tokens
+from kvbench.engine.coding.formats import Packing
+from kvbench.engine.schedule import predict_row_lengths, sum_tokens
 from kvbench.methods.base import Artifact, Method, Observer
 from kvbench.methods.full import Full
 from kvbench.models.noise import PromptNoise
@@ -205,7 +205,7 @@ def test_the_budget_holds_after_every_layer(name: str, spec: str, budget: str) -
 @pytest.mark.parametrize("budget", BUDGETS)
 def test_lengths_are_known_before_any_generation(name: str, spec: str, budget: str) -> None:
     cache, shapes = ready(name, spec, 1 if name == "full" else budget), spec_of(spec)
-    foreseen = foresee_lengths(shapes, cache.method)
+    foreseen = predict_row_lengths(shapes, cache.method)
     if foreseen is None:
         return  # the data decides, which is allowed: see below for the methods that ship
     seen = listening(cache.method)
@@ -221,7 +221,7 @@ def test_data_decides_the_lengths_of_no_method_but_four() -> None:
     unknown = [
         name
         for name in shipped
-        if foresee_lengths(spec_of(home(name)), ready(name, home(name), 1).method) is None
+        if predict_row_lengths(spec_of(home(name)), ready(name, home(name), 1).method) is None
     ]
     assert unknown == ["adakv", "ams_kv", "hard_kv", "headkv"]
 
@@ -231,8 +231,8 @@ def test_a_calibration_keeps_everything_and_says_so() -> None:
     for observer in {
         repr(o): o for name in METHODS if isinstance(o := method_of(name, "small").needs(), Observer)
     }.values():
-        foreseen = foresee_lengths(shapes, prepared(observer, shapes))
-        full = foresee_lengths(shapes, prepared(Full(), shapes))
+        foreseen = predict_row_lengths(shapes, prepared(observer, shapes))
+        full = predict_row_lengths(shapes, prepared(Full(), shapes))
         assert foreseen is not None
         assert full is not None
         assert (foreseen == full).all()

@@ -105,7 +105,7 @@ def sort_heads(newest: Rows, given_settings: dict[str, Any]) -> Rows:
     return {(sequence, head): alone[0, head] and alone[1, head] for sequence, head in alone}
 
 
-def unite(worth: Rows, rows: str) -> Rows:
+def merge_branches(worth: Rows, rows: str) -> Rows:
     """What tokens are worth to those who decide."""
     if rows == "per_row":
         return worth
@@ -143,7 +143,7 @@ def simulate(
             local[layer] = sort_heads(newest, given_settings)
         if at.index >= first and (at.index - first) % buffer == 0:
             arriving = sum(later.length for later in cached[at.index + 1 : at.index + buffer])
-            worth = unite(worth, given_settings["rows"])
+            worth = merge_branches(worth, given_settings["rows"])
             for (sequence, head), kind in local[layer].items():
                 room = min(little, even[layer][head]) if kind else even[layer][head]
                 if given_settings["match_mean"]:

@@ -12,7 +12,7 @@ from kvbench.core.budget import Budget, InfeasibleBudget
 from kvbench.core.segments import ModelSpec, next_token
 from kvbench.engine import plain
 from kvbench.engine.cache import KVCache
-from kvbench.engine.lengths import foresee_lengths
+from kvbench.engine.schedule import predict_row_lengths
 from kvbench.methods.base import Artifact, Method
 from kvbench.methods.first_scales import FirstScales
 from kvbench.methods.full import Full
@@ -86,7 +86,7 @@ def test_what_counts_tokens_alone_holds_all_of_b_once_there_is_so_much(
     name: str, spec: ModelSpec, thousandths: int
 ) -> None:
     budget = Budget.parse(thousandths / 1000, spec)
-    lengths = foresee_lengths(spec, prepared(FILLING[name](), spec, thousandths / 1000))
+    lengths = predict_row_lengths(spec, prepared(FILLING[name](), spec, thousandths / 1000))
     assert lengths is not None
     for held, end in zip(lengths.sum((1, 2)).tolist(), spec.ends, strict=False):
         assert held == min(budget.tokens, end * spec.all_heads)

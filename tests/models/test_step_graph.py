@@ -9,8 +9,8 @@ from torch import Tensor
 from kvbench.core.graphs import Record
 from kvbench.engine import plain
 from kvbench.engine.cache import KVCache
+from kvbench.kernels.decode_attention import OpenRows, open_rows
 from kvbench.kernels.layout import Layout
-from kvbench.kernels.step_attention import OpenRows, open_rows
 from kvbench.methods.base import Method
 from kvbench.methods.full import Full
 from kvbench.methods.h2o import H2O

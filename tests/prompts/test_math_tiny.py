@@ -4,7 +4,7 @@ import pytest
 
 from kvbench.core.config import ConfigError
 from kvbench.prompts.math_tiny import MathTiny
-from tests.walks.test_house import follow
+from tests.puzzles.test_room_walk import follow
 
 
 def test_problems_carry_their_answers_and_are_equally_long() -> None:

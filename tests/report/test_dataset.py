@@ -18,7 +18,7 @@ from kvbench.eval.files.samples import SampleSetError
 from kvbench.report.dataset import choose_name, prepare_dataset, read_published
 from kvbench.report.upload import upload
 from kvbench.runs import execute
-from kvbench.runs.results import Results, read_results
+from kvbench.runs.record.results import Results, read_results
 from tests.support.fake_run import job_in
 
 

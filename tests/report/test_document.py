@@ -17,8 +17,8 @@ from kvbench.report.latency_plots import Timing, draw_latencies, read_profiles
 from kvbench.report.latex import escape, format_latex
 from kvbench.report.retention_plots import draw_retention, join_sources
 from kvbench.report.styles import METHODS, choose_styles
-from kvbench.runs.results import Results
-from kvbench.runs.retention import Retention
+from kvbench.runs.generate.retention import Retention
+from kvbench.runs.record.results import Results
 from tests.support.results import PSNR, made_up
 
 

@@ -11,10 +11,10 @@ from kvbench.eval.protocol.scores import Metric
 from kvbench.report import differences, published
 from kvbench.report.ablations import find_ablations, find_best, name_ablation
 from kvbench.report.document import find_group
-from kvbench.report.many_runs import make_rows, name_methods, show_runs
 from kvbench.report.one_run import show_run
 from kvbench.report.plots import draw_metrics, trace_curves
-from kvbench.runs.results import Results
+from kvbench.report.runs_table import make_rows, name_methods, show_runs
+from kvbench.runs.record.results import Results
 from tests.support.results import PSNR, made_up
 
 FULL_BYTES = 64_000

@@ -5,7 +5,7 @@ import pytest
 from kvbench.core.segments import ModelSpec, next_scale
 from kvbench.methods.ams_kv import effective_capacities
 from kvbench.report import paper_memory
-from kvbench.report.claims import Claim, behind, prints_as
+from kvbench.report.claims import Claim, prints_as, rounding_interval
 from kvbench.report.paper_memory import implied_layers, thousands
 
 
@@ -54,7 +54,7 @@ def test_full_caches_of_ams_kv_follow_from_shapes_and_compressed_ones_do_not() -
 
 
 def layers(spec: ModelSpec, batch: int, printed: str) -> tuple[float, float]:
-    low, high = (bound / thousands(1, spec, batch) for bound in behind(printed))
+    low, high = (bound / thousands(1, spec, batch) for bound in rounding_interval(printed))
     return implied_layers(low, spec, effective_capacities(spec, 2)), implied_layers(
         high, spec, effective_capacities(spec, 2)
     )
@@ -123,5 +123,5 @@ def test_a_model_that_is_not_there_is_left_out() -> None:
 )
 def test_how_a_number_was_printed(value: float, text: str, way: str | None) -> None:
     assert prints_as(value, text) == way
-    low, high = behind(text)
+    low, high = rounding_interval(text)
     assert (low <= value < high) == (way is not None)

@@ -14,7 +14,7 @@ from kvbench.eval.protocol.scores import Metric
 from kvbench.methods.heatkv.scores import rank_heads, scas
 from kvbench.methods.heatkv.stability import rank_deviation
 from kvbench.report import plots, styles
-from kvbench.runs.results import Results
+from kvbench.runs.record.results import Results
 from tests.support.results import made_up
 
 BETTER = {"psnr": Metric(None, "higher", "dB"), "lpips_scenes": Metric(None, "lower")}

@@ -6,10 +6,10 @@ import pytest
 
 from kvbench.core.config import ConfigError
 from kvbench.eval.protocol.scores import Metric
-from kvbench.report import beside_published as summary
 from kvbench.report import published
+from kvbench.report import published_comparison as summary
 from kvbench.report.tables import Row, format_cell
-from kvbench.runs.results import Results
+from kvbench.runs.record.results import Results
 from tests.support.results import LPIPS, PSNR, made_up
 
 METRICS = {

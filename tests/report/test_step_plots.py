@@ -10,8 +10,8 @@ from omegaconf import OmegaConf
 from rich.console import Console
 
 from kvbench.engine.ledger import Step
-from kvbench.report import beside_published, published, step_plots
-from kvbench.runs.results import Results
+from kvbench.report import published, published_comparison, step_plots
+from kvbench.runs.record.results import Results
 from tests.support.places import ROOT
 from tests.support.results import made_up
 
@@ -60,11 +60,11 @@ def test_a_sweep_ends_with_its_table_and_its_figure(name: str, tmp_path: Path) -
     assert (file.published, file.hydra.sweeper.params["method.watch_lse"]) == (name, True)
     console = Console(file=StringIO(), width=200)
     table = published.find(name)
-    beside_published.show_beside(
+    published_comparison.show_beside(
         console, table, [told(0.5), told(0.25, selector="rkv"), told(1, ())], tmp_path
     )
     assert (tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG")
-    rows = beside_published.make_rows(table, [told(0.5)])
+    rows = published_comparison.make_rows(table, [told(0.5)])
     [cells] = [{metric: row[metric] for metric in table.metrics} for row in rows]
     assert (
         cells
@@ -80,6 +80,6 @@ def test_a_sweep_ends_with_its_table_and_its_figure(name: str, tmp_path: Path) -
 def test_runs_that_tell_no_steps_have_no_figure(tmp_path: Path) -> None:
     printed = StringIO()
     console = Console(file=printed, width=200)
-    beside_published.show_beside(console, published.find("hard_kv_fig20"), [told(0.5, ())], tmp_path)
+    published_comparison.show_beside(console, published.find("hard_kv_fig20"), [told(0.5, ())], tmp_path)
     assert not (tmp_path / "hard_kv_fig20.png").exists()
     assert "watch_lse" in printed.getvalue()

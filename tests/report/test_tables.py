@@ -13,10 +13,10 @@ from kvbench.core.config import ConfigError
 from kvbench.eval.protocol.scores import Metric
 from kvbench.report.collect import collect_runs
 from kvbench.report.document import write_report
-from kvbench.report.many_runs import list_metrics, list_settings, make_rows, show_runs
 from kvbench.report.one_run import show_run
+from kvbench.report.runs_table import list_metrics, list_settings, make_rows, show_runs
 from kvbench.report.tables import format_cell, format_csv, format_markdown, print_rows, publish
-from kvbench.runs.results import Results
+from kvbench.runs.record.results import Results
 from tests.support.results import LPIPS, PSNR, made_up
 
 GENEVAL = Metric(0.5, "higher", evaluator="geneval", digits=3, n=96)

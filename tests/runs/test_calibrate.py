@@ -15,7 +15,7 @@ from kvbench.core.config import ConfigError
 from kvbench.core.segments import ModelSpec, next_scale
 from kvbench.core.settings import CalibrateSettings
 from kvbench.engine.cache import KVCache
-from kvbench.engine.codebooks import Codebooks
+from kvbench.engine.coding.codebooks import Codebooks
 from kvbench.methods.ams_kv import KeySimilarity
 from kvbench.methods.base import Artifact, Observer, View
 from kvbench.methods.hack.classes import ColumnVariance, HeadPatterns
@@ -120,7 +120,7 @@ class OwnTokens(Observer):
     def tensor_shapes(self, spec: ModelSpec) -> dict[str, tuple[int, ...]]:
         return {"missed": ()}
 
-    def watch(self, view: View) -> None:
+    def accumulate(self, view: View) -> None:
         if not view.at.last:
             keys, values = view.read_back(view.keys(), view.values(), view.at, 8)
             self.sums["missed"] += (keys - view.keys()).square().sum() + (

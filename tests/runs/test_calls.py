@@ -16,7 +16,7 @@ from kvbench.eval.protocol.base import Result
 from kvbench.runs.calls import recall, remember
 from kvbench.runs.execute import file_used, run
 from kvbench.runs.job import Job
-from kvbench.runs.results import Outcome
+from kvbench.runs.record.results import Outcome
 from tests.support.fake_run import job_in
 
 

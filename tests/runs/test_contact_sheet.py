@@ -7,9 +7,9 @@ import numpy as np
 from PIL import Image
 
 from kvbench.eval.files.images import ImageSet
-from kvbench.runs.contact_sheet import draw_contact_sheet
-from kvbench.runs.folder import RunFolder
 from kvbench.runs.identity import Identity
+from kvbench.runs.record.folder import RunFolder
+from kvbench.runs.score.contact_sheet import draw_contact_sheet
 
 
 def folder_with(root: Path, label: str, shades: list[int]) -> ImageSet:

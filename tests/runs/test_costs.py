@@ -7,7 +7,7 @@ import pytest
 from kvbench.core.budget import Budget
 from kvbench.core.segments import ModelSpec, next_scale
 from kvbench.engine.memory import cache_bytes, paper_mib
-from kvbench.runs.costs import Cost, summarise_latency, summarise_memory
+from kvbench.runs.record.costs import Cost, summarise_latency, summarise_memory
 
 # 3 layers of 4 heads hold 1 + 4 tokens before the last scale; keys and values have 64 channels; two branches.
 SPEC = ModelSpec("small", 3, 4, 64, next_scale([(1, 1), (2, 2), (3, 3)]), branches=2)

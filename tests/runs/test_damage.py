@@ -23,7 +23,7 @@ from kvbench.report.collect import collect_runs
 from kvbench.runs import execute
 from kvbench.runs.calls import recall, remember
 from kvbench.runs.job import Job
-from kvbench.runs.results import Outcome, Results
+from kvbench.runs.record.results import Outcome, Results
 from tests.support.fake_run import job_in
 
 COUNT = 4

@@ -30,7 +30,7 @@ from kvbench.methods.streaming_llm import StreamingLLM
 from kvbench.prompts.base import Prompt
 from kvbench.runs import execute
 from kvbench.runs.job import Job
-from kvbench.runs.results import Results
+from kvbench.runs.record.results import Results
 from tests.support.fake_run import Fake, images_of, job_in
 
 

@@ -11,8 +11,8 @@ from PIL import Image
 
 from kvbench.core.config import ConfigError
 from kvbench.core.files import hash_path, parse_json
-from kvbench.runs.folder import RunFolder, blocks, slug
 from kvbench.runs.identity import Identity
+from kvbench.runs.record.folder import RunFolder, blocks, slug
 
 IDENTITY = Identity(
     model={"name": "m", "sampling": {"cfg": 3.0, "tau": [1.0, 0.5]}},
@@ -77,7 +77,7 @@ def test_an_image_is_hashed_once_until_it_changes(tmp_path: Path, monkeypatch: p
     folder.add(records([0, 1]), images([0, 1]))
     hashed: list[str] = []
     monkeypatch.setattr(
-        "kvbench.runs.folder.hash_path", lambda path: hashed.append(path.name) or hash_path(path)
+        "kvbench.runs.record.folder.hash_path", lambda path: hashed.append(path.name) or hash_path(path)
     )
     assert len(folder.samples()) == 2
     assert hashed == []  # it was hashed before it was written
@@ -128,7 +128,7 @@ def test_only_new_lines_of_another_process_are_parsed(
         parsed.append(json.loads(line)["index"])
         return parse_json(line, **options)
 
-    monkeypatch.setattr("kvbench.runs.folder.parse_json", note)
+    monkeypatch.setattr("kvbench.runs.record.folder.parse_json", note)
     for start in range(0, 8, 2):
         writer.add(records([start, start + 1]), images([start, start + 1]))
         assert len(reader.samples()) == start + 2

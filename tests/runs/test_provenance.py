@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from kvbench.runs.provenance import provenance
+from kvbench.runs.record.provenance import provenance
 
 
 def test_a_checkout_names_its_commit(root: Path) -> None:

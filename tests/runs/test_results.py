@@ -9,7 +9,7 @@ import pytest
 
 from kvbench.core.config import ConfigError
 from kvbench.eval.protocol.scores import Metric
-from kvbench.runs.results import Evaluated, read_results
+from kvbench.runs.record.results import Evaluated, read_results
 from tests.support.results import made_up
 
 RUN = made_up(

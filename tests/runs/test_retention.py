@@ -15,7 +15,7 @@ from kvbench.models.qwen3.model import Qwen3Model
 from kvbench.models.qwen3.sampling import TextSampling
 from kvbench.models.qwen3.transformer import Qwen3Config
 from kvbench.runs import execute
-from kvbench.runs.retention import FILE, MOST_BINS, join_heads, list_sources, read_retention
+from kvbench.runs.generate.retention import FILE, MOST_BINS, join_heads, list_sources, read_retention
 from tests.support.fake_run import SPEC, Fake, job_in
 
 

@@ -21,7 +21,7 @@ from kvbench.models.qwen3.sampling import TextSampling
 from kvbench.models.qwen3.transformer import Qwen3Config
 from kvbench.runs import execute
 from kvbench.runs.job import Job
-from kvbench.runs.results import read_results
+from kvbench.runs.record.results import read_results
 from tests.support.fake_run import job_in
 
 SHAPE = Qwen3Config(depth=1, width=16, heads=2, kv_heads=1, head_dim=8, hidden=16, vocabulary=12)

@@ -26,7 +26,7 @@ from kvbench.models.base import Cache
 from kvbench.models.noise import Noise
 from kvbench.runs import execute
 from kvbench.runs.job import Busy, Job
-from kvbench.runs.results import Outcome
+from kvbench.runs.record.results import Outcome
 from tests.support.fake_run import Fake, job_in
 
 
@@ -176,7 +176,7 @@ def test_an_error_while_scoring_takes_nothing_from_a_finished_run(
 ) -> None:
     folder = execute.run(job_in(tmp_path, count=4)).folder
     with monkeypatch.context() as patch:
-        patch.setattr("kvbench.runs.finish.score", lambda *_, **__: 1 / 0)
+        patch.setattr("kvbench.runs.score.finish.score", lambda *_, **__: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             execute.run(scoring(tmp_path, finding("more")))
     assert (folder / "status").read_text() == "done\n"

@@ -11,9 +11,9 @@ import pytest
 
 from kvbench.core.config import ConfigError
 from kvbench.eval.protocol.scores import Metric
-from kvbench.runs.results import Results, read_results
-from kvbench.runs.samples import order_worst_first, read_scores
-from kvbench.runs.wandb import WandB
+from kvbench.runs.record.results import Results, read_results
+from kvbench.runs.record.samples import order_worst_first, read_scores
+from kvbench.runs.score.wandb import WandB
 from tests.support.results import made_up
 from tests.support.wandb_file import read_entry
 

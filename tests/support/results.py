@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from kvbench.eval.protocol.scores import Metric
-from kvbench.runs.results import Latency, Memory, Results
+from kvbench.runs.record.results import Latency, Memory, Results
 
 PSNR = Metric(None, "higher", "dB", evaluator="psnr", digits=2, needs_reference=True)
 LPIPS = Metric(None, "lower", evaluator="lpips", needs_reference=True)

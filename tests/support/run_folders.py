@@ -9,7 +9,7 @@ import numpy as np
 from PIL import Image
 
 from kvbench.eval.protocol.scores import Metric
-from kvbench.runs.results import Results
+from kvbench.runs.record.results import Results
 from tests.support.results import LPIPS, PSNR, made_up
 
 HOSTILE = """</script><script>document.title = "owned"</script><img src=x onerror="document.title='owned'">"""

@@ -25,8 +25,8 @@ from kvbench.training.qwen3.transformer import (
     draw_batch,
     train_walks,
 )
+from tests.puzzles.test_room_walk import follow
 from tests.support.trainings import check_resumed, check_traced
-from tests.walks.test_house import follow
 
 SHAPE = Qwen3Config(
     depth=2, width=16, heads=2, kv_heads=1, head_dim=8, hidden=24, vocabulary=len(VOCABULARY), rope_base=1e4

@@ -23,7 +23,7 @@ class ColumnVariance(Observer):
         """Return [L, H] of `sigma`."""
         return {"sigma": (spec.layers, spec.heads)}
 
-    def watch(self, view: View) -> None:
+    def accumulate(self, view: View) -> None:
         """Add the last scale's variance."""
         if view.at.last:
             self.sums["sigma"][view.layer] += self.select_conditional(view.column_variance()).sum(0)
@@ -44,9 +44,9 @@ class HeadPatterns(ColumnVariance):
         scales = len(spec.segments)
         return super().tensor_shapes(spec) | {"mass": (spec.layers, spec.heads, scales, scales)}
 
-    def watch(self, view: View) -> None:
+    def accumulate(self, view: View) -> None:
         """Add the attention that the segment's queries pay to each source, and the last scale's variance."""
-        super().watch(view)
+        super().accumulate(view)
         k = view.at.index
         mass = self.select_conditional(view.segment_mass()).sum(0)
         self.sums["mass"][view.layer, :, k, : k + 1] += mass

@@ -76,7 +76,7 @@ class HACKPlusPlus(Method):
     families: ClassVar[tuple[Family, ...]] = ("next-scale",)
 
     @property
-    def limits_reading(self) -> bool:
+    def sparse_reads(self) -> bool:
         """Whether an attention budget is set."""
         return self.attention_budget is not None
 
@@ -126,7 +126,7 @@ class HACKPlusPlus(Method):
         """Return what each head may hold after the scale."""
         return self._rooms[at.index][layer]
 
-    def read(self, view: View) -> Tensor | None:
+    def select_attended(self, view: View) -> Tensor | None:
         """Choose the best tokens of every row, as many as may be attended to."""
         if self._read is None or has_room(view, self._read):
             return None

@@ -155,7 +155,7 @@ class HardKV(Scored):
         if has_room(view, self.least_room(view)):
             return None
         exists = view.position >= 0
-        worth = self.unite(self.score(view)).masked_fill(self._find_first(view, exists), torch.inf)
+        worth = self.merge_branches(self.score(view)).masked_fill(self._find_first(view, exists), torch.inf)
         worth.masked_fill_(~exists, -torch.inf)
         room = spread_room(self.share(view.layer, view.at), view)
         if self.select in UNEVEN:

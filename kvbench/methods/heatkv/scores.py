@@ -27,7 +27,7 @@ class AttentionByScale(Observer):
         scales = len(spec.segments)
         return {"mass": (spec.layers, spec.heads, scales, scales)}
 
-    def watch(self, view: View) -> None:
+    def accumulate(self, view: View) -> None:
         """Add the attention that the segment's queries pay to each source."""
         index = view.at.index
         self.sums["mass"][view.layer, :, index, : index + 1] += self.select_conditional(

@@ -51,7 +51,7 @@ class SubsetError(Observer):
         super().prepare(spec, budget, artifact)
         self._sources = list_sources(spec, self.recent)
 
-    def watch(self, view: View) -> None:
+    def accumulate(self, view: View) -> None:
         """Add the error of the segment's queries."""
         if view.at.index:
             self.add(view, self._look(view))

@@ -11,11 +11,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from kvbench.models.qwen3.transformer import Qwen3
+from kvbench.puzzles.room_walk import MOST_MOVES, ask, draw_problem, list_words, solve
 from kvbench.training.attention import attend_causally
 from kvbench.training.loop import Recipe, fit
 from kvbench.training.optim import warm_hold_decay
 from kvbench.training.stages import count_steps, find_stage
-from kvbench.walks.house import MOST_MOVES, ask, draw_problem, list_words, solve
 
 PAD, END = "<pad>", "<end>"
 VOCABULARY = (PAD, END, *list_words())

@@ -14,8 +14,8 @@ from kvbench.core.budget import Budget
 from kvbench.core.segments import ModelSpec, next_scale, next_token
 from kvbench.core.storage import CODEBOOKS, Form
 from kvbench.engine.cache import KVCache
-from kvbench.engine.codebooks import Codebooks
-from kvbench.engine.coding import Packing
+from kvbench.engine.coding.codebooks import Codebooks
+from kvbench.engine.coding.formats import Packing
 from kvbench.methods.base import Artifact
 from kvbench.methods.heatkv.schedule import count_pruned_heads
 from kvbench.methods.pricekv.allocate import pose

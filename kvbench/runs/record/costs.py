@@ -8,7 +8,7 @@ from typing import TypeVar
 from kvbench.core.budget import Budget
 from kvbench.core.segments import ModelSpec
 from kvbench.engine.memory import cache_bytes, paper_mib
-from kvbench.runs.results import Latency, Memory
+from kvbench.runs.record.results import Latency, Memory
 
 N = TypeVar("N", int, float)
 

@@ -6,8 +6,7 @@ import torch
 from torch import Tensor
 
 from kvbench.core.segments import ModelSpec, Segment
-from kvbench.engine.changes import Change, Schedule
-from kvbench.engine.coding import (
+from kvbench.engine.coding.formats import (
     Books,
     Coding,
     Kind,
@@ -19,8 +18,7 @@ from kvbench.engine.coding import (
     make_empty,
     name_table,
 )
-from kvbench.engine.packed_store import PackedStore
-from kvbench.engine.placing import (
+from kvbench.engine.coding.planes import (
     Due,
     Move,
     Placed,
@@ -31,8 +29,10 @@ from kvbench.engine.placing import (
     place_nothing,
     place_slots,
 )
+from kvbench.engine.packed.store import PackedStore
+from kvbench.engine.schedule import Change, Schedule
 from kvbench.kernels.layout import empty_layout
-from kvbench.kernels.planes import Codes, Plane, halve, turn_back
+from kvbench.kernels.planes import Codes, Plane, halve, unrotate
 from kvbench.kernels.quantised_attention import quantised_attention
 from kvbench.kernels.ragged_attention import PIECE_BYTES, ragged_attention
 from kvbench.methods.base import Method
@@ -130,7 +130,7 @@ class PackedStorage:
             )
         turned = None
         if self._rotation is not None:
-            turned = turn_back(keys, self._rotation[due.start : due.stop])
+            turned = unrotate(keys, self._rotation[due.start : due.stop])
         planes, entering = [], self._forms[layer].list_planes(self._spec, due.start, due.stop)
         for number, (kind, plane, share, move) in enumerate(
             zip(store.kinds, store.planes, placed.after.shares, placed.moves, strict=True)
@@ -155,7 +155,7 @@ class PackedStorage:
     def release(self) -> None:
         """Give back nothing: there is nothing beside stores."""
 
-    def joins(self, change: Change, dtype: torch.dtype) -> bool:
+    def can_append(self, change: Change, dtype: torch.dtype) -> bool:
         """Return False: the past is read back in pieces."""
         return False
 

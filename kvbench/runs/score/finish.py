@@ -8,12 +8,12 @@ from pathlib import Path
 
 from kvbench.core.config import ConfigError
 from kvbench.eval.protocol.records import read_fields
-from kvbench.runs.costs import Cost, summarise_latency, summarise_memory
-from kvbench.runs.folder import RECORDS, Record, RunFolder
 from kvbench.runs.job import Job
-from kvbench.runs.results import FILE, SIGNED, Results, read_results
-from kvbench.runs.scoring import find_pending, score
-from kvbench.runs.steps import Trace, average_steps
+from kvbench.runs.record.costs import Cost, summarise_latency, summarise_memory
+from kvbench.runs.record.folder import RECORDS, Record, RunFolder
+from kvbench.runs.record.results import FILE, SIGNED, Results, read_results
+from kvbench.runs.record.steps import Trace, average_steps
+from kvbench.runs.score.scoring import find_pending, score
 
 
 def finish(job: Job, folder: RunFolder, reference: Path | None) -> Results:

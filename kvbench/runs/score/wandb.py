@@ -11,9 +11,9 @@ from typing import Any
 
 from kvbench.core.config import ConfigError
 from kvbench.eval.files.samples import read_samples
-from kvbench.runs.forms import TEXTS
-from kvbench.runs.results import Results
-from kvbench.runs.samples import find_kept_form, find_sample, order_worst_first, read_scores
+from kvbench.runs.record.kinds import TEXTS
+from kvbench.runs.record.results import Results
+from kvbench.runs.record.samples import find_kept_form, find_sample, order_worst_first, read_scores
 
 log = logging.getLogger(__name__)
 

@@ -7,11 +7,10 @@ import numpy as np
 
 from kvbench.core.budget import Budget, find_capacity
 from kvbench.core.segments import ModelSpec
-from kvbench.engine.changes import work_out_schedule
-from kvbench.engine.coding import Kind, Packing, find_kind, list_forms
-from kvbench.engine.lengths import Ints, sum_tokens
-from kvbench.engine.packed_store import count_row_bytes
-from kvbench.engine.placing import Placement, find_due, number_blocks, place_nothing, place_slots
+from kvbench.engine.coding.formats import Kind, Packing, find_kind, list_forms
+from kvbench.engine.coding.planes import Placement, find_due, number_blocks, place_nothing, place_slots
+from kvbench.engine.packed.store import count_row_bytes
+from kvbench.engine.schedule import Ints, build_schedule, sum_tokens
 from kvbench.kernels.layout import empty_layout
 from kvbench.methods.base import Artifact, Method
 
@@ -73,7 +72,7 @@ def foresee_bytes(spec: ModelSpec, method: Method, packing: Packing) -> Ints:
         method: static, prepared for that model.
         packing: how numbers are stored.
     """
-    schedule = work_out_schedule(spec, method, find_room=lambda _: 0)
+    schedule = build_schedule(spec, method, find_room=lambda _: 0)
     blocks, forms = (
         number_blocks(spec, packing.storage.group, "cpu"),
         list_forms(spec, method, packing, "cpu"),

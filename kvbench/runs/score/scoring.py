@@ -9,8 +9,8 @@ from kvbench.eval.files.images import ImageSet
 from kvbench.eval.files.texts import open_samples
 from kvbench.eval.protocol.base import Evaluator, Result, evaluate, find_missing
 from kvbench.eval.protocol.scores import Metric
-from kvbench.runs.contact_sheet import draw_contact_sheet
-from kvbench.runs.results import Evaluated, Results
+from kvbench.runs.record.results import Evaluated, Results
+from kvbench.runs.score.contact_sheet import draw_contact_sheet
 
 
 def find_pending(

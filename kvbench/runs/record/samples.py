@@ -5,8 +5,8 @@ import math
 from collections.abc import Mapping
 from pathlib import Path
 
-from kvbench.runs.forms import IMAGES, TEXTS, Form
-from kvbench.runs.results import Results
+from kvbench.runs.record.kinds import IMAGES, TEXTS, Form
+from kvbench.runs.record.results import Results
 
 Scores = Mapping[str, float | None]
 """Values of one sample by metric; None where it has none, such as the PSNR of equal images."""

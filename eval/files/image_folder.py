@@ -4,10 +4,10 @@ import json
 import re
 from pathlib import Path
 
+from kvbench.eval.files.atomic import hash_content
 from kvbench.eval.files.images import ImageSet, read_size
 from kvbench.eval.files.samples import Sample, SampleSet, SampleSetError, map_in_threads
 from kvbench.eval.files.texts import open_samples
-from kvbench.eval.files.whole import hash_content
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from kvbench.engine.coding import Kind
-from kvbench.engine.placing import Placement, count_rows
+from kvbench.engine.coding.formats import Kind
+from kvbench.engine.coding.planes import Placement, count_rows
 from kvbench.kernels.layout import Layout
 from kvbench.kernels.planes import Plane, read_plane
 

@@ -6,7 +6,7 @@ import re
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvbench.walks.house import (
+from kvbench.puzzles.room_walk import (
     ROOMS,
     Problem,
     answer,

@@ -12,12 +12,12 @@ from kvbench.core.files import write_whole
 from kvbench.methods.heatkv.stability import rank_deviation
 from kvbench.report.ablations import is_full
 from kvbench.report.claims import Claim
-from kvbench.report.document import BOLD, Section, find_group, is_roomy, tell_unused, write_latex
+from kvbench.report.document import BOLD, Section, describe_unused, find_group, is_roomy, write_latex
 from kvbench.report.draw import draw_fidelity
-from kvbench.report.many_runs import find_metric, order_runs
 from kvbench.report.published import COSTS, TOLERANCE, PublishedTable, find_setting, parse_number
+from kvbench.report.runs_table import find_metric, order_runs
 from kvbench.report.tables import Cell, Row, drop_columns, print_rows, publish
-from kvbench.runs.results import Results
+from kvbench.runs.record.results import Results
 
 MASS = "mass"
 """Tensor of the calibrations whose rankings are compared (`kvbench.methods.heatkv.scores`)."""
@@ -49,7 +49,7 @@ def make_section(table: PublishedTable, runs: Sequence[Results]) -> Section | No
     lead = list(_list_settings(table, own[0], own))
     same = [name for name in lead if len(rows) > 1 and len({str(row[name]) for row in rows}) == 1]
     alike = "".join(f", {name} {rows[0][name]}" for name in same)
-    caption = f"{make_title(table, own)}{alike}. 95 % intervals. {BOLD}.{tell_unused(own)}"
+    caption = f"{make_title(table, own)}{alike}. 95 % intervals. {BOLD}.{describe_unused(own)}"
     return Section(
         f"{table.name}: {table.title}", caption, drop_columns(rows, same), list(map(find_group, own))
     )
@@ -99,7 +99,7 @@ def show_beside(console: Console, table: PublishedTable, runs: Sequence[Results]
     if not own:
         console.print(f"{table.name}: no finished run belongs to a row of this table", highlight=False)
         return
-    title = f"{make_title(table, own)} (with 95 % intervals).{tell_unused(own)}"
+    title = f"{make_title(table, own)} (with 95 % intervals).{describe_unused(own)}"
     lead = len(_list_settings(table, own[0], own))
     publish(console, title, make_rows(table, own), lead, runs_dir / f"report-{table.name}.md")
     section = make_section(table, own)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from kvbench.core.budget import Budget
 from kvbench.core.segments import ModelSpec
-from kvbench.engine.coding import count_sources
+from kvbench.engine.coding.formats import count_sources
 from kvbench.kernels.quantise import fit_affine, fit_book
 from kvbench.methods.base import Artifact, Observer, View
 
@@ -68,7 +68,7 @@ class Codebooks(Observer):
             f"{name}_{bits}": (*shape, width) for name in ("keys", "values") for bits, width in widths.items()
         }
 
-    def watch(self, view: View) -> None:
+    def accumulate(self, view: View) -> None:
         """Note some tokens of a segment, in float16 on the CPU."""
         if view.at.last:
             return

@@ -7,7 +7,7 @@ from kvbench.kernels.layout import arrange_rows, pack_rows
 from kvbench.kernels.ragged_attention import ragged_attention
 
 
-def attend_chosen(q: Tensor, view: CacheView, chosen: Tensor, scale: float) -> tuple[Tensor, int]:
+def attend_selected(q: Tensor, view: CacheView, chosen: Tensor, scale: float) -> tuple[Tensor, int]:
     """Attend to the chosen slots, copied to where they lie together.
 
     Args:

@@ -34,7 +34,7 @@ def provenance(device: str) -> dict[str, object]:
 
 
 def _checkout() -> dict[str, str] | None:
-    root = Path(__file__).resolve().parents[2]
+    root = Path(__file__).resolve().parents[3]
     if not (root / ".git").exists():
         return None
     commit = _git(root, "rev-parse", "HEAD")

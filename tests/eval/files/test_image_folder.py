@@ -12,7 +12,7 @@ from PIL import Image
 
 from kvbench.eval.__main__ import main
 from kvbench.eval.distribution.dataset import DatasetError, Pictures
-from kvbench.eval.files.plain import PlainFolder, open_pair
+from kvbench.eval.files.image_folder import PlainFolder, open_pair
 from kvbench.eval.files.samples import SampleSetError
 from kvbench.eval.paired.metrics import decibels
 from kvbench.eval.registry import describe_metrics
@@ -224,8 +224,11 @@ def test_bad_folders_are_one_line(
         (["ssim", "--set", "batch=x"], "--set batch=x: int is needed, such as 8"),
         (["ssim", "--set", "batch"], "--set batch: NAME=VALUE is needed"),
         (["ssim", "--set", "ssim.batch=0"], "ssim: batch=0: must be at least 1"),
-        (["ssim", "--out", __file__], "test_plain.py is not a folder that can be written to"),
-        (["ssim", "--out", f"{__file__}/results"], "test_plain.py is not a folder that can be written to"),
+        (["ssim", "--out", __file__], "test_image_folder.py is not a folder that can be written to"),
+        (
+            ["ssim", "--out", f"{__file__}/results"],
+            "test_image_folder.py is not a folder that can be written to",
+        ),
         (["psnr", "--device", "tpu9"], "tpu9"),
     ],
 )
@@ -236,7 +239,9 @@ def test_bad_arguments_are_one_line(
     arguments: list[str],
     message: str,
 ) -> None:
-    monkeypatch.setattr("kvbench.eval.files.plain.open_pair", lambda *_: pytest.fail("work before the error"))
+    monkeypatch.setattr(
+        "kvbench.eval.files.image_folder.open_pair", lambda *_: pytest.fail("work before the error")
+    )
     assert main([arguments[0], *map(str, pair), *arguments[1:]]) == 1
     err = capsys.readouterr().err
     assert message in err

@@ -8,15 +8,15 @@ import torch
 
 from kvbench.core.config import ConfigError
 from kvbench.engine.cache import KVCache
-from kvbench.engine.coding import Books
+from kvbench.engine.coding.formats import Books
 from kvbench.engine.ledger import Ledger, add_ledgers
 from kvbench.models.base import find_rotation
 from kvbench.models.noise import PromptNoise
 from kvbench.models.outputs import Outputs
-from kvbench.runs.costs import Cost
+from kvbench.runs.generate.retention import Retention, join_heads, measure_retention
 from kvbench.runs.job import Job
-from kvbench.runs.retention import Retention, join_heads, measure_retention
-from kvbench.runs.steps import describe_rows
+from kvbench.runs.record.costs import Cost
+from kvbench.runs.record.steps import describe_rows
 
 
 class Drawn(NamedTuple):
@@ -73,7 +73,7 @@ def draw(job: Job, cache: KVCache, part: range) -> Drawn:
     """
     settings, processes = job.settings, job.processes
     prompts = [job.prompts[index] for index in part]
-    processes.tell((job.reference, part))
+    processes.broadcast((job.reference, part))
     started = time.perf_counter()
     shares = processes.gather(_make(job, cache, part))
     seconds = time.perf_counter() - started
@@ -124,7 +124,7 @@ def follow(job: Job) -> None:
     """
     load(job)
     cache, known = None, None
-    while (order := job.processes.tell(None)) is not None:
+    while (order := job.processes.broadcast(None)) is not None:
         reference, part = order
         if cache is None or reference != known:
             cache, known = None, reference  # the old one is gone before the new one is made

@@ -18,9 +18,9 @@ from pathlib import Path
 from kvbench.core.config import ConfigError
 from kvbench.core.files import hash_content, hash_path, naming, parse_json, write_whole
 from kvbench.core.locks import claim
-from kvbench.runs.forms import IMAGES, Form
 from kvbench.runs.identity import Identity
-from kvbench.runs.results import FILE
+from kvbench.runs.record.kinds import IMAGES, Form
+from kvbench.runs.record.results import FILE
 
 RECORDS = "samples.jsonl"
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from kvbench.core.segments import ModelSpec, Segment
 from kvbench.core.storage import Form, Storage
-from kvbench.engine.placing import Rules
+from kvbench.engine.coding.planes import Rules
 from kvbench.kernels.planes import (
     Codes,
     decode,
@@ -18,7 +18,7 @@ from kvbench.kernels.planes import (
     encode_levels,
     encode_tokens,
     turn,
-    turn_back,
+    unrotate,
 )
 from kvbench.kernels.quantise import round_fp8
 from kvbench.methods.base import Method
@@ -228,7 +228,7 @@ def read_back(
         return keys.to(half).to(keys.dtype), values.to(half).to(values.dtype)
     shape, dtype = keys.shape[1:3], keys.dtype
     found = []
-    for name, x in (("keys", keys if turns is None else turn_back(keys, turns)), ("values", values)):
+    for name, x in (("keys", keys if turns is None else unrotate(keys, turns)), ("values", values)):
         book = books[f"{name}_{bits}"]
         source = min(segment, book.shape[1] - 1)
         numbers = _encode_static(x, book, [(source, shape[1])], bits)

@@ -7,7 +7,7 @@ from rich.console import Console
 from kvbench.eval.protocol.scores import Metric
 from kvbench.report.memory import AT_ONCE, list_costs
 from kvbench.report.tables import Cell, Row, drop_columns, print_rows
-from kvbench.runs.results import Results
+from kvbench.runs.record.results import Results
 
 ROOMY = 120
 """Least width of a terminal for intervals."""
@@ -80,7 +80,7 @@ def name_methods(runs: Sequence[Results]) -> list[str]:
     ]
 
 
-def tell_apart(runs: Sequence[Results]) -> list[Row]:
+def identifying_columns(runs: Sequence[Results]) -> list[Row]:
     """Return what says which run is which: model, method, budget; prompts, dtype and settings where these differ."""
     settings = list_settings(runs)
     several = len({run.prompts_label for run in runs}) > 1
@@ -107,7 +107,7 @@ def make_rows(runs: Sequence[Results], *, details: bool = False) -> list[Row]:
     ordered = order_runs(runs)
     return [
         {**which, **list_costs(run, ordered), **{name: find_metric(run, name) for name in metrics}}
-        for which, run in zip(tell_apart(ordered), ordered, strict=True)
+        for which, run in zip(identifying_columns(ordered), ordered, strict=True)
     ]
 
 
@@ -119,7 +119,7 @@ def show_runs(console: Console, runs: Sequence[Results], failures: Sequence[tupl
         roomy = console.width >= ROOMY
         shown = drop_columns(rows, [*([] if roomy else NARROW), *([] if len(models) > 1 else ["model"])])
         title = ", ".join(models) + (" (± half of the 95 % interval)" if roomy else "")
-        lead = sum(name in tell_apart(runs)[0] for name in shown[0])
+        lead = sum(name in identifying_columns(runs)[0] for name in shown[0])
         print_rows(console, title, shown, lead, "half" if roomy else "value")
     for name, reason in failures:
         console.print(f"failed {name}: {reason}", style="red", markup=False, highlight=False, soft_wrap=True)

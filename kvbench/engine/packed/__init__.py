@@ -1,0 +1,1 @@
+"""Cache backend that stores keys and values in fewer than 16 bits."""

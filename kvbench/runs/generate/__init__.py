@@ -1,0 +1,1 @@
+"""Generation of one run's samples, batch by batch."""

@@ -1,0 +1,1 @@
+"""Files of a run folder: samples, results, costs, provenance."""

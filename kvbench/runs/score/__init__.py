@@ -1,0 +1,1 @@
+"""Metrics of a finished run, its contact sheet and its loggers."""
