@@ -1,6 +1,5 @@
 """Metrics by name: the files of conf/eval and of plugins, which are the only list of them, read without Hydra."""
 
-import importlib
 from collections.abc import Iterator
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -8,7 +7,8 @@ from typing import Any
 
 import yaml
 
-from kvbench.eval.files.weights import resolve_path
+from kvbench.core.config import import_target
+from kvbench.core.files import resolve_path
 
 FOLDER = Path(__file__).resolve().parents[1] / "conf" / "eval"
 PLUGINS = "kvbench.plugins"
@@ -91,13 +91,7 @@ def build_metrics(metrics: dict[str, Settings]) -> list[Any]:
     for name, owner, key in _leaves(metrics):
         if "${" in str(owner[key]):
             raise ValueError(f"{name}: {owner[key]} is known to run.py alone; give it with --set {name}=...")
-    found = []
-    for name, settings in metrics.items():
-        try:
-            found.append(_build(settings))
-        except ValueError as error:
-            raise ValueError(f"{name}: {error}") from None
-    return found
+    return [_build(settings, name) for name, settings in metrics.items()]
 
 
 def _list_files() -> list[Path]:
@@ -124,31 +118,19 @@ def _read(text: str, before: object) -> object:
     return None if text == "null" else text
 
 
-def _build(settings: Any) -> Any:
-    """Return settings with an object in place of every mapping that has a `_target_`."""
+def _build(settings: Any, key: str) -> Any:
+    """Return a metric's settings with an object in place of every mapping that has a `_target_`; `key` names it."""
     if isinstance(settings, list):
-        return [_build(item) for item in settings]
+        return [_build(item, key) for item in settings]
     if not isinstance(settings, dict):
         return settings
-    arguments = {key: _build(value) for key, value in settings.items() if key != "_target_"}
+    own = {name: _build(value, key) for name, value in settings.items() if name != "_target_"}
     if "_target_" not in settings:
-        return arguments
+        return own
     if settings["_target_"] in LOOKUPS:
-        return _locate(arguments["path"])
+        return import_target(own["path"], key)
+    target: Any = import_target(settings["_target_"], key)
     try:
-        return _locate(settings["_target_"])(**arguments)
-    except TypeError as error:
-        raise ValueError(f"{settings['_target_']}: {error}") from None
-
-
-def _locate(name: str) -> Any:
-    """Return the class or function of a dotted name.
-
-    Raises:
-        ValueError: it cannot be imported.
-    """
-    module, _, attribute = name.rpartition(".")
-    try:
-        return getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ValueError(f"{name} cannot be imported: {error}") from None
+        return target(**own)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{key}: {error}") from None

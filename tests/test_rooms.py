@@ -11,7 +11,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "core": (),
     "conf": (),
     "kernels": (),
-    "eval": (),
+    "eval": ("core",),
     "scenes": ("eval",),
     "puzzles": (),
     "methods": ("core",),

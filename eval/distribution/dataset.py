@@ -25,12 +25,12 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from kvbench.core.files import hash_content, resolve_path, write_beside
 from kvbench.eval.distribution.frechet import moments
-from kvbench.eval.files.atomic import hash_content, write_beside
 from kvbench.eval.files.images import find_flaw
 from kvbench.eval.files.samples import map_in_threads
 from kvbench.eval.files.store import Held
-from kvbench.eval.files.weights import Weight, WeightError, file_sha256, resolve_path
+from kvbench.eval.files.weights import Weight, WeightError, file_sha256
 from kvbench.eval.spaces.base import Adm, Clean, InSpace, Source, Space, provenance
 from kvbench.eval.spaces.dinov2 import Dinov2
 

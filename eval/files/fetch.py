@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 
 from tqdm import tqdm
 
-from kvbench.eval.files.atomic import CHUNK, hash_file
+from kvbench.core.files import CHUNK, hash_path
 from kvbench.eval.files.weights import Snapshot, Weight, WeightError
 
 TIMEOUT = 20.0
@@ -85,7 +85,7 @@ def download_file(url: str, target: Path, sha256: str | None = None) -> None:
         _append(url, part, target.name)
     except http.client.HTTPException as error:
         raise OSError(f"{url}: {type(error).__name__} {error}") from error
-    if sha256 is not None and (found := hash_file(part)) != sha256:
+    if sha256 is not None and (found := hash_path(part)) != sha256:
         part.unlink()
         raise WeightError(f"{url} is not the expected file: sha256 {found}, expected {sha256}")
     part.replace(target)

@@ -4,7 +4,7 @@ import json
 import re
 from pathlib import Path
 
-from kvbench.eval.files.atomic import hash_content
+from kvbench.core.files import hash_content
 from kvbench.eval.files.images import ImageSet, read_size
 from kvbench.eval.files.samples import Sample, SampleSet, SampleSetError, map_in_threads
 from kvbench.eval.files.texts import open_samples

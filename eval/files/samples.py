@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar, TypeVar
 
-from kvbench.eval.files.atomic import hash_content
+from kvbench.core.files import hash_content
 
 SHOWN = 5  # indices named in an error
 THREADS = 4  # that read: Pillow and hashes let the others run meanwhile

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from kvbench.eval.files.atomic import hash_content, write_beside
+from kvbench.core.files import hash_content, write_beside
 
 log = logging.getLogger(__name__)
 

@@ -7,10 +7,9 @@ read.
 import os
 from dataclasses import dataclass
 from functools import lru_cache
-from importlib.util import find_spec
 from pathlib import Path
 
-from kvbench.eval.files.atomic import hash_file
+from kvbench.core.files import hash_path, resolve_path
 
 HOME_VARIABLE = "KVBENCH_WEIGHTS"
 HOME = "~/.cache/kvbench/weights"
@@ -189,22 +188,6 @@ class Snapshot:
         return own
 
 
-def resolve_path(text: str) -> Path:
-    """Return the path that a setting names, ~ and $VARIABLES filled in; `pkg://package/inside/it` lies in a package.
-
-    The path is one that does not exist if the package is not installed.
-    """
-    if not text.startswith("pkg://"):
-        return Path(os.path.expandvars(text)).expanduser()
-    package, _, inside = text.removeprefix("pkg://").partition("/")
-    try:
-        spec = find_spec(package)  # finds it without importing it, which may take seconds
-    except ModuleNotFoundError:
-        spec = None
-    places = None if spec is None else spec.submodule_search_locations
-    return Path(places[0], inside) if places else Path(text)
-
-
 def file_sha256(path: Path) -> str:
     """SHA-256 of a file, remembered for as long as its size and modification time stay."""
     status = path.stat()
@@ -213,7 +196,7 @@ def file_sha256(path: Path) -> str:
 
 @lru_cache
 def _hash(path: Path, size: int, modified: int) -> str:  # noqa: ARG001 - size and time are part of the key
-    return hash_file(path)
+    return hash_path(path)
 
 
 def _homes() -> list[Path]:

@@ -92,9 +92,12 @@ def find_obstacle(folder: Path) -> str | None:
         return str(error)
 
 
-def hash_content(content: str | bytes) -> str:
-    """Return the SHA-256 of bytes, or of text in UTF-8, as 64 hex digits."""
-    return hashlib.sha256(content.encode() if isinstance(content, str) else content).hexdigest()
+def hash_content(*parts: str | bytes | memoryview) -> str:
+    """Return the SHA-256 of bytes or of text in UTF-8, one part after another, as 64 hex digits."""
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(part.encode() if isinstance(part, str) else part)
+    return digest.hexdigest()
 
 
 def hash_path(path: Path) -> str:
@@ -113,12 +116,12 @@ def hash_values(values: object) -> str:
 
 
 def resolve_path(text: str) -> Path:
-    """Return the path that a setting names: `pkg://package/inside/it` lies in a package, ~ stands for the home folder.
+    """Return the path that a setting names, ~ and $VARIABLES expanded; `pkg://package/inside/it` lies in a package.
 
     The path is one that does not exist if the package is not installed.
     """
     if not text.startswith("pkg://"):
-        return Path(text).expanduser()
+        return Path(os.path.expandvars(text)).expanduser()
     package, _, inside = text.removeprefix("pkg://").partition("/")
     try:
         spec = find_spec(package)  # finds it without importing it, which may take seconds

@@ -12,9 +12,9 @@ import torch
 from PIL import Image
 
 from kvbench.core import files
+from kvbench.core.files import resolve_path
 from kvbench.eval.distribution.dataset import Pictures, save_statistics
-from kvbench.eval.files import atomic, store
-from kvbench.eval.files.weights import resolve_path
+from kvbench.eval.files import store
 from kvbench.eval.protocol.base import Result
 from kvbench.eval.spaces.scenes import Scenes
 from kvbench.methods.base import Artifact
@@ -27,7 +27,6 @@ from kvbench.training import checkpoint
 from tests.support.image_sets import FEATURES
 
 Writer = Callable[[Path, int], object]
-BOTH = pytest.mark.parametrize("module", [files, atomic])
 
 
 def _run_file(folder: Path, version: int) -> None:
@@ -64,7 +63,6 @@ def _result(folder: Path, version: int) -> None:
 
 WRITERS: dict[str, Writer] = {
     "harness": lambda folder, version: files.write_whole(folder / "deeper" / "a.md", f"{version}"),
-    "evaluators": lambda folder, version: atomic.write_whole(folder / "deeper" / "a.md", f"{version}"),
     "run folder": _run_file,
     "converted weights": _converted,
     "order file": lambda folder, version: write_orders(
@@ -130,10 +128,9 @@ def test_features_survive_a_full_disk_in_memory(
     assert "No space left" in caplog.text
 
 
-@BOTH
-def test_an_interrupted_writer_leaves_nothing(module: object, tmp_path: Path) -> None:
+def test_an_interrupted_writer_leaves_nothing(tmp_path: Path) -> None:
     def interrupted() -> None:
-        with module.write_beside(tmp_path / "new" / "file") as beside:
+        with files.write_beside(tmp_path / "new" / "file") as beside:
             beside.write_bytes(b"half")
             raise KeyboardInterrupt
 
@@ -142,16 +139,14 @@ def test_an_interrupted_writer_leaves_nothing(module: object, tmp_path: Path) ->
     assert list((tmp_path / "new").iterdir()) == []
 
 
-@BOTH
-def test_a_place_that_cannot_be_written_is_told(module: object, tmp_path: Path) -> None:
+def test_a_place_that_cannot_be_written_is_told(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(OSError, match="file"):
-        module.write_whole(tmp_path / "file" / "below", "x")
+        files.write_whole(tmp_path / "file" / "below", "x")
 
 
-@BOTH
-def test_text_is_written_in_utf_8(module: object, tmp_path: Path) -> None:
-    module.write_whole(tmp_path / "a", "größer ≥ 1\n")
+def test_text_is_written_in_utf_8(tmp_path: Path) -> None:
+    files.write_whole(tmp_path / "a", "größer ≥ 1\n")
     assert (tmp_path / "a").read_bytes() == "größer ≥ 1\n".encode()
 
 
@@ -160,7 +155,7 @@ def test_hashes_are_sha256_of_the_content(tmp_path: Path) -> None:
     path = tmp_path / "abc"
     path.write_bytes(b"abc")
     assert {files.hash_content("abc"), files.hash_content(b"abc"), files.hash_path(path)} == {known}
-    assert {atomic.hash_content("a", b"b", memoryview(b"c")), atomic.hash_file(path)} == {known}
+    assert files.hash_content("a", b"b", memoryview(b"c")) == known
 
 
 def test_a_folder_hashes_as_its_files_in_order_of_their_paths(tmp_path: Path) -> None:
@@ -181,24 +176,18 @@ def test_settings_hash_alike_in_any_order() -> None:
     assert files.hash_values({"a": 1}) != files.hash_values({"a": 2})
 
 
-@pytest.mark.parametrize("resolve", [files.resolve_path, resolve_path])
-def test_paths_lie_in_packages_at_home_or_where_they_say(
-    resolve: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_paths_lie_in_packages_at_home_or_where_they_say(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", "/somewhere")
-    assert resolve("pkg://numpy/version.py") == Path(np.__file__).parent / "version.py"
-    assert resolve("pkg://kvbench.eval/registry.py").exists()  # a folder without __init__.py
-    assert resolve("~/a") == Path("/somewhere/a")
-    assert resolve("a/b") == Path("a/b")
-    assert not resolve("pkg://no_such_package/a").exists()
-    assert not resolve("pkg://no_such_package.inside/a").exists()
+    assert resolve_path("pkg://numpy/version.py") == Path(np.__file__).parent / "version.py"
+    assert resolve_path("pkg://kvbench.eval/registry.py").exists()  # a folder without __init__.py
+    assert resolve_path("~/a") == resolve_path("$HOME/a") == Path("/somewhere/a")
+    assert resolve_path("a/b") == Path("a/b")
+    assert not resolve_path("pkg://no_such_package/a").exists()
+    assert not resolve_path("pkg://no_such_package.inside/a").exists()
 
 
-@pytest.mark.parametrize("resolve", [files.resolve_path, resolve_path])
-def test_a_package_is_found_without_importing_it(
-    resolve: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_package_is_found_without_importing_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "slow_package").mkdir()
     (tmp_path / "slow_package" / "__init__.py").write_text("raise AssertionError('imported')\n")
     monkeypatch.syspath_prepend(tmp_path)
-    assert resolve("pkg://slow_package/a/b.pt") == tmp_path / "slow_package" / "a" / "b.pt"
+    assert resolve_path("pkg://slow_package/a/b.pt") == tmp_path / "slow_package" / "a" / "b.pt"
