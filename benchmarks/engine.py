@@ -24,7 +24,7 @@ from kvbench.engine.cache import KVCache
 from kvbench.engine.coding.codebooks import Codebooks
 from kvbench.engine.coding.formats import Packing
 from kvbench.methods.base import Observer
-from kvbench.models.base import Cache, find_rotation
+from kvbench.models.base import Cache
 from kvbench.models.infinity.model import InfinityModel
 from kvbench.models.noise import PromptNoise
 from kvbench.scenes.grammar import evaluation_prompts
@@ -50,7 +50,7 @@ def cache_of(name: str, model: InfinityModel, budget: str, device: str, stored: 
         dtype=dtype,
         device=device,
         packing=Packing(CODE_DTYPES[name], how, fp8=name == "fp8"),
-        rotation=find_rotation(model),
+        rotation=model.key_rotation(),
         books=Codebooks().make_stand_in(model.spec).tensors if how.calibrated else None,
     )
 

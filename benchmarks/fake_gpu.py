@@ -29,7 +29,6 @@ from kvbench.engine.schedule import Ints, predict_row_lengths
 from kvbench.kernels.layout import Layout, arrange_rows
 from kvbench.methods.base import Method, Observer
 from kvbench.methods.full import Full
-from kvbench.models.base import compute_dtype
 from kvbench.models.infinity.model import InfinityModel
 from kvbench.models.infinity.tokenizer import BSQ
 from kvbench.models.infinity.transformer import Infinity
@@ -167,7 +166,7 @@ def run(
     ]
     with FakeTensorMode(allow_non_fake_inputs=True), stand_ins(kept.reshape(-1, kept.shape[2]), launched):
         load(model)
-        cache = KVCache(model.spec, method, dtype=compute_dtype(model, CUDA), device=CUDA)
+        cache = KVCache(model.spec, method, dtype=model.compute_dtype(CUDA), device=CUDA)
         if not first:
             with type(watch)():
                 model.generate(prompts, cache, NoNoise(batch))
@@ -189,7 +188,7 @@ def load(model: Model) -> None:
     for block in model._transformer.layers:
         for owner in block.modules():  # `to` would keep the parameters' dtype in fake mode
             for name, parameter in owner.named_parameters(recurse=False):
-                dtype = torch.float32 if name in exact else compute_dtype(model, CUDA)
+                dtype = torch.float32 if name in exact else model.compute_dtype(CUDA)
                 owner._parameters[name] = nn.Parameter(parameter.to(dtype))
     model._device = CUDA
 

@@ -3,7 +3,6 @@
 from bisect import bisect_right
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 
@@ -15,28 +14,7 @@ from kvbench.engine.memory import MIB
 from kvbench.engine.packed.bytes import foresee_bytes, prepare_to_fit
 from kvbench.engine.schedule import Ints, predict_ring_slots, predict_row_lengths, sum_tokens
 from kvbench.methods.base import Artifact, Method, Observer
-
-
-class Planned(Protocol):
-    """A model as far as a plan needs it: nothing is loaded."""
-
-    @property
-    def spec(self) -> ModelSpec:
-        """Shapes and schedule."""
-        ...
-
-    @property
-    def parameters(self) -> int:
-        """Parameters of transformer and tokenizer."""
-        ...
-
-    def activation_bytes(self, prompts: int) -> int:
-        """Return the most bytes that drawing holds on a GPU beside weights and cache."""
-        ...
-
-    def decoding_bytes(self, prompts: int) -> int:
-        """Return the most bytes that decoding holds there beside weights, when the cache is given back."""
-        ...
+from kvbench.models.base import Model
 
 
 @dataclass(frozen=True)
@@ -89,7 +67,7 @@ class Plan:
 
 
 def make_plan(
-    model: Planned,
+    model: Model,
     budget: Budget,
     method: Method,
     batch: int,
@@ -196,7 +174,7 @@ def count_generation_bytes(spec: ModelSpec, lengths: Ints, activations: int, bat
     return batch * spec.branches * 2 * spec.head_dim * predict_ring_slots(spec, lengths) + activations
 
 
-def find_largest_batch(model: Planned, lengths: Ints, gpu_gib: float) -> int:
+def find_largest_batch(model: Model, lengths: Ints, gpu_gib: float) -> int:
     """Return the most prompts that fit beside weights of 2 bytes each, 0 if not even one does.
 
     Args:

@@ -21,7 +21,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "models": ("core", "kernels", "scenes"),
     "prompts": ("core", "eval", "scenes", "puzzles"),
     "training": ("core", "eval", "models", "scenes", "puzzles"),
-    "plan": ("core", "engine", "methods.base"),
+    "plan": ("core", "engine", "methods.base", "models.base"),
     "runs": ("core", "engine", "eval", "methods.base", "methods.full", "models", "prompts"),
     "profile": ("core", "engine", "methods.base", "methods.full", "models", "prompts", "runs"),
     "data": ("core", "eval", "runs"),

@@ -27,7 +27,6 @@ from kvbench.engine.packed.bytes import bound_token_bytes
 from kvbench.methods.base import Method, Observer
 from kvbench.methods.heatkv.order_file import write_orders
 from kvbench.methods.heatkv.scores import AttentionByScale, rank_heads, scas
-from kvbench.models.base import compute_dtype
 from kvbench.plan import export, make_plan
 from kvbench.profile.tables import profile_and_show
 from kvbench.prompts.base import PromptSource
@@ -142,7 +141,7 @@ def task_plan(cfg: DictConfig, settings: Settings) -> None:
     budget, dtype = read_budget(settings, model, method), find_dtype(settings, model)
     stored, flying = (
         token_bytes(model.spec, one.itemsize, biased=method.biased)
-        for one in (dtype, compute_dtype(model, settings.device))
+        for one in (dtype, model.compute_dtype(settings.device))
     )
     packing = find_packing(settings, method)
     if packing is not None:

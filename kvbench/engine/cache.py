@@ -81,7 +81,7 @@ class KVCache:
         dtype: torch.dtype,
         device: torch.device | str = "cpu",
         record: Record | None = None,
-        projection: Callable[[int], Tensor] | None = None,
+        projection: Callable[[int], Tensor | None] | None = None,
         packing: Packing | None = None,
         rotation: Tensor | None = None,
         books: Books | None = None,

@@ -1,15 +1,17 @@
-"""Values that every model's parts exchange."""
+"""Base class of models, the cache as they see it, and checks of prompts and logits."""
 
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NoReturn, Protocol
+from typing import ClassVar, NoReturn, Protocol
 
 import torch
 from torch import Tensor
 
 from kvbench.core.config import UserError
 from kvbench.core.graphs import Record, Repetitions
+from kvbench.core.processes import ALONE, Processes
 from kvbench.core.segments import ModelSpec, Segment
 from kvbench.models.noise import Noise
 from kvbench.models.outputs import Outputs
@@ -20,30 +22,6 @@ Calls = Mapping[str, Sequence[tuple[object, str]]]
 
 class NotFinite(UserError, FloatingPointError):
     """Logits with NaN or infinity; the message names prompt and scale."""
-
-
-def compute_dtype(model: object, device: torch.device | str) -> torch.dtype:
-    """Return the dtype that a model's blocks compute in, in which keys and values are stored unless told otherwise.
-
-    That is float32 on a CPU. On a GPU it is the model's attribute `half`, what its official program takes under
-    autocast; bfloat16 for a model without one.
-    """
-    if torch.device(device).type != "cuda":
-        return torch.float32
-    half = getattr(model, "half", torch.bfloat16)
-    assert isinstance(half, torch.dtype)
-    return half
-
-
-def find_rotation(model: object) -> Tensor | None:
-    """Return what a model's keys are turned by at each position, complex64 [positions, D/2]; None if it does not tell.
-
-    Neighbouring channels turn together.
-    """
-    tell = getattr(model, "key_rotation", None)
-    rotation = None if tell is None else tell()
-    assert rotation is None or isinstance(rotation, Tensor)
-    return rotation
 
 
 def require_finite(logits: Tensor, scale: int) -> None:
@@ -192,49 +170,74 @@ class Cache(Protocol):
         ...
 
 
-class Model(Protocol):
-    """What a run needs of a model.
+class Model(ABC):
+    """Base class of models: shapes without weights, then outputs for prompts.
 
-    One that makes something else than images says what, by a class attribute `output` (`texts`). One with a method
-    `output_projection(layer)` tells W_o of its layers, [width, query heads x D], to methods that are calibrated. One
-    with a method `key_rotation()` tells what neighbouring channels of its keys are multiplied by at every position,
-    complex64 [positions, D/2], to storage in few bits.
+    A subclass implements `spec`, `load` and `generate`. The other members have defaults.
 
     Attributes:
         name: as in `conf/model`.
-        weights_sha256: of what was loaded, part of what a run is named by; empty until then.
+        output: kind of its samples, `images` or `texts`.
+        half: dtype of its blocks on a GPU, that of the official program's autocast.
+        processes: processes that hold the model together; set before `load`.
+        weights_sha256: hash of the loaded weights, part of a run's identity; empty until `load`.
     """
 
     name: str
-    weights_sha256: str
+    output: ClassVar[str] = "images"
+    half: ClassVar[torch.dtype] = torch.bfloat16
+    processes: Processes = ALONE
+    weights_sha256: str = ""
 
     @property
+    @abstractmethod
     def spec(self) -> ModelSpec:
         """Shapes and schedule, without weights."""
-        ...
+
+    @abstractmethod
+    def load(self, device: str) -> None:
+        """Read the weights, move them to the device and set `weights_sha256`."""
+
+    @abstractmethod
+    def generate(self, prompts: Sequence[str], cache: Cache, noise: Noise) -> Outputs:
+        """Return the samples of a batch of prompts: images uint8 [B, H, W, 3] RGB on the CPU, or texts."""
 
     @property
     def parameters(self) -> int:
-        """Parameters of transformer and tokenizer, without weights."""
-        ...
+        """Number of parameters, for plans and profiles; available without weights."""
+        return 0
 
     @property
     def calls(self) -> Calls:
-        """Calls that a profiler may watch, once the model is loaded."""
-        ...
+        """Calls of the loaded model that a profiler can time."""
+        return {}
 
     def activation_bytes(self, prompts: int) -> int:
-        """Return the most bytes that drawing holds on a GPU beside weights and cache, by shapes alone."""
-        ...
+        """Return the peak bytes of a generation on a GPU beside weights and cache, from shapes alone."""
+        return 0
 
     def decoding_bytes(self, prompts: int) -> int:
-        """Return the most bytes that decoding holds there beside weights, when the cache is given back."""
-        ...
+        """Return the peak bytes of decoding on a GPU beside weights, after the cache is released."""
+        return 0
 
-    def load(self, device: str) -> None:
-        """Read the weights and move them to the device."""
-        ...
+    def check_prompts(self, prompts: Sequence[str]) -> None:  # noqa: B027 - a default
+        """Check prompts before weights are read.
 
-    def generate(self, prompts: Sequence[str], cache: Cache, noise: Noise) -> Outputs:
-        """Return what is made of the prompts: images uint8 [B, H, W, 3] RGB on the CPU, or texts."""
-        ...
+        Raises:
+            ValueError: naming a prompt that the model cannot read.
+        """
+
+    def compute_dtype(self, device: torch.device | str) -> torch.dtype:
+        """Return the dtype that the blocks compute in: float32 on a CPU, `half` on a GPU."""
+        return self.half if torch.device(device).type == "cuda" else torch.float32
+
+    def key_rotation(self) -> Tensor | None:
+        """Return the RoPE factors of keys, complex64 [positions, D/2]; None without RoPE.
+
+        A factor rotates two neighbouring channels.
+        """
+        return None
+
+    def output_projection(self, layer: int) -> Tensor | None:
+        """Return W_o of a layer of the loaded model, [width, query heads x D]; None if it is not exposed."""
+        return None

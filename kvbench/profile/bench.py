@@ -16,7 +16,6 @@ from kvbench.engine.cache import KVCache
 from kvbench.engine.coding.formats import Books, Packing
 from kvbench.engine.memory import cache_bytes
 from kvbench.methods.base import Method
-from kvbench.models.base import find_rotation
 from kvbench.models.noise import PromptNoise
 from kvbench.profile.stopwatch import Clock, HostClock, Phases, StreamClock
 from kvbench.runs.job import Job
@@ -98,7 +97,7 @@ class Bench:
             device=device,
             record=record,
             packing=contestant.packing,
-            rotation=find_rotation(job.model),
+            rotation=job.model.key_rotation(),
             books=contestant.books,
         )
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import ClassVar, Protocol
+from typing import ClassVar
 
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
@@ -22,9 +22,8 @@ from kvbench.engine.cache import KVCache
 from kvbench.engine.coding.codebooks import Codebooks
 from kvbench.engine.coding.formats import Books
 from kvbench.methods.base import Artifact, Method, Observer, View
-from kvbench.models.base import Cache, compute_dtype, find_rotation
-from kvbench.models.noise import Noise, PromptNoise
-from kvbench.models.outputs import Outputs
+from kvbench.models.base import Model
+from kvbench.models.noise import PromptNoise
 from kvbench.prompts.base import Prompt, PromptSource
 from kvbench.prompts.files import PromptFile
 
@@ -32,19 +31,6 @@ log = logging.getLogger(__name__)
 
 FOLDS = 2
 """Parts of the calibration prompts of which each is read through the codebooks of the others."""
-
-
-class Generator(Protocol):
-    """What calibration and runs need of a model."""
-
-    @property
-    def spec(self) -> ModelSpec:
-        """Shapes."""
-        ...
-
-    def generate(self, prompts: Sequence[str], cache: Cache, noise: Noise) -> Outputs:
-        """Images or texts."""
-        ...
 
 
 def choose_calibration(
@@ -110,7 +96,7 @@ class _Watching(Method):
 
 
 def calibrate(
-    model: Generator,
+    model: Model,
     prompts: Sequence[Prompt],
     observers: Sequence[Observer],
     seed: int,
@@ -125,7 +111,7 @@ def calibrate(
     from observers that do not: what these find depends on no other observer.
 
     Args:
-        model: loaded model; its `output_projection` and `key_rotation` are shown to the observers if it has them.
+        model: loaded model.
         prompts: calibration prompts.
         observers: what to watch for.
         seed: seed of the prompts' noise.
@@ -153,7 +139,7 @@ def calibrate(
 
 
 def _watch_readers(
-    model: Generator,
+    model: Model,
     prompts: Sequence[Prompt],
     readers: Sequence[Observer],
     seed: int,
@@ -173,7 +159,7 @@ def _watch_readers(
 
 
 def _watch(
-    model: Generator,
+    model: Model,
     prompts: Sequence[Prompt],
     observer: Method,
     seed: int,
@@ -186,10 +172,10 @@ def _watch(
     cache = KVCache(
         model.spec,
         observer,
-        dtype=compute_dtype(model, device),
+        dtype=model.compute_dtype(device),
         device=device,
-        projection=getattr(model, "output_projection", None),
-        rotation=find_rotation(model),
+        projection=model.output_projection,
+        rotation=model.key_rotation(),
         books=books,
     )
     for start in range(0, len(prompts), batch):

@@ -14,7 +14,7 @@ from kvbench.core.budget import Budget
 from kvbench.core.config import ConfigError
 from kvbench.core.graphs import CudaGraphs, Record
 from kvbench.core.locks import claim
-from kvbench.core.processes import ALONE, Processes
+from kvbench.core.processes import Processes
 from kvbench.core.segments import ModelSpec
 from kvbench.core.settings import Settings
 from kvbench.core.storage import CHANNEL, CODE_DTYPES, CODEBOOKS
@@ -25,7 +25,7 @@ from kvbench.engine.packed.bytes import bound_token_bytes, find_sure_capacity
 from kvbench.eval.protocol.base import Evaluator
 from kvbench.methods.base import Method, Observer
 from kvbench.methods.full import Full
-from kvbench.models.base import Model, compute_dtype
+from kvbench.models.base import Model
 from kvbench.prompts.base import Prompt
 from kvbench.runs.calibrate import check_calibration
 from kvbench.runs.record.results import Results
@@ -37,15 +37,6 @@ Config = Mapping[str, object]
 
 class Busy(Exception):
     """Another process does what a job needs, and the job does not wait."""
-
-
-class Shaped(Protocol):
-    """A model of which nothing but its shapes is needed."""
-
-    @property
-    def spec(self) -> ModelSpec:
-        """Shapes and schedule."""
-        ...
 
 
 class Logger(Protocol):
@@ -60,11 +51,11 @@ class Logger(Protocol):
         ...
 
 
-def find_dtype(settings: Settings, model: object) -> torch.dtype:
+def find_dtype(settings: Settings, model: Model) -> torch.dtype:
     """Return the dtype of stored keys and values; of those in few bits, what attention reads them in."""
     name = settings.cache_dtype
     if name == "auto" or name in CODE_DTYPES:
-        return compute_dtype(model, settings.device)
+        return model.compute_dtype(settings.device)
     return {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[name]
 
 
@@ -79,7 +70,7 @@ def find_packing(settings: Settings, method: Method) -> Packing | None:
     return Packing(CODE_DTYPES[name], storage) if name in CODE_DTYPES else None
 
 
-def read_budget(settings: Settings, model: Shaped, method: Method) -> Budget:
+def read_budget(settings: Settings, model: Model, method: Method) -> Budget:
     """Return the budget that settings name, in tokens or in bytes of keys and values as they are stored.
 
     Its capacity is what is sure to fit, whatever the method keeps.
@@ -136,10 +127,8 @@ class Job:
 
     @property
     def processes(self) -> Processes:
-        """The processes that hold the model together: this one alone unless the model says otherwise."""
-        found = getattr(self.model, "processes", ALONE)
-        assert isinstance(found, Processes)
-        return found
+        """The processes that hold the model together."""
+        return self.model.processes
 
     @cached_property
     def own_spec(self) -> ModelSpec:
@@ -155,7 +144,7 @@ class Job:
     def dtype(self) -> torch.dtype:
         """Dtype of stored keys and values; a method with forms of its own stores what they say."""
         if self.method.formed:
-            return compute_dtype(self.model, self.settings.device)
+            return self.model.compute_dtype(self.settings.device)
         return find_dtype(self.settings, self.model)
 
     @property
@@ -215,9 +204,7 @@ class Job:
             log.warning(
                 "method=%s has no budget: budget=%s changes nothing", self.method_name, self.settings.budget
             )
-        check_prompts = getattr(self.model, "check_prompts", None)
-        if check_prompts is not None:  # models of classes have it: not every text is a class
-            check_prompts([prompt.text for prompt in (*self.prompts, *self.calibration_prompts)])
+        self.model.check_prompts([prompt.text for prompt in (*self.prompts, *self.calibration_prompts)])
 
     @property
     def _hoped(self) -> Budget:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from kvbench.core.config import ConfigError
 from kvbench.core.devices import keep_freed_memory
+from kvbench.models.base import Model
 from kvbench.training import checkpoint
 from kvbench.training.loop import Recipe
 
@@ -33,7 +34,7 @@ class Training:
     threads: int = 2
     compiled: bool = True
 
-    def train(self, model: object) -> Path:
+    def train(self, model: Model) -> Path:
         """Train a model's networks and return the folder with the finished weights.
 
         Raises:
@@ -42,16 +43,15 @@ class Training:
         """
         raise NotImplementedError
 
-    def prepare(self, model: object, kind: type) -> Path:
+    def prepare(self, model: Model, kind: type) -> Path:
         """Check the kind of model, set torch's threads and return the folder, which exists from then on.
 
         Raises:
             ConfigError: the recipe is for another kind of model.
         """
         if not isinstance(model, kind):
-            name = getattr(model, "name", type(model).__name__)
             raise ConfigError(
-                f"train: the recipe is for a {kind.__name__}; take train={name} for model={name}"
+                f"train: the recipe is for a {kind.__name__}; take train={model.name} for model={model.name}"
             )
         torch.set_num_threads(self.threads)
         keep_freed_memory()

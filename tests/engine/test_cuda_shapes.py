@@ -21,7 +21,7 @@ from kvbench.engine.schedule import build_schedule
 from kvbench.kernels.layout import Layout, arrange_rows
 from kvbench.kernels.triton.launch import align_rows
 from kvbench.methods.base import Method, Observer
-from kvbench.models.base import FiniteCheck, TextFeatures, compute_dtype
+from kvbench.models.base import FiniteCheck, TextFeatures
 from kvbench.models.infinity.tokenizer import BSQ
 from kvbench.models.infinity.transformer import Infinity
 from kvbench.models.var.tokenizer import VQVAE
@@ -163,7 +163,7 @@ def in_half(model: Any) -> None:
     for block in model._transformer.layers:
         for owner in block.modules():
             for name, parameter in owner.named_parameters(recurse=False):
-                dtype = torch.float32 if name in exact else compute_dtype(model, CUDA)
+                dtype = torch.float32 if name in exact else model.compute_dtype(CUDA)
                 owner._parameters[name] = nn.Parameter(parameter.to(dtype))
 
 
@@ -242,7 +242,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
 
 
 def generated(model: Any, method: Method) -> None:
-    cache = KVCache(model.spec, method, dtype=compute_dtype(model, CUDA), device=CUDA)
+    cache = KVCache(model.spec, method, dtype=model.compute_dtype(CUDA), device=CUDA)
     prompts = ["1 a", "2 b"]
     images = model.generate(prompts, cache, FakeNoise())
     assert (images.shape[0], images.dtype, images.device.type) == (2, torch.uint8, "cpu")

@@ -23,7 +23,7 @@ from kvbench.methods.heatkv.method import HeatKV
 from kvbench.methods.heatkv.scores import AttentionByScale
 from kvbench.methods.pricekv.errors import SubsetError
 from kvbench.methods.scalekv import AttentionSelectivity
-from kvbench.models.base import Cache
+from kvbench.models.base import Cache, Model
 from kvbench.models.noise import Noise, PromptNoise
 from kvbench.prompts.base import Prompt
 from kvbench.prompts.scenes import Scenes
@@ -42,10 +42,13 @@ D = 8
 SPEC = ModelSpec("small", 2, 3, D, next_scale([(1, 1), (2, 2), (3, 3), (4, 4)]), logit_scale=0.5)
 
 
-class Attending:
+class Attending(Model):
     """Attends to random tokens: two rows per prompt, conditional ones first."""
 
     spec = SPEC
+
+    def load(self, device: str) -> None:
+        """There are no weights."""
 
     def generate(self, prompts: Sequence[str], cache: Cache, noise: Noise) -> Tensor:
         rows = 2 * len(prompts)

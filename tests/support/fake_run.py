@@ -16,7 +16,7 @@ from kvbench.core.segments import ModelSpec, next_scale
 from kvbench.core.settings import Settings
 from kvbench.eval.paired.metrics import Psnr
 from kvbench.methods.streaming_llm import StreamingLLM
-from kvbench.models.base import Cache
+from kvbench.models.base import Cache, Model
 from kvbench.models.noise import Noise
 from kvbench.prompts.base import Prompt
 from kvbench.runs import execute
@@ -27,7 +27,7 @@ SPEC = ModelSpec("fake", LAYERS, HEADS, WIDTH // HEADS, next_scale([(1, 1), (2, 
 
 
 @dataclass
-class Fake:
+class Fake(Model):
     """Random transformer over four scales with guidance, sampled bits, and images of 16 x 16 pixels.
 
     Attributes:
@@ -42,7 +42,6 @@ class Fake:
     most: int = 1000
     pause: float = 0.0
     spec: ModelSpec = SPEC
-    weights_sha256: str = field(default="", init=False)
     batches: list[int] = field(default_factory=list, init=False)
 
     def load(self, device: str) -> None:

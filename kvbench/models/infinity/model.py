@@ -1,7 +1,7 @@
 """A text-to-image model as the harness sees it: shapes without weights, then prompts to images."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
@@ -11,7 +11,7 @@ from torch import Tensor
 from kvbench.core.files import hash_content
 from kvbench.core.segments import ModelSpec, next_scale
 from kvbench.models.autoencoder import count_decoding_bytes, decode_pixels
-from kvbench.models.base import Cache, Calls
+from kvbench.models.base import Cache, Calls, Model
 from kvbench.models.infinity.faces import add_faces
 from kvbench.models.infinity.loop import generate
 from kvbench.models.infinity.rope import compute_rotations
@@ -29,7 +29,7 @@ Size = tuple[int, int]
 
 
 @dataclass
-class InfinityModel:
+class InfinityModel(Model):
     """Infinity at any size: settings now, weights on `load`.
 
     Attributes:
@@ -71,7 +71,6 @@ class InfinityModel:
     default_sinks: int = 3
     default_alpha: float = 0.2
     default_tau: float = 1.0
-    weights_sha256: str = field(default="", init=False, repr=False)
 
     def __post_init__(self) -> None:
         grid = rotary_grid(self.aspect)

@@ -1,7 +1,7 @@
 """Janus-Pro as the harness sees it: shapes without weights, then prompts to images."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Literal
 
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from kvbench.core.files import hash_content
 from kvbench.core.segments import ModelSpec
 from kvbench.models.autoencoder import count_decoding_bytes, decode_pixels
-from kvbench.models.base import Cache, Calls, compute_dtype, require_positive
+from kvbench.models.base import Cache, Calls, Model, require_positive
 from kvbench.models.janus.files import clean_janus
 from kvbench.models.janus.prompt import HashedTokens, Tokenizer, lay_out, read_tokenizer
 from kvbench.models.janus.transformer import Janus, JanusConfig
@@ -24,7 +24,7 @@ from kvbench.models.weights import Source, build_on_meta, check_sources, fill
 
 
 @dataclass
-class JanusModel:
+class JanusModel(Model):
     """Janus-Pro at any size: settings now, weights on `load`.
 
     Prompts are padded in front to a room of `prompt_tokens`. Positions count from the room's first token: what is
@@ -54,7 +54,6 @@ class JanusModel:
     prompt_tokens: int = 64
     chunk: int | None = None
     default_sinks: int = 1
-    weights_sha256: str = field(default="", init=False, repr=False)
 
     def __post_init__(self) -> None:
         ours, theirs = self.transformer.codes, self.tokenizer.codes
@@ -129,7 +128,7 @@ class JanusModel:
         source = None if self.weights == "random" else self.sources["weights"]
         digest = fill(both, source, partial(clean_janus, head_dim=self.transformer.head_dim))
         self._text, read = self._read_text()
-        self._transformer = transformer.to(device, compute_dtype(self, device))
+        self._transformer = transformer.to(device, self.compute_dtype(device))
         self._tokenizer = tokenizer.to(device)
         self._device = device
         self.weights_sha256 = hash_content("".join([digest, *read]))

@@ -1,7 +1,7 @@
 """LlamaGen as the harness sees it: shapes without weights, then classes or captions to images."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
@@ -11,7 +11,7 @@ from torch import Tensor
 from kvbench.core.files import hash_content
 from kvbench.core.segments import ModelSpec
 from kvbench.models.autoencoder import count_decoding_bytes, decode_pixels
-from kvbench.models.base import Cache, Calls, compute_dtype, read_labels, require_positive
+from kvbench.models.base import Cache, Calls, Model, read_labels, require_positive
 from kvbench.models.llamagen.captions import clean_caption, require_cleaning
 from kvbench.models.llamagen.loop import generate
 from kvbench.models.llamagen.sampling import LlamaGenSampling
@@ -31,7 +31,7 @@ from kvbench.scenes import grammar
 
 
 @dataclass
-class LlamaGenModel:
+class LlamaGenModel(Model):
     """LlamaGen at any size: settings now, weights on `load`.
 
     A prompt is a caption, or, of a model without text, a class number, -1 for no class; words after it (the class's
@@ -64,7 +64,6 @@ class LlamaGenModel:
     text_heads: int = 4
     chunk: int | None = None
     default_sinks: int = 1
-    weights_sha256: str = field(default="", init=False, repr=False)
 
     def __post_init__(self) -> None:
         ours, theirs = self.transformer.vocabulary, self.tokenizer.codes
@@ -155,7 +154,7 @@ class LlamaGenModel:
         ]
         self._text, read = self._load_text(device)
         digests += read
-        self._transformer.to(device, compute_dtype(self, device))
+        self._transformer.to(device, self.compute_dtype(device))
         self._tokenizer.to(device)
         self._device = device
         self.weights_sha256 = hash_content("".join(digests))
@@ -218,7 +217,7 @@ class LlamaGenModel:
             return HashedText(config.text_width, device, config.text_tokens), []
         else:
             require_cleaning()
-            half = compute_dtype(self, device)
+            half = self.compute_dtype(device)
             encoder, digest = load_t5(self.sources["text"], device, half, config.text_tokens)
         return encoder, [digest]
 

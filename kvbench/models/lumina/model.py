@@ -1,7 +1,7 @@
 """Lumina-mGPT as the harness sees it: shapes without weights, then prompts to images."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Literal
 
@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from kvbench.core.files import hash_content
 from kvbench.core.segments import ModelSpec
 from kvbench.models.autoencoder import count_decoding_bytes, decode_pixels
-from kvbench.models.base import Cache, Calls, compute_dtype, require_positive
+from kvbench.models.base import Cache, Calls, Model, require_positive
 from kvbench.models.llamagen.loop import generate
 from kvbench.models.lumina.files import clean_chameleon, clean_lumina
 from kvbench.models.lumina.prompt import HashedTokens, Tokenizer, lay_out, read_tokenizer
@@ -25,7 +25,7 @@ from kvbench.models.weights import Source, build_on_meta, check_sources, fill
 
 
 @dataclass
-class LuminaModel:
+class LuminaModel(Model):
     """Lumina-mGPT at any image size: settings now, weights on `load`.
 
     Prompts are padded in front to a room of `prompt_tokens` tokens; the unconditional branch has the three that begin
@@ -60,7 +60,6 @@ class LuminaModel:
     prompt_tokens: int = 64
     chunk: int | None = None
     default_sinks: int = 1
-    weights_sha256: str = field(default="", init=False, repr=False)
 
     def __post_init__(self) -> None:
         ours, theirs = self.transformer.codes, self.tokenizer.codes
@@ -137,7 +136,7 @@ class LuminaModel:
             fill(tokenizer, self._source("tokenizer"), clean_chameleon),
         ]
         self._text, read = self._read_text()
-        self._transformer = transformer.to(device, compute_dtype(self, device))
+        self._transformer = transformer.to(device, self.compute_dtype(device))
         self._tokenizer = tokenizer.to(device)
         missing = self.transformer.vocabulary - len(self._text.codes)
         self._codes = F.pad(self._text.codes, (0, missing), value=-1).to(device)

@@ -1,16 +1,15 @@
 """Qwen3 as the harness sees it: shapes without weights, then prompts to texts."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from kvbench.core.processes import ALONE, Processes
 from kvbench.core.segments import ModelSpec
-from kvbench.models.base import Cache, Calls, compute_dtype, require_positive
+from kvbench.models.base import Cache, Calls, Model, require_positive
 from kvbench.models.noise import Noise
 from kvbench.models.outputs import Text
 from kvbench.models.qwen3.files import clean_qwen3
@@ -24,7 +23,7 @@ from kvbench.models.weights import Source, State, build_on_meta, check_sources, 
 
 
 @dataclass
-class Qwen3Model:
+class Qwen3Model(Model):
     """Qwen3 at any size: settings now, weights on `load`.
 
     Prompts are padded in front to a room of `prompt_tokens` tokens. Positions count from the room's first token: what
@@ -71,8 +70,6 @@ class Qwen3Model:
     default_sinks: int = 1
     count_padding: bool = False
     tensor_parallel: int = 1
-    processes: Processes = field(default=ALONE, init=False, repr=False)
-    weights_sha256: str = field(default="", init=False, repr=False)
 
     output: ClassVar[str] = "texts"
 
@@ -143,7 +140,7 @@ class Qwen3Model:
             ProcessLost: another process ended.
         """
         whole, own = self.transformer, self.processes
-        dtype = compute_dtype(self, device)
+        dtype = self.compute_dtype(device)
         transformer = build_on_meta(lambda: Qwen3(split_config(whole, own.count), own.add))
 
         def take_share(state: Mapping[str, Tensor]) -> State:

@@ -1,7 +1,7 @@
 """VAR as the harness sees it: shapes without weights, then classes to images."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar, Literal
 
@@ -11,7 +11,7 @@ from torch import Tensor
 from kvbench.core.files import hash_content
 from kvbench.core.segments import ModelSpec
 from kvbench.models.autoencoder import count_decoding_bytes, decode_pixels
-from kvbench.models.base import Cache, Calls, compute_dtype, read_labels
+from kvbench.models.base import Cache, Calls, Model, read_labels
 from kvbench.models.layers import count_layer_bytes
 from kvbench.models.noise import Noise
 from kvbench.models.var.loop import generate
@@ -29,7 +29,7 @@ from kvbench.models.weights import (
 
 
 @dataclass
-class VARModel:
+class VARModel(Model):
     """VAR at any size: settings now, weights on `load`.
 
     A prompt is a class number, -1 for no class; words after it (the class's name) are for people.
@@ -56,7 +56,7 @@ class VARModel:
     default_sinks: int = 2
     default_alpha: float = 0.15
     default_tau: float = 0.5
-    weights_sha256: str = field(default="", init=False, repr=False)
+
     half: ClassVar[torch.dtype] = torch.float16
 
     def __post_init__(self) -> None:
@@ -128,7 +128,7 @@ class VARModel:
         ]
         self._transformer.to(device)
         self._tokenizer.to(device)
-        self._transformer.round_blocks(compute_dtype(self, device))
+        self._transformer.round_blocks(self.compute_dtype(device))
         self._device = device
         self.weights_sha256 = hash_content("".join(digests))
 

@@ -10,7 +10,6 @@ from kvbench.core.config import ConfigError
 from kvbench.engine.cache import KVCache
 from kvbench.engine.coding.formats import Books
 from kvbench.engine.ledger import Ledger, add_ledgers
-from kvbench.models.base import find_rotation
 from kvbench.models.noise import PromptNoise
 from kvbench.models.outputs import Outputs
 from kvbench.runs.generate.retention import Retention, join_heads, measure_retention
@@ -51,7 +50,7 @@ def open_cache(job: Job, books: Books | None = None) -> KVCache:
         books: static codebooks, if it wants them.
     """
     packing = job.packing
-    rotation = None if packing is None else find_rotation(job.model)
+    rotation = None if packing is None else job.model.key_rotation()
     return KVCache(
         job.own_spec,
         job.method,

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from kvbench.models.base import Model
 from kvbench.models.outputs import Text
 
 
@@ -45,6 +46,6 @@ TEXTS = Form("texts", ".txt", lambda text: text.text.encode(), _describe_text)
 FORMS = {form.kind: form for form in (IMAGES, TEXTS)}
 
 
-def find_form(model: object) -> Form:
-    """Return the form of what a model makes: images unless its `output` says otherwise."""
-    return FORMS[getattr(model, "output", IMAGES.kind)]
+def find_form(model: Model) -> Form:
+    """Return the form of a model's samples."""
+    return FORMS[model.output]

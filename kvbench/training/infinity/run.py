@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from kvbench.models.base import Model
 from kvbench.models.infinity.model import InfinityModel
 from kvbench.models.infinity.tokenizer import BSQ
 from kvbench.models.infinity.transformer import Infinity
@@ -38,7 +39,7 @@ class InfinityTraining(Training):
     transformer: TransformerRecipe = field(default_factory=TransformerRecipe)
     features: FeatureRecipe = field(default_factory=FeatureRecipe)
 
-    def train(self, model: object) -> Path:
+    def train(self, model: Model) -> Path:
         """Train tokenizer, transformer and feature network; return the folder with the finished weights."""
         out, started = self.prepare(model, InfinityModel), time.perf_counter()
         assert isinstance(model, InfinityModel)

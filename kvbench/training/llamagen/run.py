@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 
+from kvbench.models.base import Model
 from kvbench.models.llamagen.model import LlamaGenModel
 from kvbench.models.llamagen.tokenizer import VQ
 from kvbench.models.llamagen.transformer import LlamaGen
@@ -39,7 +40,7 @@ class LlamaGenTraining(Training):
     tokenizer: VQRecipe = field(default_factory=VQRecipe)
     transformer: NextTokenRecipe = field(default_factory=NextTokenRecipe)
 
-    def train(self, model: object) -> Path:
+    def train(self, model: Model) -> Path:
         """Train tokenizer and transformer; return the folder with the finished weights."""
         out, started = self.prepare(model, LlamaGenModel), time.perf_counter()
         assert isinstance(model, LlamaGenModel)

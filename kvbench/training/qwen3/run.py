@@ -8,6 +8,7 @@ from pathlib import Path
 
 from kvbench.core.config import ConfigError
 from kvbench.core.files import write_whole
+from kvbench.models.base import Model
 from kvbench.models.qwen3.files import split_qwen3
 from kvbench.models.qwen3.model import Qwen3Model
 from kvbench.models.qwen3.prompt import WORDS
@@ -31,7 +32,7 @@ class Qwen3Training(Training):
 
     transformer: WalkRecipe = field(default_factory=WalkRecipe)
 
-    def train(self, model: object) -> Path:
+    def train(self, model: Model) -> Path:
         """Train the language model; return the folder with its weights, vocabulary and configuration."""
         out, started = self.prepare(model, Qwen3Model), time.perf_counter()
         assert isinstance(model, Qwen3Model)

@@ -5,6 +5,7 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from kvbench.models.base import Model
 from kvbench.models.var.model import VARModel
 from kvbench.models.var.transformer import VAR
 from kvbench.scenes import grammar
@@ -29,7 +30,7 @@ class VARTraining(Training):
     tokenizer: VARTokenizerRecipe = field(default_factory=VARTokenizerRecipe)
     transformer: VARRecipe = field(default_factory=VARRecipe)
 
-    def train(self, model: object) -> Path:
+    def train(self, model: Model) -> Path:
         """Train tokenizer and transformer; return the folder with the finished weights."""
         out, started = self.prepare(model, VARModel), time.perf_counter()
         assert isinstance(model, VARModel)

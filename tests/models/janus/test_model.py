@@ -12,7 +12,6 @@ from hydra.utils import instantiate
 from torch import Tensor
 
 from kvbench.core.files import hash_path
-from kvbench.models.base import compute_dtype
 from kvbench.models.janus import model as janus
 from kvbench.models.janus.model import JanusModel
 from kvbench.models.noise import PromptNoise
@@ -67,7 +66,7 @@ def test_published_shapes(size: str, layers: int, heads: int) -> None:
     numbers = {key: math.prod(shape) for key, shape in shapes.items() if not key.endswith("codebook_used")}
     assert one.parameters == sum(numbers.values())
     assert {source.repo for source in one.sources.values()} == {f"deepseek-ai/Janus-Pro-{size.upper()}"}
-    assert (compute_dtype(one, "cpu"), compute_dtype(one, "cuda")) == (torch.float32, torch.bfloat16)
+    assert (one.compute_dtype("cpu"), one.compute_dtype("cuda")) == (torch.float32, torch.bfloat16)
 
 
 def test_room_segments_and_guidance_are_settings() -> None:

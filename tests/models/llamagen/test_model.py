@@ -13,7 +13,6 @@ from torch import Tensor
 from kvbench.core.budget import Budget
 from kvbench.core.files import hash_path
 from kvbench.engine.cache import KVCache
-from kvbench.models.base import compute_dtype
 from kvbench.models.llamagen.model import LlamaGenModel
 from kvbench.models.noise import PromptNoise
 from kvbench.models.weights import Source, WeightsError
@@ -72,7 +71,7 @@ def test_published_shapes(name: str, layers: int, heads: int, head_dim: int, par
     assert one.sources["transformer"].file == f"c2i_{name.upper()}_384.pt"
     assert one.sources["tokenizer"].file == "vq_ds16_c2i.pt"
     assert {source.repo for source in one.sources.values()} == {"FoundationVision/LlamaGen"}
-    assert (compute_dtype(one, "cpu"), compute_dtype(one, "cuda")) == (torch.float32, torch.bfloat16)
+    assert (one.compute_dtype("cpu"), one.compute_dtype("cuda")) == (torch.float32, torch.bfloat16)
 
 
 def test_segments_and_guidance_are_settings() -> None:

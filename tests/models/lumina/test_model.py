@@ -13,7 +13,6 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from kvbench.core.files import hash_path
-from kvbench.models.base import compute_dtype
 from kvbench.models.lumina import model as lumina
 from kvbench.models.lumina.model import LuminaModel
 from kvbench.models.noise import PromptNoise
@@ -80,7 +79,7 @@ def test_published_shapes(pixels: int, tokens: int) -> None:
     repos = {part: source.repo for part, source in one.sources.items()}
     released = f"Alpha-VLLM/Lumina-mGPT-7B-{pixels}"
     assert repos == {"weights": released, "tokenizer": None, "text": released}
-    assert (compute_dtype(one, "cpu"), compute_dtype(one, "cuda")) == (torch.float32, torch.bfloat16)
+    assert (one.compute_dtype("cpu"), one.compute_dtype("cuda")) == (torch.float32, torch.bfloat16)
     assert (one.sampling.cfg, one.sampling.top_k, one.sampling.temperature) == (4.0, 2000, 1.0)
 
 

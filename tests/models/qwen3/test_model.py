@@ -12,7 +12,6 @@ from hydra.utils import instantiate
 from kvbench.core.budget import Budget
 from kvbench.core.files import hash_path
 from kvbench.engine.cache import KVCache
-from kvbench.models.base import compute_dtype
 from kvbench.models.noise import PromptNoise
 from kvbench.models.outputs import Text
 from kvbench.models.qwen3.model import Qwen3Model
@@ -70,7 +69,7 @@ def test_published_shapes(size: str, layers: int, heads: int, millions: float) -
     assert [segment.length for segment in spec.segments] == [512, *[128] * 255, 127]
     assert spec.full_tokens == layers * 8 * (512 + 255 * 128)
     assert Budget.parse(1024, spec).per_head == 1024
-    assert (compute_dtype(one, "cpu"), compute_dtype(one, "cuda")) == (torch.float32, torch.bfloat16)
+    assert (one.compute_dtype("cpu"), one.compute_dtype("cuda")) == (torch.float32, torch.bfloat16)
     assert one.sources["weights"].repo == f"Qwen/Qwen3-{size.upper()}"
 
 

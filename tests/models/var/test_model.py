@@ -17,7 +17,7 @@ from kvbench.core.settings import Settings
 from kvbench.engine.cache import KVCache
 from kvbench.engine.memory import paper_mib
 from kvbench.methods.full import Full
-from kvbench.models.base import Cache, compute_dtype, read_labels
+from kvbench.models.base import Cache, read_labels
 from kvbench.models.infinity.model import InfinityModel
 from kvbench.models.noise import PromptNoise
 from kvbench.models.var.model import VARModel
@@ -207,7 +207,7 @@ def test_keys_and_values_are_stored_as_the_official_program_computes(
     name: str, device: str, dtype: torch.dtype
 ) -> None:
     one = model(name)
-    assert compute_dtype(one, device) == dtype
+    assert one.compute_dtype(device) == dtype
     for asked, stored in (("auto", dtype), ("bfloat16", torch.bfloat16)):
         settings = Settings("run", 1, 1, 0, 8, device, asked, Path("runs"))
         assert Job(settings, one, Full(), "full", []).dtype == stored
