@@ -19,7 +19,7 @@ from plain_loop import PlainCache, plain_loop
 import kvbench
 from kvbench.core.budget import Budget
 from kvbench.core.devices import if_it_fits, keep_freed_memory
-from kvbench.core.storage import CODE_DTYPES, Storage
+from kvbench.core.storage import CODE_DTYPES, StorageConfig
 from kvbench.engine.cache import KVCache
 from kvbench.engine.coding.codebooks import Codebooks
 from kvbench.engine.coding.formats import Packing
@@ -43,7 +43,7 @@ def cache_of(name: str, model: InfinityModel, budget: str, device: str, stored: 
     if stored is None:
         return KVCache(model.spec, method, dtype=dtype, device=device)
     name, _, choice = stored.partition(":")
-    how = Storage(**composed([f"storage={choice or 'channel'}"])["storage"])
+    how = StorageConfig(**composed([f"storage={choice or 'channel'}"])["storage"])
     return KVCache(
         model.spec,
         method,

@@ -31,9 +31,9 @@ class Classes(HeadKV):
 
     def keep(self, view: View) -> None:
         """Sort the layer's heads once more."""
-        if view.layer == 0 and view.at.index == 0:
+        if view.layer == 0 and view.segment.index == 0:
             self.found: list[Tensor] = []
-        if view.at.index < self._first:
+        if view.segment.index < self._first:
             return
         for threshold in self.thresholds:
             self.threshold = threshold

@@ -40,8 +40,8 @@ class Blocks(Method):
 
     def keep(self, view: View) -> Tensor:
         """Slots whose scale is kept in this layer."""
-        chosen = torch.tensor([(scale, view.layer) in self.kept for scale in range(view.at.index + 1)])
-        return chosen[view.segment.clamp(min=0)]
+        chosen = torch.tensor([(scale, view.layer) in self.kept for scale in range(view.segment.index + 1)])
+        return chosen[view.segment_ids.clamp(min=0)]
 
 
 class Measure:

@@ -87,7 +87,7 @@ def time_calibration(spec: ModelSpec, observer: SubsetError, device: str, layers
             inputs = Inputs(q, past, past, None, store, spec.head_dim**-0.5, projection=projection)
             view = show_layer(layer, at, layout, spec, spec.branches, inputs)
             view.position = torch.arange(at.end, device=device).expand(rows, -1)
-            view.segment = torch.repeat_interleave(
+            view.segment_ids = torch.repeat_interleave(
                 torch.arange(at.index + 1, device=device),
                 torch.tensor(spec.lengths[: at.index + 1], device=device),
             ).expand(rows, -1)

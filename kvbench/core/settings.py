@@ -17,7 +17,7 @@ from kvbench.core.config import (
 )
 from kvbench.core.files import find_obstacle
 from kvbench.core.locks import LAPSE
-from kvbench.core.storage import CHANNEL, CODE_DTYPES, Storage
+from kvbench.core.storage import CHANNEL, CODE_DTYPES, StorageConfig
 
 TASKS = (
     "run",
@@ -163,7 +163,7 @@ class WorkSettings:
 
 
 PARTS: dict[str, type] = {
-    "storage": Storage,
+    "storage": StorageConfig,
     "shard": Shard,
     "work": WorkSettings,
     "plan": PlanSettings,
@@ -210,7 +210,7 @@ class Settings:
     cache_dtype: str
     runs_dir: Path
     budget_unit: str = "tokens"
-    storage: Storage = CHANNEL
+    storage: StorageConfig = CHANNEL
     cuda_graph: bool = False
     require: tuple[str, ...] = ()
     published: str | None = None

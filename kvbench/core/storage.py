@@ -1,4 +1,4 @@
-"""How keys and values of fewer than 16 bits are stored: what a configuration says, and forms that a method chooses."""
+"""Storage of keys and values in fewer than 16 bits: the settings of a run, and the precisions that a method chooses."""
 
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
@@ -8,10 +8,10 @@ from kvbench.core.config import ConfigError
 CODE_DTYPES = {"int8": 8, "int4": 4, "int3": 3, "int2": 2, "fp8": 8}
 """Values of `cache_dtype` below 16 bits, and the bits of a number."""
 LEVELS = (16, 8, 4, 3, 2)
-"""Bits that a form may have."""
+"""Bits that a `Precision` may have."""
 
 
-class Form(NamedTuple):
+class Precision(NamedTuple):
     """How the tokens of one segment are stored in one head.
 
     Attributes:
@@ -24,21 +24,20 @@ class Form(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Storage:
-    """How numbers of a `cache_dtype` of fewer than 16 bits are stored; fp8 needs none of it but the rotation.
+class StorageConfig:
+    """Settings of storage for a `cache_dtype` of fewer than 16 bits; fp8 uses `before_rotation` alone.
 
-    A block is what shares scales: the tokens that a head keeps of a segment, or of each run of `group` positions of it.
-    A block whose codes and scales take no fewer bytes than its numbers in 16 bits, as one of a single token may, stays
-    in 16 bits.
+    The numbers of a block share scales. A block is the tokens that a head keeps of a segment, or of each run of `group`
+    positions of it. A block whose codes and scales take no fewer bytes than its numbers in 16 bits, as one of a single
+    token may, stays in 16 bits.
 
     Attributes:
         keys: codes are steps on a scale of each channel of a block (`channel`), of each token (`token`), or name levels
             of a static codebook of each channel (`codebook`), which a calibration makes once per model.
-        values: likewise, `token` or `codebook`.
+        values: the same choice, `token` or `codebook`.
         group: positions that share the scale of a channel; null: those of the whole segment.
         residual: a segment stays in 16 bits until so many newer tokens are there (KIVI, arXiv:2402.02750).
-        before_rotation: keys are turned back by the model's rotation before they are quantised, and turned again when
-            they are read.
+        before_rotation: the model's rotation is undone before keys are quantised, and applied again when they are read.
     """
 
     keys: Literal["channel", "token", "codebook"] = "channel"
@@ -59,7 +58,7 @@ class Storage:
         return "codebook" in (self.keys, self.values)
 
 
-CHANNEL = Storage()
-"""What a run's numbers are stored as unless it says otherwise."""
-CODEBOOKS = Storage(keys="codebook", values="codebook")
-"""What forms of fewer than 16 bits are stored as."""
+CHANNEL = StorageConfig()
+"""The default of a run."""
+CODEBOOKS = StorageConfig(keys="codebook", values="codebook")
+"""How tokens of a `Precision` below 16 bits are stored."""

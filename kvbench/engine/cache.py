@@ -39,14 +39,14 @@ class Present(NamedTuple):
         q: [batch, rows, queries, D]; the query heads of one KV head lie behind each other.
         k: [batch, rows, tokens, D].
         v: values, shaped like k.
-        plain: computes the queries as projected, if the model tells them.
+        raw_queries: computes the queries as projected, if the model tells them.
     """
 
     layer: int
     q: Tensor
     k: Tensor
     v: Tensor
-    plain: Callable[[], Tensor] | None
+    raw_queries: Callable[[], Tensor] | None
 
 
 class KVCache:
@@ -102,7 +102,7 @@ class KVCache:
         # Tokens of the segment that came before the step, as kernels read it, and as the host knows that they do.
         self._filled, self._told = torch.zeros(1, dtype=torch.int64, device=self._device), 0
         self.repetitions: Repetitions | None = None
-        at_once = not any(at.causal for at in spec.segments)
+        at_once = not any(segment.causal for segment in spec.segments)
         if record is not None and self._plain is not None and method.static and at_once:
             self.repetitions = Repetitions(record, self._save)
         self.reset(0)
@@ -123,7 +123,7 @@ class KVCache:
         # Rows that keep the same slots in all sequences share a layout.
         shared = self.method.static and self._padding is None
         self.ledger = open_ledger(spec)
-        if self.method.watched:
+        if self.method.lse_queries:
             self.ledger.lse = [[] for _ in spec.segments]
         if self._padding is not None:
             self.ledger.padding = self._padding.least
@@ -173,7 +173,7 @@ class KVCache:
         return Held(self._segment, layouts, self._padding)
 
     def attend(
-        self, layer: int, q: Tensor, k: Tensor, v: Tensor, plain: Callable[[], Tensor] | None = None
+        self, layer: int, q: Tensor, k: Tensor, v: Tensor, raw_queries: Callable[[], Tensor] | None = None
     ) -> Tensor:
         """Attend over the layer's kept past and the current segment; once that is full, let the method prune the layer.
 
@@ -182,7 +182,7 @@ class KVCache:
             q: [sequences, query heads, tokens, D]; query heads may be a multiple of the KV heads.
             k: keys [sequences, heads, tokens, D].
             v: values, shaped like k.
-            plain: computes the queries as projected, shaped like q; called only if the method asks for them.
+            raw_queries: computes the queries as projected, shaped like q; called only if the method asks for them.
 
         Returns:
             [sequences, query heads, tokens, D] in q's dtype.
@@ -192,8 +192,8 @@ class KVCache:
             ValueError: tokens that the segment does not have, or only some of one whose tokens come at once.
         """
         if self.method.biased:
-            q, k, v, plain = widen_queries(q, self.spec.logit_scale), widen(k), widen(v), None
-        present = Present(layer, self._fold(q), self._fold(k), self._fold(v), plain)
+            q, k, v, raw_queries = widen_queries(q, self.spec.logit_scale), widen(k), widen(v), None
+        present = Present(layer, self._fold(q), self._fold(k), self._fold(v), raw_queries)
         out = self._attend_step(present) if self._segment.causal else self._attend_at_once(present)
         out = out if out.shape == q.shape else out.reshape(q.shape)
         return narrow(out) if self.method.biased else out
@@ -262,7 +262,7 @@ class KVCache:
         store.filled += tokens
         self._note_transient()
         if not self.method.static and tokens < length:
-            present = present._replace(q=self._note_queries(store, present.q, filled), plain=None)
+            present = present._replace(q=self._note_queries(store, present.q, filled), raw_queries=None)
         if store.filled == length:
             k, v = self._storage.view_flight(store, length)
             self._finish(present._replace(k=k, v=v))
@@ -338,19 +338,19 @@ class KVCache:
         return ask_method(self.method, self._show(present, lse), layout, room)
 
     def _show(self, present: Present, lse: Tensor | None) -> CacheView:
-        store, spec, at = self._stores[present.layer], self.spec, self._segment
+        store, spec, segment = self._stores[present.layer], self.spec, self._segment
         if self.method.static:
-            return show_layer(present.layer, at, store.layout, spec, self._rows // spec.heads)
-        _, q, k, v, plain = present
+            return show_layer(present.layer, segment, store.layout, spec, self._rows // spec.heads)
+        _, q, k, v, raw_queries = present
         projection = None if self.projection is None else self.projection(present.layer)
         inputs = Inputs(
             q,
             k,
             v,
-            plain,
+            raw_queries,
             store,
             spec.logit_scale,
-            at.causal,
+            segment.causal,
             lse,
             self.method.biased,
             projection,
@@ -364,7 +364,7 @@ class KVCache:
         prompts = [*numbers] * spec.branches
         padding = None if self._padding is None else self._padding.rows
         return show_layer(
-            present.layer, at, store.layout, spec, self._sequences, inputs, state, prompts, padding
+            present.layer, segment, store.layout, spec, self._sequences, inputs, state, prompts, padding
         )
 
     def _store(self, present: Present, change: Change) -> Store:
@@ -381,7 +381,7 @@ class KVCache:
         self._stored += after.bytes
         self.ledger.drifts += change.drift.total
         self.ledger.drops += change.drift.rows
-        if self.method.watched:
+        if self.method.lse_queries:
             self.ledger.lse[self._segment.index].append((change.drift.before, change.drift.after))
         self._enter(present.layer)
         return after

@@ -23,7 +23,7 @@ class Step:
         tokens: position after the segment: tokens so far, and padding in front of the prompt.
         held: tokens of a row, a mean over layers and KV heads.
         longest: tokens of the longest row of any layer: slots of every row if all are made alike (Hard-KV's HA-Max).
-        lse: log-sum-exp of the watched queries over all that was held before the drop, in nats, a mean over queries,
+        lse: log-sum-exp of the observed queries over all that was held before the drop, in nats, a mean over queries,
             heads and layers; None where none are watched.
         kept_lse: the same over what stays.
         n: sequences that this is a mean of.
@@ -49,11 +49,11 @@ class Ledger:
         transient_bytes: keys and values of the segment in flight, whole batch.
         state_bytes: what the method keeps beside them (a score per slot, the last segment's keys), whole batch.
         padding: tokens that no prompt of the batch has, of as many as the model's prompts may have.
-        drifts: nats by which drops changed the log-sum-exp of watched queries, summed over layers, segments and rows.
+        drifts: nats by which drops changed the log-sum-exp of observed queries, summed over layers, segments and rows.
         drops: how many rows dropped anything, of all layers and segments.
         held_bytes: bytes of the keys and values of the tokens held, as they are stored, shaped like `held`.
         longest: tokens of the longest row of layer l after segment k, of each sequence, [K][L][sequences] as `held`.
-        lse: log-sum-exp of watched queries in nats before and after the drop of a layer, of each sequence,
+        lse: log-sum-exp of observed queries in nats before and after the drop of a layer, of each sequence,
             [K][layers] of pairs; empty where none are watched.
     """
 

@@ -35,7 +35,7 @@ class Contents(NamedTuple):
 
 
 class Drift(NamedTuple):
-    """What a drop did to the log-sum-exp of the watched queries.
+    """What a drop did to the log-sum-exp of the observed queries.
 
     Attributes:
         total: nats that it changed by, a mean over the queries of each row, summed over the rows.
@@ -88,11 +88,11 @@ def ask_method(method: Method, view: CacheView, layout: Layout, room: int = 0) -
 
 def apply_answer(method: Method, view: CacheView, keep: Tensor | None, layout: Layout, room: int) -> Change:
     """Work out what a method's answer comes to; the arguments are those of `ask_method` and the answer."""
-    at = view.at
+    segment = view.segment
     if view.padding is not None:  # a slot of the current segment may not exist
         keep = view.position >= 0 if keep is None else keep & (view.position >= 0)
-    after, source = source_table(layout, keep, at.start, at.length, room)
-    everything = after.total == layout.total + len(layout.counts) * at.length
+    after, source = source_table(layout, keep, segment.start, segment.length, room)
+    everything = after.total == layout.total + len(layout.counts) * segment.length
     state = None
     if method.stateful:
         exists = view.position >= 0
@@ -101,21 +101,21 @@ def apply_answer(method: Method, view: CacheView, keep: Tensor | None, layout: L
     if keep is not None and view.replaced is not None:
         kept = keep & (view.position >= 0)
         contents = Contents(list_kept(after, kept), *(part[kept] for part in view.replaced))
-    if method.watched:
-        drift = measure_drift(view, keep, method.watched)
+    if method.lse_queries:
+        drift = measure_drift(view, keep, method.lse_queries)
     appends = layout.uniform and everything and not layout.room and contents is None
     return Change(after, source, appends, state, contents, drift)
 
 
-def measure_drift(view: CacheView, keep: Tensor | None, watched: int) -> Drift:
+def measure_drift(view: CacheView, keep: Tensor | None, lse_queries: int) -> Drift:
     """Measure what a drop does to the log-sum-exp of a segment's last queries.
 
     Args:
         view: one layer right after the segment, told what replaces the contents of its slots.
         keep: bool [rows, slots], the slots that stay; None if all do.
-        watched: how many queries.
+        lse_queries: how many queries.
     """
-    queries = torch.arange(max(0, view.at.length - watched), view.at.length)
+    queries = torch.arange(max(0, view.segment.length - lse_queries), view.segment.length)
     exists = view.position >= 0
     kept = exists if keep is None else keep & exists
     before = view.lse(queries).flatten(1)
@@ -131,7 +131,7 @@ def measure_drift(view: CacheView, keep: Tensor | None, watched: int) -> Drift:
 
 def show_layer(
     layer: int,
-    at: Segment,
+    segment: Segment,
     layout: Layout,
     spec: ModelSpec,
     sequences: int = 1,
@@ -144,7 +144,7 @@ def show_layer(
 
     Args:
         layer: index of the layer.
-        at: the segment that just ran.
+        segment: the segment that just ran.
         layout: of the layer's storage before the segment is stored.
         spec: the model's shapes.
         sequences: sequences whose rows the layout has.
@@ -153,24 +153,33 @@ def show_layer(
         prompts: number of every sequence's prompt.
         padding: int64 [rows], tokens in front of each row's prompt that do not exist; None if there are none.
     """
-    position = list_positions(layout, at.start, at.length)
+    position = list_positions(layout, segment.start, segment.length)
     if padding is not None:
         position.masked_fill_(position < padding[:, None], -1)
-    starts = torch.tensor([segment.start for segment in spec.segments]).to(position.device, non_blocking=True)
-    segment = torch.bucketize(position, starts, right=True) - 1
+    starts = torch.tensor([each.start for each in spec.segments]).to(position.device, non_blocking=True)
+    segment_ids = torch.bucketize(position, starts, right=True) - 1
     numbers = torch.zeros((0, 0) if state is None else position.shape, device=position.device)
     if state is not None:
         numbers[:, : state.shape[1]] = state
-    taken = padding if spec.padding_counts else None
+    padding_charge = padding if spec.padding_counts else None
     return CacheView(
-        layer, at, sequences, spec.heads, position, segment, numbers, inputs, prompts, padding, taken
+        layer,
+        segment,
+        sequences,
+        spec.heads,
+        position,
+        segment_ids,
+        numbers,
+        inputs,
+        prompts,
+        padding,
+        padding_charge,
     )
 
 
 def room_behind(spec: ModelSpec, index: int) -> int:
     """Return the free slots that every row needs while segment `index` runs: all of a causal segment's tokens."""
-    segment = spec.segments[index]
-    return segment.length if segment.causal else 0
+    return spec.segments[index].length if spec.segments[index].causal else 0
 
 
 def build_schedule(
@@ -192,17 +201,17 @@ def build_schedule(
     changes: Schedule = {}
     find_room = find_room or partial(room_behind, spec)
     layouts = [empty_layout(spec.heads, device, find_room(0))] * spec.layers
-    for at in spec.segments[:-1]:
-        room, view, kept = find_room(at.index + 1), show_layer(0, at, layouts[0], spec), None
+    for segment in spec.segments[:-1]:
+        room, view, kept = find_room(segment.index + 1), show_layer(0, segment, layouts[0], spec), None
         for layer, layout in enumerate(layouts):
             alike = layer > 0 and layout is layouts[layer - 1]
             if layer > 0:
-                view = replace(view, layer=layer) if alike else show_layer(layer, at, layout, spec)
+                view = replace(view, layer=layer) if alike else show_layer(layer, segment, layout, spec)
             keep = method.keep(view)
             if not (alike and are_equal(keep, kept)):
                 change = apply_answer(method, view, keep, layout, room)
-            changes[layer, at.index], kept = change, keep
-        layouts = [changes[layer, at.index].layout for layer in range(spec.layers)]
+            changes[layer, segment.index], kept = change, keep
+        layouts = [changes[layer, segment.index].layout for layer in range(spec.layers)]
     return changes
 
 
@@ -222,19 +231,19 @@ def predict_row_lengths(spec: ModelSpec, method: Method, schedule: Schedule | No
         method: prepared for that model.
         schedule: of a static method, if it is worked out already.
     """
-    cached = [at for at in spec.segments if not at.last]
+    cached = [segment for segment in spec.segments if not segment.last]
     lengths = np.zeros((len(cached), spec.layers, spec.heads), np.int64)
     changes = schedule or (build_schedule(spec, method) if type(method).static else {})
-    for at in cached:
+    for segment in cached:
         for layer in range(spec.layers):
             if changes:
-                lengths[at.index, layer] = changes[layer, at.index].layout.counts
+                lengths[segment.index, layer] = changes[layer, segment.index].layout.counts
                 continue
-            room = method.room(layer, at)
+            room = method.room(layer, segment)
             if room is None:
                 return None
-            before = lengths[at.index - 1, layer] if at.index else 0
-            lengths[at.index, layer] = np.minimum(room, before + at.length)
+            before = lengths[segment.index - 1, layer] if segment.index else 0
+            lengths[segment.index, layer] = np.minimum(room, before + segment.length)
     return lengths
 
 
@@ -246,7 +255,7 @@ def predict_ring_slots(spec: ModelSpec, lengths: Ints) -> int:
         lengths: tokens of each row, int64 [K - 1, L, H].
     """
     held = np.pad(lengths.sum(2), ((1, 0), (0, 0)))
-    rooms = [room_behind(spec, at.index) * spec.heads for at in spec.segments]
+    rooms = [room_behind(spec, segment.index) * spec.heads for segment in spec.segments]
     return ring_slots((held + np.array(rooms)[:, None]).tolist())
 
 

@@ -79,7 +79,7 @@ class Inputs(NamedTuple):
             come as [sequences, heads], and so in k and v.
         k: the segment's keys [batch, rows, tokens, D].
         v: the segment's values, shaped like k.
-        plain: computes the queries as projected, shaped like q; None if the model does not tell them.
+        raw_queries: computes the queries as projected, shaped like q; None if the model does not tell them.
         store: what was cached before.
         scale: factor on q k^T.
         causal: a query sees the segment's keys up to its own token, else all of them.
@@ -94,7 +94,7 @@ class Inputs(NamedTuple):
     q: Tensor
     k: Tensor
     v: Tensor
-    plain: Callable[[], Tensor] | None
+    raw_queries: Callable[[], Tensor] | None
     store: Store
     scale: float
     causal: bool = False
@@ -117,16 +117,16 @@ class CacheView:
     """
 
     layer: int
-    at: Segment
+    segment: Segment
     sequences: int
     heads: int
     position: Tensor
-    segment: Tensor
+    segment_ids: Tensor
     state: Tensor
     _given: Inputs | None = field(default=None, repr=False)
     prompts: Sequence[int] = ()
     padding: Tensor | None = None
-    taken: Tensor | None = None
+    padding_charge: Tensor | None = None
     replaced: tuple[Tensor, Tensor] | None = field(default=None, init=False, repr=False)
 
     def mass(self, queries: Tensor | None = None) -> Tensor:
@@ -134,10 +134,10 @@ class CacheView:
         return self._mass(queries).flatten(0, 1)
 
     def segment_mass(self) -> Tensor:
-        """float32 [rows, at.index + 1]: `mass` summed over the slots of each source segment."""
+        """float32 [rows, segment.index + 1]: `mass` summed over the slots of each source segment."""
         mass = self.mass()
         # Not scattered: what atomic additions sum to depends on their order.
-        sums = [(mass * (self.segment == source)).sum(1) for source in range(self.at.index + 1)]
+        sums = [(mass * (self.segment_ids == source)).sum(1) for source in range(self.segment.index + 1)]
         return torch.stack(sums, 1)
 
     def scores(self, queries: Tensor) -> Tensor:
@@ -151,14 +151,14 @@ class CacheView:
         q = self._select_queries(self._narrow(self._seen.q), chosen).flatten(0, 1).float()
         return (q * self._seen.scale).unflatten(1, (-1, len(chosen)))
 
-    def logits(self, queries: Tensor, *, plain: bool = False) -> Tensor:
+    def logits(self, queries: Tensor, *, raw_queries: bool = False) -> Tensor:
         """float32 [rows, slots]: `scores` summed over the chosen queries."""
         inputs = self._seen
         q, scale = inputs.q, inputs.scale
-        if plain:
-            if inputs.plain is None:
+        if raw_queries:
+            if inputs.raw_queries is None:
                 raise ValueError("the model does not tell its queries as projected")
-            q, scale = inputs.plain().reshape(q.shape), q.shape[-1] ** -0.5
+            q, scale = inputs.raw_queries().reshape(q.shape), q.shape[-1] ** -0.5
         if (
             inputs.causal
         ):  # queries that do not see a slot add nothing to it, so that they cannot be summed first
@@ -171,22 +171,26 @@ class CacheView:
         """float32 [rows]: variance over all queries of the attention a slot receives, summed over slots."""
         return (self._mass(power=2) - self._mass().square()).sum(-1).flatten()
 
-    def keys(self, *, turned: bool = True) -> Tensor:
-        """[rows, at.length, D]: the current segment's keys, or what they were before they were turned."""
+    def keys(self, *, rotated: bool = True) -> Tensor:
+        """[rows, segment.length, D]: the current segment's keys, or what they were before they were turned."""
         keys, rotation = self._narrow(self._seen.k.flatten(0, 1)), self._seen.rotation
-        return keys if turned or rotation is None else unrotate(keys, rotation[self.at.start : self.at.end])
+        return (
+            keys
+            if rotated or rotation is None
+            else unrotate(keys, rotation[self.segment.start : self.segment.end])
+        )
 
     def values(self) -> Tensor:
-        """[rows, at.length, D]: the current segment's values."""
+        """[rows, segment.length, D]: the current segment's values."""
         return self._narrow(self._seen.v.flatten(0, 1))
 
-    def read_back(self, keys: Tensor, values: Tensor, at: Segment, bits: int) -> tuple[Tensor, Tensor]:
-        """[rows, at.length, D] each: keys and values of a segment as they would be read out of codebooks."""
+    def read_back(self, keys: Tensor, values: Tensor, segment: Segment, bits: int) -> tuple[Tensor, Tensor]:
+        """[rows, segment.length, D] each: keys and values of a segment as they would be read out of codebooks."""
         seen = self._seen
         if not seen.books and bits < 16:
             raise ValueError("there are no codebooks: let `reads_books` be True")
-        turns = None if seen.rotation is None else seen.rotation[at.start : at.end]
-        read = read_back(keys[None], values[None], bits, at.index, seen.books or {}, turns)
+        turns = None if seen.rotation is None else seen.rotation[segment.start : segment.end]
+        read = read_back(keys[None], values[None], bits, segment.index, seen.books or {}, turns)
         return read[0].flatten(0, 1), read[1].flatten(0, 1)
 
     def cached_keys(self) -> Tensor:
@@ -203,7 +207,7 @@ class CacheView:
 
     def output_projection(self) -> Tensor | None:
         """[heads, query heads per KV head, width, D]: what maps each query head's output to the residual stream."""
-        weight, fold = self._seen.projection, self._seen.q.shape[2] // self.at.length
+        weight, fold = self._seen.projection, self._seen.q.shape[2] // self.segment.length
         return None if weight is None else weight.unflatten(1, (self.heads, fold, -1)).movedim(0, 2)
 
     def bias(self) -> Tensor:
@@ -252,7 +256,7 @@ class CacheView:
         layout = self._seen.store.layout
         past = pad_rows(storage, layout).to(current.dtype)
         if self._in_front is not None:
-            current = current * (self.position[:, -self.at.length :] >= 0)[..., None]
+            current = current * (self.position[:, -self.segment.length :] >= 0)[..., None]
         current = fold_rows(current, *past.shape[:2])
         return torch.cat((past * (layout.positions >= 0)[..., None], current), 2).flatten(0, 1)
 
@@ -271,7 +275,7 @@ class CacheView:
         """
         if chosen is None:
             return q
-        tokens = self.at.length
+        tokens = self.segment.length
         folds = torch.arange(q.shape[2] // tokens, device=q.device)[:, None] * tokens
         return q.index_select(2, (folds + chosen.to(q.device, non_blocking=True)).flatten())
 
@@ -279,13 +283,13 @@ class CacheView:
         """Return the token number int32 of every chosen query in a causal segment, None where all keys are seen."""
         if not self._seen.causal:
             return None
-        every = torch.arange(self.at.length, dtype=torch.int32) if chosen is None else chosen.int()
-        return every.to(q.device, non_blocking=True).repeat(q.shape[2] // self.at.length)
+        every = torch.arange(self.segment.length, dtype=torch.int32) if chosen is None else chosen.int()
+        return every.to(q.device, non_blocking=True).repeat(q.shape[2] // self.segment.length)
 
     @property
     def _in_front(self) -> Tensor | None:
         """int64 [rows]: tokens of the current segment that do not exist; None behind the prompt and without padding."""
-        return None if self.at.index else self.padding
+        return None if self.segment.index else self.padding
 
     def _scores(self, q: Tensor, scale: float, tokens: Tensor | None = None) -> Tensor:
         store = self._seen.store

@@ -38,7 +38,7 @@ class AdaKV(Attentive):
             raise ValueError(f"method.safeguard={self.safeguard}: must lie in 0..1")
         super().check(spec, budget)
 
-    def room(self, layer: int, at: Segment) -> None:
+    def room(self, layer: int, segment: Segment) -> None:
         """Return None: the data decides how long a row is."""
         return
 
@@ -53,7 +53,7 @@ class AdaKV(Attentive):
         scores = self.merge_branches(self.score(view)).clamp(max=torch.finfo(torch.float32).max)
         scores = scores.masked_fill(find_sinks(view, self.sinks), torch.inf)
         scores = scores.masked_fill(view.position < 0, -torch.inf)
-        room = spread_room(self.share(view.layer, view.at), view)
+        room = spread_room(self.share(view.layer, view.segment), view)
         return choose_among_heads(scores, room, view.heads, self.safeguard)
 
 

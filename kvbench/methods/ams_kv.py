@@ -18,14 +18,14 @@ Resize = Literal["bilinear", "bicubic", "nearest"]
 
 
 def compare_keys(
-    k: Tensor, before: Tensor, at: Segment, earlier: Segment, metric: Metric, resize: Resize
+    k: Tensor, before: Tensor, segment: Segment, earlier: Segment, metric: Metric, resize: Resize
 ) -> Tensor:
     """Compare a scale's keys with the previous scale's, resized to its map: S float32 [rows] (AMS-KV Eq. 3).
 
     Args:
-        k: the scale's keys [rows, at.length, D].
+        k: the scale's keys [rows, segment.length, D].
         before: the previous scale's keys [rows, earlier.length, D].
-        at: the scale.
+        segment: the scale.
         earlier: the previous scale.
         metric: the paper writes a negative L2 norm; its thresholds around -0.008 fit a mean over tokens and channels of
             the squared difference (`neg_mse`), not a norm over the map (`neg_l2`) or over each token's channels.
@@ -33,7 +33,7 @@ def compare_keys(
     """
     maps = before.float().transpose(1, 2).unflatten(2, (earlier.height, earlier.width))
     aligned = {} if resize == "nearest" else {"align_corners": False}
-    resized = F.interpolate(maps, (at.height, at.width), mode=resize, **aligned)
+    resized = F.interpolate(maps, (segment.height, segment.width), mode=resize, **aligned)
     difference = k.float() - resized.flatten(2).transpose(1, 2)
     if metric == "neg_mse":
         return -difference.square().mean((1, 2))
@@ -60,11 +60,11 @@ class KeySimilarity(Observer):
 
     def accumulate(self, view: View) -> None:
         """Add the segment's similarity, a mean over rows."""
-        at = view.at
-        if at.index:
-            earlier = self.spec.segments[at.index - 1]
-            rows = compare_keys(view.keys(), view.previous_keys(), at, earlier, self.metric, self.resize)
-            self.sums["similarity"][view.layer, at.index] += rows.double().mean().cpu() * (
+        segment = view.segment
+        if segment.index:
+            earlier = self.spec.segments[segment.index - 1]
+            rows = compare_keys(view.keys(), view.previous_keys(), segment, earlier, self.metric, self.resize)
+            self.sums["similarity"][view.layer, segment.index] += rows.double().mean().cpu() * (
                 view.sequences // self.spec.branches
             )
 
@@ -144,27 +144,29 @@ class AMSKV(Method):
 
     def keep(self, view: View) -> Tensor:
         """Keep what Algorithm 1 leaves of the cache and the new scale; a layer may become demanding."""
-        if view.at.index == 0:
+        if view.segment.index == 0:
             self._demanding[view.layer] = torch.zeros(
                 view.sequences, dtype=torch.bool, device=view.position.device
             )
         demanding = self._demanding[view.layer]
         held = count_held(view).view(view.sequences, view.heads)[:, 0]
         undecided = ~demanding & (held > self.first)
-        if undecided.any() and view.at.length <= self.most:
+        if undecided.any() and view.segment.length <= self.most:
             demanding |= undecided & (self._similarity(view) < self._theta)
         capacity = torch.where(demanding, self.most, self.first).repeat_interleave(view.heads)
         return evict_oldest(view, capacity, self.spec.leading_tokens(self.condensed), self.granularity)
 
-    def compares(self, layer: int, at: Segment) -> bool:
+    def compares(self, layer: int, segment: Segment) -> bool:
         """Return whether layers may still become demanding at the next scale."""
-        following = self.spec.segments[at.index + 1]
+        following = self.spec.segments[segment.index + 1]
         return not following.last and following.length <= self.most
 
     def _similarity(self, view: View) -> Tensor:
         """Return S of every sequence, float32 [sequences]; the branches of a prompt have their mean."""
-        earlier = self.spec.segments[view.at.index - 1]
-        rows = compare_keys(view.keys(), view.previous_keys(), view.at, earlier, self.metric, self.resize)
+        earlier = self.spec.segments[view.segment.index - 1]
+        rows = compare_keys(
+            view.keys(), view.previous_keys(), view.segment, earlier, self.metric, self.resize
+        )
         branches = self.spec.branches
         return rows.view(branches, -1, view.heads).mean((0, 2)).repeat(branches)
 
@@ -257,13 +259,13 @@ def evict_oldest(
         granularity: tokens leave one by one, or with their whole scale.
     """
     exists = view.position >= 0
-    current = view.position >= view.at.start
-    fits = view.at.length <= capacity[:, None]
+    current = view.position >= view.segment.start
+    fits = view.segment.length <= capacity[:, None]
     overflows = (count_held(view) > capacity)[:, None]
     newer = exists.flip(1).cumsum(1).flip(1)  # slots from this one to the newest
     if granularity == "scale":
-        source = view.segment.clamp(min=0)
-        of_source = newer.new_zeros(len(newer), view.at.index + 1)
+        source = view.segment_ids.clamp(min=0)
+        of_source = newer.new_zeros(len(newer), view.segment.index + 1)
         newer = of_source.scatter_reduce(1, source, newer * exists, "amax").gather(1, source)
     kept = (view.position < condensed) | (newer <= capacity[:, None] - condensed)
     return exists & torch.where(overflows, torch.where(fits, kept, ~current), True)
@@ -272,7 +274,7 @@ def evict_oldest(
 def count_held(view: View) -> Tensor:
     """Return the tokens that each row holds, int64 [rows], with the padding that counts as held."""
     held = (view.position >= 0).sum(1)
-    return held if view.taken is None else held + view.taken
+    return held if view.padding_charge is None else held + view.padding_charge
 
 
 def check_condensed(condensed: int, spec: ModelSpec) -> None:

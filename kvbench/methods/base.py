@@ -10,7 +10,7 @@ from torch import Tensor
 
 from kvbench.core.budget import Budget
 from kvbench.core.segments import Family, ModelSpec, Segment
-from kvbench.core.storage import Form
+from kvbench.core.storage import Precision
 
 
 @dataclass(frozen=True)
@@ -33,34 +33,34 @@ class View(Protocol):
 
     Rows are (sequence, KV head), sequence-major: row = sequence x heads + head; sequences are all conditional prompts,
     then their unconditional twins. Slots are the cached tokens followed by those of the current segment, in position
-    order. Queries are numbered within the current segment, 0 to at.length - 1.
+    order. Queries are numbered within the current segment, 0 to segment.length - 1.
 
     Attributes:
         layer: index of the layer.
-        at: the current segment.
+        segment: the current segment.
         sequences: sequences in the batch.
         heads: KV heads of a sequence.
         position: int64 [rows, slots], position of each token, -1 where the row has no such slot.
-        segment: int64 [rows, slots], index of the segment the token came from, -1 where empty.
+        segment_ids: int64 [rows, slots], index of the segment the token came from, -1 where empty.
         prompts: number of every sequence's prompt in the run, so that what is drawn at random is the same in any batch.
         state: float32 [rows, slots], what a `stateful` method wrote on each slot earlier, 0 on new ones; written in
             place, it moves with the slots that are kept.
         padding: int64 [rows], tokens in front of each row's prompt that do not exist, where prompts of a batch are not
             equally long; else None. In the prompt's segment they have no slot (-1), receive nothing, and means over
             queries leave them out.
-        taken: int64 [rows], tokens of each row's room that padding takes where it counts as held; else None.
+        padding_charge: int64 [rows], tokens of each row's room that padding takes where it counts as held; else None.
     """
 
     layer: int
-    at: Segment
+    segment: Segment
     sequences: int
     heads: int
     position: Tensor
-    segment: Tensor
+    segment_ids: Tensor
     prompts: Sequence[int]
     state: Tensor
     padding: Tensor | None
-    taken: Tensor | None
+    padding_charge: Tensor | None
 
     def mass(self, queries: Tensor | None = None) -> Tensor:
         """Return the attention that each slot receives, float32 [rows, slots].
@@ -71,7 +71,7 @@ class View(Protocol):
         ...
 
     def segment_mass(self) -> Tensor:
-        """Return the attention that the slots of each segment receive together, float32 [rows, at.index + 1].
+        """Return the attention that the slots of each segment receive together, float32 [rows, segment.index + 1].
 
         It is the mean over all queries.
         """
@@ -96,12 +96,13 @@ class View(Protocol):
         """
         ...
 
-    def logits(self, queries: Tensor, *, plain: bool = False) -> Tensor:
+    def logits(self, queries: Tensor, *, raw_queries: bool = False) -> Tensor:
         """Return `scores` summed over the chosen queries, float32 [rows, slots], at the cost of one query.
 
         Args:
             queries: int64 [n].
-            plain: take q as projected, before bias, norm, learned scale and rotation, and 1/sqrt(D) for the scale.
+            raw_queries: take q as projected, before bias, norm, learned scale and rotation, and 1/sqrt(D) for the
+                scale.
         """
         ...
 
@@ -109,30 +110,30 @@ class View(Protocol):
         """Return how much the attention of a slot varies over all queries, summed over slots: float32 [rows]."""
         ...
 
-    def keys(self, *, turned: bool = True) -> Tensor:
-        """Return the current segment's keys, [rows, at.length, D].
+    def keys(self, *, rotated: bool = True) -> Tensor:
+        """Return the current segment's keys, [rows, segment.length, D].
 
         Args:
-            turned: as the model has turned them by their positions; else as they are stored in few bits, turned back,
+            rotated: as the model has turned them by their positions; else as they are stored in few bits, turned back,
                 the even channels first, if the model tells its rotation.
         """
         ...
 
     def values(self) -> Tensor:
-        """Return the current segment's values, [rows, at.length, D]."""
+        """Return the current segment's values, [rows, segment.length, D]."""
         ...
 
-    def read_back(self, keys: Tensor, values: Tensor, at: Segment, bits: int) -> tuple[Tensor, Tensor]:
+    def read_back(self, keys: Tensor, values: Tensor, segment: Segment, bits: int) -> tuple[Tensor, Tensor]:
         """Return keys and values as attention would read them out of static codebooks.
 
-        Both are [rows, at.length, D]. Only an `Observer` that `reads_books` may ask. The codebooks were fitted to other
-        prompts than the one that is shown.
+        Both are [rows, segment.length, D]. Only an `Observer` that `reads_books` may ask. The codebooks were fitted to
+        other prompts than the one that is shown.
 
         Args:
-            keys: of all tokens of a segment, [rows, at.length, D].
+            keys: of all tokens of a segment, [rows, segment.length, D].
             values: shaped like keys.
-            at: the segment.
-            bits: of a number, as a `Form` has them.
+            segment: the segment.
+            bits: of a number, as a `Precision` has them.
         """
         ...
 
@@ -222,7 +223,7 @@ class Method:
     def biased(self) -> bool:
         """Whether slots have a bias that is added to their scores; keys, values and queries then get wider by it.
 
-        Such a method cannot ask for `View.logits` of plain queries.
+        Such a method cannot ask for `View.logits` of raw queries.
         """
         return False
 
@@ -237,24 +238,24 @@ class Method:
         return False
 
     @property
-    def watched(self) -> int:
+    def lse_queries(self) -> int:
         """How many of a segment's last queries are watched: what a drop does to their log-sum-exp is in the ledger."""
         return 0
 
     @property
-    def formed(self) -> bool:
-        """Whether `forms` says how tokens are stored; only a static method can."""
+    def mixes_precisions(self) -> bool:
+        """Whether `precisions` says how tokens are stored; only a static method can."""
         return False
 
-    def forms(self, layer: int, at: Segment) -> Sequence[Form] | None:
+    def precisions(self, layer: int, segment: Segment) -> Sequence[Precision] | None:
         """Return in what form each KV head of a layer stores the tokens of a segment; None: as the run says.
 
-        Asked after `prepare`, of a method that is `formed`.
+        Asked after `prepare`, of a method that is `mixes_precisions`.
         """
         return None
 
-    def compares(self, layer: int, at: Segment) -> bool:
-        """Return whether `keep` may ask for the keys of segment `at` once the next one ran; asked after `keep`."""
+    def compares(self, layer: int, segment: Segment) -> bool:
+        """Return whether `keep` may ask for the keys of segment `segment` once the next one ran; asked after `keep`."""
         return self.compares_keys
 
     def needs(self) -> "Observer | Path | None":
@@ -287,13 +288,13 @@ class Method:
         self.check(spec, budget)
         self.spec, self.budget = spec, budget
 
-    def room(self, layer: int, at: Segment) -> int | tuple[int, ...] | None:
-        """Return the most slots that a row of this layer holds once segment `at` is over; None where data decides.
+    def room(self, layer: int, segment: Segment) -> int | tuple[int, ...] | None:
+        """Return the most slots that a row of this layer holds once segment `segment` is over; None where data decides.
 
         Every row then holds this many slots, or all that it has seen where those are fewer: `keep` sees to it. Padding
-        in front of a prompt may count as held (`View.taken`). One number is for all KV heads, a tuple has one for each.
-        Storage and `task=plan` know from it how long rows become; a static method need not say, since they ask its
-        `keep` beforehand.
+        in front of a prompt may count as held (`View.padding_charge`). One number is for all KV heads, a tuple has one
+        for each. Storage and `task=plan` know from it how long rows become; a static method need not say, since they
+        ask its `keep` beforehand.
         """
         return None
 
@@ -340,13 +341,13 @@ class Observer(Method):
         self.sums = {name: torch.zeros(shape, dtype=torch.float64) for name, shape in shapes.items()}
         self._prompts = 0
 
-    def room(self, layer: int, at: Segment) -> int:
+    def room(self, layer: int, segment: Segment) -> int:
         """Return the tokens so far: nothing leaves."""
-        return at.end
+        return segment.end
 
     def keep(self, view: View) -> None:
         """Watch one layer and keep everything."""
-        if view.layer == 0 and view.at.index == 0:
+        if view.layer == 0 and view.segment.index == 0:
             self._prompts += view.sequences // self.spec.branches
         self.accumulate(view)
 

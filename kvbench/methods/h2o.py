@@ -45,30 +45,30 @@ class H2O(Scored):
 
     def keep(self, view: View) -> Tensor | None:
         """Add the segment's attention to every slot's sum, then keep the best."""
-        queries = None if self.observed is None else choose_window("uniform", view.at, self.observed)
-        asked: int | Tensor = view.at.length
-        if view.padding is not None and not view.at.index:
+        queries = None if self.observed is None else choose_window("uniform", view.segment, self.observed)
+        asked: int | Tensor = view.segment.length
+        if view.padding is not None and not view.segment.index:
             asked = (asked - view.padding)[:, None]
         view.state += view.mass(queries) * asked
         return super().keep(view)
 
     def score(self, view: View) -> Tensor:
         """Return accumulated attention, float32 [rows, slots], infinity for the latest tokens."""
-        latest = view.position >= view.at.end - self._count_latest(view)
+        latest = view.position >= view.segment.end - self._count_latest(view)
         if self.norm == "none":
             return view.state.masked_fill(latest, torch.inf)
         starts, causal = torch.tensor(
             [(s.start, s.causal) for s in self.spec.segments], device=view.state.device
         ).T
-        source = view.segment.clamp(min=0)
+        source = view.segment_ids.clamp(min=0)
         first = torch.where(
             causal[source] > 0, view.position, starts[source]
         )  # query that saw the slot first
-        return (view.state / (view.at.end - first)).masked_fill(latest, torch.inf)
+        return (view.state / (view.segment.end - first)).masked_fill(latest, torch.inf)
 
     def _count_latest(self, view: View) -> int | Tensor:
         """Return how many of the latest tokens stay: one number, or int64 [rows, 1] where padding takes of the room."""
         room = self.least_room(view)
-        if view.taken is None:
+        if view.padding_charge is None:
             return int(self.recent * room)
-        return (self.recent * (room - view.taken).clamp(min=1).double())[:, None].long()
+        return (self.recent * (room - view.padding_charge).clamp(min=1).double())[:, None].long()

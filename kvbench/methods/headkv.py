@@ -10,16 +10,16 @@ from kvbench.core.budget import Budget
 from kvbench.core.segments import Family, ModelSpec
 from kvbench.methods.base import Artifact, Method, View
 from kvbench.methods.select import (
-    Decider,
+    BranchMode,
     LineAttention,
     cap_recent,
-    check_decider,
+    check_branch_mode,
     check_room,
     choose_best,
     find_sinks,
+    merge_branches,
     score_line,
     share_evenly,
-    unite_branches,
 )
 
 
@@ -59,7 +59,7 @@ class HeadKV(Method):
         buffer: lines between two evictions.
         match_mean: use all of B; false for the paper's layout, where no head has more than B / T.
         len_rows: `shared`, both branches of a prompt have equally many tokens, or `per_row`.
-        rows: who decides which tokens leave (`select.Decider`).
+        branch_mode: who decides which tokens leave (`select.BranchMode`).
         attention: what tokens are scored by (`select.score_line`).
     """
 
@@ -73,7 +73,7 @@ class HeadKV(Method):
     buffer: int = 1
     match_mean: bool = True
     len_rows: Literal["shared", "per_row"] = "shared"
-    rows: Decider = "per_row"
+    branch_mode: BranchMode = "per_row"
     attention: LineAttention = "prob"
 
     families: ClassVar[tuple[Family, ...]] = ("next-token",)
@@ -93,11 +93,12 @@ class HeadKV(Method):
             value = getattr(self, name)
             if value is not None and value < least:
                 raise ValueError(f"method.{name}={value}: must be at least {least}")
-        if self.rows != "per_row" and self.len_rows == "per_row":
+        if self.branch_mode != "per_row" and self.len_rows == "per_row":
             raise ValueError(
-                f"method.rows={self.rows}: branches of unequal length share no tokens; set method.len_rows=shared"
+                f"method.branch_mode={self.branch_mode}: branches of unequal length share no tokens; set "
+                "method.len_rows=shared"
             )
-        check_decider(self.rows, spec)
+        check_branch_mode(self.branch_mode, spec)
         check_room(spec, budget, self.sinks, (self.buffer - 1) * longest_line(spec, self.sinks))
 
     def prepare(self, spec: ModelSpec, budget: Budget, artifact: Artifact | None = None) -> None:
@@ -110,12 +111,14 @@ class HeadKV(Method):
         rooms = share_evenly(budget.tokens, spec)
         self._even = torch.stack([torch.tensor(room).expand(spec.heads) for room in rooms])
         longest = min(self.group_at, budget.head_tokens)
-        self._first = next((at.index for at in spec.segments if at.end > longest), len(spec.segments))
+        self._first = next(
+            (segment.index for segment in spec.segments if segment.end > longest), len(spec.segments)
+        )
         self._local: list[Tensor] = []
 
     def keep(self, view: View) -> Tensor | None:
         """Sort the layer's heads once; whenever the buffer is full, keep what their kind says."""
-        index = view.at.index
+        index = view.segment.index
         if index == 0 and view.layer == 0:
             self._local = []
         if index < self._first:
@@ -125,13 +128,15 @@ class HeadKV(Method):
         if (index - self._first) % self.buffer:
             return None
         cached = self.spec.segments[:-1]
-        arriving = cached[min(index + self.buffer, len(cached)) - 1].end - view.at.end  # before the next time
+        arriving = (
+            cached[min(index + self.buffer, len(cached)) - 1].end - view.segment.end
+        )  # before the next time
         rooms = self._share(view.layer) if self.match_mean else self._share_unmatched(view.layer)
         return self._choose(view, rooms.flatten() - arriving, self._local[view.layer].flatten())
 
     def _find_local(self, view: View) -> Tensor:
         """Return which heads are local, bool [sequences, heads]."""
-        received = view.mass(torch.arange(view.at.length - 1, view.at.length))
+        received = view.mass(torch.arange(view.segment.length - 1, view.segment.length))
         # Rows of padded prompts are shorter: a slot that a row has not is no token to walk over.
         short = (received.flip(1).cumsum(1) < self.threshold) & (view.position >= 0).flip(1)
         window = self._recent if self.local_window is None else self.local_window
@@ -180,14 +185,16 @@ class HeadKV(Method):
         spare = room - self._condition
         recent = torch.where(local, spare, cap_recent(spare).clamp(max=self._recent))
         exists = view.position >= 0
-        history = exists & ~find_sinks(view, self.sinks) & (view.position < view.at.end - recent[:, None])
+        history = (
+            exists & ~find_sinks(view, self.sinks) & (view.position < view.segment.end - recent[:, None])
+        )
         size = history.sum(1)
         leaving = (size - (spare - recent)).clamp(min=0)
         older = (size.double() * self.ratio).long()
         part = leaving // 2 if self.leave == "half" else leaving * older // size.clamp(min=1)
         part = part.clamp(max=older).maximum(leaving - (size - older))
         is_older = history & (history.cumsum(1) <= older[:, None])
-        scores = unite_branches(score_line(view, self.attention, None), self.rows, self.spec.branches)
+        scores = merge_branches(score_line(view, self.attention, None), self.branch_mode, self.spec.branches)
         kept = exists & ~history
         for stratum, stays in (
             (is_older, older - part),

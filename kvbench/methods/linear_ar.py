@@ -56,15 +56,15 @@ class LineAR(Scored):
     def score(self, view: View) -> Tensor:
         """Return what the finished line gives to each slot, infinity for anchors and recent lines: [rows, slots]."""
         condition, anchors, recent = self._protected(view)
-        stays = (view.position < condition + anchors) | (view.position >= view.at.end - recent)
+        stays = (view.position < condition + anchors) | (view.position >= view.segment.end - recent)
         return score_line(view, self.attention, self.window).masked_fill(stays, torch.inf)
 
     def _protected(self, view: View) -> tuple[int, int, int]:
         """Return the tokens of the condition, of the anchors and of the recent lines for which there is room."""
         condition = self.spec.leading_tokens(self.sinks)
         room = self.least_room(view) - condition
-        newest = self.spec.segments[max(self.sinks, view.at.index - self.recent + 1)]
-        recent = min(view.at.end - newest.start, cap_recent(room))
+        newest = self.spec.segments[max(self.sinks, view.segment.index - self.recent + 1)]
+        recent = min(view.segment.end - newest.start, cap_recent(room))
         lines = min(self.sinks + self.anchors, len(self.spec.segments))
         anchors = self.spec.leading_tokens(lines) - condition
         return condition, min(anchors, (room - recent) // 2), recent

@@ -29,10 +29,12 @@ class Random(Scored):
     def keep(self, view: View) -> Tensor | None:
         """Draw for the segment's tokens, then keep the highest."""
         first, known = self.spec.first_head, dict.fromkeys(view.prompts)
-        shape = (first + view.heads, view.at.length)
-        drawn = {prompt: self._draw(prompt, view.layer, view.at.index, shape)[first:] for prompt in known}
+        shape = (first + view.heads, view.segment.length)
+        drawn = {
+            prompt: self._draw(prompt, view.layer, view.segment.index, shape)[first:] for prompt in known
+        }
         rows = torch.cat([drawn[prompt] for prompt in view.prompts])
-        view.state[:, -view.at.length :] = rows.to(view.state.device, non_blocking=True)
+        view.state[:, -view.segment.length :] = rows.to(view.state.device, non_blocking=True)
         return super().keep(view)
 
     def score(self, view: View) -> Tensor:

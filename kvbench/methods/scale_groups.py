@@ -57,4 +57,4 @@ class ScaleGroups(Method):
             "intermediate": (self.condensed, len(self.spec.segments) - 1 - self.local),
             "local": (len(self.spec.segments) - 1 - self.local, len(self.spec.segments) - 1),
         }[self.remove]
-        return (view.segment < first) | (view.segment >= end)
+        return (view.segment_ids < first) | (view.segment_ids >= end)

@@ -55,17 +55,17 @@ class AttentionSelectivity(Observer):
 
     def accumulate(self, view: View) -> None:
         """Add the segment's index, a mean over heads."""
-        at = view.at
-        if at.start == 0:
+        segment = view.segment
+        if segment.start == 0:
             return
-        scores = view.scores(choose_window("uniform", at, self.queries))
+        scores = view.scores(choose_window("uniform", segment, self.queries))
         attention = self.select_conditional(scores.softmax(-1).flatten(1, 2))
-        cached = attention.shape[-1] - at.length
-        history, current = attention.split((cached, at.length), -1)
-        strongest = max(1, round(self.strongest * at.start))
+        cached = attention.shape[-1] - segment.length
+        history, current = attention.split((cached, segment.length), -1)
+        strongest = max(1, round(self.strongest * segment.start))
         top = history.topk(min(strongest, cached), -1).values  # of padded prompts less is cached
         index = current.sum(-1).mean(-1) * top.sum(-1).mean(-1)
-        self.sums["asi"][view.layer, at.index] += index.mean(1).sum()
+        self.sums["asi"][view.layer, segment.index] += index.mean(1).sum()
 
 
 @dataclass
@@ -149,17 +149,17 @@ class ScaleKV(Scored):
                 held = fill_gaps(shrink_early(held, spec.lengths, total), spec.lengths, total)
             self.capacity = held
 
-    def share(self, layer: int, at: Segment) -> int:
+    def share(self, layer: int, segment: Segment) -> int:
         """Return what the layer may hold in every head after the scale."""
-        return int(self.capacity[at.index, layer])
+        return int(self.capacity[segment.index, layer])
 
     def score(self, view: View) -> Tensor:
         """Return the smoothed attention from the window's queries, infinity inside it: float32 [rows, slots]."""
-        size = fit_window(self.window, self.share(view.layer, view.at))
-        chosen = choose_window("grid", view.at, size)
+        size = fit_window(self.window, self.share(view.layer, view.segment))
+        chosen = choose_window("grid", view.segment, size)
         inside = find_slots(view, chosen)
         if self.released_queries:
-            received = view.logits(chosen, plain=True)
+            received = view.logits(chosen, raw_queries=True)
         else:
             scores, asking = view.scores(chosen), find_asking(view, chosen)
             received = average_attention(scores, inside, softmax="all", group="mean", asking=asking)

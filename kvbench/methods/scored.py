@@ -11,11 +11,11 @@ from kvbench.core.segments import ModelSpec, Segment
 from kvbench.methods.base import Artifact, Method, View
 from kvbench.methods.select import (
     USUAL_WINDOW,
-    Decider,
+    BranchMode,
     Pool,
     Window,
     average_attention,
-    check_decider,
+    check_branch_mode,
     check_room,
     check_window,
     choose_best,
@@ -25,10 +25,10 @@ from kvbench.methods.select import (
     find_slots,
     fit_window,
     has_room,
+    merge_branches,
     share_evenly,
     smooth_outside,
     spread_room,
-    unite_branches,
 )
 
 
@@ -37,11 +37,11 @@ class Scored(Method):
     """Keep the slots of highest score, equally many in every row; a subclass writes `score`.
 
     Attributes:
-        rows: who decides (`select.Decider`).
+        branch_mode: who decides (`select.BranchMode`).
         sinks: leading segments that never leave.
     """
 
-    rows: Decider = "per_row"
+    branch_mode: BranchMode = "per_row"
     sinks: int = 0
 
     revision: ClassVar[int] = 1  # what floor(B / T) left was unused
@@ -56,7 +56,7 @@ class Scored(Method):
     def check(self, spec: ModelSpec, budget: Budget) -> None:
         """Refuse sinks and deciders that the model cannot have, and a budget too small for sinks or a token a head."""
         super().check(spec, budget)
-        check_decider(self.rows, spec)
+        check_branch_mode(self.branch_mode, spec)
         check_room(spec, budget, self.sinks)
 
     def prepare(self, spec: ModelSpec, budget: Budget, artifact: Artifact | None = None) -> None:
@@ -64,17 +64,17 @@ class Scored(Method):
         super().prepare(spec, budget, artifact)
         self._rooms = share_evenly(budget.tokens, spec)
 
-    def share(self, layer: int, at: Segment) -> int | tuple[int, ...]:
+    def share(self, layer: int, segment: Segment) -> int | tuple[int, ...]:
         """Return what a layer's heads may hold once a segment is over, as `room` does: an even share of B."""
         return self._rooms[layer]
 
-    def room(self, layer: int, at: Segment) -> int | tuple[int, ...] | None:
+    def room(self, layer: int, segment: Segment) -> int | tuple[int, ...] | None:
         """Return the share of B, which every head fills."""
-        return self.share(layer, at)
+        return self.share(layer, segment)
 
     def least_room(self, view: View) -> int:
         """Return the room of the layer's head that has least, before padding takes of it."""
-        room = self.share(view.layer, view.at)
+        room = self.share(view.layer, view.segment)
         return room if isinstance(room, int) else min(room)
 
     def keep(self, view: View) -> Tensor | None:
@@ -82,18 +82,18 @@ class Scored(Method):
         if has_room(view, self.least_room(view)):
             return None
         scores = self.merge_branches(self.score(view)).masked_fill(find_sinks(view, self.sinks), torch.inf)
-        room = spread_room(self.share(view.layer, view.at), view)
+        room = spread_room(self.share(view.layer, view.segment), view)
         return choose_best(scores.masked_fill(view.position < 0, -torch.inf), room)
 
     def valid_slots(self, view: View) -> Tensor | None:
         """Return which slots every row has, bool [rows, slots]; None where rows are equally long and have all."""
-        if view.padding is None and isinstance(self.share(view.layer, view.at), int):
+        if view.padding is None and isinstance(self.share(view.layer, view.segment), int):
             return None
         return view.position >= 0
 
     def merge_branches(self, scores: Tensor) -> Tensor:
         """Return scores [rows, slots] on which the branches of a prompt agree, as `rows` says."""
-        return unite_branches(scores, self.rows, self.spec.branches)
+        return merge_branches(scores, self.branch_mode, self.spec.branches)
 
 
 @dataclass(kw_only=True)
@@ -133,7 +133,7 @@ class Windowed(Scored):
 
     def score(self, view: View) -> Tensor:
         """Return infinity inside the window and `score_outside` elsewhere, float32 [rows, slots]."""
-        chosen = choose_window(self.queries, view.at, self.fit(view))
+        chosen = choose_window(self.queries, view.segment, self.fit(view))
         inside = find_slots(view, chosen)
         return self.score_outside(view, chosen, inside).masked_fill(inside, torch.inf)
 

@@ -13,30 +13,32 @@ from kvbench.methods.base import View
 Room = TypeVar("Room", int, Tensor)
 Window = Literal["grid", "last", "uniform"]
 Pool = Literal["max", "avg"]
-Decider = Literal["per_row", "mean", "conditional"]
+BranchMode = Literal["per_row", "mean", "conditional"]
 """Who decides: every sequence for itself, both branches of a prompt by their mean, or the conditional one for both."""
 
 LineAttention = Literal["prob", "logit"]
 """What a slot receives from the queries of a line: mean probability, or mean score before the softmax."""
 
 
-def choose_window(kind: Window, at: Segment, count: int) -> Tensor:
+def choose_window(kind: Window, segment: Segment, count: int) -> Tensor:
     """Choose up to `count` tokens of a segment; returns their numbers in it, int64 in raster order.
 
     Args:
         kind: `grid` takes the centres of a square grid of patches (ScaleKV; what remains of a side that the grid does
             not divide stays uncovered), or the last tokens of a map with a side shorter than the grid's and of a single
             row; `last` takes the last tokens in raster order; `uniform` takes evenly spaced ones.
-        at: the segment.
+        segment: the segment.
         count: a square number for `grid`; all tokens are taken if the segment has no more.
     """
     side = int(count**0.5)
     if kind == "uniform":
-        return torch.arange(min(count, at.length)) * at.length // min(count, at.length)
-    if kind == "last" or min(at.height, at.width) < max(side, 2):
-        return torch.arange(max(0, at.length - count), at.length)
-    rows, columns = (torch.arange(side) * (n // side) + (n // side - 1) // 2 for n in (at.height, at.width))
-    return (rows[:, None] * at.width + columns).flatten()
+        return torch.arange(min(count, segment.length)) * segment.length // min(count, segment.length)
+    if kind == "last" or min(segment.height, segment.width) < max(side, 2):
+        return torch.arange(max(0, segment.length - count), segment.length)
+    rows, columns = (
+        torch.arange(side) * (n // side) + (n // side - 1) // 2 for n in (segment.height, segment.width)
+    )
+    return (rows[:, None] * segment.width + columns).flatten()
 
 
 def fit_window(wanted: int, room: int) -> int:
@@ -47,19 +49,19 @@ def fit_window(wanted: int, room: int) -> int:
 def find_slots(view: View, chosen: Tensor) -> Tensor:
     """Return which slots hold the chosen tokens of the current segment, bool [rows, slots]."""
     # Out of pageable memory nothing waits for the device.
-    return torch.isin(view.position, view.at.start + chosen.to(view.position.device, non_blocking=True))
+    return torch.isin(view.position, view.segment.start + chosen.to(view.position.device, non_blocking=True))
 
 
 def find_asking(view: View, chosen: Tensor) -> Tensor | None:
     """Return which rows have the chosen tokens of the current segment, bool [rows, n]; None where all have them."""
-    if view.padding is None or view.at.index:
+    if view.padding is None or view.segment.index:
         return None
     return chosen.to(view.padding.device, non_blocking=True) >= view.padding[:, None]
 
 
 def find_sinks(view: View, sinks: int) -> Tensor:
     """Return which slots hold tokens of the first `sinks` segments, bool [rows, slots]."""
-    return (view.segment >= 0) & (view.segment < sinks)
+    return (view.segment_ids >= 0) & (view.segment_ids < sinks)
 
 
 def average_attention(
@@ -143,35 +145,36 @@ def score_line(view: View, attention: LineAttention, window: int | None) -> Tens
         attention: probabilities, or scores before the softmax (HeadKV Eq. 6 as printed).
         window: how many of the line's last queries; None for all.
     """
-    count = min(window or view.at.length, view.at.length)
-    chosen = torch.arange(view.at.length - count, view.at.length)
+    count = min(window or view.segment.length, view.segment.length)
+    chosen = torch.arange(view.segment.length - count, view.segment.length)
     return view.mass(chosen) if attention == "prob" else view.logits(chosen) / count
 
 
-def unite_branches(scores: Tensor, rows: Decider, branches: int) -> Tensor:
+def merge_branches(scores: Tensor, mode: BranchMode, branches: int) -> Tensor:
     """Return scores [rows, slots] on which the branches of each prompt agree; their prompts have equal padding.
 
     Args:
         scores: one number per slot; the rows of all conditional sequences come before those of the other branch.
-        rows: who decides.
+        mode: who decides.
         branches: sequences of a prompt.
     """
-    if rows == "per_row":
+    if mode == "per_row":
         return scores
     parts = scores.unflatten(0, (branches, -1))
-    shared = parts.mean(0) if rows == "mean" else parts[0]
+    shared = parts.mean(0) if mode == "mean" else parts[0]
     return shared.repeat(branches, 1)
 
 
-def check_decider(rows: Decider, spec: ModelSpec) -> None:
+def check_branch_mode(mode: BranchMode, spec: ModelSpec) -> None:
     """Refuse a decider for both branches of models whose branches hold tokens of other positions.
 
     Raises:
         ValueError: naming the choice that works.
     """
-    if rows != "per_row" and not spec.equal_branches:
+    if mode != "per_row" and not spec.equal_branches:
         raise ValueError(
-            f"method.rows={rows}: the branches of {spec.name} have prompts of unequal length; use method.rows=per_row"
+            f"method.branch_mode={mode}: the branches of {spec.name} have prompts of unequal length; use "
+            "method.branch_mode=per_row"
         )
 
 
@@ -219,15 +222,15 @@ def spread_room(room: int | tuple[int, ...], view: View) -> int | Tensor:
     Where padding counts as held it takes room from its rows, of which one slot is always left.
     """
     if isinstance(room, int):
-        return room if view.taken is None else (room - view.taken).clamp_(min=1)
+        return room if view.padding_charge is None else (room - view.padding_charge).clamp_(min=1)
     # Out of pageable memory nothing waits for the device.
     rooms = torch.tensor(room).to(view.position.device, non_blocking=True).repeat(view.sequences)
-    return rooms if view.taken is None else (rooms - view.taken).clamp_(min=1)
+    return rooms if view.padding_charge is None else (rooms - view.padding_charge).clamp_(min=1)
 
 
 def has_room(view: View, room: int) -> bool:
     """Return whether every row surely has room for all of its slots; nothing is read from the device to know it."""
-    return view.taken is None and view.position.shape[1] <= room
+    return view.padding_charge is None and view.position.shape[1] <= room
 
 
 def cap_recent(room: Room) -> Room:

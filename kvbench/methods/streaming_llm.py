@@ -51,6 +51,6 @@ class StreamingLLM(Method):
     def keep(self, view: View) -> Tensor:
         """Keep the sinks and the latest tokens."""
         room = spread_room(self._rooms[view.layer], view)
-        first = view.at.end - (room - self._sinks)
+        first = view.segment.end - (room - self._sinks)
         latest = view.position >= (first if isinstance(first, int) else first[:, None])
         return (view.position < self._sinks) | latest

@@ -41,12 +41,14 @@ class TOVA(Scored):
 
     def score(self, view: View) -> Tensor:
         """Return the heads' mean attention from the newest queries, float32 [rows, slots], infinity for the newest."""
-        chosen = choose_window("last", view.at, self.asking)
+        chosen = choose_window("last", view.segment, self.asking)
         newest = find_slots(view, chosen[-1:])
         attention = average_attention(
             view.scores(chosen), newest, softmax="all", group="mean", asking=find_asking(view, chosen)
         )
-        return average_heads(attention, view.position, view.heads, view.at.end).masked_fill(newest, torch.inf)
+        return average_heads(attention, view.position, view.heads, view.segment.end).masked_fill(
+            newest, torch.inf
+        )
 
 
 def average_heads(scores: Tensor, position: Tensor, heads: int, tokens: int) -> Tensor:

@@ -153,11 +153,12 @@ class Cache(Protocol):
         ...
 
     def attend(
-        self, layer: int, q: Tensor, k: Tensor, v: Tensor, plain: Callable[[], Tensor] | None = None
+        self, layer: int, q: Tensor, k: Tensor, v: Tensor, raw_queries: Callable[[], Tensor] | None = None
     ) -> Tensor:
         """Attend from q to the layer's cached past and the current k, v; all [sequences, heads, tokens, D].
 
-        `plain` computes the queries as projected (before bias, norm, scale, rotation), for methods that score by them.
+        `raw_queries` computes the queries as projected (before bias, norm, scale, rotation), for methods that score by
+        them.
         """
         ...
 

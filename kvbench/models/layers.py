@@ -25,7 +25,7 @@ As many tokens as keep a GPU busy, and more than the embedded model has: cutting
 """
 
 Attend = Callable[[int, Tensor, Tensor, Tensor, Callable[[], Tensor]], Tensor]
-"""(layer, q, k, v, plain) -> attention output, all [B, H, tokens, D]; `plain` computes q as projected."""
+"""(layer, q, k, v, raw_queries) -> attention output, all [B, H, tokens, D]; `raw_queries` computes q as projected."""
 
 
 class Projection(NamedTuple):
@@ -116,12 +116,12 @@ class SelfAttention(nn.Module):
                 -1, (-1, self.heads, self.head_dim)
             )
 
-        def plain() -> Tensor:
+        def raw_queries() -> Tensor:
             return project(weight[: len(self.q_bias)], None)[:, :, 0].transpose(1, 2)
 
         # Queries, keys and values have no name here: they are freed before the output is projected.
         out = attend(
-            layer, *qk_norm_rope(project(weight, projection.bias), projection.lengths, rotation), plain
+            layer, *qk_norm_rope(project(weight, projection.bias), projection.lengths, rotation), raw_queries
         )
         return linear(out.transpose(1, 2).flatten(2), self.proj.weight, self.proj.bias, weight.dtype)
 
@@ -239,7 +239,7 @@ def add_gated(x: Tensor, h: Tensor, gate: Tensor, *, rounded: bool) -> Tensor:
 def make_attend(segments: Sequence[Segment]) -> Attend:
     """Return attention over all scales at once: each token sees its own and earlier scales, logits are not scaled."""
 
-    def attend(layer: int, q: Tensor, k: Tensor, v: Tensor, plain: Callable[[], Tensor]) -> Tensor:  # noqa: ARG001
+    def attend(layer: int, q: Tensor, k: Tensor, v: Tensor, raw_queries: Callable[[], Tensor]) -> Tensor:  # noqa: ARG001
         return torch.cat(
             [_attention(q[:, :, s.start : s.end], k[:, :, : s.end], v[:, :, : s.end]) for s in segments], 2
         )

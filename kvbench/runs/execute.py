@@ -164,7 +164,7 @@ def _locate(job: Job, *, make: bool) -> tuple[RunFolder, str | None]:
 def _name_codes(job: Job) -> str:
     """Return the name of numbers of fewer than 16 bits; empty where others are stored, or a method's own forms."""
     name = job.settings.cache_dtype
-    return name if name in CODE_DTYPES and not job.method.formed else ""
+    return name if name in CODE_DTYPES and not job.method.mixes_precisions else ""
 
 
 def describe_dtype(job: Job) -> str:

@@ -62,7 +62,7 @@ def find_dtype(settings: Settings, model: Model) -> torch.dtype:
 def find_packing(settings: Settings, method: Method) -> Packing | None:
     """Return how keys and values are stored in few bits; None where they are numbers of `find_dtype`."""
     name, storage = settings.cache_dtype, settings.storage
-    if method.formed:
+    if method.mixes_precisions:
         return Packing(16, CODEBOOKS)
     if name == "fp8":  # has no scales to choose
         plain = replace(CHANNEL, residual=storage.residual, before_rotation=storage.before_rotation)
@@ -81,9 +81,11 @@ def read_budget(settings: Settings, model: Model, method: Method) -> Budget:
     if settings.budget_unit == "tokens":
         return Budget.parse(settings.budget, model.spec)
     packing = find_packing(settings, method)
-    if packing is not None and not method.formed:
+    if packing is not None and not method.mixes_precisions:
         return find_sure_capacity(Budget.parse_bytes(settings.budget, model.spec, 1), model.spec, packing)
-    itemsize = 2 if method.formed else find_dtype(settings, model).itemsize  # forms are of 16 bits at most
+    itemsize = (
+        2 if method.mixes_precisions else find_dtype(settings, model).itemsize
+    )  # forms are of 16 bits at most
     each = token_bytes(model.spec, itemsize, biased=method.biased)
     return Budget.parse_bytes(settings.budget, model.spec, each)
 
@@ -143,7 +145,7 @@ class Job:
     @property
     def dtype(self) -> torch.dtype:
         """Dtype of stored keys and values; a method with forms of its own stores what they say."""
-        if self.method.formed:
+        if self.method.mixes_precisions:
             return self.model.compute_dtype(self.settings.device)
         return find_dtype(self.settings, self.model)
 
@@ -156,7 +158,7 @@ class Job:
     def codebooks(self) -> Codebooks | None:
         """What makes the static codebooks that the storage or the method's forms want; None if they want none."""
         packing = self.packing
-        if packing is None or not wants_books(packing, formed=self.method.formed):
+        if packing is None or not wants_books(packing, mixes_precisions=self.method.mixes_precisions):
             return None
         return Codebooks(before_rotation=packing.storage.before_rotation)
 
@@ -209,7 +211,12 @@ class Job:
     @property
     def _hoped(self) -> Budget:
         """The budget with the most tokens that may turn out to fit."""
-        if self.packing is None or self.budget.bytes is None or self.method.formed or not self.method.static:
+        if (
+            self.packing is None
+            or self.budget.bytes is None
+            or self.method.mixes_precisions
+            or not self.method.static
+        ):
             return self.budget
         least, _ = bound_token_bytes(self.model.spec, self.packing)
         return Budget.parse_bytes(self.settings.budget, self.model.spec, least)
@@ -228,7 +235,7 @@ class Job:
     def _check_packed(self) -> None:
         """Refuse what storage in few bits cannot do."""
         what = f"cache_dtype={self.settings.cache_dtype}"
-        if self.method.formed:
+        if self.method.mixes_precisions:
             what = f"method={self.method_name} stores tokens in forms of its own"
         if self.method.replaces:
             raise ConfigError(
@@ -292,7 +299,7 @@ class Job:
         method = {"_target_": f"{Full.__module__}.{Full.__qualname__}"}
         # Numbers of 16 and of 32 bits have a reference each; those in fewer bits, and forms, have the one of `auto`.
         own = self.settings.cache_dtype
-        dtype = "auto" if own in CODE_DTYPES or self.method.formed else own
+        dtype = "auto" if own in CODE_DTYPES or self.method.mixes_precisions else own
         plain = {"budget": 1, "budget_unit": "tokens", "cache_dtype": dtype, "storage": asdict(CHANNEL)}
         return replace(
             self,

@@ -80,7 +80,14 @@ class Watching(Method):
     def keep(self, view: View) -> None:
         """Keeps everything."""
         self.shown.append(
-            (view.at.index, view.layer, view.position, view.segment, view.mass(), view.segment_mass())
+            (
+                view.segment.index,
+                view.layer,
+                view.position,
+                view.segment_ids,
+                view.mass(),
+                view.segment_mass(),
+            )
         )
 
 
@@ -162,7 +169,7 @@ class Comparing(Full):
     compares_keys: ClassVar[bool] = True
 
     def keep(self, view: View) -> None:
-        if view.at.index:
+        if view.segment.index:
             view.previous_keys()
 
 
@@ -215,7 +222,7 @@ class Failing(Drawn):
 
     def keep(self, view: View) -> Tensor:
         """Slots that the next segment sees."""
-        if self.armed and view.at.index == 2 and view.layer == 1:
+        if self.armed and view.segment.index == 2 and view.layer == 1:
             self.armed = False
             raise RuntimeError("out of memory")
         return super().keep(view)

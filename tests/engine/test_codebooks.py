@@ -6,7 +6,7 @@ from torch import Tensor
 
 from kvbench.core.segments import ModelSpec, next_token
 from kvbench.engine.cache import KVCache
-from kvbench.engine.coding.codebooks import Codebooks, imagine
+from kvbench.engine.coding.codebooks import Codebooks, augment_samples
 from kvbench.kernels.qk_norm_rope import rotate
 from kvbench.methods.base import View
 from tests.support.engine import D, prepared, run, small, tokens_of
@@ -42,9 +42,9 @@ def test_new_tokens_of_the_same_kind_are_read_back_closely() -> None:
         reads_books = True
 
         def accumulate(self, view: View) -> None:
-            if view.at.index == 2:
+            if view.segment.index == 2:
                 for bits in (16, 8, 4, 3, 2):
-                    keys, values = view.read_back(view.keys(), view.values(), view.at, bits)
+                    keys, values = view.read_back(view.keys(), view.values(), view.segment, bits)
                     errors = [
                         ((found - x).square().mean() / x.square().mean())
                         for found, x in ((keys, view.keys()), (values, view.values()))
@@ -83,7 +83,7 @@ def test_keys_are_looked_at_as_they_were_before_the_model_turned_them() -> None:
 def test_a_view_without_books_says_so() -> None:
     class Reader(Codebooks):
         def accumulate(self, view: View) -> None:
-            view.read_back(view.keys(), view.values(), view.at, 4)
+            view.read_back(view.keys(), view.values(), view.segment, 4)
 
     cache = KVCache(SPEC, prepared(Reader(), SPEC), dtype=torch.float32)
     with pytest.raises(ValueError, match="reads_books"):
@@ -94,7 +94,7 @@ def test_imagined_numbers_have_the_mean_and_deviation_of_the_channel() -> None:
     samples = (
         torch.randn(2, 3, 40) * torch.tensor([1.0, 5, 0.1])[:, None] + torch.tensor([0.0, -7, 2])[:, None]
     )
-    found = imagine(samples, 512)
+    found = augment_samples(samples, 512)
     assert torch.allclose(found.mean(-1), samples.mean(-1), atol=0.1)
     assert torch.allclose(found.std(-1), samples.std(-1), rtol=0.1)
 

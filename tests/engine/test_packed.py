@@ -11,7 +11,7 @@ from torch import Tensor
 
 from kvbench.core.budget import Budget
 from kvbench.core.segments import ModelSpec, Segment, next_token
-from kvbench.core.storage import CODEBOOKS, Form, Storage
+from kvbench.core.storage import CODEBOOKS, Precision, StorageConfig
 from kvbench.engine.cache import BudgetExceeded, KVCache
 from kvbench.engine.coding.formats import Packing
 from kvbench.engine.packed.bytes import bound_bytes, foresee_bytes
@@ -24,11 +24,11 @@ from tests.support.slow_storage import SlowStorage
 SCALES = small(layers=2, heads=2, sides=(1, 2, 3, 4))
 STEPS = ModelSpec("steps", 2, 2, D, next_token(5, [4, 4, 4, 4]))
 STORAGES = {
-    "channel": Storage(),
-    "token": Storage("token"),
-    "kivi": Storage(group=3, residual=6, before_rotation=False),
-    "waiting": Storage(residual=5),
-    "codebooks": Storage("codebook", "codebook"),
+    "channel": StorageConfig(),
+    "token": StorageConfig("token"),
+    "kivi": StorageConfig(group=3, residual=6, before_rotation=False),
+    "waiting": StorageConfig(residual=5),
+    "codebooks": StorageConfig("codebook", "codebook"),
 }
 DTYPES = {"int8": (8, False), "int4": (4, False), "int3": (3, False), "int2": (2, False), "fp8": (8, True)}
 
@@ -119,20 +119,20 @@ def test_attention_and_bytes_are_those_of_slow_storage(dtype: str, storage: str,
 class Formed(Drawn):
     """Keeps what a table says, in forms that differ by segment, head and layer."""
 
-    menu: Sequence[Sequence[Sequence[Form]]] = ()
+    menu: Sequence[Sequence[Sequence[Precision]]] = ()
 
     @property
-    def formed(self) -> bool:
+    def mixes_precisions(self) -> bool:
         return True
 
-    def forms(self, layer: int, at: Segment) -> Sequence[Form]:
+    def precisions(self, layer: int, at: Segment) -> Sequence[Precision]:
         return self.menu[layer][at.index]
 
 
 @pytest.mark.parametrize("turned", [False, True])
 def test_each_head_has_the_forms_that_a_method_chose(turned: bool) -> None:
     spec = small(layers=3, heads=3, sides=(1, 2, 3, 4))
-    choices = [Form(bits, shared) for bits, shared in product((16, 8, 4, 3, 2), (False, True))]
+    choices = [Precision(bits, shared) for bits, shared in product((16, 8, 4, 3, 2), (False, True))]
     random = Random(1)
     menu = [[random.choices(choices, k=spec.heads) for _ in spec.segments] for _ in range(spec.layers)]
     rotation, books = make_rotation(spec) if turned else None, make_books(spec)
@@ -177,7 +177,12 @@ def test_bytes_are_known_beforehand_and_bounded(dtype: str, storage: str) -> Non
 @pytest.mark.parametrize("kind", [Drawn, DrawnPerSequence])
 def test_a_token_is_quantised_once(kind: type[Drawn]) -> None:
     spec = small(layers=1, heads=2, sides=(1, 2, 3, 3, 3, 2))
-    for how in (Storage(), Storage("token"), Storage(group=4, residual=10), Storage("codebook", "codebook")):
+    for how in (
+        StorageConfig(),
+        StorageConfig("token"),
+        StorageConfig(group=4, residual=10),
+        StorageConfig("codebook", "codebook"),
+    ):
         cache = KVCache(
             spec,
             prepared(kind(draw_seen(spec, 5, 0.9)), spec),
@@ -213,7 +218,7 @@ def test_sixteen_bits_lose_what_half_precision_loses() -> None:
         SCALES,
         prepared(Full(), SCALES),
         dtype=torch.float32,
-        packing=Packing(16, Storage()),
+        packing=Packing(16, StorageConfig()),
         rotation=rotation,
     )
     cache.reset(2)
@@ -229,7 +234,7 @@ def test_sixteen_bits_lose_what_half_precision_loses() -> None:
 def test_the_newest_tokens_of_a_window_are_exact() -> None:
     spec = small(layers=1, heads=1, sides=(1, 2, 2, 3))
     cache = KVCache(
-        spec, prepared(Full(), spec), dtype=torch.float32, packing=Packing(2, Storage(residual=4))
+        spec, prepared(Full(), spec), dtype=torch.float32, packing=Packing(2, StorageConfig(residual=4))
     )
     inputs = tokens_of(spec, 2)
     cache.reset(2)
@@ -245,7 +250,7 @@ def test_the_newest_tokens_of_a_window_are_exact() -> None:
 
 def test_a_strict_budget_in_bytes_counts_codes_and_scales() -> None:
     spec, inputs = SCALES, tokens_of(SCALES, 2)
-    packing = Packing(4, Storage())
+    packing = Packing(4, StorageConfig())
     cache = KVCache(spec, prepared(Full(), spec), dtype=torch.float32, packing=packing)
     run(cache, spec, inputs)
     most = cache.ledger.sequence_bytes
@@ -265,7 +270,7 @@ def test_a_strict_budget_in_bytes_counts_codes_and_scales() -> None:
 @pytest.mark.parametrize("method", [Full, lambda: DrawnPerSequence(draw_seen(SCALES, 1, 0.7))])
 def test_the_batch_changes_nothing_but_rounding(method: Method) -> None:
     inputs = tokens_of(SCALES, 4)
-    packing = Packing(3, Storage())
+    packing = Packing(3, StorageConfig())
     outs = []
     for part in (slice(0, 4), slice(0, 2)):
         some = [[tuple(x[part] for x in layer) for layer in layers] for layers in inputs]
@@ -281,7 +286,7 @@ def test_a_padded_prompt_is_stored_as_it_is_alone(kind: type[Drawn]) -> None:
 
     def generate(sequences: list[int], padding: list[int]) -> list[Tensor]:
         method = prepared(kind(draw_seen(STEPS, 4, 0.8)), STEPS)
-        packing = Packing(4, Storage())
+        packing = Packing(4, StorageConfig())
         cache = KVCache(STEPS, method, dtype=torch.float32, packing=packing, rotation=make_rotation(STEPS))
         cache.reset(len(sequences), padding)
         out = []

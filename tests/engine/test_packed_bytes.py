@@ -7,7 +7,7 @@ import torch
 
 from kvbench.core.budget import Budget, InfeasibleBudget
 from kvbench.core.segments import ModelSpec, next_token
-from kvbench.core.storage import Storage
+from kvbench.core.storage import StorageConfig
 from kvbench.engine.cache import KVCache
 from kvbench.engine.coding.formats import Packing
 from kvbench.engine.packed.bytes import bound_token_bytes, foresee_bytes, prepare_to_fit
@@ -22,10 +22,10 @@ from tests.support.engine import D, Drawn, draw_seen, prepared, run, small, toke
 SCALES = small(layers=3, heads=4, sides=(1, 2, 3, 4, 5))
 STEPS = ModelSpec("steps", 2, 2, D, next_token(5, [4, 4, 4, 4]))
 PACKINGS = {
-    "channel": Packing(4, Storage()),
-    "token": Packing(4, Storage("token")),
-    "kivi": Packing(2, Storage(group=3, residual=6)),
-    "fp8": Packing(8, Storage(), fp8=True),
+    "channel": Packing(4, StorageConfig()),
+    "token": Packing(4, StorageConfig("token")),
+    "kivi": Packing(2, StorageConfig(group=3, residual=6)),
+    "fp8": Packing(8, StorageConfig(), fp8=True),
 }
 HALF = 2 * D * 2
 

@@ -281,18 +281,18 @@ class Watching(Method):
 
     def keep(self, view: View) -> None:
         """Keep everything."""
-        if view.at.index or view.layer:
+        if view.segment.index or view.layer:
             return
-        every = torch.arange(view.at.length)
+        every = torch.arange(view.segment.length)
         self.shown = {
             "position": view.position,
-            "segment": view.segment,
+            "segment": view.segment_ids,
             "mass": view.mass(),
             "segment_mass": view.segment_mass(),
             "last": view.mass(every[-2:]),
             "scores": view.scores(every),
             "logits": view.logits(every),
-            "plain": view.logits(every, plain=True),
+            "plain": view.logits(every, raw_queries=True),
             "variance": view.column_variance(),
             "cached_keys": view.cached_keys(),
             "state": view.state.clone(),

@@ -135,17 +135,17 @@ class Watching(Method):
 
     def keep(self, view: View) -> None:
         """Keeps everything."""
-        last = torch.tensor([view.at.length - 1])
+        last = torch.tensor([view.segment.length - 1])
         self.shown.append(
             (
-                view.at.index,
+                view.segment.index,
                 view.layer,
                 {
                     "position": view.position,
                     "mass": view.mass(),
                     "last": view.mass(last),
-                    "scores": view.scores(torch.arange(view.at.length)),
-                    "logits": view.logits(torch.arange(view.at.length)),
+                    "scores": view.scores(torch.arange(view.segment.length)),
+                    "logits": view.logits(torch.arange(view.segment.length)),
                     "keys": view.keys().clone(),
                     "variance": view.column_variance(),
                 },

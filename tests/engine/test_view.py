@@ -30,9 +30,9 @@ class Looking(DrawnPerSequence):
     def keep(self, view: View) -> Tensor:
         """Slots that the next segment sees: of every second sequence the table's, of the others also the even ones."""
         self.look(view)
-        if view.at.last:
+        if view.segment.last:
             return view.position >= 0
-        table = self.seen[view.at.index + 1, view.layer].repeat(view.sequences, 1)
+        table = self.seen[view.segment.index + 1, view.layer].repeat(view.sequences, 1)
         kept = table.gather(1, view.position.clamp(min=0))
         odd = (torch.arange(len(kept)) // view.heads % 2).bool()[:, None]
         return kept & ~(odd & (view.position % 2 == 1))
@@ -54,7 +54,7 @@ class Truth:
     def queries(self, view: View, row: int, plain: bool = False) -> Tensor:
         """[groups, tokens, D] float64."""
         source = self.plain if plain else [[q for q, _, _ in layers] for layers in self.given]
-        q = source[view.at.index][view.layer].double()
+        q = source[view.segment.index][view.layer].double()
         head = row % view.heads * self.groups
         return q[row // view.heads, head : head + self.groups]
 
@@ -84,18 +84,18 @@ def rows_close(found: Tensor, expected: Tensor) -> None:
 def check_mass(truth: Truth, view: View, row: int) -> None:
     paid = truth.scores(view, row).softmax(-1)
     rows_close(view.mass()[row], paid.mean((0, 1)))
-    some = chosen(view.at)
+    some = chosen(view.segment)
     rows_close(view.mass(some)[row], paid[:, some].mean((0, 1)))
 
 
 def check_segment_mass(truth: Truth, view: View, row: int) -> None:
     paid = truth.scores(view, row).softmax(-1).mean((0, 1))
-    sums = [paid[view.segment[row] == i].sum() for i in range(view.at.index + 1)]
+    sums = [paid[view.segment_ids[row] == i].sum() for i in range(view.segment.index + 1)]
     rows_close(view.segment_mass()[row], torch.stack(sums))
 
 
 def check_scores(truth: Truth, view: View, row: int) -> None:
-    some = chosen(view.at)
+    some = chosen(view.segment)
     assert view.scores(some).shape == (
         SEQUENCES * view.heads,
         truth.groups,
@@ -106,10 +106,10 @@ def check_scores(truth: Truth, view: View, row: int) -> None:
 
 
 def check_logits(truth: Truth, view: View, row: int) -> None:
-    some = chosen(view.at)
+    some = chosen(view.segment)
     for plain in (False, True):
         expected = truth.scores(view, row, plain)[:, some].sum((0, 1))
-        rows_close(view.logits(some, plain=plain)[row], expected)
+        rows_close(view.logits(some, raw_queries=plain)[row], expected)
 
 
 def check_column_variance(truth: Truth, view: View, row: int) -> None:
@@ -118,7 +118,7 @@ def check_column_variance(truth: Truth, view: View, row: int) -> None:
 
 
 def check_keys(truth: Truth, view: View, row: int) -> None:
-    at, spec = view.at, truth.spec
+    at, spec = view.segment, truth.spec
     rows_close(view.keys()[row], torch.stack([truth.key(view, row, p) for p in range(at.start, at.end)]))
     slots = view.position[row].tolist()
     rows_close(view.cached_keys()[row], torch.stack([truth.key(view, row, p) for p in slots]))
@@ -132,8 +132,8 @@ def check_slots(truth: Truth, view: View, row: int) -> None:
     exists = view.position[row] >= 0
     slots = view.position[row][exists].tolist()
     assert slots == sorted(set(slots))
-    assert slots[-view.at.length :] == list(range(view.at.start, view.at.end))
-    for slot, source in zip(view.position[row].tolist(), view.segment[row].tolist(), strict=True):
+    assert slots[-view.segment.length :] == list(range(view.segment.start, view.segment.end))
+    for slot, source in zip(view.position[row].tolist(), view.segment_ids[row].tolist(), strict=True):
         at = truth.spec.segments[source] if source >= 0 else None
         assert (slot < 0) if at is None else (at.start <= slot < at.end)
 
@@ -171,7 +171,7 @@ def test_stored_keys_are_shown_in_the_dtype_of_the_current_ones() -> None:
     def look(view: View) -> None:
         assert view.cached_keys().dtype == view.keys().dtype == torch.float32
         expected = torch.stack([truth.key(view, 0, p) for p in view.position[0].tolist()])
-        old = view.position[0] < view.at.start
+        old = view.position[0] < view.segment.start
         torch.testing.assert_close(view.cached_keys()[0, old].double(), expected[old], rtol=1e-2, atol=1e-2)
 
     method = Looking(draw_seen(truth.spec, 0, 0.5), look=look)
@@ -195,13 +195,13 @@ class Marking(Method):
         """Random slots, or all of them in every third layer."""
         row = torch.arange(len(view.position))[:, None]
         own = 1 + view.position + 1000 * row + 100_000 * view.layer
-        known = (view.position >= 0) & (view.position < view.at.start)
+        known = (view.position >= 0) & (view.position < view.segment.start)
         assert torch.equal(view.state[known], own[known].float())
-        assert (view.state[view.position >= view.at.start] == 0).all()
+        assert (view.state[view.position >= view.segment.start] == 0).all()
         assert (view.state[view.position < 0] == 0).all()
-        view.state[view.position >= view.at.start] = own[view.position >= view.at.start].float()
+        view.state[view.position >= view.segment.start] = own[view.position >= view.segment.start].float()
         self.checked += int(known.sum())
-        if (view.layer + view.at.index) % 3 == 0:
+        if (view.layer + view.segment.index) % 3 == 0:
             return None
         return torch.rand(view.position.shape, generator=self.generator) < 0.6
 
@@ -247,7 +247,10 @@ def test_a_static_method_may_not_look_at_data(question: str) -> None:
     ("ask", "message"),
     [
         (lambda view: view.previous_keys(), "no earlier keys: set `compares_keys = True`"),
-        (lambda view: view.logits(torch.tensor([0]), plain=True), "does not tell its queries as projected"),
+        (
+            lambda view: view.logits(torch.tensor([0]), raw_queries=True),
+            "does not tell its queries as projected",
+        ),
     ],
 )
 def test_what_is_not_there_is_told(ask: Callable[[View], object], message: str) -> None:

@@ -171,7 +171,7 @@ def test_the_whole_budget_is_equal_to_full(name: str, spec: str) -> None:
 def test_four_bits_hold_what_more_bits_hold(name: str, spec: str) -> None:
     """Every method decides, stores and attends with codes; one that looks at positions alone keeps the same."""
     method, shapes = method_of(name, spec), spec_of(spec)
-    if method.replaces or method.formed:
+    if method.replaces or method.mixes_precisions:
         return  # refused, or stored as it says itself
     inputs, budget = tokens_of(shapes, 2, seed=2), 1 if isinstance(method, Full) else "0.3"
     wide, narrow = (ready(name, spec, budget, packing=packing) for packing in (None, Packing(4, CHANNEL)))

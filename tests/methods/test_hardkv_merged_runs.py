@@ -87,7 +87,7 @@ def watch(
     def listen(view: View) -> Tensor:
         found = inner(view)
         rows = zip(view.position.tolist(), found.tolist(), strict=True)
-        worth[view.layer, view.at.index] = [dict(zip(*row, strict=True)) for row in rows]
+        worth[view.layer, view.segment.index] = [dict(zip(*row, strict=True)) for row in rows]
         return found
 
     method.score = listen  # type: ignore[method-assign]

@@ -143,7 +143,7 @@ def simulate(
             local[layer] = sort_heads(newest, given_settings)
         if at.index >= first and (at.index - first) % buffer == 0:
             arriving = sum(later.length for later in cached[at.index + 1 : at.index + buffer])
-            worth = merge_branches(worth, given_settings["rows"])
+            worth = merge_branches(worth, given_settings["branch_mode"])
             for (sequence, head), kind in local[layer].items():
                 room = min(little, even[layer][head]) if kind else even[layer][head]
                 if given_settings["match_mean"]:
@@ -185,7 +185,7 @@ DECIDERS = st.sampled_from(
 def test_what_is_kept_is_what_the_paper_says(
     deciders: tuple[str, str], budget: str, groups: int, seed: int, **given_settings: Any
 ) -> None:
-    given_settings |= dict(zip(("len_rows", "rows"), deciders, strict=True))
+    given_settings |= dict(zip(("len_rows", "branch_mode"), deciders, strict=True))
     method, capacity = HeadKV(sinks=1, **given_settings), Budget.parse(budget, SPEC)
     assume(capacity.head_tokens >= CONDITION + (method.buffer - 1) * LINE)
     cache, seen = generated(method, budget, 2, seed, groups)
@@ -214,7 +214,7 @@ def test_the_budget_holds_after_every_layer_and_the_condition_stays(
     **given_settings: Any,
 ) -> None:
     spec = ModelSpec("any", layers, heads, D, next_token(2, lines), logit_scale=1.5)
-    given_settings |= dict(zip(("len_rows", "rows"), deciders, strict=True))
+    given_settings |= dict(zip(("len_rows", "branch_mode"), deciders, strict=True))
     method = HeadKV(sinks=1, **given_settings)
     try:
         cache, seen = generated(method, str(budget), 4, seed, spec=spec)
@@ -294,7 +294,10 @@ def test_heads_of_llamagen_are_sorted_at_the_fifth_line_or_as_soon_as_the_budget
         ({"buffer": 0}, "method.buffer=0: must be at least 1"),
         ({"group_at": -1}, "method.group_at=-1: must be at least 0"),
         ({"local_window": 0}, "method.local_window=0: must be at least 1"),
-        ({"rows": "mean", "len_rows": "per_row"}, "method.rows=mean: .* set method.len_rows=shared"),
+        (
+            {"branch_mode": "mean", "len_rows": "per_row"},
+            "method.branch_mode=mean: .* set method.len_rows=shared",
+        ),
         ({"sinks": 10}, "sinks=10: lines has 10 scales"),
         ({"buffer": 6}, "the method's tokens need 28 of 43 tokens per head"),
     ],

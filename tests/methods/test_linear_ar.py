@@ -90,7 +90,7 @@ def test_what_is_kept_is_what_the_paper_says(
 )
 @settings(max_examples=40)
 def test_the_condition_stays_and_the_budget_holds(budget: object, rows: Any, seed: int) -> None:
-    cache, seen = generated(LineAR(sinks=1, rows=rows), str(budget), 4, seed)
+    cache, seen = generated(LineAR(sinks=1, branch_mode=rows), str(budget), 4, seed)
     assert cache.ledger.peak_tokens <= cache.method.budget.capacity
     last = seen[-SPEC.layers :]
     assert sum(asked.kept[: SPEC.heads].sum() for asked in last) == cache.method.budget.tokens

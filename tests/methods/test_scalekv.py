@@ -106,7 +106,7 @@ class Forced(ScaleKV):
 
     def keep(self, view: View) -> Tensor | None:
         """The authors' slots, own ones noted."""
-        kept, k = super().keep(view), view.at.index
+        kept, k = super().keep(view), view.segment.index
         if kept is None:
             return None
         self.own[k] = kept
@@ -118,9 +118,9 @@ class Forced(ScaleKV):
                 )
             ]
         )
-        chosen = choose_window("grid", view.at, 16)
-        inside = torch.isin(view.position, view.at.start + chosen)
-        smoothed = smooth(view.logits(chosen, plain=True).masked_fill(inside, -torch.inf), "max", 5)
+        chosen = choose_window("grid", view.segment, 16)
+        inside = torch.isin(view.position, view.segment.start + chosen)
+        smoothed = smooth(view.logits(chosen, raw_queries=True).masked_fill(inside, -torch.inf), "max", 5)
         self.scores[k] = smoothed.masked_fill(inside, 1e9)
         return self.theirs[k]
 
@@ -134,9 +134,9 @@ def test_a_generation_keeps_what_the_authors_keep(tmp_path: Path) -> None:
     inputs = []
     for segment in spec.segments:
         name = case_name("max", 0, segment.index, "in_q")
-        plain = g[name] if name in g else torch.zeros(2, 2, segment.length, D)
+        raw_queries = g[name] if name in g else torch.zeros(2, 2, segment.length, D)
         k = keys[:, :, segment.start : segment.end] if not segment.last else torch.zeros(2, 2, 1, D)
-        inputs.append([(torch.randn(plain.shape), k, k, lambda plain=plain: plain)])
+        inputs.append([(torch.randn(raw_queries.shape), k, k, lambda raw_queries=raw_queries: raw_queries)])
     run(cache, spec, inputs)
     assert sorted(method.own) == [3, 4, 5, 6]
     for k, own in method.own.items():

@@ -260,11 +260,11 @@ def artifact(kind: type[AttentionSelectivity] | type[ColumnVariance]) -> Artifac
 
 
 DECIDING: dict[str, Callable[[str], tuple[Method, Artifact | None]]] = {
-    "snapkv": lambda rows: (SnapKV(rows=rows), None),
-    "h2o": lambda rows: (H2O(rows=rows), None),
-    "rkv": lambda rows: (RKV(rows=rows), None),
-    "scalekv": lambda rows: (ScaleKV(rows=rows), artifact(AttentionSelectivity)),
-    "hack": lambda rows: (HACK(1, rows=rows), artifact(ColumnVariance)),
+    "snapkv": lambda rows: (SnapKV(branch_mode=rows), None),
+    "h2o": lambda rows: (H2O(branch_mode=rows), None),
+    "rkv": lambda rows: (RKV(branch_mode=rows), None),
+    "scalekv": lambda rows: (ScaleKV(branch_mode=rows), artifact(AttentionSelectivity)),
+    "hack": lambda rows: (HACK(1, branch_mode=rows), artifact(ColumnVariance)),
 }
 
 

@@ -124,8 +124,8 @@ class OwnTokens(Observer):
         return {"missed": ()}
 
     def accumulate(self, view: View) -> None:
-        if not view.at.last:
-            keys, values = view.read_back(view.keys(), view.values(), view.at, 8)
+        if not view.segment.last:
+            keys, values = view.read_back(view.keys(), view.values(), view.segment, 8)
             self.sums["missed"] += (keys - view.keys()).square().sum() + (
                 values - view.values()
             ).square().sum()

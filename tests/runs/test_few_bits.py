@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from kvbench.core.config import ConfigError
-from kvbench.core.storage import CHANNEL, CODEBOOKS, Form, Storage
+from kvbench.core.storage import CHANNEL, CODEBOOKS, Precision, StorageConfig
 from kvbench.methods.full import Full
 from kvbench.methods.hardkv.method import HardKV
 from kvbench.methods.streaming_llm import StreamingLLM
@@ -35,7 +35,7 @@ def folder_of(job: Job) -> Path:
 
 
 def test_storage_names_a_run_where_it_decides(tmp_path: Path) -> None:
-    kivi = Storage(group=2, residual=4, before_rotation=False)
+    kivi = StorageConfig(group=2, residual=4, before_rotation=False)
     plain = folder_of(job_of(tmp_path))
     assert folder_of(job_of(tmp_path, storage=kivi)) == plain
     assert folder_of(job_of(tmp_path, cache_dtype="float32", storage=kivi)) == plain
@@ -105,11 +105,11 @@ class Formed(StreamingLLM):
     """Stores everything in four bits of codebooks."""
 
     @property
-    def formed(self) -> bool:
+    def mixes_precisions(self) -> bool:
         return True
 
-    def forms(self, layer: int, at: object) -> list[Form]:
-        return [Form(4, shared=True)]
+    def precisions(self, layer: int, at: object) -> list[Precision]:
+        return [Precision(4, shared=True)]
 
 
 def test_a_method_with_forms_gets_codebooks_whatever_the_dtype(tmp_path: Path) -> None:

@@ -84,7 +84,7 @@ class Drawn(Method):
 
     def keep(self, view: View) -> Tensor:
         """Slots that the next segment sees."""
-        table = self.seen[view.at.index + 1, view.layer]
+        table = self.seen[view.segment.index + 1, view.layer]
         return table.gather(1, view.position.clamp(min=0))
 
 
@@ -96,7 +96,7 @@ class DrawnPerSequence(Drawn):
 
     def keep(self, view: View) -> Tensor:
         """Slots that the next segment sees."""
-        table = self.seen[view.at.index + 1, view.layer].repeat(view.sequences, 1)
+        table = self.seen[view.segment.index + 1, view.layer].repeat(view.sequences, 1)
         return table.gather(1, view.position.clamp(min=0))
 
 
@@ -137,7 +137,7 @@ def listening(method: Method) -> list[Asked]:
         kept = inner(view)
         exists = view.position >= 0
         shown = exists if kept is None else kept & exists
-        seen.append(Asked(view.layer, view.at.index, view.position.clone(), shown))
+        seen.append(Asked(view.layer, view.segment.index, view.position.clone(), shown))
         return kept
 
     method.keep = keep

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from kvbench.core.segments import ModelSpec, Segment
-from kvbench.core.storage import Form, Storage
+from kvbench.core.storage import Precision, StorageConfig
 
 Numbers = NDArray[np.float32]
 Place = tuple[int, int]
@@ -33,12 +33,12 @@ class SlowStorage:
 
     spec: ModelSpec
     layer: int
-    storage: Storage
+    storage: StorageConfig
     bits: int
     fp8: bool = False
     rotation: Tensor | None = None
     books: Mapping[str, Tensor] | None = None
-    forms: Sequence[Sequence[Form]] | None = None  # of each segment and head
+    forms: Sequence[Sequence[Precision]] | None = None  # of each segment and head
     tokens: dict[Place, dict[int, Token]] = field(default_factory=dict)
 
     def store(self, k: Tensor, v: Tensor, at: Segment, kept: Mapping[Place, Sequence[int]]) -> None:

@@ -19,7 +19,7 @@ MARGIN = 0.25
 """How far scales of 8 bits reach beyond what was seen, at both ends, as a share of it."""
 
 
-def imagine(samples: Tensor, count: int) -> Tensor:
+def augment_samples(samples: Tensor, count: int) -> Tensor:
     """Return numbers that a channel is likely to have too, [heads, channels, count].
 
     They are quantiles of what all channels have, each at a mean of 0 and a deviation of 1, brought to the channel's
@@ -42,12 +42,13 @@ class Codebooks(Observer):
     Attributes:
         tokens: evenly spaced tokens of each segment and sequence that are looked at.
         before_rotation: keys are looked at as they are before the model turns them.
-        imagined: numbers that each channel is given beside its own for every level of its codebook (`imagine`).
+        augmented: numbers that each channel is given beside its own for every level of its codebook
+            (`augment_samples`).
     """
 
     tokens: int = 32
     before_rotation: bool = True
-    imagined: int = 64
+    augmented: int = 64
     _seen: dict[tuple[int, int], list[tuple[int, Tensor, Tensor]]] = field(
         default_factory=dict, init=False, repr=False
     )
@@ -70,13 +71,13 @@ class Codebooks(Observer):
 
     def accumulate(self, view: View) -> None:
         """Note some tokens of a segment, in float16 on the CPU."""
-        if view.at.last:
+        if view.segment.last:
             return
-        source = min(view.at.index, count_sources(self.spec) - 1)
-        count = min(self.tokens, view.at.length)
-        chosen = torch.arange(count) * view.at.length // count
+        source = min(view.segment.index, count_sources(self.spec) - 1)
+        count = min(self.tokens, view.segment.length)
+        chosen = torch.arange(count) * view.segment.length // count
         found = []
-        for part in (view.keys(turned=not self.before_rotation), view.values()):
+        for part in (view.keys(rotated=not self.before_rotation), view.values()):
             some = part.index_select(1, chosen.to(part.device, non_blocking=True))
             found.append(some.unflatten(0, (-1, view.heads)).transpose(0, 1).flatten(1, 2).half().cpu())
         self._seen.setdefault((view.layer, source), []).append((self._prompts, found[0], found[1]))
@@ -94,7 +95,7 @@ class Codebooks(Observer):
             for name, some in zip(("keys", "values"), zip(*tokens, strict=True), strict=False):
                 samples = torch.cat(some, 1).mT.float()
                 for bits in BITS:
-                    likely = torch.cat((samples, imagine(samples, self.imagined << bits)), -1)
+                    likely = torch.cat((samples, augment_samples(samples, self.augmented << bits)), -1)
                     books[f"{name}_{bits}"][layer, :, source] = fit_book(likely, bits)
                 least, largest = likely.aminmax(dim=-1)
                 more = MARGIN * (largest - least)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from kvbench.core.segments import ModelSpec, Segment
-from kvbench.core.storage import Form, Storage
+from kvbench.core.storage import Precision, StorageConfig
 from kvbench.engine.coding.planes import Rules
 from kvbench.kernels.planes import (
     Codes,
@@ -41,7 +41,7 @@ class Packing:
     """
 
     bits: int
-    storage: Storage
+    storage: StorageConfig
     fp8: bool = False
 
 
@@ -77,7 +77,7 @@ class Kind(NamedTuple):
         return floor(self.count_block_bytes(channels) / saved) + 1 if saved > 0 else 1 << 30
 
 
-def find_kind(packing: Packing, form: Form | None, at: Segment) -> Kind:
+def find_kind(packing: Packing, form: Precision | None, at: Segment) -> Kind:
     """Return what tokens of a segment are stored as in a form; None stands for the run's own.
 
     A segment of one token, such as the first scale, has a number a prompt in each channel: too few for codebooks to be
@@ -128,8 +128,8 @@ def list_forms(
     for layer in range(spec.layers):
         rows = []
         for at in spec.segments:
-            forms = method.forms(layer, at) if method.formed and not at.last else None
-            each: Sequence[Form | None] = [None] * spec.heads if forms is None else forms
+            forms = method.precisions(layer, at) if method.mixes_precisions and not at.last else None
+            each: Sequence[Precision | None] = [None] * spec.heads if forms is None else forms
             rows.append(tuple(find_kind(packing, form, at) for form in each))
         wanted = tuple(rows)
         if wanted not in known:
@@ -260,6 +260,6 @@ def make_empty(
     return found[0], found[1]
 
 
-def wants_books(packing: Packing, *, formed: bool) -> bool:
+def wants_books(packing: Packing, *, mixes_precisions: bool) -> bool:
     """Return whether static codebooks are needed: by the storage, or by a method with forms of its own."""
-    return formed or (packing.bits < 16 and not packing.fp8 and packing.storage.calibrated)
+    return mixes_precisions or (packing.bits < 16 and not packing.fp8 and packing.storage.calibrated)

@@ -1,7 +1,7 @@
 """Which plane each slot of a layer lies in, and how planes change when its storage does; index tables alone, no data.
 
-Plane 0 holds numbers in 16 bits: what is young enough (`Storage.residual`), and blocks too small for scales. Tokens are
-quantised when the segments up to `Due.stop` are due, once, and stay in their plane until they leave.
+Plane 0 holds numbers in 16 bits: what is young enough (`StorageConfig.residual`), and blocks too small for scales.
+Tokens are quantised when the segments up to `Due.stop` are due, once, and stay in their plane until they leave.
 """
 
 from collections.abc import Sequence

@@ -120,6 +120,6 @@ def prepare_to_fit(
         assert packing is not None
         return int(sum_tokens(foresee_bytes(spec, method, packing)[..., None]).max(initial=0))
 
-    if packing is not None and budget.bytes is not None and method.static and not method.formed:
+    if packing is not None and budget.bytes is not None and method.static and not method.mixes_precisions:
         budget = find_capacity(budget, bound_token_bytes(spec, packing)[0], plan)
     method.prepare(spec, budget, artifact)

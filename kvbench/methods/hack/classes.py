@@ -25,7 +25,7 @@ class ColumnVariance(Observer):
 
     def accumulate(self, view: View) -> None:
         """Add the last scale's variance."""
-        if view.at.last:
+        if view.segment.last:
             self.sums["sigma"][view.layer] += self.select_conditional(view.column_variance()).sum(0)
 
 
@@ -47,7 +47,7 @@ class HeadPatterns(ColumnVariance):
     def accumulate(self, view: View) -> None:
         """Add the attention that the segment's queries pay to each source, and the last scale's variance."""
         super().accumulate(view)
-        k = view.at.index
+        k = view.segment.index
         mass = self.select_conditional(view.segment_mass()).sum(0)
         self.sums["mass"][view.layer, :, k, : k + 1] += mass
 

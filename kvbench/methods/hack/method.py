@@ -12,13 +12,13 @@ from kvbench.core.segments import Family, ModelSpec, Segment
 from kvbench.methods.base import Artifact, Method, Observer, View
 from kvbench.methods.hack.classes import ColumnVariance, check_share, find_contextual
 from kvbench.methods.select import (
-    Decider,
+    BranchMode,
     check_room,
     choose_best,
     choose_window,
     has_room,
+    merge_branches,
     spread_room,
-    unite_branches,
 )
 
 
@@ -43,7 +43,7 @@ class HACK(Method):
         contextual: B_C as a share of B / T.
         observed: evenly spaced queries that stand for all.
         recent: which part of a newest scale that does not fit: `scored` (most attended) or `tail` (last in raster).
-        rows: who decides (`select.Decider`).
+        branch_mode: who decides (`select.BranchMode`).
     """
 
     sinks: int
@@ -51,7 +51,7 @@ class HACK(Method):
     contextual: float = 0.2
     observed: int = 32
     recent: Literal["scored", "tail"] = "scored"
-    rows: Decider = "per_row"
+    branch_mode: BranchMode = "per_row"
 
     families: ClassVar[tuple[Family, ...]] = ("next-scale",)
     revision: ClassVar[int] = 1  # what did not divide was unused
@@ -88,26 +88,26 @@ class HACK(Method):
         self.rooms.view(-1)[takers.nonzero()[:left, 0]] += 1
         self._layer_rooms = [tuple(row) for row in self.rooms.tolist()]
 
-    def room(self, layer: int, at: Segment) -> tuple[int, ...]:
+    def room(self, layer: int, segment: Segment) -> tuple[int, ...]:
         """Return the room of each head's class."""
         return self._layer_rooms[layer]
 
     def keep(self, view: View) -> Tensor | None:
         """Keep what the class of each head says, as much as it has room for."""
-        device, rooms = view.position.device, self.room(view.layer, view.at)
+        device, rooms = view.position.device, self.room(view.layer, view.segment)
         if has_room(view, min(rooms)):
             return None
-        received = view.mass(choose_window("uniform", view.at, self.observed))
-        scores = unite_branches(received, self.rows, self.spec.branches)
+        received = view.mass(choose_window("uniform", view.segment, self.observed))
+        scores = merge_branches(received, self.branch_mode, self.spec.branches)
         structural = (
             ~self.is_contextual[view.layer].to(device, non_blocking=True).repeat(view.sequences)[:, None]
         )
         # A probability is at most 1, so whole numbers rank the structural heads' groups.
-        newest = view.position >= view.at.start
+        newest = view.position >= view.segment.start
         if self.recent == "tail":
-            raster = (view.position - view.at.start) / view.at.length
+            raster = (view.position - view.segment.start) / view.segment.length
             scores = torch.where(structural & newest, raster.to(scores), scores)
-        scores = scores + structural * (2.0 * newest + 4.0 * (view.segment < self.sinks))
+        scores = scores + structural * (2.0 * newest + 4.0 * (view.segment_ids < self.sinks))
         return choose_best(scores.masked_fill(view.position < 0, -torch.inf), spread_room(rooms, view))
 
     def _share_budget(self, spec: ModelSpec, budget: Budget) -> tuple[int, int, int]:

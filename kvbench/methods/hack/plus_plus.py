@@ -14,16 +14,16 @@ from kvbench.methods.base import Artifact, Method, Observer, View
 from kvbench.methods.hack.budgets import group_heads, measure_reliance, share_budget, weigh_groups
 from kvbench.methods.hack.classes import HeadPatterns, check_share, find_contextual
 from kvbench.methods.select import (
-    Decider,
-    check_decider,
+    BranchMode,
+    check_branch_mode,
     check_room,
     choose_best,
     choose_window,
     find_sinks,
     has_room,
+    merge_branches,
     smooth,
     spread_room,
-    unite_branches,
 )
 
 Structural = Literal["prior_value", "prior", "value", "attention"]
@@ -58,7 +58,7 @@ class HACKPlusPlus(Method):
         pool: neighbours whose maximum counts in contextual heads, odd; 1 for none.
         structural: what scores in structural heads: prior and norm of the value, one of both, or `attention`, as
             contextual heads have it.
-        rows: who decides (`select.Decider`).
+        branch_mode: who decides (`select.BranchMode`).
         sinks: leading scales that never leave and are always read.
         strict: keep the budget after every layer; False for the published shares, whose peak is then measured.
     """
@@ -69,7 +69,7 @@ class HACKPlusPlus(Method):
     observed: int = 32
     pool: int = 5
     structural: Structural = "prior_value"
-    rows: Decider = "per_row"
+    branch_mode: BranchMode = "per_row"
     sinks: int = 0
     strict: bool = True
 
@@ -88,7 +88,7 @@ class HACKPlusPlus(Method):
         """Refuse settings out of range and a budget too small for the sinks or a token a head."""
         super().check(spec, budget)
         check_share("alpha", self.alpha)
-        check_decider(self.rows, spec)
+        check_branch_mode(self.branch_mode, spec)
         check_room(spec, budget, self.sinks)
         count_read(self.attention_budget, spec)
         if self.tau < 0:
@@ -122,9 +122,9 @@ class HACKPlusPlus(Method):
         self._rooms = [[tuple(heads) for heads in layers] for layers in self.capacity.tolist()]
         self._read = count_read(self.attention_budget, spec)
 
-    def room(self, layer: int, at: Segment) -> tuple[int, ...]:
+    def room(self, layer: int, segment: Segment) -> tuple[int, ...]:
         """Return what each head may hold after the scale."""
-        return self._rooms[at.index][layer]
+        return self._rooms[segment.index][layer]
 
     def select_attended(self, view: View) -> Tensor | None:
         """Choose the best tokens of every row, as many as may be attended to."""
@@ -134,7 +134,7 @@ class HACKPlusPlus(Method):
 
     def keep(self, view: View) -> Tensor | None:
         """Keep the best tokens of every row."""
-        rooms = self.room(view.layer, view.at)
+        rooms = self.room(view.layer, view.segment)
         if has_room(view, min(rooms)):
             return None
         return choose_best(self._score(view), spread_room(rooms, view))
@@ -144,10 +144,10 @@ class HACKPlusPlus(Method):
         exists = view.position >= 0
         scores = torch.zeros(exists.shape, device=exists.device)
         if not self._all_by_attention[view.layer]:
-            scores = unite_branches(self._score_structural(view), self.rows, self.spec.branches)
+            scores = merge_branches(self._score_structural(view), self.branch_mode, self.spec.branches)
         if self._any_by_attention[view.layer]:
-            received = view.mass(choose_window("uniform", view.at, self.observed))
-            united = unite_branches(received, self.rows, self.spec.branches)
+            received = view.mass(choose_window("uniform", view.segment, self.observed))
+            united = merge_branches(received, self.branch_mode, self.spec.branches)
             by_attention = self._by_attention[view.layer].to(exists.device, non_blocking=True)
             rows = by_attention.repeat(view.sequences)[:, None]
             scores = torch.where(rows, smooth(united, "max", self.pool, exists), scores)
@@ -160,8 +160,8 @@ class HACKPlusPlus(Method):
         )
         if self.structural == "value":
             return norms
-        prior = self.prior[view.layer, :, view.at.index].to(view.position.device, non_blocking=True)
-        return prior.repeat(view.sequences, 1).gather(1, view.segment.clamp(min=0)) * norms
+        prior = self.prior[view.layer, :, view.segment.index].to(view.position.device, non_blocking=True)
+        return prior.repeat(view.sequences, 1).gather(1, view.segment_ids.clamp(min=0)) * norms
 
 
 def count_read(attention_budget: float | int | None, spec: ModelSpec) -> int | None:

@@ -109,7 +109,7 @@ class HardKV(Scored):
         return self.merge != "none"
 
     @property
-    def watched(self) -> int:
+    def lse_queries(self) -> int:
         """How many queries are watched: those that vote, if any."""
         return self.queries if self.watch_lse else 0
 
@@ -137,27 +137,27 @@ class HardKV(Scored):
         super().prepare(spec, budget, artifact)
         self._temperatures.clear()
 
-    def room(self, layer: int, at: Segment) -> int | tuple[int, ...] | None:
+    def room(self, layer: int, segment: Segment) -> int | tuple[int, ...] | None:
         """Return an even share of B; None where as many stay as are marked."""
-        return None if self.select in UNEVEN else self.share(layer, at)
+        return None if self.select in UNEVEN else self.share(layer, segment)
 
     def least_room(self, view: View) -> int:
         """Return how many tokens every head of the layer may hold before anything is dropped."""
-        room = self.share(view.layer, view.at)
+        room = self.share(view.layer, view.segment)
         least = room if isinstance(room, int) else min(room)
         early = self.select in UNEVEN and self.budget.fraction < 1
         return int(self.start * least) if early else least
 
     def keep(self, view: View) -> Tensor | None:
         """Keep the sinks, the latest tokens, and what was selected of the rest."""
-        if view.at.index == 0:
+        if view.segment.index == 0:
             self._temperatures.pop(view.layer, None)
         if has_room(view, self.least_room(view)):
             return None
         exists = view.position >= 0
         worth = self.merge_branches(self.score(view)).masked_fill(self._find_first(view, exists), torch.inf)
         worth.masked_fill_(~exists, -torch.inf)
-        room = spread_room(self.share(view.layer, view.at), view)
+        room = spread_room(self.share(view.layer, view.segment), view)
         if self.select in UNEVEN:
             # Turned around, so that the latest of equals stays.
             best = choose_best(worth.flip(1), room).flip(1)
@@ -223,7 +223,7 @@ class HardKV(Scored):
 
     def _choose_queries(self, view: View) -> Tensor:
         """Return the numbers of the queries that vote, int64 [n]."""
-        return torch.arange(max(0, view.at.length - self.queries), view.at.length)
+        return torch.arange(max(0, view.segment.length - self.queries), view.segment.length)
 
     def _find_first(self, view: View, exists: Tensor) -> Tensor:
         """Return which slots are sinks or among the first tokens of their row, bool [rows, slots]."""

@@ -66,8 +66,8 @@ class HeatKV(Method):
 
     def keep(self, view: View) -> Tensor:
         """Keep the head-scales that are still present when the next scale starts."""
-        absent = self._absent[view.at.index + 1, :, view.layer].T.to(view.segment.device)
-        return ~absent.gather(1, view.segment.clamp(min=0))
+        absent = self._absent[view.segment.index + 1, :, view.layer].T.to(view.segment_ids.device)
+        return ~absent.gather(1, view.segment_ids.clamp(min=0))
 
     def _ranks(self, spec: ModelSpec, artifact: Artifact | None) -> Ints:
         if self.orders is not None:

@@ -29,7 +29,7 @@ class AttentionByScale(Observer):
 
     def accumulate(self, view: View) -> None:
         """Add the attention that the segment's queries pay to each source."""
-        index = view.at.index
+        index = view.segment.index
         self.sums["mass"][view.layer, :, index, : index + 1] += self.select_conditional(
             view.segment_mass()
         ).sum(0)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from kvbench.core.budget import Budget
 from kvbench.core.segments import ModelSpec
-from kvbench.core.storage import Form
+from kvbench.core.storage import Precision
 from kvbench.methods.pricekv.exchange import exchange
 from kvbench.methods.pricekv.noise import count_bits
 from kvbench.methods.pricekv.prices import choose, find_prices
@@ -53,21 +53,26 @@ def pose(
 
 
 def offer(
-    problem: Problem, noise: Tensor, forms: Sequence[Form], spec: ModelSpec, budget: Budget, weights: Weights
+    problem: Problem,
+    noise: Tensor,
+    precisions: Sequence[Precision],
+    spec: ModelSpec,
+    budget: Budget,
+    weights: Weights,
 ) -> Problem:
-    """Offer a menu of forms in a problem posed without one; room is counted in bytes of all branches of a prompt.
+    """Offer a menu of precisions in a problem posed without one; room is counted in bytes of all branches of a prompt.
 
     Args:
         problem: as `pose` returns it.
-        noise: float64 [L, H, K - 1, F, K] as `noise.FormError` leaves it.
-        forms: the menu, the largest first.
+        noise: float64 [L, H, K - 1, F, K] as `noise.PrecisionError` leaves it.
+        precisions: the menu, the largest first.
         spec: the model.
         budget: the capacity in bytes.
         weights: see `pose`.
     """
     assert budget.bytes is not None, "a menu is sold by bytes"
     weighted = noise.flatten(0, 1).numpy() * [weigh(length, weights) for length in spec.lengths]
-    bits = np.array([count_bits(form, spec.branches) for form in forms])
+    bits = np.array([count_bits(precision, spec.branches) for precision in precisions])
     capacity = np.full_like(problem.capacity, floor(spec.branches * budget.bytes))
     return replace(
         problem,
@@ -108,7 +113,7 @@ def allocate_counts(problem: Problem, spec: ModelSpec, budget: Budget) -> Holdin
     Those lose it first that would miss it least, every other source held; what is too much in between is shortened.
 
     Args:
-        problem: what is to be allocated, in one form.
+        problem: what is to be allocated, in one precision.
         spec: the model.
         budget: the capacity B.
     """

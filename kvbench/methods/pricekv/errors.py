@@ -53,7 +53,7 @@ class SubsetError(Observer):
 
     def accumulate(self, view: View) -> None:
         """Add the error of the segment's queries."""
-        if view.at.index:
+        if view.segment.index:
             self.add(view, self._look(view))
 
     def add(self, view: View, seen: "Seen") -> None:
@@ -63,7 +63,7 @@ class SubsetError(Observer):
             errors = self.sum_rows(measure_lost_mass(masses))
         else:
             errors = self.sum_rows(measure_output_errors(masses, seen.outputs, seen.metric))
-        start = sum(2 ** len(sources) for sources in self._sources[1 : view.at.index])
+        start = sum(2 ** len(sources) for sources in self._sources[1 : view.segment.index])
         self.sums["error"][view.layer, :, start : start + errors.shape[-1]] += errors
 
     def sum_rows(self, errors: Tensor) -> Tensor:
@@ -75,8 +75,8 @@ class SubsetError(Observer):
         return (of_rows.sum(0) / self.spec.branches).cpu()
 
     def _look(self, view: View) -> "Seen":
-        index, sources = view.at.index, self._sources[view.at.index]
-        chosen = choose_window("uniform", view.at, self.queries)
+        index, sources = view.segment.index, self._sources[view.segment.index]
+        chosen = choose_window("uniform", view.segment, self.queries)
         parts = [[i for i in range(index) if i not in sources], *([i] for i in sources), [index]]
         slots = [self._find_slots(view, part) for part in parts]
         log_masses, outputs = attend_by_part(view.scores(chosen), view.cached_values(), slots)
@@ -97,7 +97,7 @@ class SubsetError(Observer):
         first, last = self.spec.segments[part[0]], self.spec.segments[part[-1]]
         if view.padding is None:
             return slice(first.start, last.end), None
-        return slice(None), (view.segment >= part[0]) & (view.segment <= part[-1])
+        return slice(None), (view.segment_ids >= part[0]) & (view.segment_ids <= part[-1])
 
 
 class Seen(NamedTuple):

@@ -6,15 +6,16 @@ from kvbench.methods.pricekv.problem import Floats, Holding, Ints, Problem, coun
 from kvbench.methods.pricekv.trade import find_changes, lengthen, shorten
 
 EFFORT = 30_000
-"""Exchanges that are tried at most, times heads and forms. Small models, whose blocks are large beside their room, run
-out of promising ones before; large ones have little to gain."""
+"""Exchanges that are tried at most, times heads and precisions. Small models, whose blocks are large beside their room,
+run out of promising ones before; large ones have little to gain."""
 
 
 def exchange(problem: Problem, holding: Holding, prices: Floats, *, lifetimes: bool = True) -> Holding:
     """Exchange blocks as long as that lowers the error.
 
-    One lives longer or takes a larger form, those whose loss adds least make room for it, and what is left over goes
-    where most is saved. Such are tried first that promise most: what is saved, less the price of the room that lacks.
+    One lives longer or takes a larger precision, those whose loss adds least make room for it, and what is left over
+    goes where most is saved. Such are tried first that promise most: what is saved, less the price of the room that
+    lacks.
 
     Args:
         problem: what is to be allocated.
@@ -25,7 +26,7 @@ def exchange(problem: Problem, holding: Holding, prices: Floats, *, lifetimes: b
     Returns:
         What fits.
     """
-    trials, improved = EFFORT // (problem.heads * problem.forms), True
+    trials, improved = EFFORT // (problem.heads * problem.precisions), True
     while improved:
         least, improved = sum_error(problem, holding), False
         for change in _list_promising(problem, holding, prices, trials, lifetimes=lifetimes):
@@ -40,18 +41,20 @@ def exchange(problem: Problem, holding: Holding, prices: Floats, *, lifetimes: b
 def _list_promising(
     problem: Problem, holding: Holding, prices: Floats, most: int, *, lifetimes: bool
 ) -> list[tuple[int, int, int, int]]:
-    """Return (head, source, lifetime, form) that save more error than the room that they lack costs, best first."""
+    """Return (head, source, lifetime, precision) that save more error than the missing memory costs, best first."""
     room = problem.capacity - count_held(problem, holding)
     costs = find_changes(problem, holding, lifetimes=lifetimes)
     costs += _price_lacking(problem, holding, room, prices)
     promising = np.argwhere(costs < 0)
     order = costs[tuple(promising.T)].argsort(kind="stable")
-    return [(head, source, end, form) for head, source, end, form in promising[order[:most]].tolist()]
+    return [
+        (head, source, end, precision) for head, source, end, precision in promising[order[:most]].tolist()
+    ]
 
 
 def _price_lacking(problem: Problem, holding: Holding, room: Ints, prices: Floats) -> Floats:
-    """Return what the room costs that other lifetimes and forms take and that is not there, [T, K - 1, K, F]."""
-    (until, form), layer = holding, problem.layer[:, None]
+    """Return what the room costs that other lifetimes and precisions take and that is not there, [T, K - 1, K, F]."""
+    (until, precision), layer = holding, problem.layer[:, None]
     sizes, sources = problem.sizes, np.arange(until.shape[1])
 
     def pass_time(taken: Ints) -> Floats:
@@ -66,7 +69,7 @@ def _price_lacking(problem: Problem, holding: Holding, room: Ints, prices: Float
         problem.leaving.T[layer],
     )
     common, last = np.minimum(now[..., None], ends), np.maximum(now[..., None], ends)
-    of_block, column = (sources[:, None], form[..., None]), sources[:, None]
+    of_block, column = (sources[:, None], precision[..., None]), sources[:, None]
     return (
         larger[*of_block, common]
         - larger[*of_block, begin[..., None]]
@@ -80,11 +83,11 @@ def _change(
 ) -> Holding | None:
     """Change one block whatever it takes, then lengthen what fits; None if the others cannot make room."""
     head, source, end, size = change
-    until, form = (part.copy() for part in holding)
+    until, precision = (part.copy() for part in holding)
     fixed = np.zeros(until.shape, bool)
-    until[head, source], form[head, source], fixed[head, source] = end, size, True
+    until[head, source], precision[head, source], fixed[head, source] = end, size, True
     try:
-        fitting = shorten(problem, Holding(until, form), fixed, lifetimes=lifetimes)
+        fitting = shorten(problem, Holding(until, precision), fixed, lifetimes=lifetimes)
     except ValueError:
         return None
     return lengthen(problem, fitting, lifetimes=lifetimes)

@@ -10,11 +10,11 @@ from torch import Tensor
 
 from kvbench.core.budget import Budget
 from kvbench.core.segments import ModelSpec, Segment
-from kvbench.core.storage import LEVELS, Form
+from kvbench.core.storage import LEVELS, Precision
 from kvbench.methods.base import Artifact, Method, View
 from kvbench.methods.pricekv.allocate import Weights, allocate, allocate_counts, offer, pose
 from kvbench.methods.pricekv.errors import Importance, SubsetError
-from kvbench.methods.pricekv.noise import FormError, count_bits, list_forms
+from kvbench.methods.pricekv.noise import PrecisionError, count_bits, list_precisions
 from kvbench.methods.pricekv.sources import list_sources
 from kvbench.methods.select import check_room
 
@@ -44,11 +44,11 @@ class PriceKV(Method):
 
     With a menu (`method=pricekv/menu`) a block that is held is also stored in the number of bits that is worth its
     room, as codes of static codebooks, and with `share` the unconditional branch may read the block of the conditional
-    one and store none. The calibration then also measures what each form of each block by itself adds to the output's
-    error (`noise.FormError`): these noises have little to do with each other, so that they add up, which what dropping
-    costs does not. A form is kept for life. Room is sold by the byte, and the budget must be one of bytes. For each
-    lifetime a block has one best form, whatever else is held, and so the dynamic programme stays exact; then blocks
-    are shortened or coarsened, and lengthened or refined.
+    one and store none. The calibration then also measures what each precision of each block by itself adds to the
+    output's error (`noise.PrecisionError`): these noises have little to do with each other, so that they add up, which
+    what dropping costs does not. A precision is kept for life. Room is sold by the byte, and the budget must be one of
+    bytes. For each lifetime a block has one best precision, whatever else is held, and so the dynamic programme stays
+    exact; then blocks are shortened or coarsened, and lengthened or refined.
 
     Attributes:
         sinks: leading segments that every head holds to the end; 0 leaves them to the prices as well.
@@ -78,19 +78,19 @@ class PriceKV(Method):
     revision: ClassVar[int] = 1  # room in which no block fitted was unused
 
     @property
-    def formed(self) -> bool:
-        """Whether blocks are stored in forms of a menu."""
+    def mixes_precisions(self) -> bool:
+        """Whether blocks are stored in precisions of a menu."""
         return bool(self.menu)
 
     @property
-    def offered(self) -> tuple[Form, ...]:
-        """The menu's forms, the largest first."""
-        return list_forms(self.menu or (), shared=self.share)
+    def offered(self) -> tuple[Precision, ...]:
+        """The menu's precisions, the largest first."""
+        return list_precisions(self.menu or (), shared=self.share)
 
     def needs(self) -> SubsetError:
-        """Return the calibration of errors by sets of blocks, and by forms if there is a menu."""
-        if self.formed:
-            return FormError(self.importance, self.queries, self.recent, self.offered)
+        """Return the calibration of errors by sets of blocks, and by precisions if there is a menu."""
+        if self.mixes_precisions:
+            return PrecisionError(self.importance, self.queries, self.recent, self.offered)
         return SubsetError(self.importance, self.queries, self.recent)
 
     def check(self, spec: ModelSpec, budget: Budget) -> None:
@@ -109,10 +109,10 @@ class PriceKV(Method):
             raise ValueError(
                 "method.lifetimes=false: needs method.allocation=prices, and method.recent as large as the segments are"
             )
-        check_room(spec, self._check_menu(spec, budget) if self.formed else budget, self.sinks)
+        check_room(spec, self._check_menu(spec, budget) if self.mixes_precisions else budget, self.sinks)
 
     def _check_menu(self, spec: ModelSpec, budget: Budget) -> Budget:
-        """Refuse what a menu cannot be had with; return the budget with the tokens that fit in its smallest form."""
+        """Check the settings that a menu requires; return the budget in tokens of the smallest precision."""
         menu = "[" + ",".join(map(str, self.menu or ())) + "]"
         if not set(self.menu or ()) <= set(LEVELS):
             raise ValueError(f"method.menu={menu}: bits of a number are of {', '.join(map(str, LEVELS))}")
@@ -123,7 +123,7 @@ class PriceKV(Method):
         if self.share and not (spec.branches == 2 and spec.equal_branches):
             raise ValueError(f"method.share=true: {spec.name} has no second branch of the same positions")
         if budget.bytes is None:
-            raise ValueError(f"method.menu={menu}: forms differ in bytes; set budget_unit=bytes")
+            raise ValueError(f"method.menu={menu}: precisions differ in bytes; set budget_unit=bytes")
         bits = Fraction(count_bits(self.offered[-1], spec.branches), spec.branches)
         return replace(budget, capacity=budget.bytes / (2 * spec.head_dim * bits / 8))
 
@@ -139,7 +139,7 @@ class PriceKV(Method):
             raise ValueError("method=pricekv: calibrate first (python run.py task=calibrate)")
         error, sources = artifact.tensors["error"], list_sources(spec, self.recent)
         self.problem = pose(error, spec, budget, sources, weights=self.weights, forced=self.sinks)
-        if self.formed:
+        if self.mixes_precisions:
             noise = artifact.tensors["noise"]
             self.problem = offer(self.problem, noise, self.offered, spec, budget, self.weights)
         if self.allocation == "counts":
@@ -148,14 +148,14 @@ class PriceKV(Method):
             self.holding = allocate(self.problem, lifetimes=self.lifetimes)
         self._until = torch.from_numpy(self.holding.until).unflatten(0, (spec.layers, -1))
 
-    def forms(self, layer: int, at: Segment) -> list[Form] | None:
-        """Return the form of the segment's block in each head, of those of the menu; None without one."""
-        if not self.formed:
+    def precisions(self, layer: int, segment: Segment) -> list[Precision] | None:
+        """Return the precision of the segment's block in each head, of those of the menu; None without one."""
+        if not self.mixes_precisions:
             return None
         of_layer = slice(layer * self.spec.heads, (layer + 1) * self.spec.heads)
-        return [self.offered[number] for number in self.holding.form[of_layer, at.index]]
+        return [self.offered[number] for number in self.holding.precision[of_layer, segment.index]]
 
     def keep(self, view: View) -> Tensor:
         """Keep the blocks that the next segment is to find."""
-        until = self._until[view.layer].to(view.segment.device)
-        return until.gather(1, view.segment.clamp(min=0)) > view.at.index
+        until = self._until[view.layer].to(view.segment_ids.device)
+        return until.gather(1, view.segment_ids.clamp(min=0)) > view.segment.index

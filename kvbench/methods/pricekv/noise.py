@@ -1,4 +1,4 @@
-"""What it costs attention's output to read a past block from fewer bits: measured for every block and form."""
+"""What it costs attention's output to read a past block from fewer bits: measured for every block and precision."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,29 +10,29 @@ import torch
 from torch import Tensor
 
 from kvbench.core.segments import ModelSpec
-from kvbench.core.storage import Form
+from kvbench.core.storage import Precision
 from kvbench.methods.base import View
 from kvbench.methods.pricekv.errors import Seen, SubsetError, attend_by_part
 
-WHOLE = Form(16)
-"""The form in which nothing is lost."""
+WHOLE = Precision(16)
+"""The precision in which nothing is lost."""
 
 
 @dataclass
-class FormError(SubsetError):
-    """Calibrates, beside the error for each set of past blocks, what each form of each block adds to it.
+class PrecisionError(SubsetError):
+    """Calibrates, beside the error for each set of past blocks, what each precision of each block adds to it.
 
     The tensor `noise` is float64 [L, H, K - 1, F, K]: the squared error at consumer k, as `error` has it, if source i
-    alone is read in form f and all else as it was; 0 where i is not among the sources of k. Noises of different blocks
-    have little to do with each other, so that their squares add up.
+    alone is read in precision f and all else as it was; 0 where i is not among the sources of k. Noises of different
+    blocks have little to do with each other, so that their squares add up.
 
     Attributes:
-        menu: forms that a block may have.
+        menu: precisions that a block may have.
     """
 
-    menu: tuple[Form, ...] = ()
+    menu: tuple[Precision, ...] = ()
 
-    kind: ClassVar[str] = "form_error"
+    kind: ClassVar[str] = "precision_error"
     reads_books: ClassVar[bool] = True
 
     def tensor_shapes(self, spec: ModelSpec) -> dict[str, tuple[int, ...]]:
@@ -42,20 +42,20 @@ class FormError(SubsetError):
         return super().tensor_shapes(spec) | {"noise": noise}
 
     def add(self, view: View, seen: Seen) -> None:
-        """Add the errors, and the noise of each form."""
+        """Add the errors, and the noise of each precision."""
         super().add(view, seen)
         past = (view.cached_keys(), view.cached_values())
         queries, sums = view.queries(seen.chosen), self.sums["noise"][view.layer]
         ends = np.cumsum([self.spec.lengths[source] for source in seen.sources]).tolist()
         parts = [(slice(start, end), None) for start, end in pairwise([0, *ends])]
-        for bits in {form.bits for form in self.menu}:
+        for bits in {precision.bits for precision in self.menu}:
             read = self._read_sources(view, past, seen.sources, bits)
-            for number, form in enumerate(self.menu):
-                if form.bits == bits and form != WHOLE:
-                    keys, values = (share(x) if form.shared else x for x in read)
+            for number, precision in enumerate(self.menu):
+                if precision.bits == bits and precision != WHOLE:
+                    keys, values = (share(x) if precision.shared else x for x in read)
                     scores = queries @ keys[:, None].mT.float()
                     noise = self.sum_rows(measure_noise(seen, *attend_by_part(scores, values, parts)))
-                    sums[:, list(seen.sources), number, view.at.index] += noise
+                    sums[:, list(seen.sources), number, view.segment.index] += noise
 
     def _read_sources(
         self, view: View, past: tuple[Tensor, Tensor], sources: Sequence[int], bits: int
@@ -63,9 +63,9 @@ class FormError(SubsetError):
         """Return keys and values of the sources, one behind the other, as they are read from so many bits."""
         found = []
         for source in sources:
-            at = self.spec.segments[source]
-            keys, values = (x[:, at.start : at.end] for x in past)
-            found.append(view.read_back(keys, values, at, bits))
+            segment = self.spec.segments[source]
+            keys, values = (x[:, segment.start : segment.end] for x in past)
+            found.append(view.read_back(keys, values, segment, bits))
         keys, values = (torch.cat(parts, 1) for parts in zip(*found, strict=True))
         return keys, values
 
@@ -96,17 +96,17 @@ def measure_noise(seen: Seen, log_masses: Tensor, outputs: Tensor) -> Tensor:
     return (turned * moved).sum(-1)
 
 
-def list_forms(menu: Sequence[int], *, shared: bool) -> tuple[Form, ...]:
-    """Return the forms of a menu, the largest first.
+def list_precisions(menu: Sequence[int], *, shared: bool) -> tuple[Precision, ...]:
+    """Return the precisions of a menu, the largest first.
 
     Args:
         menu: bits of a number.
         shared: unconditional sequences may read what their conditional twins store.
     """
-    forms = [Form(bits, twins) for bits in menu for twins in (False, True)[: 1 + shared]]
-    return tuple(sorted(forms, key=lambda form: (-count_bits(form, 2), form.shared)))
+    precisions = [Precision(bits, twins) for bits in menu for twins in (False, True)[: 1 + shared]]
+    return tuple(sorted(precisions, key=lambda precision: (-count_bits(precision, 2), precision.shared)))
 
 
-def count_bits(form: Form, branches: int) -> int:
+def count_bits(precision: Precision, branches: int) -> int:
     """Return the bits that a number takes in all branches of a prompt together."""
-    return form.bits * (1 if form.shared else branches)
+    return precision.bits * (1 if precision.shared else branches)

@@ -1,4 +1,4 @@
-"""Prices of room at each instant, and the lifetimes and forms that each head by itself finds best at them."""
+"""Prices of room at each instant, and the lifetimes and precisions that each head by itself finds best at them."""
 
 from itertools import pairwise
 
@@ -36,10 +36,10 @@ def find_prices(problem: Problem, *, lifetimes: bool = True) -> Floats:
 
 
 def choose(problem: Problem, prices: Floats, *, lifetimes: bool = True) -> Holding:
-    """Choose the lifetimes and forms that cost each head least in errors, noise and rent together; exact.
+    """Choose the lifetimes and precisions that cost each head least in errors, noise and rent together; exact.
 
-    Whatever set a head holds, a source of a given lifetime has one best form, since noises add up. So it is chosen
-    first, and what a source costs that lives one consumer longer, its form chosen anew, is added up over sets.
+    Whatever set a head holds, a source of a given lifetime has one best precision, since noises add up. So it is chosen
+    first, and what a source costs that lives one consumer longer, its precision chosen anew, is added up over sets.
 
     Args:
         problem: what is to be allocated.
@@ -48,7 +48,7 @@ def choose(problem: Problem, prices: Floats, *, lifetimes: bool = True) -> Holdi
     """
     paid = np.concatenate(([0.0], prices.cumsum()))[problem.leaving]
     rent = np.diff(paid, axis=0, prepend=paid[:1])[:, problem.layer]  # of a unit of room, for each consumer
-    added, best = _choose_forms(problem, rent)
+    added, best = _choose_precisions(problem, rent)
     costs = [errors + sum_sets(more) for errors, more in zip(problem.errors, added, strict=True)]
     until = _choose_nested(costs, problem.sources) if lifetimes else _choose_constant(costs)
     if best is None:
@@ -57,8 +57,8 @@ def choose(problem: Problem, prices: Floats, *, lifetimes: bool = True) -> Holdi
     return Holding(until, best[sources, until, heads[:, None]])
 
 
-def _choose_forms(problem: Problem, rent: Floats) -> tuple[list[Floats], Ints | None]:
-    """Choose the best form of each source for each lifetime.
+def _choose_precisions(problem: Problem, rent: Floats) -> tuple[list[Floats], Ints | None]:
+    """Choose the best precision of each source for each lifetime.
 
     Args:
         problem: what is to be allocated.
@@ -66,9 +66,9 @@ def _choose_forms(problem: Problem, rent: Floats) -> tuple[list[Floats], Ints | 
 
     Returns:
         Of every consumer what each of its sources costs more if it is the last to have it and not the one before,
-        float64 [sources, T]; and the forms, int64 [K - 1, K, T], or None where there is one form.
+        float64 [sources, T]; and the precisions, int64 [K - 1, K, T], or None where there is one precision.
     """
-    if problem.forms == 1:
+    if problem.precisions == 1:
         noise, sizes = problem.noise[:, 0], problem.sizes
         chosen = [list(sources) for sources in problem.sources]
         return [noise[i, k] - noise[i, k - 1] + sizes[i] * rent[k] for k, i in enumerate(chosen)], None

@@ -2,9 +2,9 @@
 
 Consumer k is segment k while it runs; source i is segment i for the consumers after it. A head may hold source i from
 consumer i + 1 on, and once dropped it never comes back: what a head holds is two numbers per source, its lifetime, the
-last consumer that still has it (i itself: it is never held), and its form, how its numbers are stored all the while.
-Time is counted in instants: instant k (L + 1) + c is when segment k has run through c of the L layers. Room is counted
-in tokens where there is one form, and in bytes where there are several.
+last consumer that still has it (i itself: it is never held), and its precision, how its numbers are stored all the
+while. Time is counted in instants: instant k (L + 1) + c is when segment k has run through c of the L layers. Room is
+counted in tokens where there is one precision, and in bytes where there are several.
 """
 
 from dataclasses import dataclass
@@ -26,23 +26,24 @@ class Holding(NamedTuple):
 
     Attributes:
         until: lifetimes, int64 [T, K - 1].
-        form: numbers of the forms, int64 [T, K - 1]; of what is never held they do not matter.
+        precision: numbers of the precisions, int64 [T, K - 1]; of what is never held they do not matter.
     """
 
     until: Ints
-    form: Ints
+    precision: Ints
 
 
 @dataclass(frozen=True)
 class Problem:
-    """What an allocation is given; T = L x H heads, layer by layer, and F forms.
+    """What an allocation is given; T = L x H heads, layer by layer, and F precisions.
 
     Attributes:
         errors: of every consumer, float64 [sets, T]: what each set of its sources costs each head; infinite for sets
             that lack a forced source.
         sources: of every consumer, K of them.
-        sizes: room that a block of each source takes in each form, int64 [K - 1, F], none larger than in the first.
-        noise: what a head pays beside `errors` for having a source in a form, summed over the consumers up to each
+        sizes: room that a block of each source takes in each precision, int64 [K - 1, F], none larger than in the
+            first.
+        noise: what a head pays beside `errors` for having a source in a precision, summed over the consumers up to each
             one that has it among its sources, float64 [K - 1, F, K, T].
         layers: layers L.
         capacity: room for sources at each instant, int64 [K (L + 1)].
@@ -63,7 +64,7 @@ class Problem:
         return len(self.sources)
 
     @property
-    def forms(self) -> int:
+    def precisions(self) -> int:
         """Forms F."""
         return self.sizes.shape[1]
 
@@ -88,13 +89,13 @@ class Problem:
         return instants
 
     def hold_everything(self) -> Holding:
-        """Return the full cache, in the largest form."""
+        """Return the full cache, in the largest precision."""
         until = np.full((self.heads, self.segments - 1), self.segments - 1)
         return Holding(until, np.zeros_like(until))
 
 
 def be_noiseless(segments: int, heads: int) -> Floats:
-    """Return the noise of one form in which nothing is lost, float64 [K - 1, 1, K, T] that takes no memory."""
+    """Return the noise of one precision in which nothing is lost, float64 [K - 1, 1, K, T] that takes no memory."""
     return np.broadcast_to(0.0, (segments - 1, 1, segments, heads))
 
 
@@ -111,7 +112,7 @@ def count_held(problem: Problem, holding: Holding) -> Ints:
     """Count the room that sources take in the cache at each instant, int64 [K (L + 1)]."""
     change = np.zeros(len(problem.capacity) + 1, np.int64)
     for source, sizes in enumerate(problem.sizes):
-        taken = sizes[holding.form[:, source]]
+        taken = sizes[holding.precision[:, source]]
         np.add.at(change, problem.leaving[source, problem.layer], taken)
         np.subtract.at(change, problem.leaving[holding.until[:, source], problem.layer], taken)
     return change.cumsum()[:-1]
@@ -122,4 +123,4 @@ def sum_error(problem: Problem, holding: Holding) -> float:
     sets, heads = find_sets(problem, holding.until), np.arange(problem.heads)
     errors = sum(of_sets[sets[k], heads].sum() for k, of_sets in enumerate(problem.errors))
     sources = np.arange(problem.segments - 1)
-    return float(errors + problem.noise[sources, holding.form, holding.until, heads[:, None]].sum())
+    return float(errors + problem.noise[sources, holding.precision, holding.until, heads[:, None]].sum())

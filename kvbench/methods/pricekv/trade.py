@@ -1,4 +1,4 @@
-"""Lifetimes and forms changed one at a time: until everything fits, then as long as anything does."""
+"""Lifetimes and precisions changed one at a time: until everything fits, then as long as anything does."""
 
 import numpy as np
 
@@ -10,7 +10,7 @@ A_LOT = np.iinfo(np.int64).max
 def shorten(
     problem: Problem, holding: Holding, fixed: Bools | None = None, *, lifetimes: bool = True
 ) -> Holding:
-    """Shorten lifetimes and take smaller forms until nothing exceeds the capacity.
+    """Shorten lifetimes and take smaller precisions until nothing exceeds the capacity.
 
     It is done where least error is added per room and time freed. Time counts where too much is held, room as far as it
     is too much.
@@ -27,8 +27,8 @@ def shorten(
     Raises:
         ValueError: what must stay exceeds the capacity.
     """
-    until, form = (part.copy() for part in holding)
-    holding = Holding(until, form)
+    until, precision = (part.copy() for part in holding)
+    holding = Holding(until, precision)
     while (excess := count_held(problem, holding) - problem.capacity).max() > 0:
         added = find_changes(problem, holding, lifetimes=lifetimes)
         if fixed is not None:
@@ -42,13 +42,13 @@ def shorten(
             less = -_occupy_more(problem, holding, head, source, end, small)
             # Others have freed some of it meanwhile: what is worth less than half is judged anew.
             if 2 * np.minimum(excess.clip(0), less).sum() >= freed[head, source, end, small]:
-                until[head, source], form[head, source] = end, small
+                until[head, source], precision[head, source] = end, small
                 excess -= less
     return holding
 
 
 def lengthen(problem: Problem, holding: Holding, *, lifetimes: bool = True) -> Holding:
-    """Lengthen lifetimes and take larger forms, where most error is saved per room and time first.
+    """Lengthen lifetimes and take larger precisions, where most error is saved per room and time first.
 
     It goes on until nothing fits that takes more room and does no harm.
 
@@ -60,8 +60,8 @@ def lengthen(problem: Problem, holding: Holding, *, lifetimes: bool = True) -> H
     Returns:
         What fits.
     """
-    until, form = (part.copy() for part in holding)
-    holding = Holding(until, form)
+    until, precision = (part.copy() for part in holding)
+    holding = Holding(until, precision)
     room = problem.capacity - count_held(problem, holding)
     while True:
         added = find_changes(problem, holding, lifetimes=lifetimes)
@@ -74,16 +74,16 @@ def lengthen(problem: Problem, holding: Holding, *, lifetimes: bool = True) -> H
         for head, source, end, large in _best_of_each_head(worth):
             left = room - _occupy_more(problem, holding, head, source, end, large)
             if left.min() >= 0:
-                until[head, source], form[head, source] = end, large
+                until[head, source], precision[head, source] = end, large
                 room = left
 
 
 def find_changes(problem: Problem, holding: Holding, *, lifetimes: bool = True) -> Floats:
-    """Return how much a head pays more if one of its sources has another lifetime and form, float64 [T, K - 1, K, F].
+    """Return the change in a head's error for every other lifetime and precision, float64 [T, K - 1, K, F].
 
-    Entry [h, i, d, f] is for source i of head h, lifetime d and form f; infinite where that cannot be.
+    Entry [h, i, d, f] is for source i of head h, lifetime d and precision f; infinite where that cannot be.
     """
-    until, form = holding
+    until, precision = holding
     (heads, sources), count = until.shape, problem.segments
     sets, every = find_sets(problem, until), np.arange(heads)
     grown = np.full((heads, sources, count), np.inf)
@@ -97,30 +97,32 @@ def find_changes(problem: Problem, holding: Holding, *, lifetimes: bool = True) 
         total = gained.cumsum(0)
         ends = np.arange(source, count) if lifetimes else np.array([source, count - 1])
         grown[:, source, ends] = (total[ends] - total[until[:, source], every]).T
-    now = problem.noise[np.arange(sources), form, until, every[:, None]]
+    now = problem.noise[np.arange(sources), precision, until, every[:, None]]
     return grown[..., None] + (problem.noise.transpose(3, 0, 2, 1) - now[..., None, None])
 
 
-def _occupy_more(problem: Problem, holding: Holding, head: int, source: int, end: int, form: int) -> Ints:
-    """Return how much more room a source takes at each instant with another lifetime and form, int64 [K (L + 1)]."""
+def _occupy_more(
+    problem: Problem, holding: Holding, head: int, source: int, end: int, precision: int
+) -> Ints:
+    """Return the memory that a source adds at each instant with another lifetime and precision, int64 [K (L + 1)]."""
     leaving, more = problem.leaving[:, problem.layer[head]], np.zeros_like(problem.capacity)
-    now = problem.sizes[source, holding.form[head, source]]
-    more[leaving[source] : leaving[end]] += problem.sizes[source, form]
+    now = problem.sizes[source, holding.precision[head, source]]
+    more[leaving[source] : leaving[end]] += problem.sizes[source, precision]
     more[leaving[source] : leaving[holding.until[head, source]]] -= now
     return more
 
 
 def _sum_more(problem: Problem, holding: Holding) -> Ints:
-    """Return how much more room, summed over time, another lifetime and form takes, int64 [T, K - 1, K, F]."""
-    until, form = holding
+    """Return how much more room, summed over time, another lifetime and precision takes, int64 [T, K - 1, K, F]."""
+    until, precision = holding
     sources, entering = np.arange(until.shape[1]), problem.leaving[:-1, problem.layer].T
-    now = problem.sizes[sources, form] * (problem.leaving[until, problem.layer[:, None]] - entering)
+    now = problem.sizes[sources, precision] * (problem.leaving[until, problem.layer[:, None]] - entering)
     lived = problem.leaving.T[problem.layer][:, None] - entering[..., None]
     return problem.sizes[:, None] * lived[..., None] - now[..., None, None]
 
 
 def _sum_freed(problem: Problem, holding: Holding, excess: Ints) -> Ints:
-    """Return how much room, summed over time, each shorter lifetime and smaller form frees, int64 [T, K - 1, K, F].
+    """Return the memory x time that each shorter lifetime and lower precision frees, int64 [T, K - 1, K, F].
 
     Args:
         problem: what is to be allocated.
@@ -130,7 +132,7 @@ def _sum_freed(problem: Problem, holding: Holding, excess: Ints) -> Ints:
     Returns:
         0 for what frees nothing, or is longer or larger.
     """
-    (until, form), layer = holding, problem.layer[:, None]
+    (until, precision), layer = holding, problem.layer[:, None]
     sizes, sources = problem.sizes, np.arange(until.shape[1])
     smaller = (sizes[:, :, None] - sizes[:, None]).clip(0)
 
@@ -141,19 +143,19 @@ def _sum_freed(problem: Problem, holding: Holding, excess: Ints) -> Ints:
 
     dropped, saved = pass_time(sizes), pass_time(smaller)
     ends, begin = problem.leaving.T[layer], problem.leaving[sources, layer]
-    of_block = (sources[:, None], form[..., None])
+    of_block = (sources[:, None], precision[..., None])
     freed = dropped[*of_block, problem.leaving[until, layer][..., None]] - dropped[*of_block, ends]
     passed = saved.swapaxes(2, 3)
     freed = freed[..., None] + passed[*of_block, ends] - passed[*of_block, begin[..., None]]
     longer = np.arange(problem.segments) > until[..., None]
-    larger = sizes > sizes[sources, form][..., None]
+    larger = sizes > sizes[sources, precision][..., None]
     freed[longer[..., None] | larger[:, :, None]] = 0
     return freed
 
 
 def _find_fitting(problem: Problem, holding: Holding, room: Ints) -> Bools:
-    """Return which other lifetimes and forms there is room for, bool [T, K - 1, K, F]."""
-    (until, form), layer = holding, problem.layer[:, None, None]
+    """Return which other lifetimes and precisions there is room for, bool [T, K - 1, K, F]."""
+    (until, precision), layer = holding, problem.layer[:, None, None]
     count, leaving, sources = problem.segments, problem.leaving, np.arange(until.shape[1])
     least = np.full((count, problem.layers), A_LOT)
     for k in range(1, count):
@@ -164,14 +166,14 @@ def _find_fitting(problem: Problem, holding: Holding, room: Ints) -> Bools:
         between[:, k, k + 1 :] = np.minimum.accumulate(least[k + 1 :]).T
     now, ends = until[..., None], np.arange(count)
     common = between[layer, sources[:, None], np.minimum(now, ends)]
-    larger = problem.sizes - problem.sizes[sources, form][..., None]
+    larger = problem.sizes - problem.sizes[sources, precision][..., None]
     return (larger[:, :, None] <= common[..., None]) & (
         problem.sizes[:, None] <= between[layer, now, ends][..., None]
     )
 
 
 def _best_of_each_head(worth: Floats) -> list[tuple[int, int, int, int]]:
-    """Return (head, source, lifetime, form) of the least worth of every head that has any, least first.
+    """Return (head, source, lifetime, precision) of the least worth of every head that has any, least first.
 
     Those that change nothing wait until nothing else is left.
     """

@@ -107,7 +107,7 @@ def draw(job: Job, cache: KVCache, part: range) -> Drawn:
     shared = {"seed": settings.seed, **known}
     records = [
         {"index": prompt.index, "prompt": prompt.text, "meta": prompt.meta, **shared}
-        | describe_rows(ledger, job.model.spec, number, made, job.method.watched > 0)
+        | describe_rows(ledger, job.model.spec, number, made, job.method.lse_queries > 0)
         for number, prompt in enumerate(prompts)
     ]
     kept = [share.retention for share in shares if share.retention is not None]

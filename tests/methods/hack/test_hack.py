@@ -115,7 +115,7 @@ def test_each_class_keeps_its_tokens(budget: str, recent: Literal["scored", "tai
     compared, inner = [], method.keep
 
     def keep(view: View) -> torch.Tensor | None:
-        kept, at = inner(view), view.at
+        kept, at = inner(view), view.segment
         some = [i * at.length // min(5, at.length) for i in range(min(5, at.length))]
         paid = view.scores(torch.tensor(some)).softmax(-1).mean((1, 2))
         for row, slots in enumerate(view.position.tolist()):

@@ -1,4 +1,4 @@
-"""Lifetimes and forms together: exact at given prices, never above the capacity, close to the best of all."""
+"""Lifetimes and precisions together: exact at given prices, never above the capacity, close to the best of all."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -15,11 +15,11 @@ from kvbench.methods.pricekv.problem import Holding, Ints, Problem, count_held, 
 from tests.methods.pricekv.test_allocation import random_problem
 
 Life = tuple[int, int]
-"""The last consumer that has a source, and the form in which it is held."""
+"""The last consumer that has a source, and the precision in which it is held."""
 
 
 def with_menu(problem: Problem, sizes: list[int], seed: int, scale: float = 0.1) -> Problem:
-    """The same problem with forms of so many units a token; smaller ones cost more at every consumer."""
+    """The same problem with precisions of so many units a token; smaller ones cost more at every consumer."""
     generator, sources = np.random.default_rng(seed), problem.segments - 1
     shape = (sources, len(sizes), problem.segments, problem.heads)
     noise = np.sort(generator.random(shape) * scale, 1)
@@ -55,11 +55,11 @@ def force(problem: Problem, forced: int) -> Problem:
 
 
 def lives(problem: Problem) -> Iterator[tuple[Life, ...]]:
-    """All lifetimes and forms of one head; a source outlives no consumer that has it among its sources."""
+    """All lifetimes and precisions of one head; a source outlives no consumer that has it among its sources."""
     options = []
     for source in range(problem.segments - 1):
         ends = [k for k in range(source + 1, problem.segments) if source in problem.sources[k]]
-        options.append([(source, 0), *product(ends, range(problem.forms))])
+        options.append([(source, 0), *product(ends, range(problem.precisions))])
     return product(*options)
 
 
@@ -82,15 +82,15 @@ def occupy(problem: Problem, life: tuple[Life, ...], layer: int) -> Ints:
     for k in range(problem.segments):
         for ran in range(problem.layers + 1):
             finds = min(k + (ran > layer), problem.segments - 1)  # the consumer that comes next in this layer
-            for source, (until, form) in enumerate(life):
-                taken[instant] += problem.sizes[source, form] * (source < finds <= until)
+            for source, (until, precision) in enumerate(life):
+                taken[instant] += problem.sizes[source, precision] * (source < finds <= until)
             instant += 1
     return taken
 
 
 def lives_of(holding: Holding) -> list[tuple[Life, ...]]:
-    rows = zip(holding.until.tolist(), holding.form.tolist(), strict=True)
-    return [tuple(zip(until, form, strict=True)) for until, form in rows]
+    rows = zip(holding.until.tolist(), holding.precision.tolist(), strict=True)
+    return [tuple(zip(until, precision, strict=True)) for until, precision in rows]
 
 
 def count(problem: Problem, holding: Holding) -> Ints:
@@ -128,14 +128,16 @@ def test_forms_fit_at_every_instant_and_no_larger_one_would_fit_and_save_anythin
     )
     for head, source in product(range(problem.heads), range(problem.forced, last)):
         lived = holding.until[head, source]
-        now = problem.sizes[source, holding.form[head, source]] if lived > source else 0
-        for end, form in product(range(max(lived, source + 1), problem.segments), range(problem.forms)):
-            other = Holding(holding.until.copy(), holding.form.copy())
-            other.until[head, source], other.form[head, source] = end, form
-            grows = end > lived or problem.sizes[source, form] > now
+        now = problem.sizes[source, holding.precision[head, source]] if lived > source else 0
+        for end, precision in product(
+            range(max(lived, source + 1), problem.segments), range(problem.precisions)
+        ):
+            other = Holding(holding.until.copy(), holding.precision.copy())
+            other.until[head, source], other.precision[head, source] = end, precision
+            grows = end > lived or problem.sizes[source, precision] > now
             if (
                 grows
-                and problem.sizes[source, form] >= now
+                and problem.sizes[source, precision] >= now
                 and (count(problem, other) <= problem.capacity).all()
             ):
                 assert sum_error(problem, other) > least

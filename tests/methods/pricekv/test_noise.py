@@ -1,4 +1,4 @@
-"""What forms add: the error of one block read otherwise is that of attention over the changed keys and values."""
+"""What precisions add: the error of one block read otherwise is that of attention over the changed keys and values."""
 
 from dataclasses import replace
 
@@ -7,21 +7,21 @@ import torch
 from torch import Tensor
 
 from kvbench.core.segments import ModelSpec, Segment, next_scale, next_token
-from kvbench.core.storage import Form
+from kvbench.core.storage import Precision
 from kvbench.engine.cache import KVCache
 from kvbench.engine.view import CacheView
-from kvbench.methods.pricekv.noise import FormError, list_forms
+from kvbench.methods.pricekv.noise import PrecisionError, list_precisions
 from kvbench.methods.pricekv.sources import list_sources
 from tests.methods.pricekv.test_subset_errors import FOLD, projections
 from tests.support.engine import D, prepared, run, tokens_of
 
 SCALES = ModelSpec("scales", 2, 2, D, next_scale([(1, 1), (2, 2), (2, 3)]), logit_scale=0.5)
 ROWS = replace(SCALES, segments=next_token(3, [4, 4, 3]))
-MENU = list_forms((16, 3), shared=True)
+MENU = list_precisions((16, 3), shared=True)
 
 
 def blur(x: Tensor) -> Tensor:
-    """A form of three bits, as far as these tests know: halves."""
+    """A precision of three bits, as far as these tests know: halves."""
     return (2 * x).round() / 2
 
 
@@ -38,13 +38,13 @@ def blurring(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(CacheView, "read_back", read_back)
 
 
-def read_source(spec: ModelSpec, x: Tensor, source: int, form: Form) -> Tensor:
-    """Keys or values [sequences, heads, tokens, D] with those of one source as they are read in a form."""
+def read_source(spec: ModelSpec, x: Tensor, source: int, precision: Precision) -> Tensor:
+    """Keys or values [sequences, heads, tokens, D] with those of one source as they are read in a precision."""
     at, changed = spec.segments[source], x.clone()
     part = slice(at.start, at.end)
-    stored = blur(x) if form.bits < 16 else x
+    stored = blur(x) if precision.bits < 16 else x
     for sequence in range(len(x)):
-        twin = sequence % (len(x) // 2) if form.shared else sequence
+        twin = sequence % (len(x) // 2) if precision.shared else sequence
         changed[sequence, :, part] = stored[twin, :, part]
     return changed
 
@@ -55,7 +55,7 @@ def test_noise_is_that_of_attention_over_changed_keys_and_values(
     spec: ModelSpec, recent: int, projected: bool
 ) -> None:
     weights = projections(spec)
-    observer = prepared(FormError(queries=3, recent=recent, menu=MENU), spec)
+    observer = prepared(PrecisionError(queries=3, recent=recent, menu=MENU), spec)
     projection = weights.__getitem__ if projected else None
     inputs = tokens_of(spec, 4, groups=FOLD)
     run(KVCache(spec, observer, dtype=torch.float32, projection=projection), spec, inputs)
@@ -65,8 +65,8 @@ def test_noise_is_that_of_attention_over_changed_keys_and_values(
         for layer in range(spec.layers):
             k, v = (torch.cat([inputs[i][layer][n] for i in range(at.index + 1)], 2).double() for n in (1, 2))
             for source in sources:
-                for number, form in enumerate(MENU):
-                    read = (read_source(spec, x, source, form) for x in (k, v))
+                for number, precision in enumerate(MENU):
+                    read = (read_source(spec, x, source, precision) for x in (k, v))
                     apart = attended(spec, layer, at.index, *read) - attended(spec, layer, at.index, k, v)
                     if projected:
                         heads = weights[layer].double().unflatten(1, (spec.heads * FOLD, D))
@@ -74,8 +74,8 @@ def test_noise_is_that_of_attention_over_changed_keys_and_values(
                     of_heads = apart.square().sum(-1).mean((0, 2)).unflatten(0, (spec.heads, FOLD)).sum(-1)
                     expected[layer, :, source, number, at.index] = of_heads
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)
-    assert (found[..., MENU.index(Form(16)), :] == 0).all()
-    assert (found[..., MENU.index(Form(3)), :] > 0).any()
+    assert (found[..., MENU.index(Precision(16)), :] == 0).all()
+    assert (found[..., MENU.index(Precision(3)), :] > 0).any()
 
 
 def attended(spec: ModelSpec, layer: int, segment: int, k: Tensor, v: Tensor) -> Tensor:
@@ -92,6 +92,8 @@ def attended(spec: ModelSpec, layer: int, segment: int, k: Tensor, v: Tensor) ->
 
 
 def test_a_menu_lists_its_forms_from_the_largest_to_the_smallest() -> None:
-    forms = [(form.bits, form.shared) for form in list_forms((2, 16, 4), shared=True)]
-    assert forms == [(16, False), (16, True), (4, False), (2, False), (4, True), (2, True)]
-    assert [form.bits for form in list_forms((3, 8), shared=False)] == [8, 3]
+    precisions = [
+        (precision.bits, precision.shared) for precision in list_precisions((2, 16, 4), shared=True)
+    ]
+    assert precisions == [(16, False), (16, True), (4, False), (2, False), (4, True), (2, True)]
+    assert [precision.bits for precision in list_precisions((3, 8), shared=False)] == [8, 3]

@@ -12,7 +12,7 @@ from hydra.utils import instantiate
 
 from kvbench.core.budget import Budget
 from kvbench.core.segments import ModelSpec, next_scale, next_token
-from kvbench.core.storage import CODEBOOKS, Form
+from kvbench.core.storage import CODEBOOKS, Precision
 from kvbench.engine.cache import KVCache
 from kvbench.engine.coding.codebooks import Codebooks
 from kvbench.engine.coding.formats import Packing
@@ -139,7 +139,7 @@ def test_what_saw_nothing_fills_the_budget_all_the_same() -> None:
 
 
 def in_bytes(menu: tuple[int, ...], share: bool, budget: str) -> KVCache:
-    """A cache of the menu's forms, out of random errors, noises and codebooks."""
+    """A cache of the menu's precisions, out of random errors, noises and codebooks."""
     method = PriceKV(menu=menu, share=share)
     artifact = artifact_of(method, SCALES)
     artifact.tensors["noise"].mul_(1e-3)
@@ -159,28 +159,33 @@ def test_the_ledger_counts_the_bytes_that_were_allocated(share: bool, budget: st
     pairs = np.array(there.ledger.held_bytes).max(-1) * SCALES.branches
     assert pairs.tolist() == held.tolist()
     assert 0.9 * method.budget.bytes < there.ledger.sequence_bytes <= method.budget.bytes
-    used = {form for layer in range(3) for at in SCALES.segments[:-1] for form in method.forms(layer, at)}
-    assert len({form.bits for form in used}) > 1
-    assert any(form.shared for form in used) == share
+    used = {
+        precision
+        for layer in range(3)
+        for at in SCALES.segments[:-1]
+        for precision in method.precisions(layer, at)
+    }
+    assert len({precision.bits for precision in used}) > 1
+    assert any(precision.shared for precision in used) == share
 
 
 def test_a_menu_of_16_bits_holds_what_no_menu_does() -> None:
     error = artifact_of(PriceKV(), SCALES)
-    tokens, forms = PriceKV(), PriceKV(menu=[16])
+    tokens, precisions = PriceKV(), PriceKV(menu=[16])
     tokens.prepare(SCALES, Budget.parse("0.3", SCALES), error)
-    noise = torch.zeros(forms.needs().tensor_shapes(SCALES)["noise"])
-    with_noise = Artifact("form_error", {**error.tensors, "noise": noise})
-    forms.prepare(SCALES, Budget.parse_bytes("0.3", SCALES, token_bytes=4 * D), with_noise)
-    assert (tokens.holding.until == forms.holding.until).all()
-    assert forms.forms(0, SCALES.segments[1]) == [Form(16)] * SCALES.heads
-    assert tokens.forms(0, SCALES.segments[1]) is None
+    noise = torch.zeros(precisions.needs().tensor_shapes(SCALES)["noise"])
+    with_noise = Artifact("precision_error", {**error.tensors, "noise": noise})
+    precisions.prepare(SCALES, Budget.parse_bytes("0.3", SCALES, token_bytes=4 * D), with_noise)
+    assert (tokens.holding.until == precisions.holding.until).all()
+    assert precisions.precisions(0, SCALES.segments[1]) == [Precision(16)] * SCALES.heads
+    assert tokens.precisions(0, SCALES.segments[1]) is None
 
 
 @pytest.mark.parametrize(
     ("settings", "budget", "told"),
     [
         ({"menu": [5]}, "bytes", r"method.menu=\[5\]: bits of a number are of 16, 8, 4, 3, 2"),
-        ({"menu": [4]}, "tokens", r"method.menu=\[4\]: forms differ in bytes; set budget_unit=bytes"),
+        ({"menu": [4]}, "tokens", r"method.menu=\[4\]: precisions differ in bytes; set budget_unit=bytes"),
         ({"menu": [4], "importance": "mass"}, "bytes", "needs method.importance=output"),
         ({"menu": [4], "sinks": 4}, "bytes", "the smallest feasible budget is 0.25"),
     ],

@@ -200,12 +200,18 @@ def test_a_method_draws_the_same_of_a_prompt_in_any_batch() -> None:
 
 def test_deciders_for_both_branches_are_refused() -> None:
     spec = spec_of(CONFIGS["lm"], 12)
-    for method in (SnapKV(rows="mean"), H2O(rows="conditional"), HeadKV(sinks=1, rows="mean")):
-        message = rf"^method\.rows={method.rows}: .*unequal length; use method\.rows=per_row$"
+    for method in (
+        SnapKV(branch_mode="mean"),
+        H2O(branch_mode="conditional"),
+        HeadKV(sinks=1, branch_mode="mean"),
+    ):
+        message = (
+            rf"^method\.branch_mode={method.branch_mode}: .*unequal length; use method\.branch_mode=per_row$"
+        )
         with pytest.raises(ValueError, match=message):
             prepared(method, spec, "0.7")
     unguided = spec_of(CONFIGS["lm"], 12, branches=1)
-    prepared(SnapKV(rows="mean"), unguided, "0.7")
+    prepared(SnapKV(branch_mode="mean"), unguided, "0.7")
 
 
 def test_a_rectangle_is_decoded_as_officially() -> None:
