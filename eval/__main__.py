@@ -86,7 +86,7 @@ def _score(metrics: dict[str, Settings], options: argparse.Namespace) -> "list[R
 
 
 def _show(result: "Result") -> None:
-    for name, metric in result.metrics().items():
+    for name, metric in result.entries().items():
         if metric.value is None:
             continue
         interval = ""

@@ -17,10 +17,10 @@ from torch.nn import functional as F
 
 from kvbench.eval.files.images import ImageSet
 from kvbench.eval.files.weights import Weight
-from kvbench.eval.protocol.base import Result, SkipEvaluation, ok
+from kvbench.eval.protocol.base import Result, SkipEvaluation, make_result
 from kvbench.eval.protocol.intervals import are_classes
-from kvbench.eval.protocol.scores import Quantity, mean_score
-from kvbench.eval.spaces.base import check_least
+from kvbench.eval.protocol.scores import MetricSpec, mean_score
+from kvbench.eval.spaces.base import check_minimum
 from kvbench.eval.spaces.float32 import full_float32
 
 PACKAGES = ("open_clip", "torchvision")
@@ -177,7 +177,7 @@ class ClipScore:
     packages: ClassVar[tuple[str, ...]] = PACKAGES
 
     def __post_init__(self) -> None:
-        check_least("batch", self.batch, 1)
+        check_minimum("batch", self.batch, 1)
 
     @property
     def protocol(self) -> str:
@@ -185,9 +185,9 @@ class ClipScore:
         return self.model
 
     @property
-    def gives(self) -> dict[str, Quantity]:
+    def metrics(self) -> dict[str, MetricSpec]:
         """The mean score."""
-        return {f"clip_score[{self.model}]": Quantity("higher", digits=2)}
+        return {f"clip_score[{self.model}]": MetricSpec("higher", digits=2)}
 
     @property
     def weights(self) -> tuple[Weight, ...]:
@@ -205,6 +205,6 @@ class ClipScore:
             pixels = torch.stack([clip.transform(Image.fromarray(image)) for image in images.stack(batch)])
             texts = clip.texts([images.samples[index].prompt for index in batch])
             values += (100 * (clip.images(pixels) * texts).sum(-1)).clamp(min=0).tolist()
-        [name] = self.gives
+        [name] = self.metrics
         scores = {name: mean_score(values, images.clusters)}
-        return ok(self, scores, {"index": images.indices, name: values}, {self.network.file: sha256})
+        return make_result(self, scores, {"index": images.indices, name: values}, {self.network.file: sha256})

@@ -9,8 +9,8 @@ from typing import ClassVar
 from kvbench.eval.alignment.vqa import BlipVqa, Vqa
 from kvbench.eval.files.images import ImageSet
 from kvbench.eval.files.weights import Snapshot, Weight
-from kvbench.eval.protocol.base import Result, SkipEvaluation, ok
-from kvbench.eval.protocol.scores import Quantity, share_score, with_parts
+from kvbench.eval.protocol.base import Result, SkipEvaluation, make_result
+from kvbench.eval.protocol.scores import MetricSpec, share_score, with_parts
 
 CATEGORIES = ("entity", "attribute", "relation", "global", "other")
 COLUMNS = ("item_id", "proposition_id", "dependency", "tuple", "question_natural_language")
@@ -138,9 +138,9 @@ class Dpg:
         return f"dpg[{self.protocol}]"
 
     @property
-    def gives(self) -> dict[str, Quantity]:
+    def metrics(self) -> dict[str, MetricSpec]:
         """The overall score and that of each category."""
-        return with_parts(self.metric, Quantity("higher", digits=2), CATEGORIES)
+        return with_parts(self.metric, MetricSpec("higher", digits=2), CATEGORIES)
 
     def run(self, images: ImageSet, reference: ImageSet | None, device: str) -> Result:
         """Asks every question about every image; the reference is not looked at."""
@@ -176,7 +176,7 @@ class Dpg:
         for category, (values, groups) in by_category(last if self.official else judged).items():
             scores[f"{self.metric}/{category}"] = share_score(values, groups, whole=100)
         caveat = f"left out, as the official program does: {', '.join(sorted(dropped))}" if dropped else None
-        return ok(self, scores, columns, {path.name: sha256, **hashes}, caveat)
+        return make_result(self, scores, columns, {path.name: sha256, **hashes}, caveat)
 
 
 def _means(judged: Sequence[tuple[str, Sequence[Question], Mapping[int, bool]]]) -> list[float]:

@@ -14,12 +14,12 @@ from PIL import Image
 from kvbench.eval.alignment.dpg import CATEGORIES
 from kvbench.eval.files.images import ImageSet
 from kvbench.eval.files.weights import Weight, file_sha256
-from kvbench.eval.protocol.base import Result, SkipEvaluation, ok
-from kvbench.eval.protocol.scores import Quantity, Score, share_score, with_parts
+from kvbench.eval.protocol.base import Result, SkipEvaluation, make_result
+from kvbench.eval.protocol.scores import MetricSpec, Score, share_score, with_parts
 
 METRIC = "dpg[official]"
 FOLDER = "dpg_official"
-MOST = 4
+MAX_IMAGES = 4
 """Images of an item that the program looks at: it cuts one picture into quarters."""
 LINE = re.compile(r"(?P<path>.+\.png), (?P<scores>[0-9.e+-]+(?:, [0-9.e+-]+)+)")
 """What the program writes of an item: the picture's path, the score of every image, their mean."""
@@ -48,7 +48,9 @@ class DpgOfficial:
     needs_reference: ClassVar[bool] = False
     packages: ClassVar[tuple[str, ...]] = ()
     weights: ClassVar[tuple[Weight, ...]] = ()
-    gives: ClassVar[Mapping[str, Quantity]] = with_parts(METRIC, Quantity("higher", digits=2), CATEGORIES)
+    metrics: ClassVar[Mapping[str, MetricSpec]] = with_parts(
+        METRIC, MetricSpec("higher", digits=2), CATEGORIES
+    )
 
     def run(self, images: ImageSet, reference: ImageSet | None, device: str) -> Result:
         """Export the images, or import their scores; reference and device are not looked at."""
@@ -79,7 +81,7 @@ class DpgOfficial:
             if category in categories:
                 scores[f"{METRIC}/{category}"] = Score(categories[category], len(judged))
         caveat = f"left out by the official program: {absent}" if absent else None
-        return ok(self, scores, columns, {path.name: file_sha256(path)}, caveat)
+        return make_result(self, scores, columns, {path.name: file_sha256(path)}, caveat)
 
 
 def group_items(images: ImageSet) -> dict[str, list[int]]:
@@ -109,9 +111,9 @@ def check_layout(images: ImageSet, items: Mapping[str, list[int]]) -> tuple[int,
     if len(sizes) > 1 or min(sizes)[0] != min(sizes)[1]:
         raise ValueError(f"the official program wants square images of one size, not {sorted(sizes)}")
     counts = {len(indices) for indices in items.values()}
-    if len(counts) > 1 or max(counts) > MOST:
+    if len(counts) > 1 or max(counts) > MAX_IMAGES:
         raise ValueError(
-            f"the official program wants equally many images of every item, at most {MOST}, not "
+            f"the official program wants equally many images of every item, at most {MAX_IMAGES}, not "
             f"{', '.join(map(str, sorted(counts)))} (prompts.per_prompt)"
         )
     return min(sizes)[0], max(counts)

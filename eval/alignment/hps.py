@@ -12,9 +12,9 @@ from torch.nn import functional as F
 from kvbench.eval.alignment.clip import PACKAGES, Clip, check_texts
 from kvbench.eval.files.images import ImageSet
 from kvbench.eval.files.weights import Weight
-from kvbench.eval.protocol.base import Result, ok
-from kvbench.eval.protocol.scores import Quantity, mean_score, with_parts
-from kvbench.eval.spaces.base import check_least
+from kvbench.eval.protocol.base import Result, make_result
+from kvbench.eval.protocol.scores import MetricSpec, mean_score, with_parts
+from kvbench.eval.spaces.base import check_minimum
 from kvbench.eval.spaces.pixels import normalise
 
 MODEL = "ViT-H-14"
@@ -79,12 +79,12 @@ class Hps:
     packages: ClassVar[tuple[str, ...]] = PACKAGES
 
     def __post_init__(self) -> None:
-        check_least("batch", self.batch, 1)
+        check_minimum("batch", self.batch, 1)
 
     @property
-    def gives(self) -> dict[str, Quantity]:
+    def metrics(self) -> dict[str, MetricSpec]:
         """The overall score and that of each style."""
-        return with_parts("hpsv2.1", Quantity("higher", digits=2), STYLES)
+        return with_parts("hpsv2.1", MetricSpec("higher", digits=2), STYLES)
 
     @property
     def weights(self) -> tuple[Weight, ...]:
@@ -115,4 +115,4 @@ class Hps:
             "style": [*styles],
             "hpsv2.1": [*values],
         }
-        return ok(self, scores, columns, {self.network.file: sha256})
+        return make_result(self, scores, columns, {self.network.file: sha256})

@@ -16,9 +16,9 @@ from torch.nn import functional as F
 from kvbench.eval.alignment.clip import PACKAGES, Scorer, check_texts, read_state, score_prompted
 from kvbench.eval.files.images import ImageSet
 from kvbench.eval.files.weights import Snapshot
-from kvbench.eval.protocol.base import Result, ok
-from kvbench.eval.protocol.scores import Quantity, mean_score
-from kvbench.eval.spaces.base import check_least
+from kvbench.eval.protocol.base import Result, make_result
+from kvbench.eval.protocol.scores import MetricSpec, mean_score
+from kvbench.eval.spaces.base import check_minimum
 from kvbench.eval.spaces.float32 import full_float32
 
 IMAGE_REWARD = Snapshot("THUDM/ImageReward", ("ImageReward.pt", "med_config.json"))
@@ -76,10 +76,10 @@ class ImageReward:
     protocol: ClassVar[str] = "v1.0"
     needs_reference: ClassVar[bool] = False
     packages: ClassVar[tuple[str, ...]] = ("transformers", *PACKAGES)
-    gives: ClassVar[Mapping[str, Quantity]] = {"imagereward": Quantity("higher", digits=3)}
+    metrics: ClassVar[Mapping[str, MetricSpec]] = {"imagereward": MetricSpec("higher", digits=3)}
 
     def __post_init__(self) -> None:
-        check_least("batch", self.batch, 1)
+        check_minimum("batch", self.batch, 1)
 
     @property
     def weights(self) -> tuple[Snapshot, ...]:
@@ -93,7 +93,7 @@ class ImageReward:
         score = load_scorer(folder, vocabulary / "vocab.txt", device)
         values = score_prompted(images, score, self.batch, self.name)
         scores = {"imagereward": mean_score(values, images.clusters)}
-        return ok(self, scores, {"index": images.indices, "imagereward": values}, hashes | more)
+        return make_result(self, scores, {"index": images.indices, "imagereward": values}, hashes | more)
 
 
 def load_scorer(folder: Path, vocabulary: Path, device: str) -> Scorer:

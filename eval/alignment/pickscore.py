@@ -13,9 +13,9 @@ from PIL import Image
 from kvbench.eval.alignment.clip import PACKAGES, Scorer, check_texts, score_prompted
 from kvbench.eval.files.images import ImageSet
 from kvbench.eval.files.weights import Snapshot
-from kvbench.eval.protocol.base import Result, ok
-from kvbench.eval.protocol.scores import Quantity, mean_score
-from kvbench.eval.spaces.base import check_least
+from kvbench.eval.protocol.base import Result, make_result
+from kvbench.eval.protocol.scores import MetricSpec, mean_score
+from kvbench.eval.spaces.base import check_minimum
 from kvbench.eval.spaces.float32 import full_float32
 from kvbench.eval.spaces.pretrained import load_pretrained
 
@@ -44,10 +44,10 @@ class PickScore:
     protocol: ClassVar[str] = "v1"
     needs_reference: ClassVar[bool] = False
     packages: ClassVar[tuple[str, ...]] = ("transformers", *PACKAGES)
-    gives: ClassVar[Mapping[str, Quantity]] = {"pickscore": Quantity("higher", digits=2)}
+    metrics: ClassVar[Mapping[str, MetricSpec]] = {"pickscore": MetricSpec("higher", digits=2)}
 
     def __post_init__(self) -> None:
-        check_least("batch", self.batch, 1)
+        check_minimum("batch", self.batch, 1)
 
     @property
     def weights(self) -> tuple[Snapshot, ...]:
@@ -61,7 +61,7 @@ class PickScore:
         score = load_scorer(folder, device)
         values = score_prompted(images, score, self.batch, self.name)
         scores = {"pickscore": mean_score(values, images.clusters)}
-        return ok(self, scores, {"index": images.indices, "pickscore": values}, hashes)
+        return make_result(self, scores, {"index": images.indices, "pickscore": values}, hashes)
 
 
 def load_scorer(folder: Path, device: str) -> Scorer:

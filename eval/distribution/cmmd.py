@@ -16,7 +16,7 @@ from kvbench.eval.files.images import ImageSet
 from kvbench.eval.files.weights import Weight
 from kvbench.eval.protocol.base import Result
 from kvbench.eval.protocol.intervals import jackknife
-from kvbench.eval.protocol.scores import Quantity, Score, with_interval
+from kvbench.eval.protocol.scores import MetricSpec, Score, with_interval
 from kvbench.eval.spaces.base import InSpace, Space, finish, require_samples
 from kvbench.eval.spaces.clip import ClipImages
 
@@ -38,7 +38,7 @@ class Cmmd(InSpace):
     space: Space = field(default_factory=ClipImages)
     name: ClassVar[str] = "cmmd"
     needs_reference: ClassVar[bool] = True
-    gives: ClassVar[Mapping[str, Quantity]] = {"cmmd_paired": Quantity("lower", "1e-3", digits=3)}
+    metrics: ClassVar[Mapping[str, MetricSpec]] = {"cmmd_paired": MetricSpec("lower", "1e-3", digits=3)}
 
     def run(self, images: ImageSet, reference: ImageSet | None, device: str) -> Result:
         """Vectors of both sides, then their discrepancy; the jackknife leaves out the same samples on both."""
@@ -60,7 +60,7 @@ class CmmdReal(OnDataset):
 
     space: Space = field(default_factory=ClipImages)
     name: ClassVar[str] = "cmmd_real"
-    gives: ClassVar[Mapping[str, Quantity]] = {"cmmd": Quantity("lower", "1e-3", digits=3)}
+    metrics: ClassVar[Mapping[str, MetricSpec]] = {"cmmd": MetricSpec("lower", "1e-3", digits=3)}
 
     @property
     def default(self) -> Weight:

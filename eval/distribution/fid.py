@@ -15,7 +15,7 @@ from kvbench.eval.distribution.frechet import Features, frechet_distance, freche
 from kvbench.eval.files.images import ImageSet
 from kvbench.eval.protocol.base import Result
 from kvbench.eval.protocol.intervals import jackknife
-from kvbench.eval.protocol.scores import Quantity, Score, with_interval
+from kvbench.eval.protocol.scores import MetricSpec, Score, with_interval
 from kvbench.eval.spaces.base import InSpace, few_samples, finish, require_samples
 
 
@@ -30,9 +30,9 @@ class Fid(InSpace):
     needs_reference: ClassVar[bool] = True
 
     @property
-    def gives(self) -> Mapping[str, Quantity]:
+    def metrics(self) -> Mapping[str, MetricSpec]:
         """One distance, named after the space."""
-        return {f"{self.space.distance}_{self.space.paired}": Quantity("lower")}
+        return {f"{self.space.distance}_{self.space.paired}": MetricSpec("lower")}
 
     def run(self, images: ImageSet, reference: ImageSet | None, device: str) -> Result:
         """Features of both sides, then their distance; the jackknife leaves out the same samples on both."""
@@ -40,7 +40,7 @@ class Fid(InSpace):
         require_samples(len(images), 2, "a distance between distributions")
         ours, theirs = self.space.pair(images, reference, device)
         first, second = ours.arrays["features"], theirs.arrays["features"]
-        [name] = self.gives
+        [name] = self.metrics
         score = distance_score(first, second, images.clusters)
         return finish(self, {name: score}, {"images": ours, "reference": theirs}, _singular(first))
 
@@ -52,9 +52,9 @@ class FidReal(OnDataset):
     name: ClassVar[str] = "fid_real"
 
     @property
-    def gives(self) -> Mapping[str, Quantity]:
+    def metrics(self) -> Mapping[str, MetricSpec]:
         """One distance, named after the space."""
-        return {f"{self.space.distance}_{self.space.real}": Quantity("lower", digits=2)}
+        return {f"{self.space.distance}_{self.space.real}": MetricSpec("lower", digits=2)}
 
     def run(self, images: ImageSet, reference: ImageSet | None, device: str) -> Result:
         """Features of the run, then their distance to the dataset; the jackknife leaves out samples of the run."""
@@ -68,7 +68,7 @@ class FidReal(OnDataset):
         distance = frechet_to(real.mean, real.covariance)
         value = distance(features)
         interval = jackknife(lambda kept: distance(features[kept]), value, images.clusters)
-        [name] = self.gives
+        [name] = self.metrics
         score = with_interval(Score(value, len(features)), interval)
         caveat = few_samples(len(features)) if self.space.name == "adm" else None
         result = finish(self, {name: score}, {"images": ours}, _singular(features) or caveat)

@@ -94,15 +94,17 @@ def moments(features: Features) -> tuple[Tensor, Tensor]:
     return _moments(data)
 
 
-def checked(*sets: Features, least: int = 2) -> list[Tensor]:
+def checked(*sets: Features, min_samples: int = 2) -> list[Tensor]:
     """Check sets of features [n, D] and return them as float64 tensors.
 
     Raises:
-        ValueError: fewer than `least` samples, unequal dimensions, or features that are not finite.
+        ValueError: fewer than `min_samples` samples, unequal dimensions, or features that are not finite.
     """
     for features in sets:
-        if features.ndim != 2 or len(features) < least:
-            raise ValueError(f"at least {least} samples are needed, got features of shape {features.shape}")
+        if features.ndim != 2 or len(features) < min_samples:
+            raise ValueError(
+                f"at least {min_samples} samples are needed, got features of shape {features.shape}"
+            )
         if not np.isfinite(features).all():
             row = int(np.flatnonzero(~np.isfinite(features).all(1))[0])
             raise ValueError(f"features of sample {row} are not finite")

@@ -12,8 +12,8 @@ from kvbench.eval.distribution.frechet import Features, checked
 from kvbench.eval.files.images import ImageSet
 from kvbench.eval.protocol.base import Result
 from kvbench.eval.protocol.intervals import SEED, jackknife
-from kvbench.eval.protocol.scores import Quantity, Score, with_interval
-from kvbench.eval.spaces.base import Adm, InSpace, Space, check_least, few_samples, finish, require_samples
+from kvbench.eval.protocol.scores import MetricSpec, Score, with_interval
+from kvbench.eval.spaces.base import Adm, InSpace, Space, check_minimum, few_samples, finish, require_samples
 
 
 @dataclass(frozen=True)
@@ -32,10 +32,10 @@ class InceptionScore(InSpace):
     seed: int = SEED
     name: ClassVar[str] = "inception_score"
     needs_reference: ClassVar[bool] = False
-    gives: ClassVar[Mapping[str, Quantity]] = {"is": Quantity("higher", digits=2)}
+    metrics: ClassVar[Mapping[str, MetricSpec]] = {"is": MetricSpec("higher", digits=2)}
 
     def __post_init__(self) -> None:
-        check_least("chunk", self.chunk, 2)
+        check_minimum("chunk", self.chunk, 2)
 
     def run(self, images: ImageSet, reference: ImageSet | None, device: str) -> Result:
         """Logits of the images, then the score."""

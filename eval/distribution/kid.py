@@ -13,8 +13,8 @@ from kvbench.eval.distribution.kernels import KernelSums
 from kvbench.eval.files.images import ImageSet
 from kvbench.eval.protocol.base import Result
 from kvbench.eval.protocol.intervals import SEED, Replicates, leave_out
-from kvbench.eval.protocol.scores import Quantity, Score, with_interval
-from kvbench.eval.spaces.base import InSpace, check_least, finish, require_samples
+from kvbench.eval.protocol.scores import MetricSpec, Score, with_interval
+from kvbench.eval.spaces.base import InSpace, check_minimum, finish, require_samples
 
 REPORTED = 1000  # papers print KID times 1000
 
@@ -39,13 +39,13 @@ class Kid(InSpace):
     needs_reference: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        check_least("subsets", self.subsets, 2)
-        check_least("size", self.size, 2)
+        check_minimum("subsets", self.subsets, 2)
+        check_minimum("size", self.size, 2)
 
     @property
-    def gives(self) -> Mapping[str, Quantity]:
+    def metrics(self) -> Mapping[str, MetricSpec]:
         """One distance, named after the space."""
-        return {f"kid_{self.space.paired}": Quantity("lower", "1e-3", digits=2)}
+        return {f"kid_{self.space.paired}": MetricSpec("lower", "1e-3", digits=2)}
 
     def run(self, images: ImageSet, reference: ImageSet | None, device: str) -> Result:
         """Features of both sides, then their distance."""
@@ -61,7 +61,7 @@ class Kid(InSpace):
         value *= REPORTED
         interval = None if replicates is None else replicates.scale(REPORTED).surround(value)
         score = with_interval(Score(value, count), interval)
-        [name] = self.gives
+        [name] = self.metrics
         return finish(self, {name: score}, {"images": ours, "reference": theirs})
 
     def _over_subsets(self, first: Features, second: Features) -> tuple[float, Replicates]:

@@ -13,7 +13,7 @@ from kvbench.eval.files.images import ImageSet
 from kvbench.eval.files.weights import Weight
 from kvbench.eval.protocol.base import Result, SkipEvaluation
 from kvbench.eval.protocol.intervals import jackknife
-from kvbench.eval.protocol.scores import Quantity, Score, with_interval, with_parts
+from kvbench.eval.protocol.scores import MetricSpec, Score, with_interval, with_parts
 from kvbench.eval.spaces.base import InSpace, finish, require_samples
 
 CATEGORIES = (
@@ -56,9 +56,9 @@ class FidMjhq(InSpace):
         return f"{self.space.distance}_mjhq_{self.space.name}"
 
     @property
-    def gives(self) -> Mapping[str, Quantity]:
+    def metrics(self) -> Mapping[str, MetricSpec]:
         """The whole distance and that of each category."""
-        return with_parts(self.metric, Quantity("lower", digits=2), CATEGORIES)
+        return with_parts(self.metric, MetricSpec("lower", digits=2), CATEGORIES)
 
     @property
     def weights(self) -> tuple[Weight, ...]:

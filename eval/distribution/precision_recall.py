@@ -14,12 +14,12 @@ from kvbench.eval.distribution.frechet import Features, checked
 from kvbench.eval.files.images import ImageSet
 from kvbench.eval.protocol.base import Result
 from kvbench.eval.protocol.intervals import Interval, Replicates, are_classes, assign_groups
-from kvbench.eval.protocol.scores import Quantity, Score, with_interval
+from kvbench.eval.protocol.scores import MetricSpec, Score, with_interval
 from kvbench.eval.protocol.shares import wilson_interval
-from kvbench.eval.spaces.base import InSpace, check_least, few_samples, finish, require_samples
+from kvbench.eval.spaces.base import InSpace, check_minimum, few_samples, finish, require_samples
 
 NEIGHBOUR = 3
-SHARE = Quantity("higher", digits=3)
+SHARE = MetricSpec("higher", digits=3)
 ROWS = 512  # of a distance matrix at a time
 ROUNDING = 1e-12  # of a squared distance, relative to the squared lengths
 
@@ -42,10 +42,10 @@ class PrecisionRecall(InSpace):
     needs_reference: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        check_least("neighbour", self.neighbour, 1)
+        check_minimum("neighbour", self.neighbour, 1)
 
     @property
-    def gives(self) -> Mapping[str, Quantity]:
+    def metrics(self) -> Mapping[str, MetricSpec]:
         """Both shares, named after the space."""
         return {f"{name}_{self.space.paired}": SHARE for name in ("precision", "recall")}
 
@@ -55,7 +55,7 @@ class PrecisionRecall(InSpace):
         require_samples(len(images), self.neighbour + 1, f"the distance to neighbour {self.neighbour}")
         ours, theirs = self.space.pair(images, reference, device)
         sides = ours.arrays["features"], theirs.arrays["features"]
-        scores = _scores(list(self.gives), *sides, self.neighbour, images.clusters, paired=True)
+        scores = _scores(list(self.metrics), *sides, self.neighbour, images.clusters, paired=True)
         return finish(self, scores, {"images": ours, "reference": theirs})
 
 
@@ -71,10 +71,10 @@ class PrecisionRecallReal(OnDataset):
     name: ClassVar[str] = "precision_recall_real"
 
     def __post_init__(self) -> None:
-        check_least("neighbour", self.neighbour, 1)
+        check_minimum("neighbour", self.neighbour, 1)
 
     @property
-    def gives(self) -> Mapping[str, Quantity]:
+    def metrics(self) -> Mapping[str, MetricSpec]:
         """Both shares; outside the space `adm` they are named after the space."""
         end = "" if self.space.name == "adm" else f"_{self.space.real}"
         return {f"{name}{end}": SHARE for name in ("precision", "recall")}
@@ -85,7 +85,7 @@ class PrecisionRecallReal(OnDataset):
         real, origin = dataset_features(self.dataset(), self.space, device)
         ours = self.space.features(images, device)
         sides = ours.arrays["features"], real.arrays["features"]
-        scores = _scores(list(self.gives), *sides, self.neighbour, images.clusters, paired=False)
+        scores = _scores(list(self.metrics), *sides, self.neighbour, images.clusters, paired=False)
         result = finish(self, scores, {"images": ours}, few_samples(len(images)))
         result.provenance["dataset"] = origin
         return result
@@ -105,7 +105,7 @@ def precision_recall(sample: Features, real: Features, neighbour: int = NEIGHBOU
     Raises:
         ValueError: no more than k samples, unequal dimensions, or features that are not finite.
     """
-    a, b = checked(sample, real, least=neighbour + 1)
+    a, b = checked(sample, real, min_samples=neighbour + 1)
     return float(_covered(a, b, neighbour, None, None)[0]), float(_covered(b, a, neighbour, None, None)[0])
 
 
@@ -122,7 +122,7 @@ def leave_groups_out(
         neighbour: k.
         dealt: group of each row of either side; None keeps that side whole.
     """
-    a, b = checked(sample, real, least=neighbour + 1)
+    a, b = checked(sample, real, min_samples=neighbour + 1)
     groups_a, groups_b = (None if g is None else torch.from_numpy(g) for g in dealt)
     precision = _covered(a, b, neighbour, groups_a, groups_b)
     return precision.numpy(), _covered(b, a, neighbour, groups_b, groups_a).numpy()

@@ -27,7 +27,7 @@ MASK2FORMER = Snapshot(
 DIVISOR = 32
 TOP = 100
 """Instances that mmdetection keeps of an image."""
-LEAST = 0.1
+MIN_SCORE = 0.1
 """Instances that score less are not recorded; GenEval's own thresholds are 0.3 and 0.9."""
 
 CLASSES = tuple(
@@ -121,7 +121,7 @@ def find_instances(
     padded: tuple[int, int],
     valid: tuple[int, int],
     size: tuple[int, int],
-    least: float = LEAST,
+    min_score: float = MIN_SCORE,
 ) -> list[Region]:
     """Return the objects that mmdetection would find in the network's output, best score first.
 
@@ -133,13 +133,13 @@ def find_instances(
         padded: height and width of the network's input.
         valid: height and width of the part of that input that is image and not padding.
         size: height and width of the image.
-        least: objects of lower scores are left out.
+        min_score: objects of lower scores are left out.
     """
     classes = output.class_queries_logits[0].softmax(-1)[:, :-1]
     scores, best = classes.flatten().topk(min(TOP, classes.numel()))
     found = []
     for score, number in zip(scores.tolist(), best.tolist(), strict=True):
-        if score < least:  # the mask's share only lowers it
+        if score < min_score:  # the mask's share only lowers it
             break
         query, label = divmod(number, classes.shape[1])
         logits = output.masks_queries_logits[:, query : query + 1]
@@ -149,7 +149,7 @@ def find_instances(
         logits = F.interpolate(logits, size, mode="bilinear", align_corners=False)[0, 0]
         mask = logits > 0
         score *= float((logits.sigmoid() * mask).sum() / (mask.sum() + 1e-6))
-        if score >= least:
+        if score >= min_score:
             inside = mask.cpu().numpy()
             found.append(Region(CLASSES[label], score, mask_box(inside), inside))
     return sorted(found, key=lambda region: -region.score)

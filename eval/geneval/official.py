@@ -14,12 +14,12 @@ from kvbench.eval.geneval.score import (
     REWRITTEN,
     TAG,
     absent_tasks,
-    geneval_gives,
+    geneval_metrics,
     geneval_summary,
     geneval_tags,
 )
-from kvbench.eval.protocol.base import Result, SkipEvaluation, ok
-from kvbench.eval.protocol.scores import Quantity
+from kvbench.eval.protocol.base import Result, SkipEvaluation, make_result
+from kvbench.eval.protocol.scores import MetricSpec
 
 FOLDER = "geneval_official"
 LINE = ("tag", "include", "exclude", "prompt")
@@ -54,9 +54,9 @@ class GenEvalOfficial:
         return f"geneval[{self.protocol}]"
 
     @property
-    def gives(self) -> Mapping[str, Quantity]:
+    def metrics(self) -> Mapping[str, MetricSpec]:
         """The overall score, that of each of the six tasks, and the share of prompts with a correct image."""
-        return geneval_gives(self.metric)
+        return geneval_metrics(self.metric)
 
     def adapt(self, images: ImageSet) -> "GenEvalOfficial":
         """Return the evaluator under its name for rewritten prompts, where they are."""
@@ -94,7 +94,7 @@ class GenEvalOfficial:
             "reason": [str(verdict.get("reason", "")) for verdict in judged],
         }
         scores = geneval_summary(self.metric, tags, correct, images.clusters)
-        return ok(self, scores, columns, {path.name: file_sha256(path)}, absent_tasks(tags))
+        return make_result(self, scores, columns, {path.name: file_sha256(path)}, absent_tasks(tags))
 
 
 def layout(images: ImageSet) -> dict[int, Place]:

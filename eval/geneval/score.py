@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from kvbench.eval.files.images import ImageSet
 from kvbench.eval.files.weights import Snapshot, Weight
 from kvbench.eval.geneval.rules import OFFICIAL, TASKS, ColorOf, Detector, Line, Rules, geneval_image
-from kvbench.eval.protocol.base import Result, SkipEvaluation, ok
+from kvbench.eval.protocol.base import Result, SkipEvaluation, make_result
 from kvbench.eval.protocol.intervals import combine_strata
-from kvbench.eval.protocol.scores import Quantity, Score, share_score, with_interval, with_parts
+from kvbench.eval.protocol.scores import MetricSpec, Score, share_score, with_interval, with_parts
 from kvbench.eval.protocol.shares import share_interval
 
 TAG = "tag"
@@ -131,9 +131,9 @@ class GenEval:
         return f"geneval[{self.detector_name}]"
 
     @property
-    def gives(self) -> dict[str, Quantity]:
+    def metrics(self) -> dict[str, MetricSpec]:
         """The overall score, that of each of the six tasks, and the share of prompts with a correct image."""
-        return geneval_gives(self.metric)
+        return geneval_metrics(self.metric)
 
     def adapt(self, images: ImageSet) -> "GenEval":
         """Return the evaluator under its name for rewritten prompts, where they are."""
@@ -166,12 +166,12 @@ class GenEval:
             for column, value in zip(columns.values(), row, strict=True):
                 column.append(value)
         scores = geneval_summary(self.metric, tags, verdicts, images.clusters)
-        return ok(self, scores, columns, sight.weights, absent_tasks(tags))
+        return make_result(self, scores, columns, sight.weights, absent_tasks(tags))
 
 
-def geneval_gives(metric: str) -> dict[str, Quantity]:
-    """Return GenEval's quantities, called after the overall one."""
-    return with_parts(metric, Quantity("higher", digits=3, strata=TAG), (*TASKS, "correct_prompts"))
+def geneval_metrics(metric: str) -> dict[str, MetricSpec]:
+    """Return GenEval's metrics, named after the overall one."""
+    return with_parts(metric, MetricSpec("higher", digits=3, strata=TAG), (*TASKS, "correct_prompts"))
 
 
 def geneval_tags(images: ImageSet) -> list[str]:

@@ -12,9 +12,9 @@ from torch.nn import functional as F
 
 from kvbench.eval.files.images import ImageSet
 from kvbench.eval.files.weights import Weight
-from kvbench.eval.protocol.base import Result, ok
-from kvbench.eval.protocol.scores import Quantity, mean_score
-from kvbench.eval.spaces.base import check_least
+from kvbench.eval.protocol.base import Result, make_result
+from kvbench.eval.protocol.scores import MetricSpec, mean_score
+from kvbench.eval.spaces.base import check_minimum
 from kvbench.eval.spaces.float32 import full_float32
 from kvbench.eval.spaces.scenes import to_unit
 
@@ -63,10 +63,10 @@ class Dists:
     protocol: ClassVar[str] = "vgg16"
     needs_reference: ClassVar[bool] = True
     packages: ClassVar[tuple[str, ...]] = ("torchmetrics",)
-    gives: ClassVar[Mapping[str, Quantity]] = {"dists": Quantity("lower")}
+    metrics: ClassVar[Mapping[str, MetricSpec]] = {"dists": MetricSpec("lower")}
 
     def __post_init__(self) -> None:
-        check_least("batch", self.batch, 1)
+        check_minimum("batch", self.batch, 1)
 
     @property
     def weights(self) -> tuple[Weight, ...]:
@@ -86,7 +86,7 @@ class Dists:
                 values += network(ours, theirs).tolist()
         scores = {"dists": mean_score(values, images.clusters)}
         hashes = {file.name: sha256 for file, sha256 in files}
-        return ok(self, scores, {"index": images.indices, "dists": values}, hashes)
+        return make_result(self, scores, {"index": images.indices, "dists": values}, hashes)
 
 
 class DistsNetwork(nn.Module):

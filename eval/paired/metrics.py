@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 from kvbench.eval.files.images import ImageSet
 from kvbench.eval.files.weights import Weight
 from kvbench.eval.paired.structure import BORDER, crop_border, map_similarity, to_planes
-from kvbench.eval.protocol.base import Result, ok
+from kvbench.eval.protocol.base import Result, make_result
 from kvbench.eval.protocol.intervals import bootstrap, leave_out
-from kvbench.eval.protocol.scores import Quantity, Score, mean_score, with_interval
-from kvbench.eval.spaces.base import check_least
+from kvbench.eval.protocol.scores import MetricSpec, Score, mean_score, with_interval
+from kvbench.eval.spaces.base import check_minimum
 from kvbench.eval.spaces.float32 import full_float32
 from kvbench.eval.spaces.scenes import to_unit
 
@@ -46,10 +46,10 @@ class Psnr:
     protocol: ClassVar[str] = "uint8"
     needs_reference: ClassVar[bool] = True
     packages: ClassVar[tuple[str, ...]] = ()
-    gives: ClassVar[Mapping[str, Quantity]] = {
-        "psnr": Quantity("higher", "dB", digits=2),
-        "psnr_mean_mse": Quantity("higher", "dB", digits=2),
-        "n_identical": Quantity("higher", "images", digits=0, detail=True),
+    metrics: ClassVar[Mapping[str, MetricSpec]] = {
+        "psnr": MetricSpec("higher", "dB", digits=2),
+        "psnr_mean_mse": MetricSpec("higher", "dB", digits=2),
+        "n_identical": MetricSpec("higher", "images", digits=0, detail=True),
     }
     weights: ClassVar[tuple[Weight, ...]] = ()
 
@@ -79,7 +79,7 @@ class Psnr:
             )
             scores = {name: scores[name] for name in ("psnr_mean_mse", "psnr")}
         scores["n_identical"] = Score(float(identical), len(images))
-        return ok(self, scores, samples, caveat=caveat)
+        return make_result(self, scores, samples, caveat=caveat)
 
 
 def _score_mean_error(means: NDArray[np.float64], prompts: list[str]) -> Score:
@@ -109,14 +109,14 @@ class Ssim:
     protocol: ClassVar[str] = "gaussian11"
     needs_reference: ClassVar[bool] = True
     packages: ClassVar[tuple[str, ...]] = ()
-    gives: ClassVar[Mapping[str, Quantity]] = {
-        "ssim": Quantity("higher"),
-        "ssim_tm": Quantity("higher", detail=True),
+    metrics: ClassVar[Mapping[str, MetricSpec]] = {
+        "ssim": MetricSpec("higher"),
+        "ssim_tm": MetricSpec("higher", detail=True),
     }
     weights: ClassVar[tuple[Weight, ...]] = ()
 
     def __post_init__(self) -> None:
-        check_least("batch", self.batch, 1)
+        check_minimum("batch", self.batch, 1)
 
     @torch.inference_mode()
     def run(self, images: ImageSet, reference: ImageSet | None, device: str) -> Result:
@@ -132,7 +132,7 @@ class Ssim:
             name: mean_score(values, images.clusters)
             for name, values in (("ssim", valid), ("ssim_tm", whole))
         }
-        return ok(self, scores, {"index": images.indices, "ssim": valid, "ssim_tm": whole})
+        return make_result(self, scores, {"index": images.indices, "ssim": valid, "ssim_tm": whole})
 
 
 @dataclass(frozen=True)
@@ -152,10 +152,10 @@ class Lpips:
     protocol: ClassVar[str] = "alex"
     needs_reference: ClassVar[bool] = True
     packages: ClassVar[tuple[str, ...]] = ("lpips", "torchvision")
-    gives: ClassVar[Mapping[str, Quantity]] = {"lpips": Quantity("lower")}
+    metrics: ClassVar[Mapping[str, MetricSpec]] = {"lpips": MetricSpec("lower")}
 
     def __post_init__(self) -> None:
-        check_least("batch", self.batch, 1)
+        check_minimum("batch", self.batch, 1)
 
     @property
     def weights(self) -> tuple[Weight, ...]:
@@ -174,7 +174,7 @@ class Lpips:
                 ours, theirs = (to_unit(side.stack(batch), device) for side in (images, reference))
                 values += network(ours, theirs, normalize=True).flatten().tolist()
         scores = {"lpips": mean_score(values, images.clusters)}
-        return ok(self, scores, {"index": images.indices, "lpips": values}, {file.name: sha256})
+        return make_result(self, scores, {"index": images.indices, "lpips": values}, {file.name: sha256})
 
 
 def squared_error(ours: NDArray[np.uint8], theirs: NDArray[np.uint8]) -> int:

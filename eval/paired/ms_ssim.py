@@ -12,13 +12,13 @@ from torch.nn import functional as F
 from kvbench.eval.files.images import ImageSet
 from kvbench.eval.files.weights import Weight
 from kvbench.eval.paired.structure import crop_border, map_similarity, to_planes
-from kvbench.eval.protocol.base import Result, SkipEvaluation, ok
-from kvbench.eval.protocol.scores import Quantity, mean_score
-from kvbench.eval.spaces.base import check_least
+from kvbench.eval.protocol.base import Result, SkipEvaluation, make_result
+from kvbench.eval.protocol.scores import MetricSpec, mean_score
+from kvbench.eval.spaces.base import check_minimum
 
 EXPONENTS = (0.0448, 0.2856, 0.3001, 0.2363, 0.1333)
 """Weights of the scales, the finest first (table of the paper)."""
-LEAST = 176
+MIN_SIDE = 176
 """Pixels of the shorter side that leave the window's 11 after four halvings."""
 
 
@@ -41,18 +41,18 @@ class MsSsim:
     protocol: ClassVar[str] = "gaussian11x5"
     needs_reference: ClassVar[bool] = True
     packages: ClassVar[tuple[str, ...]] = ()
-    gives: ClassVar[Mapping[str, Quantity]] = {"ms_ssim": Quantity("higher")}
+    metrics: ClassVar[Mapping[str, MetricSpec]] = {"ms_ssim": MetricSpec("higher")}
     weights: ClassVar[tuple[Weight, ...]] = ()
 
     def __post_init__(self) -> None:
-        check_least("batch", self.batch, 1)
+        check_minimum("batch", self.batch, 1)
 
     def run(self, images: ImageSet, reference: ImageSet | None, device: str) -> Result:
         """Similarity of each image that is large enough, and their mean."""
         assert reference is not None
-        small = {index for index, sample in images.samples.items() if min(sample.size) < LEAST}
+        small = {index for index, sample in images.samples.items() if min(sample.size) < MIN_SIDE}
         reason = (
-            f"{len(small)} of {len(images)} images are smaller than {LEAST} pixels, which five scales need"
+            f"{len(small)} of {len(images)} images are smaller than {MIN_SIDE} pixels, which five scales need"
         )
         if len(small) == len(images):
             raise SkipEvaluation(reason)
@@ -66,7 +66,7 @@ class MsSsim:
         ]
         scores = {"ms_ssim": mean_score(list(values.values()), prompts)}
         samples: dict[str, list[object]] = {"index": list(values), "ms_ssim": list(values.values())}
-        return ok(self, scores, samples, caveat=reason if small else None)
+        return make_result(self, scores, samples, caveat=reason if small else None)
 
 
 @torch.inference_mode()
@@ -76,8 +76,8 @@ def ms_ssim(ours: NDArray[np.uint8], theirs: NDArray[np.uint8], device: str, *, 
     Raises:
         ValueError: the images are smaller than five scales need.
     """
-    if min(ours.shape[1:3]) < LEAST:
-        raise ValueError(f"ms_ssim needs {LEAST} pixels a side, got {ours.shape[2]}x{ours.shape[1]}")
+    if min(ours.shape[1:3]) < MIN_SIDE:
+        raise ValueError(f"ms_ssim needs {MIN_SIDE} pixels a side, got {ours.shape[2]}x{ours.shape[1]}")
     first, second = (to_planes(side, device, double=double) for side in (ours, theirs))
     product = torch.ones(len(first), dtype=first.dtype, device=first.device)
     for exponent in EXPONENTS[:-1]:

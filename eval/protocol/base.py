@@ -21,7 +21,7 @@ from kvbench.eval.files.images import ImageSet
 from kvbench.eval.files.samples import SampleSet, check_pairs
 from kvbench.eval.files.weights import Snapshot, Weight
 from kvbench.eval.protocol.records import strict
-from kvbench.eval.protocol.scores import Metric, Quantity, Score, Status, make_metric
+from kvbench.eval.protocol.scores import Metric, MetricSpec, Score, Status, make_metric
 
 log = logging.getLogger(__name__)
 
@@ -48,7 +48,7 @@ class Result:
         protocol: which definition of the metric.
         status: ok, skipped (something is missing) or failed (an error).
         reason: why it was skipped or failed, or a caveat.
-        gives: its quantities by metric name.
+        metrics: what its metrics mean, by name.
         scores: by metric name; without values unless the status is ok.
         samples: columns aligned with `index`. A column that is called like a metric holds that metric's values, one a
             sample: two runs are compared by it.
@@ -60,25 +60,25 @@ class Result:
     protocol: str
     status: Status
     reason: str | None = None
-    gives: Mapping[str, Quantity] = field(default_factory=dict)
+    metrics: Mapping[str, MetricSpec] = field(default_factory=dict)
     scores: dict[str, Score] = field(default_factory=dict)
     samples: dict[str, list[Any]] | None = None
     needs_reference: bool = False
     provenance: dict[str, object] = field(default_factory=dict)
 
     def record(self) -> dict[str, object]:
-        """Return everything but the samples as strict JSON values; a score and its quantity are one entry."""
-        whole = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("gives", "samples")}
+        """Return everything but the samples as strict JSON values; a score and its `MetricSpec` are one entry."""
+        whole = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("metrics", "samples")}
         whole["scores"] = {
-            name: {**asdict(score), **asdict(self.gives[name])} for name, score in self.scores.items()
+            name: {**asdict(score), **asdict(self.metrics[name])} for name, score in self.scores.items()
         }
         return strict(whole)
 
-    def metrics(self) -> dict[str, Metric]:
+    def entries(self) -> dict[str, Metric]:
         """Return the entries of results.json by metric name."""
         names = ("status", "reason", "evaluator", "protocol", "needs_reference")
         state = {name: getattr(self, name) for name in names}
-        return {name: make_metric(score, self.gives[name], **state) for name, score in self.scores.items()}
+        return {name: make_metric(score, self.metrics[name], **state) for name, score in self.scores.items()}
 
     def save(self, folder: Path) -> Path:
         """Write `<evaluator>-<protocol>.json`, with samples also `.samples.jsonl`; return the former."""
@@ -118,7 +118,7 @@ class Evaluator(Protocol):
         ...
 
     @property
-    def gives(self) -> Mapping[str, Quantity]:
+    def metrics(self) -> Mapping[str, MetricSpec]:
         """The metrics that it may give: what their numbers mean and how they are shown."""
         ...
 
@@ -176,7 +176,7 @@ def find_missing(evaluator: Evaluator) -> list[str]:
     return lacking + [weight.remedy() for weight in evaluator.weights if weight.find() is None]
 
 
-def ok(
+def make_result(
     evaluator: Evaluator,
     scores: Mapping[str, Score],
     samples: Mapping[str, Sequence[object]] | None = None,
@@ -187,16 +187,16 @@ def ok(
 
     Args:
         evaluator: what found the scores.
-        scores: by metric name, each one of `evaluator.gives`.
+        scores: by metric name, each one of `evaluator.metrics`.
         samples: columns aligned with `index`, see `Result`.
         weights: SHA-256 of the files used, by name.
         caveat: what a reader of the scores should know.
 
     Raises:
-        ValueError: a score is none of the metrics that the evaluator gives.
+        ValueError: a score is not one of the evaluator's metrics.
     """
-    if unknown := [name for name in scores if name not in evaluator.gives]:
-        raise ValueError(f"{evaluator.name}: `gives` does not have the metric {unknown[0]}")
+    if unknown := [name for name in scores if name not in evaluator.metrics]:
+        raise ValueError(f"{evaluator.name}: `metrics` does not have {unknown[0]}")
     result = _result(evaluator, "ok", caveat, dict(scores))
     result.samples = None if samples is None else {name: list(column) for name, column in samples.items()}
     result.provenance["weights"] = dict(weights or {})
@@ -236,12 +236,12 @@ def _find_obstacles(evaluator: Evaluator, samples: SampleSet, reference: SampleS
 def _result(evaluator: Evaluator, status: Status, reason: str | None, scores: dict[str, Score]) -> Result:
     needs = evaluator.needs_reference
     return Result(
-        evaluator.name, evaluator.protocol, status, reason, evaluator.gives, scores, needs_reference=needs
+        evaluator.name, evaluator.protocol, status, reason, evaluator.metrics, scores, needs_reference=needs
     )
 
 
 def _without_values(evaluator: Evaluator, status: Status, reason: str) -> Result:
-    return _result(evaluator, status, reason, {name: Score(None) for name in evaluator.gives})
+    return _result(evaluator, status, reason, {name: Score(None) for name in evaluator.metrics})
 
 
 def _provenance(

@@ -15,7 +15,7 @@ from kvbench.eval.protocol.intervals import bootstrap, combine_strata
 from kvbench.eval.protocol.records import read_fields
 from kvbench.eval.protocol.scores import (
     Metric,
-    Quantity,
+    MetricSpec,
     Score,
     change_score,
     make_metric,
@@ -34,7 +34,7 @@ class Record:
 
     evaluator: str
     protocol: str
-    scores: Mapping[str, tuple[Score, Quantity]]
+    scores: Mapping[str, tuple[Score, MetricSpec]]
     rows: Rows
 
 
@@ -78,7 +78,7 @@ def _shared_prompts(ours: Path, theirs: Path) -> dict[int, str]:
 def _read_record(path: Path) -> Record:
     record = json.loads(path.read_text(encoding="utf-8"))
     scores = {
-        name: (read_fields(Score, entry), read_fields(Quantity, entry))
+        name: (read_fields(Score, entry), read_fields(MetricSpec, entry))
         for name, entry in record["scores"].items()
     }
     samples = path.with_suffix(".samples.jsonl")
@@ -89,20 +89,20 @@ def _read_record(path: Path) -> Record:
 
 def _compare_records(ours: Record, theirs: Record, prompts: Mapping[int, str]) -> dict[str, Metric]:
     found = {}
-    for name, (score, quantity) in ours.scores.items():
+    for name, (score, spec) in ours.scores.items():
         if name not in theirs.scores:
             continue
-        difference = _compare_samples(name, quantity, ours.rows, theirs.rows, prompts)
+        difference = _compare_samples(name, spec, ours.rows, theirs.rows, prompts)
         if difference is None:
             difference = _compare_values(score, theirs.scores[name][0])
         if difference is not None:
             where = {"evaluator": ours.evaluator, "protocol": ours.protocol}
-            found[name] = make_metric(difference, quantity, **where)
+            found[name] = make_metric(difference, spec, **where)
     return found
 
 
 def _compare_samples(
-    column: str, quantity: Quantity, ours: Rows, theirs: Rows, prompts: Mapping[int, str]
+    column: str, spec: MetricSpec, ours: Rows, theirs: Rows, prompts: Mapping[int, str]
 ) -> Score | None:
     """Return the mean difference between two columns; None if no sample has a number in both."""
     pairs = {i: (ours[i].get(column), theirs[i].get(column)) for i in prompts if i in ours and i in theirs}
@@ -113,11 +113,11 @@ def _compare_samples(
     answers = {0.0, 1.0}.issuperset(one for pair in known.values() for one in pair)
     find_score, find_interval = (change_score, change_interval) if answers else (mean_score, bootstrap)
     score = find_score(list(values.values()), [prompts[i] for i in values])
-    if quantity.strata is None:
+    if spec.strata is None:
         return score
     strata: dict[str, tuple[list[float], list[str]]] = {}
     for i, value in values.items():
-        members, clusters = strata.setdefault(str(ours[i][quantity.strata]), ([], []))
+        members, clusters = strata.setdefault(str(ours[i][spec.strata]), ([], []))
         members.append(value)
         clusters.append(prompts[i])
     means = [sum(members) / len(members) for members, _ in strata.values()]

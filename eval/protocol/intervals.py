@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 RESAMPLES = 2000
 GROUPS = 20
-LEAST_GROUPS = 5  # fewer estimate a standard error too badly
+MIN_GROUPS = 5  # fewer estimate a standard error too badly
 SEED = 0
 NORMAL = 1.959964  # 97.5 % quantile of the normal distribution
 MANY = 50
@@ -224,7 +224,7 @@ def assign_groups(clusters: Sequence[Hashable], groups: int = GROUPS) -> NDArray
         dealt: NDArray[np.int64] = rng.permutation(count) % min(groups, count)
         return dealt[members]
     common = math.gcd(*Counter(clusters).values())
-    even = [number for number in range(LEAST_GROUPS, groups + 1) if common % number == 0]
+    even = [number for number in range(MIN_GROUPS, groups + 1) if common % number == 0]
     # One class after another, the samples of each in random order, like cards to players.
     order = rng.permutation(len(clusters))
     order = order[np.argsort(number_clusters(clusters)[order], kind="stable")]

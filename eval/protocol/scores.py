@@ -1,4 +1,4 @@
-"""What evaluators find: quantities, scores with intervals, and the entry of results.json that joins both."""
+"""Metric specifications, scores with intervals, and the entries of results.json that join the two."""
 
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -15,8 +15,8 @@ Status = Literal["ok", "skipped", "failed"]
 
 
 @dataclass(frozen=True)
-class Quantity:
-    """What a metric's number means and how tables show it; an evaluator states it once, in `gives`.
+class MetricSpec:
+    """Meaning and display of one metric; an evaluator declares it once, in `metrics`.
 
     Attributes:
         better: which direction is better.
@@ -35,15 +35,15 @@ class Quantity:
     strata: str | None = None
 
 
-def with_parts(name: str, whole: Quantity, parts: Iterable[str]) -> dict[str, Quantity]:
-    """Return a quantity by its name, and after it its parts, `<name>/<part>`: details that are no means of strata."""
+def with_parts(name: str, whole: MetricSpec, parts: Iterable[str]) -> dict[str, MetricSpec]:
+    """Return a metric and its parts, `<name>/<part>`, which are details and not means of strata."""
     part = replace(whole, detail=True, strata=None)
     return {name: whole} | {f"{name}/{one}": part for one in parts}
 
 
 @dataclass
 class Score:
-    """The value of a quantity, and how certain it is.
+    """The value of a metric and its uncertainty.
 
     Attributes:
         value: None if it was not computed or is infinite.
@@ -70,11 +70,11 @@ class Score:
 
 @dataclass(frozen=True)
 class Metric:
-    """One entry under `metrics` of results.json: a score, its quantity, and how the evaluator fared.
+    """One entry under `metrics` of results.json: a score, its `MetricSpec` and the evaluator's status.
 
     Attributes:
         value: see `Score`, as for `n`, `sd`, `se`, `ci95`, `ci` and `bias`.
-        better: see `Quantity`, as for `unit`, `digits` and `detail`.
+        better: see `MetricSpec`, as for `unit`, `digits` and `detail`.
         status: of the evaluator: ok, skipped (something is missing) or failed (an error).
         reason: why it was skipped or failed, or a caveat.
         evaluator: name of the evaluator.
@@ -108,9 +108,9 @@ class Metric:
         return None if low is None or high is None else (low, high)
 
 
-def make_metric(score: Score, quantity: Quantity, **more: object) -> Metric:
-    """Join a score, its quantity and further fields of `Metric` into one strict entry."""
-    values = {**asdict(replace(score, replicates=None)), **asdict(quantity), **more}
+def make_metric(score: Score, spec: MetricSpec, **more: object) -> Metric:
+    """Join a score, its `MetricSpec` and further fields of `Metric` into one strict entry."""
+    values = {**asdict(replace(score, replicates=None)), **asdict(spec), **more}
     return read_fields(Metric, strict(values))
 
 

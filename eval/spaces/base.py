@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from kvbench.eval.files.images import ImageSet
 from kvbench.eval.files.store import Arrays, Held, held
 from kvbench.eval.files.weights import Weight
-from kvbench.eval.protocol.base import Evaluator, Result, SkipEvaluation, ok
+from kvbench.eval.protocol.base import Evaluator, Result, SkipEvaluation, make_result
 from kvbench.eval.protocol.scores import Score
 from kvbench.eval.spaces.float32 import full_float32
 
@@ -77,7 +77,7 @@ class Space:
     packages: ClassVar[tuple[str, ...]] = ()
 
     def __post_init__(self) -> None:
-        check_least("batch", self.batch, 1)
+        check_minimum("batch", self.batch, 1)
 
     @property
     def weight(self) -> Weight:
@@ -194,24 +194,24 @@ class InSpace:
         return (self.space.weight,)
 
 
-def check_least(setting: str, value: int, least: int) -> None:
+def check_minimum(setting: str, value: int, minimum: int) -> None:
     """Checks a setting of an evaluator.
 
     Raises:
-        ValueError: it is smaller than `least`.
+        ValueError: it is smaller than `minimum`.
     """
-    if value < least:
-        raise ValueError(f"{setting}={value}: must be at least {least}")
+    if value < minimum:
+        raise ValueError(f"{setting}={value}: must be at least {minimum}")
 
 
-def require_samples(count: int, least: int, what: str) -> None:
+def require_samples(count: int, minimum: int, what: str) -> None:
     """Stops an evaluator before any network runs.
 
     Raises:
-        SkipEvaluation: there are fewer than `least` samples.
+        SkipEvaluation: there are fewer than `minimum` samples.
     """
-    if count < least:
-        raise SkipEvaluation(f"too few samples: {what} needs at least {least}, there are {count}")
+    if count < minimum:
+        raise SkipEvaluation(f"too few samples: {what} needs at least {minimum}, there are {count}")
 
 
 def few_samples(count: int) -> str | None:
@@ -226,7 +226,7 @@ def finish(
 ) -> Result:
     """A result that says for each side whether its features were computed or reused."""
     hashes = {file.name: sha256 for file, sha256 in (weight.require() for weight in evaluator.weights)}
-    result = ok(evaluator, scores, weights=hashes, caveat=caveat)
+    result = make_result(evaluator, scores, weights=hashes, caveat=caveat)
     result.provenance["features"] = provenance(sides)
     return result
 

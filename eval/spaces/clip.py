@@ -57,7 +57,7 @@ class ClipImages(Space):
 def crop_square(image: NDArray[np.uint8], side: int) -> Tensor:
     """Return the middle square of uint8 [H, W, 3], resized and normalised as CLIP wants it: float32 [3, side, side]."""
     height, width = image.shape[:2]
-    least = min(height, width)
-    top, left = (height - least) // 2, (width - least) // 2
-    square = Image.fromarray(image[top : top + least, left : left + least])
+    shorter = min(height, width)
+    top, left = (height - shorter) // 2, (width - shorter) // 2
+    square = Image.fromarray(image[top : top + shorter, left : left + shorter])
     return resize_normalised(square, side, MEAN, STD)

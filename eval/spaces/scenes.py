@@ -22,7 +22,7 @@ from kvbench.eval.files.images import ImageSet
 from kvbench.eval.files.store import Arrays, Held, held
 from kvbench.eval.files.weights import Weight
 from kvbench.eval.protocol.base import Result
-from kvbench.eval.protocol.scores import Quantity, mean_score
+from kvbench.eval.protocol.scores import MetricSpec, mean_score
 from kvbench.eval.spaces.base import Source, Space, finish
 from kvbench.eval.spaces.float32 import full_float32
 
@@ -200,7 +200,7 @@ class LpipsScenes:
     protocol: ClassVar[str] = "unit"
     needs_reference: ClassVar[bool] = True
     packages: ClassVar[tuple[str, ...]] = ()
-    gives: ClassVar[Mapping[str, Quantity]] = {"lpips_scenes": Quantity("lower")}
+    metrics: ClassVar[Mapping[str, MetricSpec]] = {"lpips_scenes": MetricSpec("lower")}
 
     @property
     def weights(self) -> tuple[Weight, ...]:

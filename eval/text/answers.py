@@ -7,8 +7,8 @@ from typing import ClassVar
 
 from kvbench.eval.files.texts import TextSet
 from kvbench.eval.files.weights import Weight
-from kvbench.eval.protocol.base import Result, SkipEvaluation, ok
-from kvbench.eval.protocol.scores import Quantity, change_score, share_score
+from kvbench.eval.protocol.base import Result, SkipEvaluation, make_result
+from kvbench.eval.protocol.scores import MetricSpec, change_score, share_score
 
 ANSWER = "answer"
 """What a prompt's metadata call the right answer."""
@@ -24,14 +24,14 @@ class Answers:
 
     name: ClassVar[str]
     protocol: ClassVar[str]
-    better: ClassVar[Quantity] = Quantity("higher", digits=3)
+    better: ClassVar[MetricSpec] = MetricSpec("higher", digits=3)
     reads: ClassVar[str] = TextSet.kind
     needs_reference: ClassVar[bool] = False
     packages: ClassVar[tuple[str, ...]] = ()
     weights: ClassVar[tuple[Weight, ...]] = ()
 
     @property
-    def gives(self) -> Mapping[str, Quantity]:
+    def metrics(self) -> Mapping[str, MetricSpec]:
         """The share, or its change, under the evaluator's name."""
         return {self.name: self.better}
 
@@ -43,7 +43,7 @@ class Answers:
         """Judge every text."""
         right = self._judge_all(texts)
         scores = {self.name: share_score(right, texts.clusters)}
-        return ok(self, scores, {"index": texts.indices, self.name: right})
+        return make_result(self, scores, {"index": texts.indices, self.name: right})
 
     def _judge_all(self, texts: TextSet) -> list[float]:
         """Return 1 for each right text and 0 for each other one.
@@ -76,7 +76,7 @@ class Change(Answers):
         ours, theirs = self._judge_all(texts), self._judge_all(reference)
         change = [a - b for a, b in zip(ours, theirs, strict=True)]
         scores = {self.name: change_score(change, texts.clusters)}
-        return ok(self, scores, {"index": texts.indices, self.name: change})
+        return make_result(self, scores, {"index": texts.indices, self.name: change})
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,8 @@ from typing import ClassVar
 
 from kvbench.eval.files.texts import TextSet
 from kvbench.eval.files.weights import Weight
-from kvbench.eval.protocol.base import Result, ok
-from kvbench.eval.protocol.scores import Quantity, mean_score, share_score
+from kvbench.eval.protocol.base import Result, make_result
+from kvbench.eval.protocol.scores import MetricSpec, mean_score, share_score
 
 
 @dataclass(frozen=True)
@@ -20,9 +20,9 @@ class TextLength:
     needs_reference: ClassVar[bool] = False
     packages: ClassVar[tuple[str, ...]] = ()
     weights: ClassVar[tuple[Weight, ...]] = ()
-    gives: ClassVar[Mapping[str, Quantity]] = {
-        "generated_tokens": Quantity("lower", "tokens", digits=1),
-        "truncated": Quantity("lower", digits=3),
+    metrics: ClassVar[Mapping[str, MetricSpec]] = {
+        "generated_tokens": MetricSpec("lower", "tokens", digits=1),
+        "truncated": MetricSpec("lower", digits=3),
     }
 
     def run(self, texts: TextSet, reference: TextSet | None, device: str) -> Result:
@@ -34,4 +34,6 @@ class TextLength:
             "generated_tokens": mean_score(tokens, texts.clusters),
             "truncated": share_score(cut, texts.clusters),
         }
-        return ok(self, scores, {"index": texts.indices, "generated_tokens": tokens, "truncated": cut})
+        return make_result(
+            self, scores, {"index": texts.indices, "generated_tokens": tokens, "truncated": cut}
+        )

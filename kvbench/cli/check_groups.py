@@ -9,7 +9,7 @@ PARTS: Mapping[str, tuple[str, ...]] = {
     "model": ("spec", "load", "generate"),
     "method": ("needs", "prepare", "keep"),
     "prompts": ("load", "load_others"),
-    "eval": ("gives", "run"),
+    "eval": ("metrics", "run"),
     "logger": ("send", "send_sweep"),
 }
 """Attributes that the class of a group's object has; `eval` holds any number of objects."""

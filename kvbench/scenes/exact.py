@@ -11,8 +11,8 @@ from typing import ClassVar
 
 from kvbench.eval.files.images import ImageSet
 from kvbench.eval.files.weights import Weight
-from kvbench.eval.protocol.base import Result, SkipEvaluation, ok
-from kvbench.eval.protocol.scores import Quantity, share_score
+from kvbench.eval.protocol.base import Result, SkipEvaluation, make_result
+from kvbench.eval.protocol.scores import MetricSpec, share_score
 from kvbench.scenes.detector import Instance, detect
 from kvbench.scenes.grammar import NUMBERS, Meta, Pair
 from kvbench.scenes.world import COLORS, SHAPES
@@ -61,7 +61,7 @@ class Exact:
     needs_reference: ClassVar[bool] = False
     packages: ClassVar[tuple[str, ...]] = ()
     weights: ClassVar[tuple[Weight, ...]] = ()
-    gives: ClassVar[dict[str, Quantity]] = {METRIC: Quantity("higher", digits=3)}
+    metrics: ClassVar[dict[str, MetricSpec]] = {METRIC: MetricSpec("higher", digits=3)}
 
     def run(self, images: ImageSet, reference: ImageSet | None, device: str) -> Result:
         """Judges every image; neither the reference nor the device matters."""
@@ -71,4 +71,4 @@ class Exact:
             exact(detect(images.image(index)), images.meta(index)) for [index] in images.batches(1, self.name)
         ]
         scores = {METRIC: share_score([float(verdict) for verdict in verdicts], images.clusters)}
-        return ok(self, scores, {"index": images.indices, METRIC: verdicts})
+        return make_result(self, scores, {"index": images.indices, METRIC: verdicts})

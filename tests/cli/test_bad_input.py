@@ -83,7 +83,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             "model._target_=kvbench.models.base.Model",
             "model._target_=kvbench.models.base.Model: not",
         ),
-        ("+eval.x._target_=os.getcwd", "eval.x._target_=os.getcwd: not a class with gives, run"),
+        ("+eval.x._target_=os.getcwd", "eval.x._target_=os.getcwd: not a class with metrics, run"),
         ("+eval.x=3", "eval.x._target_=null: names no class"),
         ("model.sources=null", "model.sources=null: must be a group of keys"),
         ("model.sources.text=null", "model.sources.text=null: must be a group of keys"),

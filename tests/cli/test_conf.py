@@ -12,7 +12,7 @@ from kvbench.cli.messages import check_arguments
 from kvbench.core.config import ConfigError
 from kvbench.core.segments import ModelSpec
 from kvbench.core.settings import Settings
-from kvbench.eval.protocol.scores import Quantity
+from kvbench.eval.protocol.scores import MetricSpec
 from kvbench.methods.base import Method
 from kvbench.methods.heatkv.method import HeatKV
 from kvbench.report.published import find
@@ -82,7 +82,7 @@ def test_every_file_builds_its_object(path: Path, tmp_path: Path) -> None:
     node = cfg.get(group)
     if group == "eval":
         objects = {name: instantiate(entry) for name, entry in (node or {}).items()}
-        assert all(isinstance(q, Quantity) for one in objects.values() for q in one.gives.values())
+        assert all(isinstance(q, MetricSpec) for one in objects.values() for q in one.metrics.values())
     elif group == "model":
         assert isinstance(instantiate(node).spec, ModelSpec)
         assert instantiate(node).name == choice

@@ -168,7 +168,7 @@ def official_dpg(images: ImageSet) -> None:
 def column_mean(result: Result, name: str) -> float:
     """The mean over samples, or over groups of them, one addition at a time."""
     assert result.samples is not None
-    groups = result.samples.get(result.gives[name].strata or "", [None] * len(result.samples["index"]))
+    groups = result.samples.get(result.metrics[name].strata or "", [None] * len(result.samples["index"]))
     found: dict[object, list[float]] = {}
     for group, value in zip(groups, result.samples[name], strict=True):
         if math.isfinite(value):
@@ -195,8 +195,8 @@ def test_a_metric_has_a_column_of_its_name_or_replicates(name: str, runs: list[I
         result.save(side.folder / "metrics")
         results.append(result)
     found = compare_runs(*(side.folder for side in sides))
-    for metric, quantity in results[0].gives.items():
-        if quantity.detail:
+    for metric, spec in results[0].metrics.items():
+        if spec.detail:
             continue
         ours, theirs = (result.scores[metric] for result in results)
         if ours.replicates is None:

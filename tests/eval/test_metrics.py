@@ -58,7 +58,7 @@ def test_psnr_equals_the_stored_values(golden_sets: tuple[ImageSet, ImageSet]) -
     assert scores["psnr"].sd == pytest.approx(aggregate["psnr_std_finite_ddof1"], abs=1e-10)
     assert scores["n_identical"].value == aggregate["psnr_inf"]
     assert "2 of 64 images are identical" in str(result.reason)
-    assert list(result.metrics()) == ["psnr_mean_mse", "psnr", "n_identical"]
+    assert list(result.entries()) == ["psnr_mean_mse", "psnr", "n_identical"]
     assert [scores[name].n for name in scores] == [64, 62, 64]
     mse = np.array(result.samples["mse"]).reshape(2, 32)
     for size, group in zip((32, 64), mse, strict=True):

@@ -33,9 +33,9 @@ from typing import ClassVar
 
 from kvbench.eval.files.images import ImageSet
 from kvbench.eval.files.weights import Weight
-from kvbench.eval.protocol.base import Result, ok
+from kvbench.eval.protocol.base import Result, make_result
 from kvbench.eval.protocol.intervals import jackknife
-from kvbench.eval.protocol.scores import Quantity, Score, mean_score, with_interval
+from kvbench.eval.protocol.scores import MetricSpec, Score, mean_score, with_interval
 
 
 @dataclass(frozen=True)
@@ -52,10 +52,10 @@ class Darkness:
     needs_reference: ClassVar[bool] = False
     packages: ClassVar[tuple[str, ...]] = ()
     weights: ClassVar[tuple[Weight, ...]] = ()
-    gives: ClassVar[Mapping[str, Quantity]] = {
-        "darkness": Quantity("lower", "steps", digits=1),
-        "darkness/corner": Quantity("lower", "steps", detail=True),
-        "darkest": Quantity("higher", digits=3),
+    metrics: ClassVar[Mapping[str, MetricSpec]] = {
+        "darkness": MetricSpec("lower", "steps", digits=1),
+        "darkness/corner": MetricSpec("lower", "steps", detail=True),
+        "darkest": MetricSpec("higher", digits=3),
     }
 
     def run(self, images: ImageSet, reference: ImageSet | None, device: str) -> Result:
@@ -72,7 +72,7 @@ class Darkness:
             "darkness/corner": mean_score(corners, images.clusters),
             "darkest": with_interval(Score(most, len(values)), jackknife(largest, most, images.clusters)),
         }
-        return ok(self, scores, {"index": images.indices, "darkness": values})
+        return make_result(self, scores, {"index": images.indices, "darkness": values})
 '''
 CONFIG = "darkness:\n  _target_: a_stranger.darkness.Darkness\n  white: 250\n"
 SINKS = {"swa": 0, "streaming_llm": 1}

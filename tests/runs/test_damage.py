@@ -16,8 +16,8 @@ from PIL import Image
 from kvbench.core.config import ConfigError
 from kvbench.eval.files.images import ImageSet
 from kvbench.eval.paired.metrics import Psnr
-from kvbench.eval.protocol.base import Result, ok
-from kvbench.eval.protocol.scores import Quantity, Score
+from kvbench.eval.protocol.base import Result, make_result
+from kvbench.eval.protocol.scores import MetricSpec, Score
 from kvbench.methods.heatkv.method import HeatKV
 from kvbench.report.collect import collect_runs
 from kvbench.runs import execute
@@ -34,11 +34,11 @@ class Mean(Psnr):
     """Mean of all pixels: an evaluator that the finished run did not have."""
 
     name: ClassVar[str] = "mean"
-    gives: ClassVar[dict[str, Quantity]] = {"mean": Quantity("higher")}
+    metrics: ClassVar[dict[str, MetricSpec]] = {"mean": MetricSpec("higher")}
     needs_reference: ClassVar[bool] = False
 
     def run(self, images: ImageSet, reference: ImageSet | None, device: str) -> Result:
-        return ok(self, {"mean": Score(float(images.stack(images.indices).mean()), len(images))})
+        return make_result(self, {"mean": Score(float(images.stack(images.indices).mean()), len(images))})
 
 
 def make_job(root: Path, **more: object) -> Job:

@@ -19,8 +19,8 @@ from kvbench.core.settings import Shard
 from kvbench.engine.cache import BudgetExceeded
 from kvbench.eval.files.images import ImageSet
 from kvbench.eval.paired.metrics import Lpips, Psnr
-from kvbench.eval.protocol.base import Result, SkipEvaluation, ok
-from kvbench.eval.protocol.scores import Quantity, Score
+from kvbench.eval.protocol.base import Result, SkipEvaluation, make_result
+from kvbench.eval.protocol.scores import MetricSpec, Score
 from kvbench.methods.base import View
 from kvbench.methods.full import Full
 from kvbench.methods.h2o import H2O
@@ -39,13 +39,13 @@ class Broken(Psnr):
     """Fails until its setting says otherwise."""
 
     name: ClassVar[str] = "broken"
-    gives: ClassVar[dict[str, Quantity]] = {"broken": Quantity("higher")}
+    metrics: ClassVar[dict[str, MetricSpec]] = {"broken": MetricSpec("higher")}
     works: bool = False
 
     def run(self, images: ImageSet, reference: ImageSet | None, device: str) -> Result:
         if not self.works:
             raise SkipEvaluation("not today")
-        return ok(self, {"broken": Score(1.0, len(images))})
+        return make_result(self, {"broken": Score(1.0, len(images))})
 
 
 def identity(job: Job) -> str:

@@ -12,8 +12,8 @@ from kvbench.eval.files.images import ImageSet
 from kvbench.eval.files.samples import SampleSetError
 from kvbench.eval.files.texts import TextSet, open_samples
 from kvbench.eval.paired.metrics import Psnr
-from kvbench.eval.protocol.base import Result, evaluate, ok
-from kvbench.eval.protocol.scores import Quantity, mean_score
+from kvbench.eval.protocol.base import Result, evaluate, make_result
+from kvbench.eval.protocol.scores import MetricSpec, mean_score
 from kvbench.methods.hardkv.method import HardKV
 from kvbench.methods.streaming_llm import StreamingLLM
 from kvbench.models.qwen3.model import Qwen3Model
@@ -37,11 +37,11 @@ class Words:
     needs_reference: ClassVar[bool] = False
     packages: ClassVar[tuple[str, ...]] = ()
     weights: ClassVar[tuple[object, ...]] = ()
-    gives: ClassVar[dict[str, Quantity]] = {"words": Quantity("higher")}
+    metrics: ClassVar[dict[str, MetricSpec]] = {"words": MetricSpec("higher")}
 
     def run(self, texts: TextSet, reference: TextSet | None, device: str) -> Result:
         words = [float(len(text.split())) for _, text in texts.read(self.name)]
-        return ok(self, {"words": mean_score(words)}, {"index": texts.indices, "words": words})
+        return make_result(self, {"words": mean_score(words)}, {"index": texts.indices, "words": words})
 
 
 def job(root: Path, **more: object) -> Job:

@@ -18,8 +18,8 @@ from torch import Tensor
 from kvbench.core.locks import claim
 from kvbench.eval.files.images import ImageSet
 from kvbench.eval.paired.metrics import Psnr
-from kvbench.eval.protocol.base import Result, ok
-from kvbench.eval.protocol.scores import Quantity, Score
+from kvbench.eval.protocol.base import Result, make_result
+from kvbench.eval.protocol.scores import MetricSpec, Score
 from kvbench.methods.heatkv.method import HeatKV
 from kvbench.methods.streaming_llm import StreamingLLM
 from kvbench.models.base import Cache
@@ -120,12 +120,12 @@ class Found(Psnr):
     def run(self, images: ImageSet, reference: ImageSet | None, device: str) -> Result:
         type(self).meet()
         self.calls.append(self.name)
-        return ok(self, {self.name: Score(len(self.name), len(images))})
+        return make_result(self, {self.name: Score(len(self.name), len(images))})
 
 
 def finding(name: str, meet: Callable[[], object] = lambda: None) -> Found:
     """An evaluator of its own name."""
-    content = {"name": name, "gives": {name: Quantity("higher")}, "calls": [], "meet": staticmethod(meet)}
+    content = {"name": name, "metrics": {name: MetricSpec("higher")}, "calls": [], "meet": staticmethod(meet)}
     return type(name, (Found,), content)()
 
 

@@ -61,7 +61,7 @@ def check_scored(evaluators: Mapping[str, Evaluator], required: Sequence[str], r
     for name in required:
         if (status := results.evaluated[name].status) != "ok":
             metrics = [
-                results.metrics[metric] for metric in evaluators[name].gives if metric in results.metrics
+                results.metrics[metric] for metric in evaluators[name].metrics if metric in results.metrics
             ]
             reasons = {metric.reason or "no reason given" for metric in metrics}
             raise ConfigError(f"require={name}: {status} ({'; '.join(sorted(reasons))})")
@@ -96,7 +96,7 @@ def score(
     metrics: dict[str, Metric] = {}
     for (name, evaluator), result in zip(evaluators.items(), results, strict=True):
         result.save(folder / "metrics")
-        metrics |= result.metrics()
+        metrics |= result.entries()
         lacking = tuple(find_missing(evaluator)) if result.status == "skipped" else ()
         evaluated[name] = Evaluated(settings.get(name), result.status, result.protocol, lacking)
     psnr = _psnr_by_index(results)

@@ -16,9 +16,9 @@ from kvbench.eval.files.images import ImageSet
 from kvbench.eval.files.samples import SampleSetError, check_pairs
 from kvbench.eval.files.weights import Weight, WeightError, file_sha256
 from kvbench.eval.paired.metrics import Lpips, Psnr
-from kvbench.eval.protocol.base import Result, evaluate, find_missing, ok
+from kvbench.eval.protocol.base import Result, evaluate, find_missing, make_result
 from kvbench.eval.protocol.records import strict
-from kvbench.eval.protocol.scores import Quantity, Score, mean_score
+from kvbench.eval.protocol.scores import MetricSpec, Score, mean_score
 
 
 def make_set(folder: Path, count: int = 3, size: tuple[int, int] = (12, 10), seed: int = 0) -> Path:
@@ -191,14 +191,14 @@ class Mean:
     protocol: ClassVar[str] = "uint8"
     needs_reference: ClassVar[bool] = False
     packages: ClassVar[tuple[str, ...]] = ()
-    gives: ClassVar[dict[str, Quantity]] = {"mean": Quantity("higher")}
+    metrics: ClassVar[dict[str, MetricSpec]] = {"mean": MetricSpec("higher")}
     weights: ClassVar[tuple[Weight, ...]] = ()
 
     def run(self, images: ImageSet, reference: ImageSet | None, device: str) -> Result:
         if self.broken:
             raise RuntimeError("no light")
         values = [float(images.image(index).mean()) for index in images.indices]
-        return ok(self, {"mean": mean_score(values)}, {"index": images.indices, "mean": values})
+        return make_result(self, {"mean": mean_score(values)}, {"index": images.indices, "mean": values})
 
 
 @dataclass(frozen=True)
@@ -218,14 +218,14 @@ def test_results_carry_status_and_provenance(tmp_path: Path) -> None:
     assert lacking.status == "skipped"
     assert "pip install no_such_package" in str(lacking.reason)
     assert unpaired.status == "skipped"
-    entry = unpaired.metrics()["psnr"]
+    entry = unpaired.entries()["psnr"]
     assert (entry.value, entry.n, entry.status, entry.needs_reference) == (None, 0, "skipped", True)
 
 
 def test_saved_record_is_strict_json(tmp_path: Path) -> None:
     scores = {"psnr": Score(math.inf, n=2, sd=math.nan)}
     samples = {"index": [0, 1], "psnr": [math.inf, 3.0]}
-    result = Result("psnr", "uint8", "ok", None, Psnr.gives, scores, samples)
+    result = Result("psnr", "uint8", "ok", None, Psnr.metrics, scores, samples)
     path = result.save(tmp_path)
     assert path.name == "psnr-uint8.json"
 

@@ -43,7 +43,7 @@ def test_instances_equal_a_slow_reference() -> None:
     torch.manual_seed(3)
     output = Logits(3 * torch.randn(1, 6, 81), torch.randn(1, 6, 8, 12) + 0.3)
     padded, valid, size = (32, 48), (30, 41), (60, 82)
-    found = find_instances(output, padded, valid, size, least=0.0)
+    found = find_instances(output, padded, valid, size, min_score=0.0)
     up = nn.functional.interpolate(output.masks_queries_logits, padded, mode="bilinear")
     up = nn.functional.interpolate(up[:, :, :30, :41], size, mode="bilinear")[0].double().numpy()
     logits = output.class_queries_logits[0].double().numpy()
@@ -60,7 +60,7 @@ def test_instances_equal_a_slow_reference() -> None:
     assert len(found) == 100
     assert [segment.score for segment in found] == pytest.approx([e[0] for e in expected], rel=1e-4)
     assert [(s.label, s.box) for s in found[:20]] == [(label, box) for _, label, box in expected[:20]]
-    strong = find_instances(output, padded, valid, size, least=0.1)
+    strong = find_instances(output, padded, valid, size, min_score=0.1)
     assert [s.score for s in strong] == [s.score for s in found if s.score >= 0.1]
 
 
@@ -257,8 +257,8 @@ def test_official_program_judges_rewritten_prompts_by_the_originals(tmp_path: Pa
     metas = [{**line, "prompt": text, "rewritten_from": text} for text in ("two dogs", "two cats")]
     images = make_set(tmp_path / "run", metas, ["a pair", "a pair"])
     [skipped] = evaluate([GenEvalOfficial()], images)
-    assert set(skipped.metrics()) == set(GenEvalOfficial(protocol="official-rewritten").gives)
-    assert skipped.metrics()["geneval[official-rewritten]"].status == "skipped"
+    assert set(skipped.entries()) == set(GenEvalOfficial(protocol="official-rewritten").metrics)
+    assert skipped.entries()["geneval[official-rewritten]"].status == "skipped"
     folder = tmp_path / "run" / "geneval_official"
     for number, meta in enumerate(metas):
         written = json.loads((folder / f"0000{number}" / "metadata.jsonl").read_text())

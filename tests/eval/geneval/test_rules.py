@@ -212,4 +212,4 @@ def test_other_prompts_are_skipped(tmp_path: Path) -> None:
     [result] = evaluate([GenEval(two_dogs, "toy")], make_set(tmp_path, [{}, {}]))
     assert result.status == "skipped"
     assert "no GenEval lines" in str(result.reason)
-    assert result.metrics()["geneval[toy]/position"].status == "skipped"
+    assert result.entries()["geneval[toy]/position"].status == "skipped"

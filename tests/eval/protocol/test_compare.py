@@ -16,34 +16,34 @@ from kvbench.eval.paired.metrics import Psnr
 from kvbench.eval.protocol.base import Result, evaluate
 from kvbench.eval.protocol.compare import compare_runs
 from kvbench.eval.protocol.intervals import Replicates, assign_groups
-from kvbench.eval.protocol.scores import Metric, Quantity, Score
+from kvbench.eval.protocol.scores import Metric, MetricSpec, Score
 from kvbench.eval.spaces.scenes import Scenes
 from tests.support.image_sets import FEATURES, make_set
 
 RNG = np.random.default_rng(0)
 COUNT = 60
-PSNR = {"psnr": Quantity("higher", "dB", digits=2)}
+PSNR = {"psnr": MetricSpec("higher", "dB", digits=2)}
 
 
 def run_folder(
     path: Path,
     columns: Mapping[str, list[object]],
-    gives: Mapping[str, Quantity],
+    metrics: Mapping[str, MetricSpec],
     scores: Mapping[str, Score] | None = None,
     seed: int = 0,
 ) -> Path:
     lines = [{"index": i, "seed": seed, "prompt": f"prompt {i // 2}", "sha256": "0"} for i in range(COUNT)]
     samples = {"index": list(range(COUNT)), **columns} if columns else None
-    scores = dict(scores or {name: Score(None) for name in gives})
-    Result("made-up", "of numbers", "ok", None, gives, scores, samples).save(path / "metrics")
+    scores = dict(scores or {name: Score(None) for name in metrics})
+    Result("made-up", "of numbers", "ok", None, metrics, scores, samples).save(path / "metrics")
     (path / "samples.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     return path
 
 
 def compare(root: Path, ours: list[object], theirs: list[object], name: str = "psnr") -> dict[str, Metric]:
-    gives = {name: PSNR["psnr"]}
+    metrics = {name: PSNR["psnr"]}
     return compare_runs(
-        run_folder(root / "ours", {name: ours}, gives), run_folder(root / "theirs", {name: theirs}, gives)
+        run_folder(root / "ours", {name: ours}, metrics), run_folder(root / "theirs", {name: theirs}, metrics)
     )
 
 
@@ -70,12 +70,12 @@ def test_means_of_groups_are_compared_group_by_group(tmp_path: Path) -> None:
     tags = ["colors"] * 10 + ["counting"] * 50
     right = [True] * COUNT
     wrong = [i >= 5 for i in range(COUNT)]  # half of the ten colours
-    gives = {
-        "geneval[x]": Quantity("higher", strata="tag"),
-        "geneval[x]/colors": Quantity("higher", detail=True),
+    metrics = {
+        "geneval[x]": MetricSpec("higher", strata="tag"),
+        "geneval[x]/colors": MetricSpec("higher", detail=True),
     }
     ours, theirs = (
-        run_folder(tmp_path / name, {"tag": tags, "geneval[x]": correct}, gives)
+        run_folder(tmp_path / name, {"tag": tags, "geneval[x]": correct}, metrics)
         for name, correct in (("ours", wrong), ("theirs", right))
     )
     found = compare_runs(ours, theirs)
@@ -104,12 +104,12 @@ def test_other_samples_cannot_be_compared(tmp_path: Path) -> None:
 
 def test_metrics_of_one_side_alone_are_not_compared(tmp_path: Path) -> None:
     ours = run_folder(tmp_path / "ours", {"psnr": [1.0] * COUNT}, PSNR)
-    theirs = run_folder(tmp_path / "theirs", {"ssim": [1.0] * COUNT}, {"ssim": Quantity("higher")})
+    theirs = run_folder(tmp_path / "theirs", {"ssim": [1.0] * COUNT}, {"ssim": MetricSpec("higher")})
     assert compare_runs(ours, theirs) == {}
 
 
 def test_values_of_whole_sets_are_compared_by_their_replicates(tmp_path: Path) -> None:
-    gives = {"is": Quantity("higher"), "count": Quantity("lower")}
+    metrics = {"is": MetricSpec("higher"), "count": MetricSpec("lower")}
     drawn = RNG.normal(100, 5, 20)
     shift = RNG.normal(2, 0.1, 20)
     ours, theirs = (
@@ -119,13 +119,15 @@ def test_values_of_whole_sets_are_compared_by_their_replicates(tmp_path: Path) -
         }
         for value, left in ((102.0, drawn + shift), (100.0, drawn))
     )
-    found = compare_runs(*(run_folder(tmp_path / str(i), {}, gives, s) for i, s in enumerate((ours, theirs))))
+    found = compare_runs(
+        *(run_folder(tmp_path / str(i), {}, metrics, s) for i, s in enumerate((ours, theirs)))
+    )
     assert found["is"].value == found["count"].value == 2
     assert found["is"].se == pytest.approx(np.sqrt(19 / 20 * np.square(shift - shift.mean()).sum()))
     assert found["count"].ci95 is None
     other = {**theirs, "is": Score(100.0, 60, replicates=Replicates((1.0, 2.0), 1.0, "other parts"))}
     parts = compare_runs(
-        run_folder(tmp_path / "a", {}, gives, ours), run_folder(tmp_path / "b", {}, gives, other)
+        run_folder(tmp_path / "a", {}, metrics, ours), run_folder(tmp_path / "b", {}, metrics, other)
     )
     assert (parts["is"].value, parts["is"].ci95) == (2, None)
 

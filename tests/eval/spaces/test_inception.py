@@ -101,7 +101,7 @@ def test_fid_follows_the_clean_protocol(clean: Clean, all_pairs: Pair) -> None:
     assert fid.scores["fid_paired_clean"].value == pytest.approx(frechet_distance(*sides), rel=1e-5)
     assert "biased upward" in str(fid.reason)
     assert fid.provenance["weights"] == {clean.weight.file: clean.network.sha256}
-    assert kid.metrics()["kid_paired_clean"].unit == "1e-3"
+    assert kid.entries()["kid_paired_clean"].unit == "1e-3"
     assert shares.scores["precision_paired_clean"].value == precision_recall(*sides)[0]
     assert shares.scores["recall_paired_clean"].value == precision_recall(*sides)[1]
     for result in (kid, shares):
@@ -376,7 +376,7 @@ def test_missing_statistics_are_skipped_with_what_to_do(
     assert find_missing(PrecisionRecallReal(Adm()))[-1].startswith(
         "weights missing: VIRTUAL_imagenet256_labeled.npz. Get it with: make weights"
     )
-    assert [list(FidReal(space).gives) for space in (Clean(), Adm())] == [["fid_real_clean"], ["fid_adm"]]
+    assert [list(FidReal(space).metrics) for space in (Clean(), Adm())] == [["fid_real_clean"], ["fid_adm"]]
 
 
 @pytest.mark.parametrize(

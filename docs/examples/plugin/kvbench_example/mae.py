@@ -8,8 +8,8 @@ import numpy as np
 
 from kvbench.eval.files.images import ImageSet
 from kvbench.eval.files.weights import Weight
-from kvbench.eval.protocol.base import Result, ok
-from kvbench.eval.protocol.scores import Quantity, mean_score
+from kvbench.eval.protocol.base import Result, make_result
+from kvbench.eval.protocol.scores import MetricSpec, mean_score
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class Mae:
     protocol: ClassVar[str] = "uint8"
     needs_reference: ClassVar[bool] = True
     packages: ClassVar[tuple[str, ...]] = ()
-    gives: ClassVar[Mapping[str, Quantity]] = {"mae": Quantity("lower", "levels", digits=3)}
+    metrics: ClassVar[Mapping[str, MetricSpec]] = {"mae": MetricSpec("lower", "levels", digits=3)}
     weights: ClassVar[tuple[Weight, ...]] = ()
 
     def run(self, images: ImageSet, reference: ImageSet | None, device: str) -> Result:
@@ -31,4 +31,4 @@ class Mae:
             ours, theirs = images.image(index).astype(np.int16), reference.image(index).astype(np.int16)
             errors.append(float(np.abs(ours - theirs).mean()))
         scores = {"mae": mean_score(errors, images.clusters)}
-        return ok(self, scores, {"index": images.indices, "mae": errors})
+        return make_result(self, scores, {"index": images.indices, "mae": errors})
