@@ -135,13 +135,13 @@ def decode(dtype: torch.dtype, head_dim: int, queries: int) -> Variant:
 
 
 def quantised(
-    dtype: torch.dtype, head_dim: int, queries: int, form: Stored, *, turned: bool = False
+    dtype: torch.dtype, head_dim: int, queries: int, form: Stored, *, rotated: bool = False
 ) -> Variant:
-    """The attention that so many queries on each of 64 rows use over a plane; turns of keys are stored in 16 bits."""
+    """The attention that so many queries on each of 64 rows use over a plane with a rotation in 16 bits."""
     short = TYPES[dtype]
     sizes = quantised_attention_triton.tile(head_dim, dtype, queries, 64, torch.device("cpu"))
-    plane = make_plane(form, equal_rows(1, 1), 1, head_dim, block=1, turned=turned)
-    pointers = dict.fromkeys(("q", "out"), f"*{short}") | {"turns": "*i32", "positions": "*i64"}
+    plane = make_plane(form, equal_rows(1, 1), 1, head_dim, block=1, rotated=rotated)
+    pointers = dict.fromkeys(("q", "out"), f"*{short}") | {"rotation": "*i32", "positions": "*i64"}
     pointers |= dict.fromkeys(("partial", "state", "lse"), "*fp32")
     pointers |= {"offsets": "*i64", "lengths": "*i32", "order": "*i32"}
     for codes, names in (
@@ -268,7 +268,7 @@ def variants() -> Iterator[Variant]:
     yield decode(fp32, 64, 8)
     yield merge(bf16, 128)
     for queries in (1, 8, 4096):
-        yield quantised(bf16, 128, queries, FORMS[1], turned=True)
+        yield quantised(bf16, 128, queries, FORMS[1], rotated=True)
     yield merge_pair(bf16, 128)
     for dtype, head_dim in ((bf16, 64), (bf16, 128), (bf16, 256), (fp32, 64), (fp32, 128)):
         yield from mass(dtype, head_dim)

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from kvbench.kernels.compact import move_slots, source_table
-from kvbench.kernels.decode_attention import OpenRows, open_rows, step_attention, write_tokens
+from kvbench.kernels.decode_attention import DecodeRows, decode_attention, prepare_rows, write_tokens
 from kvbench.kernels.layout import Layout, arrange_rows, pack_rows
 
 Axis = Literal["layers", "heads"]
@@ -160,7 +160,7 @@ class Regular(NamedTuple):
             all slots of the group are kept.
     """
 
-    rows: OpenRows
+    rows: DecodeRows
     bits: Tensor
     masks: tuple[Tensor | None, ...]
 
@@ -172,7 +172,7 @@ def lay_dense(rows: int, slots: int, room: int) -> Layout:
 
 def lay(
     way: Way, keys: Tensor, values: Tensor, layout: Layout, keep: Tensor, widths: Sequence[int]
-) -> Regular | OpenRows:
+) -> Regular | DecodeRows:
     """Prepare what a layer keeps for the steps of an interval.
 
     Args:
@@ -184,28 +184,30 @@ def lay(
         widths: slots of every row if it is rewritten as all layers are (`find_widths`).
     """
     if way == "ragged":  # as the engine does
-        after, source = source_table(layout, keep, layout.longest, 0, layout.room)
-        return open_rows(move_slots(keys, source), move_slots(values, source), after)
+        after, source = source_table(layout, keep, layout.longest, 0, layout.free_slots)
+        return prepare_rows(move_slots(keys, source), move_slots(values, source), after)
     if way == "sparse":
-        return _mask_rows(open_rows(keys, values, layout, "grouped"), keep)
+        return _mask_rows(prepare_rows(keys, values, layout, "grouped"), keep)
     longest = max(widths)
-    after = arrange_rows(pack_rows(layout.positions, keep, -1, longest), list(widths), layout.room)
+    after = arrange_rows(pack_rows(layout.positions, keep, -1, longest), list(widths), layout.free_slots)
     source = (layout.offsets[:, None] + torch.arange(layout.longest))[keep]
     target = (after.offsets[:, None] + keep.cumsum(1) - 1)[keep]
     moved = []
     for storage in (keys, values):
         rewritten = storage.new_zeros(1, after.capacity, storage.shape[2])
         moved.append(rewritten.index_copy_(1, target, storage.index_select(1, source)))
-    return _mask_rows(open_rows(*moved, after, "grouped"), torch.arange(longest) < keep.sum(1, keepdim=True))
+    return _mask_rows(
+        prepare_rows(*moved, after, "grouped"), torch.arange(longest) < keep.sum(1, keepdim=True)
+    )
 
 
-def _mask_rows(rows: OpenRows, keep: Tensor) -> Regular:
+def _mask_rows(rows: DecodeRows, keep: Tensor) -> Regular:
     bits, layout, masks, first = pack_bits(keep), rows.layout, list[Tensor | None](), 0
     # As a kernel reads them: torch's attention adds a mask of numbers to the scores.
     kept = unpack_bits(bits, keep.shape[1]).index_select(0, layout.order)
     for group in layout.groups:
         hidden = ~kept[first : first + group.size, : group.length]
-        mask = torch.zeros(1, group.size, 1, group.length + group.room)
+        mask = torch.zeros(1, group.size, 1, group.length + group.free_slots)
         mask[0, :, 0, : group.length].masked_fill_(hidden, -torch.inf)
         masks.append(mask if hidden.any() else None)
         first += group.size
@@ -213,7 +215,7 @@ def _mask_rows(rows: OpenRows, keep: Tensor) -> Regular:
 
 
 def attend_step(
-    q: Tensor, k: Tensor, v: Tensor, layer: Regular | OpenRows, filled: int, scale: float
+    q: Tensor, k: Tensor, v: Tensor, layer: Regular | DecodeRows, filled: int, scale: float
 ) -> Tensor:
     """Store a new token a row, and let it attend to what its row keeps, the tokens after that, and itself.
 
@@ -228,8 +230,8 @@ def attend_step(
     Returns:
         [1, rows, query heads per KV head, D].
     """
-    if isinstance(layer, OpenRows):
-        return step_attention(q, k, v, layer, filled, scale)
+    if isinstance(layer, DecodeRows):
+        return decode_attention(q, k, v, layer, filled, scale)
     rows, layout = layer.rows, layer.rows.layout
     write_tokens(k, v, rows, filled)
     parts = [q]

@@ -17,7 +17,7 @@ from kvbench.core.segments import ModelSpec, Segment
 from kvbench.kernels import attention_mass as mass_kernel
 from kvbench.kernels import compact, ragged_attention
 from kvbench.kernels.attention_paths import Path
-from kvbench.kernels.decode_attention import open_rows, step_attention
+from kvbench.kernels.decode_attention import decode_attention, prepare_rows
 from kvbench.kernels.layout import Layout, empty_layout
 from kvbench.kernels.linear import linear
 from kvbench.methods.heatkv.schedule import Schedule
@@ -175,8 +175,8 @@ class Case:
         filled, device = self.at.length // 2, self.timer.device
         came = torch.full((1,), filled, dtype=torch.int64, device=device) if alone else None
         sets = self.inputs(layout.capacity, 1, queries)
-        rows = {id(x.keys): open_rows(x.keys, x.values, layout, filled=came) for x in sets}
-        call: Callable[[Inputs], object] = lambda x: step_attention(  # noqa: E731
+        rows = {id(x.keys): prepare_rows(x.keys, x.values, layout, filled=came) for x in sets}
+        call: Callable[[Inputs], object] = lambda x: decode_attention(  # noqa: E731
             x.q, x.k, x.v, rows[id(x.keys)], filled, self.spec.logit_scale
         )
         return self.timer(call, sets)

@@ -16,7 +16,7 @@ import build  # noqa: F401  makes this checkout importable
 import torch
 from torch import Tensor
 
-from kvbench.kernels.decode_attention import OpenRows, _choose, open_rows, step_attention
+from kvbench.kernels.decode_attention import DecodeRows, _choose, decode_attention, prepare_rows
 from kvbench.kernels.layout import Layout, arrange_rows
 
 ROOM = 24
@@ -64,20 +64,20 @@ def main() -> None:
 
     keys, values = (normal(1, layout.capacity, options.dim) for _ in range(2))
     q, k, v = (normal(1, len(counts), 1, options.dim) for _ in range(3))
-    ways: dict[str, OpenRows] = {
-        name: open_rows(keys, values, layout, name) for name in ("together", "grouped", "padded")
+    ways: dict[str, DecodeRows] = {
+        name: prepare_rows(keys, values, layout, name) for name in ("together", "grouped", "padded")
     }
     if options.device == "cuda":
-        ways["kernel of many"] = open_rows(keys, values, layout)
+        ways["kernel of many"] = prepare_rows(keys, values, layout)
         filled = torch.zeros(1, dtype=torch.int64, device=options.device)
-        ways["kernel of one"] = open_rows(keys, values, layout, filled=filled)
+        ways["kernel of one"] = prepare_rows(keys, values, layout, filled=filled)
     seconds: dict[str, list[float]] = {name: [] for name in ways}
     with torch.inference_mode():
         for repeat in range(options.repeats + 5):
             for name, rows in ways.items():
                 wait(options.device)
                 started = time.perf_counter()
-                step_attention(q, k, v, rows, repeat % ROOM, options.dim**-0.5)
+                decode_attention(q, k, v, rows, repeat % ROOM, options.dim**-0.5)
                 wait(options.device)
                 if repeat >= 5:
                     seconds[name].append(time.perf_counter() - started)

@@ -46,7 +46,9 @@ def equal_rows(rows: int, length: int) -> Layout:
     return arrange_rows(torch.arange(length).expand(rows, -1), [length] * rows)
 
 
-def make_plane(form: Stored, layout: Layout, batch: int, channels: int, *, block: int, turned: bool) -> Plane:
+def make_plane(
+    form: Stored, layout: Layout, batch: int, channels: int, *, block: int, rotated: bool
+) -> Plane:
     """Return a plane of random codes.
 
     Args:
@@ -55,7 +57,7 @@ def make_plane(form: Stored, layout: Layout, batch: int, channels: int, *, block
         batch: sequences that are stored.
         channels: D.
         block: tokens of a row that share a channel's scale or a codebook.
-        turned: whether keys are stored turned back; `plain` ones never are.
+        rotated: whether keys are stored before rotation; `plain` ones never are.
     """
     rows, length = len(layout.counts), layout.longest
     blocks = -(-length // block)
@@ -75,7 +77,7 @@ def make_plane(form: Stored, layout: Layout, batch: int, channels: int, *, block
         affine = torch.randn(batch, *sizes, 2).mul_(2 / (1 << form.bits)).half()
         return Codes(numbers, affine=affine, entry=None if scheme == "token" else entry)
 
-    rotation = make_rotation(length, channels) if turned and form.keys != "plain" else None
+    rotation = make_rotation(length, channels) if rotated and form.keys != "plain" else None
     codes = make_codes(form.keys), make_codes(form.values)
     return Plane(layout, min(form.bits, 16), *codes, list_slots(layout)[1], rotation)
 

@@ -18,7 +18,7 @@ from build import built, composed
 from kvbench.core.budget import Budget
 from kvbench.core.segments import ModelSpec
 from kvbench.engine.schedule import show_layer
-from kvbench.engine.view import Inputs, Store
+from kvbench.engine.view import Inputs, LayerStore
 from kvbench.kernels.layout import empty_layout
 from kvbench.methods.base import Artifact
 from kvbench.methods.pricekv.errors import SubsetError, sum_subsets
@@ -83,7 +83,7 @@ def time_calibration(spec: ModelSpec, observer: SubsetError, device: str, layers
             # All of the past is handed over as if it had come with the segment: nothing else is stored.
             q = torch.randn(1, rows, at.length, spec.head_dim, device=device, dtype=dtype)
             past = keys[:, :, : at.end]
-            store = Store(layout, empty, empty)
+            store = LayerStore(layout, empty, empty)
             inputs = Inputs(q, past, past, None, store, spec.head_dim**-0.5, projection=projection)
             view = show_layer(layer, at, layout, spec, spec.branches, inputs)
             view.position = torch.arange(at.end, device=device).expand(rows, -1)

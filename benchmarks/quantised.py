@@ -77,7 +77,7 @@ def print_times(case: Case, repeats: int, device: str) -> None:
     q = q.bfloat16() if gpu else q
     calls: dict[str, Callable[[], object]] = {}
     for form in (HALF, *FORMS) if gpu else (PLAIN, HALF, *FORMS):
-        plane = make_plane(form, layout, case.batch, case.channels, block=case.block, turned=True)
+        plane = make_plane(form, layout, case.batch, case.channels, block=case.block, rotated=True)
         if gpu and plane.rotation is not None:
             plane = plane._replace(rotation=plane.rotation.to(torch.complex32))
         calls[form.name] = partial(quantised_attention, q, plane, case.channels**-0.5)
@@ -121,7 +121,7 @@ def print_bytes(channels: int, block: int) -> None:
         f"{ridge:.0f} |\n|---|---|---|---|---|---|---|---|"
     )
     for form in (HALF, *FORMS):
-        plane = make_plane(form, equal_rows(1, block), 1, channels, block=block, turned=True)
+        plane = make_plane(form, equal_rows(1, block), 1, channels, block=block, rotated=True)
         found = count_bytes(plane, 2)
         own = found.codes + found.scales
         each = 4 * channels / own
@@ -144,13 +144,13 @@ def print_compiled(dims: list[int]) -> None:
     print("registers, bytes spilled, KiB of shared memory; asynchronous copies in the loop\n")
     print(f"| D, queries of a row | {' | '.join(f'{dim}, {queries}' for dim, queries in shapes)} |")
     print("|---" * (len(shapes) + 1) + "|")
-    for form, turned in chosen:
+    for form, rotated in chosen:
         cells = []
         for dim, queries in shapes:
-            out = compile_variant(quantised(torch.bfloat16, dim, queries, form, turned=turned), 90)
+            out = compile_variant(quantised(torch.bfloat16, dim, queries, form, rotated=rotated), 90)
             copies = "+".join(map(str, out.copies))
             cells.append(f"{out.registers}, {out.spilled}, {out.shared / 1024:.0f}; {copies}")
-        print(f"| {form.name}{', turned' if turned else ''} | {' | '.join(cells)} |", flush=True)
+        print(f"| {form.name}{', rotated' if rotated else ''} | {' | '.join(cells)} |", flush=True)
 
 
 def main() -> None:

@@ -3,23 +3,23 @@
 import torch
 from torch import Tensor
 
-from kvbench.kernels.layout import Layout, arrange_rows, fold_rows, list_positions, pack_rows, room_slots
+from kvbench.kernels.layout import Layout, arrange_rows, fold_rows, list_free_slots, list_positions, pack_rows
 
 Pair = tuple[Tensor, Tensor]
 """Keys and values."""
 
 
 def source_table(
-    layout: Layout, keep: Tensor | None, start: int, length: int, room: int = 0
+    layout: Layout, keep: Tensor | None, start: int, length: int, free_slots: int = 0
 ) -> tuple[Layout, Tensor]:
     """Work out layout and source table after some slots are kept; reads the number of kept slots on the host, once.
 
     Args:
-        layout: before the segment. If it has room, the segment's tokens lie there.
+        layout: before the segment. If it has free slots, the segment's tokens lie there.
         keep: bool [rows, longest + length] over the slots of `list_positions`, padding ignored; None keeps all.
         start: position of the segment's first token.
         length: tokens of the segment.
-        room: free slots behind every row of the new layout.
+        free_slots: free slots behind every row of the new layout.
 
     Returns:
         The new layout, and where its flat slots come from, int32 [capacity]: slot x of the old buffer, or, where
@@ -28,11 +28,11 @@ def source_table(
     seen = list_positions(layout, start, length)
     keep = seen >= 0 if keep is None else keep & (seen >= 0)
     counts = keep.sum(1).tolist()
-    after = arrange_rows(pack_rows(seen, keep, -1, max(counts, default=0)), counts, room)
+    after = arrange_rows(pack_rows(seen, keep, -1, max(counts, default=0)), counts, free_slots)
     old = layout.offsets[:, None] + torch.arange(layout.longest, device=seen.device)
     new = -1 - torch.arange(len(counts) * length, device=seen.device).view(len(counts), length)
-    if layout.room:
-        new = room_slots(layout, 0, length)
+    if layout.free_slots:
+        new = list_free_slots(layout, 0, length)
     target = (after.offsets[:, None] + keep.cumsum(1) - 1).masked_fill_(~keep, after.capacity)
     source = torch.zeros(  # what leaves goes to the last entry
         after.capacity + 1, dtype=torch.int32, device=seen.device

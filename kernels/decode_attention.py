@@ -1,7 +1,7 @@
 """Attention of a few new tokens over each row's cached keys, the tokens before them in their segment, and themselves.
 
-Tokens of a segment that is not full yet lie in the room behind every row (`kernels/layout.py`), so that a step writes
-its own keys and values and reads the rest where it lies. What a segment's steps share is prepared once (`open_rows`).
+Tokens of a segment that is not full yet lie in the free slots behind every row (`kernels/layout.py`): a step writes its
+own keys and values there, and reads all others in place. `prepare_rows` builds once what a segment's steps share.
 """
 
 from typing import Literal, NamedTuple
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from kvbench.kernels.layout import Layout, room_slots, view_group
+from kvbench.kernels.layout import Layout, list_free_slots, view_group
 
 Arrangement = Literal["kernel", "together", "grouped", "padded"]
 """How rows of unequal length are read (HeadKV, arXiv:2605.20600, section 4, compares the like).
@@ -27,8 +27,8 @@ CALL_NUMBERS = 25_000
 """Numbers that are copied in the time of a call of attention: long rows are read by length, however few share one."""
 
 
-class OpenRows(NamedTuple):
-    """A layer's storage while the steps of a segment fill the room behind its rows.
+class DecodeRows(NamedTuple):
+    """A layer's storage while the steps of a segment fill the free slots behind its rows.
 
     Attributes:
         keys: flat storage [batch, capacity, D].
@@ -36,7 +36,7 @@ class OpenRows(NamedTuple):
         layout: where rows lie in the flat storage.
         filled: int64 [1], tokens of the segment that came before the step, for the kernel of one token; None: the
             kernel of several tokens does.
-        groups: keys and values of the rows of each length, views [batch, rows, length + room, D], in the layout's
+        groups: keys and values of the rows of each length, views [batch, rows, length + free_slots, D], in the layout's
             order; empty if rows are read together, padded, or by a kernel.
         ends: int64 [rows], the slot behind each row; None where all rows are one group.
         ages: how far slots lie behind a row's first free one, and never as far as 0 for what does not belong to the
@@ -54,13 +54,13 @@ class OpenRows(NamedTuple):
     slots: Tensor | None = None
 
 
-def open_rows(
+def prepare_rows(
     keys: Tensor,
     values: Tensor,
     layout: Layout,
     arrangement: Arrangement | None = None,
     filled: Tensor | None = None,
-) -> OpenRows:
+) -> DecodeRows:
     """Prepare flat storage [batch, capacity, D], finite in every slot, for the steps of a segment.
 
     Args:
@@ -69,39 +69,39 @@ def open_rows(
         layout: where rows lie in both.
         arrangement: how rows of unequal length are read; None for what is fastest: on CUDA by a kernel, elsewhere as
             the number of lengths says (`benchmarks/layouts.py`).
-        filled: see `OpenRows`.
+        filled: see `DecodeRows`.
     """
     ends, device = layout.offsets + layout.lengths, keys.device
     chosen = arrangement or ("kernel" if keys.is_cuda else _choose(layout, keys.shape[2]))
     if chosen == "kernel":
-        return OpenRows(keys, values, layout, filled, ends=ends)
+        return DecodeRows(keys, values, layout, filled, ends=ends)
     if layout.uniform or chosen == "grouped":
         groups = tuple(
-            (view_group(keys, group, group.room), view_group(values, group, group.room))
+            (view_group(keys, group, group.free_slots), view_group(values, group, group.free_slots))
             for group in layout.groups
         )
-        return OpenRows(keys, values, layout, groups=groups, ends=None if layout.uniform else ends)
+        return DecodeRows(keys, values, layout, groups=groups, ends=None if layout.uniform else ends)
     if chosen == "together":
         slot = torch.arange(layout.capacity, device=device)
-        own = (slot >= layout.offsets[:, None]) & (slot < ends[:, None] + layout.room)
+        own = (slot >= layout.offsets[:, None]) & (slot < ends[:, None] + layout.free_slots)
         ages = (slot - ends[:, None]).masked_fill_(~own, layout.capacity)
-        return OpenRows(keys, values, layout, ends=ends, ages=ages)
-    place = torch.arange(layout.longest + layout.room, device=device)
+        return DecodeRows(keys, values, layout, ends=ends, ages=ages)
+    place = torch.arange(layout.longest + layout.free_slots, device=device)
     slots = (layout.offsets[:, None] + place).clamp_(max=layout.capacity - 1).flatten()
     ages = (place - layout.lengths[:, None])[:, None]
-    return OpenRows(keys, values, layout, ends=ends, ages=ages, slots=slots)
+    return DecodeRows(keys, values, layout, ends=ends, ages=ages, slots=slots)
 
 
 def _choose(layout: Layout, channels: int) -> Arrangement:
     lengths, rows = len(layout.groups), len(layout.counts)
-    copied = 2 * rows * (layout.longest + layout.room) * channels
+    copied = 2 * rows * (layout.longest + layout.free_slots) * channels
     if WORTH_GROUPING * lengths <= rows or CALL_NUMBERS * lengths <= copied:
         return "grouped"
     return "together" if layout.total <= WORTH_COPYING * layout.longest else "padded"
 
 
-def step_attention(q: Tensor, k: Tensor, v: Tensor, rows: OpenRows, filled: int, scale: float) -> Tensor:
-    """Put new tokens into the room behind every row, and let each attend to all that comes before it and to itself.
+def decode_attention(q: Tensor, k: Tensor, v: Tensor, rows: DecodeRows, filled: int, scale: float) -> Tensor:
+    """Write new tokens into the free slots behind every row; each attends to all tokens before it and to itself.
 
     Kernels read rows of any length where they lie, that of one token writing it as well; torch's attention reads them
     as arranged.
@@ -140,8 +140,8 @@ def step_attention(q: Tensor, k: Tensor, v: Tensor, rows: OpenRows, filled: int,
     return _attend(q, keys, values, seen, scale)
 
 
-def _attend_in_place(q: Tensor, k: Tensor, v: Tensor, rows: OpenRows, filled: int, scale: float) -> Tensor:
-    """Attend by a Triton kernel; arguments as of `step_attention`."""
+def _attend_in_place(q: Tensor, k: Tensor, v: Tensor, rows: DecodeRows, filled: int, scale: float) -> Tensor:
+    """Attend by a Triton kernel; arguments as of `decode_attention`."""
     layout = rows.layout
     if rows.filled is not None and k.shape[2] == 1:
         from kvbench.kernels.triton.decode_attention import decode_attention_triton
@@ -155,8 +155,8 @@ def _attend_in_place(q: Tensor, k: Tensor, v: Tensor, rows: OpenRows, filled: in
     return out
 
 
-def _attend_groups(q: Tensor, rows: OpenRows, filled: int, tokens: int, scale: float) -> Tensor:
-    """Attend with the rows of each length by themselves; arguments as of `step_attention`, after `tokens` new ones."""
+def _attend_groups(q: Tensor, rows: DecodeRows, filled: int, tokens: int, scale: float) -> Tensor:
+    """Attend to the rows of each length by themselves, `tokens` new ones among them; see `decode_attention`."""
     layout = rows.layout
     parts = [q]
     if len(rows.groups) > 1:
@@ -177,8 +177,8 @@ def _attend(q: Tensor, keys: Tensor, values: Tensor, seen: Tensor | None, scale:
     return F.scaled_dot_product_attention(q, keys, values, attn_mask=seen, scale=scale)
 
 
-def write_tokens(k: Tensor, v: Tensor, rows: OpenRows, filled: int) -> None:
-    """Write new tokens behind the `filled` ones in the room of every row."""
+def write_tokens(k: Tensor, v: Tensor, rows: DecodeRows, filled: int) -> None:
+    """Write new tokens behind the `filled` ones of every row."""
     tokens = k.shape[2]
     if rows.ends is None:
         ((keys, values),) = rows.groups
@@ -186,7 +186,9 @@ def write_tokens(k: Tensor, v: Tensor, rows: OpenRows, filled: int) -> None:
         keys.narrow(2, start, tokens).copy_(k)
         values.narrow(2, start, tokens).copy_(v)
         return
-    slots = rows.ends + filled if tokens == 1 else room_slots(rows.layout, filled, filled + tokens).flatten()
+    slots = (
+        rows.ends + filled if tokens == 1 else list_free_slots(rows.layout, filled, filled + tokens).flatten()
+    )
     for storage, new in ((rows.keys, k), (rows.values, v)):
         new = new.flatten(1, 2)
         storage.index_copy_(1, slots, new if new.dtype == storage.dtype else new.to(storage.dtype))

@@ -3,7 +3,7 @@
 Storage is flat, [batch, slots, D]: the slots of a row are neighbours in position order, and rows of equal length are
 neighbours too, so that each such group is a dense [batch, rows, length, D] view and no row is padded to the longest.
 `batch` counts sequences that are treated alike (static methods); where each sequence keeps other slots it is 1 and all
-(sequence, head) pairs are rows. Behind every row there may be room for the tokens of a segment that is not full yet.
+(sequence, head) pairs are rows. Free slots behind each row hold the tokens of a segment that is not full yet.
 """
 
 from itertools import groupby
@@ -20,13 +20,13 @@ class Group(NamedTuple):
         start: first slot of the first row in the flat buffer.
         length: slots of each row.
         size: number of rows.
-        room: free slots behind each row.
+        free_slots: free slots behind each row.
     """
 
     start: int
     length: int
     size: int
-    room: int = 0
+    free_slots: int = 0
 
 
 class Layout(NamedTuple):
@@ -41,7 +41,7 @@ class Layout(NamedTuple):
         counts: the lengths again, on the host.
         groups: rows by length.
         total: slots of all rows.
-        room: free slots behind every row, for tokens of the segment that is not full yet.
+        free_slots: free slots behind every row, for tokens of the segment that is not full yet.
     """
 
     positions: Tensor
@@ -52,7 +52,7 @@ class Layout(NamedTuple):
     counts: tuple[int, ...]
     groups: tuple[Group, ...]
     total: int
-    room: int = 0
+    free_slots: int = 0
 
     @property
     def uniform(self) -> bool:
@@ -66,32 +66,32 @@ class Layout(NamedTuple):
 
     @property
     def capacity(self) -> int:
-        """Slots of the flat buffer: those of all rows and the room behind them."""
-        return self.total + self.room * len(self.counts)
+        """Slots of the flat buffer: those of all rows and the free slots behind them."""
+        return self.total + self.free_slots * len(self.counts)
 
 
-def arrange_rows(positions: Tensor, counts: list[int], room: int = 0) -> Layout:
-    """Return the layout of rows that hold `counts` tokens at `positions` [rows, longest], with `room` behind each."""
+def arrange_rows(positions: Tensor, counts: list[int], free_slots: int = 0) -> Layout:
+    """Return the layout of rows of `counts` tokens at `positions` [rows, longest], with `free_slots` behind each."""
     order = sorted(range(len(counts)), key=lambda row: -counts[row])
     offsets, places, groups, end = [0] * len(counts), [0] * len(counts), [], 0
     for place, row in enumerate(order):
         offsets[row], places[row] = end, place
-        end += counts[row] + room
+        end += counts[row] + free_slots
     for length, equal in groupby(order, key=counts.__getitem__):
         rows = list(equal)
-        groups.append(Group(offsets[rows[0]], length, len(rows), room))
+        groups.append(Group(offsets[rows[0]], length, len(rows), free_slots))
     # One transfer; out of pageable memory it never waits for the device.
     table = torch.tensor((offsets, counts, order, places), dtype=torch.int64)
     at, *others = table.to(positions.device, non_blocking=True)
     lengths, by_length, place_of = (other.int() for other in others)
     return Layout(
-        positions, at, lengths, by_length, place_of, tuple(counts), tuple(groups), sum(counts), room
+        positions, at, lengths, by_length, place_of, tuple(counts), tuple(groups), sum(counts), free_slots
     )
 
 
-def empty_layout(rows: int, device: torch.device | str, room: int = 0) -> Layout:
-    """Return the layout of rows that hold nothing, with `room` free slots for each."""
-    return arrange_rows(torch.empty(rows, 0, dtype=torch.int64, device=device), [0] * rows, room)
+def empty_layout(rows: int, device: torch.device | str, free_slots: int = 0) -> Layout:
+    """Return the layout of rows that hold nothing, with `free_slots` free slots for each."""
+    return arrange_rows(torch.empty(rows, 0, dtype=torch.int64, device=device), [0] * rows, free_slots)
 
 
 def list_positions(layout: Layout, start: int, length: int) -> Tensor:
@@ -128,7 +128,7 @@ def pad_rows(storage: Tensor, layout: Layout, more: int = 0) -> Tensor:
     Args:
         storage: flat buffer [batch, capacity, D].
         layout: where rows lie in it.
-        more: slots of the room that are shown behind each row.
+        more: free slots that are shown behind each row.
 
     Returns:
         [batch, rows, longest + more, D], a view where all rows are equally long, else a copy.
@@ -141,24 +141,24 @@ def pad_rows(storage: Tensor, layout: Layout, more: int = 0) -> Tensor:
 
 
 def view_group(storage: Tensor, group: Group, more: int = 0) -> Tensor:
-    """Return a group's slots, with `more` of the room behind each row: a view [batch, rows, length + more, D]."""
-    width = group.length + group.room
+    """Return a group's slots, with `more` of the free slots behind each row: a view [batch, rows, length + more, D]."""
+    width = group.length + group.free_slots
     stop = group.start + group.size * width
     return storage[:, group.start : stop].unflatten(1, (group.size, width))[:, :, : group.length + more]
 
 
-def view_room(storage: Tensor, layout: Layout, start: int, stop: int) -> Tensor:
-    """Return slots `start` to `stop` of the room behind each row, [batch, rows, stop - start, D].
+def view_free_slots(storage: Tensor, layout: Layout, start: int, stop: int) -> Tensor:
+    """Return slots `start` to `stop` of the free slots behind each row, [batch, rows, stop - start, D].
 
     A view where all rows are equally long, else a copy.
     """
     if layout.uniform:
         return view_group(storage, layout.groups[0], stop)[:, :, layout.longest + start :]
-    slot = room_slots(layout, start, stop)
+    slot = list_free_slots(layout, start, stop)
     return storage.index_select(1, slot.flatten()).unflatten(1, slot.shape)
 
 
-def room_slots(layout: Layout, start: int, stop: int) -> Tensor:
-    """Return the flat slots int64 [rows, stop - start] of that part of the room behind each row."""
+def list_free_slots(layout: Layout, start: int, stop: int) -> Tensor:
+    """Return the flat slots int64 [rows, stop - start] of that part of the free slots behind each row."""
     steps = torch.arange(start, stop, device=layout.offsets.device)
     return (layout.offsets + layout.lengths)[:, None] + steps

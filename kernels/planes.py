@@ -3,8 +3,8 @@
 A layer may have several planes, each with rows of its own (`kernels/layout.py`): attention over a set of tokens does
 not depend on their order, so that shares are attended to one after the other and merged, or read back into one buffer.
 
-Keys are turned back by the model's rotation before they are quantised, and turned again when they are read: channels
-vary less among tokens before they are turned. Turned keys lie with the even channels first, then the odd ones, so that
+Keys are quantised without the rotation of the model, and rotated again when they are read: channels
+vary less among tokens before the rotation. Unrotated keys lie with the even channels first, then the odd ones, so that
 both parts of the pairs that turn together are tiles of neighbouring channels.
 """
 
@@ -50,9 +50,9 @@ class Plane(NamedTuple):
     """The slots of a layer that are stored in one form.
 
     Attributes:
-        layout: where rows lie; there is no room behind them.
+        layout: where rows lie; there are no free slots behind them.
         bits: of a number: 16, 8, 4, 3 or 2.
-        keys: of each slot; turned back and even channels first if there is a rotation.
+        keys: of each slot; unrotated and even channels first if there is a rotation.
         values: of each slot, as they are.
         positions: int64 [slots], position of each slot's token.
         rotation: complex64 or complex32 [positions, D/2], what neighbouring channels of a key are multiplied by at each
@@ -68,7 +68,7 @@ class Plane(NamedTuple):
 
 
 def list_slots(layout: Layout) -> tuple[Tensor, Tensor]:
-    """Return row and position of every slot of a flat buffer without room, int64 [slots] each."""
+    """Return row and position of every slot of a flat buffer without free slots, int64 [slots] each."""
     lengths = layout.lengths.index_select(0, layout.order)
     rows = layout.order.long().repeat_interleave(lengths, output_size=layout.total)
     place = torch.arange(layout.total, device=rows.device) - layout.offsets[rows]
@@ -82,17 +82,17 @@ def unrotate(keys: Tensor, rotation: Tensor) -> Tensor:
     return torch.cat((even * cos + odd * sin, odd * cos - even * sin), -1)
 
 
-def turn(keys: Tensor, rotation: Tensor) -> Tensor:
+def rotate(keys: Tensor, rotation: Tensor) -> Tensor:
     """Turn stored keys float32 [..., slots, D] by complex64 [slots, D/2]; pairs are neighbours again.
 
-    A key is turned to the same bits wherever it lies, as products of complex tensors do not promise.
+    A key is rotated to the same bits wherever it lies, as products of complex tensors do not promise.
     """
     even, odd = keys.chunk(2, -1)
     cos, sin = rotation.real.contiguous(), rotation.imag.contiguous()
-    turned = even.new_empty(*even.shape, 2)
-    turned[..., 0] = (even * cos).sub_(odd * sin)
-    turned[..., 1] = (even * sin).add_(odd * cos)
-    return turned.flatten(-2)
+    rotated = even.new_empty(*even.shape, 2)
+    rotated[..., 0] = (even * cos).sub_(odd * sin)
+    rotated[..., 1] = (even * sin).add_(odd * cos)
+    return rotated.flatten(-2)
 
 
 def encode_tokens(x: Tensor, bits: int) -> Codes:
@@ -177,5 +177,5 @@ def read_plane(
     keys, values = (decode(codes, plane.bits, sequences, slots) for codes in (plane.keys, plane.values))
     if plane.rotation is not None:
         parts = torch.view_as_real(plane.rotation).index_select(0, plane.positions[slots])
-        keys = turn(keys.float(), torch.view_as_complex(parts.float()))
+        keys = rotate(keys.float(), torch.view_as_complex(parts.float()))
     return keys, values

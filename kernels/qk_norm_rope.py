@@ -34,5 +34,5 @@ def qk_norm_rope(qkv: Tensor, lengths: Tensor, rotation: Tensor | None) -> tuple
 
 def rotate(x: Tensor, rotation: Tensor) -> Tensor:
     """Rotate neighbouring pairs of float32 [..., D] by complex64 [..., D/2]."""
-    turned = torch.view_as_complex(x.unflatten(-1, (-1, 2))) * rotation
-    return torch.view_as_real(turned).flatten(-2)
+    rotated = torch.view_as_complex(x.unflatten(-1, (-1, 2))) * rotation
+    return torch.view_as_real(rotated).flatten(-2)

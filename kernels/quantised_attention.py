@@ -24,7 +24,7 @@ def quantised_attention(q: Tensor, plane: Plane, scale: float, state: State | No
     what is read of it.
 
     Args:
-        q: [batch, rows, queries, D] of any strides, turned by position; batch is a multiple of the plane's.
+        q: [batch, rows, queries, D] of any strides, rotated by position; batch is a multiple of the plane's.
         plane: what is attended to.
         scale: factor on q k^T, positive.
         state: attention of the same queries over other keys, which takes this one in: it is overwritten and returned.

@@ -11,7 +11,7 @@ from kvbench.core.config import ConfigError
 from kvbench.core.segments import ModelSpec, Segment
 from kvbench.engine.coding.formats import Packing
 from kvbench.engine.memory import MIB
-from kvbench.engine.packed.bytes import foresee_bytes, prepare_to_fit
+from kvbench.engine.packed.bytes import predict_bytes, prepare_to_fit
 from kvbench.engine.schedule import Ints, predict_ring_slots, predict_row_lengths, sum_tokens
 from kvbench.methods.base import Artifact, Method, Observer
 from kvbench.models.base import Model
@@ -106,7 +106,7 @@ def make_plan(
     held = sum_tokens(lengths).max(1)
     stored = held * token_bytes
     if packing is not None and method.static:
-        stored = sum_tokens(foresee_bytes(spec, method, packing)[..., None]).max(1)
+        stored = sum_tokens(predict_bytes(spec, method, packing)[..., None]).max(1)
     everything = np.broadcast_to(np.array(spec.ends[:-1])[:, None, None], lengths.shape)
     peak = int(held.max())
     return Plan(

@@ -151,7 +151,7 @@ def decode_attention_triton(
     *,
     share: int | None = None,
 ) -> Tensor:
-    """Write a token's key and value into the room behind every row, and attend to all that the row then holds.
+    """Write a token's key and value into the free slots behind every row, and attend to all that the row then holds.
 
     Args:
         q: [batch, rows, queries, D]: the query heads that read the row.
@@ -159,8 +159,8 @@ def decode_attention_triton(
         v: its value, shaped like k.
         keys: flat storage [batch, capacity, D], written to.
         values: storage of the values, shaped like `keys`.
-        layout: where rows lie in both, with room behind them.
-        filled: int64 [1], tokens that lie in the room already.
+        layout: where rows lie in both, with free slots behind them.
+        filled: int64 [1], tokens that the free slots hold already.
         scale: factor on q k^T, positive.
         share: programs that share a row's keys; None: as many as fill the device.
 
@@ -171,7 +171,7 @@ def decode_attention_triton(
     (q, q_strides), (k, k_strides), (v, v_strides) = align_rows(q), align_rows(k), align_rows(v)
     sizes = tile(channels, q.dtype, queries)
     if share is None:
-        share = splits(batch * rows, layout.longest + layout.room, sizes, q.device)
+        share = splits(batch * rows, layout.longest + layout.free_slots, sizes, q.device)
     out = q.new_empty(batch, rows, queries, channels)
     lse = q.new_empty(share, batch, rows, queries, dtype=torch.float32)
     partial = lse if share == 1 else q.new_empty(*lse.shape, channels, dtype=torch.float32)

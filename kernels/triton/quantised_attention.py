@@ -1,7 +1,7 @@
 """Attention over a plane of quantised keys and values (see `quantised_attention` in `kernels/quantised_attention.py`).
 
 Codes become numbers in registers, tile by tile, on their way to the products: nothing but codes and tables is read from
-memory. Keys that are yet to be turned come as two half tiles, of the first and of the second part of every pair, so
+memory. Keys that are yet to be rotated come as two half tiles, of the first and of the second part of every pair, so
 that turning them moves nothing between threads, and their products with the queries are two.
 """
 
@@ -75,7 +75,7 @@ def list_constants(plane: Plane) -> dict[str, int | bool | str]:
     """Return what the kernel is compiled for of a plane."""
     keys, values = read_source(plane.keys), read_source(plane.values)
     return {
-        "BITS": plane.bits, "TURN": plane.rotation is not None,
+        "BITS": plane.bits, "ROTATE": plane.rotation is not None,
         "KEYS": keys.scheme, "KEY_ENTRIES": keys.entries, "KEY_CHANNELS": keys.channels,
         "VALUES": values.scheme, "VALUE_ENTRIES": values.entries, "VALUE_CHANNELS": values.channels,
     }  # fmt: skip
@@ -83,20 +83,20 @@ def list_constants(plane: Plane) -> dict[str, int | bool | str]:
 
 @triton.jit
 def score_keys(
-    asked, other, numbers, table, entry, turns, positions, slot,
+    asked, other, numbers, table, entry, rotation, positions, slot,
     SCHEME: tl.constexpr, ENTRIES: tl.constexpr, CHANNELS: tl.constexpr, BITS: tl.constexpr,
-    TURN: tl.constexpr, HEAD_DIM: tl.constexpr, PRECISION: tl.constexpr,
+    ROTATE: tl.constexpr, HEAD_DIM: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Score a tile of one row's keys, float32 [M, N]; to keys that turn `asked` is the first part of pairs."""
     lane = tl.arange(0, asked.shape[1])
     keys = load_numbers(numbers, table, entry, slot, lane, SCHEME, ENTRIES, CHANNELS, BITS, HEAD_DIM)
-    if TURN:
+    if ROTATE:
         HALF: tl.constexpr = HEAD_DIM // 2
         second = load_numbers(
             numbers, table, entry, slot, lane + HALF, SCHEME, ENTRIES, CHANNELS, BITS, HEAD_DIM
         )
         place = tl.load(positions + slot)[:, None] * HALF + (lane % HALF)[None, :]
-        cos, sin = split_word(tl.load(turns + place))
+        cos, sin = split_word(tl.load(rotation + place))
         first = (keys * cos - second * sin).to(asked.dtype)
         second = (keys * sin + second * cos).to(asked.dtype)
         return score_tile(asked, first, PRECISION) + score_tile(other, second, PRECISION)
@@ -110,7 +110,7 @@ def score_keys(
         "q_b", "q_r", "q_t", "out_b", "out_r", "out_t",
     ],
     do_not_specialize_on_alignment=[
-        "key_table", "key_entry", "value_table", "value_entry", "turns", "positions", "state", "lse",
+        "key_table", "key_entry", "value_table", "value_entry", "rotation", "positions", "state", "lse",
         "offsets", "lengths", "order",
     ],
 )  # fmt: skip
@@ -122,7 +122,7 @@ def quantised_kernel(
     values,
     value_table,
     value_entry,
-    turns,
+    rotation,
     positions,
     out,
     partial,
@@ -159,7 +159,7 @@ def quantised_kernel(
     VALUES: tl.constexpr,
     VALUE_ENTRIES: tl.constexpr,
     VALUE_CHANNELS: tl.constexpr,
-    TURN: tl.constexpr,
+    ROTATE: tl.constexpr,
     RESUME: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
@@ -183,7 +183,7 @@ def quantised_kernel(
 
     q += (batch * q_b + row * q_r) * UNIT
     place = query.to(tl.int64)[:, None] * (q_t * UNIT)
-    if TURN:
+    if ROTATE:
         pair = tl.arange(0, BLOCK_H)
         whole_pair = asks[:, None] & (pair < HEAD_DIM // 2)[None, :]
         asked = tl.load(q + place + 2 * pair[None, :], mask=whole_pair, other=0.0)
@@ -227,8 +227,8 @@ def quantised_kernel(
     for index in tl.range(tl.minimum(begin, whole), tl.minimum(end, whole), num_stages=STAGES):
         slot = index * BLOCK_N + lane
         scores = score_keys(
-            asked, other, keys, key_table, key_entry, turns, positions, slot,
-            KEYS, KEY_ENTRIES, KEY_CHANNELS, BITS, TURN, HEAD_DIM, PRECISION,
+            asked, other, keys, key_table, key_entry, rotation, positions, slot,
+            KEYS, KEY_ENTRIES, KEY_CHANNELS, BITS, ROTATE, HEAD_DIM, PRECISION,
         )  # fmt: skip
         weighed = load_numbers(
             values, value_table, value_entry, slot, channel,
@@ -238,8 +238,8 @@ def quantised_kernel(
     if (whole * BLOCK_N < length) & (begin <= whole) & (whole < end):
         slot = tl.minimum(whole * BLOCK_N + lane, length - 1)
         scores = score_keys(
-            asked, other, keys, key_table, key_entry, turns, positions, slot,
-            KEYS, KEY_ENTRIES, KEY_CHANNELS, BITS, TURN, HEAD_DIM, PRECISION,
+            asked, other, keys, key_table, key_entry, rotation, positions, slot,
+            KEYS, KEY_ENTRIES, KEY_CHANNELS, BITS, ROTATE, HEAD_DIM, PRECISION,
         )  # fmt: skip
         scores = tl.where((whole * BLOCK_N + lane < length)[None, :], scores, float("-inf"))
         weighed = load_numbers(
@@ -289,11 +289,11 @@ def quantised_attention_triton(
         lse = state[1][None]
     partial = lse if share == 1 else q.new_empty(*lse.shape, channels, dtype=torch.float32)
     keys, values = read_source(plane.keys), read_source(plane.values)
-    turns = plane.positions
+    rotation = plane.positions
     if plane.rotation is not None:
-        turns = plane.rotation.view(WORDS[plane.rotation.dtype])
+        rotation = plane.rotation.view(WORDS[plane.rotation.dtype])
     quantised_kernel[blocks, batch * share, rows](
-        q, *keys.tensors, *values.tensors, turns, plane.positions,
+        q, *keys.tensors, *values.tensors, rotation, plane.positions,
         out, partial, lse if state is None else state[1], lse,
         layout.offsets, layout.lengths, layout.order, scale * LOG2_E,
         rows, queries, layout.total, share, len(plane.keys.numbers), keys.step, values.step,

@@ -302,7 +302,7 @@ def ragged_attention_triton(
 
 
 def make_output(q: Tensor) -> Tensor:
-    """Return room for the output, heads inside tokens where the queries lie so: they are then merged without a copy."""
+    """Return an empty output, heads inside tokens where the queries lie so: they are then merged without a copy."""
     batch, rows, queries, channels = q.shape
     if q.stride(1) < q.stride(2):
         return q.new_empty(batch, queries, rows, channels).transpose(1, 2)

@@ -20,8 +20,8 @@ from kvbench.engine.plain import PlainStorage
 from kvbench.engine.retention import Held
 from kvbench.engine.schedule import Change, Schedule, ask_method, build_schedule, show_layer
 from kvbench.engine.sparse_attention import attend_selected
-from kvbench.engine.storage import Storage
-from kvbench.engine.view import CacheView, Inputs, Store
+from kvbench.engine.storage import CacheBackend
+from kvbench.engine.view import CacheView, Inputs, LayerStore
 from kvbench.kernels.layout import Layout, fold_rows, view_group
 from kvbench.kernels.ragged_attention import dense_attention
 from kvbench.methods.base import Method
@@ -92,7 +92,7 @@ class KVCache:
         self._rotation = None if rotation is None else rotation.to(self._device)
         self._books = {name: book.to(self._device) for name, book in (books or {}).items()}
         self._schedule: Schedule = {}
-        self._storage: Storage
+        self._storage: CacheBackend
         self._plain: PlainStorage | None = None
         if packing is None:
             self._storage = self._plain = PlainStorage(spec, method, dtype, self._device)
@@ -126,23 +126,25 @@ class KVCache:
         if self.method.lse_queries:
             self.ledger.lse = [[] for _ in spec.segments]
         if self._padding is not None:
-            self.ledger.padding = self._padding.least
+            self.ledger.padding = self._padding.min_tokens
         self._sequences = sequences
         self._batch, self._rows = (sequences, spec.heads) if shared else (1, spec.heads * sequences)
         self._stored = 0  # bytes of all stores
         self._in_flight = 0  # bytes of tokens that are not stored yet
         self._account = Account(self.ledger, spec.layers, self._rows // spec.heads)
-        self._stores: list[Store] = []
+        self._stores: list[LayerStore] = []
         self._begun: list[Layout] = []  # layouts as the last segment began, which leaves none behind
         if sequences:
             if self.method.static and not self._schedule:
-                self._schedule = build_schedule(spec, self.method, self._device, self._storage.find_room)
+                self._schedule = build_schedule(
+                    spec, self.method, self._device, self._storage.find_free_slots
+                )
             arena = None if self._plain is None else self._plain.arena
             self._storage.prepare(sequences, self._batch, self._rows, self._schedule)
             if self.repetitions is not None and self._plain is not None and self._plain.arena is not arena:
                 self.repetitions.clear()
             self._stores = [
-                self._storage.open(layer, self._storage.find_room(0)) for layer in range(spec.layers)
+                self._storage.open(layer, self._storage.find_free_slots(0)) for layer in range(spec.layers)
             ]
 
     def release(self) -> None:
@@ -229,7 +231,7 @@ class KVCache:
         keys, values = view_group(store.keys, group), view_group(store.values, group)
         return dense_attention(present.q, keys, values, self.spec.logit_scale)[0]
 
-    def _attend_slots(self, store: Store, present: Present) -> tuple[Tensor, Tensor | None]:
+    def _attend_slots(self, store: LayerStore, present: Present) -> tuple[Tensor, Tensor | None]:
         """Attend to past and present, or to what the method chose of both."""
         if self.method.sparse_reads:
             view = self._show(present, None)
@@ -242,7 +244,7 @@ class KVCache:
 
     def _note_transient(self) -> None:
         """Note the keys and values that exist beside what is kept: of tokens in flight, and read back at a time."""
-        now = self._in_flight + self._storage.most_read
+        now = self._in_flight + self._storage.max_read_bytes
         self.ledger.transient_bytes = max(self.ledger.transient_bytes, now)
 
     def _attend_step(self, present: Present) -> Tensor:
@@ -301,7 +303,7 @@ class KVCache:
         self._finish(present)
         return out
 
-    def _note_queries(self, store: Store, q: Tensor, filled: int) -> Tensor:
+    def _note_queries(self, store: LayerStore, q: Tensor, filled: int) -> Tensor:
         """Note the queries of a step for the method; return those of the whole segment, as `Present` has them."""
         folds = q.shape[2] // (store.filled - filled)
         if store.asked is None:
@@ -329,13 +331,13 @@ class KVCache:
 
     def _find_change(self, present: Present, lse: Tensor | None = None) -> Change:
         layout = self._stores[present.layer].layout
-        room = self._storage.find_room(self._segment.index + 1)
+        free_slots = self._storage.find_free_slots(self._segment.index + 1)
         if self.method.static:
             change = self._schedule[present.layer, self._segment.index]
             if self._padding is None:
                 return change
-            return follow_schedule(change, self._segment, layout, self._padding, room)
-        return ask_method(self.method, self._show(present, lse), layout, room)
+            return follow_schedule(change, self._segment, layout, self._padding, free_slots)
+        return ask_method(self.method, self._show(present, lse), layout, free_slots)
 
     def _show(self, present: Present, lse: Tensor | None) -> CacheView:
         store, spec, segment = self._stores[present.layer], self.spec, self._segment
@@ -367,7 +369,7 @@ class KVCache:
             present.layer, segment, store.layout, spec, self._sequences, inputs, state, prompts, padding
         )
 
-    def _store(self, present: Present, change: Change) -> Store:
+    def _store(self, present: Present, change: Change) -> LayerStore:
         """Change a layer's storage and account for it."""
         store = self._stores[present.layer]
         layer, before = present.layer, store.bytes

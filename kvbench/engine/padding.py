@@ -19,12 +19,12 @@ class Padding(NamedTuple):
     Attributes:
         sequences: int64 [sequences], how many each sequence has.
         rows: int64 [sequences x heads], the same number for each of a sequence's KV heads.
-        least: how many every sequence has at least.
+        min_tokens: how many every sequence has at least.
     """
 
     sequences: Tensor
     rows: Tensor
-    least: int
+    min_tokens: int
 
 
 def read_padding(
@@ -78,7 +78,7 @@ def attend_padded(q: Tensor, k: Tensor, v: Tensor, padding: Padding, scale: floa
     return out.flatten(0, 1)[None]
 
 
-def follow_schedule(change: Change, at: Segment, layout: Layout, padding: Padding, room: int) -> Change:
+def follow_schedule(change: Change, at: Segment, layout: Layout, padding: Padding, free_slots: int) -> Change:
     """Return the change of padded rows that keep what a static method keeps of unpadded ones, less the padding.
 
     Args:
@@ -86,11 +86,11 @@ def follow_schedule(change: Change, at: Segment, layout: Layout, padding: Paddin
         at: the segment that just ran.
         layout: of the padded rows before the segment is stored.
         padding: of their sequences.
-        room: free slots behind every row of the new layout.
+        free_slots: free slots behind every row of the new layout.
     """
     positions, sequences = change.layout.positions, len(padding.sequences)
     kept = positions.new_zeros(len(positions), at.end + 1, dtype=torch.bool)  # a row's end goes to the last
     kept.scatter_(1, torch.where(positions < 0, at.end, positions), value=True)
     seen = list_positions(layout, at.start, at.length)
     keep = kept.repeat(sequences, 1).gather(1, seen.clamp(min=0)) & (seen >= padding.rows[:, None])
-    return Change(*source_table(layout, keep, at.start, at.length, room), appends=False)
+    return Change(*source_table(layout, keep, at.start, at.length, free_slots), appends=False)

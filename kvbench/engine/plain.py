@@ -9,11 +9,17 @@ from torch import Tensor
 from kvbench.core.segments import ModelSpec, Segment
 from kvbench.engine.arena import Arena
 from kvbench.engine.memory import BIAS_CHANNELS
-from kvbench.engine.schedule import Change, Schedule, predict_ring_slots, predict_row_lengths, room_behind
-from kvbench.engine.view import Store
+from kvbench.engine.schedule import (
+    Change,
+    Schedule,
+    count_free_slots,
+    predict_ring_slots,
+    predict_row_lengths,
+)
+from kvbench.engine.view import LayerStore
 from kvbench.kernels.compact import move_slots, rebuild, rebuild_both
-from kvbench.kernels.decode_attention import open_rows, step_attention
-from kvbench.kernels.layout import Layout, empty_layout, view_room
+from kvbench.kernels.decode_attention import decode_attention, prepare_rows
+from kvbench.kernels.layout import Layout, empty_layout, view_free_slots
 from kvbench.kernels.ragged_attention import ragged_attention
 from kvbench.methods.base import Method
 
@@ -22,11 +28,11 @@ REBUILD_BOUND = Fraction(11, 10)
 
 
 class PlainStorage:
-    """Keys and values of all layers as numbers that attention reads where they lie (`storage.Storage`).
+    """Keys and values of all layers as numbers that attention reads where they lie (`storage.CacheBackend`).
 
     Attributes:
         arena: the ring; made anew when a generation needs a larger one.
-        most_read: 0, nothing is ever read back.
+        max_read_bytes: 0, nothing is ever read back.
 
     Args:
         spec: the model's shapes.
@@ -35,7 +41,7 @@ class PlainStorage:
         device: where they live.
     """
 
-    most_read = 0
+    max_read_bytes = 0
 
     def __init__(self, spec: ModelSpec, method: Method, dtype: torch.dtype, device: torch.device) -> None:
         self._spec, self._method, self._dtype, self._device = spec, method, dtype, device
@@ -45,7 +51,7 @@ class PlainStorage:
         self._ring: int | None = None  # slots of one sequence that the arena must hold
         self._layouts: dict[
             tuple[int, int], Layout
-        ] = {}  # of empty rows, by their number and the room behind them
+        ] = {}  # of empty rows, by their number and the free slots behind them
 
     def prepare(self, sequences: int, batch: int, rows: int, schedule: Schedule) -> None:
         """Clear the ring, and make it larger where this generation may hold more than those before.
@@ -65,24 +71,24 @@ class PlainStorage:
             self.arena = Arena(numbers, self._dtype, self._device)
         self.arena.clear()
 
-    def find_room(self, index: int) -> int:
+    def find_free_slots(self, index: int) -> int:
         """Return the free slots that every row needs while segment `index` runs."""
-        return room_behind(self._spec, index)
+        return count_free_slots(self._spec, index)
 
-    def open(self, layer: int, room: int = 0) -> Store:
-        """Return storage that holds nothing yet, with so much room behind every row."""
-        at = (self._rows, room)
+    def open(self, layer: int, free_slots: int = 0) -> LayerStore:
+        """Return storage that holds nothing yet, with so many free slots behind every row."""
+        at = (self._rows, free_slots)
         if at not in self._layouts:
-            self._layouts[at] = empty_layout(self._rows, self._device, room)
+            self._layouts[at] = empty_layout(self._rows, self._device, free_slots)
         layout = self._layouts[at]
         shape = (self._batch, layout.capacity, self._channels)
         parts = [self.arena.take(shape) for _ in ("keys", "values")]
         for tensor, _ in parts:
-            tensor.zero_()  # room is read before it is full where rows are padded
+            tensor.zero_()  # free slots are read before they are filled where rows are padded
         (keys, first), (values, second) = parts
-        return Store(layout, keys, values, (first, second))
+        return LayerStore(layout, keys, values, (first, second))
 
-    def close(self, store: Store) -> None:
+    def close(self, store: LayerStore) -> None:
         """Take a layer's storage back."""
         for ticket in store.tickets:
             self.arena.release(ticket)
@@ -91,7 +97,7 @@ class PlainStorage:
         """Give back the ring."""
         self.arena = Arena(0, self._dtype, self._device)
 
-    def attend(self, store: Store, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor | None]:
+    def attend(self, store: LayerStore, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor | None]:
         """Attend over a layer's past and the whole present (`kernels.ragged_attention`)."""
         return ragged_attention(q, k, v, store.keys, store.values, store.layout, self._spec.logit_scale)
 
@@ -100,9 +106,9 @@ class PlainStorage:
         return change.appends and self._dtype == dtype
 
     def attend_step(
-        self, store: Store, q: Tensor, k: Tensor, v: Tensor, length: int, filled: Tensor
+        self, store: LayerStore, q: Tensor, k: Tensor, v: Tensor, length: int, filled: Tensor
     ) -> Tensor:
-        """Attend with the next tokens of a causal segment, which are put into the room behind the rows.
+        """Attend with the next tokens of a causal segment, which are put into the free slots behind the rows.
 
         Args:
             store: the layer's storage, whose `filled` tokens of the segment came before.
@@ -113,22 +119,22 @@ class PlainStorage:
             filled: int64 [1], `store.filled` on the device.
         """
         if store.rows is None:
-            store.rows = open_rows(store.keys, store.values, store.layout, filled=filled)
-        return step_attention(q, k, v, store.rows, store.filled, self._spec.logit_scale)
+            store.rows = prepare_rows(store.keys, store.values, store.layout, filled=filled)
+        return decode_attention(q, k, v, store.rows, store.filled, self._spec.logit_scale)
 
-    def fill(self, store: Store, k: Tensor, v: Tensor) -> None:
-        """Put all tokens of a causal segment into the room behind the rows."""
+    def fill(self, store: LayerStore, k: Tensor, v: Tensor) -> None:
+        """Put all tokens of a causal segment into the free slots behind the rows."""
         for storage, new in ((store.keys, k), (store.values, v)):
-            view_room(storage, store.layout, 0, new.shape[2]).copy_(new)
+            view_free_slots(storage, store.layout, 0, new.shape[2]).copy_(new)
 
-    def view_flight(self, store: Store, length: int) -> tuple[Tensor, Tensor]:
+    def view_flight(self, store: LayerStore, length: int) -> tuple[Tensor, Tensor]:
         """Return keys and values of a full causal segment of `length` tokens, [batch, rows, tokens, D]."""
-        keys, values = (view_room(x, store.layout, 0, length) for x in (store.keys, store.values))
+        keys, values = (view_free_slots(x, store.layout, 0, length) for x in (store.keys, store.values))
         return keys, values
 
     def change(
-        self, layer: int, store: Store, present: tuple[Tensor, Tensor], at: Segment, change: Change
-    ) -> Store:
+        self, layer: int, store: LayerStore, present: tuple[Tensor, Tensor], at: Segment, change: Change
+    ) -> LayerStore:
         """Return a layer's storage after a segment.
 
         Args:
@@ -140,12 +146,12 @@ class PlainStorage:
         """
         contents = change.contents
         shape = (self._batch, change.layout.capacity, store.keys.shape[2])
-        self._together = store.keys.is_cuda and not store.layout.room and contents is None
+        self._together = store.keys.is_cuda and not store.layout.free_slots and contents is None
         if self._together and self.arena.fits(2 * torch.Size(shape).numel()):
             (keys, first), (values, second) = (self.arena.take(shape) for _ in ("keys", "values"))
             rebuild_both((store.keys, store.values), present, change.source, (keys, values))
             self.close(store)
-            return Store(change.layout, keys, values, (first, second), change.state)
+            return LayerStore(change.layout, keys, values, (first, second), change.state)
         self._together = False
         # One after the other: the old keys are gone before the new values are made.
         keys, first = self._move(store.keys, store, present[0], change)
@@ -157,7 +163,7 @@ class PlainStorage:
         if contents is not None:
             values.index_copy_(1, contents.slots, contents.values[None].to(self._dtype))
         self.arena.release(store.tickets[1])
-        return Store(change.layout, keys, values, (first, second), change.state)
+        return LayerStore(change.layout, keys, values, (first, second), change.state)
 
     def count_rebuild(self, before: int, after: int) -> int:
         """Return the most bytes of a layer at an instant of its last rebuild, with so many before and after."""
@@ -166,13 +172,13 @@ class PlainStorage:
         return max(before + after // 2, before // 2 + after)
 
     def _move(
-        self, storage: Tensor, store: Store, current: Tensor, change: Change
+        self, storage: Tensor, store: LayerStore, current: Tensor, change: Change
     ) -> tuple[Tensor, int | None]:
         """Copy what stays of a layer's keys or values to new storage."""
         moved, ticket = self.arena.take((self._batch, change.layout.capacity, storage.shape[2]))
-        if store.layout.room:
+        if store.layout.free_slots:
             move_slots(storage, change.source, moved)
-        elif change.appends and not storage.is_cuda and not change.layout.room:
+        elif change.appends and not storage.is_cuda and not change.layout.free_slots:
             # A GPU copies by a table as fast as without one.
             past = storage.unflatten(1, (self._rows, -1)) if storage.shape[1] else current[:, :, :0]
             parts = (past.to(self._dtype), current.to(self._dtype))
@@ -188,6 +194,6 @@ class PlainStorage:
         if lengths is None:
             if not method.strict:
                 return 0
-            arriving = max(room_behind(spec, at.index) for at in spec.segments) * spec.all_heads
+            arriving = max(count_free_slots(spec, at.index) for at in spec.segments) * spec.all_heads
             return 2 * (ceil(REBUILD_BOUND * method.budget.capacity) + arriving)
         return predict_ring_slots(spec, lengths)

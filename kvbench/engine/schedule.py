@@ -74,24 +74,26 @@ Schedule = dict[tuple[int, int], Change]
 """A static method's changes by (layer, segment); nothing is cached of the last segment, which has no entry."""
 
 
-def ask_method(method: Method, view: CacheView, layout: Layout, room: int = 0) -> Change:
+def ask_method(method: Method, view: CacheView, layout: Layout, free_slots: int = 0) -> Change:
     """Ask a method what to keep after a segment.
 
     Args:
         method: prepared.
         view: one layer right after the segment.
         layout: of the layer's storage before the segment is stored.
-        room: free slots behind every row of the new layout.
+        free_slots: free slots behind every row of the new layout.
     """
-    return apply_answer(method, view, method.keep(view), layout, room)
+    return apply_answer(method, view, method.keep(view), layout, free_slots)
 
 
-def apply_answer(method: Method, view: CacheView, keep: Tensor | None, layout: Layout, room: int) -> Change:
+def apply_answer(
+    method: Method, view: CacheView, keep: Tensor | None, layout: Layout, free_slots: int
+) -> Change:
     """Work out what a method's answer comes to; the arguments are those of `ask_method` and the answer."""
     segment = view.segment
     if view.padding is not None:  # a slot of the current segment may not exist
         keep = view.position >= 0 if keep is None else keep & (view.position >= 0)
-    after, source = source_table(layout, keep, segment.start, segment.length, room)
+    after, source = source_table(layout, keep, segment.start, segment.length, free_slots)
     everything = after.total == layout.total + len(layout.counts) * segment.length
     state = None
     if method.stateful:
@@ -103,7 +105,7 @@ def apply_answer(method: Method, view: CacheView, keep: Tensor | None, layout: L
         contents = Contents(list_kept(after, kept), *(part[kept] for part in view.replaced))
     if method.lse_queries:
         drift = measure_drift(view, keep, method.lse_queries)
-    appends = layout.uniform and everything and not layout.room and contents is None
+    appends = layout.uniform and everything and not layout.free_slots and contents is None
     return Change(after, source, appends, state, contents, drift)
 
 
@@ -177,7 +179,7 @@ def show_layer(
     )
 
 
-def room_behind(spec: ModelSpec, index: int) -> int:
+def count_free_slots(spec: ModelSpec, index: int) -> int:
     """Return the free slots that every row needs while segment `index` runs: all of a causal segment's tokens."""
     return spec.segments[index].length if spec.segments[index].causal else 0
 
@@ -186,7 +188,7 @@ def build_schedule(
     spec: ModelSpec,
     method: Method,
     device: torch.device | str = "cpu",
-    find_room: Callable[[int], int] | None = None,
+    find_free_slots: Callable[[int], int] | None = None,
 ) -> Schedule:
     """Ask a static method at once for all its changes, of one sequence.
 
@@ -196,20 +198,24 @@ def build_schedule(
         spec: the model's shapes.
         method: prepared.
         device: where tables live.
-        find_room: returns the free slots that every row has while a segment runs; None for `room_behind`.
+        find_free_slots: returns the free slots that every row has while a segment runs; None for `count_free_slots`.
     """
     changes: Schedule = {}
-    find_room = find_room or partial(room_behind, spec)
-    layouts = [empty_layout(spec.heads, device, find_room(0))] * spec.layers
+    find_free_slots = find_free_slots or partial(count_free_slots, spec)
+    layouts = [empty_layout(spec.heads, device, find_free_slots(0))] * spec.layers
     for segment in spec.segments[:-1]:
-        room, view, kept = find_room(segment.index + 1), show_layer(0, segment, layouts[0], spec), None
+        free_slots, view, kept = (
+            find_free_slots(segment.index + 1),
+            show_layer(0, segment, layouts[0], spec),
+            None,
+        )
         for layer, layout in enumerate(layouts):
             alike = layer > 0 and layout is layouts[layer - 1]
             if layer > 0:
                 view = replace(view, layer=layer) if alike else show_layer(layer, segment, layout, spec)
             keep = method.keep(view)
             if not (alike and are_equal(keep, kept)):
-                change = apply_answer(method, view, keep, layout, room)
+                change = apply_answer(method, view, keep, layout, free_slots)
             changes[layer, segment.index], kept = change, keep
         layouts = [changes[layer, segment.index].layout for layer in range(spec.layers)]
     return changes
@@ -255,8 +261,8 @@ def predict_ring_slots(spec: ModelSpec, lengths: Ints) -> int:
         lengths: tokens of each row, int64 [K - 1, L, H].
     """
     held = np.pad(lengths.sum(2), ((1, 0), (0, 0)))
-    rooms = [room_behind(spec, segment.index) * spec.heads for segment in spec.segments]
-    return ring_slots((held + np.array(rooms)[:, None]).tolist())
+    free = [count_free_slots(spec, segment.index) * spec.heads for segment in spec.segments]
+    return ring_slots((held + np.array(free)[:, None]).tolist())
 
 
 def sum_tokens(lengths: Ints) -> Ints:

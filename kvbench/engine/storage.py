@@ -8,14 +8,14 @@ from kvbench.core.segments import Segment
 from kvbench.engine.schedule import Change, Schedule
 
 
-class Storage(Protocol):
+class CacheBackend(Protocol):
     """Keys and values of all layers; `store` is what `open` or `change` returned for a layer.
 
     Attributes:
-        most_read: bytes of keys and values that were read back at a time since the last `prepare`.
+        max_read_bytes: bytes of keys and values that were read back at a time since the last `prepare`.
     """
 
-    most_read: int
+    max_read_bytes: int
 
     def prepare(self, sequences: int, batch: int, rows: int, schedule: Schedule) -> None:
         """Get ready for a generation; whatever was held is dropped.
@@ -28,12 +28,12 @@ class Storage(Protocol):
         """
         ...
 
-    def find_room(self, index: int) -> int:
+    def find_free_slots(self, index: int) -> int:
         """Return the free slots that layouts have behind every row while segment `index` runs."""
         ...
 
-    def open(self, layer: int, room: int = 0) -> Any:
-        """Return a layer's storage that holds nothing yet, with so much room behind every row."""
+    def open(self, layer: int, free_slots: int = 0) -> Any:
+        """Return a layer's storage that holds nothing yet, with so many free slots behind every row."""
         ...
 
     def close(self, store: Any) -> None:

@@ -11,13 +11,13 @@ from kvbench.core.segments import Segment
 from kvbench.engine.bias import attach_bias, narrow, read_bias, widen
 from kvbench.engine.coding.formats import Books, read_back
 from kvbench.kernels.attention_mass import attention_mass, attention_scores
-from kvbench.kernels.decode_attention import OpenRows
+from kvbench.kernels.decode_attention import DecodeRows
 from kvbench.kernels.layout import Layout, fold_rows, pad_rows
 from kvbench.kernels.planes import unrotate
 
 
 @dataclass
-class Store:
+class LayerStore:
     """One layer's storage: where its rows lie, keys and values [batch, capacity, D], and what the method keeps beside.
 
     Attributes:
@@ -29,7 +29,7 @@ class Store:
         before: keys of the segment before [batch, rows, tokens, D], of a method that compares keys.
         asked: queries [batch, rows, query heads per KV head, tokens, D] of a segment that is not full yet, of a method
             that looks at data.
-        filled: tokens that lie in the room behind every row.
+        filled: tokens that lie in the free slots behind every row.
         rows: the same storage as the steps of a segment see it, from the first step on.
     """
 
@@ -41,7 +41,7 @@ class Store:
     before: Tensor | None = None
     asked: Tensor | None = None
     filled: int = 0
-    rows: OpenRows | None = None
+    rows: DecodeRows | None = None
 
     @property
     def slot_bytes(self) -> int:
@@ -51,7 +51,7 @@ class Store:
 
     @property
     def bytes(self) -> int:
-        """Bytes of the keys and values that are kept; room for tokens in flight is not among them."""
+        """Bytes of the keys and values that are kept; free slots for tokens in flight are not among them."""
         return self.layout.total * self.slot_bytes
 
     def count_sequence_bytes(self, heads: int, branches: int) -> list[int]:
@@ -95,7 +95,7 @@ class Inputs(NamedTuple):
     k: Tensor
     v: Tensor
     raw_queries: Callable[[], Tensor] | None
-    store: Store
+    store: LayerStore
     scale: float
     causal: bool = False
     lse: Tensor | None = None
@@ -172,7 +172,7 @@ class CacheView:
         return (self._mass(power=2) - self._mass().square()).sum(-1).flatten()
 
     def keys(self, *, rotated: bool = True) -> Tensor:
-        """[rows, segment.length, D]: the current segment's keys, or what they were before they were turned."""
+        """[rows, segment.length, D]: the current segment's keys, or what they were before the rotation."""
         keys, rotation = self._narrow(self._seen.k.flatten(0, 1)), self._seen.rotation
         return (
             keys
@@ -189,8 +189,8 @@ class CacheView:
         seen = self._seen
         if not seen.books and bits < 16:
             raise ValueError("there are no codebooks: let `reads_books` be True")
-        turns = None if seen.rotation is None else seen.rotation[segment.start : segment.end]
-        read = read_back(keys[None], values[None], bits, segment.index, seen.books or {}, turns)
+        rotation = None if seen.rotation is None else seen.rotation[segment.start : segment.end]
+        read = read_back(keys[None], values[None], bits, segment.index, seen.books or {}, rotation)
         return read[0].flatten(0, 1), read[1].flatten(0, 1)
 
     def cached_keys(self) -> Tensor:

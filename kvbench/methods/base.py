@@ -114,8 +114,8 @@ class View(Protocol):
         """Return the current segment's keys, [rows, segment.length, D].
 
         Args:
-            rotated: as the model has turned them by their positions; else as they are stored in few bits, turned back,
-                the even channels first, if the model tells its rotation.
+            rotated: after the rotation by position; else without it, as keys are stored in few bits, with the
+                even channels first, if the model exposes its rotation.
         """
         ...
 

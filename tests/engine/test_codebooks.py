@@ -61,18 +61,18 @@ def test_new_tokens_of_the_same_kind_are_read_back_closely() -> None:
 
 def test_keys_are_looked_at_as_they_were_before_the_model_turned_them() -> None:
     end = SPEC.segments[-1].end
-    turns = torch.polar(
+    rotation = torch.polar(
         torch.ones(end, D // 2), torch.rand(end, D // 2, generator=torch.Generator().manual_seed(1)) * 6
     )
     plain = calibrated(SPEC)
     observer = prepared(Codebooks(), SPEC)
     for seed in range(6):
-        cache = KVCache(SPEC, observer, dtype=torch.float32, rotation=turns)
-        turned = [
-            [(q, rotate(k, turns[at.start : at.end]), v) for q, k, v in layers]
+        cache = KVCache(SPEC, observer, dtype=torch.float32, rotation=rotation)
+        rotated = [
+            [(q, rotate(k, rotation[at.start : at.end]), v) for q, k, v in layers]
             for at, layers in zip(SPEC.segments, tokens_of(SPEC, 2, seed), strict=True)
         ]
-        run(cache, SPEC, turned)
+        run(cache, SPEC, rotated)
     assert isinstance(observer, Codebooks)
     order = [*range(0, D, 2), *range(1, D, 2)]
     for name, book in observer.average().items():

@@ -14,7 +14,7 @@ from kvbench.core.segments import ModelSpec, Segment, next_token
 from kvbench.core.storage import CODEBOOKS, Precision, StorageConfig
 from kvbench.engine.cache import BudgetExceeded, KVCache
 from kvbench.engine.coding.formats import Packing
-from kvbench.engine.packed.bytes import bound_bytes, foresee_bytes
+from kvbench.engine.packed.bytes import bound_bytes, predict_bytes
 from kvbench.engine.schedule import sum_tokens
 from kvbench.methods.base import Method
 from kvbench.methods.full import Full
@@ -84,14 +84,14 @@ def attend_slowly(
     return out, held
 
 
-@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("rotated", [False, True])
 @pytest.mark.parametrize("storage", STORAGES)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_attention_and_bytes_are_those_of_slow_storage(dtype: str, storage: str, turned: bool) -> None:
+def test_attention_and_bytes_are_those_of_slow_storage(dtype: str, storage: str, rotated: bool) -> None:
     bits, fp8 = DTYPES[dtype]
     for spec, kind in product((SCALES, STEPS), (Drawn, DrawnPerSequence)):
         seen, inputs = draw_seen(spec, 3, 0.8), tokens_of(spec, 2)
-        rotation, books = make_rotation(spec) if turned else None, make_books(spec)
+        rotation, books = make_rotation(spec) if rotated else None, make_books(spec)
         how = STORAGES[storage]
         slow = {
             layer: SlowStorage(spec, layer, how, bits, fp8, rotation, books) for layer in range(spec.layers)
@@ -129,13 +129,13 @@ class Formed(Drawn):
         return self.menu[layer][at.index]
 
 
-@pytest.mark.parametrize("turned", [False, True])
-def test_each_head_has_the_forms_that_a_method_chose(turned: bool) -> None:
+@pytest.mark.parametrize("rotated", [False, True])
+def test_each_head_has_the_forms_that_a_method_chose(rotated: bool) -> None:
     spec = small(layers=3, heads=3, sides=(1, 2, 3, 4))
     choices = [Precision(bits, shared) for bits, shared in product((16, 8, 4, 3, 2), (False, True))]
     random = Random(1)
     menu = [[random.choices(choices, k=spec.heads) for _ in spec.segments] for _ in range(spec.layers)]
-    rotation, books = make_rotation(spec) if turned else None, make_books(spec)
+    rotation, books = make_rotation(spec) if rotated else None, make_books(spec)
     seen, inputs = draw_seen(spec, 3, 0.8), tokens_of(spec, 4)
     slow = {
         layer: SlowStorage(spec, layer, CODEBOOKS, 0, False, rotation, books, menu[layer])
@@ -148,7 +148,7 @@ def test_each_head_has_the_forms_that_a_method_chose(turned: bool) -> None:
     for found, wanted in zip(run(cache, spec, inputs), expected, strict=True):
         wrong = (found - wanted).abs() > 2e-4 + 1e-3 * wanted.abs()
         assert wrong.float().mean() < 0.02
-    foreseen = sum_tokens(foresee_bytes(spec, method, packing)[..., None])
+    foreseen = sum_tokens(predict_bytes(spec, method, packing)[..., None])
     for k, layers in enumerate(held):
         total = [sum(layer[s] for layer in layers) for s in range(4)]
         assert cache.ledger.held_bytes[k][-1] == [total[0]] == [foreseen[k, -1]]
@@ -168,7 +168,7 @@ def test_bytes_are_known_beforehand_and_bounded(dtype: str, storage: str) -> Non
             )
             run(cache, spec, tokens_of(spec, 2))
             found = [[layer[0] for layer in row] for row in cache.ledger.held_bytes]
-            assert sum_tokens(foresee_bytes(spec, method, packing)[..., None]).tolist() == found
+            assert sum_tokens(predict_bytes(spec, method, packing)[..., None]).tolist() == found
             for tokens, stored in zip(cache.ledger.tokens_after, found, strict=True):
                 for a, b in bound_bytes(spec, packing):
                     assert max(stored) <= a * max(tokens) + b

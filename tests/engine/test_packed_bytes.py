@@ -10,7 +10,7 @@ from kvbench.core.segments import ModelSpec, next_token
 from kvbench.core.storage import StorageConfig
 from kvbench.engine.cache import KVCache
 from kvbench.engine.coding.formats import Packing
-from kvbench.engine.packed.bytes import bound_token_bytes, foresee_bytes, prepare_to_fit
+from kvbench.engine.packed.bytes import bound_token_bytes, predict_bytes, prepare_to_fit
 from kvbench.engine.schedule import sum_tokens
 from kvbench.methods.base import Method
 from kvbench.methods.heatkv.method import HeatKV
@@ -40,7 +40,7 @@ def test_what_is_foreseen_is_what_the_cache_measures(name: str) -> None:
         method = prepared(Drawn(draw_seen(spec, 1, share)), spec)
         cache = open_packed(spec, method, PACKINGS[name])
         run(cache, spec, tokens_of(spec, 2))
-        held = sum_tokens(foresee_bytes(spec, method, PACKINGS[name])[..., None])
+        held = sum_tokens(predict_bytes(spec, method, PACKINGS[name])[..., None])
         assert cache.ledger.held_bytes == [[[size] for size in row] for row in held.tolist()]
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from kvbench.core.segments import ModelSpec, Segment, next_scale, next_token
-from kvbench.engine.schedule import Schedule, ask_method, build_schedule, room_behind, show_layer
+from kvbench.engine.schedule import Schedule, ask_method, build_schedule, count_free_slots, show_layer
 from kvbench.kernels.layout import empty_layout
 from kvbench.methods.base import Artifact, Method
 from kvbench.methods.full import Full
@@ -36,10 +36,10 @@ def ask_each_layer(spec: ModelSpec, method: Method) -> Schedule:
     """Every layer by itself, one after the other."""
     changes = {}
     for layer in range(spec.layers):
-        layout = empty_layout(spec.heads, "cpu", room_behind(spec, 0))
+        layout = empty_layout(spec.heads, "cpu", count_free_slots(spec, 0))
         for at in spec.segments[:-1]:
             view = show_layer(layer, at, layout, spec)
-            changes[layer, at.index] = ask_method(method, view, layout, room_behind(spec, at.index + 1))
+            changes[layer, at.index] = ask_method(method, view, layout, count_free_slots(spec, at.index + 1))
             layout = changes[layer, at.index].layout
     return changes
 

@@ -21,7 +21,7 @@ whole = [attention(torch.bfloat16, d, n, 64) for d, n in sizes]
 whole += [past(torch.bfloat16, d, n, 64) for d, n in sizes]
 steps = [decode(torch.bfloat16, d, n) for d in (64, 128) for n in (1, 8)]
 channel, book = Stored(4, "channel", "token"), Stored(3, "codebook", "codebook")
-planes = [quantised(torch.bfloat16, d, n, form, turned=True) for d, n, form in ((128, 1, channel), (64, 4096, book))]
+planes = [quantised(torch.bfloat16, d, n, form, rotated=True) for d, n, form in ((128, 1, channel), (64, 4096, book))]
 print(json.dumps([[vars(compile_variant(variant, 90)) for variant in variants] for variants in (whole, steps, planes)]))
 """
 
@@ -67,8 +67,8 @@ for batch in (1, 2, 16):
         qkv = torch.empty(batch, length, 3, rows, channels, dtype=torch.bfloat16)
         stream, condition = torch.empty(batch, length, rows * channels), torch.empty(batch, 6, 1, rows * channels)
         modulate_triton.modulate_triton(stream, condition[:, 2] + 1, condition[:, 4], torch.bfloat16, 1e-6)
-        turns = torch.empty(length, channels // 2, dtype=torch.complex64)
-        q, k, v = qk_norm_rope_triton.qk_norm_rope_triton(qkv, torch.ones(2, rows), turns, 1e-12)
+        rotation = torch.empty(length, channels // 2, dtype=torch.complex64)
+        q, k, v = qk_norm_rope_triton.qk_norm_rope_triton(qkv, torch.ones(2, rows), rotation, 1e-12)
         state = ragged_attention_triton.ragged_attention_triton(q, k, v, storage, storage, layout, 1.0)
         softmax_triton.merge_pair_triton(*state, *state)
         if layout.total:
@@ -81,7 +81,7 @@ for batch in (1, 2, 16):
         compact_triton.rebuild_triton((storage, storage), (k, v), source, (moved, moved))
         storage = moved
         form, held = Stored(4, "channel", "token"), equal_rows(rows, start)
-        plane = make_plane(form, held, batch, channels, block=64, turned=True)
+        plane = make_plane(form, held, batch, channels, block=64, rotated=True)
         quantised_attention_triton.quantised_attention_triton(q, plane, 1.0)
         start += length
     filled = torch.zeros(5, dtype=torch.int64)

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from kvbench.kernels.decode_attention import open_rows, step_attention
+from kvbench.kernels.decode_attention import decode_attention, prepare_rows
 from kvbench.kernels.layout import Layout, arrange_rows
 from tests.support.reference_attention import attention, rounding
 from tests.support.triton_device import DEVICE, needs_loops
@@ -113,11 +113,11 @@ def test_steps_of_a_segment_are_those_of_the_other_arrangements(
     held: list[int], batch: int, queries: int, seed: int
 ) -> None:
     case, filled = make(batch, held, queries, 16, seed=seed), torch.zeros(1, dtype=torch.int64, device=DEVICE)
-    kernel = open_rows(case.keys.clone(), case.values.clone(), case.layout, "kernel", filled)
-    other = open_rows(case.keys, case.values, case.layout, "grouped")
+    kernel = prepare_rows(case.keys.clone(), case.values.clone(), case.layout, "kernel", filled)
+    other = prepare_rows(case.keys, case.values, case.layout, "grouped")
     for came in range(ROOM):
         token = make(batch, held, queries, 16, seed=seed + 1 + came)[:3]
-        found, expected = (step_attention(*token, rows, came, 0.3) for rows in (kernel, other))
+        found, expected = (decode_attention(*token, rows, came, 0.3) for rows in (kernel, other))
         torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-4)
         filled += 1
     assert torch.equal(kernel.keys, case.keys)

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from kvbench.kernels.layout import arrange_rows
-from kvbench.kernels.planes import Codes, Plane, halve, list_slots, read_plane, turn, unrotate
+from kvbench.kernels.planes import Codes, Plane, halve, list_slots, read_plane, rotate, unrotate
 from kvbench.kernels.quantise import encode_affine, fit_affine, pack
 
 CHANNELS = 16
@@ -26,7 +26,7 @@ def test_a_key_that_is_turned_back_has_even_channels_first() -> None:
             back = number * rotation[slot, pair].conj()
             assert torch.allclose(stored[:, slot, pair], back.real, atol=1e-6)
             assert torch.allclose(stored[:, slot, CHANNELS // 2 + pair], back.imag, atol=1e-6)
-    assert torch.allclose(turn(stored, rotation), keys, atol=1e-6)
+    assert torch.allclose(rotate(stored, rotation), keys, atol=1e-6)
 
 
 def test_every_slot_has_the_position_of_its_row() -> None:
@@ -40,13 +40,13 @@ def test_every_slot_has_the_position_of_its_row() -> None:
 
 
 @pytest.mark.parametrize("bits", [8, 4, 3, 2])
-@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("rotated", [False, True])
 @pytest.mark.parametrize("form", ["token", "channel", "book"])
-def test_a_plane_reads_back_what_every_code_stands_for(bits: int, turned: bool, form: str) -> None:
+def test_a_plane_reads_back_what_every_code_stands_for(bits: int, rotated: bool, form: str) -> None:
     generator = torch.Generator().manual_seed(bits)
     positions = torch.tensor([[0, 3, -1], [0, 1, 2], [2, -1, -1], [1, 2, 4]])
     layout, batch = arrange_rows(positions, [2, 3, 1, 3]), 3
-    rotation = make_rotation(5) if turned else None
+    rotation = make_rotation(5) if rotated else None
     codes = torch.randint(1 << bits, (2, batch, layout.total, CHANNELS), generator=generator).byte()
     entry = torch.randint(4, (layout.total,), generator=generator, dtype=torch.int32)
     table = torch.randn(batch, 4, CHANNELS, 2, generator=generator).half()

@@ -27,7 +27,7 @@ class Shape(NamedTuple):
     bits: int
     keys: str
     values: str
-    turned: bool
+    rotated: bool
     stored: int
     copies: int
     held: list[int]
@@ -75,12 +75,12 @@ def read_slowly(plane: Plane, channels: int) -> tuple[Tensor, Tensor]:
     keys, values = (read_numbers(codes, plane.bits, channels) for codes in (plane.keys, plane.values))
     if plane.rotation is None:
         return keys, values
-    turned = torch.empty_like(keys)
+    rotated = torch.empty_like(keys)
     for pair in range(channels // 2):
         numbers = torch.complex(keys[..., pair], keys[..., pair + channels // 2])
         numbers = numbers * plane.rotation[plane.positions, pair].cpu()
-        turned[..., 2 * pair], turned[..., 2 * pair + 1] = numbers.real, numbers.imag
-    return turned, values
+        rotated[..., 2 * pair], rotated[..., 2 * pair + 1] = numbers.real, numbers.imag
+    return rotated, values
 
 
 def make(shape: Shape, generator: torch.Generator) -> Plane:
@@ -108,7 +108,7 @@ def make(shape: Shape, generator: torch.Generator) -> Plane:
         return Codes(numbers, affine=affine.half(), entry=None if scheme == "slot" else entry)
 
     rotation = None
-    if shape.turned:
+    if shape.rotated:
         angles = normal(longest + 3, shape.channels // 2)
         rotation = torch.polar(torch.ones_like(angles), angles)
         rotation[0] = 0  # as of a condition whose keys vanish
@@ -158,7 +158,7 @@ def shapes(draw: st.DrawFn) -> Shape:
         bits=8 if "float8" in (keys, values) else draw(st.sampled_from(BITS)),
         keys=keys,
         values=values,
-        turned=draw(st.booleans()),
+        rotated=draw(st.booleans()),
         stored=draw(st.integers(1, 2)),
         copies=draw(st.integers(1, 2)),
         held=draw(st.lists(st.sampled_from((0, 1, 5, 31, 32, 33, 70)), min_size=1, max_size=3)),
@@ -192,7 +192,7 @@ def test_the_kernel_attends_to_a_plane(shape: Shape, half: bool, share: int | No
     plane = make(shape, generator)
     found = quantised_attention_triton(q, plane, SCALE, share=share)
     agrees(found, q, plane)
-    if shape.turned and half:
+    if shape.rotated and half:
         assert plane.rotation is not None
         small = plane._replace(rotation=halve(plane.rotation))
         assert small.rotation is not None

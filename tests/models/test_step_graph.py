@@ -9,7 +9,7 @@ from torch import Tensor
 from kvbench.core.graphs import Record
 from kvbench.engine import plain
 from kvbench.engine.cache import KVCache
-from kvbench.kernels.decode_attention import OpenRows, open_rows
+from kvbench.kernels.decode_attention import DecodeRows, prepare_rows
 from kvbench.kernels.layout import Layout
 from kvbench.methods.base import Method
 from kvbench.methods.full import Full
@@ -51,7 +51,7 @@ def decode(
 ) -> Tensor:
     """The kernel in torch: how full the room is, is known to the device alone."""
     slots = layout.offsets + layout.lengths + filled
-    place = torch.arange(layout.longest + layout.room)
+    place = torch.arange(layout.longest + layout.free_slots)
     seen = place <= (layout.lengths + filled)[:, None]
     every = (layout.offsets[:, None] + place).clamp_(max=layout.capacity - 1).flatten()
     parts = []
@@ -67,11 +67,11 @@ def on_device(monkeypatch: pytest.MonkeyPatch) -> None:
     """Steps of one token as on a GPU, but for who computes them."""
     pytest.importorskip("triton")
 
-    def as_on_cuda(keys: Tensor, values: Tensor, layout: Layout, filled: Tensor) -> OpenRows:
-        return open_rows(keys, values, layout, "kernel" if layout.longest else None, filled)
+    def as_on_cuda(keys: Tensor, values: Tensor, layout: Layout, filled: Tensor) -> DecodeRows:
+        return prepare_rows(keys, values, layout, "kernel" if layout.longest else None, filled)
 
     monkeypatch.setattr("kvbench.kernels.triton.decode_attention.decode_attention_triton", decode)
-    monkeypatch.setattr(plain, "open_rows", as_on_cuda)
+    monkeypatch.setattr(plain, "prepare_rows", as_on_cuda)
 
 
 def draw(method: Method, record: Record | None = None, chunk: int | None = None) -> tuple[Tensor, KVCache]:

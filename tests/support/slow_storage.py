@@ -92,13 +92,13 @@ class SlowStorage:
                 continue
             inputs = [exact.get(p, (held[p].key, held[p].value)) for p in block]
             keys, values = (np.stack(part) for part in zip(*inputs, strict=True))
-            turned = self.rotation is not None and self.storage.before_rotation
-            if turned:
+            rotated = self.rotation is not None and self.storage.before_rotation
+            if rotated:
                 keys = self._turn(keys, block, -1)
             source = min(segment.index, 1) if segment.causal else segment.index
             keys = self._read_back(keys, self.storage.keys, "keys", place[1], source)
             values = self._read_back(values, self.storage.values, "values", place[1], source)
-            if turned:
+            if rotated:
                 keys = self._turn(keys, block, 1)
             for position, key, value in zip(block, keys, values, strict=True):
                 of_block = (segment.index, first) if self._block_bytes else None
@@ -118,11 +118,11 @@ class SlowStorage:
 
     def _turn(self, keys: Numbers, positions: Sequence[int], sense: int) -> Numbers:
         assert self.rotation is not None
-        turns = self.rotation.numpy()[positions]
-        pairs = (keys[:, 0::2] + 1j * keys[:, 1::2]) * (turns if sense > 0 else turns.conj())
-        turned = np.empty_like(keys)
-        turned[:, 0::2], turned[:, 1::2] = pairs.real, pairs.imag
-        return turned
+        rotation = self.rotation.numpy()[positions]
+        pairs = (keys[:, 0::2] + 1j * keys[:, 1::2]) * (rotation if sense > 0 else rotation.conj())
+        rotated = np.empty_like(keys)
+        rotated[:, 0::2], rotated[:, 1::2] = pairs.real, pairs.imag
+        return rotated
 
     def _read_back(self, x: Numbers, how: str, name: str, head: int, source: int) -> Numbers:
         if self.fp8:

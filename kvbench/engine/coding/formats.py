@@ -1,4 +1,4 @@
-"""How the numbers of a plane are made: its kind, the static codebooks it may want, and the codes of new tokens."""
+"""How the numbers of a plane are made: its format, the static codebooks it may want, and the codes of new tokens."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,14 +10,14 @@ from torch import Tensor
 
 from kvbench.core.segments import ModelSpec, Segment
 from kvbench.core.storage import Precision, StorageConfig
-from kvbench.engine.coding.planes import Rules
+from kvbench.engine.coding.planes import PlaneRules
 from kvbench.kernels.planes import (
     Codes,
     decode,
     encode_channels,
     encode_levels,
     encode_tokens,
-    turn,
+    rotate,
     unrotate,
 )
 from kvbench.kernels.quantise import round_fp8
@@ -45,7 +45,7 @@ class Packing:
     fp8: bool = False
 
 
-class Kind(NamedTuple):
+class PlaneFormat(NamedTuple):
     """What a plane is made of.
 
     Attributes:
@@ -69,15 +69,15 @@ class Kind(NamedTuple):
         """Return the bytes of what the tokens of one block share."""
         return channels * SCALE_BYTES if self.keys == "channel" else 0
 
-    def find_least(self, channels: int) -> int:
+    def find_min_tokens(self, channels: int) -> int:
         """Return the fewest tokens of a block that take fewer bytes than in 16 bits; 2^30 if none do."""
         if self.shared:
             return 1
-        saved = Kind().count_token_bytes(channels) - self.count_token_bytes(channels)
+        saved = PlaneFormat().count_token_bytes(channels) - self.count_token_bytes(channels)
         return floor(self.count_block_bytes(channels) / saved) + 1 if saved > 0 else 1 << 30
 
 
-def find_kind(packing: Packing, form: Precision | None, at: Segment) -> Kind:
+def choose_format(packing: Packing, form: Precision | None, at: Segment) -> PlaneFormat:
     """Return what tokens of a segment are stored as in a form; None stands for the run's own.
 
     A segment of one token, such as the first scale, has a number a prompt in each channel: too few for codebooks to be
@@ -85,14 +85,14 @@ def find_kind(packing: Packing, form: Precision | None, at: Segment) -> Kind:
     """
     if form is not None:
         how: Coding = "plain" if form.bits == 16 else "codebook"
-        return Kind(form.bits, how, how, form.shared)
+        return PlaneFormat(form.bits, how, how, form.shared)
     if packing.bits == 16:
-        return Kind()
+        return PlaneFormat()
     if packing.fp8:
-        return Kind(8, "fp8", "fp8")
+        return PlaneFormat(8, "fp8", "fp8")
     keys, values = packing.storage.keys, packing.storage.values
     few = at.length == 1 and keys == values == "codebook"
-    return Kind(8 if few else packing.bits, keys, values)
+    return PlaneFormat(8 if few else packing.bits, keys, values)
 
 
 def count_sources(spec: ModelSpec) -> int:
@@ -100,17 +100,17 @@ def count_sources(spec: ModelSpec) -> int:
     return len(spec.segments) - 1 if spec.family == "next-scale" else 2
 
 
-class LayerForms(NamedTuple):
+class LayerFormat(NamedTuple):
     """How a layer's tokens are stored.
 
     Attributes:
-        kinds: of its planes; the first one is numbers in 16 bits.
+        formats: of its planes; the first one is numbers in 16 bits.
         rules: which plane takes which tokens.
         planes: of each segment, the numbers of the planes that take any of its tokens.
     """
 
-    kinds: tuple[Kind, ...]
-    rules: Rules
+    formats: tuple[PlaneFormat, ...]
+    rules: PlaneRules
     planes: tuple[frozenset[int], ...]
 
     def list_planes(self, spec: ModelSpec, start: int, stop: int) -> frozenset[int]:
@@ -119,25 +119,25 @@ class LayerForms(NamedTuple):
         return frozenset().union(*some)
 
 
-def list_forms(
+def list_layer_formats(
     spec: ModelSpec, method: Method, packing: Packing, device: torch.device | str
-) -> list[LayerForms]:
+) -> list[LayerFormat]:
     """Return how every layer's tokens are stored; layers that are alike have one object."""
-    known: dict[tuple[tuple[Kind, ...], ...], LayerForms] = {}
+    known: dict[tuple[tuple[PlaneFormat, ...], ...], LayerFormat] = {}
     found = []
     for layer in range(spec.layers):
         rows = []
         for at in spec.segments:
             forms = method.precisions(layer, at) if method.mixes_precisions and not at.last else None
             each: Sequence[Precision | None] = [None] * spec.heads if forms is None else forms
-            rows.append(tuple(find_kind(packing, form, at) for form in each))
+            rows.append(tuple(choose_format(packing, form, at) for form in each))
         wanted = tuple(rows)
         if wanted not in known:
-            kinds = (Kind(), *sorted({kind for row in wanted for kind in row} - {Kind()}))
-            numbers = [[kinds.index(kind) for kind in row] for row in wanted]
-            least = torch.tensor([kind.find_least(spec.head_dim) for kind in kinds], device=device)
-            rules = Rules(torch.tensor(numbers, device=device).T.contiguous(), least)
-            known[wanted] = LayerForms(kinds, rules, tuple(frozenset(row) for row in numbers))
+            formats = (PlaneFormat(), *sorted({fmt for row in wanted for fmt in row} - {PlaneFormat()}))
+            numbers = [[formats.index(fmt) for fmt in row] for row in wanted]
+            min_tokens = torch.tensor([fmt.find_min_tokens(spec.head_dim) for fmt in formats], device=device)
+            rules = PlaneRules(torch.tensor(numbers, device=device).T.contiguous(), min_tokens)
+            known[wanted] = LayerFormat(formats, rules, tuple(frozenset(row) for row in numbers))
         found.append(known[wanted])
     return found
 
@@ -148,7 +148,7 @@ class Tokens(NamedTuple):
     Attributes:
         keys: [batch, rows, tokens, D].
         values: shaped like keys.
-        turned: keys turned back, even channels first, which codes are made of; None where keys are.
+        unrotated: keys before the rotation, even channels first, which codes are made of; None where keys are.
         exists: bool [rows, tokens], those that a plane gets.
         edges: tokens at which blocks begin, and the one after the last of them.
         sources: source of each run of tokens, and the token after its last.
@@ -156,45 +156,45 @@ class Tokens(NamedTuple):
 
     keys: Tensor
     values: Tensor
-    turned: Tensor | None
+    unrotated: Tensor | None
     exists: Tensor
     edges: Sequence[int]
     sources: Sequence[tuple[int, int]]
 
     def take(self, sequences: int) -> "Tokens":
         """Return those of the first sequences."""
-        turned = None if self.turned is None else self.turned[:sequences]
-        return self._replace(keys=self.keys[:sequences], values=self.values[:sequences], turned=turned)
+        unrotated = None if self.unrotated is None else self.unrotated[:sequences]
+        return self._replace(keys=self.keys[:sequences], values=self.values[:sequences], unrotated=unrotated)
 
 
 def encode(
-    kind: Kind, tokens: Tokens, books: tuple[Tensor, Tensor] | None, half: torch.dtype
+    fmt: PlaneFormat, tokens: Tokens, books: tuple[Tensor, Tensor] | None, half: torch.dtype
 ) -> tuple[Codes, Codes]:
     """Encode new tokens for a plane; which entry is whose is left open.
 
     Args:
-        kind: of the plane.
+        fmt: of the plane.
         tokens: of the sequences that store it.
-        books: tables of keys and values of the layer [H, sources, D, levels], where the kind wants them.
+        books: tables of keys and values of the layer [H, sources, D, levels], where the format wants them.
         half: dtype of numbers in 16 bits.
 
     Returns:
         Keys and values of rows x tokens slots.
     """
     found = []
-    turned = tokens.keys if tokens.turned is None or kind.keys == "plain" else tokens.turned
-    for number, (how, x) in enumerate(((kind.keys, turned), (kind.values, tokens.values))):
+    keys = tokens.keys if tokens.unrotated is None or fmt.keys == "plain" else tokens.unrotated
+    for number, (how, x) in enumerate(((fmt.keys, keys), (fmt.values, tokens.values))):
         if how == "plain":
             codes = Codes(x.flatten(1, 2).to(half))
         elif how == "fp8":
             codes = Codes(round_fp8(x.flatten(1, 2)))
         elif how == "token":
-            codes = encode_tokens(x.flatten(1, 2), kind.bits)
+            codes = encode_tokens(x.flatten(1, 2), fmt.bits)
         elif how == "channel":
-            codes = encode_channels(x, tokens.exists, tokens.edges, kind.bits)
+            codes = encode_channels(x, tokens.exists, tokens.edges, fmt.bits)
         else:
             assert books is not None
-            codes = Codes(_encode_static(x, books[number], tokens.sources, kind.bits))
+            codes = Codes(_encode_static(x, books[number], tokens.sources, fmt.bits))
         found.append(codes)
     return found[0], found[1]
 
@@ -211,7 +211,7 @@ def _encode_static(x: Tensor, book: Tensor, sources: Sequence[tuple[int, int]], 
 
 
 def read_back(
-    keys: Tensor, values: Tensor, bits: int, segment: int, books: Books, turns: Tensor | None
+    keys: Tensor, values: Tensor, bits: int, segment: int, books: Books, rotation: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """Return keys and values of a segment as they would be read out of static codebooks, in their dtype.
 
@@ -221,22 +221,22 @@ def read_back(
         bits: of a number, 16 or fewer.
         segment: index of theirs.
         books: of the layer, [H, sources, D, levels] by name.
-        turns: complex64 [tokens, D/2], what neighbouring channels of keys were multiplied by; None if by nothing.
+        rotation: complex64 [tokens, D/2], what neighbouring channels of keys were multiplied by; None if by nothing.
     """
     half = keys.dtype if keys.dtype.itemsize == 2 else torch.float16
     if bits == 16:
         return keys.to(half).to(keys.dtype), values.to(half).to(values.dtype)
     shape, dtype = keys.shape[1:3], keys.dtype
     found = []
-    for name, x in (("keys", keys if turns is None else unrotate(keys, turns)), ("values", values)):
+    for name, x in (("keys", keys if rotation is None else unrotate(keys, rotation)), ("values", values)):
         book = books[f"{name}_{bits}"]
         source = min(segment, book.shape[1] - 1)
         numbers = _encode_static(x, book, [(source, shape[1])], bits)
         entry = torch.arange(shape[0], device=x.device).repeat_interleave(shape[1]) % len(book)
         codes = Codes(numbers, **name_table(book[:, source], bits), entry=entry)
         found.append(decode(codes, bits).unflatten(1, shape))
-    if turns is not None:
-        found[0] = turn(found[0], turns)
+    if rotation is not None:
+        found[0] = rotate(found[0], rotation)
     return found[0].to(dtype), found[1].to(dtype)
 
 
@@ -246,13 +246,13 @@ def name_table(table: Tensor, bits: int) -> dict[str, Tensor]:
 
 
 def make_empty(
-    kind: Kind, batch: int, channels: int, half: torch.dtype, device: torch.device
+    fmt: PlaneFormat, batch: int, channels: int, half: torch.dtype, device: torch.device
 ) -> tuple[Codes, Codes]:
     """Return keys and values of a plane without slots, entries left open as `encode` leaves them."""
     found = []
-    for how in (kind.keys, kind.values):
+    for how in (fmt.keys, fmt.values):
         dtype = {"plain": half, "fp8": torch.float8_e4m3fn}.get(how, torch.uint8)
-        width = channels if how in ("plain", "fp8") else channels * kind.bits // 8
+        width = channels if how in ("plain", "fp8") else channels * fmt.bits // 8
         numbers = torch.empty(batch, 0, width, dtype=dtype, device=device)
         shared = {"token": 1, "channel": channels}.get(how)
         affine = None if shared is None else numbers.new_empty(batch, 0, shared, 2, dtype=torch.float16)

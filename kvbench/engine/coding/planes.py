@@ -1,7 +1,7 @@
 """Which plane each slot of a layer lies in, and how planes change when its storage does; index tables alone, no data.
 
 Plane 0 holds numbers in 16 bits: what is young enough (`StorageConfig.residual`), and blocks too small for scales.
-Tokens are quantised when the segments up to `Due.stop` are due, once, and stay in their plane until they leave.
+Tokens are quantised when the segments up to `QuantRange.stop` are due, once, and stay in their plane until they leave.
 """
 
 from collections.abc import Sequence
@@ -29,19 +29,19 @@ class Blocks(NamedTuple):
     number: int
 
 
-class Rules(NamedTuple):
+class PlaneRules(NamedTuple):
     """How a layer's tokens are stored.
 
     Attributes:
         wanted: int64 [heads, segments], the plane that each head stores a segment's tokens in.
-        least: int64 [planes], the fewest tokens of a block that are worth a plane; smaller blocks lie in plane 0.
+        min_tokens: int64 [planes], the fewest tokens of a block that are worth a plane; smaller blocks lie in plane 0.
     """
 
     wanted: Tensor
-    least: Tensor
+    min_tokens: Tensor
 
 
-class Due(NamedTuple):
+class QuantRange(NamedTuple):
     """The tokens that are quantised after a segment: those at positions from `start` to before `stop`.
 
     Attributes:
@@ -55,7 +55,7 @@ class Due(NamedTuple):
     edges: tuple[int, ...]
 
 
-class Share(NamedTuple):
+class PlaneRows(NamedTuple):
     """What one plane holds.
 
     Attributes:
@@ -83,15 +83,15 @@ class Placement(NamedTuple):
     Attributes:
         plane: int64 [slots + 1], plane of each slot of the layer's own layout, and 0 behind the last.
         place: int64 [slots + 1], slot of that plane.
-        shares: what each plane holds.
+        planes: what each plane holds.
     """
 
     plane: Tensor
     place: Tensor
-    shares: tuple[Share, ...]
+    planes: tuple[PlaneRows, ...]
 
 
-class Move(NamedTuple):
+class PlaneMove(NamedTuple):
     """Where a plane's slots and entries come from, and which tokens it gets.
 
     Attributes:
@@ -106,7 +106,7 @@ class Move(NamedTuple):
     exists: Tensor
 
 
-class Placed(NamedTuple):
+class PlaneUpdate(NamedTuple):
     """How a layer's planes change.
 
     Attributes:
@@ -117,7 +117,7 @@ class Placed(NamedTuple):
     """
 
     after: Placement
-    moves: tuple[Move, ...]
+    moves: tuple[PlaneMove, ...]
     waiting: Tensor | None
 
 
@@ -132,7 +132,7 @@ def number_blocks(spec: ModelSpec, group: int | None, device: torch.device | str
     return Blocks(torch.tensor(segments, device=device), torch.tensor(blocks, device=device), count)
 
 
-def find_due(spec: ModelSpec, at: Segment, group: int | None, residual: int) -> Due:
+def find_quant_range(spec: ModelSpec, at: Segment, group: int | None, residual: int) -> QuantRange:
     """Find what is quantised after a segment: the segments that `residual` newer tokens have come to follow."""
 
     def find_stop(end: int) -> int:
@@ -143,24 +143,30 @@ def find_due(spec: ModelSpec, at: Segment, group: int | None, residual: int) -> 
     for other in spec.segments:
         if start <= other.start < stop:
             edges |= set(range(other.start - start, other.end - start, group or other.length))
-    return Due(start, stop, tuple(sorted(edges)))
+    return QuantRange(start, stop, tuple(sorted(edges)))
 
 
-def place_nothing(layout: Layout, planes: int) -> Placement:
+def place_no_slots(layout: Layout, planes: int) -> Placement:
     """Return where the slots of a layer lie that has none."""
     none = layout.positions.new_zeros(0)
-    share = Share(layout, none, none, none, none, none.int(), (0,) * len(layout.counts))
-    return Placement(none.new_zeros(1), none.new_zeros(1), (share,) * planes)
+    plane_rows = PlaneRows(layout, none, none, none, none, none.int(), (0,) * len(layout.counts))
+    return Placement(none.new_zeros(1), none.new_zeros(1), (plane_rows,) * planes)
 
 
 def place_slots(
-    before: Placement, layout: Layout, source: Tensor, at: Segment, due: Due, blocks: Blocks, rules: Rules
-) -> Placed:
+    before: Placement,
+    layout: Layout,
+    source: Tensor,
+    at: Segment,
+    due: QuantRange,
+    blocks: Blocks,
+    rules: PlaneRules,
+) -> PlaneUpdate:
     """Work out where slots come to lie after a segment; the host reads how many, twice.
 
     Args:
         before: where they lay.
-        layout: the layer's own layout from then on, without room.
+        layout: the layer's own layout from then on, without free slots.
         source: where its slots come from, int32 [slots] (`kernels.compact.source_table`).
         at: the segment.
         due: the tokens that are quantised now.
@@ -168,24 +174,24 @@ def place_slots(
         rules: how the layer's tokens are stored.
     """
     rows, positions = list_slots(layout)
-    count, planes = len(layout.counts), len(before.shares)
+    count = len(layout.counts)
     origin = torch.where(source < 0, len(before.plane) - 1, source).long()
     block = rows * blocks.number + blocks.block[positions]
     plane = before.plane[origin]
     ready = (positions >= due.start) & (positions < due.stop) & (plane == 0)
     wanted = rules.wanted[rows % len(rules.wanted), blocks.segment[positions]]
     members = rows.new_zeros(count * blocks.number).index_add_(0, block, ready.long())
-    enters = ready & (members[block] >= rules.least[wanted])
+    enters = ready & (members[block] >= rules.min_tokens[wanted])
     plane = torch.where(enters, wanted, plane)
-    held = [rows.new_zeros(count).index_add_(0, rows, (plane == p).long()) for p in range(planes)]
+    held = [rows.new_zeros(count).index_add_(0, rows, (plane == p).long()) for p in range(len(before.planes))]
     counts = torch.stack(held).tolist()
 
-    place, shares, moves = torch.zeros_like(rows), [], []
+    place, planes, moves = torch.zeros_like(rows), [], []
     width = due.stop - due.start
     token = rows * width + positions - due.start  # among those that are due
-    old = before.shares[0].layout.total
+    old = before.planes[0].layout.total
     stored = torch.where(source < 0, old - 1 - source.long(), before.place[origin])  # in 16 bits until now
-    for number, share in enumerate(before.shares):
+    for number, plane_rows in enumerate(before.planes):
         own = plane == number
         inside, slots, places = _arrange(layout, rows, positions, own, counts[number])
         place = torch.where(own, places, place)
@@ -193,18 +199,18 @@ def place_slots(
         comes = stored
         if number:
             stays = before.plane[origin] == number
-            comes = torch.where(stays, before.place[origin], share.layout.total + token)
+            comes = torch.where(stays, before.place[origin], plane_rows.layout.total + token)
         gets = _mark(token, enters & own, count * width).view(count, width)
-        moves.append(Move(comes[slots], _find_entries(share, after, due, blocks), gets))
-        shares.append(after)
+        moves.append(PlaneMove(comes[slots], _find_entries(plane_rows, after, due, blocks), gets))
+        planes.append(after)
     waiting = None
     if due.start != at.start or due.stop != at.end:
         waiting = rows.new_zeros(count * width + 1)
         waiting[torch.where(enters, token, count * width)] = stored
         waiting = waiting[:-1]
     behind = plane.new_zeros(1)
-    return Placed(
-        Placement(torch.cat((plane, behind)), torch.cat((place, behind)), tuple(shares)),
+    return PlaneUpdate(
+        Placement(torch.cat((plane, behind)), torch.cat((place, behind)), tuple(planes)),
         tuple(moves),
         waiting,
     )
@@ -240,15 +246,15 @@ def _arrange(
 
 def _describe(
     inside: Layout, slots: Tensor, rows: Tensor, positions: Tensor, block: Tensor, count: int
-) -> Share:
+) -> PlaneRows:
     """Return what a plane holds whose slots lie at `slots` of the layer's own layout."""
     blocks, entry = torch.unique(block[slots], return_inverse=True)
     entries = torch.bincount(blocks // count, minlength=len(inside.counts)).tolist()
-    return Share(inside, slots, rows[slots], positions[slots], blocks, entry.int(), tuple(entries))
+    return PlaneRows(inside, slots, rows[slots], positions[slots], blocks, entry.int(), tuple(entries))
 
 
-def _find_entries(before: Share, after: Share, due: Due, blocks: Blocks) -> Tensor:
-    """Return where the entries of a plane come from, int64 [entries] (`Move.entries`)."""
+def _find_entries(before: PlaneRows, after: PlaneRows, due: QuantRange, blocks: Blocks) -> Tensor:
+    """Return where the entries of a plane come from, int64 [entries] (`PlaneMove.entries`)."""
     known = len(before.blocks)
     new = len(due.edges) - 1
     row, block = after.blocks // blocks.number, after.blocks % blocks.number

@@ -7,8 +7,14 @@ import numpy as np
 
 from kvbench.core.budget import Budget, find_capacity
 from kvbench.core.segments import ModelSpec
-from kvbench.engine.coding.formats import Kind, Packing, find_kind, list_forms
-from kvbench.engine.coding.planes import Placement, find_due, number_blocks, place_nothing, place_slots
+from kvbench.engine.coding.formats import Packing, PlaneFormat, choose_format, list_layer_formats
+from kvbench.engine.coding.planes import (
+    Placement,
+    find_quant_range,
+    number_blocks,
+    place_no_slots,
+    place_slots,
+)
 from kvbench.engine.packed.store import count_row_bytes
 from kvbench.engine.schedule import Ints, build_schedule, sum_tokens
 from kvbench.kernels.layout import empty_layout
@@ -25,10 +31,10 @@ def bound_token_bytes(spec: ModelSpec, packing: Packing) -> tuple[int, int]:
         spec: the model's shapes.
         packing: how numbers are stored, by a method without forms of its own.
     """
-    plain, channels = Kind(), spec.head_dim
-    kinds = {find_kind(packing, None, at) for at in spec.segments if not at.last}
-    sizes = [kind.count_token_bytes(channels) for kind in kinds]
-    if packing.storage.residual or any(kind.find_least(channels) > 1 for kind in kinds):
+    plain, channels = PlaneFormat(), spec.head_dim
+    formats = {choose_format(packing, None, at) for at in spec.segments if not at.last}
+    sizes = [fmt.count_token_bytes(channels) for fmt in formats]
+    if packing.storage.residual or any(fmt.find_min_tokens(channels) > 1 for fmt in formats):
         sizes.append(plain.count_token_bytes(channels))
     return min(sizes), max(sizes)
 
@@ -44,16 +50,16 @@ def bound_bytes(spec: ModelSpec, packing: Packing) -> list[tuple[int, int]]:
         packing: how all tokens are stored; a method that has forms of its own knows their bytes.
     """
     channels, storage, cached = spec.head_dim, packing.storage, spec.segments[:-1]
-    plain = Kind().count_token_bytes(channels)
-    kinds = [find_kind(packing, None, at) for at in cached]
-    token = min(kind.count_token_bytes(channels) for kind in kinds)
+    plain = PlaneFormat().count_token_bytes(channels)
+    formats = [choose_format(packing, None, at) for at in cached]
+    token = min(fmt.count_token_bytes(channels) for fmt in formats)
     beside = waiting = 0
-    for at, kind in zip(cached, kinds, strict=True):
+    for at, fmt in zip(cached, formats, strict=True):
         blocks = -(-at.length // (storage.group or at.length))
-        beside += blocks * kind.count_block_bytes(channels)
-        beside += at.length * (kind.count_token_bytes(channels) - token)
-        waiting = max(waiting, at.end - find_due(spec, at, storage.group, storage.residual).stop)
-    alone = [kind.count_token_bytes(channels) + kind.count_block_bytes(channels) for kind in kinds]
+        beside += blocks * fmt.count_block_bytes(channels)
+        beside += at.length * (fmt.count_token_bytes(channels) - token)
+        waiting = max(waiting, at.end - find_quant_range(spec, at, storage.group, storage.residual).stop)
+    alone = [fmt.count_token_bytes(channels) + fmt.count_block_bytes(channels) for fmt in formats]
     return [(token, spec.all_heads * (beside + waiting * (plain - token))), (max(plain, *alone), 0)]
 
 
@@ -64,7 +70,7 @@ def find_sure_capacity(budget: Budget, spec: ModelSpec, packing: Packing) -> Bud
     return replace(budget, capacity=min(capacity, Fraction(spec.full_tokens)))
 
 
-def foresee_bytes(spec: ModelSpec, method: Method, packing: Packing) -> Ints:
+def predict_bytes(spec: ModelSpec, method: Method, packing: Packing) -> Ints:
     """Return the bytes of one sequence in each layer after each segment that is cached, int64 [K - 1, L].
 
     Args:
@@ -72,16 +78,16 @@ def foresee_bytes(spec: ModelSpec, method: Method, packing: Packing) -> Ints:
         method: static, prepared for that model.
         packing: how numbers are stored.
     """
-    schedule = build_schedule(spec, method, find_room=lambda _: 0)
+    schedule = build_schedule(spec, method, find_free_slots=lambda _: 0)
     blocks, forms = (
         number_blocks(spec, packing.storage.group, "cpu"),
-        list_forms(spec, method, packing, "cpu"),
+        list_layer_formats(spec, method, packing, "cpu"),
     )
     empty = empty_layout(spec.heads, "cpu")
-    lying = [place_nothing(empty, len(form.kinds)) for form in forms]
+    lying = [place_no_slots(empty, len(form.formats)) for form in forms]
     found = np.zeros((len(spec.segments) - 1, spec.layers), np.int64)
     for at in spec.segments[:-1]:
-        due = find_due(spec, at, packing.storage.group, packing.storage.residual)
+        due = find_quant_range(spec, at, packing.storage.group, packing.storage.residual)
         known: dict[tuple[int, int, int], tuple[Placement, int]] = {}  # layers that are alike
         after = []
         for layer, (before, form) in enumerate(zip(lying, forms, strict=True)):
@@ -89,7 +95,7 @@ def foresee_bytes(spec: ModelSpec, method: Method, packing: Packing) -> Ints:
             alike = id(before), id(change), id(form)
             if alike not in known:
                 placed = place_slots(before, change.layout, change.source, at, due, blocks, form.rules)
-                rows = count_row_bytes(form.kinds, placed.after, spec.head_dim, spec.branches)
+                rows = count_row_bytes(form.formats, placed.after, spec.head_dim, spec.branches)
                 known[alike] = placed.after, sum(rows)
             now, found[at.index, layer] = known[alike]
             after.append(now)
@@ -118,7 +124,7 @@ def prepare_to_fit(
     def plan(one: Budget) -> int:
         method.prepare(spec, one, artifact)
         assert packing is not None
-        return int(sum_tokens(foresee_bytes(spec, method, packing)[..., None]).max(initial=0))
+        return int(sum_tokens(predict_bytes(spec, method, packing)[..., None]).max(initial=0))
 
     if packing is not None and budget.bytes is not None and method.static and not method.mixes_precisions:
         budget = find_capacity(budget, bound_token_bytes(spec, packing)[0], plan)

@@ -9,24 +9,24 @@ from kvbench.core.segments import ModelSpec, Segment
 from kvbench.engine.coding.formats import (
     Books,
     Coding,
-    Kind,
     Packing,
+    PlaneFormat,
     Tokens,
     count_sources,
     encode,
-    list_forms,
+    list_layer_formats,
     make_empty,
     name_table,
 )
 from kvbench.engine.coding.planes import (
-    Due,
-    Move,
-    Placed,
     Placement,
-    Share,
-    find_due,
+    PlaneMove,
+    PlaneRows,
+    PlaneUpdate,
+    QuantRange,
+    find_quant_range,
     number_blocks,
-    place_nothing,
+    place_no_slots,
     place_slots,
 )
 from kvbench.engine.packed.store import PackedStore
@@ -39,10 +39,10 @@ from kvbench.methods.base import Method
 
 
 class PackedStorage:
-    """Storage in few bits for all layers (`storage.Storage`).
+    """Storage in few bits for all layers (`storage.CacheBackend`).
 
     Attributes:
-        most_read: bytes of keys and values that were read back at a time since the last `prepare`.
+        max_read_bytes: bytes of keys and values that were read back at a time since the last `prepare`.
 
     Args:
         spec: the model's shapes.
@@ -64,21 +64,23 @@ class PackedStorage:
         rotation: Tensor | None = None,
         books: Books | None = None,
     ) -> None:
-        self.most_read = 0
+        self.max_read_bytes = 0
         self._spec, self._method, self._dtype, self._device = spec, method, dtype, device
         self._half = dtype if dtype.itemsize == 2 else torch.float16
         storage = packing.storage
         self._blocks = number_blocks(spec, storage.group, device)
-        self._due = [find_due(spec, at, storage.group, storage.residual) for at in spec.segments]
+        self._quant_ranges = [
+            find_quant_range(spec, at, storage.group, storage.residual) for at in spec.segments
+        ]
         self._sources = [min(at.index, count_sources(spec) - 1) for at in spec.segments]
         self._source = torch.tensor(self._sources, device=device)[self._blocks.segment]
-        self._rotation = self._turns = rotation if storage.before_rotation else None
-        if self._turns is not None and device.type == "cuda" and dtype.itemsize == 2:
-            self._turns = halve(self._turns)
+        self._rotation = self._read_rotation = rotation if storage.before_rotation else None
+        if self._read_rotation is not None and device.type == "cuda" and dtype.itemsize == 2:
+            self._read_rotation = halve(self._read_rotation)
         self._books = books or {}
-        self._forms = list_forms(spec, method, packing, device)
+        self._forms = list_layer_formats(spec, method, packing, device)
         self._empty: dict[tuple[int, int], Placement] = {}  # by rows and planes
-        self._known: dict[tuple[int, int, int], tuple[Change, Placement, Placed]] = {}
+        self._known: dict[tuple[int, int, int], tuple[Change, Placement, PlaneUpdate]] = {}
 
     def prepare(self, sequences: int, batch: int, rows: int, schedule: Schedule) -> None:
         """Get ready for a generation.
@@ -87,37 +89,40 @@ class PackedStorage:
             ValueError: sequences without a common layout are to share tokens.
         """
         self._batch, self._rows, self._twins = batch, rows, sequences // self._spec.branches
-        self._schedule, self.most_read = schedule, 0
-        if batch < sequences and any(kind.shared for forms in self._forms for kind in forms.kinds):
+        self._schedule, self.max_read_bytes = schedule, 0
+        if batch < sequences and any(fmt.shared for forms in self._forms for fmt in forms.formats):
             raise ValueError(
                 "tokens are shared by sequences whose rows lie alike: by a static method, without padding"
             )
 
-    def find_room(self, index: int) -> int:
+    def find_free_slots(self, index: int) -> int:
         """Return 0: tokens of a segment in flight lie apart from those that are kept."""
         return 0
 
-    def open(self, layer: int, room: int = 0) -> PackedStore:
+    def open(self, layer: int, free_slots: int = 0) -> PackedStore:
         """Return a layer's storage that holds nothing yet."""
-        kinds = self._forms[layer].kinds
-        at = (self._rows, len(kinds))
+        formats = self._forms[layer].formats
+        at = (self._rows, len(formats))
         if at not in self._empty:
-            self._empty[at] = place_nothing(empty_layout(self._rows, self._device), len(kinds))
+            self._empty[at] = place_no_slots(empty_layout(self._rows, self._device), len(formats))
         placement, channels = self._empty[at], self._spec.head_dim
         planes = [
             self._join(
-                layer, kind, share, *make_empty(kind, self._stored(kind), channels, self._half, self._device)
+                layer,
+                fmt,
+                plane_rows,
+                *make_empty(fmt, self._stored(fmt), channels, self._half, self._device),
             )
-            for kind, share in zip(kinds, placement.shares, strict=True)
+            for fmt, plane_rows in zip(formats, placement.planes, strict=True)
         ]
-        return PackedStore(placement.shares[0].layout, kinds, tuple(planes), placement, self._dtype)
+        return PackedStore(placement.planes[0].layout, formats, tuple(planes), placement, self._dtype)
 
     def change(
         self, layer: int, store: PackedStore, present: tuple[Tensor, Tensor], at: Segment, change: Change
     ) -> PackedStore:
         """Return a layer's storage after a segment; tokens that are due by then are quantised."""
         self._note_whole(store)
-        due, placed = self._due[at.index], self._place(layer, store, at, change)
+        due, placed = self._quant_ranges[at.index], self._place(layer, store, at, change)
         current = [Codes(x.flatten(1, 2).to(self._half)) for x in present]
         keys, values = present
         first = store.planes[0]
@@ -128,25 +133,27 @@ class PackedStorage:
                 .unflatten(1, (self._rows, due.stop - due.start))
                 for old, new in zip((first.keys, first.values), current, strict=True)
             )
-        turned = None
+        unrotated = None
         if self._rotation is not None:
-            turned = unrotate(keys, self._rotation[due.start : due.stop])
+            unrotated = unrotate(keys, self._rotation[due.start : due.stop])
         planes, entering = [], self._forms[layer].list_planes(self._spec, due.start, due.stop)
-        for number, (kind, plane, share, move) in enumerate(
-            zip(store.kinds, store.planes, placed.after.shares, placed.moves, strict=True)
+        for number, (fmt, plane, plane_rows, move) in enumerate(
+            zip(store.formats, store.planes, placed.after.planes, placed.moves, strict=True)
         ):
             new: tuple[Codes | None, Codes | None] = (None, None)
             if number == 0:
                 new = (current[0], current[1])
             elif number in entering:
-                tokens = Tokens(keys, values, turned, move.exists, due.edges, self._list_sources(due))
-                tokens = tokens.take(self._stored(kind))
-                new = encode(kind, tokens, self._read_books(layer, kind), self._half)
+                tokens = Tokens(keys, values, unrotated, move.exists, due.edges, self._list_sources(due))
+                tokens = tokens.take(self._stored(fmt))
+                new = encode(fmt, tokens, self._read_books(layer, fmt), self._half)
             keys_codes, values_codes = (
-                _follow(how, old, one, move) for how, old, one in zip(kind[1:3], plane[2:4], new, strict=True)
+                _follow(how, old, one, move) for how, old, one in zip(fmt[1:3], plane[2:4], new, strict=True)
             )
-            planes.append(self._join(layer, kind, share, keys_codes, values_codes))
-        return PackedStore(change.layout, store.kinds, tuple(planes), placed.after, self._dtype, change.state)
+            planes.append(self._join(layer, fmt, plane_rows, keys_codes, values_codes))
+        return PackedStore(
+            change.layout, store.formats, tuple(planes), placed.after, self._dtype, change.state
+        )
 
     def close(self, store: PackedStore) -> None:
         """Take note of what was read back of it; planes end with the last who holds them."""
@@ -179,8 +186,8 @@ class PackedStorage:
         """Attend with the next tokens of a causal segment, which stay as they are until it is full."""
         before, tokens = store.filled, k.shape[2]
         if store.flight is None:
-            room = (*k.shape[:2], length, k.shape[3])
-            store.flight = (k.new_empty(room), v.new_empty(room))
+            shape = (*k.shape[:2], length, k.shape[3])
+            store.flight = (k.new_empty(shape), v.new_empty(shape))
         seen = []
         for flight, new in zip(store.flight, (k, v), strict=True):
             flight[:, :, before : before + tokens] = new
@@ -237,42 +244,51 @@ class PackedStorage:
                 out, lse = quantised_attention(q, plane, scale, (out, lse))
         return out, lse
 
-    def _place(self, layer: int, store: PackedStore, at: Segment, change: Change) -> Placed:
+    def _place(self, layer: int, store: PackedStore, at: Segment, change: Change) -> PlaneUpdate:
         """Work out where slots come to lie; layers that are alike share it, as do generations of a static method."""
         rules = self._forms[layer].rules
         key = (id(change), id(store.placement), id(rules))
         if key in self._known:
             return self._known[key][2]
         placed = place_slots(
-            store.placement, change.layout, change.source, at, self._due[at.index], self._blocks, rules
+            store.placement,
+            change.layout,
+            change.source,
+            at,
+            self._quant_ranges[at.index],
+            self._blocks,
+            rules,
         )
         if self._schedule.get((layer, at.index)) is change:
             self._known[key] = (change, store.placement, placed)
         return placed
 
-    def _join(self, layer: int, kind: Kind, share: Share, keys: Codes, values: Codes) -> Plane:
+    def _join(self, layer: int, fmt: PlaneFormat, plane_rows: PlaneRows, keys: Codes, values: Codes) -> Plane:
         """Return a plane, whose codes are told which entries are theirs."""
         found = []
-        for name, how, codes in (("keys", kind.keys, keys), ("values", kind.values, values)):
+        for name, how, codes in (("keys", fmt.keys, keys), ("values", fmt.values, values)):
             if how == "codebook":
-                book = self._books[f"{name}_{kind.bits}"][layer].flatten(0, 1)
-                entry = share.rows % self._spec.heads * self._sources_known + self._source[share.positions]
-                codes = Codes(codes.numbers, **name_table(book, kind.bits), entry=entry.int())
+                book = self._books[f"{name}_{fmt.bits}"][layer].flatten(0, 1)
+                entry = (
+                    plane_rows.rows % self._spec.heads * self._sources_known
+                    + self._source[plane_rows.positions]
+                )
+                codes = Codes(codes.numbers, **name_table(book, fmt.bits), entry=entry.int())
             elif how == "channel":
-                codes = codes._replace(entry=share.entry)
+                codes = codes._replace(entry=plane_rows.entry)
             found.append(codes)
-        rotation = None if kind.keys == "plain" else self._turns
-        return Plane(share.layout, kind.bits, found[0], found[1], share.positions, rotation)
+        rotation = None if fmt.keys == "plain" else self._read_rotation
+        return Plane(plane_rows.layout, fmt.bits, found[0], found[1], plane_rows.positions, rotation)
 
-    def _read_books(self, layer: int, kind: Kind) -> tuple[Tensor, Tensor] | None:
-        if "codebook" not in (kind.keys, kind.values):
+    def _read_books(self, layer: int, fmt: PlaneFormat) -> tuple[Tensor, Tensor] | None:
+        if "codebook" not in (fmt.keys, fmt.values):
             return None
-        keys, values = (self._books.get(f"{name}_{kind.bits}") for name in ("keys", "values"))
+        keys, values = (self._books.get(f"{name}_{fmt.bits}") for name in ("keys", "values"))
         assert keys is not None
         assert values is not None
         return keys[layer], values[layer]
 
-    def _list_sources(self, due: Due) -> list[tuple[int, int]]:
+    def _list_sources(self, due: QuantRange) -> list[tuple[int, int]]:
         """Return the source of each run of tokens that are due, and the token after its last."""
         return [
             (source, at.end - due.start)
@@ -284,9 +300,9 @@ class PackedStorage:
     def _sources_known(self) -> int:
         return count_sources(self._spec)
 
-    def _stored(self, kind: Kind) -> int:
+    def _stored(self, fmt: PlaneFormat) -> int:
         """Return how many sequences store a plane."""
-        return self._twins if kind.shared else self._batch
+        return self._twins if fmt.shared else self._batch
 
     def _cut(self, store: PackedStore) -> Iterator[range]:
         """Yield sequences that are read back together."""
@@ -305,10 +321,10 @@ class PackedStorage:
             self._note_read(store, self._batch)
 
     def _note_read(self, store: PackedStore, sequences: int) -> None:
-        self.most_read = max(self.most_read, sequences * self._count_read(store))
+        self.max_read_bytes = max(self.max_read_bytes, sequences * self._count_read(store))
 
 
-def _follow(how: Coding, old: Codes, new: Codes | None, move: Move) -> Codes:
+def _follow(how: Coding, old: Codes, new: Codes | None, move: PlaneMove) -> Codes:
     """Return what stays of a plane's codes followed by new ones; an entry's number is left as it is."""
     numbers = _gather(old.numbers, None if new is None else new.numbers, move.slots)
     if how not in ("token", "channel"):

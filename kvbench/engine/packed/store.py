@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from kvbench.engine.coding.formats import Kind
+from kvbench.engine.coding.formats import PlaneFormat
 from kvbench.engine.coding.planes import Placement, count_rows
 from kvbench.kernels.layout import Layout
 from kvbench.kernels.planes import Plane, read_plane
@@ -14,11 +14,11 @@ from kvbench.kernels.planes import Plane, read_plane
 
 @dataclass
 class PackedStore:
-    """One layer's storage in planes (`view.Store` says what a view asks of it).
+    """One layer's storage in planes (`view.LayerStore` says what a view asks of it).
 
     Attributes:
-        layout: where the layer's rows lie in a buffer that holds all planes' slots in order of position, without room.
-        kinds: what each plane is made of.
+        layout: of the layer's rows in a buffer of all planes' slots in order of position, without free slots.
+        formats: what each plane is made of.
         planes: the numbers.
         placement: where each slot lies.
         dtype: in which attention reads them.
@@ -31,7 +31,7 @@ class PackedStore:
     """
 
     layout: Layout
-    kinds: tuple[Kind, ...]
+    formats: tuple[PlaneFormat, ...]
     planes: tuple[Plane, ...]
     placement: Placement
     dtype: torch.dtype
@@ -58,8 +58,8 @@ class PackedStore:
         return sum(
             codes.numbers.nbytes
             + (0 if codes.affine is None or coding == "codebook" else codes.affine.nbytes)
-            for kind, plane in zip(self.kinds, self.planes, strict=True)
-            for coding, codes in ((kind.keys, plane.keys), (kind.values, plane.values))
+            for fmt, plane in zip(self.formats, self.planes, strict=True)
+            for coding, codes in ((fmt.keys, plane.keys), (fmt.values, plane.values))
         )
 
     @property
@@ -82,7 +82,7 @@ class PackedStore:
             branches: sequences that share what is stored once for all of them.
         """
         channels = self.planes[0].keys.numbers.shape[-1]
-        return count_rows(count_row_bytes(self.kinds, self.placement, channels, branches), heads)
+        return count_rows(count_row_bytes(self.formats, self.placement, channels, branches), heads)
 
     def read_whole(self) -> tuple[Tensor, Tensor]:
         """Return keys and values of all slots, [batch, slots, D]."""
@@ -98,28 +98,32 @@ class PackedStore:
         first = self.planes[0].keys.numbers
         shape = (len(sequences), self.layout.total, first.shape[-1])
         keys, values = (first.new_empty(shape, dtype=self.dtype) for _ in range(2))
-        for share, plane in zip(self.placement.shares, self.planes, strict=True):
-            if share.layout.total:
+        for plane_rows, plane in zip(self.placement.planes, self.planes, strict=True):
+            if plane_rows.layout.total:
                 start = sequences.start % len(plane.keys.numbers)
                 parts = read_plane(plane, slice(start, start + len(sequences)))
                 for out, part in zip((keys, values), parts, strict=True):
-                    out.index_copy_(1, share.slots, part.to(self.dtype))
+                    out.index_copy_(1, plane_rows.slots, part.to(self.dtype))
         return keys, values
 
 
-def count_row_bytes(kinds: Sequence[Kind], placement: Placement, channels: int, branches: int) -> list[int]:
+def count_row_bytes(
+    formats: Sequence[PlaneFormat], placement: Placement, channels: int, branches: int
+) -> list[int]:
     """Return the bytes of codes and scales of each row of a layer.
 
     Args:
-        kinds: what each plane is made of.
+        formats: what each plane is made of.
         placement: where slots lie.
         channels: of a head.
         branches: sequences that share what is stored once for all of them.
     """
-    rows = [0] * len(placement.shares[0].layout.counts)
-    for kind, share in zip(kinds, placement.shares, strict=True):
-        token, block = kind.count_token_bytes(channels), kind.count_block_bytes(channels)
-        readers = branches if kind.shared else 1
-        for row, (tokens, blocks) in enumerate(zip(share.layout.counts, share.entries, strict=True)):
+    rows = [0] * len(placement.planes[0].layout.counts)
+    for fmt, plane_rows in zip(formats, placement.planes, strict=True):
+        token, block = fmt.count_token_bytes(channels), fmt.count_block_bytes(channels)
+        readers = branches if fmt.shared else 1
+        for row, (tokens, blocks) in enumerate(
+            zip(plane_rows.layout.counts, plane_rows.entries, strict=True)
+        ):
             rows[row] += (tokens * token + blocks * block) // readers
     return rows

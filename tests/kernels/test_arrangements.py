@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from kvbench.kernels.decode_attention import Arrangement, open_rows, step_attention
+from kvbench.kernels.decode_attention import Arrangement, decode_attention, prepare_rows
 from kvbench.kernels.layout import arrange_rows
 
 D, ROOM, SCALE = 8, 6, 0.4
@@ -50,14 +50,14 @@ def test_every_row_attends_to_its_own_tokens(
         [x[:, start : start + length].float() for x in (keys, values)]
         for start, length in zip(layout.offsets.tolist(), lengths, strict=True)
     ]
-    opened, filled = open_rows(keys, values, layout, arrangement), 0
+    opened, filled = prepare_rows(keys, values, layout, arrangement), 0
     for step in steps:
         q, k, v = (
             normal(batch, rows, folds * step, D),
             normal(batch, rows, step, D),
             normal(batch, rows, step, D),
         )
-        found = step_attention(q, k, v, opened, filled, SCALE)
+        found = decode_attention(q, k, v, opened, filled, SCALE)
         filled += step
         for row in range(rows):
             past[row] = [torch.cat((old, new[:, row]), 1) for old, new in zip(past[row], (k, v), strict=True)]
