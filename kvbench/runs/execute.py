@@ -27,7 +27,7 @@ from kvbench.prompts.base import hash_prompts
 from kvbench.runs.calibrate import artifact_name, calibrate, load_artifact, save_artifact
 from kvbench.runs.generate.batch import Drawn, draw, load, open_cache
 from kvbench.runs.generate.retention import FILE as RETENTION
-from kvbench.runs.identity import Identity, use_former_names
+from kvbench.runs.identity import Identity
 from kvbench.runs.job import Busy, Job
 from kvbench.runs.record.folder import RunFolder, blocks, slug
 from kvbench.runs.record.kinds import TEXTS, find_form
@@ -261,7 +261,7 @@ def calibration_file(job: Job, observer: Observer) -> tuple[Path, dict[str, obje
         "model": job.model.name,
         "weights_sha256": job.model.weights_sha256,
         "sizes": [[s.height, s.width] for s in job.model.spec.segments],
-        "settings": use_former_names(job.model_settings),
+        "settings": job.model_settings,
         "prompts": len(job.calibration_prompts),
         "prompts_sha256": hash_prompts(job.calibration_prompts),
         "seed": job.settings.calibrate.seed,

@@ -158,7 +158,7 @@ class InfinityModel(Model):
             for block in self._transformer.layers:
                 block.to(torch.bfloat16)
         self._device = device
-        self.weights_sha256 = hash_content("".join([*digests, *read, *self._repairs()]))
+        self.weights_sha256 = hash_content("".join([*digests, *read]))
 
     def generate(self, prompts: Sequence[str], cache: Cache, noise: Noise) -> Tensor:
         """Return images uint8 [B, H, W, 3] RGB of a batch; decoded in float32, rounded half to even.
@@ -185,17 +185,6 @@ class InfinityModel(Model):
             )
             cache.release()
             return decode_pixels(self._tokenizer.decode, summed, self.tokenizer.patch)
-
-    def _repairs(self) -> list[str]:
-        """Return what release 0.1.0 did wrong under these settings, so that its runs are not taken for ours."""
-        negative, sampling = self.negative_prompt, self.sampling
-        wrong = {
-            "positions": self.aspect != 1 and self.transformer.rope_grid == rotary_grid(self.aspect),
-            "negative prompt": negative == "" or (self.positive_prompt and negative is not None),
-            "faces": self.positive_prompt and self.weights == "random",
-            "top_p": sampling.top_p <= 0.5 and sampling.top_k > 1,
-        }
-        return [name for name, was in wrong.items() if was]
 
     def _build(self) -> tuple[Infinity, BSQ]:
         return build_on_meta(lambda: Infinity(self.transformer)), build_on_meta(lambda: BSQ(self.tokenizer))

@@ -164,25 +164,6 @@ def test_a_folder_without_flan_t5_is_refused(file: str, tmp_path: Path) -> None:
         model._load_text("cpu")
 
 
-@pytest.mark.parametrize(
-    ("settings", "repaired"),
-    [
-        ({}, False),
-        ({"negative_prompt": "blurred", "sampling": Sampling(top_p=0.51)}, False),
-        ({"sampling": Sampling(top_p=0.5, top_k=1)}, False),
-        ({"aspect": 1.5}, True),
-        ({"negative_prompt": ""}, True),
-        ({"positive_prompt": True}, True),
-        ({"sampling": Sampling(top_p=0.5)}, True),
-    ],
-)
-def test_runs_that_were_wrong_once_are_not_found_again(settings: dict[str, Any], repaired: bool) -> None:
-    plain, model = official(sizes=((1, 1), (2, 2))), official(**settings)
-    for one in (plain, model):
-        one.load("cpu")
-    assert (model.weights_sha256 != plain.weights_sha256) == repaired
-
-
 def test_the_identity_of_other_runs_is_that_of_the_files() -> None:
     model = configured("model=infinity_tiny")
     model.load("cpu")
