@@ -45,7 +45,8 @@ lock:  ## pin every dependency, with hashes and without addresses; what is pinne
 	build/lock/bin/uv pip compile --quiet --universal --python-version 3.11 --all-extras --generate-hashes --strip-extras \
 		--no-header --no-annotate --no-emit-index-url --no-emit-find-links --output-file requirements.lock pyproject.toml
 
-docs: $(VENV)/stamp  ## build the documentation, build/docs/html
+docs: $(VENV)/stamp  ## update the lists in docs/ and build the site, build/docs/html
+	cd docs && $(abspath $(BIN))/python -m generator
 	$(BIN)/python -m sphinx -q -W --keep-going -d build/docs/doctrees docs build/docs/html
 	@echo build/docs/html/index.html
 

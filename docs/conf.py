@@ -1,4 +1,4 @@
-"""How Sphinx builds the documentation: `make docs` writes it to `build/docs/html`."""
+"""Sphinx configuration; `make docs` writes the site to `build/docs/html`."""
 
 import re
 import sys
@@ -7,9 +7,9 @@ from pathlib import Path
 from sphinx.application import Sphinx
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT), str(ROOT / "docs")]  # kvbench as it lies here, and what generates pages
+sys.path[:0] = [str(ROOT), str(ROOT / "docs")]  # this checkout, and the generator of pages
 
-from generator.pages import write_pages  # noqa: E402  # found by the path above
+from generator.pages import write_pages  # noqa: E402  # on the path above
 
 from kvbench import __version__  # noqa: E402
 
@@ -17,7 +17,7 @@ project = "kvbench"
 author = copyright = "The kvbench developers"
 version = release = __version__
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
-exclude_patterns = ["generated/*.md", "examples"]  # the former are parts of other pages
+exclude_patterns = ["examples"]
 suppress_warnings = ["myst.header"]  # a section of its own begins where another page is included
 
 myst_enable_extensions = ["attrs_block", "fieldlist"]
@@ -36,12 +36,13 @@ html_show_sphinx = False
 def adapt(source: str) -> str:
     """Return the text of a page as the site shows it.
 
-    What a block of commands needs or takes, which its page says in a comment, becomes a line, numbers of papers become
-    links, intervals are not broken, and links to cards of models lead to their pages.
+    Marks above blocks of commands become lines, arXiv numbers become links, and intervals get no line break. Links to
+    methods and model cards, which on GitHub lead to files, lead to their pages.
     """
     source = re.sub(r"<!-- (needs|takes): (.+) -->", r"{.needs}\n*\1: \2*\n", source)
     source = re.sub(r"arXiv:(\d{4}\.\d{5}(?:v\d)?)", r"[arXiv:\1](https://arxiv.org/abs/\1)", source)
     source = re.sub(r"(\[-?[\d.]+), (-?[\d.]+\])", "\\1,\N{NO-BREAK SPACE}\\2", source)
+    source = re.sub(r"\]\(\.\./conf/method/(\w+)\.yaml\)", r"](generated/methods/\1.md)", source)
     return re.sub(r"\]\(\.\./kvbench/assets/(\w+)/README\.md\)", r"](generated/cards/\1.md)", source)
 
 
@@ -50,13 +51,8 @@ def adapt_page(_: Sphinx, __: str, source: list[str]) -> None:
     source[0] = adapt(source[0])
 
 
-def adapt_part(_: Sphinx, __: Path, ___: str, source: list[str]) -> None:
-    """Adapt what a page includes before it is read."""
-    source[0] = adapt(source[0])
-
-
 def skip_member(_: Sphinx, __: str, ___: str, member: object, skip: bool, ____: object) -> bool:
-    """Leave out fields of tuples, of which Python says no more than their number."""
+    """Leave out tuple fields that have no docstring of their own."""
     return skip or (getattr(member, "__doc__", None) or "").startswith("Alias for field number")
 
 
@@ -64,5 +60,4 @@ def setup(app: Sphinx) -> None:
     """Generate pages before any is read."""
     write_pages(ROOT, Path(app.srcdir) / "generated")
     app.connect("source-read", adapt_page)
-    app.connect("include-read", adapt_part)
     app.connect("autodoc-skip-member", skip_member)

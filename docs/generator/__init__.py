@@ -1,1 +1,1 @@
-"""What the documentation shows of the program: its choices, docstrings and measured tables."""
+"""Parts of the documentation that come from `conf/`, docstrings and measured tables."""

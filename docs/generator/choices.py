@@ -1,13 +1,17 @@
-"""Files of `conf/` as readers see them: a comment on top, settings, a comment behind each."""
+"""Reader for files of `conf/`: the comment at the top, the settings, and the comment behind each setting."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import hydra
+
+from kvbench.cli.compose import hydra_of_kvbench
 
 LINE = re.compile(r"(?P<indent> *)(?P<key>[\w.]+):(?: +(?P<value>\S.*?))??(?: +# (?P<note>.*))?$")
 HIDDEN = ("defaults", "hydra")
-"""Keys that are Hydra's own; so are those that begin with an underscore."""
+"""Keys that belong to Hydra, beside those that begin with an underscore."""
 
 
 class Setting(NamedTuple):
@@ -15,8 +19,8 @@ class Setting(NamedTuple):
 
     Attributes:
         key: dotted path within the file.
-        value: as it is written there.
-        note: the comment behind it, and below it where it goes on.
+        value: as written in the file.
+        note: the comment behind it, including continuation lines.
     """
 
     key: str
@@ -28,8 +32,8 @@ class Choice(NamedTuple):
     """One file of a group.
 
     Attributes:
-        name: what is written behind `<group>=`.
-        comment: the lines on top, one text each.
+        name: the value of `<group>=` on the command line.
+        comment: lines of the comment at the top.
         settings: all keys with a value, in the file's order.
     """
 
@@ -44,15 +48,15 @@ class Choice(NamedTuple):
 
 
 def list_choices(group: Path) -> list[Choice]:
-    """Return the choices of a folder of `conf/` by name, those of its folders left out."""
+    """Return the choices of a folder of `conf/`, sorted by name, without subfolders."""
     return [read_choice(path) for path in sorted(group.glob("*.yaml"))]
 
 
 def read_choice(path: Path) -> Choice:
-    """Return what a file says to its reader.
+    """Read the comments and settings of a file.
 
     Raises:
-        ValueError: a line that is neither a comment nor `key: value`.
+        ValueError: a line is neither a comment nor `key: value`.
     """
     comment: list[str] = []
     settings: list[Setting] = []
@@ -79,7 +83,8 @@ def read_choice(path: Path) -> Choice:
     return Choice(path.stem, tuple(comment), tuple(settings))
 
 
-def read_sweep(path: Path) -> dict[str, str]:
-    """Return the lists that a file of `conf/sweeps` goes through, by key."""
-    inside = path.read_text(encoding="utf-8").partition("    params:\n")[2]
-    return dict(line.strip().split(": ", 1) for line in inside.splitlines() if line.strip())
+def build(group: str, names: Iterable[str]) -> dict[str, Any]:
+    """Return the objects that choices of a group instantiate to, by name."""
+    with hydra_of_kvbench():
+        configs = {name: hydra.compose("config", overrides=[f"{group}={name}"])[group] for name in names}
+        return {name: hydra.utils.instantiate(config) for name, config in configs.items()}

@@ -1,4 +1,4 @@
-"""Docstrings of methods as text for a page: what is said, and what is said of each setting."""
+"""Parser for docstrings of methods: paragraphs, and a description of each setting."""
 
 import inspect
 import re
@@ -9,11 +9,11 @@ ENTRY = re.compile(r"^    (\w+): (.*(?:\n     +.*)*)", re.MULTILINE)
 
 
 class Described(NamedTuple):
-    """What a class says of itself.
+    """Parts of a class's docstring.
 
     Attributes:
-        paragraphs: in order, each on one line.
-        settings: by field, its description; those of base classes come along.
+        paragraphs: in order, each joined to one line.
+        settings: description of each field, base classes included.
     """
 
     paragraphs: tuple[str, ...]
@@ -21,7 +21,7 @@ class Described(NamedTuple):
 
 
 def describe(cls: type) -> Described:
-    """Return a class's docstring, split up; fields are looked up in its bases as well."""
+    """Split a class's docstring; fields of base classes are included."""
     text = SECTION.split(inspect.cleandoc(cls.__doc__ or ""))[0]
     settings: dict[str, str] = {}
     for base in reversed(cls.__mro__):
@@ -31,5 +31,5 @@ def describe(cls: type) -> Described:
 
 
 def join(text: str) -> str:
-    """Put lines into one."""
+    """Join lines to one."""
     return " ".join(text.split())

@@ -1,16 +1,16 @@
-"""Markdown as the pages have it."""
+"""Markdown fragments: tables, field lists, anchors."""
 
 from collections.abc import Iterable, Sequence
 
 
 def format_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return a table in Markdown; bars within cells are escaped."""
+    """Return a Markdown table; vertical bars within cells are escaped."""
     lines = [header, ["---"] * len(header), *rows]
     return "\n".join("| " + " | ".join(cell.replace("|", r"\|") for cell in line) + " |" for line in lines)
 
 
 def list_fields(rows: Iterable[tuple[str, str]]) -> str:
-    """Return names with a text each."""
+    """Return a field list: one text per name."""
     return "\n".join(f":{name}: {text}" for name, text in rows)
 
 

@@ -1,4 +1,4 @@
-"""The tables of `docs/results.md`, with the commands that made them."""
+"""Reader for the tables of `docs/results.md` and the commands that made them."""
 
 import re
 from collections.abc import Iterator
@@ -6,14 +6,14 @@ from typing import NamedTuple
 
 
 class Table(NamedTuple):
-    """A table whose rows are of methods.
+    """A table with one row per method.
 
     Attributes:
-        section: heading that it stands under.
-        caption: the sentence before it where that ends in a colon.
-        commands: the block of commands under that heading, with what it takes.
-        header: names of the columns, the first of which is `method`.
-        rows: cells, as many as the header has.
+        section: heading above it.
+        caption: the paragraph before it, if that ends in a colon.
+        commands: the block of commands under that heading, with its mark.
+        header: column names; the first is `method`.
+        rows: cells, as many as columns.
     """
 
     section: str
@@ -23,7 +23,7 @@ class Table(NamedTuple):
     rows: tuple[tuple[str, ...], ...]
 
     def pick_rows(self, method: str) -> "Table":
-        """Return the table with the rows of one method alone; what follows a comma is one of its settings."""
+        """Return the table with only the rows of one method; a setting may follow its name after a comma."""
         return self._replace(rows=tuple(row for row in self.rows if row[0].partition(",")[0] == method))
 
 

@@ -38,14 +38,11 @@ def list_pages() -> list[str]:
 
 
 def read_blocks(text: str) -> list[Block]:
-    """Return the fenced blocks of a page; what a directive includes is its text."""
-    found = []
-    for match in FENCE.finditer(text):
-        language, text = match["language"], match["text"]
-        if language.startswith("{literalinclude} ") and match["mark"] == "file":
-            text = (ROOT / "docs" / language.split()[1]).read_text()
-        found.append(Block(match["mark"] or "", match["what"] or "", language, text))
-    return found
+    """Return the fenced blocks of a page."""
+    return [
+        Block(match["mark"] or "", match["what"] or "", match["language"], match["text"])
+        for match in FENCE.finditer(text)
+    ]
 
 
 def find_commands(text: str) -> Iterator[list[str]]:
