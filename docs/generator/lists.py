@@ -25,11 +25,16 @@ PAGES = {
 """The page that lists the choices of each group."""
 LIST = re.compile(r"(?<=<!-- made by `make docs` from conf -->\n\n).*?(?=\n\n<!-- end -->)", re.DOTALL)
 
+EXAMPLE = re.compile(r"(?<=<!-- file: eval/paired/mae.py -->\n```python\n).*?(?=```)", re.DOTALL)
+
 
 def write_lists(root: Path) -> None:
-    """Rewrite the list in each page of a checkout."""
+    """Rewrite the list in each page of a checkout, and the metric in the page on extending it."""
     for group, page in PAGES.items():
         (root / page).write_text(update_page(root, group), encoding="utf-8")
+    extending = root / "docs" / "extending.md"
+    code = (root / "docs" / "examples" / "plugin" / "kvbench_example" / "mae.py").read_text(encoding="utf-8")
+    extending.write_text(EXAMPLE.sub(lambda _: code, extending.read_text(encoding="utf-8")), encoding="utf-8")
 
 
 def update_page(root: Path, group: str) -> str:
