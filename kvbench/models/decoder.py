@@ -83,6 +83,11 @@ class DecoderConfig:
         return tokens * (stream + max(attention, 3 * number * self.hidden))
 
     @property
+    def choices(self) -> int:
+        """Tokens that can be drawn, the channels of the logits."""
+        return self.vocabulary
+
+    @property
     def line(self) -> int:
         """Tokens of a row of the image; 0 where texts are drawn."""
         return 0

@@ -1,28 +1,44 @@
-"""Prompts as token numbers: tokenizers in files, prompts that must fit, padding in front of them."""
+"""Prompts as token numbers: the base class of tokenizers, their files, and padded batches of prompts."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 from torch import Tensor
 
-from kvbench.core.files import hash_path
+from kvbench.core.files import hash_content, hash_path
 from kvbench.models.weights import Source, WeightsError
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as Reader
 
 
-class Encodes(Protocol):
-    """Anything that turns prompts into token numbers."""
+class Tokenizer(ABC):
+    """Base class of tokenizers.
 
+    Attributes:
+        pad: token that fills the places in front of short prompts.
+    """
+
+    pad: int
+
+    @abstractmethod
     def encode(self, prompt: str) -> list[int]:
         """Return the tokens of a prompt, special ones included."""
-        ...
+
+    def drop_condition(self, tokens: list[int]) -> list[int]:
+        """Return the tokens of a prompt's unconditional branch; models with guidance have one."""
+        raise NotImplementedError
 
 
-T = TypeVar("T", bound=Encodes)
+T = TypeVar("T", bound=Tokenizer)
+
+
+def hash_words(words: Sequence[str], count: int) -> list[int]:
+    """Return a number below `count` for each word, in place of a vocabulary."""
+    return [int(hash_content(word)[:14], 16) % count for word in words]
 
 
 def open_tokenizer(path: Path) -> "Reader":
@@ -80,23 +96,42 @@ def read_tokenizer(source: Source, make: Callable[[Path], T], owner: str) -> tup
         raise WeightsError(f"{source.key}: {path} is not {owner}'s tokenizer.json ({reason})") from None
 
 
-def encode_prompts(prompts: Sequence[str], tokenizer: Encodes, room: int) -> list[list[int]]:
+def encode_prompts(prompts: Sequence[str], tokenizer: Tokenizer, capacity: int) -> list[list[int]]:
     """Return the token numbers of every prompt, each of which must fit.
 
     Raises:
-        ValueError: naming the longest one, and the room that it needs.
+        ValueError: naming the longest prompt and the tokens that it needs.
     """
     rows = [tokenizer.encode(prompt) for prompt in prompts]
     longest = max(range(len(rows)), key=lambda index: len(rows[index]), default=None)
-    if longest is not None and len(rows[longest]) > room:
+    if longest is not None and len(rows[longest]) > capacity:
         needed = len(rows[longest])
         raise ValueError(
-            f"prompt {prompts[longest]!r} has {needed} tokens: set model.prompt_tokens={needed}, which is {room}"
+            f"prompt {prompts[longest]!r} has {needed} tokens: set model.prompt_tokens={needed}, which is {capacity}"
         )
     return rows
 
 
-def pad_front(rows: Sequence[Sequence[int]], room: int, pad: int) -> tuple[Tensor, list[int]]:
-    """Return token numbers int64 [rows, room] with `pad` in front, and how much padding each row has."""
-    padding = [room - len(row) for row in rows]
-    return torch.tensor([[pad] * more + [*row] for more, row in zip(padding, rows, strict=True)]), padding
+def lay_out(
+    prompts: Sequence[str], tokenizer: Tokenizer, capacity: int, *, guided: bool = False
+) -> tuple[Tensor, list[int]]:
+    """Encode prompts and pad them in front.
+
+    Args:
+        prompts: texts.
+        tokenizer: of the model.
+        capacity: tokens of the longest prompt.
+        guided: add the unconditional branch, whose sequences come after all others.
+
+    Returns:
+        int64 [sequences, capacity], and the padding of each sequence.
+
+    Raises:
+        ValueError: a prompt of more tokens.
+    """
+    rows = encode_prompts(prompts, tokenizer, capacity)
+    if guided:
+        rows += [tokenizer.drop_condition(row) for row in rows]
+    padding = [capacity - len(row) for row in rows]
+    padded = [[tokenizer.pad] * more + row for more, row in zip(padding, rows, strict=True)]
+    return torch.tensor(padded), padding

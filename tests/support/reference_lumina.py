@@ -7,7 +7,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from kvbench.models.lumina.files import clean_chameleon, clean_lumina
-from kvbench.models.lumina.prompt import Marks
+from kvbench.models.lumina.prompt import LuminaTokens, Marks
 from kvbench.models.lumina.tokenizer import Chameleon, ChameleonConfig
 from kvbench.models.lumina.transformer import Lumina, LuminaConfig
 from tests.support.places import GOLDENS
@@ -51,14 +51,15 @@ def tokenizer() -> Chameleon:
     return filled(Chameleon(TINY_VQ), {name: tensor.float() for name, tensor in state.items()})
 
 
-class Numbers:
+class Numbers(LuminaTokens):
     """A tokenizer of prompts that are token numbers, those of the image's beginning included."""
 
     def __init__(self) -> None:
         ids = meta()["ids"]
         sizes = (ids["size_base"] + 2, ids["size_base"] + 3)
-        self.marks = Marks(ids["bos"], ids["new_line"], (ids["image_start"], *sizes))
-        self.codes = golden()["bpe2img"]
+        super().__init__(
+            Marks(ids["bos"], ids["new_line"], (ids["image_start"], *sizes)), golden()["bpe2img"]
+        )
 
     def encode(self, prompt: str) -> list[int]:
         return [int(word) for word in prompt.split()]

@@ -1,4 +1,4 @@
-"""A text-to-image model as the harness sees it: shapes without weights, then prompts to images."""
+"""Infinity: settings and shapes without weights, then prompts to images."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -8,10 +8,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from kvbench.core.files import hash_content
 from kvbench.core.segments import ModelSpec, next_scale
-from kvbench.models.autoencoder import count_decoding_bytes, decode_pixels
-from kvbench.models.base import Cache, Calls, Model
+from kvbench.models.base import Cache
+from kvbench.models.image_model import ImageModel
 from kvbench.models.infinity.faces import add_faces
 from kvbench.models.infinity.loop import generate
 from kvbench.models.infinity.rope import compute_rotations
@@ -22,24 +21,17 @@ from kvbench.models.infinity.transformer import Infinity, InfinityConfig
 from kvbench.models.layers import count_layer_bytes
 from kvbench.models.noise import Noise
 from kvbench.models.text import HashedText, TextEncoder, VocabularyConfig, load_t5, load_vocabulary
-from kvbench.models.weights import Source, build_on_meta, clean_tokenizer, clean_transformer, fill
+from kvbench.models.weights import build_on_meta, clean_tokenizer, clean_transformer
 from kvbench.scenes import grammar
 
 Size = tuple[int, int]
 
 
 @dataclass
-class InfinityModel(Model):
-    """Infinity at any size: settings now, weights on `load`.
+class InfinityModel(ImageModel[Infinity, BSQ]):
+    """Infinity at any size; sources are `transformer`, `tokenizer` and `text`.
 
     Attributes:
-        name: as in `conf/model`.
-        transformer: shape of the transformer.
-        tokenizer: shape of the tokenizer.
-        sampling: guidance, temperature, truncation.
-        sources: where `transformer`, `tokenizer` and `text` come from.
-        weights: `files`, or `random` numbers in the model's shape (random features in place of Flan-T5), for timing and
-            tests.
         sizes: the scale schedule, empty to take it from `aspect` and `pixels`.
         aspect: height / width, one of the published ratios; positions are stretched onto its grid where `transformer`
             names none.
@@ -54,12 +46,9 @@ class InfinityModel(Model):
         default_tau: how sharply HACK++ shares its budget when the config names nothing.
     """
 
-    name: str
     transformer: InfinityConfig
     tokenizer: BSQConfig
     sampling: Sampling
-    sources: dict[str, Source]
-    weights: Literal["files", "random"] = "files"
     sizes: tuple[Size, ...] = ()
     aspect: float = 1.0
     pixels: str = "1M"
@@ -103,32 +92,22 @@ class InfinityModel(Model):
             self.text_heads,
         )
 
-    @property
-    def parameters(self) -> int:
-        """Parameters of transformer and tokenizer, counted on the meta device."""
-        return sum(p.numel() for module in self._build() for p in module.parameters())
-
     def activation_bytes(self, prompts: int) -> int:
         """Return the bytes beside weights and cache that drawing holds at its worst, in a layer of the last scale."""
         spec, config = self.spec, self.transformer
         rows = prompts * spec.branches * spec.segments[-1].length
         return count_layer_bytes(rows, config.width, config.feed_forward)
 
-    def decoding_bytes(self, prompts: int) -> int:
-        """Return the bytes beside weights that decoding holds at its worst instant on a GPU."""
-        cells = self.spec.segments[-1].length * self.transformer.token_channels // self.tokenizer.bits
-        return count_decoding_bytes(self.tokenizer.networks, prompts, cells)
+    @property
+    def cells(self) -> int:
+        """Latent cells of an image."""
+        return self.spec.segments[-1].length * self.transformer.token_channels // self.tokenizer.bits
 
     @property
-    def calls(self) -> Calls:
-        """Calls of the loaded model that a profiler may watch."""
+    def _passes(self) -> list[tuple[object, str]]:
         transformer = self._transformer
         passes = [(transformer, name) for name in ("condition", "rotation", "embed", "logits")]
-        return {
-            "text": [(self._text, "encode")],
-            "transformer": [*passes, *((block, "forward") for block in transformer.layers)],
-            "decode": [(self._tokenizer, "decode")],
-        }
+        return [*passes, *((block, "forward") for block in transformer.layers)]
 
     def key_rotation(self) -> Tensor:
         """Return what keys are turned by at every position, complex64 [positions, D/2], for storage in few bits."""
@@ -140,59 +119,38 @@ class InfinityModel(Model):
         """Return W_o of a layer of the loaded model, [width, query heads x D], for methods that ask a view for it."""
         return self._transformer.layers[layer].sa.proj.weight
 
-    def load(self, device: torch.device | str) -> None:
-        """Build the networks and fill them: float32 on a CPU, bf16 blocks on a GPU as in the official runs.
+    def _fill(self) -> list[str]:
+        return self._fill_parts(transformer=clean_transformer, tokenizer=clean_tokenizer)
 
-        Raises:
-            WeightsError: a checkpoint is missing, unreadable or does not fit.
-        """
-        self._transformer, self._tokenizer = self._build()
-        digests = [
-            fill(self._transformer, self._source("transformer"), clean_transformer),
-            fill(self._tokenizer, self._source("tokenizer"), clean_tokenizer),
-        ]
-        self._text, read = self._load_text(device)
+    def _place(self, device: torch.device | str) -> None:
         self._transformer.to(device)
-        self._tokenizer.to(device)
-        if torch.device(device).type == "cuda":
-            for block in self._transformer.layers:
-                block.to(torch.bfloat16)
-        self._device = device
-        self.weights_sha256 = hash_content("".join([*digests, *read]))
+        for block in self._transformer.layers:
+            block.to(self.compute_dtype(device))
 
-    def generate(self, prompts: Sequence[str], cache: Cache, noise: Noise) -> Tensor:
-        """Return images uint8 [B, H, W, 3] RGB of a batch; decoded in float32, rounded half to even.
-
-        Raises:
-            NotFinite: the model produced NaN or infinite logits.
-            ValueError: a prompt the text encoder cannot read.
-        """
+    def _draw(self, prompts: Sequence[str], cache: Cache, noise: Noise) -> Tensor:
         text = self._text.encode(
             [add_faces(prompt) for prompt in prompts] if self.positive_prompt else prompts
         )
         negative = self._text.encode([self.negative_prompt] * len(prompts)) if self.negative_prompt else None
-        with torch.inference_mode():
-            summed = generate(
-                self._transformer,
-                self._tokenizer,
-                text,
-                self.spec.segments,
-                cache,
-                noise,
-                self.sampling,
-                negative=negative,
-                activations=self.activation_bytes(len(prompts)),
-            )
-            cache.release()
-            return decode_pixels(self._tokenizer.decode, summed, self.tokenizer.patch)
+        return generate(
+            self._transformer,
+            self._tokenizer,
+            text,
+            self.spec.segments,
+            cache,
+            noise,
+            self.sampling,
+            negative=negative,
+            activations=self.activation_bytes(len(prompts)),
+        )
+
+    def _decode(self, latents: Tensor) -> Tensor:
+        return self._tokenizer.decode(latents)
 
     def _build(self) -> tuple[Infinity, BSQ]:
         return build_on_meta(lambda: Infinity(self.transformer)), build_on_meta(lambda: BSQ(self.tokenizer))
 
-    def _source(self, part: str) -> Source | None:
-        return None if self.weights == "random" else self.sources[part]
-
-    def _load_text(self, device: torch.device | str) -> tuple[TextEncoder, list[str]]:
+    def _read_text(self, device: torch.device | str) -> tuple[TextEncoder, list[str]]:
         if self.text == "vocabulary":
             encoder, digest = load_vocabulary(
                 self._source("text"), self.text_config, grammar.tokenize, device

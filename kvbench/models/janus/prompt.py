@@ -1,15 +1,9 @@
-"""Prompts of Janus-Pro: the chat they stand in, their tokens, and those of the unconditional branch."""
+"""Prompts of Janus-Pro: the chat around a prompt, its tokens, and those of the unconditional branch."""
 
-from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
-from torch import Tensor
-
-from kvbench.core.files import hash_content
-from kvbench.models import tokens
-from kvbench.models.tokens import encode_prompts, find_token, open_tokenizer, pad_front
-from kvbench.models.weights import Source
+from kvbench.models.tokens import Tokenizer, find_token, hash_words, open_tokenizer
 
 BEGIN, IMAGE, PAD = "<｜begin▁of▁sentence｜>", "<begin_of_image>", "<｜▁pad▁｜>"  # noqa: RUF001
 
@@ -22,14 +16,19 @@ class Marks(NamedTuple):
     pad: int
 
 
-class Tokenizer(Protocol):
-    """Anything that turns prompts into token numbers."""
+class JanusTokens(Tokenizer):
+    """Tokens of a chat.
 
-    marks: Marks
+    The unconditional branch is as long as the prompt: all tokens but the first and the last are the pad token. Unlike
+    padding in front they are attended to, as in the official program.
+    """
 
-    def encode(self, prompt: str) -> list[int]:
-        """Return the tokens of a prompt, from the one that begins the text to the one that begins the image."""
-        ...
+    def __init__(self, marks: Marks) -> None:
+        self.marks, self.pad = marks, marks.pad
+
+    def drop_condition(self, tokens: list[int]) -> list[int]:
+        """Return the tokens of a prompt's unconditional branch."""
+        return [tokens[0], *[self.pad] * (len(tokens) - 2), tokens[-1]]
 
 
 def chat(prompt: str) -> str:
@@ -43,7 +42,7 @@ def chat(prompt: str) -> str:
     return f"{asked}<|Assistant|>:{IMAGE}"
 
 
-class JanusTokenizer:
+class JanusTokenizer(JanusTokens):
     """The byte-level tokenizer of a `tokenizer.json`.
 
     Args:
@@ -56,62 +55,25 @@ class JanusTokenizer:
 
     def __init__(self, path: Path) -> None:
         self._reader = open_tokenizer(path)
-        self.marks = Marks(*(find_token(self._reader, name) for name in (BEGIN, IMAGE, PAD)))
+        super().__init__(Marks(*(find_token(self._reader, name) for name in (BEGIN, IMAGE, PAD))))
 
     def encode(self, prompt: str) -> list[int]:
         """Return the tokens of a prompt, from the one that begins the text to the one that begins the image."""
         return [self.marks.begin, *self._reader.encode(chat(prompt), add_special_tokens=False).ids]
 
 
-class HashedTokens:
+class HashedTokens(JanusTokens):
     """A stand-in for a tokenizer without its file: one token a word, by the word's hash.
 
     Args:
         vocabulary: tokens there are, at least 4.
     """
 
-    marks = Marks(0, 1, 2)
-
     def __init__(self, vocabulary: int) -> None:
+        super().__init__(Marks(0, 1, 2))
         self._words = vocabulary - len(self.marks)
 
     def encode(self, prompt: str) -> list[int]:
         """Return the tokens of a prompt, from the one that begins the text to the one that begins the image."""
-        words = [int(hash_content(word)[:14], 16) % self._words for word in prompt.split()]
-        return [self.marks.begin, *(len(self.marks) + word for word in words), self.marks.image]
-
-
-def read_tokenizer(source: Source) -> tuple[Tokenizer, str]:
-    """Read a `tokenizer.json`, and return it with the SHA-256 of its file.
-
-    Raises:
-        WeightsError: the file is missing or not the model's, or the `text` extra is not installed.
-    """
-    return tokens.read_tokenizer(source, JanusTokenizer, "Janus-Pro")
-
-
-def lay_out(
-    prompts: Sequence[str], tokenizer: Tokenizer, room: int, *, guided: bool
-) -> tuple[Tensor, list[int]]:
-    """Return the tokens of prompts, padded in front, and how much padding each sequence has.
-
-    The unconditional branch has as many tokens as the prompt, all but the first and the last of which are the pad
-    token; unlike those in front they are attended to, as in the official program.
-
-    Args:
-        prompts: texts.
-        tokenizer: of the model.
-        room: tokens of the longest prompt.
-        guided: whether there is an unconditional branch, whose sequences come after all others.
-
-    Returns:
-        int64 [sequences, room], and the padding of each sequence.
-
-    Raises:
-        ValueError: a prompt of more tokens.
-    """
-    pad = tokenizer.marks.pad
-    rows = encode_prompts(prompts, tokenizer, room)
-    if guided:
-        rows += [[row[0], *[pad] * (len(row) - 2), row[-1]] for row in rows]
-    return pad_front(rows, room, pad)
+        words = (len(self.marks) + word for word in hash_words(prompt.split(), self._words))
+        return [self.marks.begin, *words, self.marks.image]

@@ -36,6 +36,11 @@ class JanusConfig(DecoderConfig):
             )
 
     @property
+    def choices(self) -> int:
+        """Image tokens, the channels of the logits."""
+        return self.codes
+
+    @property
     def tokens(self) -> int:
         """Tokens of an image."""
         return self.image[0] * self.image[1]

@@ -1,18 +1,14 @@
-"""Prompts of Lumina-mGPT: the request they stand in, their tokens, and what begins and may be in an image."""
+"""Prompts of Lumina-mGPT: the request around a prompt, its tokens, and the tokens of an image."""
 
 import re
-from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from kvbench.core.files import hash_content
-from kvbench.models import tokens
 from kvbench.models.lumina.transformer import SPECIAL, LuminaConfig
-from kvbench.models.tokens import encode_prompts, find_token, open_tokenizer, pad_front
-from kvbench.models.weights import Source
+from kvbench.models.tokens import Tokenizer, find_token, hash_words, open_tokenizer
 
 CELL = 16
 """Pixels of a code's side."""
@@ -37,20 +33,20 @@ class Marks(NamedTuple):
     prefix: tuple[int, int, int]
 
 
-class Tokenizer(Protocol):
-    """Anything that turns prompts into token numbers, and those of images into codes.
+class LuminaTokens(Tokenizer):
+    """Tokens of a request. The unconditional branch has only the tokens that begin an image.
 
     Attributes:
         marks: special tokens.
-        codes: int64 [tokens], the image tokenizer's code that each token stands for, -1 where it is no code.
+        codes: int64 [tokens], the image tokenizer's code of each token, -1 where it is no code.
     """
 
-    marks: Marks
-    codes: Tensor
+    def __init__(self, marks: Marks, codes: Tensor) -> None:
+        self.marks, self.codes, self.pad = marks, codes, marks.begin
 
-    def encode(self, prompt: str) -> list[int]:
-        """Return the tokens of a prompt, from the one that begins the text to those that begin the image."""
-        ...
+    def drop_condition(self, tokens: list[int]) -> list[int]:
+        """Return the tokens of a prompt's unconditional branch."""
+        return [*self.marks.prefix]
 
 
 def write_request(prompt: str, image: tuple[int, int]) -> str:
@@ -77,7 +73,7 @@ def name_size(codes: int) -> tuple[str, int]:
     return f"<reserved{8800 + step:05d}>", 8804 + step
 
 
-class LuminaTokenizer:
+class LuminaTokenizer(LuminaTokens):
     """The byte-level tokenizer of a `tokenizer.json`.
 
     Args:
@@ -95,8 +91,8 @@ class LuminaTokenizer:
             if (found := find_token(self._reader, name)) != number:
                 raise ValueError(f"its token {name} is number {found}, not {number}")
         rows, columns = (name_size(side)[1] for side in config.image)
-        self.marks = Marks(NUMBERS[BEGIN], NUMBERS[NEWLINE], (NUMBERS[IMAGE], rows, columns))
-        self.codes = _read_codes(self._reader.get_vocab(), config.codes)
+        marks = Marks(NUMBERS[BEGIN], NUMBERS[NEWLINE], (NUMBERS[IMAGE], rows, columns))
+        super().__init__(marks, _read_codes(self._reader.get_vocab(), config.codes))
         if self.encode("")[-4] != NUMBERS[SEPARATOR]:
             raise ValueError(f"it does not read {SEPARATOR} as one token")
 
@@ -117,56 +113,20 @@ def _read_codes(vocabulary: dict[str, int], codes: int) -> Tensor:
     return torch.tensor([-1] * FIRST_CODE + [found[number] for number in sorted(found)])
 
 
-class HashedTokens:
+class HashedTokens(LuminaTokens):
     """A stand-in for a tokenizer without its file: one token a word, by the word's hash.
 
     Args:
         config: shape of the model.
     """
 
-    marks = Marks(0, 1, (3, 4, 5))
-
     def __init__(self, config: LuminaConfig) -> None:
+        super().__init__(Marks(0, 1, (3, 4, 5)), torch.arange(-SPECIAL, config.codes).clamp(min=-1))
         self._first = SPECIAL + config.codes
         self._words = config.vocabulary - self._first
-        self.codes = torch.arange(-SPECIAL, config.codes).clamp(min=-1)
 
     def encode(self, prompt: str) -> list[int]:
         """Return the tokens of a prompt, from the one that begins the text to those that begin the image."""
-        words = [int(hash_content(word)[:14], 16) % self._words for word in prompt.split()]
+        words = (self._first + word for word in hash_words(prompt.split(), self._words))
         separator = 2
-        return [self.marks.begin, *(self._first + word for word in words), separator, *self.marks.prefix]
-
-
-def read_tokenizer(source: Source, config: LuminaConfig) -> tuple[Tokenizer, str]:
-    """Read a `tokenizer.json`, and return it with the SHA-256 of its file.
-
-    Raises:
-        WeightsError: the file is missing or not the model's, or the `text` extra is not installed.
-    """
-    return tokens.read_tokenizer(source, lambda path: LuminaTokenizer(path, config), "Lumina-mGPT")
-
-
-def lay_out(
-    prompts: Sequence[str], tokenizer: Tokenizer, room: int, *, guided: bool
-) -> tuple[Tensor, list[int]]:
-    """Return the tokens of prompts, padded in front, and how much padding each sequence has.
-
-    The unconditional branch has nothing but the tokens that begin an image.
-
-    Args:
-        prompts: texts.
-        tokenizer: of the model.
-        room: tokens of the longest prompt.
-        guided: whether there is an unconditional branch, whose sequences come after all others.
-
-    Returns:
-        int64 [sequences, room], and the padding of each sequence.
-
-    Raises:
-        ValueError: a prompt of more tokens.
-    """
-    rows = encode_prompts(prompts, tokenizer, room)
-    if guided:
-        rows += [[*tokenizer.marks.prefix] for _ in prompts]
-    return pad_front(rows, room, tokenizer.marks.begin)
+        return [self.marks.begin, *words, separator, *self.marks.prefix]

@@ -1,4 +1,4 @@
-"""Qwen3 as the harness sees it: shapes without weights, then prompts to texts."""
+"""Qwen3: settings and shapes without weights, then prompts to texts."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -9,21 +9,22 @@ import torch
 from torch import Tensor
 
 from kvbench.core.segments import ModelSpec
-from kvbench.models.base import Cache, Calls, Model, require_positive
+from kvbench.models.base import Cache, Calls, require_positive
+from kvbench.models.next_token import NextTokenModel
 from kvbench.models.noise import Noise
 from kvbench.models.outputs import Text
 from kvbench.models.qwen3.files import clean_qwen3
 from kvbench.models.qwen3.loop import generate
-from kvbench.models.qwen3.prompt import HashedTokens, Tokenizer, lay_out, read_tokenizer
+from kvbench.models.qwen3.prompt import HashedTokens, TextTokenizer, read_tokenizer
 from kvbench.models.qwen3.sampling import TextSampling
 from kvbench.models.qwen3.transformer import Qwen3, Qwen3Config
 from kvbench.models.tensor_parallel import check_split, split_config, split_state
-from kvbench.models.tokens import encode_prompts
+from kvbench.models.tokens import lay_out
 from kvbench.models.weights import Source, State, build_on_meta, check_sources, fill_random, load_into
 
 
 @dataclass
-class Qwen3Model(Model):
+class Qwen3Model(NextTokenModel[Qwen3]):
     """Qwen3 at any size: settings now, weights on `load`.
 
     Prompts are padded in front to a room of `prompt_tokens` tokens. Positions count from the room's first token: what
@@ -93,44 +94,14 @@ class Qwen3Model(Model):
         """Parameters of the whole, counted on the meta device."""
         return sum(p.numel() for p in build_on_meta(lambda: Qwen3(self.transformer)).parameters())
 
-    def activation_bytes(self, prompts: int) -> int:
-        """Return the bytes beside weights and cache that drawing holds at its worst instant on a GPU.
-
-        That is in a layer over the prompts, or while a token is drawn.
-        """
-        config = split_config(self.transformer, self.processes.count)
-        layer = config.count_layer_bytes(prompts * self.prompt_tokens)
-        return max(layer, 6 * 4 * prompts * config.vocabulary)
-
-    def decoding_bytes(self, prompts: int) -> int:
-        """Return 0: tokens become words on the host."""
-        return 0
-
     @property
     def calls(self) -> Calls:
         """Calls of the loaded model that a profiler may watch."""
         return {
             "text": [(self._text, "encode")],
-            "transformer": [(self._transformer, name) for name in ("embed", "forward", "logits")],
+            "transformer": self._passes,
             "decode": [(self._text, "decode")],
         }
-
-    def check_prompts(self, prompts: Sequence[str]) -> None:
-        """Make sure that every prompt fits.
-
-        Raises:
-            ValueError: naming the longest one, and the room that it needs.
-            WeightsError: the tokenizer is missing.
-        """
-        encode_prompts(prompts, self._read_text(), self.prompt_tokens)
-
-    def key_rotation(self) -> Tensor:
-        """Return what keys are turned by at every position, complex64 [positions, D/2], for storage in few bits."""
-        return self.transformer.rotations(self.spec.segments[-1].end + 1)
-
-    def output_projection(self, layer: int) -> Tensor:
-        """Return W_o of a layer of the loaded model, [width, query heads x D], for methods that ask a view for it."""
-        return self._transformer.output_projection(layer)
 
     def load(self, device: torch.device | str) -> None:
         """Build this process's share of the network and fill it, in float32 on a CPU and bf16 on a GPU, as files are.
@@ -155,7 +126,7 @@ class Qwen3Model(Model):
             self.weights_sha256 = load_into(
                 transformer, self.sources["weights"], lambda raw: take_share(clean_qwen3(raw, whole)), dtype
             )
-        self._text = self._read_text()
+        self._text, _ = self._read_text(device)
         self._transformer = transformer.to(device, dtype)
         self._device = device
 
@@ -183,7 +154,7 @@ class Qwen3Model(Model):
         texts = zip(drawn.rows(), drawn.ended.tolist(), strict=True)
         return [Text(self._text.decode(row), len(row), ended) for row, ended in texts]
 
-    def _read_text(self) -> Tokenizer:
+    def _read_text(self, device: torch.device | str) -> tuple[TextTokenizer, list[str]]:
         if self.weights == "random":
-            return HashedTokens(self.transformer.vocabulary)
-        return read_tokenizer(self.sources["weights"], thinking=self.thinking)
+            return HashedTokens(self.transformer.vocabulary), []
+        return read_tokenizer(self.sources["weights"], thinking=self.thinking), []

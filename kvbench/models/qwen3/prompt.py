@@ -1,41 +1,33 @@
 """Prompts and texts of Qwen3: the chat a prompt stands in, tokens, and what ends a text."""
 
 import re
+from abc import abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol
 
-from torch import Tensor
-
-from kvbench.core.files import hash_content, parse_json
-from kvbench.models.tokens import encode_prompts, pad_front
+from kvbench.core.files import parse_json
+from kvbench.models.tokens import Tokenizer, hash_words
 from kvbench.models.weights import Source, WeightsError
 
 WORDS = "vocabulary.json"
 """File of a model whose tokenizer is a list of words."""
 
 
-class Tokenizer(Protocol):
-    """Anything that turns prompts into token numbers, and token numbers into text.
+class TextTokenizer(Tokenizer):
+    """Base class of tokenizers that also turn tokens into text.
 
     Attributes:
-        pad: stands where there is no token.
         ends: tokens that end a text.
     """
 
-    pad: int
     ends: tuple[int, ...]
 
-    def encode(self, prompt: str) -> list[int]:
-        """Return the tokens of a prompt and of what comes before its answer."""
-        ...
-
+    @abstractmethod
     def decode(self, tokens: Sequence[int]) -> str:
         """Return the text of tokens, without those that end it."""
-        ...
 
 
-class ChatTokenizer:
+class ChatTokenizer(TextTokenizer):
     """The tokenizer of a model's folder, with its chat template.
 
     Args:
@@ -77,7 +69,7 @@ class ChatTokenizer:
         return str(self._reader.decode(list(tokens), skip_special_tokens=True))
 
 
-class WordTokens:
+class WordTokens(TextTokenizer):
     """A tokenizer that is a list of words, `vocabulary.json`: texts are made of them and of nothing else.
 
     The first word pads and the second ends a text; neither is seen in one.
@@ -124,7 +116,7 @@ class WordTokens:
         return "".join(self._words[token] for token in tokens if token not in (self.pad, *self.ends))
 
 
-class HashedTokens:
+class HashedTokens(TextTokenizer):
     """A stand-in for a tokenizer without its files: one token a word, by the word's hash.
 
     Args:
@@ -139,14 +131,14 @@ class HashedTokens:
 
     def encode(self, prompt: str) -> list[int]:
         """Return a token for each word, one at least."""
-        return [2 + int(hash_content(word)[:14], 16) % self._words for word in prompt.split() or [""]]
+        return [2 + word for word in hash_words(prompt.split() or [""], self._words)]
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Return the tokens' numbers as words."""
         return " ".join(f"w{token}" for token in tokens if token not in self.ends)
 
 
-def read_tokenizer(source: Source, *, thinking: bool) -> Tokenizer:
+def read_tokenizer(source: Source, *, thinking: bool) -> TextTokenizer:
     """Read the tokenizer out of the folder of a model's weights: a list of words, or what transformers reads.
 
     Args:
@@ -169,20 +161,3 @@ def read_tokenizer(source: Source, *, thinking: bool) -> Tokenizer:
             f"{source.key}: {folder} holds no tokenizer with a chat template ({reason}); it must be the model's "
             f"folder, with tokenizer.json and tokenizer_config.json, or with {WORDS}"
         ) from None
-
-
-def lay_out(prompts: Sequence[str], tokenizer: Tokenizer, room: int) -> tuple[Tensor, list[int]]:
-    """Return the tokens of prompts, padded in front, and how much padding each has.
-
-    Args:
-        prompts: texts.
-        tokenizer: of the model.
-        room: tokens of the longest prompt.
-
-    Returns:
-        int64 [prompts, room], and the padding of each.
-
-    Raises:
-        ValueError: a prompt of more tokens.
-    """
-    return pad_front(encode_prompts(prompts, tokenizer, room), room, tokenizer.pad)

@@ -161,7 +161,7 @@ def test_a_folder_without_flan_t5_is_refused(file: str, tmp_path: Path) -> None:
     with pytest.raises(
         WeightsError, match=f"^model.sources.text: no Flan-T5 with its tokenizer in {tmp_path}"
     ):
-        model._load_text("cpu")
+        model._read_text("cpu")
 
 
 def test_the_identity_of_other_runs_is_that_of_the_files() -> None:

@@ -13,12 +13,12 @@ from kvbench.methods.full import Full
 from kvbench.methods.h2o import H2O
 from kvbench.models.base import Cache
 from kvbench.models.janus.files import clean_janus
-from kvbench.models.janus.prompt import lay_out
 from kvbench.models.janus.transformer import Janus, JanusConfig
 from kvbench.models.llama_files import pair_neighbours
 from kvbench.models.llamagen.loop import generate
 from kvbench.models.llamagen.sampling import LlamaGenSampling, guide, truncate
 from kvbench.models.noise import PromptNoise
+from kvbench.models.tokens import lay_out
 from kvbench.models.weights import WeightsError, build_on_meta, check
 from tests.support.drawing import Recorded, Silence, close
 from tests.support.engine import prepared

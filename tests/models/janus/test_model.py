@@ -119,7 +119,7 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Path]:
         paths["weights"],
     )
     paths["text"].write_text("numbers")
-    monkeypatch.setattr(janus, "read_tokenizer", lambda source: (Numbers(), hash_path(source.locate())))
+    monkeypatch.setattr(janus, "read_tokenizer", lambda source, *_: (Numbers(), hash_path(source.locate())))
     return paths
 
 

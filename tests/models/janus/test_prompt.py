@@ -10,11 +10,10 @@ from kvbench.models.janus.prompt import (
     IMAGE,
     PAD,
     HashedTokens,
+    JanusTokenizer,
     chat,
-    lay_out,
-    read_tokenizer,
 )
-from kvbench.models.tokens import encode_prompts
+from kvbench.models.tokens import encode_prompts, lay_out, read_tokenizer
 from kvbench.models.weights import Source, WeightsError
 from tests.support.reference_janus import meta
 
@@ -41,8 +40,8 @@ def path(tmp_path: Path) -> Path:
     return write_tokenizer(tmp_path / "tokenizer.json")
 
 
-def source(path: Path) -> Source:
-    return Source("model.sources.text", str(path))
+def read(path: Path) -> tuple[JanusTokenizer, str]:
+    return read_tokenizer(Source("model.sources.text", str(path)), JanusTokenizer, "Janus-Pro")
 
 
 def test_the_chat_is_the_official_one() -> None:
@@ -51,7 +50,7 @@ def test_the_chat_is_the_official_one() -> None:
 
 
 def test_tokens_say_what_the_chat_says(path: Path) -> None:
-    tokenizer, digest = read_tokenizer(source(path))
+    tokenizer, digest = read(path)
     assert len(digest) == 64
     tokens = tokenizer.encode(TEXT)
     assert (tokens[0], tokens[-1]) == (tokenizer.marks.begin, tokenizer.marks.image)
@@ -68,13 +67,13 @@ def test_files_of_other_models_are_refused(tmp_path: Path) -> None:
     broken.write_text(json.dumps({"version": "1.0"}))
     for path, reason in ((other, f"it has no token {PAD}"), (broken, "")):
         with pytest.raises(WeightsError, match=rf"^model\.sources\.text: .* is not Janus-Pro's.*{reason}"):
-            read_tokenizer(source(path))
+            read(path)
     with pytest.raises(WeightsError, match=r"^model\.sources\.text\.path=.*does not exist"):
-        read_tokenizer(source(tmp_path / "none.json"))
+        read(tmp_path / "none.json")
 
 
 def test_padding_stands_in_front_and_the_other_branch_is_as_long(path: Path) -> None:
-    tokenizer, _ = read_tokenizer(source(path))
+    tokenizer, _ = read(path)
     prompts = ["a cat", "", "a longer cat"]
     lengths = [len(tokenizer.encode(prompt)) for prompt in prompts]
     room = max(lengths) + 2

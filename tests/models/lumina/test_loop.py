@@ -20,12 +20,12 @@ from kvbench.models.llamagen.loop import generate
 from kvbench.models.llamagen.sampling import guide, truncate
 from kvbench.models.lumina.files import clean_chameleon, clean_lumina
 from kvbench.models.lumina.model import forbid
-from kvbench.models.lumina.prompt import lay_out
 from kvbench.models.lumina.sampling import LuminaSampling
 from kvbench.models.lumina.tokenizer import Chameleon, ChameleonConfig
 from kvbench.models.lumina.transformer import Lumina, LuminaConfig
 from kvbench.models.noise import PromptNoise
 from kvbench.models.rotary import rotate, rotate_line
+from kvbench.models.tokens import lay_out
 from kvbench.models.weights import WeightsError, build_on_meta, check
 from tests.support.drawing import Recorded, Silence, close
 from tests.support.engine import prepared

@@ -137,7 +137,7 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Path]:
     training = {"loss.logvar": torch.zeros(2), "encoder.conv_in.bias": torch.zeros(2)}
     torch.save({"state_dict": {**official_state("vqgan"), **training}, "epoch": 3}, paths["tokenizer"])
     paths["text"].write_text("numbers")
-    monkeypatch.setattr(lumina, "read_tokenizer", lambda source, _: (Numbers(), hash_path(source.locate())))
+    monkeypatch.setattr(lumina, "read_tokenizer", lambda source, *_: (Numbers(), hash_path(source.locate())))
     return paths
 
 

@@ -2,13 +2,14 @@
 
 import json
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 
-from kvbench.models.lumina.prompt import HashedTokens, lay_out, name_size, read_tokenizer, write_request
-from kvbench.models.tokens import encode_prompts
+from kvbench.models.lumina.prompt import HashedTokens, LuminaTokenizer, name_size, write_request
+from kvbench.models.tokens import encode_prompts, lay_out, read_tokenizer
 from kvbench.models.weights import Source, WeightsError
 from tests.support.reference_lumina import CONFIGS, Numbers, golden, meta
 
@@ -44,8 +45,9 @@ def write_tokenizer(
     return path
 
 
-def source(path: Path) -> Source:
-    return Source("model.sources.text", str(path))
+def read(path: Path) -> tuple[LuminaTokenizer, str]:
+    make = partial(LuminaTokenizer, config=CONFIG)
+    return read_tokenizer(Source("model.sources.text", str(path)), make, "Lumina-mGPT")
 
 
 def test_the_request_is_the_official_one() -> None:
@@ -56,7 +58,7 @@ def test_the_request_is_the_official_one() -> None:
 
 def test_tokens_say_what_the_request_says(tmp_path: Path) -> None:
     path = write_tokenizer(tmp_path / "tokenizer.json")
-    tokenizer, digest = read_tokenizer(source(path), CONFIG)
+    tokenizer, digest = read(path)
     assert len(digest) == 64
     tokens = tokenizer.encode(TEXT)
     assert tokens[-4:] == [8710, 8197, 8828, 8820]  # rows before columns
@@ -70,12 +72,12 @@ def test_tokens_say_what_the_request_says(tmp_path: Path) -> None:
 
 def test_texts_have_their_own_length_whatever_the_file_remembers(tmp_path: Path) -> None:
     path = write_tokenizer(tmp_path / "tokenizer.json")
-    expected = read_tokenizer(source(path), CONFIG)[0].encode(TEXT)
+    expected = read(path)[0].encode(TEXT)
     for settings in ("enable_truncation", "enable_padding"):
         reader = tokenizers.Tokenizer.from_file(str(path))
         getattr(reader, settings)(**({"max_length": 9} if "trunc" in settings else {"length": 500}))
         reader.save(str(path))
-        assert read_tokenizer(source(path), CONFIG)[0].encode(TEXT) == expected
+        assert read(path)[0].encode(TEXT) == expected
 
 
 def test_files_of_other_models_are_refused(tmp_path: Path) -> None:
@@ -102,13 +104,13 @@ def test_files_of_other_models_are_refused(tmp_path: Path) -> None:
     for change, reason in cases:
         path = write_tokenizer(tmp_path / "other.json", **change)
         with pytest.raises(WeightsError, match=rf"^model\.sources\.text: .* is not Lumina-mGPT's.*{reason}"):
-            read_tokenizer(source(path), CONFIG)
+            read(path)
     broken = tmp_path / "broken.json"
     broken.write_text(json.dumps({"version": "1.0"}))
     with pytest.raises(WeightsError, match=r"^model\.sources\.text: .* is not Lumina-mGPT's tokenizer\.json"):
-        read_tokenizer(source(broken), CONFIG)
+        read(broken)
     with pytest.raises(WeightsError, match=r"^model\.sources\.text\.path=.*does not exist"):
-        read_tokenizer(source(tmp_path / "none.json"), CONFIG)
+        read(tmp_path / "none.json")
 
 
 def test_a_separator_that_is_read_as_text_is_refused(tmp_path: Path) -> None:
@@ -117,7 +119,7 @@ def test_a_separator_that_is_read_as_text_is_refused(tmp_path: Path) -> None:
     plain["added_tokens"] = [one for one in plain["added_tokens"] if one["content"] != "<reserved08706>"]
     path.write_text(json.dumps(plain))
     with pytest.raises(WeightsError, match="it does not read <reserved08706> as one token"):
-        read_tokenizer(source(path), CONFIG)
+        read(path)
 
 
 def test_padding_stands_in_front_and_the_other_branch_has_three_tokens() -> None:

@@ -173,7 +173,7 @@ def test_greedy_texts_are_those_of_transformers(folder: tuple[Path, Any], thinki
 
 
 def test_thoughts_are_part_of_a_text_and_special_tokens_are_not(folder: tuple[Path, Any]) -> None:
-    text = reading(folder[0])._read_text()
+    text = reading(folder[0])._read_text("cpu")[0]
     assert text.decode([4, 7, 10, 5, 8, 1]) == "<think> one plus </think> two"
     assert (text.ends, text.pad) == ((1, 0), 0)
 

@@ -1,0 +1,178 @@
+"""Base classes of next-token models: one decoder that draws token by token, for texts and for images."""
+
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+from typing import Any, ClassVar, Generic, TypeVar
+
+import torch
+from torch import Tensor
+
+from kvbench.core.segments import ModelSpec, Segment
+from kvbench.models.base import Cache, Model, require_positive
+from kvbench.models.decoder import Decoder, DecoderConfig
+from kvbench.models.image_model import ImageModel
+from kvbench.models.llamagen.loop import generate
+from kvbench.models.llamagen.sampling import LlamaGenSampling
+from kvbench.models.llamagen.tokenizer import VQ, VQConfig
+from kvbench.models.lumina.tokenizer import Chameleon
+from kvbench.models.noise import Noise
+from kvbench.models.tensor_parallel import split_config
+from kvbench.models.tokens import encode_prompts, lay_out
+
+N = TypeVar("N", bound=Decoder)
+T = TypeVar("T", VQ, Chameleon)
+
+
+class NextTokenModel(Model, Generic[N]):
+    """What texts and images drawn token by token have in common.
+
+    Attributes:
+        transformer: shape of the decoder.
+        prompt_tokens: capacity for prompts, which are padded in front to as many tokens.
+    """
+
+    transformer: DecoderConfig
+    prompt_tokens: int
+    _transformer: N
+
+    @abstractmethod
+    def _read_text(self, device: torch.device | str) -> tuple[Any, list[str]]:
+        """Return what encodes prompts, None for classes, and the SHA-256 of its file if it has one."""
+
+    @property
+    def _passes(self) -> list[tuple[object, str]]:
+        """Calls of the decoder that a profiler can time."""
+        return [(self._transformer, name) for name in ("embed", "forward", "logits")]
+
+    def activation_bytes(self, prompts: int) -> int:
+        """Return the peak bytes of a generation on a GPU beside weights and cache.
+
+        The peak is in a layer over the prompts, or while a token is drawn.
+        """
+        config = split_config(self.transformer, self.processes.count)
+        sequences = prompts * self.spec.branches
+        layer = config.count_layer_bytes(sequences * self.spec.segments[0].length)
+        return max(layer, 6 * 4 * sequences * config.choices)
+
+    def check_prompts(self, prompts: Sequence[str]) -> None:
+        """Check that every prompt fits.
+
+        Raises:
+            ValueError: naming the longest prompt and the tokens that it needs.
+            WeightsError: the tokenizer is missing.
+        """
+        encode_prompts(prompts, self._read_text("cpu")[0], self.prompt_tokens)
+
+    def key_rotation(self) -> Tensor:
+        """Return the RoPE factors of keys, complex64 [positions, D/2]."""
+        return self.transformer.rotations(self.spec.segments[-1].end + 1)
+
+    def output_projection(self, layer: int) -> Tensor:
+        """Return W_o of a layer of the loaded model, [width, query heads x D]."""
+        return self._transformer.output_projection(layer)
+
+
+@dataclass
+class NextTokenImageModel(NextTokenModel[N], ImageModel[N, T]):
+    """Settings of a model that draws the codes of an image token by token; see `ImageModel` for the others.
+
+    Attributes:
+        chunk: tokens after which a method is asked what to keep; None for a row of the image.
+        default_sinks: sink segments when the config names none; the prompt is the first segment.
+    """
+
+    transformer: DecoderConfig
+    tokenizer: VQConfig
+    sampling: LlamaGenSampling
+    chunk: int | None = None
+    default_sinks: int = 1
+
+    equal_branches: ClassVar[bool] = True  # the unconditional prompt is as long as the conditional one
+
+    def __post_init__(self) -> None:
+        if self.chunk is not None:
+            require_positive("model", chunk=self.chunk)
+
+    def _check_codes(self, name: str, codes: int) -> None:
+        if codes != self.tokenizer.codes:
+            raise ValueError(
+                f"model.transformer.{name}={codes}: model.tokenizer.codes is {self.tokenizer.codes}"
+            )
+
+    @property
+    @abstractmethod
+    def _grid(self) -> tuple[int, int]:
+        """Rows and columns of an image's codes."""
+
+    @property
+    @abstractmethod
+    def _segments(self) -> tuple[Segment, ...]:
+        """The prompt, then the image."""
+
+    @cached_property
+    def spec(self) -> ModelSpec:
+        """Shapes and schedule, without weights."""
+        branches = self.sampling.branches
+        equal = self.equal_branches or branches == 1
+        return self.transformer.describe(self.name, self._segments, branches, equal_branches=equal)
+
+    @property
+    def cells(self) -> int:
+        """Codes of an image."""
+        return prod(self._grid)
+
+    @abstractmethod
+    def _embed(self, prompts: Sequence[str]) -> tuple[Tensor, Sequence[int] | None]:
+        """Embed prompts, [sequences, tokens, width], and count the padding in front of each; None for none."""
+
+    def _forbid(self) -> Callable[[int], Tensor] | None:
+        """Return `forbidden` of the loop; None where each token can be any code."""
+        return None
+
+    def _find_codes(self, tokens: Tensor) -> Tensor:
+        """Return the codes int64 [B, rows, columns] of drawn tokens int64 [B, tokens]."""
+        return tokens.unflatten(1, self._grid)
+
+    def _draw(self, prompts: Sequence[str], cache: Cache, noise: Noise) -> Tensor:
+        condition, padding = self._embed(prompts)
+        tokens = generate(
+            self._transformer,
+            condition,
+            self.spec.segments,
+            cache,
+            noise,
+            self.sampling,
+            padding=padding,
+            forbidden=self._forbid(),
+            activations=self.activation_bytes(len(prompts)),
+        )
+        return self._tokenizer.codes(self._find_codes(tokens))
+
+    def _decode(self, latents: Tensor) -> Tensor:
+        return self._tokenizer.decode(latents).clamp(-1, 1)
+
+
+@dataclass
+class PromptedImageModel(NextTokenImageModel[N, T]):
+    """A next-token image model whose prompts are tokens of the same decoder.
+
+    Positions count from the first token of a padded prompt: attention depends on their differences alone.
+
+    Attributes:
+        prompt_tokens: tokens of the longest prompt, special ones included; shorter ones are padded in front.
+    """
+
+    prompt_tokens: int = 64
+
+    truncate: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_positive("model", prompt_tokens=self.prompt_tokens)
+
+    def _embed(self, prompts: Sequence[str]) -> tuple[Tensor, Sequence[int]]:
+        rows, padding = lay_out(prompts, self._text, self.prompt_tokens, guided=self.sampling.branches > 1)
+        return self._transformer.tok_embeddings(rows.to(self._device)), padding
