@@ -1,4 +1,4 @@
-"""Score folders of images that any program made: python -m kvbench.eval psnr,ssim FOLDER REFERENCE."""
+"""Command that scores folders of images from any program: python -m kvbench.eval psnr,ssim FOLDER REFERENCE."""
 
 import argparse
 import os
@@ -35,10 +35,10 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _check_folder(folder: Path) -> None:
-    """Make sure that results can be written, before work whose results would be lost.
+    """Check that results can be written, before any work starts.
 
     Raises:
-        ValueError: the folder, or what is there of the path to it, is a file or cannot be written to.
+        ValueError: the folder, or its nearest existing parent, is a file or not writable.
     """
     there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     if not there.is_dir() or not os.access(there, os.W_OK):

@@ -1,4 +1,4 @@
-"""Metrics by name: the files of conf/eval and of plugins, which are the only list of them, read without Hydra."""
+"""Registry of metrics: the files of conf/eval and of plugins, read without Hydra."""
 
 from collections.abc import Iterator
 from importlib.metadata import entry_points
@@ -14,7 +14,7 @@ FOLDER = Path(__file__).resolve().parents[1] / "conf" / "eval"
 PLUGINS = "kvbench.plugins"
 """Entry point group in which a package names its folder of configuration files."""
 LOOKUPS = ("hydra.utils.get_class", "hydra.utils.get_method", "hydra.utils.get_object")
-"""Targets that stand for what their `path` names, instead of calling it."""
+"""Targets that import the object that `path` names and do not call it."""
 
 Settings = dict[str, Any]
 
@@ -57,7 +57,7 @@ def read_metrics(name: str) -> dict[str, Settings]:
 
 
 def change_settings(metrics: dict[str, Settings], change: str) -> None:
-    """Carry out a change such as `batch=4` in every metric that has the setting, `kid.batch=4` in `kid` alone.
+    """Apply a change such as `batch=4` to every metric with that setting, or `kid.batch=4` to `kid` alone.
 
     Args:
         metrics: settings by name of the metric, changed in place.

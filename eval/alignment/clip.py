@@ -2,7 +2,7 @@
 
 import contextlib
 import zipfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
@@ -15,12 +15,9 @@ from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn import functional as F
 
-from kvbench.eval.files.images import ImageSet
+from kvbench.eval.alignment.prompted import PromptScore, Scorer
 from kvbench.eval.files.weights import Weight
-from kvbench.eval.protocol.base import Result, SkipEvaluation, make_result
-from kvbench.eval.protocol.intervals import are_classes
-from kvbench.eval.protocol.scores import MetricSpec, mean_score
-from kvbench.eval.spaces.base import check_minimum
+from kvbench.eval.protocol.scores import MetricSpec
 from kvbench.eval.spaces.float32 import full_float32
 
 PACKAGES = ("open_clip", "torchvision")
@@ -33,18 +30,6 @@ OPENAI_VIT_L_14 = Weight(
 )
 SHAPE_BUFFERS = ("input_resolution", "context_length", "vocab_size")
 """Numbers that OpenAI's archives keep among the tensors."""
-
-
-Scorer = Callable[[NDArray[np.uint8], Sequence[str]], list[float]]
-"""Scores of images uint8 [N, H, W, 3], one of each with its prompt."""
-
-
-def score_prompted(images: ImageSet, score: Scorer, batch: int, what: str) -> list[float]:
-    """Return the score of every image with its prompt, `batch` of them at a time; `what` names the progress bar."""
-    values: list[float] = []
-    for indices in images.batches(batch, what):
-        values += score(images.stack(indices), [images.samples[index].prompt for index in indices])
-    return values
 
 
 class Clip:
@@ -67,13 +52,14 @@ class Clip:
     ) -> None:
         import open_clip  # seconds to import
 
+        state = read_state(file, scripted=scripted)
         network = open_clip.create_model(model, load_weights=False, force_quick_gelu=quick_gelu)
         wanted = "QuickGELU" if quick_gelu else "GELU"
         kinds = {type(part).__name__ for name, part in network.named_modules() if name.endswith("mlp.gelu")}
         if kinds != {wanted}:
             raise ValueError(f"open_clip built {model} with {', '.join(sorted(kinds))}, not {wanted}")
         try:
-            network.load_state_dict(read_state(file, scripted=scripted))
+            network.load_state_dict(state)
         except RuntimeError as error:
             raise ValueError(
                 f"{file} does not hold a {model}: {str(error).splitlines()[-1].strip()}"
@@ -98,6 +84,11 @@ class Clip:
             return F.normalize(
                 self._network.encode_text(self._tokenize(list(texts)).to(self._device)), dim=-1
             )
+
+
+def cosines(clip: Clip, pictures: Tensor, prompts: Sequence[str]) -> Tensor:
+    """Return the cosine between each transformed image, float32 [N, 3, side, side], and its prompt: [N]."""
+    return (clip.images(pictures) * clip.texts(prompts)).sum(-1)
 
 
 def read_state(file: Path, *, scripted: bool = False) -> Mapping[str, Tensor]:
@@ -137,47 +128,23 @@ def _is_torchscript(file: Path) -> bool:
         return any("/code/" in name for name in archive.namelist())
 
 
-def check_texts(images: ImageSet) -> None:
-    """Make sure that prompts are sentences.
-
-    Raises:
-        SkipEvaluation: they are class numbers, some are not known, or the model received other texts.
-    """
-    if images.rewritten:
-        raise SkipEvaluation(
-            "the prompts were rewritten for the model: a score of image and text would not tell which text it means"
-        )
-    if not all(sample.prompt for sample in images.samples.values()):
-        raise SkipEvaluation("the images have no prompts, and texts are needed (--prompts)")
-    if are_classes(images.clusters):
-        raise SkipEvaluation("the prompts are class numbers, and texts are needed")
-
-
 @dataclass(frozen=True)
-class ClipScore:
+class ClipScore(PromptScore):
     """`clip_score[<model>]`: 100 x cosine between image and prompt, not below 0 (Hessel et al., arXiv:2104.08718).
 
     The network's own transform: the shorter side to its resolution (PIL, bicubic), centre crop. Float32.
 
     Attributes:
         model: architecture in open_clip; names the metric.
-        path: the network's file, if neither in $KVBENCH_WEIGHTS nor in CLIP's cache.
-        batch: images at a time.
-        quick_gelu: the kind of activation it was trained with; OpenAI's networks: yes.
+        quick_gelu: whether its activation is QuickGELU, as in OpenAI's networks.
         network: the file; its hash is checked before it is read.
     """
 
     model: str = "ViT-L-14"
-    path: str | None = None
-    batch: int = 32
     quick_gelu: bool = True
     network: Weight = OPENAI_VIT_L_14
     name: ClassVar[str] = "clip_score"
-    needs_reference: ClassVar[bool] = False
     packages: ClassVar[tuple[str, ...]] = PACKAGES
-
-    def __post_init__(self) -> None:
-        check_minimum("batch", self.batch, 1)
 
     @property
     def protocol(self) -> str:
@@ -194,17 +161,15 @@ class ClipScore:
         """The network."""
         return (replace(self.network, path=self.path),)
 
-    def run(self, images: ImageSet, reference: ImageSet | None, device: str) -> Result:
-        """Score of each image; the reference is not looked at."""
-        check_texts(images)
+    def load(self, device: str) -> tuple[Scorer, Mapping[str, str]]:
+        """Read the network."""
         [weight] = self.weights
         file, sha256 = weight.require()
         clip = Clip(self.model, file, device, quick_gelu=self.quick_gelu, scripted=weight.pinned)
-        values: list[float] = []
-        for batch in images.batches(self.batch, self.name):
-            pixels = torch.stack([clip.transform(Image.fromarray(image)) for image in images.stack(batch)])
-            texts = clip.texts([images.samples[index].prompt for index in batch])
-            values += (100 * (clip.images(pixels) * texts).sum(-1)).clamp(min=0).tolist()
-        [name] = self.metrics
-        scores = {name: mean_score(values, images.clusters)}
-        return make_result(self, scores, {"index": images.indices, name: values}, {self.network.file: sha256})
+
+        def score(pixels: NDArray[np.uint8], prompts: Sequence[str]) -> list[float]:
+            pictures = torch.stack([clip.transform(Image.fromarray(image)) for image in pixels])
+            values: list[float] = (100 * cosines(clip, pictures, prompts)).clamp(min=0).tolist()
+            return values
+
+        return score, {weight.file: sha256}

@@ -9,7 +9,7 @@ from typing import ClassVar
 from kvbench.eval.alignment.vqa import BlipVqa, Vqa
 from kvbench.eval.files.images import ImageSet
 from kvbench.eval.files.weights import Snapshot, Weight
-from kvbench.eval.protocol.base import Result, SkipEvaluation, make_result
+from kvbench.eval.protocol.base import Evaluator, Result, SkipEvaluation, make_result
 from kvbench.eval.protocol.scores import MetricSpec, share_score, with_parts
 
 CATEGORIES = ("entity", "attribute", "relation", "global", "other")
@@ -43,7 +43,7 @@ class Question:
 
 
 def settled(questions: Sequence[Question], yes: Mapping[int, bool]) -> dict[int, bool]:
-    """What counts of the answers to an image's questions, by number.
+    """Return which answers to an image's questions count, by number.
 
     In the questions' order, a yes is void if a parent's is void by then; so it carries forward only.
 
@@ -96,7 +96,7 @@ def read_questions(path: Path, *, official: bool = False) -> dict[str, list[Ques
 
 
 @dataclass(frozen=True)
-class Dpg:
+class Dpg(Evaluator):
     """`dpg[<vqa>]`: 100 x mean over prompts of the mean over their images of the share of questions answered yes.
 
     Attributes:
@@ -115,11 +115,10 @@ class Dpg:
     official: bool = False
     table: Weight = DPG_CSV
     name: ClassVar[str] = "dpg"
-    needs_reference: ClassVar[bool] = False
 
     @property
     def packages(self) -> tuple[str, ...]:
-        """What the model imports."""
+        """Packages of the model."""
         return self.vqa.packages
 
     @property
@@ -143,7 +142,7 @@ class Dpg:
         return with_parts(self.metric, MetricSpec("higher", digits=2), CATEGORIES)
 
     def run(self, images: ImageSet, reference: ImageSet | None, device: str) -> Result:
-        """Asks every question about every image; the reference is not looked at."""
+        """Ask every question about every image; the reference is not used."""
         items = {index: images.meta(index).get("item_id") for index in images.indices}
         if not any(items.values()):
             raise SkipEvaluation("the prompts carry no DPG items (item_id): use prompts=dpg")

@@ -1,6 +1,5 @@
 """DPG-Bench judged by its authors' own program (mPLUG): images out in its layout, its scores in."""
 
-import os
 import re
 import shutil
 from collections.abc import Mapping
@@ -13,8 +12,8 @@ from PIL import Image
 
 from kvbench.eval.alignment.dpg import CATEGORIES
 from kvbench.eval.files.images import ImageSet
-from kvbench.eval.files.weights import Weight, file_sha256
-from kvbench.eval.protocol.base import Result, SkipEvaluation, make_result
+from kvbench.eval.files.weights import file_sha256
+from kvbench.eval.protocol.base import Evaluator, Result, SkipEvaluation, make_result
 from kvbench.eval.protocol.scores import MetricSpec, Score, share_score, with_parts
 
 METRIC = "dpg[official]"
@@ -22,13 +21,13 @@ FOLDER = "dpg_official"
 MAX_IMAGES = 4
 """Images of an item that the program looks at: it cuts one picture into quarters."""
 LINE = re.compile(r"(?P<path>.+\.png), (?P<scores>[0-9.e+-]+(?:, [0-9.e+-]+)+)")
-"""What the program writes of an item: the picture's path, the score of every image, their mean."""
+"""A line of the program's output: path of the item's picture, score of each image, their mean."""
 TOTAL = re.compile(r"DPG-Bench score: (?P<value>[0-9.e+-]+)")
 CATEGORY = re.compile(r"\t(?P<name>[^\t:]+): (?P<value>[0-9.e+-]+)")
 
 
 @dataclass(frozen=True)
-class DpgOfficial:
+class DpgOfficial(Evaluator):
     """`dpg[official]`: scores of compute_dpg_bench.py (modelscope's mPLUG, a GPU, an environment of its own).
 
     First the images are laid out in the run's folder as that program wants them, one picture an item, and the result
@@ -45,15 +44,12 @@ class DpgOfficial:
     scores: bool = False
     name: ClassVar[str] = "dpg"
     protocol: ClassVar[str] = "official"
-    needs_reference: ClassVar[bool] = False
-    packages: ClassVar[tuple[str, ...]] = ()
-    weights: ClassVar[tuple[Weight, ...]] = ()
     metrics: ClassVar[Mapping[str, MetricSpec]] = with_parts(
         METRIC, MetricSpec("higher", digits=2), CATEGORIES
     )
 
     def run(self, images: ImageSet, reference: ImageSet | None, device: str) -> Result:
-        """Export the images, or import their scores; reference and device are not looked at."""
+        """Export the images, or import their scores; reference and device are not used."""
         items = group_items(images)
         folder = images.folder.resolve() / FOLDER
         path = folder / "results.txt"
@@ -126,11 +122,7 @@ def export(images: ImageSet, items: Mapping[str, list[int]], folder: Path) -> No
     for item, indices in items.items():
         target = folder / f"{item}.png"
         if len(indices) == 1:
-            source = images.folder.resolve() / "images" / f"{indices[0]:06d}.png"
-            try:
-                os.link(source, target)
-            except OSError:  # another file system, or one without links
-                shutil.copyfile(source, target)
+            images.export(indices[0], target)
             continue
         side = images.samples[indices[0]].size[0]
         picture = Image.new("RGB", (2 * side, side * (1 + (len(indices) > 2))))

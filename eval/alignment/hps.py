@@ -1,5 +1,6 @@
 """HPSv2.1, a CLIP network tuned to human preferences (Wu et al., arXiv:2306.09341)."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -9,12 +10,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
-from kvbench.eval.alignment.clip import PACKAGES, Clip, check_texts
+from kvbench.eval.alignment.clip import PACKAGES, Clip, cosines
+from kvbench.eval.alignment.prompted import PromptScore, Scorer
 from kvbench.eval.files.images import ImageSet
 from kvbench.eval.files.weights import Weight
-from kvbench.eval.protocol.base import Result, make_result
+from kvbench.eval.protocol.base import Result
 from kvbench.eval.protocol.scores import MetricSpec, mean_score, with_parts
-from kvbench.eval.spaces.base import check_minimum
 from kvbench.eval.spaces.pixels import normalise
 
 MODEL = "ViT-H-14"
@@ -52,34 +53,26 @@ def preprocess(image: NDArray[np.uint8], side: int, *, antialias: bool) -> Tenso
 
 
 @dataclass(frozen=True)
-class Hps:
+class Hps(PromptScore):
     """`hpsv2.1`: 100 x cosine between image and prompt, and the same for each style of the HPSv2 prompts.
 
     Float32, where the official program rounds to steps of 0.02. Scores of different prompts do not compare: look at
     differences to the reference's scores.
 
     Attributes:
-        path: the network's file, if not in $KVBENCH_WEIGHTS.
         sha256: its hash, if it is to be checked; its authors name none, so by default it is only recorded.
-        batch: images at a time.
         antialias: of the resize; false is what the authors' program did before torchvision 0.17.
         model: architecture in open_clip.
         network: the file.
     """
 
-    path: str | None = None
     sha256: str | None = None
-    batch: int = 32
     antialias: bool = True
     model: str = MODEL
     network: Weight = HPS_V2_1
     name: ClassVar[str] = "hpsv2"
     protocol: ClassVar[str] = "v2.1"
-    needs_reference: ClassVar[bool] = False
     packages: ClassVar[tuple[str, ...]] = PACKAGES
-
-    def __post_init__(self) -> None:
-        check_minimum("batch", self.batch, 1)
 
     @property
     def metrics(self) -> dict[str, MetricSpec]:
@@ -91,28 +84,29 @@ class Hps:
         """The network."""
         return (replace(self.network, path=self.path, sha256=self.sha256 or self.network.sha256),)
 
-    def run(self, images: ImageSet, reference: ImageSet | None, device: str) -> Result:
-        """Score of each image; the reference is not looked at."""
-        check_texts(images)
+    def load(self, device: str) -> tuple[Scorer, Mapping[str, str]]:
+        """Read the network."""
         [weight] = self.weights
         file, sha256 = weight.require()
         clip = Clip(self.model, file, device, quick_gelu=False, scripted=weight.pinned)
-        values: list[float] = []
-        for batch in images.batches(self.batch, self.name):
-            pictures = [preprocess(one, clip.side, antialias=self.antialias) for one in images.stack(batch)]
-            texts = clip.texts([images.samples[index].prompt for index in batch])
-            values += (100 * (clip.images(torch.stack(pictures)) * texts).sum(-1)).tolist()
-        styles = [str(images.meta(index).get("style", "")) for index in images.indices]
-        prompts = images.clusters
-        scores = {"hpsv2.1": mean_score(values, prompts)}
+
+        def score(pixels: NDArray[np.uint8], prompts: Sequence[str]) -> list[float]:
+            pictures = [preprocess(image, clip.side, antialias=self.antialias) for image in pixels]
+            values: list[float] = (100 * cosines(clip, torch.stack(pictures), prompts)).tolist()
+            return values
+
+        return score, {weight.file: sha256}
+
+    def run(self, samples: ImageSet, reference: ImageSet | None, device: str) -> Result:
+        """Score every image, and average over all images and over those of each style."""
+        result = super().run(samples, reference, device)
+        assert result.samples is not None
+        values, prompts = result.samples["hpsv2.1"], samples.clusters
+        styles = [str(samples.meta(index).get("style", "")) for index in samples.indices]
         for style in STYLES:
             rows = [row for row, one in enumerate(styles) if one == style]
             if rows:
-                own = [prompts[row] for row in rows]
-                scores[f"hpsv2.1/{style}"] = mean_score([values[r] for r in rows], own)
-        columns: dict[str, list[object]] = {
-            "index": [*images.indices],
-            "style": [*styles],
-            "hpsv2.1": [*values],
-        }
-        return make_result(self, scores, columns, {self.network.file: sha256})
+                own = mean_score([values[row] for row in rows], [prompts[row] for row in rows])
+                result.scores[f"hpsv2.1/{style}"] = own
+        result.samples = {"index": result.samples["index"], "style": styles, "hpsv2.1": values}
+        return result

@@ -1,4 +1,4 @@
-"""ImageReward v1.0, BLIP tuned to rank images as people do (Xu et al., arXiv:2304.05977)."""
+"""ImageReward v1.0, a BLIP network tuned to human rankings (Xu et al., arXiv:2304.05977)."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -13,12 +13,10 @@ from PIL import Image
 from torch import Tensor
 from torch.nn import functional as F
 
-from kvbench.eval.alignment.clip import PACKAGES, Scorer, check_texts, read_state, score_prompted
-from kvbench.eval.files.images import ImageSet
+from kvbench.eval.alignment.clip import PACKAGES, read_state
+from kvbench.eval.alignment.prompted import PromptScore, Scorer
 from kvbench.eval.files.weights import Snapshot
-from kvbench.eval.protocol.base import Result, make_result
-from kvbench.eval.protocol.scores import MetricSpec, mean_score
-from kvbench.eval.spaces.base import check_minimum
+from kvbench.eval.protocol.scores import MetricSpec
 from kvbench.eval.spaces.float32 import full_float32
 
 IMAGE_REWARD = Snapshot("THUDM/ImageReward", ("ImageReward.pt", "med_config.json"))
@@ -29,7 +27,7 @@ BERT = Snapshot(
     sha256=(("vocab.txt", "07eced375cec144d27c900241f3e339478dec958f92fddbc551f295c992038a3"),),
 )
 ADDED_TOKENS = ("[DEC]", "[ENC]")
-"""What BLIP adds to BERT's vocabulary; the scores do not need them, prompts that hold them do."""
+"""Tokens that BLIP adds to BERT's vocabulary; they matter only for prompts that contain them."""
 LONGEST = 35
 """Tokens of a prompt, the first and the last one included; the rest is cut off."""
 HEAD_CHANNELS = 64
@@ -49,51 +47,39 @@ VISION_NAMES = {
     ".attn.proj.": ".self_attn.projection.",
     "norm.": "post_layernorm.",
 }
-"""What parts of the checkpoint's names are called by transformers."""
+"""Parts of the checkpoint's names, and their names in transformers."""
 
 
 @dataclass(frozen=True)
-class ImageReward:
+class ImageReward(PromptScore):
     """`imagereward`: the network's score of image and prompt, standardised on its authors' validation set.
 
     The shorter side is resized to 224 pixels (PIL, bicubic) and the middle cut out; prompts are cut to 35 tokens.
     Float32. A reward may be negative.
 
     Attributes:
-        path: the model's folder, if neither in $KVBENCH_WEIGHTS nor in the Hub's cache.
-        tokenizer_path: the folder of BERT's vocabulary, likewise.
-        batch: images at a time.
+        tokenizer_path: the folder of BERT's vocabulary, if in neither of these.
         model: the folder's files.
         tokenizer: the vocabulary's folder.
     """
 
-    path: str | None = None
     tokenizer_path: str | None = None
-    batch: int = 32
     model: Snapshot = IMAGE_REWARD
     tokenizer: Snapshot = BERT
     name: ClassVar[str] = "imagereward"
     protocol: ClassVar[str] = "v1.0"
-    needs_reference: ClassVar[bool] = False
     packages: ClassVar[tuple[str, ...]] = ("transformers", *PACKAGES)
     metrics: ClassVar[Mapping[str, MetricSpec]] = {"imagereward": MetricSpec("higher", digits=3)}
-
-    def __post_init__(self) -> None:
-        check_minimum("batch", self.batch, 1)
 
     @property
     def weights(self) -> tuple[Snapshot, ...]:
         """The model's folder and the vocabulary's."""
         return replace(self.model, path=self.path), replace(self.tokenizer, path=self.tokenizer_path)
 
-    def run(self, images: ImageSet, reference: ImageSet | None, device: str) -> Result:
-        """Score every image; the reference is not looked at."""
-        check_texts(images)
+    def load(self, device: str) -> tuple[Scorer, Mapping[str, str]]:
+        """Read both networks and the vocabulary."""
         (folder, hashes), (vocabulary, more) = (weight.require() for weight in self.weights)
-        score = load_scorer(folder, vocabulary / "vocab.txt", device)
-        values = score_prompted(images, score, self.batch, self.name)
-        scores = {"imagereward": mean_score(values, images.clusters)}
-        return make_result(self, scores, {"index": images.indices, "imagereward": values}, hashes | more)
+        return load_scorer(folder, vocabulary / "vocab.txt", device), hashes | more
 
 
 def load_scorer(folder: Path, vocabulary: Path, device: str) -> Scorer:

@@ -30,20 +30,20 @@ LONGEST = 10
 
 
 class Vqa(Protocol):
-    """A model that answers questions; a dataclass whose fields are its settings."""
+    """Interface of a model that answers questions; a dataclass whose fields are its settings."""
 
     @property
     def packages(self) -> tuple[str, ...]:
-        """What it imports."""
+        """Packages that it imports."""
         ...
 
     @property
     def weights(self) -> tuple[Weight | Snapshot, ...]:
-        """Files and folders it needs."""
+        """Files and folders that it needs."""
         ...
 
     def load(self, device: str) -> tuple[Answer, Mapping[str, str]]:
-        """Reads the weights; also returns their hashes."""
+        """Read the weights; return what answers questions, and the hashes of the files."""
         ...
 
 
@@ -61,7 +61,7 @@ class BlipVqa:
 
     @property
     def packages(self) -> tuple[str, ...]:
-        """What it imports."""
+        """Packages that it imports."""
         return ("transformers", "torchvision")
 
     @property
@@ -70,7 +70,7 @@ class BlipVqa:
         return (replace(self.model, path=self.path),)
 
     def load(self, device: str) -> tuple[Answer, Mapping[str, str]]:
-        """Reads the model, from local files only.
+        """Read the model from local files.
 
         Raises:
             WeightError: a file is missing or not the expected one.

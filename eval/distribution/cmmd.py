@@ -9,26 +9,24 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from kvbench.eval.distribution.dataset import OnDataset, dataset_features
+from kvbench.eval.distribution.base import ToDataset, ToReference
 from kvbench.eval.distribution.frechet import Features, checked
 from kvbench.eval.distribution.kernels import KernelSums
-from kvbench.eval.files.images import ImageSet
 from kvbench.eval.files.weights import Weight
-from kvbench.eval.protocol.base import Result
 from kvbench.eval.protocol.intervals import jackknife
 from kvbench.eval.protocol.scores import MetricSpec, Score, with_interval
-from kvbench.eval.spaces.base import InSpace, Space, finish, require_samples
+from kvbench.eval.spaces.base import Space
 from kvbench.eval.spaces.clip import ClipImages
 
 SIGMA = 10.0
 """Width of the Gaussian kernel: larger than any distance between unit vectors."""
 REPORTED = 1000
-"""What the paper multiplies the discrepancy by."""
+"""Factor by which the paper multiplies the discrepancy."""
 PICTURES = Weight("a folder of real images", how="Name it, or ADM's reference batch (.npz), with statistics=")
 
 
 @dataclass(frozen=True)
-class Cmmd(InSpace):
+class Cmmd(ToReference):
     """`cmmd_paired`: CMMD of the run to its reference run, times 1000.
 
     As the authors' program: the biased estimate with a Gaussian kernel of width 10 on unit vectors of CLIP's ViT-L-14
@@ -37,21 +35,15 @@ class Cmmd(InSpace):
 
     space: Space = field(default_factory=ClipImages)
     name: ClassVar[str] = "cmmd"
-    needs_reference: ClassVar[bool] = True
     metrics: ClassVar[Mapping[str, MetricSpec]] = {"cmmd_paired": MetricSpec("lower", "1e-3", digits=3)}
 
-    def run(self, images: ImageSet, reference: ImageSet | None, device: str) -> Result:
-        """Vectors of both sides, then their discrepancy; the jackknife leaves out the same samples on both."""
-        assert reference is not None
-        require_samples(len(images), 2, "a distance between distributions")
-        ours, theirs = self.space.pair(images, reference, device)
-        sides = ours.arrays["features"], theirs.arrays["features"]
-        score = discrepancy_score(*sides, images.clusters, paired=True)
-        return finish(self, {"cmmd_paired": score}, {"images": ours, "reference": theirs})
+    def compare(self, ours: Features, others: Features, clusters: list[str]) -> dict[str, Score]:
+        """Return the discrepancy between both sides."""
+        return {"cmmd_paired": discrepancy_score(ours, others, clusters, paired=True)}
 
 
 @dataclass(frozen=True)
-class CmmdReal(OnDataset):
+class CmmdReal(ToDataset):
     """`cmmd`: CMMD of the run to real images, times 1000; see `Cmmd`.
 
     Attributes:
@@ -67,17 +59,9 @@ class CmmdReal(OnDataset):
         """Nothing: moments of a dataset do not give its discrepancy."""
         return PICTURES
 
-    def run(self, images: ImageSet, reference: ImageSet | None, device: str) -> Result:
-        """Vectors of both, then their discrepancy; the jackknife leaves out samples of the run."""
-        require_samples(len(images), 2, "a distance between distributions")
-        real, origin = dataset_features(self.dataset(), self.space, device)
-        ours = self.space.features(images, device)
-        sides = ours.arrays["features"], real.arrays["features"]
-        result = finish(
-            self, {"cmmd": discrepancy_score(*sides, images.clusters, paired=False)}, {"images": ours}
-        )
-        result.provenance["dataset"] = origin
-        return result
+    def compare(self, ours: Features, others: Features, clusters: list[str]) -> dict[str, Score]:
+        """Return the discrepancy between run and dataset."""
+        return {"cmmd": discrepancy_score(ours, others, clusters, paired=False)}
 
 
 def cmmd(first: Features, second: Features) -> float:

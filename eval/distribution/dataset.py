@@ -1,4 +1,4 @@
-"""Real images to compare with: a folder, statistics made from one, or the reference batch of ADM's evaluator.
+"""Datasets of real images: a folder, statistics made from one, or the reference batch of ADM's evaluator.
 
 `python -m kvbench.eval.distribution.dataset FOLDER OUT.safetensors --space clean` makes statistics,
 which stand for the folder from then on.
@@ -14,7 +14,7 @@ import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, ClassVar
+from typing import IO
 
 import numpy as np
 import torch
@@ -25,13 +25,13 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from kvbench.core.files import hash_content, resolve_path, write_beside
+from kvbench.core.files import hash_content, write_beside
 from kvbench.eval.distribution.frechet import moments
 from kvbench.eval.files.images import find_flaw
 from kvbench.eval.files.samples import map_in_threads
 from kvbench.eval.files.store import Held
 from kvbench.eval.files.weights import Weight, WeightError, file_sha256
-from kvbench.eval.spaces.base import Adm, Clean, InSpace, Source, Space, provenance
+from kvbench.eval.spaces.base import Adm, Clean, Source, Space, provenance
 from kvbench.eval.spaces.dinov2 import Dinov2
 
 SUFFIXES = (".bmp", ".jpeg", ".jpg", ".png", ".webp")
@@ -41,7 +41,7 @@ REFERENCE_BATCH = Weight(
     "VIRTUAL_imagenet256_labeled.npz",
 )
 BROKEN = (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error, pickle.UnpicklingError)
-"""What numpy and zipfile raise on files that are damaged or hold objects."""
+"""Exceptions of numpy and zipfile on files that are damaged or contain objects."""
 
 
 def statistics_of(space: str) -> Weight:
@@ -76,42 +76,6 @@ class Moments:
     mean: Tensor
     covariance: Tensor
     origin: dict[str, object]
-
-
-@dataclass(frozen=True)
-class OnDataset(InSpace):
-    """What evaluators that compare with a dataset share.
-
-    Attributes:
-        statistics: a folder of images, a file written by this module, or for the space `adm` ADM's reference
-            batch (.npz). Null looks where weights lie, for that batch or for statistics-<space>.safetensors.
-    """
-
-    statistics: str | None = None
-    needs_reference: ClassVar[bool] = False
-
-    @property
-    def weights(self) -> tuple[Weight, ...]:
-        """The network's file and that of the dataset, unless it is a folder."""
-        if self.statistics is None:
-            return (self.space.weight, self.default)
-        if resolve_path(self.statistics).is_dir():
-            return (self.space.weight,)
-        how = "statistics= must name a folder of images, a .safetensors made from one, or ADM's .npz"
-        name = Path(self.statistics).name
-        return (self.space.weight, Weight(name, how=how, path=self.statistics))
-
-    @property
-    def default(self) -> Weight:
-        """What is compared with where `statistics` is null."""
-        return REFERENCE_BATCH if self.space.name == "adm" else statistics_of(self.space.name)
-
-    def dataset(self) -> Path:
-        """The file or folder."""
-        if len(self.weights) > 1:
-            return self.weights[1].require()[0]
-        assert self.statistics is not None
-        return resolve_path(self.statistics)
 
 
 class Pictures:
@@ -216,7 +180,7 @@ def dataset_features(path: Path, space: Space, device: str) -> tuple[Held, dict[
 
 
 def save_statistics(source: Source, space: Space, device: str, out: Path) -> None:
-    """Writes mean and covariance (float64) of a source's features, with space, network and number of images."""
+    """Write mean and covariance (float64) of a source's features, with space, network and number of images."""
     mean, covariance = moments(space.features(source, device).arrays["features"])
     metadata: dict[str, object] = {"space": space.name, "weights": space.weight.require()[1]}
     metadata |= {"images": source.digest, "count": len(source.indices)}

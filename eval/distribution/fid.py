@@ -10,43 +10,40 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from kvbench.eval.distribution.dataset import DatasetError, OnDataset, dataset_moments
+from kvbench.eval.distribution.base import ToDataset, ToReference
+from kvbench.eval.distribution.dataset import DatasetError, Moments, dataset_moments
 from kvbench.eval.distribution.frechet import Features, frechet_distance, frechet_to
-from kvbench.eval.files.images import ImageSet
-from kvbench.eval.protocol.base import Result
 from kvbench.eval.protocol.intervals import jackknife
 from kvbench.eval.protocol.scores import MetricSpec, Score, with_interval
-from kvbench.eval.spaces.base import InSpace, few_samples, finish, require_samples
+from kvbench.eval.spaces.base import few_samples
 
 
 @dataclass(frozen=True)
-class Fid(InSpace):
+class Fid(ToReference):
     """`fid_paired_clean`, `fid_scenes`, `fd_paired_dinov2`: distance between the features of run and reference.
 
     The number is small because both sides share their seeds; it is not a FID against real images.
     """
 
     name: ClassVar[str] = "fid"
-    needs_reference: ClassVar[bool] = True
 
     @property
     def metrics(self) -> Mapping[str, MetricSpec]:
         """One distance, named after the space."""
         return {f"{self.space.distance}_{self.space.paired}": MetricSpec("lower")}
 
-    def run(self, images: ImageSet, reference: ImageSet | None, device: str) -> Result:
-        """Features of both sides, then their distance; the jackknife leaves out the same samples on both."""
-        assert reference is not None
-        require_samples(len(images), 2, "a distance between distributions")
-        ours, theirs = self.space.pair(images, reference, device)
-        first, second = ours.arrays["features"], theirs.arrays["features"]
+    def compare(self, ours: Features, others: Features, clusters: list[str]) -> dict[str, Score]:
+        """Return the distance between both sides."""
         [name] = self.metrics
-        score = distance_score(first, second, images.clusters)
-        return finish(self, {name: score}, {"images": ours, "reference": theirs}, _singular(first))
+        return {name: distance_score(ours, others, clusters)}
+
+    def caveat(self, ours: Features) -> str | None:
+        """Return a warning if the covariance is singular."""
+        return _singular(ours)
 
 
 @dataclass(frozen=True)
-class FidReal(OnDataset):
+class FidReal(ToDataset):
     """`fid_real_clean`, `fid_adm`, `fd_dinov2`: distance between the features of the run and those of a dataset."""
 
     name: ClassVar[str] = "fid_real"
@@ -56,24 +53,26 @@ class FidReal(OnDataset):
         """One distance, named after the space."""
         return {f"{self.space.distance}_{self.space.real}": MetricSpec("lower", digits=2)}
 
-    def run(self, images: ImageSet, reference: ImageSet | None, device: str) -> Result:
-        """Features of the run, then their distance to the dataset; the jackknife leaves out samples of the run."""
-        require_samples(len(images), 2, "a distance between distributions")
-        path = self.dataset()
-        real = dataset_moments(path, self.space, device)
-        ours = self.space.features(images, device)
-        features = ours.arrays["features"]
-        if features.shape[1] != len(real.mean):
-            raise DatasetError(f"{path}: {len(real.mean)} features, the network gives {features.shape[1]}")
-        distance = frechet_to(real.mean, real.covariance)
-        value = distance(features)
-        interval = jackknife(lambda kept: distance(features[kept]), value, images.clusters)
+    def read_dataset(self, device: str) -> tuple[Moments, dict[str, object]]:
+        """Return mean and covariance of the dataset, and their origin."""
+        real = dataset_moments(self.dataset(), self.space, device)
+        return real, real.origin
+
+    def compare(self, ours: Features, others: Moments, clusters: list[str]) -> dict[str, Score]:
+        """Return the distance between the run's features and the dataset's moments."""
+        if ours.shape[1] != len(others.mean):
+            raise DatasetError(
+                f"{self.dataset()}: {len(others.mean)} features, the network gives {ours.shape[1]}"
+            )
+        distance = frechet_to(others.mean, others.covariance)
+        value = distance(ours)
         [name] = self.metrics
-        score = with_interval(Score(value, len(features)), interval)
-        caveat = few_samples(len(features)) if self.space.name == "adm" else None
-        result = finish(self, {name: score}, {"images": ours}, _singular(features) or caveat)
-        result.provenance["dataset"] = real.origin
-        return result
+        interval = jackknife(lambda kept: distance(ours[kept]), value, clusters)
+        return {name: with_interval(Score(value, len(ours)), interval)}
+
+    def caveat(self, ours: Features) -> str | None:
+        """Return a warning if the covariance is singular or the samples are few."""
+        return _singular(ours) or (few_samples(len(ours)) if self.space.name == "adm" else None)
 
 
 def distance_score(first: Features, second: Features, clusters: list[str]) -> Score:

@@ -10,10 +10,10 @@ from numpy.typing import NDArray
 
 from kvbench.eval.distribution.frechet import Features, checked
 from kvbench.eval.files.images import ImageSet
-from kvbench.eval.protocol.base import Result
+from kvbench.eval.protocol.base import Result, setting
 from kvbench.eval.protocol.intervals import SEED, jackknife
 from kvbench.eval.protocol.scores import MetricSpec, Score, with_interval
-from kvbench.eval.spaces.base import Adm, InSpace, Space, check_minimum, few_samples, finish, require_samples
+from kvbench.eval.spaces.base import Adm, InSpace, Space, few_samples, finish, require_samples
 
 
 @dataclass(frozen=True)
@@ -28,14 +28,10 @@ class InceptionScore(InSpace):
     """
 
     space: Space = field(default_factory=Adm)
-    chunk: int = 5000
+    chunk: int = setting(5000, 2)
     seed: int = SEED
     name: ClassVar[str] = "inception_score"
-    needs_reference: ClassVar[bool] = False
     metrics: ClassVar[Mapping[str, MetricSpec]] = {"is": MetricSpec("higher", digits=2)}
-
-    def __post_init__(self) -> None:
-        check_minimum("chunk", self.chunk, 2)
 
     def run(self, images: ImageSet, reference: ImageSet | None, device: str) -> Result:
         """Logits of the images, then the score."""

@@ -1,4 +1,4 @@
-"""Sums over kernel matrices, from which means without some of the samples follow without computing them again."""
+"""Sums over kernel matrices, from which means without some samples follow at little cost."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

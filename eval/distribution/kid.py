@@ -8,19 +8,18 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from kvbench.eval.distribution.base import ToReference
 from kvbench.eval.distribution.frechet import Features, checked
 from kvbench.eval.distribution.kernels import KernelSums
-from kvbench.eval.files.images import ImageSet
-from kvbench.eval.protocol.base import Result
+from kvbench.eval.protocol.base import setting
 from kvbench.eval.protocol.intervals import SEED, Replicates, leave_out
 from kvbench.eval.protocol.scores import MetricSpec, Score, with_interval
-from kvbench.eval.spaces.base import InSpace, check_minimum, finish, require_samples
 
 REPORTED = 1000  # papers print KID times 1000
 
 
 @dataclass(frozen=True)
-class Kid(InSpace):
+class Kid(ToReference):
     """`kid_paired_clean`, `kid_scenes`: squared maximum mean discrepancy to the reference run, times 1000.
 
     Both sides share their seeds, so pairs of the same sample are left out of the cross term too; counting them
@@ -33,36 +32,25 @@ class Kid(InSpace):
     """
 
     full_up_to: int = 10_000
-    subsets: int = 100
-    size: int = 1000
+    subsets: int = setting(100, 2)
+    size: int = setting(1000, 2)
     name: ClassVar[str] = "kid"
-    needs_reference: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        check_minimum("subsets", self.subsets, 2)
-        check_minimum("size", self.size, 2)
 
     @property
     def metrics(self) -> Mapping[str, MetricSpec]:
         """One distance, named after the space."""
         return {f"kid_{self.space.paired}": MetricSpec("lower", "1e-3", digits=2)}
 
-    def run(self, images: ImageSet, reference: ImageSet | None, device: str) -> Result:
-        """Features of both sides, then their distance."""
-        assert reference is not None
-        require_samples(len(images), 2, "a distance between distributions")
-        ours, theirs = self.space.pair(images, reference, device)
-        first, second = ours.arrays["features"], theirs.arrays["features"]
-        count = len(first)
-        if count <= self.full_up_to:
-            value, replicates = paired_kid(first, second, images.clusters)
+    def compare(self, ours: Features, others: Features, clusters: list[str]) -> dict[str, Score]:
+        """Return the distance between both sides."""
+        if len(ours) <= self.full_up_to:
+            value, replicates = paired_kid(ours, others, clusters)
         else:
-            value, replicates = self._over_subsets(first, second)
+            value, replicates = self._over_subsets(ours, others)
         value *= REPORTED
         interval = None if replicates is None else replicates.scale(REPORTED).surround(value)
-        score = with_interval(Score(value, count), interval)
         [name] = self.metrics
-        return finish(self, {name: score}, {"images": ours, "reference": theirs})
+        return {name: with_interval(Score(value, len(ours)), interval)}
 
     def _over_subsets(self, first: Features, second: Features) -> tuple[float, Replicates]:
         """Return the mean over subsets; its error is the subsets' spread scaled to all samples (subsampling)."""

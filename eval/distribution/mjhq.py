@@ -48,7 +48,6 @@ class FidMjhq(InSpace):
 
     folder: str | None = None
     name: ClassVar[str] = "fid_mjhq"
-    needs_reference: ClassVar[bool] = False
 
     @property
     def metric(self) -> str:

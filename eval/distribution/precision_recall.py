@@ -9,14 +9,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from kvbench.eval.distribution.dataset import OnDataset, dataset_features
+from kvbench.eval.distribution.base import ToDataset, ToReference
 from kvbench.eval.distribution.frechet import Features, checked
-from kvbench.eval.files.images import ImageSet
-from kvbench.eval.protocol.base import Result
+from kvbench.eval.protocol.base import setting
 from kvbench.eval.protocol.intervals import Interval, Replicates, are_classes, assign_groups
 from kvbench.eval.protocol.scores import MetricSpec, Score, with_interval
 from kvbench.eval.protocol.shares import wilson_interval
-from kvbench.eval.spaces.base import InSpace, check_minimum, few_samples, finish, require_samples
+from kvbench.eval.spaces.base import few_samples
 
 NEIGHBOUR = 3
 SHARE = MetricSpec("higher", digits=3)
@@ -27,7 +26,7 @@ Groups = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class PrecisionRecall(InSpace):
+class PrecisionRecall(ToReference):
     """Precision and recall of a run against its reference run.
 
     `precision_<space>` is the share of the run's images that lie within the k-th neighbour's distance of an
@@ -37,41 +36,39 @@ class PrecisionRecall(InSpace):
         neighbour: k.
     """
 
-    neighbour: int = NEIGHBOUR
+    neighbour: int = setting(NEIGHBOUR, 1)
     name: ClassVar[str] = "precision_recall"
-    needs_reference: ClassVar[bool] = True
 
-    def __post_init__(self) -> None:
-        check_minimum("neighbour", self.neighbour, 1)
+    @property
+    def required(self) -> tuple[int, str]:
+        """A sample and its neighbours."""
+        return self.neighbour + 1, f"the distance to neighbour {self.neighbour}"
 
     @property
     def metrics(self) -> Mapping[str, MetricSpec]:
         """Both shares, named after the space."""
         return {f"{name}_{self.space.paired}": SHARE for name in ("precision", "recall")}
 
-    def run(self, images: ImageSet, reference: ImageSet | None, device: str) -> Result:
-        """Features of both sides, then the shares; the jackknife leaves out the same samples on both."""
-        assert reference is not None
-        require_samples(len(images), self.neighbour + 1, f"the distance to neighbour {self.neighbour}")
-        ours, theirs = self.space.pair(images, reference, device)
-        sides = ours.arrays["features"], theirs.arrays["features"]
-        scores = _scores(list(self.metrics), *sides, self.neighbour, images.clusters, paired=True)
-        return finish(self, scores, {"images": ours, "reference": theirs})
+    def compare(self, ours: Features, others: Features, clusters: list[str]) -> dict[str, Score]:
+        """Return both shares."""
+        return _scores(list(self.metrics), ours, others, self.neighbour, clusters, paired=True)
 
 
 @dataclass(frozen=True)
-class PrecisionRecallReal(OnDataset):
+class PrecisionRecallReal(ToDataset):
     """`precision` and `recall` as the ADM evaluator has them: against the images of its reference batch.
 
     Attributes:
         neighbour: k.
     """
 
-    neighbour: int = NEIGHBOUR
+    neighbour: int = setting(NEIGHBOUR, 1)
     name: ClassVar[str] = "precision_recall_real"
 
-    def __post_init__(self) -> None:
-        check_minimum("neighbour", self.neighbour, 1)
+    @property
+    def required(self) -> tuple[int, str]:
+        """A sample and its neighbours."""
+        return self.neighbour + 1, f"the distance to neighbour {self.neighbour}"
 
     @property
     def metrics(self) -> Mapping[str, MetricSpec]:
@@ -79,16 +76,13 @@ class PrecisionRecallReal(OnDataset):
         end = "" if self.space.name == "adm" else f"_{self.space.real}"
         return {f"{name}{end}": SHARE for name in ("precision", "recall")}
 
-    def run(self, images: ImageSet, reference: ImageSet | None, device: str) -> Result:
-        """Features of the run and of the dataset, then the shares; the jackknife leaves out samples of the run."""
-        require_samples(len(images), self.neighbour + 1, f"the distance to neighbour {self.neighbour}")
-        real, origin = dataset_features(self.dataset(), self.space, device)
-        ours = self.space.features(images, device)
-        sides = ours.arrays["features"], real.arrays["features"]
-        scores = _scores(list(self.metrics), *sides, self.neighbour, images.clusters, paired=False)
-        result = finish(self, scores, {"images": ours}, few_samples(len(images)))
-        result.provenance["dataset"] = origin
-        return result
+    def compare(self, ours: Features, others: Features, clusters: list[str]) -> dict[str, Score]:
+        """Return both shares."""
+        return _scores(list(self.metrics), ours, others, self.neighbour, clusters, paired=False)
+
+    def caveat(self, ours: Features) -> str | None:
+        """Return a warning if the samples are few."""
+        return few_samples(len(ours))
 
 
 def precision_recall(sample: Features, real: Features, neighbour: int = NEIGHBOUR) -> tuple[float, float]:

@@ -1,6 +1,6 @@
-"""`python -m kvbench.eval.files.fetch`: find or download what evaluators need, say what is left to do.
+"""Command that finds or downloads the files that evaluators need: python -m kvbench.eval.files.fetch.
 
-Files appear whole, with the expected hash, or not at all.
+A file appears complete and with the expected hash, or not at all.
 """
 
 import argparse
@@ -29,7 +29,7 @@ State = Literal["found", "fetched", "missing", "unreachable", "by hand", "wrong"
 
 @dataclass(frozen=True)
 class Report:
-    """How one file or folder fared.
+    """Outcome for one file or folder.
 
     Attributes:
         name: its name.
@@ -57,16 +57,16 @@ def catalogue() -> list[Weight | Snapshot]:
 
 
 def fetch(wanted: Sequence[Weight | Snapshot], *, download: bool = True) -> list[Report]:
-    """Looks for every file and downloads what is missing; a host that does not answer is asked once."""
+    """Find every file and download the missing ones; a host that does not answer is asked once."""
     silent: dict[str, str] = {}
     return [_fetch(one, silent, download=download) for one in wanted]
 
 
 def download_file(url: str, target: Path, sha256: str | None = None) -> None:
-    """Downloads one file, whole or not at all.
+    """Download one file, complete or not at all.
 
-    An interrupted download goes on where it stopped if the hash is known, which then tells whether the parts belong
-    together; otherwise it starts again.
+    An interrupted download resumes if the hash is known, which shows whether the parts belong together; otherwise it
+    starts again.
 
     Args:
         url: http, https or file.
@@ -92,7 +92,7 @@ def download_file(url: str, target: Path, sha256: str | None = None) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Prints the table; 1 if a file is there but is another than expected, else 0."""
+    """Print the table; return 1 if a file has another hash than expected, else 0."""
     parser = argparse.ArgumentParser(prog="python -m kvbench.eval.files.fetch", description=__doc__)
     parser.add_argument("names", nargs="*", help="files or folders, all by default")
     parser.add_argument("--list", action="store_true", help="download nothing")
@@ -149,7 +149,7 @@ def _ask(url: str, target: Path, sha256: str | None, silent: dict[str, str]) -> 
 
 
 def _addresses(one: Weight | Snapshot) -> list[tuple[str, Path, str | None]]:
-    """Address, target and hash of each file."""
+    """Return address, target and hash of each file."""
     if isinstance(one, Snapshot):
         hashes = dict(one.sha256)
         return [(one.url(file), one.home / file, hashes.get(file)) for file in one.files]
@@ -157,7 +157,7 @@ def _addresses(one: Weight | Snapshot) -> list[tuple[str, Path, str | None]]:
 
 
 def _append(url: str, part: Path, title: str) -> None:
-    """Writes what `part` lacks of the address's content."""
+    """Append to `part` the rest of the content at an address."""
     start = part.stat().st_size if part.is_file() else 0
     request = urllib.request.Request(url, headers={"Range": f"bytes={start}-"} if start else {})
     try:

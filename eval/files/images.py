@@ -1,6 +1,8 @@
-"""Image folders: pixels of a run's samples, and which files can be scored."""
+"""Image folders: pixels of a run's samples, and checks of image files."""
 
 import io
+import os
+import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +23,7 @@ class ImageSet(SampleSet):
 
     Args:
         folder: the run folder.
-        limit: look at the first so many samples only.
+        limit: use only the first `limit` samples.
 
     Raises:
         SampleSetError: records or images are missing, surplus, altered, truncated or not RGB.
@@ -62,6 +64,15 @@ class ImageSet(SampleSet):
     def stacks(self, size: int, title: str) -> Iterator[NDArray[np.uint8]]:
         """Pixels uint8 [N, H, W, 3] of all images in order, in the batches of `batches`."""
         return map(self.stack, self.batches(size, title))
+
+    def export(self, index: int, target: Path) -> None:
+        """Put an image's file at another place, as a link where the file system allows it."""
+        source = self._path(index).resolve()
+        target.unlink(missing_ok=True)
+        try:
+            os.link(source, target)
+        except OSError:  # another file system, or one without links
+            shutil.copyfile(source, target)
 
     def _checked(self, sample: Sample) -> Sample:
         return replace(sample, size=read_size(self._path(sample.index), self._read(sample)))

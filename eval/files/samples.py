@@ -1,4 +1,4 @@
-"""Samples of a run, whatever they are: reading them, checking them against their records, pairing two runs."""
+"""Samples of a run: reading, checks against their records, and pairing with those of another run."""
 
 import json
 from collections.abc import Callable, Iterable, Sequence
@@ -13,7 +13,7 @@ SHOWN = 5  # indices named in an error
 THREADS = 4  # that read: Pillow and hashes let the others run meanwhile
 
 REWRITTEN_FROM = "rewritten_from"
-"""What the metadata of a sample call its benchmark's prompt, where the model received another text in its place."""
+"""Metadata key of the benchmark's prompt, if the model received a rewritten one."""
 
 Item = TypeVar("Item")
 Found = TypeVar("Found")
@@ -59,12 +59,12 @@ class SampleSet:
     Every file is read once at the start and checked against its record.
 
     Attributes:
-        kind: what samples are, and the name of their folder.
+        kind: kind of the samples, which names their folder.
         suffix: of their files.
 
     Args:
         folder: the run folder.
-        limit: look at the first so many samples only.
+        limit: use only the first `limit` samples.
 
     Raises:
         SampleSetError: records or files are missing, surplus, altered or unreadable.
@@ -140,7 +140,7 @@ def map_in_threads(function: Callable[[Item], Found], items: Iterable[Item]) -> 
 
 
 def check_pairs(samples: SampleSet, reference: SampleSet, *, same_seeds: bool = True) -> None:
-    """Makes sure that two sets hold the same samples: index, seed (unless told otherwise), prompt and image size.
+    """Check that two sets hold the same samples: index, seed (if `same_seeds`), prompt and image size.
 
     Raises:
         SampleSetError: naming the first differences.

@@ -1,4 +1,4 @@
-"""Features on disk: computed once for a set of images, a protocol and a weight file, then read by every metric.
+"""Store of features on disk, computed once for a set of images, a protocol and a weight file.
 
 A file appears whole or not at all and carries a hash of its numbers; one that is damaged, or was made by another
 version of a library that reads or resizes images, is computed again.
@@ -37,7 +37,7 @@ class Held:
 
     Attributes:
         arrays: float32 [n, ...] by name, one row per image.
-        reused: they were there; False if they were computed for this call.
+        reused: whether they were read from the store instead of computed.
     """
 
     arrays: Arrays
@@ -50,14 +50,14 @@ def folder() -> Path:
 
 
 def forget() -> None:
-    """Drops what is kept in memory; files stay."""
+    """Clear the features in memory; files stay."""
     _recent.clear()
 
 
 def held(
     digest: str, protocol: str, sha256: str, indices: Sequence[int], compute: Callable[[], Arrays]
 ) -> Held:
-    """Features out of the store, or computed and stored.
+    """Return features from the store, or compute and store them.
 
     Without a writable store they are kept in memory for this process, with a warning.
 

@@ -1,4 +1,4 @@
-"""Text folders: what a language model wrote, and opening a run of whatever samples."""
+"""Text folders of language models, and opening a run folder of either kind."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +15,7 @@ class TextSet(SampleSet):
 
     Args:
         folder: the run folder.
-        limit: look at the first so many samples only.
+        limit: use only the first `limit` samples.
 
     Raises:
         SampleSetError: records or texts are missing, surplus, altered or not UTF-8, or a record has no `tokens`.
@@ -25,7 +25,7 @@ class TextSet(SampleSet):
     suffix: ClassVar[str] = ".txt"
 
     def text(self, index: int) -> str:
-        """What the model wrote, without the prompt."""
+        """Return the generated text, without the prompt."""
         return self._path(index).read_bytes().decode()
 
     def read(self, title: str) -> Iterator[tuple[int, str]]:

@@ -1,4 +1,4 @@
-"""Weight files of the evaluators: where they may lie, are they the right ones, what to do without them.
+"""Weight files of the evaluators: where they are searched, their hashes, and the remedy if one is missing.
 
 Libraries trust whatever lies in their caches under the right name, so every file is hashed here before it is
 read.
@@ -15,6 +15,7 @@ HOME_VARIABLE = "KVBENCH_WEIGHTS"
 HOME = "~/.cache/kvbench/weights"
 """Where files go, and are always looked for."""
 FETCH = "make weights (python -m kvbench.eval.files.fetch)"
+TORCH_CACHES = ("$TORCH_HOME/hub/checkpoints", "~/.cache/torch/hub/checkpoints")
 HUB_CACHES = ("$HF_HUB_CACHE", "$HF_HOME/hub", "~/.cache/huggingface/hub")
 
 
@@ -32,7 +33,7 @@ class Weight:
         sha256: its hash; None accepts any content (the hash is recorded all the same).
         size: bytes.
         places: folders of library caches, with ~ and $VARIABLES.
-        how: what to do when there is no address to fetch it from.
+        how: the remedy if it has no address.
         path: the file itself, if configured; `pkg://package/inside/it` names a file that ships with a
             package.
     """
@@ -83,7 +84,7 @@ class Weight:
         return path, sha256
 
     def remedy(self) -> str:
-        """Return what to do when it is missing, in one line."""
+        """Return the remedy if it is missing, in one line."""
         return _remedy(self.file, self.path, "" if self.url else self.how)
 
     def directions(self) -> str:
@@ -154,7 +155,7 @@ class Snapshot:
         return folder, hashes
 
     def remedy(self) -> str:
-        """Return what to do when it is missing, in one line; of a configured folder, which files it lacks."""
+        """Return the remedy if it is missing, in one line; names the files that a configured folder lacks."""
         if self.path is None:
             return _remedy(self.file, None)
         folder = resolve_path(self.path)

@@ -1,4 +1,4 @@
-"""GenEval's colour classifier: which of ten colour words CLIP finds nearest to an object cut out by its mask."""
+"""GenEval's colour classifier: the colour word out of ten that is nearest, in CLIP, to a masked object."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace

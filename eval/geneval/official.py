@@ -1,25 +1,21 @@
 """GenEval judged by its authors' own program: images out in its layout, its verdicts in."""
 
 import json
-import os
-import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import ClassVar
 
 from kvbench.eval.files.images import ImageSet
-from kvbench.eval.files.weights import Weight, file_sha256
+from kvbench.eval.files.weights import file_sha256
 from kvbench.eval.geneval.score import (
     REWRITTEN,
     TAG,
+    GenEvalMetrics,
     absent_tasks,
-    geneval_metrics,
     geneval_summary,
     geneval_tags,
 )
 from kvbench.eval.protocol.base import Result, SkipEvaluation, make_result
-from kvbench.eval.protocol.scores import MetricSpec
 
 FOLDER = "geneval_official"
 LINE = ("tag", "include", "exclude", "prompt")
@@ -28,7 +24,7 @@ Place = tuple[str, str]
 
 
 @dataclass(frozen=True)
-class GenEvalOfficial:
+class GenEvalOfficial(GenEvalMetrics):
     """`geneval[official]`: verdicts of evaluate_images.py (mmdetection, a GPU, an environment of its own).
 
     First the images are laid out in the run's folder as that program wants them, and the result says which command to
@@ -43,27 +39,13 @@ class GenEvalOfficial:
 
     verdicts: bool = False
     protocol: str = "official"
-    name: ClassVar[str] = "geneval"
-    needs_reference: ClassVar[bool] = False
-    packages: ClassVar[tuple[str, ...]] = ()
-    weights: ClassVar[tuple[Weight, ...]] = ()
-
-    @property
-    def metric(self) -> str:
-        """The overall score's name."""
-        return f"geneval[{self.protocol}]"
-
-    @property
-    def metrics(self) -> Mapping[str, MetricSpec]:
-        """The overall score, that of each of the six tasks, and the share of prompts with a correct image."""
-        return geneval_metrics(self.metric)
 
     def adapt(self, images: ImageSet) -> "GenEvalOfficial":
         """Return the evaluator under its name for rewritten prompts, where they are."""
         return replace(self, protocol=self.protocol + REWRITTEN) if images.rewritten else self
 
     def run(self, images: ImageSet, reference: ImageSet | None, device: str) -> Result:
-        """Exports the images, or imports their verdicts; reference and device are not looked at."""
+        """Export the images, or import their verdicts; reference and device are not used."""
         tags = geneval_tags(images)
         places = layout(images)
         path = images.folder.resolve() / FOLDER / "results.jsonl"
@@ -111,7 +93,7 @@ def layout(images: ImageSet) -> dict[int, Place]:
 
 
 def export(images: ImageSet, places: Mapping[int, Place]) -> None:
-    """Lays the images out in the run's folder: 00000/metadata.jsonl, 00000/samples/00000.png, and so on."""
+    """Lay the images out in the run's folder: 00000/metadata.jsonl, 00000/samples/00000.png, and so on."""
     root = images.folder.resolve() / FOLDER
     for index, (prompt, file) in places.items():
         samples = root / prompt / "samples"
@@ -119,13 +101,7 @@ def export(images: ImageSet, places: Mapping[int, Place]) -> None:
         line = {key: value for key, value in images.meta(index).items() if key in LINE}
         line["prompt"] = images.samples[index].original
         (root / prompt / "metadata.jsonl").write_text(json.dumps(line) + "\n", encoding="utf-8")
-        target = samples / file
-        target.unlink(missing_ok=True)
-        source = images.folder.resolve() / "images" / f"{index:06d}.png"
-        try:
-            os.link(source, target)
-        except OSError:  # another file system, or one without links
-            shutil.copyfile(source, target)
+        images.export(index, samples / file)
 
 
 def read_verdicts(path: Path) -> dict[Place, Mapping[str, object]]:

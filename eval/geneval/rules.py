@@ -1,4 +1,4 @@
-"""GenEval's rules (Ghosh et al., arXiv:2310.11513): is an image correct, given what a detector found?"""
+"""GenEval's rules (Ghosh et al., arXiv:2310.11513), which judge an image by the detected instances."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""GenEval (Ghosh et al., arXiv:2310.11513) on whatever detector is given.
+"""GenEval (Ghosh et al., arXiv:2310.11513) with a configurable detector.
 
 A detector reads instances from pixels; its name is part of the metric's name, because scores of different
 detectors do not compare.
@@ -14,15 +14,15 @@ from numpy.typing import NDArray
 from kvbench.eval.files.images import ImageSet
 from kvbench.eval.files.weights import Snapshot, Weight
 from kvbench.eval.geneval.rules import OFFICIAL, TASKS, ColorOf, Detector, Line, Rules, geneval_image
-from kvbench.eval.protocol.base import Result, SkipEvaluation, make_result
+from kvbench.eval.protocol.base import Evaluator, Result, SkipEvaluation, make_result
 from kvbench.eval.protocol.intervals import combine_strata
 from kvbench.eval.protocol.scores import MetricSpec, Score, share_score, with_interval, with_parts
 from kvbench.eval.protocol.shares import share_interval
 
 TAG = "tag"
-"""What a prompt's line, and the column of the samples, call the task."""
+"""Key of the task in a prompt's line, and its column of the samples."""
 REWRITTEN = "-rewritten"
-"""How a detector's name ends where the model received rewritten prompts: such scores have a column of their own."""
+"""Suffix of a detector's name for rewritten prompts, whose scores have columns of their own."""
 
 
 @dataclass(frozen=True)
@@ -42,25 +42,25 @@ class Sight:
 
 @runtime_checkable
 class DetectorModel(Protocol):
-    """A detector that needs packages and weights; a dataclass whose fields are its settings."""
+    """Interface of a detector with weights; a dataclass whose fields are its settings."""
 
     @property
     def packages(self) -> tuple[str, ...]:
-        """What it imports."""
+        """Packages that it imports."""
         ...
 
     @property
     def weights(self) -> tuple[Weight | Snapshot, ...]:
-        """Files and folders it needs."""
+        """Files and folders that it needs."""
         ...
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """What it can find."""
+        """Classes that it can find."""
         ...
 
     def load(self, device: str) -> Sight:
-        """Reads the weights."""
+        """Read the weights."""
         ...
 
 
@@ -93,7 +93,26 @@ def geneval_summary(
 
 
 @dataclass(frozen=True)
-class GenEval:
+class GenEvalMetrics(Evaluator):
+    """Base class of GenEval's evaluators, whose metrics are named after the protocol."""
+
+    name: ClassVar[str] = "geneval"
+
+    @property
+    def metric(self) -> str:
+        """Name of the overall score."""
+        return f"geneval[{self.protocol}]"
+
+    @property
+    def metrics(self) -> dict[str, MetricSpec]:
+        """The overall score, that of each of the six tasks, and the share of prompts with a correct image."""
+        return with_parts(
+            self.metric, MetricSpec("higher", digits=3, strata=TAG), (*TASKS, "correct_prompts")
+        )
+
+
+@dataclass(frozen=True)
+class GenEval(GenEvalMetrics):
     """`geneval[<detector>]`: share of correct images, averaged over the six tasks.
 
     Of rewritten prompts (`prompts.rewritten`) it is `geneval[<detector>-rewritten]`.
@@ -107,17 +126,15 @@ class GenEval:
     detector: Detector | DetectorModel
     detector_name: str = "scenes"
     rules: Rules = OFFICIAL
-    name: ClassVar[str] = "geneval"
-    needs_reference: ClassVar[bool] = False
 
     @property
     def packages(self) -> tuple[str, ...]:
-        """What the detector imports."""
+        """Packages of the detector."""
         return self.detector.packages if isinstance(self.detector, DetectorModel) else ()
 
     @property
     def weights(self) -> tuple[Weight | Snapshot, ...]:
-        """What the detector reads."""
+        """Files of the detector."""
         return self.detector.weights if isinstance(self.detector, DetectorModel) else ()
 
     @property
@@ -125,22 +142,12 @@ class GenEval:
         """The detector's name."""
         return self.detector_name
 
-    @property
-    def metric(self) -> str:
-        """The overall score's name."""
-        return f"geneval[{self.detector_name}]"
-
-    @property
-    def metrics(self) -> dict[str, MetricSpec]:
-        """The overall score, that of each of the six tasks, and the share of prompts with a correct image."""
-        return geneval_metrics(self.metric)
-
     def adapt(self, images: ImageSet) -> "GenEval":
         """Return the evaluator under its name for rewritten prompts, where they are."""
         return replace(self, detector_name=self.detector_name + REWRITTEN) if images.rewritten else self
 
     def run(self, images: ImageSet, reference: ImageSet | None, device: str) -> Result:
-        """Judges every image; the reference is not looked at, a detector function chooses its own device."""
+        """Judge every image; the reference is not used, and a detector function chooses its own device."""
         tags = geneval_tags(images)
         detector = self.detector
         if isinstance(detector, DetectorModel):
@@ -169,11 +176,6 @@ class GenEval:
         return make_result(self, scores, columns, sight.weights, absent_tasks(tags))
 
 
-def geneval_metrics(metric: str) -> dict[str, MetricSpec]:
-    """Return GenEval's metrics, named after the overall one."""
-    return with_parts(metric, MetricSpec("higher", digits=3, strata=TAG), (*TASKS, "correct_prompts"))
-
-
 def geneval_tags(images: ImageSet) -> list[str]:
     """The task of every image.
 
@@ -190,10 +192,10 @@ def geneval_tags(images: ImageSet) -> list[str]:
 
 
 def check_classes(images: ImageSet, classes: Sequence[str]) -> None:
-    """Makes sure that prompts ask for nothing that a detector could never find.
+    """Check that a detector knows every class that the prompts name.
 
     Raises:
-        SkipEvaluation: they do.
+        SkipEvaluation: it does not.
     """
     lines = [Line.parse(images.meta(index)) for index in images.indices]
     wanted = {clause.label for line in lines for clause in (*line.include, *line.exclude)}
@@ -204,7 +206,7 @@ def check_classes(images: ImageSet, classes: Sequence[str]) -> None:
 
 
 def absent_tasks(tags: Sequence[str]) -> str | None:
-    """A caveat that names the tasks without prompts."""
+    """Return a caveat that names the tasks without prompts."""
     absent = [task for task in TASKS if task not in tags]
     if not absent:
         return None

@@ -6,16 +6,16 @@ from itertools import pairwise
 from pathlib import Path
 from typing import ClassVar
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from kvbench.eval.files.images import ImageSet
-from kvbench.eval.files.weights import Weight
-from kvbench.eval.protocol.base import Result, make_result
-from kvbench.eval.protocol.scores import MetricSpec, mean_score
-from kvbench.eval.spaces.base import check_minimum
-from kvbench.eval.spaces.float32 import full_float32
+from kvbench.eval.files.weights import TORCH_CACHES, Weight
+from kvbench.eval.paired.base import Measure, PairedScore
+from kvbench.eval.protocol.base import setting
+from kvbench.eval.protocol.scores import MetricSpec
 from kvbench.eval.spaces.scenes import to_unit
 
 BLOCKS = (
@@ -32,7 +32,7 @@ VGG16 = Weight(
     "vgg16-397923af.pth",
     url="https://download.pytorch.org/models/vgg16-397923af.pth",
     sha256="397923af8e79cdbb6a7127f12361acd7a2f83e06b05044ddf496e83de57a5bf0",
-    places=("$TORCH_HOME/hub/checkpoints", "~/.cache/torch/hub/checkpoints"),
+    places=TORCH_CACHES,
 )
 MIXTURE = Weight(
     "weights.pt",
@@ -43,7 +43,7 @@ MIXTURE = Weight(
 
 
 @dataclass(frozen=True)
-class Dists:
+class Dists(PairedScore):
     """`dists`: deep image structure and texture similarity (Ding et al., arXiv:2004.07728), as a distance.
 
     The images keep their size; the authors' own script first shrinks the shorter side to 256 pixels. The
@@ -52,41 +52,31 @@ class Dists:
 
     Attributes:
         path: VGG16's file, if neither in $KVBENCH_WEIGHTS nor in torch's cache.
-        batch: pairs at a time.
         trunk: VGG16; its hash is checked before it is read.
     """
 
     path: str | None = None
-    batch: int = 4
+    batch: int = setting(4, 1)
     trunk: Weight = VGG16
     name: ClassVar[str] = "dists"
     protocol: ClassVar[str] = "vgg16"
-    needs_reference: ClassVar[bool] = True
     packages: ClassVar[tuple[str, ...]] = ("torchmetrics",)
     metrics: ClassVar[Mapping[str, MetricSpec]] = {"dists": MetricSpec("lower")}
-
-    def __post_init__(self) -> None:
-        check_minimum("batch", self.batch, 1)
 
     @property
     def weights(self) -> tuple[Weight, ...]:
         """VGG16 and the mixture."""
         return (replace(self.trunk, path=self.path), MIXTURE)
 
-    @torch.inference_mode()
-    def run(self, images: ImageSet, reference: ImageSet | None, device: str) -> Result:
-        """Distance of each image to the reference's, and their mean."""
-        assert reference is not None
+    def load(self, device: str) -> tuple[Measure, Mapping[str, str]]:
+        """Read the network."""
         files = [weight.require() for weight in self.weights]
         network = DistsNetwork.load(*(file for file, _ in files)).to(device)
-        values: list[float] = []
-        with full_float32():
-            for batch in images.batches(self.batch, self.name):
-                ours, theirs = (to_unit(side.stack(batch), device) for side in (images, reference))
-                values += network(ours, theirs).tolist()
-        scores = {"dists": mean_score(values, images.clusters)}
-        hashes = {file.name: sha256 for file, sha256 in files}
-        return make_result(self, scores, {"index": images.indices, "dists": values}, hashes)
+
+        def measure(ours: NDArray[np.uint8], theirs: NDArray[np.uint8]) -> list[list[float]]:
+            return [network(to_unit(ours, device), to_unit(theirs, device)).tolist()]
+
+        return measure, {file.name: sha256 for file, sha256 in files}
 
 
 class DistsNetwork(nn.Module):

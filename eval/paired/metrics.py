@@ -10,13 +10,12 @@ import torch
 from numpy.typing import NDArray
 
 from kvbench.eval.files.images import ImageSet
-from kvbench.eval.files.weights import Weight
+from kvbench.eval.files.weights import TORCH_CACHES, Weight
+from kvbench.eval.paired.base import Measure, PairedScore
 from kvbench.eval.paired.structure import BORDER, crop_border, map_similarity, to_planes
-from kvbench.eval.protocol.base import Result, make_result
+from kvbench.eval.protocol.base import Evaluator, Result, make_result
 from kvbench.eval.protocol.intervals import bootstrap, leave_out
 from kvbench.eval.protocol.scores import MetricSpec, Score, mean_score, with_interval
-from kvbench.eval.spaces.base import check_minimum
-from kvbench.eval.spaces.float32 import full_float32
 from kvbench.eval.spaces.scenes import to_unit
 
 PEAK = 255
@@ -28,12 +27,12 @@ ALEXNET = Weight(
     url="https://download.pytorch.org/models/alexnet-owt-7be5be79.pth",
     sha256="7be5be791159472b1fbf3c69796f7cb30dca7ad8466c2df70058c37116cdee02",
     size=244_408_911,
-    places=("$TORCH_HOME/hub/checkpoints", "~/.cache/torch/hub/checkpoints"),
+    places=TORCH_CACHES,
 )
 
 
 @dataclass(frozen=True)
-class Psnr:
+class Psnr(Evaluator):
     """`psnr`: peak signal-to-noise ratio of 8-bit RGB, from exact integer squared errors.
 
     As in the papers: decibels per image, then their arithmetic mean. Identical images are infinitely good; they are
@@ -45,13 +44,11 @@ class Psnr:
     name: ClassVar[str] = "psnr"
     protocol: ClassVar[str] = "uint8"
     needs_reference: ClassVar[bool] = True
-    packages: ClassVar[tuple[str, ...]] = ()
     metrics: ClassVar[Mapping[str, MetricSpec]] = {
         "psnr": MetricSpec("higher", "dB", digits=2),
         "psnr_mean_mse": MetricSpec("higher", "dB", digits=2),
         "n_identical": MetricSpec("higher", "images", digits=0, detail=True),
     }
-    weights: ClassVar[tuple[Weight, ...]] = ()
 
     def run(self, images: ImageSet, reference: ImageSet | None, device: str) -> Result:
         """Squared error, mean squared error and decibels of each image; device is not used."""
@@ -91,7 +88,7 @@ def _score_mean_error(means: NDArray[np.float64], prompts: list[str]) -> Score:
 
 
 @dataclass(frozen=True)
-class Ssim:
+class Ssim(PairedScore):
     """`ssim`: structural similarity (Wang et al., 2004).
 
     Gaussian window of 11 x 11 with sigma 1.5, K = (0.01, 0.03), data range of 8 bits, per channel, then the
@@ -99,82 +96,59 @@ class Ssim:
     is left out. `ssim_tm` averages everything, which is what torchmetrics returns by default.
 
     Attributes:
-        batch: pairs at a time.
         double: compute in float64, 15 times slower on a CPU; float32 is off by up to 4e-5 in flat regions.
     """
 
-    batch: int = 8
     double: bool = False
     name: ClassVar[str] = "ssim"
     protocol: ClassVar[str] = "gaussian11"
-    needs_reference: ClassVar[bool] = True
-    packages: ClassVar[tuple[str, ...]] = ()
     metrics: ClassVar[Mapping[str, MetricSpec]] = {
         "ssim": MetricSpec("higher"),
         "ssim_tm": MetricSpec("higher", detail=True),
     }
-    weights: ClassVar[tuple[Weight, ...]] = ()
 
-    def __post_init__(self) -> None:
-        check_minimum("batch", self.batch, 1)
+    def load(self, device: str) -> tuple[Measure, Mapping[str, str]]:
+        """Return a function that averages the similarity map of each pair twice; it needs no files."""
 
-    @torch.inference_mode()
-    def run(self, images: ImageSet, reference: ImageSet | None, device: str) -> Result:
-        """Both means of each image's similarity map."""
-        assert reference is not None
-        valid: list[float] = []
-        whole: list[float] = []
-        for batch in images.batches(self.batch, self.name):
-            similarity = ssim_map(images.stack(batch), reference.stack(batch), device, double=self.double)
-            valid += crop_border(similarity).mean((1, 2, 3)).tolist()
-            whole += similarity.mean((1, 2, 3)).tolist()
-        scores = {
-            name: mean_score(values, images.clusters)
-            for name, values in (("ssim", valid), ("ssim_tm", whole))
-        }
-        return make_result(self, scores, {"index": images.indices, "ssim": valid, "ssim_tm": whole})
+        def measure(ours: NDArray[np.uint8], theirs: NDArray[np.uint8]) -> list[list[float]]:
+            similarity = ssim_map(ours, theirs, device, double=self.double)
+            return [part.mean((1, 2, 3)).tolist() for part in (crop_border(similarity), similarity)]
+
+        return measure, {}
 
 
 @dataclass(frozen=True)
-class Lpips:
+class Lpips(PairedScore):
     """`lpips`: learned perceptual distance (Zhang et al., arXiv:1801.03924), version 0.1 on AlexNet.
 
     Attributes:
         trunk: the AlexNet file; its hash is checked before it is read.
         path: where it lies, if neither in $KVBENCH_WEIGHTS nor in torch's cache.
-        batch: pairs at a time.
     """
 
     path: str | None = None
-    batch: int = 8
     trunk: Weight = ALEXNET
     name: ClassVar[str] = "lpips"
     protocol: ClassVar[str] = "alex"
-    needs_reference: ClassVar[bool] = True
     packages: ClassVar[tuple[str, ...]] = ("lpips", "torchvision")
     metrics: ClassVar[Mapping[str, MetricSpec]] = {"lpips": MetricSpec("lower")}
-
-    def __post_init__(self) -> None:
-        check_minimum("batch", self.batch, 1)
 
     @property
     def weights(self) -> tuple[Weight, ...]:
         """The AlexNet trunk; the heads come with the package."""
         return (replace(self.trunk, path=self.path),)
 
-    @torch.inference_mode()
-    def run(self, images: ImageSet, reference: ImageSet | None, device: str) -> Result:
-        """Distance of each image to the reference's, and their mean."""
-        assert reference is not None
+    def load(self, device: str) -> tuple[Measure, Mapping[str, str]]:
+        """Read the network."""
         file, sha256 = self.weights[0].require()
         network = alex(file).to(device)
-        values: list[float] = []
-        with full_float32():
-            for batch in images.batches(self.batch, self.name):
-                ours, theirs = (to_unit(side.stack(batch), device) for side in (images, reference))
-                values += network(ours, theirs, normalize=True).flatten().tolist()
-        scores = {"lpips": mean_score(values, images.clusters)}
-        return make_result(self, scores, {"index": images.indices, "lpips": values}, {file.name: sha256})
+
+        def measure(ours: NDArray[np.uint8], theirs: NDArray[np.uint8]) -> list[list[float]]:
+            return [
+                network(to_unit(ours, device), to_unit(theirs, device), normalize=True).flatten().tolist()
+            ]
+
+        return measure, {file.name: sha256}
 
 
 def squared_error(ours: NDArray[np.uint8], theirs: NDArray[np.uint8]) -> int:

@@ -10,11 +10,9 @@ from numpy.typing import NDArray
 from torch.nn import functional as F
 
 from kvbench.eval.files.images import ImageSet
-from kvbench.eval.files.weights import Weight
 from kvbench.eval.paired.structure import crop_border, map_similarity, to_planes
-from kvbench.eval.protocol.base import Result, SkipEvaluation, make_result
+from kvbench.eval.protocol.base import Evaluator, Result, SkipEvaluation, make_result, setting
 from kvbench.eval.protocol.scores import MetricSpec, mean_score
-from kvbench.eval.spaces.base import check_minimum
 
 EXPONENTS = (0.0448, 0.2856, 0.3001, 0.2363, 0.1333)
 """Weights of the scales, the finest first (table of the paper)."""
@@ -23,7 +21,7 @@ MIN_SIDE = 176
 
 
 @dataclass(frozen=True)
-class MsSsim:
+class MsSsim(Evaluator):
     """`ms_ssim`: multi-scale structural similarity (Wang, Simoncelli and Bovik, 2003).
 
     Window and constants of `ssim` at five scales with the paper's exponents; negative terms count as zero. The
@@ -35,17 +33,12 @@ class MsSsim:
         double: compute in float64; float32 is off by up to 4e-5 in flat regions.
     """
 
-    batch: int = 8
+    batch: int = setting(8, 1)
     double: bool = False
     name: ClassVar[str] = "ms_ssim"
     protocol: ClassVar[str] = "gaussian11x5"
     needs_reference: ClassVar[bool] = True
-    packages: ClassVar[tuple[str, ...]] = ()
     metrics: ClassVar[Mapping[str, MetricSpec]] = {"ms_ssim": MetricSpec("higher")}
-    weights: ClassVar[tuple[Weight, ...]] = ()
-
-    def __post_init__(self) -> None:
-        check_minimum("batch", self.batch, 1)
 
     def run(self, images: ImageSet, reference: ImageSet | None, device: str) -> Result:
         """Similarity of each image that is large enough, and their mean."""

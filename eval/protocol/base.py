@@ -1,4 +1,4 @@
-"""The one protocol of all evaluators: folders of samples in, scores with intervals and provenance out."""
+"""Base class of evaluators, and running them: folders of samples in, results with provenance out."""
 
 import importlib.metadata
 import importlib.util
@@ -7,12 +7,13 @@ import logging
 import platform
 import time
 import traceback
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
-from typing import Any, ClassVar, Protocol, runtime_checkable
+from typing import Any, ClassVar
 
 import torch
 
@@ -36,12 +37,12 @@ DISTRIBUTIONS = {
 
 
 class SkipEvaluation(Exception):
-    """Raised by an evaluator that these samples give nothing to do."""
+    """Raised by an evaluator that does not apply to the samples."""
 
 
 @dataclass
 class Result:
-    """What an evaluator found.
+    """Result of one evaluator.
 
     Attributes:
         evaluator: its name.
@@ -94,51 +95,69 @@ class Result:
         return path
 
 
-class Evaluator(Protocol):
-    """A dataclass whose fields are its settings and enter the provenance.
+def setting(default: int, minimum: int) -> Any:
+    """Return a dataclass field whose value `check_settings` compares with a minimum."""
+    return field(default=default, metadata={"minimum": minimum})
+
+
+def check_settings(settings: Any) -> None:
+    """Check the fields of a dataclass that were declared with `setting`.
+
+    Raises:
+        ValueError: a value is smaller than its minimum.
+    """
+    for one in fields(settings):
+        value, minimum = getattr(settings, one.name), one.metadata.get("minimum")
+        if minimum is not None and value < minimum:
+            raise ValueError(f"{one.name}={value}: must be at least {minimum}")
+
+
+@dataclass(frozen=True)
+class Evaluator(ABC):
+    """Base class of evaluators: a frozen dataclass whose fields are its settings and enter the provenance.
+
+    A subclass sets the class attributes below, or overrides those that are properties here, and implements `run`.
 
     Attributes:
-        name: names its result.
+        name: name of its result.
         needs_reference: whether it compares with a reference set, sample by sample.
-
-    One that scores something else than images says what, by a class attribute `reads` (`texts`).
+        reads: kind of the samples, `images` or `texts`.
     """
 
     name: ClassVar[str]
-    needs_reference: ClassVar[bool]
+    needs_reference: ClassVar[bool] = False
+    reads: ClassVar[str] = ImageSet.kind
+
+    def __post_init__(self) -> None:
+        check_settings(self)
+
+    @property
+    @abstractmethod
+    def protocol(self) -> str:
+        """The definition of the metric that it follows."""
+
+    @property
+    @abstractmethod
+    def metrics(self) -> Mapping[str, MetricSpec]:
+        """Every metric that it may return, by name."""
 
     @property
     def packages(self) -> tuple[str, ...]:
         """Packages that it imports."""
-        ...
-
-    @property
-    def protocol(self) -> str:
-        """The name of the definition that it follows."""
-        ...
-
-    @property
-    def metrics(self) -> Mapping[str, MetricSpec]:
-        """The metrics that it may give: what their numbers mean and how they are shown."""
-        ...
+        return ()
 
     @property
     def weights(self) -> tuple[Weight | Snapshot, ...]:
         """Files and folders that it needs."""
-        ...
+        return ()
 
-    def run(self, images: Any, reference: Any, device: str) -> Result:
-        """Score the samples, an `ImageSet` or what `reads` names; whatever it raises makes the result a failed one."""
-        ...
+    def adapt(self, samples: Any) -> "Evaluator":
+        """Return the evaluator to use on these samples; one with other names if their metrics are named otherwise."""
+        return self
 
-
-@runtime_checkable
-class Adapted(Protocol):
-    """An evaluator whose metrics are called otherwise on some images."""
-
-    def adapt(self, images: Any) -> Evaluator:
-        """Return the evaluator that stands for this one on these images."""
-        ...
+    @abstractmethod
+    def run(self, samples: Any, reference: Any, device: str) -> Result:
+        """Score the samples, an `ImageSet` or what `reads` names; any exception makes the result a failed one."""
 
 
 def evaluate(
@@ -149,12 +168,12 @@ def evaluate(
     *,
     same_seeds: bool = True,
 ) -> list[Result]:
-    """Run evaluators one after another; what one of them lacks or breaks on stays its own result.
+    """Run evaluators one after another; one that is skipped or fails does not stop the others.
 
     Args:
-        evaluators: what to run.
-        samples: what to score.
-        reference: what to compare with, sample by sample.
+        evaluators: evaluators to run.
+        samples: samples to score.
+        reference: samples to compare with, one by one.
         device: torch device.
         same_seeds: refuse a pair of samples with unequal seeds.
 
@@ -167,7 +186,7 @@ def evaluate(
 
 
 def find_missing(evaluator: Evaluator) -> list[str]:
-    """Return what an evaluator lacks, each with its remedy; nothing if it can run."""
+    """Return the missing packages and files of an evaluator, each with its remedy."""
     packages = [name for name in evaluator.packages if importlib.util.find_spec(name) is None]
     lacking = [
         f"package missing: {name}. Get it with: pip install {DISTRIBUTIONS.get(name, name)}"
@@ -186,11 +205,11 @@ def make_result(
     """Return a finished result.
 
     Args:
-        evaluator: what found the scores.
+        evaluator: the evaluator of the scores.
         scores: by metric name, each one of `evaluator.metrics`.
         samples: columns aligned with `index`, see `Result`.
         weights: SHA-256 of the files used, by name.
-        caveat: what a reader of the scores should know.
+        caveat: a remark for readers of the scores.
 
     Raises:
         ValueError: a score is not one of the evaluator's metrics.
@@ -205,7 +224,7 @@ def make_result(
 
 def _evaluate(evaluator: Evaluator, samples: SampleSet, reference: SampleSet | None, device: str) -> Result:
     start = time.perf_counter()
-    evaluator = evaluator.adapt(samples) if isinstance(evaluator, Adapted) else evaluator
+    evaluator = evaluator.adapt(samples)
     reference = reference if evaluator.needs_reference else None
     try:
         if obstacles := _find_obstacles(evaluator, samples, reference):
@@ -225,8 +244,8 @@ def _evaluate(evaluator: Evaluator, samples: SampleSet, reference: SampleSet | N
 
 def _find_obstacles(evaluator: Evaluator, samples: SampleSet, reference: SampleSet | None) -> list[str]:
     """Return why an evaluator cannot score these samples; nothing if it can."""
-    if (reads := getattr(evaluator, "reads", ImageSet.kind)) != samples.kind:
-        return [f"it scores {reads}, and these are {samples.kind}"]
+    if evaluator.reads != samples.kind:
+        return [f"it scores {evaluator.reads}, and these are {samples.kind}"]
     lacking = find_missing(evaluator)
     if evaluator.needs_reference and reference is None:
         lacking.append("it compares with a reference run, and none was given")
@@ -247,7 +266,6 @@ def _without_values(evaluator: Evaluator, status: Status, reason: str) -> Result
 def _provenance(
     evaluator: Evaluator, samples: SampleSet, reference: SampleSet | None, device: str
 ) -> dict[str, object]:
-    assert is_dataclass(evaluator)
     found = {name: _find_version(name) for name in (*LIBRARIES, *evaluator.packages)}
     there = {name: version for name, version in found.items() if version is not None}
     return {

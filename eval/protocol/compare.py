@@ -1,4 +1,4 @@
-"""Paired differences between two runs of the same samples: what separates two methods, sample by sample.
+"""Paired differences between two runs of the same samples.
 
 Both runs share prompts and noise, so most of the spread between images cancels; the interval of a difference is then
 far narrower than the intervals of the two values.
@@ -30,7 +30,7 @@ Rows = Mapping[int, Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class Record:
-    """What an evaluator left of one run: the scores of `<evaluator>-<protocol>.json` and the rows beside it."""
+    """Files of an evaluator for one run: the scores of `<evaluator>-<protocol>.json` and the rows beside it."""
 
     evaluator: str
     protocol: str

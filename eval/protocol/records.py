@@ -1,4 +1,4 @@
-"""Strict JSON out of results, and dataclasses out of JSON with every value checked."""
+"""Conversion of results to strict JSON, and of JSON to dataclasses with checked values."""
 
 import math
 from collections.abc import Mapping

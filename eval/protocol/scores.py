@@ -132,7 +132,7 @@ def share_score(
     Args:
         values: one a sample, from 0 to `whole`.
         clusters: the cluster (prompt) of each sample; by default each sample is its own.
-        whole: what everything is counted as, 100 for per cent.
+        whole: value of a sample that is right, 100 for per cent.
     """
     return with_interval(_mean(values), share_interval(values, clusters, whole=whole))
 
@@ -153,7 +153,7 @@ def _mean(values: Sequence[float]) -> Score:
 
 
 def with_interval(score: Score, interval: Interval | None) -> Score:
-    """Return the score with what `interval` says of it, if there is one."""
+    """Return the score with its interval, if there is one."""
     if interval is None:
         return score
     ends, how = (interval.low, interval.high), interval.method

@@ -1,4 +1,4 @@
-"""95 % intervals of shares, means of right (1) and wrong (0), and of their differences: uncertain even if all agree."""
+"""95 % intervals of shares (means of zeros and ones) and of their differences, of positive width even if all agree."""
 
 from collections.abc import Hashable, Sequence
 from dataclasses import replace
@@ -20,7 +20,7 @@ def share_interval(
     Args:
         values: one a sample, from 0 to `whole`.
         clusters: the cluster (prompt) of each sample; by default each sample is its own.
-        whole: what everything is counted as, 100 for per cent.
+        whole: value of a sample that is right, 100 for per cent.
     """
     data = np.asarray(values, np.float64) / whole
     members = number_clusters(range(len(data)) if clusters is None else clusters)

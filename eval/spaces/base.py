@@ -1,4 +1,4 @@
-"""Feature spaces: a resizer and a network whose features distributions of images are compared in.
+"""Feature spaces, each a resizer and a network, in which distributions of images are compared.
 
 A space is the protocol of a metric. Its features come from the store, so that a set of images goes through a
 network once, however many metrics ask.
@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from kvbench.eval.files.images import ImageSet
 from kvbench.eval.files.store import Arrays, Held, held
-from kvbench.eval.files.weights import Weight
-from kvbench.eval.protocol.base import Evaluator, Result, SkipEvaluation, make_result
+from kvbench.eval.files.weights import TORCH_CACHES, Weight
+from kvbench.eval.protocol.base import Evaluator, Result, SkipEvaluation, check_settings, make_result, setting
 from kvbench.eval.protocol.scores import Score
 from kvbench.eval.spaces.float32 import full_float32
 
@@ -34,7 +34,7 @@ ADM = Weight(
     url="https://github.com/toshas/torch-fidelity/releases/download/v0.2.0/weights-inception-2015-12-05-6726825d.pth",
     sha256="6726825d0af5f729cebd5821db510b11b1cfad8faad88a03f1befd49fb9129b2",
     size=95_628_359,
-    places=("$TORCH_HOME/hub/checkpoints", "~/.cache/torch/hub/checkpoints"),
+    places=TORCH_CACHES,
 )
 
 
@@ -56,7 +56,7 @@ class Source(Protocol):
 
 @dataclass(frozen=True)
 class Space:
-    """What spaces share.
+    """Base class of feature spaces.
 
     Attributes:
         path: where the network's file lies, if neither in $KVBENCH_WEIGHTS nor in a library's cache.
@@ -68,7 +68,7 @@ class Space:
     """
 
     path: str | None = None
-    batch: int = 32
+    batch: int = setting(32, 1)
     network: Weight = CLEAN
     name: ClassVar[str]
     paired: ClassVar[str]
@@ -77,7 +77,7 @@ class Space:
     packages: ClassVar[tuple[str, ...]] = ()
 
     def __post_init__(self) -> None:
-        check_minimum("batch", self.batch, 1)
+        check_settings(self)
 
     @property
     def weight(self) -> Weight:
@@ -96,7 +96,7 @@ class Space:
         return self.features(images, device), self.features(reference, device)
 
     def compute(self, source: Source, file: Path, device: str) -> Arrays:
-        """Runs the network."""
+        """Run the network."""
         raise NotImplementedError
 
 
@@ -141,7 +141,7 @@ class Adm(Space):
     TensorFlow 1's bilinear resize to 299 x 299 inside the network; 2048 features and 1008 logits without bias.
     """
 
-    batch: int = 64
+    batch: int = setting(64, 1)
     network: Weight = ADM
     name: ClassVar[str] = "adm"
     paired: ClassVar[str] = "paired_adm"
@@ -168,15 +168,14 @@ class Adm(Space):
 
 
 @dataclass(frozen=True)
-class InSpace:
-    """What evaluators of a distribution of features share.
+class InSpace(Evaluator):
+    """Base class of evaluators that work on features.
 
     Attributes:
         space: features and protocol.
     """
 
     space: Space = field(default_factory=Clean)
-    name: ClassVar[str]
 
     @property
     def protocol(self) -> str:
@@ -194,18 +193,8 @@ class InSpace:
         return (self.space.weight,)
 
 
-def check_minimum(setting: str, value: int, minimum: int) -> None:
-    """Checks a setting of an evaluator.
-
-    Raises:
-        ValueError: it is smaller than `minimum`.
-    """
-    if value < minimum:
-        raise ValueError(f"{setting}={value}: must be at least {minimum}")
-
-
 def require_samples(count: int, minimum: int, what: str) -> None:
-    """Stops an evaluator before any network runs.
+    """Check the number of samples before any network runs.
 
     Raises:
         SkipEvaluation: there are fewer than `minimum` samples.
@@ -215,7 +204,7 @@ def require_samples(count: int, minimum: int, what: str) -> None:
 
 
 def few_samples(count: int) -> str | None:
-    """The caveat of a value on fewer samples than papers use on ImageNet."""
+    """Return a caveat for values on fewer samples than papers use on ImageNet."""
     if count >= PUBLISHED:
         return None
     return f"{count} samples: not to be compared with published numbers on {PUBLISHED}"
@@ -224,7 +213,7 @@ def few_samples(count: int) -> str | None:
 def finish(
     evaluator: Evaluator, scores: dict[str, Score], sides: Mapping[str, Held], caveat: str | None = None
 ) -> Result:
-    """A result that says for each side whether its features were computed or reused."""
+    """Return a result that records for each side whether its features were computed or reused."""
     hashes = {file.name: sha256 for file, sha256 in (weight.require() for weight in evaluator.weights)}
     result = make_result(evaluator, scores, weights=hashes, caveat=caveat)
     result.provenance["features"] = provenance(sides)

@@ -1,4 +1,4 @@
-"""The space of CLIP's image vectors at 336 pixels, in which CMMD is measured."""
+"""Space of CLIP's image vectors at 336 pixels, used by CMMD."""
 
 from dataclasses import dataclass
 from pathlib import Path

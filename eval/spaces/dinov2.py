@@ -1,4 +1,4 @@
-"""The space of DINOv2's features, in which FD-DINOv2 is measured."""
+"""Space of DINOv2's features, used by FD-DINOv2."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from kvbench.eval.files.store import Arrays
-from kvbench.eval.files.weights import Weight
+from kvbench.eval.files.weights import TORCH_CACHES, Weight
 from kvbench.eval.spaces.base import Source, Space
 from kvbench.eval.spaces.float32 import full_float32
 from kvbench.eval.spaces.pixels import resize_normalised
@@ -21,13 +21,13 @@ from kvbench.eval.spaces.pixels import resize_normalised
 MEAN, SD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 SIDE, PATCH = 224, 14
 OFFSET = 0.1
-"""What the authors add to the number of patches when they resize the table of positions, which moves its grid."""
+"""Number that the authors add to the patches when they resize the table of positions, which moves its grid."""
 VIT_L_14 = Weight(
     "dinov2_vitl14_pretrain.pth",
     url="https://dl.fbaipublicfiles.com/dinov2/dinov2_vitl14/dinov2_vitl14_pretrain.pth",
     sha256="d5383ea8f4877b2472eb973e0fd72d557c7da5d3611bd527ceeb1d7162cbf428",
     size=1_217_586_395,
-    places=("$TORCH_HOME/hub/checkpoints", "~/.cache/torch/hub/checkpoints"),
+    places=TORCH_CACHES,
 )
 
 

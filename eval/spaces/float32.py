@@ -1,4 +1,4 @@
-"""Float32 as it is written: without TF32."""
+"""Float32 arithmetic without TF32."""
 
 import contextlib
 from collections.abc import Iterator
@@ -8,7 +8,7 @@ import torch
 
 @contextlib.contextmanager
 def full_float32() -> Iterator[None]:
-    """Switches TF32 off on GPUs that have it: it moves scores in the third digit."""
+    """Disable TF32, which changes the third digit of scores."""
     cudnn, matmul = torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
     try:
         torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False

@@ -1,4 +1,4 @@
-"""Images as pretrained networks want them."""
+"""Preprocessing of images for pretrained networks."""
 
 from collections.abc import Sequence
 
@@ -15,7 +15,7 @@ def resize_normalised(image: Image.Image, side: int, mean: Sequence[float], sd: 
         image: 8 bits a channel.
         side: pixels.
         mean: of each channel, from 0 to 1.
-        sd: standard deviation of each channel, likewise.
+        sd: standard deviation of each channel, on the same scale.
     """
     resized = np.asarray(image.resize((side, side), Image.Resampling.BICUBIC))
     return normalise(torch.from_numpy(resized.copy()).permute(2, 0, 1).float() / 255, mean, sd)

@@ -1,4 +1,4 @@
-"""Models of transformers out of local folders, with every weight in place."""
+"""Loading transformers models from local folders, with a check that no weight is missing."""
 
 from pathlib import Path
 from typing import Any

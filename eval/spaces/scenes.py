@@ -1,6 +1,6 @@
-"""The small feature network of the scenes world, and the perceptual distance on its stages.
+"""Small feature network of the scenes world, and the perceptual distance on its stages.
 
-It stands where Inception and AlexNet stand for photographs, and its scores carry their own names
+It takes the place of Inception and AlexNet, and its scores have their own names
 (`fid_scenes`, `lpips_scenes`): they compare with each other, never with published FID or LPIPS.
 """
 
@@ -21,7 +21,7 @@ from kvbench.core.files import hash_content
 from kvbench.eval.files.images import ImageSet
 from kvbench.eval.files.store import Arrays, Held, held
 from kvbench.eval.files.weights import Weight
-from kvbench.eval.protocol.base import Result
+from kvbench.eval.protocol.base import Evaluator, Result, setting
 from kvbench.eval.protocol.scores import MetricSpec, mean_score
 from kvbench.eval.spaces.base import Source, Space, finish
 from kvbench.eval.spaces.float32 import full_float32
@@ -66,7 +66,7 @@ class SceneFeatures(nn.Module):
 
     @classmethod
     def load(cls, path: Path) -> "SceneFeatures":
-        """Reads a trained network (safetensors, any float type) into float32.
+        """Read a trained network (safetensors, any float type) into float32.
 
         Raises:
             ValueError: the file holds another network.
@@ -143,7 +143,7 @@ class Scenes(Space):
     perceptual distance, which needs the maps, come out of the same pass and are stored as one entry.
     """
 
-    batch: int = BATCH
+    batch: int = setting(BATCH, 1)
     network: Weight = SCENES
     name: ClassVar[str] = "scenes"
     paired: ClassVar[str] = "scenes"
@@ -188,7 +188,7 @@ class Scenes(Space):
 
 
 @dataclass(frozen=True)
-class LpipsScenes:
+class LpipsScenes(Evaluator):
     """`lpips_scenes`: perceptual distance to the reference on the scenes network.
 
     Attributes:
@@ -199,7 +199,6 @@ class LpipsScenes:
     name: ClassVar[str] = "lpips_scenes"
     protocol: ClassVar[str] = "unit"
     needs_reference: ClassVar[bool] = True
-    packages: ClassVar[tuple[str, ...]] = ()
     metrics: ClassVar[Mapping[str, MetricSpec]] = {"lpips_scenes": MetricSpec("lower")}
 
     @property

@@ -1,4 +1,4 @@
-"""Right answers to problems: by math-verify, or word for word; of one run, and against the reference run."""
+"""Accuracy of answers, by math-verify or word for word, of one run and against the reference run."""
 
 import re
 from collections.abc import Mapping
@@ -6,29 +6,25 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from kvbench.eval.files.texts import TextSet
-from kvbench.eval.files.weights import Weight
-from kvbench.eval.protocol.base import Result, SkipEvaluation, make_result
+from kvbench.eval.protocol.base import Evaluator, Result, SkipEvaluation, make_result
 from kvbench.eval.protocol.scores import MetricSpec, change_score, share_score
 
 ANSWER = "answer"
-"""What a prompt's metadata call the right answer."""
+"""Key of the right answer in a prompt's metadata."""
 THOUGHT, THOUGHT_END = "<think>", "</think>"
 
 
 @dataclass(frozen=True)
-class Answers:
+class Answers(Evaluator):
     """Share of texts whose answer is right; texts of one problem are one cluster.
 
-    What counts is `find_conclusion`: a text that was cut while it still thought has no answer.
+    Only the text after the thoughts counts (`find_conclusion`): a text that was cut inside them has no answer.
     """
 
     name: ClassVar[str]
     protocol: ClassVar[str]
     better: ClassVar[MetricSpec] = MetricSpec("higher", digits=3)
     reads: ClassVar[str] = TextSet.kind
-    needs_reference: ClassVar[bool] = False
-    packages: ClassVar[tuple[str, ...]] = ()
-    weights: ClassVar[tuple[Weight, ...]] = ()
 
     @property
     def metrics(self) -> Mapping[str, MetricSpec]:

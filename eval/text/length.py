@@ -1,32 +1,28 @@
-"""How long texts become, and how many are cut."""
+"""Length of generated texts, and the share that is cut."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
 from kvbench.eval.files.texts import TextSet
-from kvbench.eval.files.weights import Weight
-from kvbench.eval.protocol.base import Result, make_result
+from kvbench.eval.protocol.base import Evaluator, Result, make_result
 from kvbench.eval.protocol.scores import MetricSpec, mean_score, share_score
 
 
 @dataclass(frozen=True)
-class TextLength:
+class TextLength(Evaluator):
     """`generated_tokens`: mean tokens of a text, its end included; `truncated`: share of texts without an end."""
 
     name: ClassVar[str] = "text_length"
     protocol: ClassVar[str] = "tokens"
     reads: ClassVar[str] = TextSet.kind
-    needs_reference: ClassVar[bool] = False
-    packages: ClassVar[tuple[str, ...]] = ()
-    weights: ClassVar[tuple[Weight, ...]] = ()
     metrics: ClassVar[Mapping[str, MetricSpec]] = {
         "generated_tokens": MetricSpec("lower", "tokens", digits=1),
         "truncated": MetricSpec("lower", digits=3),
     }
 
     def run(self, texts: TextSet, reference: TextSet | None, device: str) -> Result:
-        """Count what the records tell."""
+        """Read lengths and ends from the records."""
         samples = texts.samples.values()
         tokens = [float(sample.tokens or 0) for sample in samples]
         cut = [float(not sample.ended) for sample in samples]

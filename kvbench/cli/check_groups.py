@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping
+from inspect import isabstract
 
 from kvbench.core.config import ConfigError, import_target, show
 
@@ -65,7 +66,12 @@ def _check_kind(node: object, key: str, group: str) -> None:
         raise ConfigError(f"{key}._partial_={show(node['_partial_'])}: the object itself is needed")
     target, names = import_target(path, key), PARTS[group]
     given = {*dir(target), *getattr(target, "__dataclass_fields__", ())}
-    if not isinstance(target, type) or getattr(target, "_is_protocol", False) or not given.issuperset(names):
+    if (
+        not isinstance(target, type)
+        or getattr(target, "_is_protocol", False)
+        or isabstract(target)
+        or not given.issuperset(names)
+    ):
         raise ConfigError(f"{key}._target_={path}: not a class with {', '.join(names)}, as {group}= takes it")
 
 

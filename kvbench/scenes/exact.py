@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from kvbench.eval.files.images import ImageSet
-from kvbench.eval.files.weights import Weight
-from kvbench.eval.protocol.base import Result, SkipEvaluation, make_result
+from kvbench.eval.protocol.base import Evaluator, Result, SkipEvaluation, make_result
 from kvbench.eval.protocol.scores import MetricSpec, share_score
 from kvbench.scenes.detector import Instance, detect
 from kvbench.scenes.grammar import NUMBERS, Meta, Pair
@@ -53,14 +52,11 @@ def exact(found: Iterable[Instance], line: Meta) -> bool:
 
 
 @dataclass(frozen=True)
-class Exact:
+class Exact(Evaluator):
     """`exact[scenes]`: share of images that hold exactly the objects their prompt names."""
 
     name: ClassVar[str] = "exact"
     protocol: ClassVar[str] = "scenes"
-    needs_reference: ClassVar[bool] = False
-    packages: ClassVar[tuple[str, ...]] = ()
-    weights: ClassVar[tuple[Weight, ...]] = ()
     metrics: ClassVar[dict[str, MetricSpec]] = {METRIC: MetricSpec("higher", digits=3)}
 
     def run(self, images: ImageSet, reference: ImageSet | None, device: str) -> Result:

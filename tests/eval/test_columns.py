@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from kvbench.eval.alignment import clip, hps, imagereward, pickscore
 from kvbench.eval.alignment.vqa import BlipVqa
-from kvbench.eval.distribution import cmmd, fid, mjhq, precision_recall
+from kvbench.eval.distribution import base, fid, mjhq
 from kvbench.eval.distribution.dataset import Moments, Pictures
 from kvbench.eval.files.images import ImageSet
 from kvbench.eval.files.store import Held
@@ -141,8 +141,7 @@ def stand_ins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for space in (Clean, Adm, ClipImages, Dinov2):
         monkeypatch.setattr(space, "compute", thumbnails)
     monkeypatch.setattr(fid, "dataset_moments", moments)
-    for module in (precision_recall, cmmd):
-        monkeypatch.setattr(module, "dataset_features", features)
+    monkeypatch.setattr(base, "dataset_features", features)
 
 
 def official(images: ImageSet) -> None:

@@ -33,13 +33,13 @@ from typing import ClassVar
 
 from kvbench.eval.files.images import ImageSet
 from kvbench.eval.files.weights import Weight
-from kvbench.eval.protocol.base import Result, make_result
+from kvbench.eval.protocol.base import Evaluator, Result, make_result
 from kvbench.eval.protocol.intervals import jackknife
 from kvbench.eval.protocol.scores import MetricSpec, Score, mean_score, with_interval
 
 
 @dataclass(frozen=True)
-class Darkness:
+class Darkness(Evaluator):
     """`darkness`: mean distance of pixels from white; `darkest`: the largest of an image.
 
     Attributes:
@@ -49,9 +49,6 @@ class Darkness:
     white: int = 255
     name: ClassVar[str] = "darkness"
     protocol: ClassVar[str] = "uint8"
-    needs_reference: ClassVar[bool] = False
-    packages: ClassVar[tuple[str, ...]] = ()
-    weights: ClassVar[tuple[Weight, ...]] = ()
     metrics: ClassVar[Mapping[str, MetricSpec]] = {
         "darkness": MetricSpec("lower", "steps", digits=1),
         "darkness/corner": MetricSpec("lower", "steps", detail=True),

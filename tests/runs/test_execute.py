@@ -267,7 +267,7 @@ def test_finished_run_is_sent_to_the_logger(tmp_path: Path) -> None:
     ("evaluators", "named"),
     [
         ({"psnr": Psnr()}, "require=lpips: eval does not have it; it has psnr"),
-        ({"lpips": Lpips("nowhere.pth")}, "require=lpips: weights missing: nowhere.pth"),
+        ({"lpips": Lpips(path="nowhere.pth")}, "require=lpips: weights missing: nowhere.pth"),
     ],
 )
 def test_what_is_required_and_missing_stops_a_run_before_it_starts(

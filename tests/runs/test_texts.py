@@ -12,7 +12,7 @@ from kvbench.eval.files.images import ImageSet
 from kvbench.eval.files.samples import SampleSetError
 from kvbench.eval.files.texts import TextSet, open_samples
 from kvbench.eval.paired.metrics import Psnr
-from kvbench.eval.protocol.base import Result, evaluate, make_result
+from kvbench.eval.protocol.base import Evaluator, Result, evaluate, make_result
 from kvbench.eval.protocol.scores import MetricSpec, mean_score
 from kvbench.methods.hardkv.method import HardKV
 from kvbench.methods.streaming_llm import StreamingLLM
@@ -28,15 +28,12 @@ SHAPE = Qwen3Config(depth=1, width=16, heads=2, kv_heads=1, head_dim=8, hidden=1
 
 
 @dataclass(frozen=True)
-class Words:
+class Words(Evaluator):
     """Mean number of words."""
 
     name: ClassVar[str] = "words"
     protocol: ClassVar[str] = "plain"
     reads: ClassVar[str] = "texts"
-    needs_reference: ClassVar[bool] = False
-    packages: ClassVar[tuple[str, ...]] = ()
-    weights: ClassVar[tuple[object, ...]] = ()
     metrics: ClassVar[dict[str, MetricSpec]] = {"words": MetricSpec("higher")}
 
     def run(self, texts: TextSet, reference: TextSet | None, device: str) -> Result:

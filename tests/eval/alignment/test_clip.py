@@ -101,7 +101,7 @@ def test_what_holds_no_tensors_is_refused(tmp_path: Path) -> None:
 def test_class_numbers_have_no_clip_score(clip_weight: Weight, tmp_path: Path) -> None:
     images = make_set(tmp_path / "run", [{"class": 3}] * 2, ["3", "207"])
     for evaluator in (
-        ClipScore(MODEL, clip_weight.path, network=clip_weight),
+        ClipScore(clip_weight.path, model=MODEL, network=clip_weight),
         Hps(clip_weight.path, model=MODEL),
     ):
         [result] = evaluate([evaluator], images)
@@ -111,7 +111,7 @@ def test_class_numbers_have_no_clip_score(clip_weight: Weight, tmp_path: Path) -
 
 def test_rewritten_prompts_have_no_score_of_image_and_text(clip_weight: Weight, tmp_path: Path) -> None:
     images = make_set(tmp_path / "run", [{"rewritten_from": "a dog"}] * 2)
-    [result] = evaluate([ClipScore(MODEL, clip_weight.path, network=clip_weight)], images)
+    [result] = evaluate([ClipScore(clip_weight.path, model=MODEL, network=clip_weight)], images)
     assert (result.status, "were rewritten" in str(result.reason)) == ("skipped", True)
 
 

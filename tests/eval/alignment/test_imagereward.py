@@ -64,7 +64,7 @@ def test_a_run_has_the_mean_reward(folder: Path, tmp_path: Path) -> None:
     score = load_scorer(folder, folder / "vocab.txt", "cpu")
     each = [score(images.image(i)[None], [META["prompts"][i]])[0] for i in range(3)]
     words = Snapshot("who/words", ("vocab.txt",))
-    result = only(ImageReward(str(folder), str(folder), batch=2, tokenizer=words), images)
+    result = only(ImageReward(str(folder), tokenizer_path=str(folder), batch=2, tokenizer=words), images)
     assert result.samples is not None
     assert result.samples["imagereward"] == pytest.approx(each, abs=1e-5)
     assert result.scores["imagereward"].value == pytest.approx(np.mean(each), abs=1e-5)
@@ -72,7 +72,7 @@ def test_a_run_has_the_mean_reward(folder: Path, tmp_path: Path) -> None:
 
 def test_missing_files_and_another_vocabulary_are_told(folder: Path, tmp_path: Path) -> None:
     images = make_set(tmp_path / "run", [{}] * 2)
-    [wrong] = evaluate([ImageReward(str(folder), str(folder))], images)
+    [wrong] = evaluate([ImageReward(str(folder), tokenizer_path=str(folder))], images)
     assert wrong.status == "failed"
     assert "is not google-bert/bert-base-uncased/vocab.txt" in str(wrong.reason)
     [missing] = evaluate([ImageReward()], images)

@@ -16,7 +16,7 @@ from kvbench.eval.files.images import ImageSet
 from kvbench.eval.files.samples import SampleSetError, check_pairs
 from kvbench.eval.files.weights import Weight, WeightError, file_sha256
 from kvbench.eval.paired.metrics import Lpips, Psnr
-from kvbench.eval.protocol.base import Result, evaluate, find_missing, make_result
+from kvbench.eval.protocol.base import Evaluator, Result, evaluate, find_missing, make_result
 from kvbench.eval.protocol.records import strict
 from kvbench.eval.protocol.scores import MetricSpec, Score, mean_score
 
@@ -183,16 +183,13 @@ def test_unequal_index_sets_and_sizes_cannot_be_paired(tmp_path: Path) -> None:
 
 
 @dataclass(frozen=True)
-class Mean:
+class Mean(Evaluator):
     """Mean brightness; breaks on demand."""
 
     broken: bool = False
     name: ClassVar[str] = "mean"
     protocol: ClassVar[str] = "uint8"
-    needs_reference: ClassVar[bool] = False
-    packages: ClassVar[tuple[str, ...]] = ()
     metrics: ClassVar[dict[str, MetricSpec]] = {"mean": MetricSpec("higher")}
-    weights: ClassVar[tuple[Weight, ...]] = ()
 
     def run(self, images: ImageSet, reference: ImageSet | None, device: str) -> Result:
         if self.broken:

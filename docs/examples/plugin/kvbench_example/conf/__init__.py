@@ -1,1 +1,1 @@
-"""What this package adds to the choices of kvbench."""
+"""Choices that this package adds to the configuration groups of kvbench."""

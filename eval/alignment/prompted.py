@@ -1,0 +1,60 @@
+"""Base class of metrics that score each image with its prompt."""
+
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvbench.eval.files.images import ImageSet
+from kvbench.eval.protocol.base import Evaluator, Result, SkipEvaluation, make_result, setting
+from kvbench.eval.protocol.intervals import are_classes
+from kvbench.eval.protocol.scores import mean_score
+
+Scorer = Callable[[NDArray[np.uint8], Sequence[str]], list[float]]
+"""Scores of images uint8 [N, H, W, 3], one of each with its prompt."""
+
+
+@dataclass(frozen=True)
+class PromptScore(Evaluator):
+    """Base class of mean scores of image and prompt; a subclass implements `load`.
+
+    Attributes:
+        path: the network's file or folder, if neither in $KVBENCH_WEIGHTS nor in a library's cache.
+        batch: images at a time.
+    """
+
+    path: str | None = None
+    batch: int = setting(32, 1)
+
+    @abstractmethod
+    def load(self, device: str) -> tuple[Scorer, Mapping[str, str]]:
+        """Read the network; return what scores images, and the hashes of its files."""
+
+    def run(self, samples: ImageSet, reference: ImageSet | None, device: str) -> Result:
+        """Score every image; the reference is not used."""
+        check_texts(samples)
+        score, hashes = self.load(device)
+        values: list[float] = []
+        for indices in samples.batches(self.batch, self.name):
+            values += score(samples.stack(indices), [samples.samples[index].prompt for index in indices])
+        metric = next(iter(self.metrics))
+        scores = {metric: mean_score(values, samples.clusters)}
+        return make_result(self, scores, {"index": samples.indices, metric: values}, hashes)
+
+
+def check_texts(images: ImageSet) -> None:
+    """Check that prompts are sentences.
+
+    Raises:
+        SkipEvaluation: they are class numbers, some are unknown, or the model received other texts.
+    """
+    if images.rewritten:
+        raise SkipEvaluation(
+            "the prompts were rewritten for the model: a score of image and text would not tell which text it means"
+        )
+    if not all(sample.prompt for sample in images.samples.values()):
+        raise SkipEvaluation("the images have no prompts, and texts are needed (--prompts)")
+    if are_classes(images.clusters):
+        raise SkipEvaluation("the prompts are class numbers, and texts are needed")

@@ -1,0 +1,106 @@
+"""Base classes of metrics that compare two distributions of features."""
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+from kvbench.core.files import resolve_path
+from kvbench.eval.distribution.dataset import REFERENCE_BATCH, dataset_features, statistics_of
+from kvbench.eval.distribution.frechet import Features
+from kvbench.eval.files.images import ImageSet
+from kvbench.eval.files.weights import Weight
+from kvbench.eval.protocol.base import Result
+from kvbench.eval.protocol.scores import Score
+from kvbench.eval.spaces.base import InSpace, finish, require_samples
+
+
+@dataclass(frozen=True)
+class Comparison(InSpace):
+    """Base class of distances between the features of a run and others; a subclass implements `compare`."""
+
+    @property
+    def required(self) -> tuple[int, str]:
+        """Fewest samples, and what needs so many."""
+        return 2, "a distance between distributions"
+
+    @abstractmethod
+    def compare(self, ours: Features, others: Any, clusters: list[str]) -> dict[str, Score]:
+        """Return the scores of features of a run.
+
+        Args:
+            ours: float32 [n, D].
+            others: features float32 [m, D] of the reference run or of the dataset.
+            clusters: prompt of each sample of the run.
+        """
+
+    def caveat(self, ours: Features) -> str | None:
+        """Return what a reader of the scores should know of a run with these features."""
+        return None
+
+
+@dataclass(frozen=True)
+class ToReference(Comparison):
+    """Base class of distances to the reference run; the jackknife leaves out the same samples on both sides."""
+
+    needs_reference: ClassVar[bool] = True
+
+    def run(self, samples: ImageSet, reference: ImageSet | None, device: str) -> Result:
+        """Compare the features of both sides."""
+        assert reference is not None
+        require_samples(len(samples), *self.required)
+        ours, theirs = self.space.pair(samples, reference, device)
+        features = ours.arrays["features"]
+        scores = self.compare(features, theirs.arrays["features"], samples.clusters)
+        return finish(self, scores, {"images": ours, "reference": theirs}, self.caveat(features))
+
+
+@dataclass(frozen=True)
+class ToDataset(Comparison):
+    """Base class of distances to a dataset of real images; the jackknife leaves out samples of the run.
+
+    Attributes:
+        statistics: a folder of images, a file written by `kvbench.eval.distribution.dataset`, or for the space `adm`
+            ADM's reference batch (.npz). Null looks for that batch, or for statistics-<space>.safetensors, among the
+            weights.
+    """
+
+    statistics: str | None = None
+
+    @property
+    def weights(self) -> tuple[Weight, ...]:
+        """The network's file and that of the dataset, unless it is a folder."""
+        if self.statistics is None:
+            return (self.space.weight, self.default)
+        if resolve_path(self.statistics).is_dir():
+            return (self.space.weight,)
+        how = "statistics= must name a folder of images, a .safetensors made from one, or ADM's .npz"
+        return (self.space.weight, Weight(Path(self.statistics).name, how=how, path=self.statistics))
+
+    @property
+    def default(self) -> Weight:
+        """The dataset's file if `statistics` is null."""
+        return REFERENCE_BATCH if self.space.name == "adm" else statistics_of(self.space.name)
+
+    def dataset(self) -> Path:
+        """Return the dataset's file or folder."""
+        if len(self.weights) > 1:
+            return self.weights[1].require()[0]
+        assert self.statistics is not None
+        return resolve_path(self.statistics)
+
+    def read_dataset(self, device: str) -> tuple[Any, dict[str, object]]:
+        """Return the features of the dataset's images, float32 [m, D], and their origin."""
+        real, origin = dataset_features(self.dataset(), self.space, device)
+        return real.arrays["features"], origin
+
+    def run(self, samples: ImageSet, reference: ImageSet | None, device: str) -> Result:
+        """Compare the run's features with the dataset."""
+        require_samples(len(samples), *self.required)
+        real, origin = self.read_dataset(device)
+        ours = self.space.features(samples, device)
+        features = ours.arrays["features"]
+        scores = self.compare(features, real, samples.clusters)
+        result = finish(self, scores, {"images": ours}, self.caveat(features))
+        result.provenance["dataset"] = origin
+        return result

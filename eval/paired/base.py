@@ -1,0 +1,47 @@
+"""Base class of metrics that compare each image with its reference."""
+
+from abc import abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from kvbench.eval.files.images import ImageSet
+from kvbench.eval.protocol.base import Evaluator, Result, make_result, setting
+from kvbench.eval.protocol.scores import mean_score
+from kvbench.eval.spaces.float32 import full_float32
+
+Measure = Callable[[NDArray[np.uint8], NDArray[np.uint8]], list[list[float]]]
+"""Values of pairs of images uint8 [N, H, W, 3]: for each metric a list of N."""
+
+
+@dataclass(frozen=True)
+class PairedScore(Evaluator):
+    """Base class of means over pairs of images; a subclass implements `load`.
+
+    Attributes:
+        batch: pairs at a time.
+    """
+
+    batch: int = setting(8, 1)
+    needs_reference: ClassVar[bool] = True
+
+    @abstractmethod
+    def load(self, device: str) -> tuple[Measure, Mapping[str, str]]:
+        """Return what measures pairs of images, and the hashes of the files read."""
+
+    def run(self, samples: ImageSet, reference: ImageSet | None, device: str) -> Result:
+        """Measure every pair, and average over pairs."""
+        assert reference is not None
+        measure, hashes = self.load(device)
+        columns: dict[str, list[float]] = {name: [] for name in self.metrics}
+        with torch.inference_mode(), full_float32():
+            for batch in samples.batches(self.batch, self.name):
+                found = measure(samples.stack(batch), reference.stack(batch))
+                for column, values in zip(columns.values(), found, strict=True):
+                    column += values
+        scores = {name: mean_score(values, samples.clusters) for name, values in columns.items()}
+        return make_result(self, scores, {"index": samples.indices, **columns}, hashes)
