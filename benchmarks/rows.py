@@ -117,7 +117,7 @@ def main() -> None:
             [sys.executable, "-c", FRESH, str(root)], capture_output=True, text=True, check=True
         )
         print(f"cached, a new process  {float(fresh.stdout):8.2f} s of CPU, imports included")
-        print(f"cache: {(root / '.rows.sqlite').stat().st_size / count / 1024:.1f} KiB a run")
+        print(f"cache: {(root / '.rows.parquet').stat().st_size / count / 1024:.1f} KiB a run")
 
 
 if __name__ == "__main__":

@@ -4,7 +4,8 @@ from pathlib import Path
 
 from kvbench.core.config import ConfigError
 from kvbench.core.files import write_beside
-from kvbench.data.frames import import_polars, runs_df, samples_df
+from kvbench.data.frames import runs_df, samples_df
+from kvbench.data.optional import import_polars
 
 
 def export_frames(runs_dir: Path, form: str) -> list[Path]:

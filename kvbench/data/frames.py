@@ -1,15 +1,14 @@
 """Finished runs and their samples as polars frames (docs/data.md)."""
 
-import importlib
 import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING
 
 from kvbench.core.config import ConfigError
 from kvbench.core.files import parse_json
 from kvbench.data.flatten import FIXED, SAMPLE, Kinds, Row, Value, find_kinds, merge_kinds, order_columns
+from kvbench.data.optional import import_polars
 from kvbench.data.row_cache import Lines, load_rows, scan_results
 from kvbench.runs.record.results import FILE
 
@@ -24,7 +23,7 @@ SCORES = ".samples.jsonl"
 def runs_df(runs_dir: Path | str = "runs") -> "pl.DataFrame":
     """Return a row for each finished run under a folder: what it is, memory, time, and every metric with its interval.
 
-    Rows are remembered in `<runs_dir>/.rows.sqlite`, which may be thrown away at any time.
+    Rows are cached in `<runs_dir>/.rows.parquet`, which may be deleted at any time.
 
     Raises:
         ConfigError: there is no such folder, a run's results are damaged, or polars is missing.
@@ -36,7 +35,7 @@ def samples_df(source: Path | str | Iterable[Path | str] = "runs") -> "pl.DataFr
     """Return a row for each sample of finished runs: its prompt, what it cost, and its value of every metric.
 
     Args:
-        source: a folder of runs, or some runs' own folders; their files are read, nothing is remembered.
+        source: a folder of runs, or some runs' own folders; their files are read, nothing is cached.
 
     Raises:
         ConfigError: there is no such folder, a run is not finished, its files are damaged, or polars is missing.
@@ -98,18 +97,6 @@ def _make_frame(rows: Lines, fixed: Kinds) -> "pl.DataFrame":
     if not rows.texts:
         return polars.DataFrame(schema=schema)
     return polars.read_ndjson(b"\n".join(rows.texts), schema=schema)
-
-
-def import_polars() -> ModuleType:
-    """Return the package.
-
-    Raises:
-        ConfigError: it is not installed.
-    """
-    try:
-        return importlib.import_module("polars")
-    except ImportError:
-        raise ConfigError('polars is missing; install it with pip install "kvbench[data]"') from None
 
 
 def _check_folder(path: Path | str) -> Path:

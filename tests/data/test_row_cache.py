@@ -1,15 +1,16 @@
 """The cache of rows: as good as none in every state, faster, and shared."""
 
 import os
-import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import polars
 import pytest
 
 from kvbench.data import row_cache
+from kvbench.data.frames import runs_df
 from kvbench.data.row_cache import NAME, Lines, load_rows
 from tests.data.test_frames import write
 from tests.support.results import PSNR, made_up
@@ -56,8 +57,7 @@ def test_what_changed_is(root: Path, reads: list[str]) -> None:
     found = load_rows(root)
     assert sorted(name.partition("-")[0] for name in reads) == ["m3", "new"]
     assert found == fresh(root)
-    with sqlite3.connect(root / NAME) as base:
-        assert base.execute("SELECT count(*) FROM rows").fetchone() == (7,)
+    assert polars.read_parquet(root / NAME).height == 7
 
 
 def test_a_time_of_its_own_is_enough(root: Path, reads: list[str]) -> None:
@@ -70,35 +70,33 @@ def test_a_time_of_its_own_is_enough(root: Path, reads: list[str]) -> None:
 
 
 def overwrite_all(path: Path) -> None:
-    path.write_bytes(b"no base of data " * 1000)
+    path.write_bytes(b"no table of data " * 1000)
 
 
 def cut(path: Path) -> None:
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
 
 
-def overwrite_middle(path: Path) -> None:
+def overwrite_rows(path: Path) -> None:
     content = bytearray(path.read_bytes())
-    for start in range(4096, len(content), 4096):
-        content[start : start + 100] = b"\xff" * 100
+    content[100:600] = b"\xff" * 500
     path.write_bytes(content)
 
 
-def change_letters(path: Path) -> None:
-    path.write_bytes(path.read_bytes().replace(b'"psnr', b'"qsnr').replace(b"infinity", b"infinite"))
+def change_one_row(path: Path) -> None:
+    rows = polars.read_parquet(path).to_dicts()
+    rows[2]["text"] = rows[2]["text"].replace(b'"psnr', b'"qsnr')
+    polars.DataFrame(rows).write_parquet(path)
+
+
+def change_one_type(path: Path) -> None:
+    rows = polars.read_parquet(path).to_dicts()
+    rows[2]["kinds"] = rows[2]["kinds"].replace(b"float", b"text")
+    polars.DataFrame(rows).write_parquet(path)
 
 
 def be_foreign(path: Path) -> None:
-    path.unlink()
-    with sqlite3.connect(path) as base:
-        base.execute("CREATE TABLE birds (name TEXT)")
-
-
-def be_older(path: Path) -> None:
-    with sqlite3.connect(path) as base:
-        base.execute("PRAGMA user_version = 1")
-        base.execute("UPDATE rows SET size = size")
-    path.write_bytes(path.read_bytes().replace(b'"psnr', b'"qsnr'))
+    polars.DataFrame({"birds": ["wren"]}).write_parquet(path)
 
 
 def be_empty(path: Path) -> None:
@@ -106,19 +104,31 @@ def be_empty(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "harm", [overwrite_all, cut, overwrite_middle, change_letters, be_foreign, be_older, be_empty]
+    "harm",
+    [overwrite_all, cut, overwrite_rows, change_one_row, change_one_type, be_foreign, be_empty],
 )
-def test_a_cache_that_is_damaged_or_foreign_is_made_anew(
+def test_a_damaged_or_foreign_cache_is_made_anew(
     root: Path, reads: list[str], harm: Callable[[Path], None]
 ) -> None:
-    expected = load_rows(root)
+    expected, frame = load_rows(root), runs_df(root)
+    harm(root / NAME)
+    assert runs_df(root).equals(frame)
     harm(root / NAME)
     reads.clear()
     assert load_rows(root) == expected
-    assert reads
+    assert len(reads) == (1 if harm in (change_one_row, change_one_type) else 7)
     reads.clear()
     assert load_rows(root) == expected
     assert reads == []
+
+
+def test_rows_of_another_version_are_made_anew(
+    root: Path, reads: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = load_rows(root)
+    monkeypatch.setattr(row_cache, "VERSION", 1)
+    assert load_rows(root) == expected
+    assert len(reads) == 14
 
 
 def test_where_nothing_can_be_written_the_user_has_a_cache(
@@ -147,26 +157,10 @@ def test_where_no_cache_can_be_it_goes_without(
     assert (root / NAME / "kept").is_file()
 
 
-def test_a_cache_that_another_process_holds_is_waited_for_and_left_alone(
-    root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    expected = load_rows(root)
-    write(root, made_up("m3", 0.1, {}, model="model1", n=5))
-    monkeypatch.setattr(row_cache, "PATIENCE", 0.05)
-    other = sqlite3.connect(root / NAME, isolation_level=None)
-    for lock in ("IMMEDIATE", "EXCLUSIVE"):
-        other.execute(f"BEGIN {lock}")
-        assert load_rows(root) != expected
-        other.execute("ROLLBACK")
-    other.close()
-    assert load_rows(root) == fresh(root)
-
-
 PROGRAM = """
 import hashlib, sys
 from pathlib import Path
 from kvbench.data import row_cache
-row_cache.BATCH = 3
 for _ in range(5):
     found = row_cache.load_rows(Path(sys.argv[1]))
 print(hashlib.sha256(b"".join(found.texts)).hexdigest(), len(found.texts))
