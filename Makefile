@@ -24,8 +24,8 @@ demo: $(VENV)/stamp  ## set up, run the main job, show where the result is
 weights: $(VENV)/stamp  ## find or download what the metrics need, say what is left to do
 	$(BIN)/python -m kvbench.eval.files.fetch
 
-test: $(VENV)/stamp  ## set up, run the tests
-	$(BIN)/python -m pytest -q -n 2
+test: $(VENV)/stamp  ## set up, run the tests that are not marked slow
+	$(BIN)/python -m pytest -q -n logical -m "not slow"
 
 lint: $(VENV)/stamp  ## style and types
 	$(BIN)/ruff check .
@@ -38,7 +38,8 @@ format:  ## put the code into the one format
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-check: lint test  ## everything that must be green
+check: lint  ## everything that must be green: style, types, all tests
+	$(BIN)/python -m pytest -q -n logical
 
 lock:  ## pin every dependency, with hashes and without addresses; what is pinned stays where it fits
 	$(PYTHON) -m venv build/lock && build/lock/bin/pip install --quiet uv

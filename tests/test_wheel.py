@@ -41,6 +41,7 @@ def test_every_folder_with_code_is_a_package(root: Path) -> None:
     assert sorted(listed) == sorted(there)
 
 
+@pytest.mark.slow
 def test_the_wheel_holds_every_file(root: Path, wheel: Path) -> None:
     held = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
     there = {
@@ -53,6 +54,7 @@ def test_the_wheel_holds_every_file(root: Path, wheel: Path) -> None:
     assert "kvbench/assets/infinity_tiny/transformer.safetensors" in held
 
 
+@pytest.mark.slow
 def test_the_wheel_runs_in_an_empty_directory(wheel: Path, tmp_path: Path) -> None:
     site, empty = tmp_path / "site", tmp_path / "empty"
     empty.mkdir()

@@ -137,6 +137,7 @@ def test_lengths_that_differ_fifteenfold(rows: int, monkeypatch: pytest.MonkeyPa
     assert lengths.max() == 15 * lengths.min() == 1200
 
 
+@pytest.mark.slow
 def test_they_run_without_hydra(tmp_path: Path) -> None:
     text = output("engine.py", tmp_path, "--repeats", "1", "--batch", "2", "--methods", "heatkv")
     assert "x full" in text

@@ -52,6 +52,7 @@ def test_main_job_then_reuse_then_report(command: Command, tmp_path: Path) -> No
     assert "full" in out
 
 
+@pytest.mark.slow
 def test_bounds_later_metrics_and_differences(command: Command, tmp_path: Path) -> None:
     shared = ("prompts.count=4", "eval=[psnr,fid_scenes]")
     assert command("-m", "method=streaming_llm,swa", "budget=0.2", *shared)[0] == 0
@@ -225,6 +226,7 @@ def test_prompts_that_are_no_classes_are_told_before_any_work(
     assert not (tmp_path / "runs" / "var_tiny").exists()
 
 
+@pytest.mark.slow
 def test_profile_of_both_families(command: Command, tmp_path: Path) -> None:
     quick = ("task=profile", "profile.batch_sizes=[2]", "profile.warmup=0", "profile.repeats=1", "budget=0.3")
     status, out, err = command(*quick, "method=heatkv", "profile.trace=trace.json")

@@ -37,6 +37,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     return read_files(folder / "runs")
 
 
+@pytest.mark.slow
 def test_killed_at_random_moments_a_sweep_ends_with_the_same_bytes() -> None:
     program = [sys.executable, str(ROOT / "tests/support/kills.py"), "--kills", "4"]
     done = subprocess.run(program, capture_output=True, text=True, timeout=600)
@@ -44,6 +45,7 @@ def test_killed_at_random_moments_a_sweep_ends_with_the_same_bytes() -> None:
     assert re.search(r"^4 kills in \d+ sweeps: 0 files differ", done.stdout, re.MULTILINE)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sweep", [False, True])
 def test_interrupted_it_says_so_in_one_line_and_goes_on(
     tmp_path: Path, undisturbed: dict[str, bytes], sweep: bool
@@ -80,6 +82,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "-l", folder], check=True)
 
 
+@pytest.mark.slow
 def test_a_full_disk_is_told_and_with_room_the_run_goes_on(
     small_disk: Path, undisturbed: dict[str, bytes]
 ) -> None:

@@ -89,6 +89,7 @@ def list_drawn(folder: Path) -> list[bool]:
     ]
 
 
+@pytest.mark.slow
 def test_a_killed_ray_worker_ends_the_sweep_or_starts_again(tmp_path: Path) -> None:
     pytest.importorskip("hydra_plugins.hydra_ray_launcher")
     cluster = ("ray", "hydra.launcher.ray.init.num_cpus=2")
@@ -178,6 +179,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Mapping[str, s
         yield env
 
 
+@pytest.mark.slow
 def test_a_requeued_slurm_job_goes_on_and_a_failing_one_is_told_of(
     tmp_path: Path, cluster: Mapping[str, str]
 ) -> None:

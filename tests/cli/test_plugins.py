@@ -57,6 +57,7 @@ def run(folder: Path, *arguments: str, path: Path = EXAMPLE) -> subprocess.Compl
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_package_on_the_path_takes_part_in_a_sweep(tmp_path: Path) -> None:
     few = ("prompts.count=2", "calibrate.count=1", "eval=[psnr,mae]", "budget=0.1")
     done = run(tmp_path, "-m", "sweeps=baseline", "hydra.searchpath=[pkg://kvbench_example.conf]", *few)
@@ -97,6 +98,7 @@ def test_an_installed_package_needs_no_word_on_the_command_line(
     assert provenance("cpu")["versions"]["brought"] == "0.1"  # type: ignore[index]
 
 
+@pytest.mark.slow
 def test_conformance_tests_cover_installed_plugins(install: Install, tmp_path: Path) -> None:
     install("kvbench_example.conf")
     done = subprocess.run(

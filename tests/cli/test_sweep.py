@@ -43,6 +43,7 @@ def sweep(folder: Path, *arguments: str) -> tuple[int, str, list[Entry]]:
     return done.returncode, done.stdout + done.stderr, read_entries(left)
 
 
+@pytest.mark.slow
 def test_jobs_in_other_processes_end_in_one_table_and_a_failure_in_the_exit_status(tmp_path: Path) -> None:
     status, out, entries = sweep(tmp_path, "budget=0.1,0.00001")
     assert status == 1
@@ -53,6 +54,7 @@ def test_jobs_in_other_processes_end_in_one_table_and_a_failure_in_the_exit_stat
     assert "failed method=swa prompts.count=2 eval=[psnr] budget=1e-05: budget=1e-05" in " ".join(out.split())
 
 
+@pytest.mark.slow
 def test_a_killed_process_is_told_of_and_the_same_command_goes_on(tmp_path: Path) -> None:
     (tmp_path / "dying.py").write_text(DYING)
     arguments = ("budget=0.1,0.2", "prompts._target_=dying.Dying")

@@ -76,6 +76,7 @@ def start(folder: Path, *arguments: str, machine: str, stop: int = 0) -> subproc
     )
 
 
+@pytest.mark.slow
 def test_killed_added_and_restarted_workers_leave_the_bytes_of_one(command: Command, tmp_path: Path) -> None:
     together = tmp_path / "together"
     together.mkdir()
@@ -168,6 +169,7 @@ def test_a_worker_that_breaks_at_every_job_leaves_the_rest_to_others(
     assert outcomes == ["failed", "failed", "failed", "missing"]
 
 
+@pytest.mark.slow
 def test_a_launcher_starts_workers(tmp_path: Path) -> None:
     pytest.importorskip("hydra_plugins.hydra_joblib_launcher")
     sweep = ("method=swa,random", "budget=0.2,1e-5", "prompts.count=2", "batch_size=1", "eval=[psnr]")

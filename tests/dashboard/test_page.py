@@ -8,6 +8,7 @@ import pytest
 from kvbench.dashboard.page import write_dashboard
 from tests.support.run_folders import HOSTILE, PROMPTS, WORTH
 
+pytestmark = pytest.mark.slow
 PHONE = {"viewport": {"width": 390, "height": 844}, "color_scheme": "dark"}
 ABSENT = "\N{EN DASH}"
 VIEWS = ("leaderboard", "comparison", "retention", "published")

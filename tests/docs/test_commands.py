@@ -52,6 +52,7 @@ def test_commands_fit_their_programs(page: str, tmp_path: Path, monkeypatch: pyt
     assert problems == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", EXECUTED)
 def test_blocks_without_a_mark_run(page: str, tmp_path: Path) -> None:
     run_page(page, tmp_path)

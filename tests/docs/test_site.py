@@ -38,6 +38,7 @@ class Page(HTMLParser):
                 self.links.append(value)
 
 
+@pytest.mark.slow
 def test_the_site_is_whole(tmp_path: Path) -> None:
     """One test, since tests side by side would build the pages several times."""
     pytest.importorskip("furo")

@@ -282,6 +282,7 @@ def test_methods_look_at_a_gpu(name: str, configuration: Any, monkeypatch: pytes
         generated(model, chosen)
 
 
+@pytest.mark.slow
 def test_calibrations_look_at_a_gpu(configuration: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(schedule_module, "source_table", keeping_all)
     with FakeTensorMode(allow_non_fake_inputs=True) as mode:

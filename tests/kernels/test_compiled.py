@@ -105,6 +105,7 @@ def answer(script: str, root: Path) -> Any:
     return json.loads(out.stdout)
 
 
+@pytest.mark.slow
 def test_attention_is_pipelined_and_spills_nothing(root: Path) -> None:
     whole, steps, planes = answer(COMPILE, root)
     for compiled in whole:

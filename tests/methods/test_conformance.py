@@ -1,4 +1,8 @@
-"""What every method owes the cache, plugins' methods too: on each small model's shapes and on the models."""
+"""Contract of every method, plugins' included: on the shapes of small models and on the models that ship.
+
+Each class is tested with its own name's settings; further settings of a class have two tests. Names are known at collection;
+objects are made by the tests.
+"""
 
 from collections.abc import Sequence
 from copy import copy
@@ -10,14 +14,12 @@ from typing import Any, ClassVar
 import hydra
 import pytest
 import torch
-from hydra.core.plugins import Plugins
 from hydra.utils import instantiate
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
 
-from kvbench.cli.search_path import PluginSearchPath, list_choices
 from kvbench.core.budget import Budget, InfeasibleBudget
 from kvbench.core.segments import ModelSpec, next_scale, next_token
 from kvbench.core.storage import CHANNEL
@@ -30,13 +32,13 @@ from kvbench.models.noise import PromptNoise
 from kvbench.prompts.base import Prompt
 from kvbench.runs.calibrate import calibrate
 from tests.support.engine import Asked, D, listening, prepared, run, tokens_of
+from tests.support.methods import class_of, list_representatives, list_variants, settings_of
 from tests.support.places import ROOT
 
-Plugins.instance().register(PluginSearchPath)
-with hydra.initialize_config_module("kvbench.conf", version_base="1.3"):
-    METHODS = {name: hydra.compose(f"method/{name}").method for name in list_choices("method")}
+METHODS = list_representatives()
 TINY = ("infinity_tiny", "var_tiny", "llamagen_tiny")
 SPECS = ("small", "rows", "tokens", *TINY)
+FAMILIES = dict.fromkeys(SPECS, "next-scale") | dict.fromkeys(("tokens", "llamagen_tiny"), "next-token")
 BUDGETS = ("0.05", "0.3", "0.9")
 Tokens = Sequence[Sequence[tuple[Tensor, ...]]]
 
@@ -77,7 +79,7 @@ def method_of(name: str, spec: str) -> Method:
 def described(name: str, spec: str) -> Method:
     cfg = composed(f"model={spec if spec in TINY else TINY[0]}").copy()
     OmegaConf.set_struct(cfg, False)
-    cfg.method = METHODS[name]
+    cfg.method = settings_of(name)
     if spec not in TINY:
         cfg.sinks = 2 if spec == "small" else 1
     method = instantiate(cfg.method)
@@ -130,7 +132,7 @@ def kept_by(seen: list[Asked], sequence: int, heads: int) -> list[list[list[int]
 
 def fits(name: str, spec: str) -> bool:
     """Whether a method is for models of this family."""
-    return spec_of(spec).family in method_of(name, spec).families
+    return FAMILIES[spec] in class_of(name).families
 
 
 def home(name: str) -> str:
@@ -138,6 +140,9 @@ def home(name: str) -> str:
     return "small" if fits(name, "small") else "tokens"
 
 
+VARIANTS = [  # a menu of precisions needs a budget in bytes: tests/methods/pricekv
+    (name, home(name)) for name in list_variants() if not settings_of(name).get("menu")
+]
 EVERY = [(name, spec) for name in METHODS for spec in SPECS]
 each = pytest.mark.parametrize(("name", "spec"), [case for case in EVERY if fits(*case)])
 
@@ -189,6 +194,16 @@ def test_four_bits_hold_what_more_bits_hold(name: str, spec: str) -> None:
 @each
 @pytest.mark.parametrize("budget", BUDGETS)
 def test_the_budget_holds_after_every_layer(name: str, spec: str, budget: str) -> None:
+    check_budget(name, spec, budget)
+
+
+@pytest.mark.parametrize(("name", "spec"), VARIANTS)
+def test_the_budget_of_a_variant_holds(name: str, spec: str) -> None:
+    check_budget(name, spec, "0.3")
+
+
+def check_budget(name: str, spec: str, budget: str) -> None:
+    """A strict method exceeds its budget after no layer, and makes use of it."""
     cache, shapes = ready(name, spec, budget), spec_of(spec)
     if isinstance(cache.method, Full) or not cache.method.strict:
         return
@@ -229,7 +244,9 @@ def test_data_decides_the_lengths_of_no_method_but_four() -> None:
 def test_a_calibration_keeps_everything_and_says_so() -> None:
     shapes = spec_of("small")
     for observer in {
-        repr(o): o for name in METHODS if isinstance(o := method_of(name, "small").needs(), Observer)
+        repr(o): o
+        for name in (*METHODS, *list_variants())
+        if isinstance(o := method_of(name, "small").needs(), Observer)
     }.values():
         foreseen = predict_row_lengths(shapes, prepared(observer, shapes))
         full = predict_row_lengths(shapes, prepared(Full(), shapes))
@@ -239,8 +256,8 @@ def test_a_calibration_keeps_everything_and_says_so() -> None:
         assert sum_tokens(full).max() == shapes.full_tokens
 
 
-COMPRESSING = [name for name in METHODS if not isinstance(method_of(name, "small"), Full)]
-STRICT = [name for name in COMPRESSING if method_of(name, "small").strict]
+COMPRESSING = [name for name in METHODS if class_of(name) is not Full]
+STRICT = [name for name in COMPRESSING if settings_of(name).get("strict", class_of(name).strict)]
 STRICT_CASES = [(name, spec) for name, spec in EVERY if name in STRICT and fits(name, spec)]
 
 
@@ -257,7 +274,7 @@ def test_any_budget_holds(case: tuple[str, str], share: Fraction, seed: int) -> 
 
 
 def budget_of(name: str) -> float | str:
-    return "0.3" if name in COMPRESSING else 1
+    return "0.3" if class_of(name) is not Full else 1
 
 
 @each
@@ -269,7 +286,7 @@ def test_two_generations_are_equal(name: str, spec: str) -> None:
     assert equal(run(ready(name, spec, budget_of(name)), shapes, inputs), first)
 
 
-@each
+@pytest.mark.parametrize(("name", "spec"), [*(case for case in EVERY if fits(*case)), *VARIANTS])
 def test_prompts_of_a_batch_do_not_see_each_other(name: str, spec: str) -> None:
     shapes = spec_of(spec)
     inputs, others = (
@@ -374,6 +391,11 @@ def test_the_models_draw_images(name: str, spec: str, budget: str) -> None:
 
 def test_every_method_is_covered() -> None:
     assert {"full", "heatkv", "scalekv", "snapkv", "h2o", "hack", "ams_kv", "rkv"} <= set(METHODS)
-    assert {"linear_ar", "headkv", "diagonal"} <= set(METHODS)
+    assert {"linear_ar", "headkv", "streaming_llm", "pricekv", "hackpp", "hard_kv"} <= set(METHODS)
+    assert {"diagonal", "swa", "heatkv_naive", "hard_kv/rkv_top_p", "pricekv/mass"} <= set(list_variants())
     exempt = set(METHODS) - set(STRICT) - {"full"}
-    assert all(METHODS[name].strict is False for name in exempt)
+    assert all(settings_of(name).strict is False for name in exempt)
+
+
+def test_the_families_of_the_shapes_are_listed() -> None:
+    assert {spec: spec_of(spec).family for spec in SPECS} == FAMILIES

@@ -225,6 +225,7 @@ def calibrating(path: Path, **more: object) -> Job:
     return job
 
 
+@pytest.mark.slow
 def test_one_pass_makes_every_artifact(tmp_path: Path) -> None:
     job = calibrating(tmp_path / "runs")
     artifacts = observe(job, every())
@@ -314,6 +315,7 @@ def test_a_calibration_of_one_kind_is_not_taken_for_another(tmp_path: Path) -> N
             observe(job, [next_one])
 
 
+@pytest.mark.slow
 def test_the_command_makes_every_artifact(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

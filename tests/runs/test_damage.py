@@ -172,6 +172,7 @@ def find_fault(root: Path, name: str, use: str, expected: Results, images: dict[
     return None if use in ("recall", "report") or there.items() <= images.items() else "other images"
 
 
+@pytest.mark.slow
 def test_damage_is_told_or_repaired(whole: Path, tmp_path: Path) -> None:
     expected = execute.run(make_job(whole)).results
     assert expected is not None

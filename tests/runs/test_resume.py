@@ -72,6 +72,7 @@ def leave_everything_once(monkeypatch: pytest.MonkeyPatch, after: int, calls: Ca
     monkeypatch.setattr(Path, "unlink", unlink_or_stop)
 
 
+@pytest.mark.slow
 def test_stopped_at_any_write_it_resumes_to_the_same_bytes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -109,6 +110,7 @@ def test_full_disk_is_told_and_nothing_finished_is_lost(
     assert 0 < len(job.model.batches) < 10
 
 
+@pytest.mark.slow
 def test_killed_process_resumes_to_the_same_bytes(tmp_path: Path, whole: Path) -> None:
     program = [sys.executable, str(PROGRAM), str(tmp_path)]
     for lines in (3, 8):

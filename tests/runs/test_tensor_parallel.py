@@ -46,6 +46,7 @@ def alone() -> Mapping[str, Any]:
     return json.loads(json.dumps(collect(ALONE)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("key", KEYS)
 def test_two_processes_write_the_texts_of_one(
     together: Mapping[str, Any], alone: Mapping[str, Any], key: str
@@ -60,6 +61,7 @@ def test_two_processes_write_the_texts_of_one(
     assert all(mine >= others for mine, others in zip(ours["bytes"], theirs["bytes"], strict=True))
 
 
+@pytest.mark.slow
 def test_methods_differ_from_the_full_cache(alone: Mapping[str, Any]) -> None:
     assert all(alone[key]["texts"] != alone["full at 0.0"]["texts"] for key in KEYS[1:])
 
@@ -122,6 +124,7 @@ def count_lines(runs: Path) -> int:
     return sum(path.read_bytes().count(b"\n") for path in runs.rglob("samples.jsonl"))
 
 
+@pytest.mark.slow
 def test_a_run_of_two_processes_resumes_to_the_run_of_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

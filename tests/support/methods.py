@@ -1,18 +1,67 @@
-"""The methods of conf/method by the family of models they are for."""
+"""Names, classes and settings of the methods in conf/method and in plugins, without an object of any."""
 
 from functools import cache
 
 import hydra
-from hydra.utils import instantiate
+from hydra.core.plugins import Plugins
+from hydra.utils import get_class
+from omegaconf import DictConfig, OmegaConf
 
+from kvbench.cli.search_path import PluginSearchPath, list_choices
 from kvbench.core.segments import Family
+from kvbench.methods.base import Method
 from tests.support.places import ROOT
 
 
 @cache
-def methods_for(family: Family) -> tuple[str, ...]:
-    """Names of the methods that fit a family, in alphabetical order."""
-    names = sorted(path.stem for path in (ROOT / "conf" / "method").glob("*.yaml"))
+def list_methods() -> tuple[str, ...]:
+    """Names of all methods, plugins' included, without those in subfolders."""
+    return _list_names("method")
+
+
+@cache
+def list_variants() -> tuple[str, ...]:
+    """Names of further settings: of classes that another name has, and those in subfolders."""
+    others = [name for name in list_methods() if name not in list_representatives()]
+    return (*others, *(f"{name}/{own}" for name in list_methods() for own in _list_names(f"method/{name}")))
+
+
+@cache
+def list_representatives() -> tuple[str, ...]:
+    """One name per class: the name of its module where there is one, otherwise the first."""
+    first: dict[type, str] = {}
+    names = sorted(list_methods(), key=lambda name: name not in settings_of(name)._target_.split("."))
+    for name in names:
+        first.setdefault(class_of(name), name)
+    return tuple(sorted(first.values()))
+
+
+@cache
+def settings_of(name: str) -> DictConfig:
+    """Settings as the file has them; interpolations are left."""
+    Plugins.instance().register(PluginSearchPath)
+    path = f"method/{name}"
     with hydra.initialize_config_module("kvbench.conf", version_base="1.3"):
-        methods = {name: hydra.compose("config", overrides=[f"method={name}"]).method for name in names}
-    return tuple(name for name, node in methods.items() if family in instantiate(node).families)
+        found = OmegaConf.select(hydra.compose(path), path.rpartition("/")[0].replace("/", "."))
+    assert isinstance(found, DictConfig)
+    return found
+
+
+def class_of(name: str) -> type[Method]:
+    """The class that a method's file names."""
+    found = get_class(settings_of(name)._target_)
+    assert issubclass(found, Method)
+    return found
+
+
+@cache
+def methods_for(family: Family) -> tuple[str, ...]:
+    """Names of the methods of conf/method that fit a family, in alphabetical order."""
+    names = sorted(path.stem for path in (ROOT / "conf" / "method").glob("*.yaml"))
+    return tuple(name for name in names if family in class_of(name).families)
+
+
+def _list_names(group: str) -> tuple[str, ...]:
+    Plugins.instance().register(PluginSearchPath)
+    with hydra.initialize_config_module("kvbench.conf", version_base="1.3"):
+        return tuple(list_choices(group))

@@ -79,6 +79,7 @@ def job(folder: Path, **changed: object) -> Job:
     return job_in(folder, model=tiny(), method=HeadKV(sinks=1), prompts=prompts, **settings)
 
 
+@pytest.mark.slow
 def test_shards_and_a_killed_run_make_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = images_of(execute.run(job(tmp_path / "whole")).folder)
     assert len(whole) == 4

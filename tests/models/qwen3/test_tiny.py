@@ -59,6 +59,7 @@ def test_solutions_are_whole_chains_of_the_length_they_should_have() -> None:
         assert text.tokens == 3 * int(str(problem.meta["moves"])) + 5
 
 
+@pytest.mark.slow
 def test_with_a_quarter_of_the_tokens_the_method_decides() -> None:
     chosen = range(len(PROBLEMS))
     best = HardKV(selector="snapkv", select="top_k", calibration="none", queries=128)
