@@ -111,3 +111,22 @@ def test_what_is_left_out_might_not_have_been_seen() -> None:
     assert some.keys() == fewer.keys()
     assert all(torch.equal(some[name], books) for name, books in fewer.items())
     assert not any(books.any() for books in watch().average().values())
+
+
+def test_scales_of_eight_bits_reach_a_quarter_beyond_what_was_seen() -> None:
+    """All numbers are -1 or 1, equally often, and so are those that a channel is likely to have."""
+    observer = prepared(Codebooks(), SPEC)
+    signs = torch.tensor([1.0, -1.0])[:, None, None, None]
+    run(
+        KVCache(SPEC, observer, dtype=torch.float32),
+        SPEC,
+        [
+            [(q, signs.expand_as(k), signs.expand_as(v)) for q, k, v in layers]
+            for layers in tokens_of(SPEC, 2)
+        ],
+    )
+    assert isinstance(observer, Codebooks)
+    for name in ("keys_8", "values_8"):
+        scale, zero = observer.average()[name].float().unbind(-1)
+        torch.testing.assert_close(zero, torch.full_like(zero, -1.5))
+        torch.testing.assert_close(zero + 255 * scale, torch.full_like(zero, 1.5), atol=1e-3, rtol=0)

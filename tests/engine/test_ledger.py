@@ -1,5 +1,7 @@
 """What rows held step by step, against tables of what was kept, and slot utilisation by hand."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -7,6 +9,7 @@ from kvbench.core.segments import ModelSpec, next_token
 from kvbench.engine.cache import KVCache
 from kvbench.engine.ledger import Ledger, Step, add_ledgers, find_utilisation
 from kvbench.methods.full import Full
+from kvbench.runs.record.steps import average_steps
 from tests.support.engine import D, Drawn, DrawnPerSequence, draw_seen, prepared, run, tokens_of
 
 SPEC = ModelSpec("small", 3, 2, D, next_token(4, (5, 5, 5, 4)), 1, D**-0.5)
@@ -52,3 +55,9 @@ def test_heads_in_several_processes_are_told_together() -> None:
     spec = ModelSpec("small", 1, 4, D, next_token(4, (4,)), 1)
     assert both.trace(spec, 0) == [Step(4, 2.0, 4, 2.0, 1.0)]
     assert both.trace(spec, 1) == [Step(4, 1.5, 2, 3.0, 2.0)]
+
+
+def test_a_mean_over_samples_is_unknown_where_one_is() -> None:
+    known, unknown = Step(4, 4, 4, lse=1.0, kept_lse=0.5), Step(4, 2, 3)
+    assert average_steps([[known], [known]]) == (replace(known, n=2),)
+    assert average_steps([[known], [unknown]]) == (Step(4, 3, 3.5, n=2),)

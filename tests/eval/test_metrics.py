@@ -21,6 +21,7 @@ from kvbench.eval.paired.metrics import ALEXNET, Lpips, Psnr, Ssim, decibels, sq
 from kvbench.eval.paired.ms_ssim import MsSsim, ms_ssim
 from kvbench.eval.paired.structure import BORDER
 from kvbench.eval.protocol.base import evaluate
+from kvbench.eval.protocol.intervals import bootstrap
 from kvbench.eval.spaces.scenes import Scenes, perceptual_distance, to_unit
 from tests.support.image_sets import EXPECTED, FEATURES, GOLDEN, PAIRS, golden_pair, make_set, only, pixels
 
@@ -80,6 +81,21 @@ def test_psnr_of_equal_sets_and_of_opposites(tmp_path: Path) -> None:
     assert list(scores) == ["psnr", "psnr_mean_mse", "n_identical"]
     assert (scores["psnr"].value, scores["psnr"].n) == (0, 2)
     assert squared_error(black, white) == squared_error(white, black) == 9 * 8 * 3 * 255**2
+
+
+def test_images_beside_identical_ones_keep_their_prompts(tmp_path: Path) -> None:
+    """Of six images the first two are identical; the others are of two prompts."""
+    grey = [np.full((9, 8, 3), 100, np.uint8)] * 6
+    made = [np.full((9, 8, 3), 100 + by, np.uint8) for by in (0, 0, 1, 2, 9, 12)]
+    prompts = ["a", "b", "c", "c", "d", "d"]
+    made_set, grey_set = (
+        make_set(tmp_path / name, images, prompts) for name, images in (("made", made), ("grey", grey))
+    )
+    scores = only(Psnr(), made_set, grey_set).scores
+    values = [float(decibels(np.array([by**2]))[0]) for by in (1, 2, 9, 12)]
+    expected = bootstrap(values, prompts[2:])
+    assert expected is not None
+    assert scores["psnr"].ci95 == pytest.approx((expected.low, expected.high))
 
 
 @pytest.mark.parametrize(("double", "tolerance"), [(True, 1e-9), (False, 1e-4)])

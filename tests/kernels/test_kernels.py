@@ -89,6 +89,22 @@ def test_ragged_attention_is_softmax_over_past_and_present(
         agrees((out[:, row], lse[:, row]), case.q[:, row], past, present, case.scale, causal)
 
 
+def test_causal_mass_of_many_queries_is_the_mean_of_the_masked_matrix() -> None:
+    """More queries than are taken at a time; each sees the past and no later token than its own."""
+    queries, past, channels = 300, 5, 8
+    generator = torch.Generator().manual_seed(0)
+    q, k, before = (
+        torch.randn(1, 2, count, channels, generator=generator) for count in (queries, queries, past)
+    )
+    layout, source = source_table(empty_layout(2, "cpu"), torch.ones(2, past, dtype=torch.bool), 0, past)
+    keys = rebuild(torch.empty(1, 0, channels), before, source)
+    mass = attention_mass(q, k, keys, layout, 0.5, tokens=torch.arange(queries))
+    scores = 0.5 * q @ torch.cat((before, k), 2).mT
+    later = torch.ones(queries, queries, dtype=torch.bool).triu(1)
+    scores[..., past:].masked_fill_(later, -torch.inf)
+    torch.testing.assert_close(mass, scores.softmax(-1).mean(2), atol=1e-6, rtol=1e-4)
+
+
 @given(ragged(), st.sampled_from((1, 2)), st.booleans())
 @settings(max_examples=80, deadline=None)
 def test_attention_mass_is_the_mean_of_the_matrix(case: Ragged, power: int, known: bool) -> None:

@@ -1,7 +1,7 @@
 """Contract of every method, plugins' included: on the shapes of small models and on the models that ship.
 
-Each class is tested with its own name's settings; further settings of a class have two tests. Names are known at collection;
-objects are made by the tests.
+Each class is tested with its own name's settings; further settings of a class have two tests. Names are known at
+collection; objects are made by the tests.
 """
 
 from collections.abc import Sequence

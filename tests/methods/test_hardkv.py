@@ -1,7 +1,9 @@
 """Hard-KV: temperatures and baselines of the authors' program, what a slow reference keeps, Problem 1."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,17 +14,18 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from kvbench.core.budget import Budget
-from kvbench.core.segments import ModelSpec, next_scale
+from kvbench.core.segments import ModelSpec, next_scale, next_token
 from kvbench.engine.cache import KVCache
 from kvbench.methods.hardkv.calibration import CLAMPED, mark_top_p, solve_temperatures
 from kvbench.methods.hardkv.method import HardKV, Select
 from kvbench.methods.hardkv.selectors import Selector, pool_scores, weigh_redundancy
 from kvbench.methods.rkv import RKV
 from kvbench.methods.snapkv import SnapKV
-from tests.support.engine import listening, prepared, run, tokens_of
+from tests.support.engine import Asked, listening, prepared, run, tokens_of
 from tests.support.hardkv import ASKS, KERNEL, LATEST, SPEC, P, expected_marks
 from tests.support.places import GOLDENS
 
+Tokens = Sequence[Sequence[tuple[Tensor, ...]]]
 HEADS, GROUPS, D, WINDOW = 8, 2, 16, 8
 
 
@@ -253,6 +256,74 @@ def test_the_most_voted_stay_and_the_latest_of_equals() -> None:
     ]
     run(KVCache(SPEC, method, dtype=torch.float32), SPEC, same)
     assert seen[0].ids() == [[0, 1, 2, 3, 4, 5, 8, 9]] * 2  # seen by all six queries but the last four
+
+
+def keep_all(
+    method: HardKV, spec: ModelSpec, inputs: Tokens, padding: list[int] | None = None
+) -> list[Asked]:
+    """What a method that is prepared keeps in one generation."""
+    seen = listening(method)
+    cache = KVCache(spec, method, dtype=torch.float32)
+    cache.reset(len(inputs[0][0][0]), padding)
+    for segment, layers in zip(spec.segments, inputs, strict=True):
+        cache.begin(segment)
+        for layer, qkv in enumerate(layers):
+            cache.attend(layer, *qkv)
+    return seen
+
+
+def test_temperatures_are_those_of_the_first_drop_of_a_generation(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each layer solves for them once, and a second batch finds its own."""
+    calls: list[Tensor] = []
+
+    def count(*arguments: Any) -> Tensor:
+        calls.append(solve_temperatures(*arguments))
+        return calls[-1] * len(calls)  # later ones differ
+
+    monkeypatch.setattr("kvbench.methods.hardkv.method.solve_temperatures", count)
+    method = prepared(HardKV(queries=ASKS, window=LATEST, kernel=KERNEL, start=0.0), SPEC, 20)
+    assert isinstance(method, HardKV)
+    keep_all(method, SPEC, tokens_of(SPEC, 2, groups=2))
+    assert len(calls) == SPEC.layers
+    keep_all(method, SPEC, tokens_of(SPEC, 2, seed=1, groups=2))
+    assert len(calls) == 2 * SPEC.layers
+
+
+@pytest.mark.parametrize("select", ["top_p", "votes"])
+def test_a_batch_leaves_no_temperature_to_the_next(select: Select) -> None:
+    def kept(*seeds: int) -> list[list[list[int]]]:
+        method = prepared(
+            HardKV(select=select, queries=ASKS, window=LATEST, kernel=KERNEL, start=0.0), SPEC, 20
+        )
+        assert isinstance(method, HardKV)
+        for seed in seeds:
+            seen = keep_all(method, SPEC, tokens_of(SPEC, 2, seed, groups=2))
+        return [asked.ids() for asked in seen]
+
+    assert kept(1, 0) == kept(0)
+
+
+@pytest.mark.parametrize("select", ["top_p", "votes", "top_k"])
+def test_queries_of_padding_do_not_vote(select: Select) -> None:
+    """A text behind 4 tokens of padding keeps what it keeps alone, though all tokens of the prompt vote."""
+    spec = replace(SPEC, padding_counts=False)
+    alone = replace(spec, segments=next_token(6, [16, 16, 16, 4]))
+    inputs = tokens_of(spec, 2, groups=2)
+    own = [
+        [tuple(x[1:] if at else x[1:, :, 4:] for x in qkv) for qkv in layers]
+        for at, layers in enumerate(inputs)
+    ]
+
+    def kept(spec: ModelSpec, inputs: Tokens, padding: list[int]) -> list[Asked]:
+        method = prepared(
+            HardKV(select=select, selector="vanilla", queries=128, window=2, start=0.0, p=0.5), spec, 5
+        )
+        assert isinstance(method, HardKV)
+        return keep_all(method, spec, inputs, padding)
+
+    for asked, expected in zip(kept(spec, inputs, [0, 4]), kept(alone, own, [0]), strict=True):
+        assert [[at - 4 for at in ids] for ids in asked.ids()[2:]] == expected.ids()
+    assert asked.kept.sum(1).max() <= 5
 
 
 def test_heads_of_one_text_do_not_depend_on_another() -> None:

@@ -22,7 +22,9 @@ LINE = DecoderConfig(depth=2, width=24, heads=4, kv_heads=2, head_dim=8, hidden=
 CONFIGS = {
     "line": LINE,
     "line, normalised": replace(LINE, qk_norm="rms", rope_base=500.0),
+    "line, normalised, large eps": replace(LINE, qk_norm="rms", eps=0.3),
     "line, centred": replace(LINE, qk_norm="layer"),
+    "line, centred, large eps": replace(LINE, qk_norm="layer", eps=0.3),
     "line, norms behind": replace(LINE, qk_norm="layer", norm_after=True),
     "grid": replace(LINE, grid=(3, 4), kv_heads=4),
     "grid, shared heads": replace(LINE, grid=(4, 3), kv_heads=1, head_dim=12),

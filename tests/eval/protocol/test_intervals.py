@@ -55,6 +55,17 @@ def test_bootstrap_is_seeded_and_has_the_right_width() -> None:
     assert bootstrap([1.0]) is None
 
 
+@pytest.mark.parametrize("count", [3, 10])
+def test_few_clusters_have_the_standard_error_of_a_sample_and_students_quantile(count: int) -> None:
+    values = np.random.default_rng(3).normal(size=count)
+    interval = bootstrap(values.tolist())
+    assert interval is not None
+    assert interval.se == pytest.approx(values.std(ddof=1) / count**0.5, rel=0.04)
+    plain = percentile_interval(resample_means(values.tolist()), "plain")
+    stretched = (count / (count - 1)) ** 0.5 * stats.t.ppf(0.975, count - 1) / stats.norm.ppf(0.975)
+    assert interval.high - interval.low == pytest.approx(stretched * (plain.high - plain.low), rel=1e-5)
+
+
 def test_clusters_widen_the_interval_as_theory_says() -> None:
     rng = np.random.default_rng(2)
     prompts = np.repeat(np.arange(200), 4)
