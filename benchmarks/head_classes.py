@@ -17,8 +17,8 @@ from torch import Tensor
 
 from kvbench.core.budget import Budget
 from kvbench.engine.cache import KVCache
-from kvbench.methods.base import View
 from kvbench.methods.headkv import HeadKV
+from kvbench.methods.view import View
 from kvbench.models.llamagen.model import LlamaGenModel
 from kvbench.models.noise import PromptNoise
 

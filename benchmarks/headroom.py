@@ -21,7 +21,8 @@ from kvbench.core.budget import Budget
 from kvbench.data.frames import list_samples
 from kvbench.engine.cache import KVCache
 from kvbench.eval.protocol.intervals import bootstrap
-from kvbench.methods.base import Method, View
+from kvbench.methods.base import Method
+from kvbench.methods.view import View
 from kvbench.models.infinity.model import InfinityModel
 from kvbench.models.noise import PromptNoise
 from kvbench.scenes.grammar import evaluation_prompts

@@ -30,8 +30,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kvbench.methods.base import View
 from kvbench.methods.scored import Scored
+from kvbench.methods.view import View
 
 GOLDEN, PLASTIC = 0.6180339887, 0.7548776662
 

@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 
 EVERYTHING = ("kvbench",)
+CONTRACT = ("methods.base", "methods.capabilities", "methods.view")
+"""The contract between methods and the engine."""
 ROOMS: dict[str, tuple[str, ...]] = {
     "core": (),
     "conf": (),
@@ -16,21 +18,21 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "puzzles": (),
     "methods": ("core",),
     "engine.coding": ("core", "kernels"),
-    "engine.packed": ("core", "engine", "kernels", "methods.base"),
-    "engine": ("core", "engine.coding", "engine.packed", "kernels", "methods.base"),
+    "engine.packed": ("core", "engine", "kernels", *CONTRACT),
+    "engine": ("core", "engine.coding", "engine.packed", "kernels", *CONTRACT),
     "models": ("core", "kernels", "scenes"),
     "prompts": ("core", "eval", "scenes", "puzzles"),
     "training": ("core", "eval", "models", "scenes", "puzzles"),
-    "plan": ("core", "engine", "methods.base", "models.base"),
-    "runs": ("core", "engine", "eval", "methods.base", "methods.full", "models", "prompts"),
-    "profile": ("core", "engine", "methods.base", "methods.full", "models", "prompts", "runs"),
+    "plan": ("core", "engine", *CONTRACT, "models.base"),
+    "runs": ("core", "engine", "eval", *CONTRACT, "methods.full", "models", "prompts"),
+    "profile": ("core", "engine", *CONTRACT, "methods.full", "models", "prompts", "runs"),
     "data": ("core", "eval", "runs"),
     "report": ("core", "data", "engine", "eval", "methods", "plan", "runs"),
     "dashboard": ("core", "eval", "report", "runs"),
     "cli": EVERYTHING,
 }
 """What a room may import beside itself; `kvbench/plan.py` is a room of one file."""
-SHARED = ("base", "capacities", "redundancy", "scored", "select")
+SHARED = ("base", "capabilities", "capacities", "redundancy", "scored", "select", "view")
 """Modules of `methods` that every method may use."""
 ONLY_IN = {"hydra": "cli", "omegaconf": "cli", "wandb": "runs"}
 FOLDERS = (

@@ -25,6 +25,7 @@ from kvbench.data.export import export_frames
 from kvbench.engine.memory import token_bytes
 from kvbench.engine.packed.bytes import bound_token_bytes
 from kvbench.methods.base import Method, Observer
+from kvbench.methods.capabilities import is_biased
 from kvbench.methods.heatkv.order_file import write_orders
 from kvbench.methods.heatkv.scores import AttentionByScale, rank_heads, scas
 from kvbench.plan import export, make_plan
@@ -140,7 +141,7 @@ def task_plan(cfg: DictConfig, settings: Settings) -> None:
     model, method = instantiate(cfg.model), instantiate(cfg.method)
     budget, dtype = read_budget(settings, model, method), find_dtype(settings, model)
     stored, flying = (
-        token_bytes(model.spec, one.itemsize, biased=method.biased)
+        token_bytes(model.spec, one.itemsize, biased=is_biased(method))
         for one in (dtype, model.compute_dtype(settings.device))
     )
     packing = find_packing(settings, method)

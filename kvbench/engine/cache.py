@@ -25,6 +25,14 @@ from kvbench.engine.view import CacheView, Inputs, LayerStore
 from kvbench.kernels.layout import Layout, fold_rows, view_group
 from kvbench.kernels.ragged_attention import dense_attention
 from kvbench.methods.base import Method
+from kvbench.methods.capabilities import (
+    ComparesKeys,
+    ObservesLast,
+    Stateful,
+    count_lse_queries,
+    is_biased,
+    reads_sparsely,
+)
 
 
 class BudgetExceeded(UserError, RuntimeError):
@@ -88,6 +96,7 @@ class KVCache:
     ) -> None:
         self.spec, self.method, self.record, self.projection = spec, method, record, projection
         self.prompts: Sequence[int] | None = None
+        self._biased = is_biased(method)
         self._device = torch.device(device)
         self._rotation = None if rotation is None else rotation.to(self._device)
         self._books = {name: book.to(self._device) for name, book in (books or {}).items()}
@@ -123,7 +132,7 @@ class KVCache:
         # Rows that keep the same slots in all sequences share a layout.
         shared = self.method.static and self._padding is None
         self.ledger = open_ledger(spec)
-        if self.method.lse_queries:
+        if count_lse_queries(self.method):
             self.ledger.lse = [[] for _ in spec.segments]
         if self._padding is not None:
             self.ledger.padding = self._padding.min_tokens
@@ -193,12 +202,12 @@ class KVCache:
             BudgetExceeded: the cache of a strict method holds more than its budget after this layer.
             ValueError: tokens that the segment does not have, or only some of one whose tokens come at once.
         """
-        if self.method.biased:
+        if self._biased:
             q, k, v, raw_queries = widen_queries(q, self.spec.logit_scale), widen(k), widen(v), None
         present = Present(layer, self._fold(q), self._fold(k), self._fold(v), raw_queries)
         out = self._attend_step(present) if self._segment.causal else self._attend_at_once(present)
         out = out if out.shape == q.shape else out.reshape(q.shape)
-        return narrow(out) if self.method.biased else out
+        return narrow(out) if self._biased else out
 
     def _fold(self, x: Tensor) -> Tensor:
         """Turn [sequences, heads, tokens, D] into rows [batch, rows, queries, D]."""
@@ -221,7 +230,7 @@ class KVCache:
             self._finish(present, lse)
             return out
         change = self._find_change(present)
-        if self.method.sparse_reads or not self._storage.can_append(change, present.q.dtype):
+        if reads_sparsely(self.method) or not self._storage.can_append(change, present.q.dtype):
             out, _ = self._attend_slots(store, present)
             self._store(present, change)
             return out
@@ -233,7 +242,7 @@ class KVCache:
 
     def _attend_slots(self, store: LayerStore, present: Present) -> tuple[Tensor, Tensor | None]:
         """Attend to past and present, or to what the method chose of both."""
-        if self.method.sparse_reads:
+        if reads_sparsely(self.method):
             view = self._show(present, None)
             chosen = self.method.select_attended(view)
             if chosen is not None:
@@ -321,7 +330,7 @@ class KVCache:
         if not self._segment.last:
             self._store(present, self._find_change(present, lse))
             return
-        if self.method.observes_last:
+        if isinstance(self.method, ObservesLast) and self.method.observes_last:
             self.method.keep(self._show(present, lse))
         self._enter(present.layer)
         store = self._stores[present.layer]
@@ -354,13 +363,13 @@ class KVCache:
             spec.logit_scale,
             segment.causal,
             lse,
-            self.method.biased,
+            self._biased,
             projection,
             self._rotation,
             {name: book[present.layer] for name, book in self._books.items()},
         )
         state = store.state
-        if state is None and self.method.stateful:
+        if state is None and isinstance(self.method, Stateful):
             state = torch.zeros(self._rows, 0, device=self._device)
         numbers = range(self._sequences // spec.branches) if self.prompts is None else self.prompts
         prompts = [*numbers] * spec.branches
@@ -377,13 +386,13 @@ class KVCache:
         after = self._storage.change(layer, store, (present.k, present.v), self._segment, change)
         rebuild = self._storage.count_rebuild(before, after.bytes)
         self.ledger.rebuild_bytes = max(self.ledger.rebuild_bytes, self._stored + rebuild)
-        if self.method.compares(layer, self._segment):
+        if isinstance(self.method, ComparesKeys) and self.method.compares(layer, self._segment):
             after.before = present.k.clone()  # a view would keep the whole projection it lies in
         self._stores[layer] = after
         self._stored += after.bytes
         self.ledger.drifts += change.drift.total
         self.ledger.drops += change.drift.rows
-        if self.method.lse_queries:
+        if count_lse_queries(self.method):
             self.ledger.lse[self._segment.index].append((change.drift.before, change.drift.after))
         self._enter(present.layer)
         return after

@@ -15,7 +15,7 @@ def token_bytes(spec: ModelSpec, itemsize: int, *, biased: bool = False) -> int:
     Args:
         spec: the model's shapes.
         itemsize: bytes of a stored number.
-        biased: whether slots have a bias that is added to their scores (`Method.biased`).
+        biased: whether slots have a bias that is added to their scores (`ReplacesContents.biased`).
     """
     return 2 * (spec.head_dim + (BIAS_CHANNELS if biased else 0)) * itemsize
 

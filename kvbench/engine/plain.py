@@ -22,6 +22,7 @@ from kvbench.kernels.decode_attention import decode_attention, prepare_rows
 from kvbench.kernels.layout import Layout, empty_layout, view_free_slots
 from kvbench.kernels.ragged_attention import ragged_attention
 from kvbench.methods.base import Method
+from kvbench.methods.capabilities import is_biased
 
 REBUILD_BOUND = Fraction(11, 10)
 """Storage at the worst instant of a rebuild over B, for methods whose lengths are not known beforehand."""
@@ -45,7 +46,7 @@ class PlainStorage:
 
     def __init__(self, spec: ModelSpec, method: Method, dtype: torch.dtype, device: torch.device) -> None:
         self._spec, self._method, self._dtype, self._device = spec, method, dtype, device
-        self._channels = spec.head_dim + (BIAS_CHANNELS if method.biased else 0)
+        self._channels = spec.head_dim + (BIAS_CHANNELS if is_biased(method) else 0)
         self.arena = Arena(0, dtype, device)
         self._together = False  # whether keys and values were moved at once when storage changed last
         self._ring: int | None = None  # slots of one sequence that the arena must hold

@@ -16,6 +16,7 @@ from kvbench.engine.view import CacheView, Inputs
 from kvbench.kernels.compact import list_kept, source_table
 from kvbench.kernels.layout import Layout, empty_layout, list_positions, pack_rows
 from kvbench.methods.base import Method
+from kvbench.methods.capabilities import Stateful, count_lse_queries
 
 Ints = NDArray[np.int64]
 
@@ -96,15 +97,15 @@ def apply_answer(
     after, source = source_table(layout, keep, segment.start, segment.length, free_slots)
     everything = after.total == layout.total + len(layout.counts) * segment.length
     state = None
-    if method.stateful:
+    if isinstance(method, Stateful):
         exists = view.position >= 0
         state = pack_rows(view.state, exists if keep is None else keep & exists, 0, after.longest)
     contents, drift = None, Drift()
     if keep is not None and view.replaced is not None:
         kept = keep & (view.position >= 0)
         contents = Contents(list_kept(after, kept), *(part[kept] for part in view.replaced))
-    if method.lse_queries:
-        drift = measure_drift(view, keep, method.lse_queries)
+    if count := count_lse_queries(method):
+        drift = measure_drift(view, keep, count)
     appends = layout.uniform and everything and not layout.free_slots and contents is None
     return Change(after, source, appends, state, contents, drift)
 
@@ -245,7 +246,7 @@ def predict_row_lengths(spec: ModelSpec, method: Method, schedule: Schedule | No
             if changes:
                 lengths[segment.index, layer] = changes[layer, segment.index].layout.counts
                 continue
-            room = method.room(layer, segment)
+            room = method.capacity(layer, segment)
             if room is None:
                 return None
             before = lengths[segment.index - 1, layer] if segment.index else 0

@@ -129,16 +129,9 @@ class CacheView:
     padding_charge: Tensor | None = None
     replaced: tuple[Tensor, Tensor] | None = field(default=None, init=False, repr=False)
 
-    def mass(self, queries: Tensor | None = None) -> Tensor:
+    def mass(self, queries: Tensor | None = None, *, power: int = 1) -> Tensor:
         """float32 [rows, slots]: attention each slot receives, mean over the chosen queries."""
-        return self._mass(queries).flatten(0, 1)
-
-    def segment_mass(self) -> Tensor:
-        """float32 [rows, segment.index + 1]: `mass` summed over the slots of each source segment."""
-        mass = self.mass()
-        # Not scattered: what atomic additions sum to depends on their order.
-        sums = [(mass * (self.segment_ids == source)).sum(1) for source in range(self.segment.index + 1)]
-        return torch.stack(sums, 1)
+        return self._mass(queries, power).flatten(0, 1)
 
     def scores(self, queries: Tensor) -> Tensor:
         """float32 [rows, query heads per KV head, queries, slots]: scaled q k^T of a few chosen queries."""
@@ -167,10 +160,6 @@ class CacheView:
         summed = self._select_queries(q, queries).sum(2, keepdim=True)
         return self._scores(summed, scale).flatten(0, 2)
 
-    def column_variance(self) -> Tensor:
-        """float32 [rows]: variance over all queries of the attention a slot receives, summed over slots."""
-        return (self._mass(power=2) - self._mass().square()).sum(-1).flatten()
-
     def keys(self, *, rotated: bool = True) -> Tensor:
         """[rows, segment.length, D]: the current segment's keys, or what they were before the rotation."""
         keys, rotation = self._narrow(self._seen.k.flatten(0, 1)), self._seen.rotation
@@ -188,7 +177,7 @@ class CacheView:
         """[rows, segment.length, D] each: keys and values of a segment as they would be read out of codebooks."""
         seen = self._seen
         if not seen.books and bits < 16:
-            raise ValueError("there are no codebooks: let `reads_books` be True")
+            raise ValueError("there are no codebooks: derive the observer from `ReadsCodebooks`")
         rotation = None if seen.rotation is None else seen.rotation[segment.start : segment.end]
         read = read_back(keys[None], values[None], bits, segment.index, seen.books or {}, rotation)
         return read[0].flatten(0, 1), read[1].flatten(0, 1)
@@ -213,7 +202,7 @@ class CacheView:
     def bias(self) -> Tensor:
         """float32 [rows, slots]: what is added to all scores of each slot, in nats."""
         if not self._seen.biased:
-            raise ValueError("slots have no bias: let `biased` be True")
+            raise ValueError("slots have no bias: let `biased` return True")
         return read_bias(self._join(self._seen.store.keys, self._seen.k))
 
     def replace(self, keys: Tensor, values: Tensor, bias: Tensor | None = None) -> None:
@@ -244,7 +233,7 @@ class CacheView:
         before = self._seen.store.before
         if before is None:
             raise ValueError(
-                "no earlier keys: set `compares_keys = True`, and do not ask at the first segment"
+                "no earlier keys: derive the method from `ComparesKeys`, and do not call this at the first segment"
             )
         return self._narrow(before.flatten(0, 1))
 

@@ -7,9 +7,9 @@ from torch import Tensor
 
 from kvbench.core.budget import Budget
 from kvbench.core.segments import ModelSpec, Segment
-from kvbench.methods.base import View
 from kvbench.methods.scored import Attentive
-from kvbench.methods.select import choose_best, find_sinks, has_room, spread_room
+from kvbench.methods.select import choose_best, find_sinks, fits, spread_capacity
+from kvbench.methods.view import View
 
 
 @dataclass
@@ -38,7 +38,7 @@ class AdaKV(Attentive):
             raise ValueError(f"method.safeguard={self.safeguard}: must lie in 0..1")
         super().check(spec, budget)
 
-    def room(self, layer: int, segment: Segment) -> None:
+    def capacity(self, layer: int, segment: Segment) -> None:
         """Return None: the data decides how long a row is."""
         return
 
@@ -48,28 +48,32 @@ class AdaKV(Attentive):
 
     def keep(self, view: View) -> Tensor | None:
         """Keep the sinks, and the best slots of the layer."""
-        if has_room(view, self.least_room(view)):
+        if fits(view, self.min_capacity(view)):
             return None
         scores = self.merge_branches(self.score(view)).clamp(max=torch.finfo(torch.float32).max)
         scores = scores.masked_fill(find_sinks(view, self.sinks), torch.inf)
         scores = scores.masked_fill(view.position < 0, -torch.inf)
-        room = spread_room(self.share(view.layer, view.segment), view)
-        return choose_among_heads(scores, room, view.heads, self.safeguard)
+        capacity = spread_capacity(self.share(view.layer, view.segment), view)
+        return choose_among_heads(scores, capacity, view.heads, self.safeguard)
 
 
-def choose_among_heads(scores: Tensor, room: int | Tensor, heads: int, safeguard: float) -> Tensor:
+def choose_among_heads(scores: Tensor, capacity: int | Tensor, heads: int, safeguard: float) -> Tensor:
     """Choose the highest-scored slots of each sequence's heads together; returns bool [rows, slots].
 
     Args:
         scores: float32 [rows, slots], rows sequence-major; infinity is chosen first, -inf never.
-        room: even room of a head, one number or int64 [rows].
+        capacity: even room of a head, one number or int64 [rows].
         heads: rows of a sequence.
         safeguard: share of the room that each head is sure to fill, with its own best slots.
     """
-    rooms = room if isinstance(room, Tensor) else torch.full((len(scores),), room, device=scores.device)
-    safe = choose_best(scores, (safeguard * rooms.double()).long()) & (scores > -torch.inf)
+    capacities = (
+        capacity
+        if isinstance(capacity, Tensor)
+        else torch.full((len(scores),), capacity, device=scores.device)
+    )
+    safe = choose_best(scores, (safeguard * capacities.double()).long()) & (scores > -torch.inf)
     # A head's own best come before whatever else competes, and after what never leaves.
     ranked = scores.masked_fill(safe & (scores < torch.inf), torch.finfo(scores.dtype).max)
     together = ranked.unflatten(0, (-1, heads)).flatten(1)
-    chosen = choose_best(together, rooms.unflatten(0, (-1, heads)).sum(1))
+    chosen = choose_best(together, capacities.unflatten(0, (-1, heads)).sum(1))
     return chosen.view_as(scores) & (scores > -torch.inf)

@@ -10,8 +10,10 @@ from torch.nn import functional as F
 
 from kvbench.core.budget import Budget, InfeasibleBudget
 from kvbench.core.segments import Family, ModelSpec, Segment
-from kvbench.methods.base import Artifact, Method, Observer, View
+from kvbench.methods.base import Artifact, Method, Observer
+from kvbench.methods.capabilities import ComparesKeys
 from kvbench.methods.select import share_evenly
+from kvbench.methods.view import View
 
 Metric = Literal["neg_mse", "neg_l2_per_token", "neg_l2"]
 Resize = Literal["bilinear", "bicubic", "nearest"]
@@ -45,14 +47,13 @@ def compare_keys(
 
 
 @dataclass
-class KeySimilarity(Observer):
+class KeySimilarity(ComparesKeys, Observer):
     """Calibrates S [L, K]: what `compare_keys` finds at every layer and scale, mean over all rows; 0 at scale 0."""
 
     metric: Metric = "neg_mse"
     resize: Resize = "bilinear"
 
     kind: ClassVar[str] = "key_similarity"
-    compares_keys: ClassVar[bool] = True
 
     def tensor_shapes(self, spec: ModelSpec) -> dict[str, tuple[int, ...]]:
         """Return [L, K] of `similarity`."""
@@ -70,7 +71,7 @@ class KeySimilarity(Observer):
 
 
 @dataclass
-class AMSKV(Method):
+class AMSKV(ComparesKeys, Method):
     """Per layer the condensed scales and the newest that fit C_min, or C_max once the layer's keys change much.
 
     Algorithm 1 and its CLRU eviction (Algorithm 2): a layer starts with C_min; when it overflows and S (Eq. 3) lies
@@ -101,7 +102,6 @@ class AMSKV(Method):
     strict: bool = False
 
     families: ClassVar[tuple[Family, ...]] = ("next-scale",)
-    compares_keys: ClassVar[bool] = True
 
     @property
     def budgeted(self) -> bool:
@@ -227,8 +227,10 @@ class AMSKVFixed(Method):
         self.scale, first, most = fixed_capacities(spec, budget, self.condensed)
         number = int((budget.per_head - first) * spec.layers / (most - first))
         if number >= spec.layers:
-            rooms = share_evenly(budget.tokens, spec)
-            self.capacity = torch.stack([torch.tensor(room).expand(spec.heads) for room in rooms])
+            capacities = share_evenly(budget.tokens, spec)
+            self.capacities = torch.stack(
+                [torch.tensor(capacity).expand(spec.heads) for capacity in capacities]
+            )
             return
         if self.placement == "uniform":
             larger = [int((place + 0.5) * spec.layers / number) for place in range(number)]
@@ -236,14 +238,14 @@ class AMSKVFixed(Method):
         else:
             assert artifact is not None
             order = artifact.tensors["similarity"][:, self.scale + 1].sort(stable=True).indices.tolist()
-        self.capacity = torch.full((spec.layers, spec.heads), first)
-        self.capacity[order[:number]] = most
-        each, some = divmod(budget.tokens - int(self.capacity.sum()), spec.heads)
-        self.capacity[order[number]] += each + (torch.arange(spec.heads) < some)
+        self.capacities = torch.full((spec.layers, spec.heads), first)
+        self.capacities[order[:number]] = most
+        each, some = divmod(budget.tokens - int(self.capacities.sum()), spec.heads)
+        self.capacities[order[number]] += each + (torch.arange(spec.heads) < some)
 
     def keep(self, view: View) -> Tensor:
         """Keep what CLRU leaves of the cache and the new scale."""
-        capacity = self.capacity[view.layer].to(view.position.device)
+        capacity = self.capacities[view.layer].to(view.position.device)
         return evict_oldest(view, capacity, self.spec.leading_tokens(self.condensed), self.granularity)
 
 

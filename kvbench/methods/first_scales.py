@@ -7,8 +7,9 @@ from torch import Tensor
 
 from kvbench.core.budget import Budget
 from kvbench.core.segments import ModelSpec
-from kvbench.methods.base import Artifact, Method, View
-from kvbench.methods.select import check_room, share_evenly, spread_room
+from kvbench.methods.base import Artifact, Method
+from kvbench.methods.select import check_capacity, share_evenly, spread_capacity
+from kvbench.methods.view import View
 
 
 @dataclass
@@ -24,14 +25,14 @@ class FirstScales(Method):
     def check(self, spec: ModelSpec, budget: Budget) -> None:
         """Refuse a budget too small for one token a head."""
         super().check(spec, budget)
-        check_room(spec, budget)
+        check_capacity(spec, budget)
 
     def prepare(self, spec: ModelSpec, budget: Budget, artifact: Artifact | None = None) -> None:
         """Share the budget among all heads."""
         super().prepare(spec, budget, artifact)
-        self._rooms = share_evenly(budget.tokens, spec)
+        self._capacities = share_evenly(budget.tokens, spec)
 
     def keep(self, view: View) -> Tensor:
         """Keep the earliest tokens."""
-        room = spread_room(self._rooms[view.layer], view)
-        return view.position < (room if isinstance(room, int) else room[:, None])
+        capacity = spread_capacity(self._capacities[view.layer], view)
+        return view.position < (capacity if isinstance(capacity, int) else capacity[:, None])

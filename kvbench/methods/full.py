@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from kvbench.methods.base import Method, View
+from kvbench.methods.base import Method
+from kvbench.methods.view import View
 
 
 @dataclass

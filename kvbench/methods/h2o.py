@@ -1,20 +1,21 @@
 """H2O: heavy hitters of accumulated attention, and the most recent tokens."""
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from kvbench.core.budget import Budget
 from kvbench.core.segments import ModelSpec
-from kvbench.methods.base import View
+from kvbench.methods.capabilities import Stateful
 from kvbench.methods.scored import Scored
 from kvbench.methods.select import choose_window
+from kvbench.methods.view import View
 
 
 @dataclass
-class H2O(Scored):
+class H2O(Stateful, Scored):
     """Keep the latest tokens and those that received most attention since they were cached, half of each.
 
     A slot's score is the sum of the attention of every query that saw it; it stays with the slot (arXiv:2306.14048).
@@ -32,8 +33,6 @@ class H2O(Scored):
     recent: float = 0.5
     norm: Literal["none", "per_query"] = "none"
     observed: int | None = None
-
-    stateful: ClassVar[bool] = True
 
     def check(self, spec: ModelSpec, budget: Budget) -> None:
         """Refuse settings out of range, and what `Scored` refuses."""
@@ -68,7 +67,7 @@ class H2O(Scored):
 
     def _count_latest(self, view: View) -> int | Tensor:
         """Return how many of the latest tokens stay: one number, or int64 [rows, 1] where padding takes of the room."""
-        room = self.least_room(view)
+        capacity = self.min_capacity(view)
         if view.padding_charge is None:
-            return int(self.recent * room)
-        return (self.recent * (room - view.padding_charge).clamp(min=1).double())[:, None].long()
+            return int(self.recent * capacity)
+        return (self.recent * (capacity - view.padding_charge).clamp(min=1).double())[:, None].long()

@@ -8,19 +8,20 @@ from torch import Tensor
 
 from kvbench.core.budget import Budget
 from kvbench.core.segments import Family, ModelSpec
-from kvbench.methods.base import Artifact, Method, View
+from kvbench.methods.base import Artifact, Method
 from kvbench.methods.select import (
     BranchMode,
     LineAttention,
     cap_recent,
     check_branch_mode,
-    check_room,
+    check_capacity,
     choose_best,
     find_sinks,
     merge_branches,
     score_line,
     share_evenly,
 )
+from kvbench.methods.view import View
 
 
 @dataclass(kw_only=True)
@@ -99,7 +100,7 @@ class HeadKV(Method):
                 "method.len_rows=shared"
             )
         check_branch_mode(self.branch_mode, spec)
-        check_room(spec, budget, self.sinks, (self.buffer - 1) * longest_line(spec, self.sinks))
+        check_capacity(spec, budget, self.sinks, (self.buffer - 1) * longest_line(spec, self.sinks))
 
     def prepare(self, spec: ModelSpec, budget: Budget, artifact: Artifact | None = None) -> None:
         """Work out when heads are sorted and what heads of each kind have at least."""
@@ -108,8 +109,8 @@ class HeadKV(Method):
         self._condition = spec.leading_tokens(self.sinks)
         self._recent = self.recent * line
         self._least = min(self._condition + self._recent + (self.buffer - 1) * line, budget.head_tokens)
-        rooms = share_evenly(budget.tokens, spec)
-        self._even = torch.stack([torch.tensor(room).expand(spec.heads) for room in rooms])
+        capacities = share_evenly(budget.tokens, spec)
+        self._even = torch.stack([torch.tensor(capacity).expand(spec.heads) for capacity in capacities])
         longest = min(self.group_at, budget.head_tokens)
         self._first = next(
             (segment.index for segment in spec.segments if segment.end > longest), len(spec.segments)
@@ -131,8 +132,8 @@ class HeadKV(Method):
         arriving = (
             cached[min(index + self.buffer, len(cached)) - 1].end - view.segment.end
         )  # before the next time
-        rooms = self._share(view.layer) if self.match_mean else self._share_unmatched(view.layer)
-        return self._choose(view, rooms.flatten() - arriving, self._local[view.layer].flatten())
+        capacities = self._share(view.layer) if self.match_mean else self._share_unmatched(view.layer)
+        return self._choose(view, capacities.flatten() - arriving, self._local[view.layer].flatten())
 
     def _find_local(self, view: View) -> Tensor:
         """Return which heads are local, bool [sequences, heads]."""
@@ -165,24 +166,24 @@ class HeadKV(Method):
         others = spec.all_heads - few
         whole = ((total - few * self._least) // others.clamp(min=1)).clamp(max=spec.cached_length)
         small = ((total - others * spec.cached_length) // few.clamp(min=1)).clamp(min=self._least)
-        rooms = torch.where(local, small[:, None], whole[:, None])
+        capacities = torch.where(local, small[:, None], whole[:, None])
         if len(sorted_ones) < spec.layers:
-            return rooms
+            return capacities
         # What does not divide goes to the first heads of the kind that can use it.
         left = total - few * small - others * whole
         takers = sorted_ones ^ ((others > 0) & (whole < spec.cached_length))[None, :, None]
         place = takers[:layer].sum((0, 2))[:, None] + takers[layer].cumsum(1)
-        return rooms + (takers[layer] & (place <= left[:, None]))
+        return capacities + (takers[layer] & (place <= left[:, None]))
 
-    def _choose(self, view: View, room: Tensor, local: Tensor) -> Tensor:
+    def _choose(self, view: View, capacity: Tensor, local: Tensor) -> Tensor:
         """Choose what stays, bool [rows, slots].
 
         Args:
             view: the layer.
-            room: int64 [rows], slots that each row may keep, the condition among them.
+            capacity: int64 [rows], slots that each row may keep, the condition among them.
             local: bool [rows], rows that keep no history.
         """
-        spare = room - self._condition
+        spare = capacity - self._condition
         recent = torch.where(local, spare, cap_recent(spare).clamp(max=self._recent))
         exists = view.position >= 0
         history = (

@@ -8,9 +8,9 @@ from torch import Tensor
 
 from kvbench.core.budget import Budget
 from kvbench.core.segments import Family, ModelSpec
-from kvbench.methods.base import View
 from kvbench.methods.scored import Scored
 from kvbench.methods.select import LineAttention, cap_recent, score_line
+from kvbench.methods.view import View
 
 
 @dataclass(kw_only=True)
@@ -62,9 +62,9 @@ class LineAR(Scored):
     def _protected(self, view: View) -> tuple[int, int, int]:
         """Return the tokens of the condition, of the anchors and of the recent lines for which there is room."""
         condition = self.spec.leading_tokens(self.sinks)
-        room = self.least_room(view) - condition
+        capacity = self.min_capacity(view) - condition
         newest = self.spec.segments[max(self.sinks, view.segment.index - self.recent + 1)]
-        recent = min(view.segment.end - newest.start, cap_recent(room))
+        recent = min(view.segment.end - newest.start, cap_recent(capacity))
         lines = min(self.sinks + self.anchors, len(self.spec.segments))
         anchors = self.spec.leading_tokens(lines) - condition
-        return condition, min(anchors, (room - recent) // 2), recent
+        return condition, min(anchors, (capacity - recent) // 2), recent

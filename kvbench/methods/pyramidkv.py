@@ -7,9 +7,10 @@ from math import floor
 
 from kvbench.core.budget import Budget
 from kvbench.core.segments import ModelSpec
-from kvbench.methods.base import Artifact, View
+from kvbench.methods.base import Artifact
 from kvbench.methods.scored import Attentive
 from kvbench.methods.select import fit_window, share_layer
+from kvbench.methods.view import View
 
 
 @dataclass
@@ -47,7 +48,7 @@ class PyramidKV(Attentive):
         fixed = min(spec.leading_tokens(self.sinks) + self._window, floor(mean))
         shares = slope_layers(mean - fixed, spec.layers, self.beta, spec.cached_length - fixed)
         totals = round_shares([spec.heads * (fixed + share) for share in shares])
-        self._rooms = [share_layer(total, spec.heads) for total in totals]
+        self._capacities = [share_layer(total, spec.heads) for total in totals]
 
     def fit(self, view: View) -> int:
         """Return the tokens of the window, as many in every layer."""

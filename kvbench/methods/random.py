@@ -1,18 +1,18 @@
 """Tokens kept at random: what a method has to beat."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from kvbench.core.files import hash_content
-from kvbench.methods.base import View
+from kvbench.methods.capabilities import Stateful
 from kvbench.methods.scored import Scored
+from kvbench.methods.view import View
 
 
 @dataclass
-class Random(Scored):
+class Random(Stateful, Scored):
     """Keep the sinks and, of all other tokens so far, a random choice, an even share of B in every head.
 
     Every token draws a number when it is cached and the highest stay, so that what is kept is at any time a uniform
@@ -23,8 +23,6 @@ class Random(Scored):
     """
 
     seed: int = 0
-
-    stateful: ClassVar[bool] = True
 
     def keep(self, view: View) -> Tensor | None:
         """Draw for the segment's tokens, then keep the highest."""

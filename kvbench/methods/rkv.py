@@ -7,10 +7,10 @@ from torch import Tensor
 
 from kvbench.core.budget import Budget
 from kvbench.core.segments import ModelSpec
-from kvbench.methods.base import View
 from kvbench.methods.redundancy import measure_redundancy
 from kvbench.methods.scored import Windowed
 from kvbench.methods.select import average_attention, find_asking, smooth
+from kvbench.methods.view import View
 
 
 @dataclass

@@ -14,7 +14,7 @@ from torch import Tensor
 from kvbench.core.budget import Budget
 from kvbench.core.files import parse_json
 from kvbench.core.segments import Family, ModelSpec, Segment
-from kvbench.methods.base import Artifact, Observer, View
+from kvbench.methods.base import Artifact, Observer
 from kvbench.methods.capacities import Ints, fill_gaps, shrink_early
 from kvbench.methods.scored import Scored
 from kvbench.methods.select import (
@@ -27,6 +27,7 @@ from kvbench.methods.select import (
     fit_window,
     smooth_outside,
 )
+from kvbench.methods.view import View
 
 FLOOR = Fraction(200, 650)
 """Least share of the mean budget that a refiner keeps; what all ten published (Max, Min) pairs agree with."""
@@ -137,7 +138,7 @@ class ScaleKV(Scored):
         total = budget.tokens // spec.heads
         if self.budgets is not None:
             held = read_capacities(Path(self.budgets), spec, budget)
-            self.capacity = shrink_early(held, spec.lengths, total) if self.strict else held
+            self.capacities = shrink_early(held, spec.lengths, total) if self.strict else held
         elif artifact is None:
             raise ValueError(
                 "method.budgets: give a budget file, or calibrate first (python run.py task=calibrate)"
@@ -147,11 +148,11 @@ class ScaleKV(Scored):
             held = fill_up(share_capacity(spec, budget.head_tokens, flags), spec, total)
             if self.strict:
                 held = fill_gaps(shrink_early(held, spec.lengths, total), spec.lengths, total)
-            self.capacity = held
+            self.capacities = held
 
     def share(self, layer: int, segment: Segment) -> int:
         """Return what the layer may hold in every head after the scale."""
-        return int(self.capacity[segment.index, layer])
+        return int(self.capacities[segment.index, layer])
 
     def score(self, view: View) -> Tensor:
         """Return the smoothed attention from the window's queries, infinity inside it: float32 [rows, slots]."""
@@ -175,18 +176,18 @@ class ScaleKV(Scored):
         return smoothed.masked_fill(inside, torch.inf)
 
 
-def choose_drafters(asi: Tensor, spec: ModelSpec, room: int, share: float) -> NDArray[np.bool_]:
+def choose_drafters(asi: Tensor, spec: ModelSpec, capacity: int, share: float) -> NDArray[np.bool_]:
     """Choose the layers that draft at each scale, bool [K, L]: the lowest z-scores of ASI across a scale's layers.
 
     Args:
         asi: float64 [L, K].
         spec: the model's shapes.
-        room: mean tokens per head; layers can draft only at scales before which more tokens than this were made.
+        capacity: mean tokens per head; layers can draft only at scales before which more tokens than this were made.
         share: how many of those (layer, scale) pairs draft.
     """
     values = asi.T.numpy()
     z = (values - values.mean(1, keepdims=True)) / np.maximum(values.std(1, keepdims=True), 1e-12)
-    eligible = [k for k in range(1, len(spec.segments)) if spec.ends[k - 1] > room]
+    eligible = [k for k in range(1, len(spec.segments)) if spec.ends[k - 1] > capacity]
     flags = np.zeros(values.shape, bool)
     order = np.argsort(z[eligible], axis=None, kind="stable")[: round(share * len(eligible) * spec.layers)]
     scale, layer = np.divmod(order, spec.layers)
@@ -194,31 +195,33 @@ def choose_drafters(asi: Tensor, spec: ModelSpec, room: int, share: float) -> ND
     return flags
 
 
-def share_capacity(spec: ModelSpec, room: int, drafts: NDArray[np.bool_]) -> Ints:
+def share_capacity(spec: ModelSpec, capacity: int, drafts: NDArray[np.bool_]) -> Ints:
     """Share the budget among the layers: tokens per head of each after every cached scale, int64 [K - 1, L].
 
-    Drafters of the next scale may hold Max, the others Min, with a mean of `room` over the layers. Max is the largest
-    number up to what a drafter can hold (the last Max and the new scale) that makes Min whole and at least `FLOOR` of
-    the mean. This reproduces every published pair of the 10 % budgets.
+    Drafters of the next scale may hold Max, the others Min, with a mean of `capacity` over the layers. Max is the
+    largest number up to what a drafter can hold (the last Max and the new scale) that makes Min whole and at least
+    `FLOOR` of the mean. This reproduces every published pair of the 10 % budgets.
 
     Args:
         spec: the model's shapes.
-        room: mean tokens per head.
+        capacity: mean tokens per head.
         drafts: bool [K, L], which layers draft at which scale.
     """
-    layers, least = spec.layers, round(FLOOR * room)
+    layers, least = spec.layers, round(FLOOR * capacity)
     result = np.empty((len(spec.segments) - 1, layers), np.int64)
     largest = 0
     for k, length in enumerate(spec.lengths[:-1]):
-        if spec.ends[k] <= room:
+        if spec.ends[k] <= capacity:
             largest = spec.ends[k]
             result[k] = largest
             continue
         flags = drafts[k + 1]
-        few, total = int(flags.sum()), layers * room
-        limit = min(largest + length, (total - (layers - few) * least) // few) if 0 < few < layers else room
+        few, total = int(flags.sum()), layers * capacity
+        limit = (
+            min(largest + length, (total - (layers - few) * least) // few) if 0 < few < layers else capacity
+        )
         largest = next(
-            m for m in range(max(limit, room), -1, -1) if (total - few * m) % max(layers - few, 1) == 0
+            m for m in range(max(limit, capacity), -1, -1) if (total - few * m) % max(layers - few, 1) == 0
         )
         result[k] = np.where(flags, largest, (total - few * largest) // max(layers - few, 1))
     return result

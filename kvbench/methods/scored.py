@@ -8,7 +8,7 @@ from torch import Tensor
 
 from kvbench.core.budget import Budget
 from kvbench.core.segments import ModelSpec, Segment
-from kvbench.methods.base import Artifact, Method, View
+from kvbench.methods.base import Artifact, Method
 from kvbench.methods.select import (
     USUAL_WINDOW,
     BranchMode,
@@ -16,7 +16,7 @@ from kvbench.methods.select import (
     Window,
     average_attention,
     check_branch_mode,
-    check_room,
+    check_capacity,
     check_window,
     choose_best,
     choose_window,
@@ -24,12 +24,13 @@ from kvbench.methods.select import (
     find_sinks,
     find_slots,
     fit_window,
-    has_room,
+    fits,
     merge_branches,
     share_evenly,
     smooth_outside,
-    spread_room,
+    spread_capacity,
 )
+from kvbench.methods.view import View
 
 
 @dataclass(kw_only=True)
@@ -57,33 +58,33 @@ class Scored(Method):
         """Refuse sinks and deciders that the model cannot have, and a budget too small for sinks or a token a head."""
         super().check(spec, budget)
         check_branch_mode(self.branch_mode, spec)
-        check_room(spec, budget, self.sinks)
+        check_capacity(spec, budget, self.sinks)
 
     def prepare(self, spec: ModelSpec, budget: Budget, artifact: Artifact | None = None) -> None:
         """Share the budget among all heads."""
         super().prepare(spec, budget, artifact)
-        self._rooms = share_evenly(budget.tokens, spec)
+        self._capacities = share_evenly(budget.tokens, spec)
 
     def share(self, layer: int, segment: Segment) -> int | tuple[int, ...]:
-        """Return what a layer's heads may hold once a segment is over, as `room` does: an even share of B."""
-        return self._rooms[layer]
+        """Return what a layer's heads may hold once a segment is over, as `capacity` does: an even share of B."""
+        return self._capacities[layer]
 
-    def room(self, layer: int, segment: Segment) -> int | tuple[int, ...] | None:
+    def capacity(self, layer: int, segment: Segment) -> int | tuple[int, ...] | None:
         """Return the share of B, which every head fills."""
         return self.share(layer, segment)
 
-    def least_room(self, view: View) -> int:
+    def min_capacity(self, view: View) -> int:
         """Return the room of the layer's head that has least, before padding takes of it."""
-        room = self.share(view.layer, view.segment)
-        return room if isinstance(room, int) else min(room)
+        capacity = self.share(view.layer, view.segment)
+        return capacity if isinstance(capacity, int) else min(capacity)
 
     def keep(self, view: View) -> Tensor | None:
         """Keep the sinks and the best of the rest, as many as there is room for."""
-        if has_room(view, self.least_room(view)):
+        if fits(view, self.min_capacity(view)):
             return None
         scores = self.merge_branches(self.score(view)).masked_fill(find_sinks(view, self.sinks), torch.inf)
-        room = spread_room(self.share(view.layer, view.segment), view)
-        return choose_best(scores.masked_fill(view.position < 0, -torch.inf), room)
+        capacity = spread_capacity(self.share(view.layer, view.segment), view)
+        return choose_best(scores.masked_fill(view.position < 0, -torch.inf), capacity)
 
     def valid_slots(self, view: View) -> Tensor | None:
         """Return which slots every row has, bool [rows, slots]; None where rows are equally long and have all."""
@@ -129,7 +130,7 @@ class Windowed(Scored):
 
     def fit(self, view: View) -> int:
         """Return the tokens of the window in a layer: no more than leave half of its room to others."""
-        return fit_window(self.window, self.least_room(view))
+        return fit_window(self.window, self.min_capacity(view))
 
     def score(self, view: View) -> Tensor:
         """Return infinity inside the window and `score_outside` elsewhere, float32 [rows, slots]."""

@@ -8,9 +8,9 @@ from torch.nn import functional as F
 
 from kvbench.core.budget import Budget, InfeasibleBudget
 from kvbench.core.segments import ModelSpec, Segment
-from kvbench.methods.base import View
+from kvbench.methods.view import View
 
-Room = TypeVar("Room", int, Tensor)
+Capacity = TypeVar("Capacity", int, Tensor)
 Window = Literal["grid", "last", "uniform"]
 Pool = Literal["max", "avg"]
 BranchMode = Literal["per_row", "mean", "conditional"]
@@ -41,9 +41,9 @@ def choose_window(kind: Window, segment: Segment, count: int) -> Tensor:
     return (rows[:, None] * segment.width + columns).flatten()
 
 
-def fit_window(wanted: int, room: int) -> int:
+def fit_window(wanted: int, capacity: int) -> int:
     """Return the wanted number of window tokens, or the largest square that leaves half of a small room to others."""
-    return wanted if wanted <= room // 2 else int(max(1, room // 2) ** 0.5) ** 2
+    return wanted if wanted <= capacity // 2 else int(max(1, capacity // 2) ** 0.5) ** 2
 
 
 def find_slots(view: View, chosen: Tensor) -> Tensor:
@@ -150,6 +150,14 @@ def score_line(view: View, attention: LineAttention, window: int | None) -> Tens
     return view.mass(chosen) if attention == "prob" else view.logits(chosen) / count
 
 
+def sum_by_segment(view: View) -> Tensor:
+    """Return the mean attention that the slots of each segment receive together, float32 [rows, segment.index + 1]."""
+    mass = view.mass()
+    # Not scattered: the result of atomic additions depends on their order.
+    sums = [(mass * (view.segment_ids == source)).sum(1) for source in range(view.segment.index + 1)]
+    return torch.stack(sums, 1)
+
+
 def merge_branches(scores: Tensor, mode: BranchMode, branches: int) -> Tensor:
     """Return scores [rows, slots] on which the branches of each prompt agree; their prompts have equal padding.
 
@@ -178,16 +186,16 @@ def check_branch_mode(mode: BranchMode, spec: ModelSpec) -> None:
         )
 
 
-def choose_best(scores: Tensor, room: int | Tensor) -> Tensor:
+def choose_best(scores: Tensor, capacity: int | Tensor) -> Tensor:
     """Choose the highest-scored slots of every row, the earlier one on ties; returns bool [rows, slots].
 
     Args:
         scores: [rows, slots]; -inf is chosen last.
-        room: slots to choose, one number or int64 [rows].
+        capacity: slots to choose, one number or int64 [rows].
     """
     order = scores.sort(dim=1, descending=True, stable=True).indices
     places = torch.arange(scores.shape[1], device=scores.device).expand_as(order)
-    chosen = places < (room[:, None] if isinstance(room, Tensor) else room)
+    chosen = places < (capacity[:, None] if isinstance(capacity, Tensor) else capacity)
     return torch.zeros_like(chosen).scatter_(1, order, chosen)
 
 
@@ -216,26 +224,26 @@ def share_layer(tokens: int, heads: int) -> int | tuple[int, ...]:
     return (*(least + 1,) * more, *(least,) * (heads - more)) if more else least
 
 
-def spread_room(room: int | tuple[int, ...], view: View) -> int | Tensor:
+def spread_capacity(capacity: int | tuple[int, ...], view: View) -> int | Tensor:
     """Return the room of every row, int64 [rows], of one number for each head; one number for all stays what it is.
 
     Where padding counts as held it takes room from its rows, of which one slot is always left.
     """
-    if isinstance(room, int):
-        return room if view.padding_charge is None else (room - view.padding_charge).clamp_(min=1)
+    if isinstance(capacity, int):
+        return capacity if view.padding_charge is None else (capacity - view.padding_charge).clamp_(min=1)
     # Out of pageable memory nothing waits for the device.
-    rooms = torch.tensor(room).to(view.position.device, non_blocking=True).repeat(view.sequences)
-    return rooms if view.padding_charge is None else (rooms - view.padding_charge).clamp_(min=1)
+    capacities = torch.tensor(capacity).to(view.position.device, non_blocking=True).repeat(view.sequences)
+    return capacities if view.padding_charge is None else (capacities - view.padding_charge).clamp_(min=1)
 
 
-def has_room(view: View, room: int) -> bool:
+def fits(view: View, capacity: int) -> bool:
     """Return whether every row surely has room for all of its slots; nothing is read from the device to know it."""
-    return view.padding_charge is None and view.position.shape[1] <= room
+    return view.padding_charge is None and view.position.shape[1] <= capacity
 
 
-def cap_recent(room: Room) -> Room:
+def cap_recent(capacity: Capacity) -> Capacity:
     """Return the most of a room behind the condition that newest lines have, two thirds, of a number or of each row."""
-    return 2 * room // 3
+    return 2 * capacity // 3
 
 
 USUAL_WINDOW = 16
@@ -264,7 +272,7 @@ def check_window(size: int, kernel: int, kind: Window = "grid", most: int | None
         raise ValueError(f"method.kernel={kernel}: must be odd and positive")
 
 
-def check_room(spec: ModelSpec, budget: Budget, sinks: int = 0, more: int = 0) -> None:
+def check_capacity(spec: ModelSpec, budget: Budget, sinks: int = 0, more: int = 0) -> None:
     """Refuse sinks that the model has not, and budgets too small for them or for one token a head.
 
     Args:

@@ -7,8 +7,9 @@ from torch import Tensor
 
 from kvbench.core.budget import Budget
 from kvbench.core.segments import ModelSpec
-from kvbench.methods.base import Artifact, Method, View
-from kvbench.methods.select import check_room, share_evenly, spread_room
+from kvbench.methods.base import Artifact, Method
+from kvbench.methods.select import check_capacity, share_evenly, spread_capacity
+from kvbench.methods.view import View
 
 
 @dataclass
@@ -40,17 +41,17 @@ class StreamingLLM(Method):
         super().check(spec, budget)
         if self.leading < 0:
             raise ValueError(f"method.leading={self.leading}: must be at least 0")
-        check_room(spec, budget, self.sinks, self.leading)
+        check_capacity(spec, budget, self.sinks, self.leading)
 
     def prepare(self, spec: ModelSpec, budget: Budget, artifact: Artifact | None = None) -> None:
         """Turn the budget into a window."""
         super().prepare(spec, budget, artifact)
         self._sinks = spec.leading_tokens(self.sinks) + self.leading
-        self._rooms = share_evenly(budget.tokens, spec)
+        self._capacities = share_evenly(budget.tokens, spec)
 
     def keep(self, view: View) -> Tensor:
         """Keep the sinks and the latest tokens."""
-        room = spread_room(self._rooms[view.layer], view)
-        first = view.segment.end - (room - self._sinks)
+        capacity = spread_capacity(self._capacities[view.layer], view)
+        first = view.segment.end - (capacity - self._sinks)
         latest = view.position >= (first if isinstance(first, int) else first[:, None])
         return (view.position < self._sinks) | latest

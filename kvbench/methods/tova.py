@@ -7,9 +7,9 @@ from torch import Tensor
 
 from kvbench.core.budget import Budget
 from kvbench.core.segments import ModelSpec
-from kvbench.methods.base import View
 from kvbench.methods.scored import Scored
 from kvbench.methods.select import average_attention, choose_window, find_asking, find_slots
+from kvbench.methods.view import View
 
 
 @dataclass

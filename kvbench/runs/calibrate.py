@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import ClassVar
 
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
@@ -21,7 +20,9 @@ from kvbench.core.settings import CalibrateSettings
 from kvbench.engine.cache import KVCache
 from kvbench.engine.coding.codebooks import Codebooks
 from kvbench.engine.coding.formats import Books
-from kvbench.methods.base import Artifact, Method, Observer, View
+from kvbench.methods.base import Artifact, Method, Observer
+from kvbench.methods.capabilities import ComparesKeys, ObservesLast, ReadsCodebooks
+from kvbench.methods.view import View
 from kvbench.models.base import Model
 from kvbench.models.noise import PromptNoise
 from kvbench.prompts.base import Prompt, PromptSource
@@ -75,13 +76,10 @@ def check_calibration(prompts: Sequence[Prompt]) -> None:
 
 
 @dataclass
-class _Watching(Method):
+class _Watching(ObservesLast, ComparesKeys, Method):
     """Several observers of the same generations."""
 
     observers: Sequence[Observer]
-
-    observes_last: ClassVar[bool] = True
-    compares_keys: ClassVar[bool] = True
 
     def prepare(self, spec: ModelSpec, budget: Budget, artifact: Artifact | None = None) -> None:
         """Prepares each."""
@@ -126,8 +124,8 @@ def calibrate(
         ConfigError: there are no prompts, or memory does not suffice for a batch.
     """
     check_calibration(prompts)
-    readers = [observer for observer in observers if observer.reads_books]
-    others = [observer for observer in observers if not observer.reads_books]
+    readers = [observer for observer in observers if isinstance(observer, ReadsCodebooks)]
+    others = [observer for observer in observers if not isinstance(observer, ReadsCodebooks)]
     if others:
         watching = _Watching(others)
         watching.prepare(model.spec, Budget.parse(1, model.spec))

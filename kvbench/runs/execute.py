@@ -23,6 +23,7 @@ from kvbench.engine.coding.codebooks import Codebooks
 from kvbench.engine.coding.formats import Books
 from kvbench.engine.packed.bytes import prepare_to_fit
 from kvbench.methods.base import Artifact, Observer
+from kvbench.methods.capabilities import ReadsCodebooks, mixes_precisions
 from kvbench.prompts.base import hash_prompts
 from kvbench.runs.calibrate import artifact_name, calibrate, load_artifact, save_artifact
 from kvbench.runs.generate.batch import Drawn, draw, load, open_cache
@@ -164,7 +165,7 @@ def _locate(job: Job, *, make: bool) -> tuple[RunFolder, str | None]:
 def _name_codes(job: Job) -> str:
     """Return the name of numbers of fewer than 16 bits; empty where others are stored, or a method's own forms."""
     name = job.settings.cache_dtype
-    return name if name in CODE_DTYPES and not job.method.mixes_precisions else ""
+    return name if name in CODE_DTYPES and not mixes_precisions(job.method) else ""
 
 
 def describe_dtype(job: Job) -> str:
@@ -267,10 +268,10 @@ def calibration_file(job: Job, observer: Observer) -> tuple[Path, dict[str, obje
         "seed": job.settings.calibrate.seed,
         "device": torch.device(job.settings.device).type,
     }
-    if observer.reads_books:
+    if isinstance(observer, ReadsCodebooks):
         metadata["codebooks"] = repr(Codebooks())
     # Earlier versions took one prompt at a time, as observers of codebooks do.
-    if (batch := _choose_batch(job)) > 1 and not observer.reads_books:
+    if (batch := _choose_batch(job)) > 1 and not isinstance(observer, ReadsCodebooks):
         metadata["batch"] = batch
     return job.settings.runs_dir / job.model.name / artifact_name(metadata), metadata
 

@@ -24,6 +24,7 @@ from kvbench.engine.memory import token_bytes
 from kvbench.engine.packed.bytes import bound_token_bytes, find_sure_capacity
 from kvbench.eval.protocol.base import Evaluator
 from kvbench.methods.base import Method, Observer
+from kvbench.methods.capabilities import is_biased, mixes_precisions, replaces_contents
 from kvbench.methods.full import Full
 from kvbench.models.base import Model
 from kvbench.prompts.base import Prompt
@@ -62,7 +63,7 @@ def find_dtype(settings: Settings, model: Model) -> torch.dtype:
 def find_packing(settings: Settings, method: Method) -> Packing | None:
     """Return how keys and values are stored in few bits; None where they are numbers of `find_dtype`."""
     name, storage = settings.cache_dtype, settings.storage
-    if method.mixes_precisions:
+    if mixes_precisions(method):
         return Packing(16, CODEBOOKS)
     if name == "fp8":  # has no scales to choose
         plain = replace(CHANNEL, residual=storage.residual, before_rotation=storage.before_rotation)
@@ -81,12 +82,12 @@ def read_budget(settings: Settings, model: Model, method: Method) -> Budget:
     if settings.budget_unit == "tokens":
         return Budget.parse(settings.budget, model.spec)
     packing = find_packing(settings, method)
-    if packing is not None and not method.mixes_precisions:
+    if packing is not None and not mixes_precisions(method):
         return find_sure_capacity(Budget.parse_bytes(settings.budget, model.spec, 1), model.spec, packing)
     itemsize = (
-        2 if method.mixes_precisions else find_dtype(settings, model).itemsize
+        2 if mixes_precisions(method) else find_dtype(settings, model).itemsize
     )  # forms are of 16 bits at most
-    each = token_bytes(model.spec, itemsize, biased=method.biased)
+    each = token_bytes(model.spec, itemsize, biased=is_biased(method))
     return Budget.parse_bytes(settings.budget, model.spec, each)
 
 
@@ -145,7 +146,7 @@ class Job:
     @property
     def dtype(self) -> torch.dtype:
         """Dtype of stored keys and values; a method with forms of its own stores what they say."""
-        if self.method.mixes_precisions:
+        if mixes_precisions(self.method):
             return self.model.compute_dtype(self.settings.device)
         return find_dtype(self.settings, self.model)
 
@@ -158,7 +159,7 @@ class Job:
     def codebooks(self) -> Codebooks | None:
         """What makes the static codebooks that the storage or the method's forms want; None if they want none."""
         packing = self.packing
-        if packing is None or not wants_books(packing, mixes_precisions=self.method.mixes_precisions):
+        if packing is None or not wants_books(packing, self.method):
             return None
         return Codebooks(before_rotation=packing.storage.before_rotation)
 
@@ -214,7 +215,7 @@ class Job:
         if (
             self.packing is None
             or self.budget.bytes is None
-            or self.method.mixes_precisions
+            or mixes_precisions(self.method)
             or not self.method.static
         ):
             return self.budget
@@ -235,9 +236,9 @@ class Job:
     def _check_packed(self) -> None:
         """Refuse what storage in few bits cannot do."""
         what = f"cache_dtype={self.settings.cache_dtype}"
-        if self.method.mixes_precisions:
+        if mixes_precisions(self.method):
             what = f"method={self.method_name} stores tokens in forms of its own"
-        if self.method.replaces:
+        if replaces_contents(self.method):
             raise ConfigError(
                 f"{what}: method={self.method_name} replaces what is stored, which would be quantised again and "
                 "again; set cache_dtype=auto, or let the method merge nothing"
@@ -299,7 +300,7 @@ class Job:
         method = {"_target_": f"{Full.__module__}.{Full.__qualname__}"}
         # Numbers of 16 and of 32 bits have a reference each; those in fewer bits, and forms, have the one of `auto`.
         own = self.settings.cache_dtype
-        dtype = "auto" if own in CODE_DTYPES or self.method.mixes_precisions else own
+        dtype = "auto" if own in CODE_DTYPES or mixes_precisions(self.method) else own
         plain = {"budget": 1, "budget_unit": "tokens", "cache_dtype": dtype, "storage": asdict(CHANNEL)}
         return replace(
             self,

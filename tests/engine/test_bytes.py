@@ -13,6 +13,7 @@ from kvbench.engine.cache import BudgetExceeded, KVCache
 from kvbench.engine.ledger import add_ledgers
 from kvbench.engine.memory import token_bytes
 from kvbench.engine.schedule import predict_row_lengths, sum_tokens
+from kvbench.methods.capabilities import ReplacesContents, is_biased
 from kvbench.methods.first_scales import FirstScales
 from kvbench.methods.full import Full
 from kvbench.methods.heatkv.method import HeatKV
@@ -26,7 +27,7 @@ HALF, WHOLE = 2 * D * 2, 2 * D * 4
 
 
 @dataclass
-class Biased(DrawnPerSequence):
+class Biased(ReplacesContents, DrawnPerSequence):
     """Slots have a bias, which makes keys and values 8 channels wider."""
 
     @property
@@ -50,7 +51,7 @@ def test_bytes_after_every_layer(kind: type[Drawn], dtype: torch.dtype, size: in
     spec = small(layers=3)
     seen = draw_seen(spec, 5, 0.6)
     method = prepared(kind(seen), spec)
-    assert token_bytes(spec, dtype.itemsize, biased=method.biased) == size
+    assert token_bytes(spec, dtype.itemsize, biased=is_biased(method)) == size
     cache = KVCache(spec, method, dtype=dtype)
     run(cache, spec, tokens_of(spec, 4))
     for at in spec.segments:

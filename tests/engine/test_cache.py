@@ -13,8 +13,11 @@ from torch import Tensor
 from kvbench.core.budget import Budget
 from kvbench.core.segments import ModelSpec
 from kvbench.engine.cache import BudgetExceeded, KVCache
-from kvbench.methods.base import Method, View
+from kvbench.methods.base import Method
+from kvbench.methods.capabilities import ComparesKeys, ObservesLast
 from kvbench.methods.full import Full
+from kvbench.methods.select import sum_by_segment
+from kvbench.methods.view import View
 from tests.support.engine import (
     D,
     Drawn,
@@ -67,11 +70,10 @@ def test_ragged_rows_equal_masked_attention(
 
 
 @dataclass
-class Watching(Method):
+class Watching(ObservesLast, Method):
     """Keeps everything and notes what it is shown."""
 
     static: ClassVar[bool] = False
-    observes_last: ClassVar[bool] = True
 
     def prepare(self, spec: ModelSpec, budget: Budget, artifact: object = None) -> None:
         super().prepare(spec, budget)
@@ -86,7 +88,7 @@ class Watching(Method):
                 view.position,
                 view.segment_ids,
                 view.mass(),
-                view.segment_mass(),
+                sum_by_segment(view),
             )
         )
 
@@ -162,11 +164,10 @@ def test_the_last_segment_is_never_stored() -> None:
     assert alone.ledger.peak_bytes == 0
 
 
-class Comparing(Full):
+class Comparing(ComparesKeys, Full):
     """Asks for the keys of the segment before."""
 
     static: ClassVar[bool] = False
-    compares_keys: ClassVar[bool] = True
 
     def keep(self, view: View) -> None:
         if view.segment.index:

@@ -8,7 +8,7 @@ from kvbench.core.segments import ModelSpec, next_token
 from kvbench.engine.cache import KVCache
 from kvbench.engine.coding.codebooks import Codebooks, augment_samples
 from kvbench.kernels.qk_norm_rope import rotate
-from kvbench.methods.base import View
+from kvbench.methods.view import View
 from tests.support.engine import D, prepared, run, small, tokens_of
 
 SPEC = small(layers=2, heads=2, sides=(1, 4, 5, 2))

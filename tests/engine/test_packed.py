@@ -17,6 +17,7 @@ from kvbench.engine.coding.formats import Packing
 from kvbench.engine.packed.bytes import bound_bytes, predict_bytes
 from kvbench.engine.schedule import sum_tokens
 from kvbench.methods.base import Method
+from kvbench.methods.capabilities import MixedPrecision
 from kvbench.methods.full import Full
 from tests.support.engine import D, Drawn, DrawnPerSequence, draw_seen, prepared, run, small, tokens_of
 from tests.support.slow_storage import SlowStorage
@@ -116,14 +117,10 @@ def test_attention_and_bytes_are_those_of_slow_storage(dtype: str, storage: str,
 
 
 @dataclass
-class Formed(Drawn):
+class Formed(MixedPrecision, Drawn):
     """Keeps what a table says, in forms that differ by segment, head and layer."""
 
     menu: Sequence[Sequence[Sequence[Precision]]] = ()
-
-    @property
-    def mixes_precisions(self) -> bool:
-        return True
 
     def precisions(self, layer: int, at: Segment) -> Sequence[Precision]:
         return self.menu[layer][at.index]

@@ -16,18 +16,21 @@ from kvbench.core.budget import Budget
 from kvbench.core.segments import ModelSpec, next_scale, next_token
 from kvbench.engine.cache import KVCache
 from kvbench.methods.ams_kv import evict_oldest
-from kvbench.methods.base import Method, Observer, View
+from kvbench.methods.base import Method, Observer
+from kvbench.methods.capabilities import Stateful
 from kvbench.methods.full import Full
 from kvbench.methods.h2o import H2O
-from kvbench.methods.hack.classes import ColumnVariance
+from kvbench.methods.hack.classes import ColumnVariance, measure_column_variance
 from kvbench.methods.headkv import HeadKV
 from kvbench.methods.heatkv.scores import AttentionByScale
 from kvbench.methods.linear_ar import LineAR
 from kvbench.methods.random import Random
 from kvbench.methods.rkv import RKV
 from kvbench.methods.scalekv import AttentionSelectivity
+from kvbench.methods.select import sum_by_segment
 from kvbench.methods.snapkv import SnapKV
 from kvbench.methods.streaming_llm import StreamingLLM
+from kvbench.methods.view import View
 from tests.support.engine import Asked, D, Drawn, DrawnPerSequence, draw_seen, listening, prepared
 
 PROMPT, ROWS = 6, (5, 5, 5, 4)
@@ -185,13 +188,13 @@ def test_a_batch_equals_each_prompt_alone_with_what_is_left_of_its_share(
 class Oldest(Method):
     """Evicts the oldest tokens behind the prompt, as AMS-KV does."""
 
-    capacity: int
+    tokens: int
 
     static: ClassVar[bool] = False
 
     def keep(self, view: View) -> Tensor:
         """Keep the prompt and the latest."""
-        capacity = torch.full((len(view.position),), self.capacity)
+        capacity = torch.full((len(view.position),), self.tokens)
         return evict_oldest(view, capacity, PROMPT, "token")
 
 
@@ -273,11 +276,10 @@ def test_padding_of_nothing_is_no_padding(method: Method) -> None:
 
 
 @dataclass
-class Watching(Method):
+class Watching(Stateful, Method):
     """Keeps everything and notes what it is shown of the prompt."""
 
     static: ClassVar[bool] = False
-    stateful: ClassVar[bool] = True
 
     def keep(self, view: View) -> None:
         """Keep everything."""
@@ -288,12 +290,12 @@ class Watching(Method):
             "position": view.position,
             "segment": view.segment_ids,
             "mass": view.mass(),
-            "segment_mass": view.segment_mass(),
+            "segment_mass": sum_by_segment(view),
             "last": view.mass(every[-2:]),
             "scores": view.scores(every),
             "logits": view.logits(every),
             "plain": view.logits(every, raw_queries=True),
-            "variance": view.column_variance(),
+            "variance": measure_column_variance(view),
             "cached_keys": view.cached_keys(),
             "state": view.state.clone(),
         }

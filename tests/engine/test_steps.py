@@ -14,12 +14,15 @@ from torch import Tensor
 from kvbench.core.budget import Budget
 from kvbench.core.segments import ModelSpec, next_token
 from kvbench.engine.cache import KVCache
-from kvbench.methods.base import Method, View
+from kvbench.methods.base import Method
+from kvbench.methods.capabilities import ObservesLast
 from kvbench.methods.full import Full
 from kvbench.methods.h2o import H2O
+from kvbench.methods.hack.classes import measure_column_variance
 from kvbench.methods.rkv import RKV
 from kvbench.methods.snapkv import SnapKV
 from kvbench.methods.streaming_llm import StreamingLLM
+from kvbench.methods.view import View
 from tests.support.engine import D, Drawn, DrawnPerSequence, draw_seen, prepared
 from tests.support.places import ROOT
 
@@ -123,11 +126,10 @@ def test_ragged_rows_equal_masked_attention(
 
 
 @dataclass
-class Watching(Method):
+class Watching(ObservesLast, Method):
     """Keeps everything and notes what it is shown."""
 
     static: ClassVar[bool] = False
-    observes_last: ClassVar[bool] = True
 
     def prepare(self, spec: ModelSpec, budget: Budget, artifact: object = None) -> None:
         super().prepare(spec, budget)
@@ -147,7 +149,7 @@ class Watching(Method):
                     "scores": view.scores(torch.arange(view.segment.length)),
                     "logits": view.logits(torch.arange(view.segment.length)),
                     "keys": view.keys().clone(),
-                    "variance": view.column_variance(),
+                    "variance": measure_column_variance(view),
                 },
             )
         )

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 import pytest
 import torch
@@ -12,20 +11,22 @@ from torch import Tensor
 
 from kvbench.core.segments import ModelSpec, Segment
 from kvbench.engine.cache import KVCache
-from kvbench.methods.base import Method, View
+from kvbench.methods.base import Method
+from kvbench.methods.capabilities import ComparesKeys, ObservesLast, Stateful
 from kvbench.methods.full import Full
+from kvbench.methods.hack.classes import measure_column_variance
+from kvbench.methods.select import sum_by_segment
+from kvbench.methods.view import View
 from tests.support.engine import D, DrawnPerSequence, draw_seen, prepared, run, small, tokens_of
 
 SEQUENCES = 2
 
 
 @dataclass
-class Looking(DrawnPerSequence):
+class Looking(ComparesKeys, ObservesLast, DrawnPerSequence):
     """Keeps what a table says, other tokens in every sequence, and calls a function on every view."""
 
     look: Callable[[View], None] = field(kw_only=True)
-    compares_keys: ClassVar[bool] = True
-    observes_last: ClassVar[bool] = True
 
     def keep(self, view: View) -> Tensor:
         """Slots that the next segment sees: of every second sequence the table's, of the others also the even ones."""
@@ -91,7 +92,7 @@ def check_mass(truth: Truth, view: View, row: int) -> None:
 def check_segment_mass(truth: Truth, view: View, row: int) -> None:
     paid = truth.scores(view, row).softmax(-1).mean((0, 1))
     sums = [paid[view.segment_ids[row] == i].sum() for i in range(view.segment.index + 1)]
-    rows_close(view.segment_mass()[row], torch.stack(sums))
+    rows_close(sum_by_segment(view)[row], torch.stack(sums))
 
 
 def check_scores(truth: Truth, view: View, row: int) -> None:
@@ -114,7 +115,7 @@ def check_logits(truth: Truth, view: View, row: int) -> None:
 
 def check_column_variance(truth: Truth, view: View, row: int) -> None:
     paid = truth.scores(view, row).softmax(-1).flatten(0, 1)
-    rows_close(view.column_variance()[row], paid.var(0, unbiased=False).sum())
+    rows_close(measure_column_variance(view)[row], paid.var(0, unbiased=False).sum())
 
 
 def check_keys(truth: Truth, view: View, row: int) -> None:
@@ -179,12 +180,10 @@ def test_stored_keys_are_shown_in_the_dtype_of_the_current_ones() -> None:
 
 
 @dataclass
-class Marking(Method):
+class Marking(Stateful, Method):
     """Writes every slot's own number into its state, and keeps some slots at random."""
 
     seed: int
-
-    stateful: ClassVar[bool] = True
 
     def prepare(self, spec: ModelSpec, *more: object) -> None:
         super().prepare(spec, *more)
@@ -220,10 +219,10 @@ def test_state_moves_with_the_slots_that_are_kept(seed: int, sequences: int) -> 
 
 QUESTIONS: dict[str, Callable[[View], object]] = {
     "mass": lambda view: view.mass(),
-    "segment_mass": lambda view: view.segment_mass(),
+    "segment_mass": lambda view: sum_by_segment(view),
     "scores": lambda view: view.scores(torch.tensor([0])),
     "logits": lambda view: view.logits(torch.tensor([0])),
-    "column_variance": lambda view: view.column_variance(),
+    "column_variance": lambda view: measure_column_variance(view),
     "keys": lambda view: view.keys(),
     "cached_keys": lambda view: view.cached_keys(),
     "value_norms": lambda view: view.value_norms(),

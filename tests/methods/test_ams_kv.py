@@ -196,14 +196,14 @@ def test_fixed_capacities(room: int, first: int, most: int, number: int) -> None
     assert fixed_capacities(spec, budget, 2)[1:] == (first, most)
     profile = torch.rand(32, 13, generator=torch.Generator().manual_seed(1)).double()
     method = prepared(AMSKVFixed(), spec, room, Artifact("key_similarity", {"similarity": profile}))
-    large = (method.capacity == most).all(1).nonzero().squeeze(1).tolist()
+    large = (method.capacities == most).all(1).nonzero().squeeze(1).tolist()
     overflow = next(k for k, end in enumerate(spec.lengths) if end + 5 > first)
     assert set(large) == set(profile[:, overflow].argsort()[:number].tolist())
     rest = 32 * room - first * (31 - number) - most * number
     assert first <= rest < most
-    assert sorted(method.capacity.flatten().tolist()) == [first] * (31 - number) + [rest] + [most] * number
+    assert sorted(method.capacities.flatten().tolist()) == [first] * (31 - number) + [rest] + [most] * number
     spread = prepared(AMSKVFixed(placement="uniform"), spec, room)
-    assert sorted(spread.capacity.tolist()) == sorted(method.capacity.tolist())
+    assert sorted(spread.capacities.tolist()) == sorted(method.capacities.tolist())
 
 
 @pytest.mark.parametrize("granularity", ["token", "scale"])
@@ -217,7 +217,7 @@ def test_fixed_capacities_are_kept_to_as_the_algorithm_would(
     method = prepared(AMSKVFixed(granularity=granularity), spec, budget, artifact)
     inputs = [[k for _, k, _ in layers] for layers in tokens_of(spec, 2)]
     for asked in fed(spec, method, inputs):
-        for ids, capacity in zip(asked.ids(), method.capacity[asked.layer].tolist(), strict=True):
+        for ids, capacity in zip(asked.ids(), method.capacities[asked.layer].tolist(), strict=True):
             held = slow_run(spec, [False] * 6, granularity, (capacity, capacity))
             assert ids == [p for _, p in held[asked.scale]]
 

@@ -27,6 +27,7 @@ from kvbench.engine.cache import KVCache
 from kvbench.engine.coding.formats import Packing
 from kvbench.engine.schedule import predict_row_lengths, sum_tokens
 from kvbench.methods.base import Artifact, Method, Observer
+from kvbench.methods.capabilities import mixes_precisions, replaces_contents
 from kvbench.methods.full import Full
 from kvbench.models.noise import PromptNoise
 from kvbench.prompts.base import Prompt
@@ -176,7 +177,7 @@ def test_the_whole_budget_is_equal_to_full(name: str, spec: str) -> None:
 def test_four_bits_hold_what_more_bits_hold(name: str, spec: str) -> None:
     """Every method decides, stores and attends with codes; one that looks at positions alone keeps the same."""
     method, shapes = method_of(name, spec), spec_of(spec)
-    if method.replaces or method.mixes_precisions:
+    if replaces_contents(method) or mixes_precisions(method):
         return  # refused, or stored as it says itself
     inputs, budget = tokens_of(shapes, 2, seed=2), 1 if isinstance(method, Full) else "0.3"
     wide, narrow = (ready(name, spec, budget, packing=packing) for packing in (None, Packing(4, CHANNEL)))

@@ -11,7 +11,7 @@ from torch import Tensor
 from kvbench.core.segments import ModelSpec, Segment, next_scale, next_token
 from kvbench.engine.cache import KVCache
 from kvbench.methods.adakv import choose_among_heads
-from kvbench.methods.base import Method, View
+from kvbench.methods.base import Method
 from kvbench.methods.h2o import H2O
 from kvbench.methods.keydiff import KeyDiff
 from kvbench.methods.redundancy import measure_redundancy
@@ -20,6 +20,7 @@ from kvbench.methods.select import average_attention, choose_best, score_line, s
 from kvbench.methods.snapkv import SnapKV
 from kvbench.methods.streaming_llm import StreamingLLM
 from kvbench.methods.tova import TOVA
+from kvbench.methods.view import View
 from tests.support.engine import listening, prepared, run, same_best
 from tests.support.places import GOLDENS
 

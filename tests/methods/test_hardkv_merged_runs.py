@@ -9,8 +9,8 @@ from torch import Tensor
 
 from kvbench.engine.cache import KVCache
 from kvbench.engine.ledger import Ledger, add_ledgers
-from kvbench.methods.base import View
 from kvbench.methods.hardkv.method import HardKV, Merge, Select
+from kvbench.methods.view import View
 from tests.support.engine import close, listening, prepared, run, tokens_of
 from tests.support.hardkv import ASKS, KERNEL, LATEST, SPEC
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from kvbench.core.budget import Budget
 from kvbench.core.segments import ModelSpec, next_scale
 from kvbench.engine.cache import KVCache
-from kvbench.methods.base import Artifact, View
+from kvbench.methods.base import Artifact
 from kvbench.methods.capacities import fill_gaps, shrink_early
 from kvbench.methods.scalekv import (
     AttentionSelectivity,
@@ -27,6 +27,7 @@ from kvbench.methods.scalekv import (
     share_capacity,
 )
 from kvbench.methods.select import choose_best, choose_window, smooth, smooth_outside
+from kvbench.methods.view import View
 from tests.support.engine import prepared, run, same_best, small, tokens_of
 from tests.support.places import GOLDENS
 

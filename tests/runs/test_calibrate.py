@@ -17,12 +17,13 @@ from kvbench.core.settings import CalibrateSettings
 from kvbench.engine.cache import KVCache
 from kvbench.engine.coding.codebooks import Codebooks
 from kvbench.methods.ams_kv import KeySimilarity
-from kvbench.methods.base import Artifact, Observer, View
+from kvbench.methods.base import Artifact, Observer
 from kvbench.methods.hack.classes import ColumnVariance, HeadPatterns
 from kvbench.methods.heatkv.method import HeatKV
 from kvbench.methods.heatkv.scores import AttentionByScale
 from kvbench.methods.pricekv.errors import SubsetError
 from kvbench.methods.scalekv import AttentionSelectivity
+from kvbench.methods.view import View
 from kvbench.models.base import Cache, Model
 from kvbench.models.noise import Noise, PromptNoise
 from kvbench.prompts.base import Prompt

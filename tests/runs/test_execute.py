@@ -21,12 +21,12 @@ from kvbench.eval.files.images import ImageSet
 from kvbench.eval.paired.metrics import Lpips, Psnr
 from kvbench.eval.protocol.base import Result, SkipEvaluation, make_result
 from kvbench.eval.protocol.scores import MetricSpec, Score
-from kvbench.methods.base import View
 from kvbench.methods.full import Full
 from kvbench.methods.h2o import H2O
 from kvbench.methods.heatkv.method import HeatKV
 from kvbench.methods.scale_groups import ScaleGroups
 from kvbench.methods.streaming_llm import StreamingLLM
+from kvbench.methods.view import View
 from kvbench.prompts.base import Prompt
 from kvbench.runs import execute
 from kvbench.runs.job import Job

@@ -8,6 +8,7 @@ import pytest
 
 from kvbench.core.config import ConfigError
 from kvbench.core.storage import CHANNEL, CODEBOOKS, Precision, StorageConfig
+from kvbench.methods.capabilities import MixedPrecision
 from kvbench.methods.full import Full
 from kvbench.methods.hardkv.method import HardKV
 from kvbench.methods.streaming_llm import StreamingLLM
@@ -101,12 +102,8 @@ def test_a_budget_in_bytes_buys_more_tokens_in_fewer_bits(tmp_path: Path) -> Non
     assert held[0] < held[1] <= held[2]
 
 
-class Formed(StreamingLLM):
+class Formed(MixedPrecision, StreamingLLM):
     """Stores everything in four bits of codebooks."""
-
-    @property
-    def mixes_precisions(self) -> bool:
-        return True
 
     def precisions(self, layer: int, at: object) -> list[Precision]:
         return [Precision(4, shared=True)]

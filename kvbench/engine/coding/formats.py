@@ -22,6 +22,7 @@ from kvbench.kernels.planes import (
 )
 from kvbench.kernels.quantise import round_fp8
 from kvbench.methods.base import Method
+from kvbench.methods.capabilities import mixes_precisions
 
 Coding = Literal["plain", "fp8", "channel", "token", "codebook"]
 Books = Mapping[str, Tensor]
@@ -128,7 +129,7 @@ def list_layer_formats(
     for layer in range(spec.layers):
         rows = []
         for at in spec.segments:
-            forms = method.precisions(layer, at) if method.mixes_precisions and not at.last else None
+            forms = method.precisions(layer, at) if mixes_precisions(method) and not at.last else None
             each: Sequence[Precision | None] = [None] * spec.heads if forms is None else forms
             rows.append(tuple(choose_format(packing, form, at) for form in each))
         wanted = tuple(rows)
@@ -260,6 +261,6 @@ def make_empty(
     return found[0], found[1]
 
 
-def wants_books(packing: Packing, *, mixes_precisions: bool) -> bool:
+def wants_books(packing: Packing, method: Method) -> bool:
     """Return whether static codebooks are needed: by the storage, or by a method with forms of its own."""
-    return mixes_precisions or (packing.bits < 16 and not packing.fp8 and packing.storage.calibrated)
+    return mixes_precisions(method) or (packing.bits < 16 and not packing.fp8 and packing.storage.calibrated)

@@ -19,6 +19,7 @@ from kvbench.engine.packed.store import count_row_bytes
 from kvbench.engine.schedule import Ints, build_schedule, sum_tokens
 from kvbench.kernels.layout import empty_layout
 from kvbench.methods.base import Artifact, Method
+from kvbench.methods.capabilities import mixes_precisions
 
 
 def bound_token_bytes(spec: ModelSpec, packing: Packing) -> tuple[int, int]:
@@ -126,6 +127,6 @@ def prepare_to_fit(
         assert packing is not None
         return int(sum_tokens(predict_bytes(spec, method, packing)[..., None]).max(initial=0))
 
-    if packing is not None and budget.bytes is not None and method.static and not method.mixes_precisions:
+    if packing is not None and budget.bytes is not None and method.static and not mixes_precisions(method):
         budget = find_capacity(budget, bound_token_bytes(spec, packing)[0], plan)
     method.prepare(spec, budget, artifact)

@@ -7,7 +7,9 @@ import torch
 from torch import Tensor
 
 from kvbench.core.segments import ModelSpec
-from kvbench.methods.base import Observer, View
+from kvbench.methods.base import Observer
+from kvbench.methods.select import sum_by_segment
+from kvbench.methods.view import View
 
 
 @dataclass
@@ -26,7 +28,7 @@ class ColumnVariance(Observer):
     def accumulate(self, view: View) -> None:
         """Add the last scale's variance."""
         if view.segment.last:
-            self.sums["sigma"][view.layer] += self.select_conditional(view.column_variance()).sum(0)
+            self.sums["sigma"][view.layer] += self.select_conditional(measure_column_variance(view)).sum(0)
 
 
 @dataclass
@@ -48,8 +50,13 @@ class HeadPatterns(ColumnVariance):
         """Add the attention that the segment's queries pay to each source, and the last scale's variance."""
         super().accumulate(view)
         k = view.segment.index
-        mass = self.select_conditional(view.segment_mass()).sum(0)
+        mass = self.select_conditional(sum_by_segment(view)).sum(0)
         self.sums["mass"][view.layer, :, k, : k + 1] += mass
+
+
+def measure_column_variance(view: View) -> Tensor:
+    """Return the variance over all queries of the attention a slot receives, summed over slots: float32 [rows]."""
+    return (view.mass(power=2) - view.mass().square()).sum(-1)
 
 
 def find_contextual(sigma: Tensor, alpha: float) -> Tensor:

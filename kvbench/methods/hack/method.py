@@ -9,17 +9,18 @@ from torch import Tensor
 
 from kvbench.core.budget import Budget
 from kvbench.core.segments import Family, ModelSpec, Segment
-from kvbench.methods.base import Artifact, Method, Observer, View
+from kvbench.methods.base import Artifact, Method, Observer
 from kvbench.methods.hack.classes import ColumnVariance, check_share, find_contextual
 from kvbench.methods.select import (
     BranchMode,
-    check_room,
+    check_capacity,
     choose_best,
     choose_window,
-    has_room,
+    fits,
     merge_branches,
-    spread_room,
+    spread_capacity,
 )
+from kvbench.methods.view import View
 
 
 @dataclass
@@ -67,7 +68,7 @@ class HACK(Method):
         check_share("contextual", self.contextual)
         if self.observed < 1:
             raise ValueError(f"method.observed={self.observed}: must be at least 1")
-        check_room(spec, budget, self.sinks)
+        check_capacity(spec, budget, self.sinks)
 
     def prepare(self, spec: ModelSpec, budget: Budget, artifact: Artifact | None = None) -> None:
         """Sort the heads into classes and share the budget among these.
@@ -82,20 +83,20 @@ class HACK(Method):
         self.is_contextual = find_contextual(artifact.tensors["sigma"], self.alpha)
         classes = self.is_contextual.flatten()
         contextual, structural, left = self._share_budget(spec, budget)
-        self.rooms = torch.where(self.is_contextual, contextual, structural)
+        self.capacities = torch.where(self.is_contextual, contextual, structural)
         # The first structural heads, or the first of all where there is one class, get what does not divide.
         takers = classes.logical_not() if 0 < classes.sum() < len(classes) else torch.ones_like(classes)
-        self.rooms.view(-1)[takers.nonzero()[:left, 0]] += 1
-        self._layer_rooms = [tuple(row) for row in self.rooms.tolist()]
+        self.capacities.view(-1)[takers.nonzero()[:left, 0]] += 1
+        self._layer_capacities = [tuple(row) for row in self.capacities.tolist()]
 
-    def room(self, layer: int, segment: Segment) -> tuple[int, ...]:
+    def capacity(self, layer: int, segment: Segment) -> tuple[int, ...]:
         """Return the room of each head's class."""
-        return self._layer_rooms[layer]
+        return self._layer_capacities[layer]
 
     def keep(self, view: View) -> Tensor | None:
         """Keep what the class of each head says, as much as it has room for."""
-        device, rooms = view.position.device, self.room(view.layer, view.segment)
-        if has_room(view, min(rooms)):
+        device, capacities = view.position.device, self.capacity(view.layer, view.segment)
+        if fits(view, min(capacities)):
             return None
         received = view.mass(choose_window("uniform", view.segment, self.observed))
         scores = merge_branches(received, self.branch_mode, self.spec.branches)
@@ -108,7 +109,9 @@ class HACK(Method):
             raster = (view.position - view.segment.start) / view.segment.length
             scores = torch.where(structural & newest, raster.to(scores), scores)
         scores = scores + structural * (2.0 * newest + 4.0 * (view.segment_ids < self.sinks))
-        return choose_best(scores.masked_fill(view.position < 0, -torch.inf), spread_room(rooms, view))
+        return choose_best(
+            scores.masked_fill(view.position < 0, -torch.inf), spread_capacity(capacities, view)
+        )
 
     def _share_budget(self, spec: ModelSpec, budget: Budget) -> tuple[int, int, int]:
         """Return B_C, B_S in tokens per head and the rest; contextual heads have what structural ones cannot use."""

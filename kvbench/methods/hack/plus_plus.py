@@ -10,27 +10,29 @@ from torch import Tensor
 
 from kvbench.core.budget import Budget
 from kvbench.core.segments import Family, ModelSpec, Segment
-from kvbench.methods.base import Artifact, Method, Observer, View
+from kvbench.methods.base import Artifact, Method, Observer
+from kvbench.methods.capabilities import SparseReads
 from kvbench.methods.hack.budgets import group_heads, measure_reliance, share_budget, weigh_groups
 from kvbench.methods.hack.classes import HeadPatterns, check_share, find_contextual
 from kvbench.methods.select import (
     BranchMode,
     check_branch_mode,
-    check_room,
+    check_capacity,
     choose_best,
     choose_window,
     find_sinks,
-    has_room,
+    fits,
     merge_branches,
     smooth,
-    spread_room,
+    spread_capacity,
 )
+from kvbench.methods.view import View
 
 Structural = Literal["prior_value", "prior", "value", "attention"]
 
 
 @dataclass
-class HACKPlusPlus(Method):
+class HACKPlusPlus(SparseReads, Method):
     """Heads in two classes, scored by attention or by a prior; budgets for heads that later scales rely on.
 
     Contextual heads (the alpha x T of lowest column variance) score a token by the attention that a few spaced queries
@@ -89,7 +91,7 @@ class HACKPlusPlus(Method):
         super().check(spec, budget)
         check_share("alpha", self.alpha)
         check_branch_mode(self.branch_mode, spec)
-        check_room(spec, budget, self.sinks)
+        check_capacity(spec, budget, self.sinks)
         count_read(self.attention_budget, spec)
         if self.tau < 0:
             raise ValueError(f"method.tau={self.tau}: must not be negative")
@@ -117,27 +119,27 @@ class HACKPlusPlus(Method):
         groups = group_heads(self.is_contextual)
         weights = weigh_groups(measure_reliance(mass, spec), groups, self.tau)
         least = max(1, spec.leading_tokens(self.sinks))
-        self.capacity = share_budget(weights, groups, budget.tokens, spec, strict=self.strict, least=least)
+        self.capacities = share_budget(weights, groups, budget.tokens, spec, strict=self.strict, least=least)
         self.prior = (mass / torch.tensor(spec.lengths)).float()
-        self._rooms = [[tuple(heads) for heads in layers] for layers in self.capacity.tolist()]
+        self._capacities = [[tuple(heads) for heads in layers] for layers in self.capacities.tolist()]
         self._read = count_read(self.attention_budget, spec)
 
-    def room(self, layer: int, segment: Segment) -> tuple[int, ...]:
+    def capacity(self, layer: int, segment: Segment) -> tuple[int, ...]:
         """Return what each head may hold after the scale."""
-        return self._rooms[segment.index][layer]
+        return self._capacities[segment.index][layer]
 
     def select_attended(self, view: View) -> Tensor | None:
         """Choose the best tokens of every row, as many as may be attended to."""
-        if self._read is None or has_room(view, self._read):
+        if self._read is None or fits(view, self._read):
             return None
         return choose_best(self._score(view), self._read)
 
     def keep(self, view: View) -> Tensor | None:
         """Keep the best tokens of every row."""
-        rooms = self.room(view.layer, view.segment)
-        if has_room(view, min(rooms)):
+        capacities = self.capacity(view.layer, view.segment)
+        if fits(view, min(capacities)):
             return None
-        return choose_best(self._score(view), spread_room(rooms, view))
+        return choose_best(self._score(view), spread_capacity(capacities, view))
 
     def _score(self, view: View) -> Tensor:
         """Return what each slot is worth to its row, float32 [rows, slots]; sinks have infinity, -inf is no slot."""

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from kvbench.core.budget import Budget
 from kvbench.core.segments import Family, ModelSpec, Segment
-from kvbench.methods.base import Artifact, View
+from kvbench.methods.base import Artifact
+from kvbench.methods.capabilities import RecordsLse, ReplacesContents
 from kvbench.methods.hardkv.calibration import Calibration, mark_top_p, solve_temperatures
 from kvbench.methods.hardkv.merging import Choice, merge_exactly, merge_fixed_budget, merge_multi_to_one
 from kvbench.methods.hardkv.official import SINKS, rank_rewritten, select_sparse, weigh_slots
@@ -18,14 +19,15 @@ from kvbench.methods.redundancy import measure_redundancy
 from kvbench.methods.scored import Scored
 from kvbench.methods.select import (
     average_attention,
-    check_room,
+    check_capacity,
     check_window,
     choose_best,
     find_asking,
     find_sinks,
-    has_room,
-    spread_room,
+    fits,
+    spread_capacity,
 )
+from kvbench.methods.view import View
 
 Select = Literal["top_p", "votes", "top_k", "official_sparse", "official_rewrite"]
 Merge = Literal["none", "fixed", "multi", "exact"]
@@ -34,7 +36,7 @@ UNEVEN = ("top_p", "official_sparse")
 
 
 @dataclass
-class HardKV(Scored):
+class HardKV(ReplacesContents, RecordsLse, Scored):
     """Keep what the newest queries of a segment select, sinks and the latest tokens (Hard-KV, sections 3.1 and 3.2).
 
     Each query marks the fewest tokens that have the share `p` of its attention; a selector alters scores before, and a
@@ -130,21 +132,21 @@ class HardKV(Scored):
                 "method.calibration=official"
             )
         super().check(spec, budget)
-        check_room(spec, budget, self.sinks, self.leading)
+        check_capacity(spec, budget, self.sinks, self.leading)
 
     def prepare(self, spec: ModelSpec, budget: Budget, artifact: Artifact | None = None) -> None:
         """Share the budget among all heads and forget every temperature."""
         super().prepare(spec, budget, artifact)
         self._temperatures.clear()
 
-    def room(self, layer: int, segment: Segment) -> int | tuple[int, ...] | None:
+    def capacity(self, layer: int, segment: Segment) -> int | tuple[int, ...] | None:
         """Return an even share of B; None where as many stay as are marked."""
         return None if self.select in UNEVEN else self.share(layer, segment)
 
-    def least_room(self, view: View) -> int:
+    def min_capacity(self, view: View) -> int:
         """Return how many tokens every head of the layer may hold before anything is dropped."""
-        room = self.share(view.layer, view.segment)
-        least = room if isinstance(room, int) else min(room)
+        capacity = self.share(view.layer, view.segment)
+        least = capacity if isinstance(capacity, int) else min(capacity)
         early = self.select in UNEVEN and self.budget.fraction < 1
         return int(self.start * least) if early else least
 
@@ -152,19 +154,19 @@ class HardKV(Scored):
         """Keep the sinks, the latest tokens, and what was selected of the rest."""
         if view.segment.index == 0:
             self._temperatures.pop(view.layer, None)
-        if has_room(view, self.least_room(view)):
+        if fits(view, self.min_capacity(view)):
             return None
         exists = view.position >= 0
         worth = self.merge_branches(self.score(view)).masked_fill(self._find_first(view, exists), torch.inf)
         worth.masked_fill_(~exists, -torch.inf)
-        room = spread_room(self.share(view.layer, view.segment), view)
+        capacity = spread_capacity(self.share(view.layer, view.segment), view)
         if self.select in UNEVEN:
             # Turned around, so that the latest of equals stays.
-            best = choose_best(worth.flip(1), room).flip(1)
-            early = exists.sum(1, keepdim=True) <= self.least_room(view)
+            best = choose_best(worth.flip(1), capacity).flip(1)
+            early = exists.sum(1, keepdim=True) <= self.min_capacity(view)
             kept = exists & best & ((worth >= 1) | early)
         else:
-            kept = exists & choose_best(worth, room)
+            kept = exists & choose_best(worth, capacity)
         if self.merge != "none":
             self._merge(view, worth, exists, kept)
         return kept
@@ -197,7 +199,7 @@ class HardKV(Scored):
         if self.select.startswith("official"):
             return self._score_officially(view, raw, exists, asking)
         altered = self._alter(raw, view, exists)
-        dropping = exists.sum(1) > self.least_room(view)
+        dropping = exists.sum(1) > self.min_capacity(view)
         temperatures = self._recall(view.layer, dropping, raw, altered, asking)
         probabilities = (altered / temperatures[:, None, None]).softmax(-1).nan_to_num(0)
         if asking is not None:
@@ -215,7 +217,7 @@ class HardKV(Scored):
         found = weigh_slots(raw, alter, self.selector, exists, asking, averaged=sparse).nan_to_num(0)
         if not sparse:
             return -rank_rewritten(mark_top_p(found, self.p).any(1), exists, self.window).float()
-        mean, least = found[:, 0], self.least_room(view)
+        mean, least = found[:, 0], self.min_capacity(view)
         count = min(max(least - self.window - SINKS, 0), mean.shape[1])
         worth = mean + select_sparse(mean, self.p, count, self.window)
         worth[:, :SINKS] = torch.inf

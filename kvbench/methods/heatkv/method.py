@@ -11,10 +11,11 @@ from torch import Tensor
 
 from kvbench.core.budget import Budget
 from kvbench.core.segments import ModelSpec
-from kvbench.methods.base import Artifact, Method, Observer, View
+from kvbench.methods.base import Artifact, Method, Observer
 from kvbench.methods.heatkv.order_file import read_orders
 from kvbench.methods.heatkv.schedule import Schedule, count_pruned_heads, schedule_by_head, schedule_by_source
 from kvbench.methods.heatkv.scores import AttentionByScale, cas, rank_heads, scas
+from kvbench.methods.view import View
 
 Ints = NDArray[np.int64]
 

@@ -9,7 +9,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from kvbench.core.segments import ModelSpec
-from kvbench.methods.base import Observer, View
+from kvbench.methods.base import Observer
+from kvbench.methods.select import sum_by_segment
+from kvbench.methods.view import View
 
 
 @dataclass
@@ -31,7 +33,7 @@ class AttentionByScale(Observer):
         """Add the attention that the segment's queries pay to each source."""
         index = view.segment.index
         self.sums["mass"][view.layer, :, index, : index + 1] += self.select_conditional(
-            view.segment_mass()
+            sum_by_segment(view)
         ).sum(0)
 
 

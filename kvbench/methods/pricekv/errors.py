@@ -9,9 +9,10 @@ from torch import Tensor
 
 from kvbench.core.budget import Budget
 from kvbench.core.segments import ModelSpec
-from kvbench.methods.base import Artifact, Observer, View
+from kvbench.methods.base import Artifact, Observer
 from kvbench.methods.pricekv.sources import list_sources
 from kvbench.methods.select import choose_window
+from kvbench.methods.view import View
 
 Importance = Literal["output", "mass"]
 Slots = tuple[slice, Tensor | None]

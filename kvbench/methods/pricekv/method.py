@@ -11,19 +11,21 @@ from torch import Tensor
 from kvbench.core.budget import Budget
 from kvbench.core.segments import ModelSpec, Segment
 from kvbench.core.storage import LEVELS, Precision
-from kvbench.methods.base import Artifact, Method, View
+from kvbench.methods.base import Artifact, Method
+from kvbench.methods.capabilities import MixedPrecision
 from kvbench.methods.pricekv.allocate import Weights, allocate, allocate_counts, offer, pose
 from kvbench.methods.pricekv.errors import Importance, SubsetError
 from kvbench.methods.pricekv.noise import PrecisionError, count_bits, list_precisions
 from kvbench.methods.pricekv.sources import list_sources
-from kvbench.methods.select import check_room
+from kvbench.methods.select import check_capacity
+from kvbench.methods.view import View
 
 MOST_SOURCES = 15
 """Sources beyond which sets of them are too many."""
 
 
 @dataclass
-class PriceKV(Method):
+class PriceKV(MixedPrecision, Method):
     """Hold, in each head, the past blocks whose loss its output would miss most, as long as they are worth their room.
 
     A method of this project. A block is the tokens of one source scale (or of the prompt, or of a row of an image) in
@@ -109,7 +111,7 @@ class PriceKV(Method):
             raise ValueError(
                 "method.lifetimes=false: needs method.allocation=prices, and method.recent as large as the segments are"
             )
-        check_room(spec, self._check_menu(spec, budget) if self.mixes_precisions else budget, self.sinks)
+        check_capacity(spec, self._check_menu(spec, budget) if self.mixes_precisions else budget, self.sinks)
 
     def _check_menu(self, spec: ModelSpec, budget: Budget) -> Budget:
         """Check the settings that a menu requires; return the budget in tokens of the smallest precision."""

@@ -11,15 +11,16 @@ from torch import Tensor
 
 from kvbench.core.segments import ModelSpec
 from kvbench.core.storage import Precision
-from kvbench.methods.base import View
+from kvbench.methods.capabilities import ReadsCodebooks
 from kvbench.methods.pricekv.errors import Seen, SubsetError, attend_by_part
+from kvbench.methods.view import View
 
 WHOLE = Precision(16)
 """The precision in which nothing is lost."""
 
 
 @dataclass
-class PrecisionError(SubsetError):
+class PrecisionError(ReadsCodebooks, SubsetError):
     """Calibrates, beside the error for each set of past blocks, what each precision of each block adds to it.
 
     The tensor `noise` is float64 [L, H, K - 1, F, K]: the squared error at consumer k, as `error` has it, if source i
@@ -33,7 +34,6 @@ class PrecisionError(SubsetError):
     menu: tuple[Precision, ...] = ()
 
     kind: ClassVar[str] = "precision_error"
-    reads_books: ClassVar[bool] = True
 
     def tensor_shapes(self, spec: ModelSpec) -> dict[str, tuple[int, ...]]:
         """Return [L, H, sets] of `error` and [L, H, K - 1, F, K] of `noise`."""

@@ -10,6 +10,7 @@ from kvbench.core.config import ConfigError
 from kvbench.engine.cache import KVCache
 from kvbench.engine.coding.formats import Books
 from kvbench.engine.ledger import Ledger, add_ledgers
+from kvbench.methods.capabilities import count_lse_queries
 from kvbench.models.noise import PromptNoise
 from kvbench.models.outputs import Outputs
 from kvbench.runs.generate.retention import Retention, join_heads, measure_retention
@@ -107,7 +108,7 @@ def draw(job: Job, cache: KVCache, part: range) -> Drawn:
     shared = {"seed": settings.seed, **known}
     records = [
         {"index": prompt.index, "prompt": prompt.text, "meta": prompt.meta, **shared}
-        | describe_rows(ledger, job.model.spec, number, made, job.method.lse_queries > 0)
+        | describe_rows(ledger, job.model.spec, number, made, count_lse_queries(job.method) > 0)
         for number, prompt in enumerate(prompts)
     ]
     kept = [share.retention for share in shares if share.retention is not None]

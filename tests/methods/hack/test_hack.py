@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 from kvbench.core.budget import Budget, InfeasibleBudget
 from kvbench.core.segments import ModelSpec
 from kvbench.engine.cache import KVCache
-from kvbench.methods.base import Artifact, View
+from kvbench.methods.base import Artifact
 from kvbench.methods.hack.classes import ColumnVariance
 from kvbench.methods.hack.method import HACK
+from kvbench.methods.view import View
 from tests.support.engine import prepared, run, small, tokens_of
 
 SPEC = small(layers=4, sides=(1, 2, 3, 4, 5, 6), scale=0.8)
@@ -73,30 +74,30 @@ def test_rooms_use_the_budget_to_within_a_token(
         assert Budget.parse(smallest, SPEC).capacity > budget.capacity
         method.check(SPEC, Budget.parse(smallest, SPEC))
         return
-    assert budget.capacity - SPEC.all_heads < int(method.rooms.sum()) <= budget.capacity
-    assert method.rooms.min() >= 1
-    assert method.rooms.max() <= SPEC.cached_length
-    structural = method.rooms[~method.is_contextual]
+    assert budget.capacity - SPEC.all_heads < int(method.capacities.sum()) <= budget.capacity
+    assert method.capacities.min() >= 1
+    assert method.capacities.max() <= SPEC.cached_length
+    structural = method.capacities[~method.is_contextual]
     assert (structural >= (SPEC.ends[sinks - 1] if sinks else 0)).all()
     if len(structural):
         assert structural.max() - structural.min() <= 1
         if structural.max() < SPEC.cached_length:
-            assert method.rooms.sum() == budget.tokens
+            assert method.capacities.sum() == budget.tokens
     if budget.fraction == 1:
-        assert (method.rooms == SPEC.cached_length).all()
+        assert (method.capacities == SPEC.cached_length).all()
 
 
 def test_the_default_rooms_are_the_paper_s_shares() -> None:
     method = prepared(HACK(SINKS, 0.5), SPEC, "20", sigma())
-    assert method.rooms[method.is_contextual].unique().tolist() == [4]
-    assert method.rooms[~method.is_contextual].unique().tolist() == [36]
+    assert method.capacities[method.is_contextual].unique().tolist() == [4]
+    assert method.capacities[~method.is_contextual].unique().tolist() == [36]
 
 
 def slow_choice(
     method: HACK, layer: int, head: int, mass: dict[int, float], newest: range, recent: str
 ) -> set[int]:
     """Positions that a head keeps, of those in `mass` (what they receive)."""
-    room, sinks = int(method.rooms[layer, head]), SPEC.ends[SINKS - 1]
+    room, sinks = int(method.capacities[layer, head]), SPEC.ends[SINKS - 1]
     order = sorted(mass, key=lambda p: (-mass[p], p))
     if method.is_contextual[layer, head]:
         return set(order[:room])

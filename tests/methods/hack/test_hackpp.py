@@ -120,11 +120,11 @@ def test_published_shares_follow_reliance(tau: float, alpha: float) -> None:
         weights, sizes = [mean**tau for mean in means], [len(heads) for *_, heads in groups]
         held = slow_fill(tokens, weights, sizes, [before + length for before in held])
         for (layer, _, heads), wanted in zip(groups, held, strict=True):
-            assert method.capacity[k, layer, heads].tolist() == [wanted] * len(heads)
+            assert method.capacities[k, layer, heads].tolist() == [wanted] * len(heads)
         if SPEC.ends[k] * SPEC.all_heads > tokens:
-            assert tokens - max(sizes) < method.capacity[k].sum() <= tokens
+            assert tokens - max(sizes) < method.capacities[k].sum() <= tokens
         else:
-            assert (method.capacity[k] == SPEC.ends[k]).all()
+            assert (method.capacities[k] == SPEC.ends[k]).all()
 
 
 def test_equal_reliance_or_none_gives_equal_budgets() -> None:
@@ -135,7 +135,7 @@ def test_equal_reliance_or_none_gives_equal_budgets() -> None:
         for strict in (True, False):
             method = ready(str(tokens), same, alpha=0.4, tau=tau, strict=strict)
             expected = [min(end, tokens) for end in SPEC.ends[:-1]]
-            assert method.capacity.reshape(5, -1).tolist() == [[n] * SPEC.all_heads for n in expected]
+            assert method.capacities.reshape(5, -1).tolist() == [[n] * SPEC.all_heads for n in expected]
 
 
 def test_reliance_is_of_later_scales_only() -> None:
@@ -156,12 +156,12 @@ def test_reliance_is_of_later_scales_only() -> None:
 def test_no_group_of_var_is_empty(budget: str, strict: bool) -> None:
     artifact = patterns(VAR, sharp=5)
     method = ready(budget, artifact, VAR, alpha=0.35, tau=0.5, strict=strict)
-    reach = np.diff(method.capacity, axis=0, prepend=0)
-    assert (method.capacity >= 1).all()
+    reach = np.diff(method.capacities, axis=0, prepend=0)
+    assert (method.capacities >= 1).all()
     assert all((reach[k] <= length).all() for k, length in enumerate(VAR.lengths[:-1]))
-    assert method.capacity.sum((1, 2)).max() <= method.budget.tokens
+    assert method.capacities.sum((1, 2)).max() <= method.budget.tokens
     # What strictness takes of a scale is handed out again, but for what groups of equal heads cannot share.
-    assert method.capacity[-1].sum() > 0.9 * method.budget.tokens
+    assert method.capacities[-1].sum() > 0.9 * method.budget.tokens
 
 
 def peak(capacity: NDArray[np.int64]) -> int:
@@ -186,11 +186,11 @@ def test_strict_budgets_hold_after_every_layer(seed: int, alpha: float, tau: flo
     strict, published = (
         ready(f"{tokens}/55", artifact, alpha=alpha, tau=tau, strict=strict) for strict in (True, False)
     )
-    assert peak(strict.capacity) <= strict.budget.tokens
-    assert published.capacity.sum((1, 2)).max() <= published.budget.tokens
-    if peak(published.capacity) <= published.budget.tokens:
+    assert peak(strict.capacities) <= strict.budget.tokens
+    assert published.capacities.sum((1, 2)).max() <= published.budget.tokens
+    if peak(published.capacities) <= published.budget.tokens:
         # Nothing has to leave early; gaps that rounding left may be filled.
-        assert (strict.capacity.sum((1, 2)) >= published.capacity.sum((1, 2)) - SPEC.all_heads).all()
+        assert (strict.capacities.sum((1, 2)) >= published.capacities.sum((1, 2)) - SPEC.all_heads).all()
 
 
 @pytest.mark.parametrize("strict", [True, False])
@@ -201,9 +201,9 @@ def test_every_head_has_room_for_the_sinks(sinks: int, strict: bool) -> None:
         method = ready(str(tokens + more + (tokens + more == 1)), patterns(seed=seed, sharp=6), tau=2.0, sinks=sinks,
                        strict=strict)  # fmt: skip
         for k, end in enumerate(SPEC.ends[:-1]):
-            assert method.capacity[k].min() >= min(tokens, end)
-            assert method.capacity[k].sum() <= method.budget.tokens
-        assert strict <= (peak(method.capacity) <= method.budget.tokens)
+            assert method.capacities[k].min() >= min(tokens, end)
+            assert method.capacities[k].sum() <= method.budget.tokens
+        assert strict <= (peak(method.capacities) <= method.budget.tokens)
 
 
 def test_published_shares_exceed_the_budget_inside_a_scale() -> None:
@@ -216,8 +216,8 @@ def test_published_shares_exceed_the_budget_inside_a_scale() -> None:
     method = ready("0.3", artifact, strict=False)
     cache = KVCache(SPEC, method, dtype=torch.float32)
     run(cache, SPEC, tokens_of(SPEC, 2))
-    assert cache.ledger.peak_tokens == peak(method.capacity) > method.budget.tokens
-    assert peak(ready("0.3", artifact).capacity) <= method.budget.tokens
+    assert cache.ledger.peak_tokens == peak(method.capacities) > method.budget.tokens
+    assert peak(ready("0.3", artifact).capacities) <= method.budget.tokens
 
 
 def slow_scores(
@@ -276,7 +276,7 @@ def slow_generation(
             attended = (0.8 * asked @ k[sequence, head, seen].T).softmax(-1) @ v[sequence, head, seen]
             out[sequence, head * fold : (head + 1) * fold] = attended.float()
             if not at.last:
-                tokens = sorted(best[: int(method.capacity[at.index, layer, head])])
+                tokens = sorted(best[: int(method.capacities[at.index, layer, head])])
                 held[layer, sequence, head] = tokens
                 rows.append(tokens)
         outs.append(out)
@@ -382,5 +382,5 @@ def test_zero_masses_still_give_every_head_a_token(structural: Structural) -> No
         "mass": torch.zeros(SPEC.layers, SPEC.heads, 6, 6, dtype=torch.float64)
     })  # fmt: skip
     method = ready("0.1", artifact, structural=structural)
-    assert method.capacity.min() >= 1
+    assert method.capacities.min() >= 1
     run(KVCache(SPEC, method, dtype=torch.float32), SPEC, tokens_of(SPEC, 2))

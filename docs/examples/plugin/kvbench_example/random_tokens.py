@@ -8,8 +8,9 @@ from torch import Tensor
 
 from kvbench.core.budget import Budget
 from kvbench.core.segments import ModelSpec
-from kvbench.methods.base import Artifact, Method, View
+from kvbench.methods.base import Artifact, Method
 from kvbench.methods.select import check_room
+from kvbench.methods.view import View
 
 
 @dataclass
