@@ -8,6 +8,7 @@ from kvbench.core.segments import ModelSpec, next_token
 from kvbench.engine.cache import KVCache
 from kvbench.engine.coding.codebooks import Codebooks, augment_samples
 from kvbench.kernels.qk_norm_rope import rotate
+from kvbench.methods.capabilities import ReadsCodebooks
 from kvbench.methods.view import View
 from tests.support.engine import D, prepared, run, small, tokens_of
 
@@ -38,9 +39,7 @@ def test_new_tokens_of_the_same_kind_are_read_back_closely() -> None:
     books = calibrated(SPEC, spread=3.0)
     seen: dict[int, list[Tensor]] = {}
 
-    class Reader(Codebooks):
-        reads_books = True
-
+    class Reader(ReadsCodebooks, Codebooks):
         def accumulate(self, view: View) -> None:
             if view.segment.index == 2:
                 for bits in (16, 8, 4, 3, 2):
@@ -86,7 +85,7 @@ def test_a_view_without_books_says_so() -> None:
             view.read_back(view.keys(), view.values(), view.segment, 4)
 
     cache = KVCache(SPEC, prepared(Reader(), SPEC), dtype=torch.float32)
-    with pytest.raises(ValueError, match="reads_books"):
+    with pytest.raises(ValueError, match="ReadsCodebooks"):
         run(cache, SPEC, tokens_of(SPEC, 2))
 
 

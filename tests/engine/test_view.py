@@ -245,7 +245,7 @@ def test_a_static_method_may_not_look_at_data(question: str) -> None:
 @pytest.mark.parametrize(
     ("ask", "message"),
     [
-        (lambda view: view.previous_keys(), "no earlier keys: set `compares_keys = True`"),
+        (lambda view: view.previous_keys(), "no earlier keys: derive the method from `ComparesKeys`"),
         (
             lambda view: view.logits(torch.tensor([0]), raw_queries=True),
             "does not tell its queries as projected",

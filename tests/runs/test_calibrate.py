@@ -18,6 +18,7 @@ from kvbench.engine.cache import KVCache
 from kvbench.engine.coding.codebooks import Codebooks
 from kvbench.methods.ams_kv import KeySimilarity
 from kvbench.methods.base import Artifact, Observer
+from kvbench.methods.capabilities import ReadsCodebooks
 from kvbench.methods.hack.classes import ColumnVariance, HeadPatterns
 from kvbench.methods.heatkv.method import HeatKV
 from kvbench.methods.heatkv.scores import AttentionByScale
@@ -115,11 +116,10 @@ def test_calibrate_reports_progress_and_makes_a_usable_artifact() -> None:
     assert method.schedule.cached_after.max() <= method.budget.capacity
 
 
-class OwnTokens(Observer):
+class OwnTokens(ReadsCodebooks, Observer):
     """Counts by how much codebooks of 8 bits miss the tokens that they are shown."""
 
     kind = "own_tokens"
-    reads_books = True
 
     def tensor_shapes(self, spec: ModelSpec) -> dict[str, tuple[int, ...]]:
         return {"missed": ()}
