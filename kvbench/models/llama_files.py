@@ -1,4 +1,4 @@
-"""From the names of files in LLaMA's form, as transformers writes them, to those of `kvbench.models.decoder`."""
+"""Conversion of the names of files in LLaMA's form, as transformers writes them, for `kvbench.models.decoder`."""
 
 import re
 from collections.abc import Mapping

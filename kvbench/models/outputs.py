@@ -1,4 +1,4 @@
-"""What models make of prompts: images, or texts."""
+"""Outputs of models: images or texts."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

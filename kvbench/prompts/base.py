@@ -1,4 +1,4 @@
-"""What a prompt is, and the hash of a list of prompts."""
+"""Prompts, the interface of their sources, and the hash of a list of prompts."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace

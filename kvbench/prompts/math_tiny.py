@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from kvbench.core.config import LARGEST_SEED, ConfigError, check_range
 from kvbench.prompts.base import Prompt, check_counts, check_total, leave_out
-from kvbench.puzzles.room_walk import MOST_MOVES, ROOMS, WALKERS, answer, ask, draw_problem, goes_in_circles
+from kvbench.puzzles.room_walk import MAX_MOVES, ROOMS, WALKERS, answer, ask, draw_problem, goes_in_circles
 
 
 @dataclass(frozen=True)
@@ -19,16 +19,16 @@ class MathTiny:
         count: number of problems.
         seed: seed of the set; training draws from seeds that no set can have.
         rooms: of every house.
-        least: fewest moves of a problem.
-        most: most moves, 3 tokens each.
+        min_moves: fewest moves of a problem.
+        max_moves: most moves, 3 tokens each.
         per_prompt: texts written of every problem, with noise of their own.
     """
 
     count: int = 96
     seed: int = 0
     rooms: int = 8
-    least: int = 170
-    most: int = 330
+    min_moves: int = 170
+    max_moves: int = 330
     per_prompt: int = 1
 
     def __post_init__(self) -> None:
@@ -36,14 +36,16 @@ class MathTiny:
         check_total(self.per_prompt * self.count, "per_prompt", self.per_prompt)
         check_range("prompts.seed", self.seed, 0, 2 * LARGEST_SEED)  # a calibration adds its own
         check_range("prompts.rooms", self.rooms, 2, len(ROOMS))
-        if self.most > self.rooms**WALKERS * 3 // 4:
+        if self.max_moves > self.rooms**WALKERS * 3 // 4:
             raise ConfigError(
-                f"prompts.most={self.most}: {self.rooms} rooms have {self.rooms**WALKERS} states, and a walk that "
+                f"prompts.max_moves={self.max_moves}: {self.rooms} rooms have {self.rooms**WALKERS} states, and a walk that "
                 "is not to repeat them has three quarters of that many moves at most; raise prompts.rooms"
             )
-        check_range("prompts.most", self.most, 1, MOST_MOVES)
-        if not 1 <= self.least <= self.most:
-            raise ConfigError(f"prompts.least={self.least}: must be from 1 to prompts.most={self.most}")
+        check_range("prompts.max_moves", self.max_moves, 1, MAX_MOVES)
+        if not 1 <= self.min_moves <= self.max_moves:
+            raise ConfigError(
+                f"prompts.min_moves={self.min_moves}: must be from 1 to prompts.max_moves={self.max_moves}"
+            )
 
     def load(self) -> list[Prompt]:
         """Return the problems; `prompt_index` in their metadata is the number of the problem."""
@@ -63,7 +65,7 @@ class MathTiny:
     def _draw(self) -> Iterator[Prompt]:
         rng = random.Random(f"math_tiny {self.seed}")
         for number in range(self.count):
-            moves = rng.randint(self.least, self.most)
+            moves = rng.randint(self.min_moves, self.max_moves)
             while goes_in_circles(problem := draw_problem(rng, self.rooms, moves)):
                 pass
             meta = {"answer": answer(problem), "moves": problem.moves, "prompt_index": number}

@@ -17,7 +17,7 @@ from typing import NamedTuple
 ROOMS = "abcdefghijkl"
 SIDES = "<>"
 WALKERS = 3
-MOST_MOVES = 399
+MAX_MOVES = 399
 
 BEGIN, STANDS, ANSWER = "doors", " in", "\nanswer:"
 """What stands before the doors, between a number and the room that a walker begins in, and before the answer."""
@@ -109,5 +109,5 @@ def answer(problem: Problem) -> str:
 def list_words() -> list[str]:
     """Return every word of problems and solutions."""
     doors = [f" {room}{side}" for room in ROOMS for side in SIDES]
-    numbers = [f"\n{number}" for number in range(MOST_MOVES + 1)]
+    numbers = [f"\n{number}" for number in range(MAX_MOVES + 1)]
     return [BEGIN, STANDS, ANSWER, *(f" {room}" for room in ROOMS), *doors, *numbers]

@@ -1,4 +1,4 @@
-"""What the trainings of all tokenizers share: settings, a start, images of a step, the schedule, encoding a pool."""
+"""Settings, initialisation, batches and schedule shared by the trainings of all tokenizers."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
-from kvbench.models.autoencoder import close_branches
+from kvbench.models.autoencoder import NetworkConfig, close_branches
 from kvbench.training.loop import Recipe, fit
 from kvbench.training.optim import warm_hold_decay
 from kvbench.training.scenes import to_signed
@@ -68,6 +68,21 @@ def fit_tokenizer(
         rate=lambda step: warm_hold_decay(step, step / recipe.steps, hold=recipe.hold),
         hidden=lambda name: "conv_in" not in name and "conv_out" not in name and "quant" not in name,
     )
+
+
+def encode_latents(
+    encode: Callable[[Tensor], Tensor],
+    images: Tensor,
+    config: NetworkConfig,
+    device: torch.device,
+    batch: int,
+) -> Tensor:
+    """Return the latents float16 [N, channels, h, w] of uint8 [N, H, W, 3] images, both on the CPU."""
+    shape = (config.latents, images.shape[1] // config.patch, images.shape[2] // config.patch)
+    latents = torch.empty(len(images), *shape, dtype=torch.float16)
+    for some, found in encode_images(encode, images, device, batch):
+        latents[some] = found
+    return latents
 
 
 def encode_images(

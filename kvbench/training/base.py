@@ -1,8 +1,12 @@
-"""What every training of `task=train` has: its settings, and the files that ship."""
+"""Base class of the trainings of `task=train`, and the weight files that ship."""
 
+import logging
+import time
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -13,12 +17,15 @@ from kvbench.models.base import Model
 from kvbench.training import checkpoint
 from kvbench.training.loop import Recipe
 
+log = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True, kw_only=True)
-class Training:
-    """What `task=train` does; a subclass has a recipe for every network, and `train`.
+class Training(ABC):
+    """Base class of `task=train`; a subclass has a recipe for every network, and `_train`.
 
     Attributes:
+        kind: class of the models that the recipe is for.
         out: folder of checkpoints and of the finished weights; training resumes from what lies there.
         pool: rendered scenes to train on.
         seed: seed of the scenes.
@@ -27,6 +34,7 @@ class Training:
         compiled: use torch.compile (needs a C++ compiler).
     """
 
+    kind: ClassVar[type[Model]]
     out: str
     pool: int = 60_000
     seed: int = 0
@@ -41,17 +49,24 @@ class Training:
             ConfigError: the recipe is for another kind of model.
             ValueError, FloatingPointError: see `kvbench.training.loop.fit`.
         """
-        raise NotImplementedError
+        out, started = self._prepare(model), time.perf_counter()
+        self._train(model, out)
+        log.info("trained in %.0f s: %s", time.perf_counter() - started, out)
+        return out
 
-    def prepare(self, model: Model, kind: type) -> Path:
+    @abstractmethod
+    def _train(self, model: Any, out: Path) -> None:
+        """Train the networks of a model of `kind` and write their weights."""
+
+    def _prepare(self, model: Model) -> Path:
         """Check the kind of model, set torch's threads and return the folder, which exists from then on.
 
         Raises:
             ConfigError: the recipe is for another kind of model.
         """
-        if not isinstance(model, kind):
+        if not isinstance(model, self.kind):
             raise ConfigError(
-                f"train: the recipe is for a {kind.__name__}; take train={model.name} for model={model.name}"
+                f"train: the recipe is for a {self.kind.__name__}; take train={model.name} for model={model.name}"
             )
         torch.set_num_threads(self.threads)
         keep_freed_memory()

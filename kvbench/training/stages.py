@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from kvbench.core.segments import Segment
-from kvbench.training.loop import Recipe, fit
 from kvbench.training.optim import warm_hold_decay
+from kvbench.training.transformer import BaseTransformerRecipe, fit_transformer
 
 
 class Timed(Protocol):
@@ -36,21 +36,14 @@ class Stage:
 
 
 @dataclass(frozen=True)
-class StagedRecipe(Recipe):
-    """Settings that every next-scale transformer's training has; see `Recipe` for those that are not listed.
+class StagedRecipe(BaseTransformerRecipe):
+    """Settings that every next-scale transformer's training has; see `BaseTransformerRecipe` for the others.
 
     Attributes:
-        stages: scale prefixes in order.
-        decay: weight decay of hidden matrices.
-        hold: share of the cost-weighted schedule at the peak rate.
+        stages: scale prefixes in order; the schedule is weighted by their cost.
     """
 
-    muon: float = 0.02
-    adamw: float = 2e-3
-    average: float = 0.995
     stages: tuple[Stage, ...] = ()
-    decay: float = 0.02
-    hold: float = 0.4
 
 
 def fit_stages(
@@ -72,28 +65,26 @@ def fit_stages(
         recipe: settings.
         path: checkpoint file, read when it exists.
         device: where to train.
-        compiled: use torch.compile, which needs a C++ compiler and is about 1.5 times faster on a CPU.
+        compiled: see `fit_transformer`.
 
     Raises:
         ValueError, FloatingPointError: see `fit`.
     """
-    forward = torch.compile(model, dynamic=False) if compiled else model
 
-    def loss(step: int) -> Tensor:
+    def flatten(step: int) -> tuple[object, ...]:
         tensors, scales = draw(step)
-        with torch.autocast(device.type, torch.bfloat16):
-            return forward(*(tensor.to(device) for tensor in tensors), scales)
+        return (*tensors, scales)
 
-    return fit(
-        "transformer",
+    return fit_transformer(
         model,
+        flatten,
         recipe,
-        loss,
         path,
+        device,
         steps=count_steps(recipe.stages),
         rate=partial(find_rate, recipe.stages, segments, recipe.hold),
         hidden=lambda name: "block" in name and "ada" not in name and "scale_mul" not in name,
-        decay=recipe.decay,
+        compiled=compiled,
     )
 
 

@@ -40,9 +40,9 @@ def test_problems_to_calibrate_on_are_not_evaluated() -> None:
     ("settings", "key"),
     [
         ({"rooms": 13}, "prompts.rooms"),
-        ({"rooms": 6}, "prompts.most"),
-        ({"most": 400}, "prompts.most"),
-        ({"least": 331}, "prompts.least"),
+        ({"rooms": 6}, "prompts.max_moves"),
+        ({"max_moves": 400}, "prompts.max_moves"),
+        ({"min_moves": 331}, "prompts.min_moves"),
         ({"count": 0}, "prompts.count"),
     ],
 )

@@ -1,4 +1,4 @@
-"""What tests of Janus-Pro share: the official tensors and weights, prompts given as tokens."""
+"""Support of the tests of Janus-Pro: the official tensors and weights, prompts given as tokens."""
 
 from functools import lru_cache, partial
 
@@ -31,6 +31,25 @@ CONFIGS = {
     for kind, kv_heads in (("mha", 4), ("gqa", 2))
 }
 TINY_VQ = VQConfig(codes=80, channels=8, latents=32, widths=(32, 32, 64))
+SMALL = (
+    "model=janus_pro_1b",
+    "model.weights=random",
+    "model.transformer.depth=2",
+    "model.transformer.width=32",
+    "model.transformer.heads=4",
+    "model.transformer.kv_heads=2",
+    "model.transformer.head_dim=8",
+    "model.transformer.hidden=64",
+    "model.transformer.vocabulary=100",
+    "model.transformer.image=[5,6]",
+    "model.transformer.codes=128",
+    "model.tokenizer.codes=128",
+    "model.tokenizer.latents=16",
+    "model.tokenizer.widths=[32,32,64]",
+    "model.tokenizer.blocks=1",
+    "model.prompt_tokens=9",
+)
+"""A small model with random weights, as overrides."""
 
 
 @lru_cache

@@ -1,4 +1,4 @@
-"""What tests of LlamaGen share: the official tensors, weights by formula, and a decoder written a second time."""
+"""Support of the tests of LlamaGen: the official tensors, weights by formula, and a decoder written a second time."""
 
 import math
 import zlib

@@ -1,4 +1,4 @@
-"""What tests of Lumina-mGPT share: the official tensors and weights, prompts given as tokens."""
+"""Support of the tests of Lumina-mGPT: the official tensors and weights, prompts given as tokens."""
 
 from functools import lru_cache, partial
 
@@ -23,6 +23,26 @@ CONFIGS = {
     "swin": LuminaConfig(**_SHAPE, kv_heads=4, norm_after=True, **_FEW),
 }
 TINY_VQ = ChameleonConfig(codes=8192, channels=4, latents=32, widths=(32, 32, 64))
+SMALL = (
+    "model=lumina_mgpt_7b_768",
+    "model.weights=random",
+    "model.transformer.depth=2",
+    "model.transformer.width=32",
+    "model.transformer.heads=4",
+    "model.transformer.kv_heads=2",
+    "model.transformer.head_dim=8",
+    "model.transformer.hidden=64",
+    "model.transformer.vocabulary=250",
+    "model.transformer.image=[6,6]",
+    "model.transformer.codes=128",
+    "model.tokenizer.codes=128",
+    "model.tokenizer.channels=8",
+    "model.tokenizer.latents=16",
+    "model.tokenizer.widths=[32,32,64]",
+    "model.tokenizer.blocks=1",
+    "model.prompt_tokens=12",
+)
+"""A small model with random weights, as overrides."""
 
 
 @lru_cache

@@ -1,4 +1,4 @@
-"""What tests of next-token models share: configurations, full caches, and methods on small random models."""
+"""Support of the tests of next-token models: configurations, full caches, and methods on small random models."""
 
 from functools import lru_cache
 from typing import Any

@@ -1,6 +1,7 @@
 """Training of the next-token model: codes that cover what there is, one causal pass, resumed equals uninterrupted."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -140,6 +141,6 @@ def test_a_compiler_traces_the_pass() -> None:
 
 
 def test_a_recipe_for_another_kind_of_model_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"^train: the recipe is for a LlamaGenModel; take train="):
-        LlamaGenTraining(out=str(tmp_path / "new")).train(object())
+    with pytest.raises(ConfigError, match=r"^train: the recipe is for a LlamaGenModel; take train=fake"):
+        LlamaGenTraining(out=str(tmp_path / "new")).train(SimpleNamespace(name="fake"))
     assert not (tmp_path / "new").exists()

@@ -25,6 +25,7 @@ from kvbench.training.qwen3.transformer import (
     draw_batch,
     train_walks,
 )
+from kvbench.training.transformer import init_decoder
 from tests.puzzles.test_room_walk import follow
 from tests.support.trainings import check_resumed, check_traced
 
@@ -36,7 +37,7 @@ STAGES = (WalkStage(2, 3, 4, batch=6, steps=3), WalkStage(3, 5, 8, batch=4, step
 
 def network() -> NextWord:
     made = NextWord(Qwen3(SHAPE))
-    made.init_weights(generator(0, 3))
+    init_decoder(made.transformer, generator(0, 3))
     return made
 
 

@@ -1,6 +1,7 @@
 """Training of a class-conditional model: tokens agree with the tokenizer's, scales with the loop's, resumption."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -190,6 +191,6 @@ def test_scenes_of_classes_hold_what_their_number_says() -> None:
 
 
 def test_a_recipe_for_another_kind_of_model_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"^train: the recipe is for a VARModel; take train="):
-        VARTraining(out=str(tmp_path / "new")).train(object())
+    with pytest.raises(ConfigError, match=r"^train: the recipe is for a VARModel; take train=fake"):
+        VARTraining(out=str(tmp_path / "new")).train(SimpleNamespace(name="fake"))
     assert not (tmp_path / "new").exists()

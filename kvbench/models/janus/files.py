@@ -1,4 +1,4 @@
-"""From the names of Janus-Pro's files to those of the modules."""
+"""Conversion of Janus-Pro's files to the names of the modules."""
 
 from collections.abc import Mapping
 

@@ -1,4 +1,4 @@
-"""From the names of Lumina-mGPT's and Chameleon's files to those of the modules."""
+"""Conversion of Lumina-mGPT's and Chameleon's files to the names of the modules."""
 
 from collections.abc import Mapping
 

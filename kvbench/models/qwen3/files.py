@@ -1,4 +1,4 @@
-"""From the names of Qwen3's files to those of the modules, and back."""
+"""Conversion of Qwen3's files to the names of the modules, and back."""
 
 from collections.abc import Mapping
 

@@ -1,4 +1,4 @@
-"""How a language model's next token is drawn: temperature, top-k, top-p."""
+"""Sampling of a language model's next token: temperature, top-k, top-p."""
 
 import math
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""What the transformer sees and predicts: bits of the residual pyramid under bitwise self-correction."""
+"""Inputs and targets of the transformer: bits of the residual pyramid under bitwise self-correction."""
 
 import torch
 from torch import Tensor

@@ -1,9 +1,8 @@
 """Training of `infinity_tiny`: scenes -> tokenizer -> latents -> transformer -> feature network."""
 
-import logging
-import time
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -22,8 +21,6 @@ from kvbench.training.infinity.transformer import Corpus, TextToBits, Transforme
 from kvbench.training.loop import generator
 from kvbench.training.scenes import draw_scenes
 
-log = logging.getLogger(__name__)
-
 
 @dataclass(frozen=True, kw_only=True)
 class InfinityTraining(Training):
@@ -35,14 +32,12 @@ class InfinityTraining(Training):
         features: recipe of the feature network.
     """
 
+    kind: ClassVar[type[Model]] = InfinityModel
     tokenizer: TokenizerRecipe = field(default_factory=TokenizerRecipe)
     transformer: TransformerRecipe = field(default_factory=TransformerRecipe)
     features: FeatureRecipe = field(default_factory=FeatureRecipe)
 
-    def train(self, model: Model) -> Path:
-        """Train tokenizer, transformer and feature network; return the folder with the finished weights."""
-        out, started = self.prepare(model, InfinityModel), time.perf_counter()
-        assert isinstance(model, InfinityModel)
+    def _train(self, model: InfinityModel, out: Path) -> None:
         images, captions = draw_scenes(self.pool, self.seed, self.threads)
         bsq = start(lambda: BSQ(model.tokenizer), self.tokenizer.seed).to(self.device)
         weights = train_tokenizer(
@@ -72,8 +67,6 @@ class InfinityTraining(Training):
         for part in ("transformer", "text"):
             write_weights(out / f"{part}.safetensors", weights, self.transformer, part)
         train_features(out / "features.safetensors", self.features, self.device)
-        log.info("trained in %.0f s: %s", time.perf_counter() - started, out)
-        return out
 
 
 def _tokenize_captions(captions: list[str]) -> Tensor:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from kvbench.models.infinity.tokenizer import BSQ
-from kvbench.training.autoencoder import AutoencoderRecipe, draw_images, encode_images, fit_tokenizer
+from kvbench.training.autoencoder import AutoencoderRecipe, draw_images, encode_latents, fit_tokenizer
 from kvbench.training.infinity.bits import straight_through_sums
 from kvbench.training.loop import generator
 from kvbench.training.scenes import reconstruction_loss
@@ -78,10 +78,4 @@ def train_tokenizer(
 @torch.inference_mode()
 def encode(model: BSQ, images: Tensor, batch: int = 256) -> Tensor:
     """Return the encoder's outputs float16 [N, d, h, w] for uint8 [N, H, W, 3] images, both on the CPU."""
-    device = model.amplitudes.device
-    config = model.config
-    shape = (config.bits, images.shape[1] // config.patch, images.shape[2] // config.patch)
-    latents = torch.empty(len(images), *shape, dtype=torch.float16)
-    for some, found in encode_images(model.encoder, images, device, batch):
-        latents[some] = found
-    return latents
+    return encode_latents(model.encoder, images, model.config.networks, model.amplitudes.device, batch)

@@ -1,9 +1,8 @@
 """Training of `llamagen_tiny`: scenes -> tokenizer -> tokens -> transformer and text encoder."""
 
-import logging
-import time
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import ClassVar
 
 import torch
 
@@ -25,8 +24,6 @@ from kvbench.training.llamagen.transformer import (
 from kvbench.training.loop import generator
 from kvbench.training.scenes import draw_scenes
 
-log = logging.getLogger(__name__)
-
 
 @dataclass(frozen=True, kw_only=True)
 class LlamaGenTraining(Training):
@@ -37,13 +34,11 @@ class LlamaGenTraining(Training):
         transformer: recipe of the transformer.
     """
 
+    kind: ClassVar[type[Model]] = LlamaGenModel
     tokenizer: VQRecipe = field(default_factory=VQRecipe)
     transformer: NextTokenRecipe = field(default_factory=NextTokenRecipe)
 
-    def train(self, model: Model) -> Path:
-        """Train tokenizer and transformer; return the folder with the finished weights."""
-        out, started = self.prepare(model, LlamaGenModel), time.perf_counter()
-        assert isinstance(model, LlamaGenModel)
+    def _train(self, model: LlamaGenModel, out: Path) -> None:
         images, captions = draw_scenes(self.pool, self.seed, self.threads)
         vq = start(lambda: VQ(model.tokenizer), self.tokenizer.seed).to(self.device)
         path = out / "tokenizer.checkpoint.safetensors"
@@ -61,5 +56,3 @@ class LlamaGenTraining(Training):
         )
         for part in ("transformer", "text"):
             write_weights(out / f"{part}.safetensors", weights, self.transformer, part)
-        log.info("trained in %.0f s: %s", time.perf_counter() - started, out)
-        return out

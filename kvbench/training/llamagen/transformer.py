@@ -1,6 +1,7 @@
 """Training of the small next-token transformer on image tokens, text encoder included."""
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -10,19 +11,17 @@ from torch.nn import functional as F
 from kvbench.models.llamagen.transformer import CaptionEmbedding, LlamaGen
 from kvbench.models.text import VocabularyEncoder
 from kvbench.training.attention import attend_causally
-from kvbench.training.loop import Recipe, fit, generator
-from kvbench.training.optim import warm_hold_decay
+from kvbench.training.loop import generator
+from kvbench.training.transformer import BaseTransformerRecipe, fit_transformer, init_decoder
 
 
 @dataclass(frozen=True)
-class NextTokenRecipe(Recipe):
-    """Settings of the transformer's training; see `Recipe` for those that are not listed.
+class NextTokenRecipe(BaseTransformerRecipe):
+    """Settings of the transformer's training; see `BaseTransformerRecipe` for the others.
 
     Attributes:
         steps: optimiser steps.
         batch: scenes per step.
-        decay: weight decay of hidden matrices.
-        hold: share of the steps at the peak rate.
         text_dropout: share of samples whose caption is the learned unconditional one.
         wrong: highest share of a sample's input tokens that are drawn at random, uniform on [0, wrong] for every second
             sample, so that one wrong token of a sampled image is survived.
@@ -30,11 +29,6 @@ class NextTokenRecipe(Recipe):
 
     steps: int = 4000
     batch: int = 64
-    muon: float = 0.02
-    adamw: float = 2e-3
-    average: float = 0.995
-    decay: float = 0.02
-    hold: float = 0.4
     text_dropout: float = 0.1
     wrong: float = 0.1
 
@@ -70,14 +64,7 @@ class CaptionToTokens(nn.Module):
     def init_weights(self, rng: torch.Generator) -> None:
         """Set weights to train from: unit-variance layers, residual branches and logits that start at zero."""
         self.text.init_weights(rng)
-        for name, parameter in self.transformer.named_parameters():
-            if name.endswith(("wo.weight", "w2.weight")) or name == "output.weight":
-                parameter.zero_()
-            elif parameter.ndim == 1:
-                parameter.fill_(1)
-            else:
-                embeds = "embedding" in name
-                parameter.normal_(0, 1.0 if embeds else parameter.shape[1] ** -0.5, generator=rng)
+        init_decoder(self.transformer, rng)
 
 
 @dataclass(frozen=True)
@@ -123,23 +110,13 @@ def train_next_token(
     Raises:
         ValueError, FloatingPointError: see `fit`.
     """
-    forward = torch.compile(model, dynamic=False) if compiled else model
-    device = model.transformer.output.weight.device
-    codes = model.transformer.config.vocabulary
-
-    def loss(step: int) -> Tensor:
-        arguments = draw_batch(corpus, recipe, codes, step)
-        with torch.autocast(device.type, torch.bfloat16):
-            return forward(*(tensor.to(device) for tensor in arguments))
-
-    return fit(
-        "transformer",
+    return fit_transformer(
         model,
+        partial(draw_batch, corpus, recipe, model.transformer.config.vocabulary),
         recipe,
-        loss,
         path,
+        model.transformer.output.weight.device,
         steps=recipe.steps,
-        rate=lambda step: warm_hold_decay(step, step / recipe.steps, hold=recipe.hold),
         hidden=lambda name: "blocks." in name or "layers." in name or "cap_proj" in name,
-        decay=recipe.decay,
+        compiled=compiled,
     )

@@ -1,10 +1,9 @@
 """Training of `reasoner_tiny`: problems of three walkers -> language model, written as a folder of Qwen3's."""
 
 import json
-import logging
-import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import ClassVar
 
 from kvbench.core.config import ConfigError
 from kvbench.core.files import write_whole
@@ -18,8 +17,7 @@ from kvbench.training import checkpoint
 from kvbench.training.base import Training
 from kvbench.training.loop import generator
 from kvbench.training.qwen3.transformer import END, PAD, VOCABULARY, NextWord, WalkRecipe, train_walks
-
-log = logging.getLogger(__name__)
+from kvbench.training.transformer import init_decoder
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,12 +28,10 @@ class Qwen3Training(Training):
         transformer: recipe of the language model.
     """
 
+    kind: ClassVar[type[Model]] = Qwen3Model
     transformer: WalkRecipe = field(default_factory=WalkRecipe)
 
-    def train(self, model: Model) -> Path:
-        """Train the language model; return the folder with its weights, vocabulary and configuration."""
-        out, started = self.prepare(model, Qwen3Model), time.perf_counter()
-        assert isinstance(model, Qwen3Model)
+    def _train(self, model: Qwen3Model, out: Path) -> None:
         config = model.transformer
         if config.vocabulary != len(VOCABULARY) or not self.transformer.stages:
             raise ConfigError(
@@ -43,7 +39,7 @@ class Qwen3Training(Training):
                 f"{config.vocabulary}), and train.transformer.stages names at least one stage"
             )
         network = NextWord(Qwen3(config))
-        network.init_weights(generator(self.transformer.seed, 3))
+        init_decoder(network.transformer, generator(self.transformer.seed, 3))
         path = out / "transformer.checkpoint.safetensors"
         weights = train_walks(network.to(self.device), self.transformer, path, compiled=self.compiled)
         folder = out / "model"
@@ -53,8 +49,6 @@ class Qwen3Training(Training):
         checkpoint.save(folder / WHOLE, half, {"recipe": asdict(self.transformer)})
         write_whole(folder / WORDS, json.dumps(VOCABULARY, ensure_ascii=False) + "\n")
         write_whole(folder / "config.json", json.dumps(describe(config), indent=1) + "\n")
-        log.info("trained in %.0f s: %s", time.perf_counter() - started, out)
-        return out
 
 
 def describe(config: Qwen3Config) -> dict[str, object]:

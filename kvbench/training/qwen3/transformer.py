@@ -11,11 +11,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from kvbench.models.qwen3.transformer import Qwen3
-from kvbench.puzzles.room_walk import MOST_MOVES, ask, draw_problem, list_words, solve
+from kvbench.puzzles.room_walk import MAX_MOVES, ask, draw_problem, list_words, solve
 from kvbench.training.attention import attend_causally
-from kvbench.training.loop import Recipe, fit
-from kvbench.training.optim import warm_hold_decay
 from kvbench.training.stages import count_steps, find_stage
+from kvbench.training.transformer import BaseTransformerRecipe, fit_transformer
 
 PAD, END = "<pad>", "<end>"
 VOCABULARY = (PAD, END, *list_words())
@@ -29,15 +28,15 @@ class WalkStage:
     """A stretch of training: `steps` steps of `batch` problems, of which the first `moves` moves are read.
 
     Attributes:
-        least: fewest rooms of a house.
-        rooms: most rooms of a house.
+        min_rooms: fewest rooms of a house.
+        max_rooms: most rooms of a house.
         moves: moves that are read; a solution of fewer is read to its end.
         batch: problems a step.
         steps: optimiser steps.
     """
 
-    least: int
-    rooms: int
+    min_rooms: int
+    max_rooms: int
     moves: int
     batch: int
     steps: int
@@ -45,22 +44,18 @@ class WalkStage:
     @property
     def tokens(self) -> int:
         """Tokens of the longest problem and of what is read of its solution."""
-        return 1 + 4 * self.rooms + 9 + 3 * self.moves + 5
+        return 1 + 4 * self.max_rooms + 9 + 3 * self.moves + 5
 
 
 @dataclass(frozen=True)
-class WalkRecipe(Recipe):
-    """Settings of the training; see `Recipe` for those that are not listed.
+class WalkRecipe(BaseTransformerRecipe):
+    """Settings of the training; see `BaseTransformerRecipe` for the others.
 
     Attributes:
         stages: in order; looking up is learnt in small houses, and stays when they grow.
         ends: share of the problems whose solution ends within the moves that are read.
-        decay: weight decay of hidden matrices.
-        hold: share of the steps at the peak rate.
     """
 
-    muon: float = 0.02
-    adamw: float = 2e-3
     average: float = 0.99
     stages: tuple[WalkStage, ...] = ()
     ends: float = 0.25
@@ -87,18 +82,6 @@ class NextWord(nn.Module):
         logits = self.transformer.logits(hidden).flatten(0, 1)
         return F.cross_entropy(logits, targets.flatten(), ignore_index=UNSAID)
 
-    @torch.no_grad()
-    def init_weights(self, rng: torch.Generator) -> None:
-        """Set weights to train from: unit-variance layers, residual branches and logits that start at zero."""
-        for name, parameter in self.transformer.named_parameters():
-            if name.endswith(("wo.weight", "w2.weight")) or name == "output.weight":
-                parameter.zero_()
-            elif parameter.ndim == 1:
-                parameter.fill_(1)
-            else:
-                embeds = "embedding" in name
-                parameter.normal_(0, 1.0 if embeds else parameter.shape[1] ** -0.5, generator=rng)
-
 
 def draw_batch(recipe: WalkRecipe, step: int) -> tuple[Tensor, Tensor]:
     """Draw a step's tokens and targets, int64 [batch, tokens], from the number of the step alone.
@@ -113,8 +96,8 @@ def draw_batch(recipe: WalkRecipe, step: int) -> tuple[Tensor, Tensor]:
     said = torch.zeros(read.shape, dtype=torch.bool)
     for row in range(stage.batch):
         ends = rng.random() < recipe.ends
-        moves = rng.randint(1, stage.moves) if ends else rng.randint(stage.moves, MOST_MOVES)
-        problem = draw_problem(rng, rng.randint(stage.least, stage.rooms), moves)
+        moves = rng.randint(1, stage.moves) if ends else rng.randint(stage.moves, MAX_MOVES)
+        problem = draw_problem(rng, rng.randint(stage.min_rooms, stage.max_rooms), moves)
         asked = ask(problem)
         words = [*asked, *islice((*solve(problem), END) if ends else solve(problem), 3 * stage.moves + 5)]
         read[row, : len(words)] = torch.tensor([NUMBERS[word] for word in words])
@@ -134,24 +117,19 @@ def train_walks(model: NextWord, recipe: WalkRecipe, path: Path, *, compiled: bo
     Raises:
         ValueError, FloatingPointError: see `fit`.
     """
-    forward = torch.compile(model, dynamic=False) if compiled else model
-    device = model.transformer.tok_embeddings.weight.device
     rotation = model.transformer.rotations(max(stage.tokens for stage in recipe.stages))
-    steps = count_steps(recipe.stages)
 
-    def loss(step: int) -> Tensor:
-        tokens, targets = (tensor.to(device) for tensor in draw_batch(recipe, step))
-        with torch.autocast(device.type, torch.bfloat16):
-            return forward(tokens, targets, rotation[: tokens.shape[1]])
+    def draw(step: int) -> tuple[Tensor, ...]:
+        tokens, targets = draw_batch(recipe, step)
+        return tokens, targets, rotation[: tokens.shape[1]]
 
-    return fit(
-        "transformer",
+    return fit_transformer(
         model,
+        draw,
         recipe,
-        loss,
         path,
-        steps=steps,
-        rate=lambda step: warm_hold_decay(step, step / steps, hold=recipe.hold),
+        rotation.device,
+        steps=count_steps(recipe.stages),
         hidden=lambda name: "layers." in name,
-        decay=recipe.decay,
+        compiled=compiled,
     )

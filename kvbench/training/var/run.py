@@ -1,9 +1,8 @@
 """Training of `var_tiny`: scenes of one object -> tokenizer -> latents -> transformer."""
 
-import logging
-import time
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import ClassVar
 
 from kvbench.models.base import Model
 from kvbench.models.var.model import VARModel
@@ -15,8 +14,6 @@ from kvbench.training.scenes import draw_classes
 from kvbench.training.var.tokenizer import VARTokenizerRecipe, encode, make_tokenizer, train_tokenizer
 from kvbench.training.var.transformer import ClassCorpus, ClassToTokens, VARRecipe, train_transformer
 
-log = logging.getLogger(__name__)
-
 
 @dataclass(frozen=True, kw_only=True)
 class VARTraining(Training):
@@ -27,13 +24,11 @@ class VARTraining(Training):
         transformer: recipe of the transformer.
     """
 
+    kind: ClassVar[type[Model]] = VARModel
     tokenizer: VARTokenizerRecipe = field(default_factory=VARTokenizerRecipe)
     transformer: VARRecipe = field(default_factory=VARRecipe)
 
-    def train(self, model: Model) -> Path:
-        """Train tokenizer and transformer; return the folder with the finished weights."""
-        out, started = self.prepare(model, VARModel), time.perf_counter()
-        assert isinstance(model, VARModel)
+    def _train(self, model: VARModel, out: Path) -> None:
         images, labels = draw_classes(self.pool, self.seed, self.threads)
         vq = make_tokenizer(model.tokenizer, self.tokenizer.seed).to(self.device)
         weights = train_tokenizer(
@@ -59,5 +54,3 @@ class VARTraining(Training):
             compiled=self.compiled,
         )
         write_weights(out / "transformer.safetensors", weights, self.transformer, "transformer")
-        log.info("trained in %.0f s: %s", time.perf_counter() - started, out)
-        return out

@@ -12,7 +12,7 @@ from kvbench.models.var.tokenizer import VQVAE, VQConfig, shrink
 from kvbench.training.autoencoder import (
     AutoencoderRecipe,
     draw_images,
-    encode_images,
+    encode_latents,
     fit_tokenizer,
     start,
 )
@@ -150,8 +150,4 @@ def walk_scales(
 def encode(vq: VQVAE, images: Tensor, batch: int = 256) -> Tensor:
     """Return the latents float16 [N, channels, h, w] of uint8 [N, H, W, 3] images, both on the CPU."""
     device = vq.quantize.embedding.weight.device
-    side = images.shape[1] // vq.config.networks.patch
-    latents = torch.empty(len(images), vq.config.channels, side, side, dtype=torch.float16)
-    for some, found in encode_images(vq.latents, images, device, batch):
-        latents[some] = found
-    return latents
+    return encode_latents(vq.latents, images, vq.config.networks, device, batch)

@@ -9,48 +9,29 @@ from pathlib import Path
 import pytest
 import torch
 from hydra.utils import instantiate
-from torch import Tensor
 
 from kvbench.core.files import hash_path
 from kvbench.models.janus import model as janus
 from kvbench.models.janus.model import JanusModel
-from kvbench.models.noise import PromptNoise
 from kvbench.models.weights import Source, WeightsError
-from tests.support.methods import methods_for
 from tests.support.reference import OneStream
-from tests.support.reference_janus import CONFIGS, TINY_VQ, Numbers, golden, prompt_of, published, whole_state
-from tests.support.small_models import check_images_of_a_method, check_reference_of_a_method, composed, full
-
-SMALL = (
-    "model=janus_pro_1b",
-    "model.weights=random",
-    "model.transformer.depth=2",
-    "model.transformer.width=32",
-    "model.transformer.heads=4",
-    "model.transformer.kv_heads=2",
-    "model.transformer.head_dim=8",
-    "model.transformer.hidden=64",
-    "model.transformer.vocabulary=100",
-    "model.transformer.image=[5,6]",
-    "model.transformer.codes=128",
-    "model.tokenizer.codes=128",
-    "model.tokenizer.latents=16",
-    "model.tokenizer.widths=[32,32,64]",
-    "model.tokenizer.blocks=1",
-    "model.prompt_tokens=9",
+from tests.support.reference_janus import (
+    CONFIGS,
+    SMALL,
+    TINY_VQ,
+    Numbers,
+    golden,
+    prompt_of,
+    published,
+    whole_state,
 )
+from tests.support.small_models import composed, full
+
 PROMPTS = ["a red circle", "two blue rings and a dog"]
 
 
 def model(*overrides: str) -> JanusModel:
     return instantiate(composed(*overrides).model)
-
-
-@pytest.fixture(scope="module")
-def tiny() -> JanusModel:
-    one = model(*SMALL)
-    one.load("cpu")
-    return one
 
 
 @pytest.mark.parametrize(("size", "layers", "heads"), [("1b", 24, 16), ("7b", 30, 32)])
@@ -76,36 +57,6 @@ def test_room_segments_and_guidance_are_settings() -> None:
     for name in ("chunk", "prompt_tokens"):
         with pytest.raises(Exception, match=re.escape(f"model.{name}=0: must be at least 1")):
             model("model=janus_pro_1b", f"model.{name}=0")
-
-
-def test_images_depend_on_prompt_and_noise_and_on_nothing_else(tiny: JanusModel) -> None:
-    def images(prompts: list[str], seed: int) -> Tensor:
-        return tiny.generate(prompts, full(tiny), PromptNoise(seed, range(len(prompts))))
-
-    first = images(PROMPTS, 0)
-    assert (first.shape, first.dtype) == ((2, 20, 24, 3), torch.uint8)
-    again = model(*SMALL)
-    again.load("cpu")
-    assert again.weights_sha256 == tiny.weights_sha256
-    assert torch.equal(again.generate(PROMPTS, full(again), PromptNoise(0, range(2))), first)
-    assert not torch.equal(images(["a blue circle", PROMPTS[1]], 0)[0], first[0])
-    assert not torch.equal(images(PROMPTS, 1)[0], first[0])
-    alone = tiny.generate(PROMPTS[1:], full(tiny), PromptNoise(0, (1,)))
-    assert (alone[0].int() - first[1].int()).abs().max() <= 1
-    roomy = replace(tiny, prompt_tokens=20)
-    roomy.load("cpu")
-    shifted = roomy.generate(PROMPTS, full(roomy), PromptNoise(0, range(2)))
-    assert (shifted.int() - first.int()).abs().max() <= 1
-    assert 20 < first.float().std() < 100
-
-
-def test_prompts_too_long_are_refused_by_name(tiny: JanusModel) -> None:
-    prompt = "one two three four five six seven eight"
-    message = re.escape(f"prompt {prompt!r} has 10 tokens: set model.prompt_tokens=10, which is 9")
-    with pytest.raises(ValueError, match=message):
-        tiny.check_prompts([*PROMPTS, prompt])
-    with pytest.raises(ValueError, match=message):
-        tiny.generate([prompt], full(tiny), PromptNoise(0, (0,)))
 
 
 @pytest.fixture
@@ -166,16 +117,3 @@ def test_settings_that_do_not_go_together_are_refused() -> None:
         model(*SMALL, "model.tokenizer.codes=64")
     with pytest.raises(ValueError, match="names no text and no weights; use"):
         replace(model(*SMALL), weights="files", sources={})
-
-
-METHODS = methods_for("next-token")
-
-
-@pytest.mark.parametrize("name", METHODS)
-def test_every_method_draws_images(tiny: JanusModel, name: str) -> None:
-    check_images_of_a_method(name, tiny, SMALL, PROMPTS, (20, 24))
-
-
-@pytest.mark.parametrize("name", METHODS)
-def test_with_room_for_everything_every_method_draws_the_reference(tiny: JanusModel, name: str) -> None:
-    check_reference_of_a_method(name, tiny, SMALL, PROMPTS)
