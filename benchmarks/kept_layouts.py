@@ -20,7 +20,7 @@ from torch.nn import functional as F
 
 from kvbench.kernels.compact import move_slots, source_table
 from kvbench.kernels.decode_attention import DecodeRows, decode_attention, prepare_rows, write_tokens
-from kvbench.kernels.layout import Layout, arrange_rows, pack_rows
+from kvbench.kernels.layout import Layout, Past, arrange_rows, pack_rows
 
 Axis = Literal["layers", "heads"]
 Way = Literal["sparse", "max", "ragged"]
@@ -185,9 +185,9 @@ def lay(
     """
     if way == "ragged":  # as the engine does
         after, source = source_table(layout, keep, layout.longest, 0, layout.free_slots)
-        return prepare_rows(move_slots(keys, source), move_slots(values, source), after)
+        return prepare_rows(Past(move_slots(keys, source), move_slots(values, source), after))
     if way == "sparse":
-        return _mask_rows(prepare_rows(keys, values, layout, "grouped"), keep)
+        return _mask_rows(prepare_rows(Past(keys, values, layout), "grouped"), keep)
     longest = max(widths)
     after = arrange_rows(pack_rows(layout.positions, keep, -1, longest), list(widths), layout.free_slots)
     source = (layout.offsets[:, None] + torch.arange(layout.longest))[keep]
@@ -197,12 +197,12 @@ def lay(
         rewritten = storage.new_zeros(1, after.capacity, storage.shape[2])
         moved.append(rewritten.index_copy_(1, target, storage.index_select(1, source)))
     return _mask_rows(
-        prepare_rows(*moved, after, "grouped"), torch.arange(longest) < keep.sum(1, keepdim=True)
+        prepare_rows(Past(*moved, after), "grouped"), torch.arange(longest) < keep.sum(1, keepdim=True)
     )
 
 
 def _mask_rows(rows: DecodeRows, keep: Tensor) -> Regular:
-    bits, layout, masks, first = pack_bits(keep), rows.layout, list[Tensor | None](), 0
+    bits, layout, masks, first = pack_bits(keep), rows.past.layout, list[Tensor | None](), 0
     # As a kernel reads them: torch's attention adds a mask of numbers to the scores.
     kept = unpack_bits(bits, keep.shape[1]).index_select(0, layout.order)
     for group in layout.groups:
@@ -232,7 +232,7 @@ def attend_step(
     """
     if isinstance(layer, DecodeRows):
         return decode_attention(q, k, v, layer, filled, scale)
-    rows, layout = layer.rows, layer.rows.layout
+    rows, layout = layer.rows, layer.rows.past.layout
     write_tokens(k, v, rows, filled)
     parts = [q]
     if len(layout.groups) > 1:

@@ -18,7 +18,7 @@ from kvbench.kernels import attention_mass as mass_kernel
 from kvbench.kernels import compact, ragged_attention
 from kvbench.kernels.attention_paths import Path
 from kvbench.kernels.decode_attention import decode_attention, prepare_rows
-from kvbench.kernels.layout import Layout, empty_layout
+from kvbench.kernels.layout import Layout, Past, empty_layout
 from kvbench.kernels.linear import linear
 from kvbench.methods.heatkv.schedule import Schedule
 
@@ -41,12 +41,12 @@ class Inputs(NamedTuple):
 
 def ragged(x: Inputs, layout: Layout, scale: float, path: Path | None = None) -> Tensor:
     """Attention of a segment, by the way that is chosen unless told."""
-    return ragged_attention.ragged_attention(*x, layout, scale, path=path)[0]
+    return ragged_attention.ragged_attention(*x[:3], Past(*x[3:], layout), scale, path=path)[0]
 
 
 def mass(x: Inputs, layout: Layout, scale: float) -> Tensor:
     """Attention that every slot receives."""
-    return mass_kernel.attention_mass(x.q, x.k, x.keys, layout, scale)
+    return mass_kernel.attention_mass(x.q, x.k, Past(x.keys, x.values, layout), scale)
 
 
 def rebuilder(before: Layout, keep: Tensor, at: Segment) -> tuple[Layout, Callable[[Inputs], object]]:
@@ -175,7 +175,7 @@ class Case:
         filled, device = self.at.length // 2, self.timer.device
         came = torch.full((1,), filled, dtype=torch.int64, device=device) if alone else None
         sets = self.inputs(layout.capacity, 1, queries)
-        rows = {id(x.keys): prepare_rows(x.keys, x.values, layout, filled=came) for x in sets}
+        rows = {id(x.keys): prepare_rows(Past(x.keys, x.values, layout), filled=came) for x in sets}
         call: Callable[[Inputs], object] = lambda x: decode_attention(  # noqa: E731
             x.q, x.k, x.v, rows[id(x.keys)], filled, self.spec.logit_scale
         )

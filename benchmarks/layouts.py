@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from kvbench.kernels.decode_attention import DecodeRows, _choose, decode_attention, prepare_rows
-from kvbench.kernels.layout import Layout, arrange_rows
+from kvbench.kernels.layout import Layout, Past, arrange_rows
 
 ROOM = 24
 """Tokens of a line, the room behind every row."""
@@ -63,14 +63,15 @@ def main() -> None:
         return torch.randn(*shape, device=options.device, dtype=dtype)
 
     keys, values = (normal(1, layout.capacity, options.dim) for _ in range(2))
+    past = Past(keys, values, layout)
     q, k, v = (normal(1, len(counts), 1, options.dim) for _ in range(3))
     ways: dict[str, DecodeRows] = {
-        name: prepare_rows(keys, values, layout, name) for name in ("together", "grouped", "padded")
+        name: prepare_rows(past, name) for name in ("together", "grouped", "padded")
     }
     if options.device == "cuda":
-        ways["kernel of many"] = prepare_rows(keys, values, layout)
+        ways["kernel of many"] = prepare_rows(past)
         filled = torch.zeros(1, dtype=torch.int64, device=options.device)
-        ways["kernel of one"] = prepare_rows(keys, values, layout, filled=filled)
+        ways["kernel of one"] = prepare_rows(past, filled=filled)
     seconds: dict[str, list[float]] = {name: [] for name in ways}
     with torch.inference_mode():
         for repeat in range(options.repeats + 5):

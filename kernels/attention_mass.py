@@ -3,15 +3,14 @@
 import torch
 from torch import Tensor
 
-from kvbench.kernels.layout import Layout, fold_rows, pad_rows
+from kvbench.kernels.layout import Layout, Past, fold_rows, pad_rows
 from kvbench.kernels.products import wide_products
 
 
 def attention_scores(
     q: Tensor,
     k: Tensor,
-    past_keys: Tensor,
-    layout: Layout,
+    past: Past,
     scale: float,
     *,
     tokens: Tensor | None = None,
@@ -22,23 +21,21 @@ def attention_scores(
         q: [sequences, heads, queries, D], whose heads are the layout's rows, one sequence after the other where each
             has rows of its own.
         k: current keys [sequences, heads, tokens, D].
-        past_keys: flat storage [batch, slots, D].
-        layout: where rows lie in it.
+        past: what is stored; its values are not read.
         scale: factor on q k^T.
         tokens: int [queries], the current token that each query belongs to and sees no further than; None: all is seen.
 
     Returns:
         float32 [batch, rows, queries, longest + tokens], -inf beyond a row's end and at keys that are not seen.
     """
-    q = fold_rows(q, len(past_keys), len(layout.counts))
-    return _scores(q, _join_keys(k, past_keys, layout), _mask_ends(layout), scale, tokens, k.shape[2])
+    q = fold_rows(q, len(past.keys), len(past.layout.counts))
+    return _scores(q, _join_keys(k, past), _mask_ends(past.layout), scale, tokens, k.shape[2])
 
 
 def attention_mass(
     q: Tensor,
     k: Tensor,
-    past_keys: Tensor,
-    layout: Layout,
+    past: Past,
     scale: float,
     *,
     power: int = 1,
@@ -52,8 +49,7 @@ def attention_mass(
         q: [sequences, heads, queries, D], whose heads are the layout's rows, one sequence after the other where each
             has rows of its own.
         k: current keys [sequences, heads, tokens, D].
-        past_keys: flat storage [batch, slots, D].
-        layout: where rows lie in it.
+        past: what is stored; its values are not read.
         scale: factor on q k^T, positive.
         power: 2 for the mean square, from which a variance follows.
         lse: float32 [sequences, heads, queries], contiguous, log-sum-exp of the queries' scores where attention has
@@ -68,10 +64,10 @@ def attention_mass(
     if q.is_cuda:
         from kvbench.kernels.triton.attention_mass import attention_mass_triton
 
-        return attention_mass_triton(q, k, past_keys, layout, scale, power=power, lse=lse, tokens=tokens)
-    q = fold_rows(q, len(past_keys), len(layout.counts))
+        return attention_mass_triton(q, k, past, scale, power=power, lse=lse, tokens=tokens)
+    q = fold_rows(q, len(past.keys), len(past.layout.counts))
     lse = None if lse is None else lse.reshape(q.shape[:3])
-    keys, absent = _join_keys(k, past_keys, layout), _mask_ends(layout)
+    keys, absent = _join_keys(k, past), _mask_ends(past.layout)
     mass = keys.new_zeros(keys.shape[:3])
     for start in range(0, q.shape[2], chunk):
         part = slice(start, start + chunk)
@@ -82,14 +78,14 @@ def attention_mass(
     return mass.div_(q.shape[2])
 
 
-def _join_keys(k: Tensor, past_keys: Tensor, layout: Layout) -> Tensor:
+def _join_keys(k: Tensor, past: Past) -> Tensor:
     """float32 [batch, rows, longest + tokens, D]; the past as attention reads it, in the dtype of the present."""
-    past = layout.longest
-    joined = k.new_empty(*k.shape[:2], past + k.shape[2], k.shape[3], dtype=torch.float32)
-    joined[:, :, past:] = k
-    joined = joined.view(len(past_keys), len(layout.counts), *joined.shape[2:])
-    if past:
-        joined[:, :, :past] = pad_rows(past_keys, layout).to(k.dtype)
+    longest = past.layout.longest
+    joined = k.new_empty(*k.shape[:2], longest + k.shape[2], k.shape[3], dtype=torch.float32)
+    joined[:, :, longest:] = k
+    joined = joined.view(len(past.keys), len(past.layout.counts), *joined.shape[2:])
+    if longest:
+        joined[:, :, :longest] = pad_rows(past.keys, past.layout).to(k.dtype)
     return joined
 
 

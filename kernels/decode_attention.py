@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from kvbench.kernels.layout import Layout, list_free_slots, view_group
+from kvbench.kernels.layout import Layout, Past, list_free_slots, view_group
 
 Arrangement = Literal["kernel", "together", "grouped", "padded"]
 """How rows of unequal length are read (HeadKV, arXiv:2605.20600, section 4, compares the like).
@@ -31,9 +31,7 @@ class DecodeRows(NamedTuple):
     """A layer's storage while the steps of a segment fill the free slots behind its rows.
 
     Attributes:
-        keys: flat storage [batch, capacity, D].
-        values: storage of the values, shaped like `keys`.
-        layout: where rows lie in the flat storage.
+        past: stored keys and values [batch, capacity, D].
         filled: int64 [1], tokens of the segment that came before the step, for the kernel of one token; None: the
             kernel of several tokens does.
         groups: keys and values of the rows of each length, views [batch, rows, length + free_slots, D], in the layout's
@@ -44,9 +42,7 @@ class DecodeRows(NamedTuple):
         slots: int64 [rows x width], the slots of rows that are padded to the longest; None otherwise.
     """
 
-    keys: Tensor
-    values: Tensor
-    layout: Layout
+    past: Past
     filled: Tensor | None = None
     groups: tuple[tuple[Tensor, Tensor], ...] = ()
     ends: Tensor | None = None
@@ -55,41 +51,36 @@ class DecodeRows(NamedTuple):
 
 
 def prepare_rows(
-    keys: Tensor,
-    values: Tensor,
-    layout: Layout,
-    arrangement: Arrangement | None = None,
-    filled: Tensor | None = None,
+    past: Past, arrangement: Arrangement | None = None, filled: Tensor | None = None
 ) -> DecodeRows:
-    """Prepare flat storage [batch, capacity, D], finite in every slot, for the steps of a segment.
+    """Prepare storage for the steps of a segment.
 
     Args:
-        keys: stored keys.
-        values: stored values.
-        layout: where rows lie in both.
+        past: stored keys and values [batch, capacity, D].
         arrangement: how rows of unequal length are read; None for what is fastest: on CUDA by a kernel, elsewhere as
             the number of lengths says (`benchmarks/layouts.py`).
         filled: see `DecodeRows`.
     """
+    keys, values, layout = past
     ends, device = layout.offsets + layout.lengths, keys.device
     chosen = arrangement or ("kernel" if keys.is_cuda else _choose(layout, keys.shape[2]))
     if chosen == "kernel":
-        return DecodeRows(keys, values, layout, filled, ends=ends)
+        return DecodeRows(past, filled, ends=ends)
     if layout.uniform or chosen == "grouped":
         groups = tuple(
             (view_group(keys, group, group.free_slots), view_group(values, group, group.free_slots))
             for group in layout.groups
         )
-        return DecodeRows(keys, values, layout, groups=groups, ends=None if layout.uniform else ends)
+        return DecodeRows(past, groups=groups, ends=None if layout.uniform else ends)
     if chosen == "together":
         slot = torch.arange(layout.capacity, device=device)
         own = (slot >= layout.offsets[:, None]) & (slot < ends[:, None] + layout.free_slots)
         ages = (slot - ends[:, None]).masked_fill_(~own, layout.capacity)
-        return DecodeRows(keys, values, layout, ends=ends, ages=ages)
+        return DecodeRows(past, ends=ends, ages=ages)
     place = torch.arange(layout.longest + layout.free_slots, device=device)
     slots = (layout.offsets[:, None] + place).clamp_(max=layout.capacity - 1).flatten()
     ages = (place - layout.lengths[:, None])[:, None]
-    return DecodeRows(keys, values, layout, ends=ends, ages=ages, slots=slots)
+    return DecodeRows(past, ends=ends, ages=ages, slots=slots)
 
 
 def _choose(layout: Layout, channels: int) -> Arrangement:
@@ -132,32 +123,32 @@ def decode_attention(q: Tensor, k: Tensor, v: Tensor, rows: DecodeRows, filled: 
         # Queries take the place of heads, rows that of queries: all read the one row of keys there is.
         seen = rows.ages <= (last if isinstance(last, int) else last[:, None, None])
         q = q.transpose(1, 2)
-        keys, values = (x[:, None].expand(-1, q.shape[1], -1, -1) for x in (rows.keys, rows.values))
+        keys, values = (x[:, None].expand(-1, q.shape[1], -1, -1) for x in rows.past[:2])
         return _attend(q, keys, values, seen, scale).transpose(1, 2)
     seen = rows.ages <= (last if isinstance(last, int) else last[:, None])
-    shape = (len(rows.layout.counts), -1)
-    keys, values = (x.index_select(1, rows.slots).unflatten(1, shape) for x in (rows.keys, rows.values))
+    shape = (len(rows.past.layout.counts), -1)
+    keys, values = (x.index_select(1, rows.slots).unflatten(1, shape) for x in rows.past[:2])
     return _attend(q, keys, values, seen, scale)
 
 
 def _attend_in_place(q: Tensor, k: Tensor, v: Tensor, rows: DecodeRows, filled: int, scale: float) -> Tensor:
     """Attend by a Triton kernel; arguments as of `decode_attention`."""
-    layout = rows.layout
     if rows.filled is not None and k.shape[2] == 1:
         from kvbench.kernels.triton.decode_attention import decode_attention_triton
 
-        return decode_attention_triton(q, k, v, rows.keys, rows.values, layout, rows.filled, scale)
+        return decode_attention_triton(q, k, v, rows.past, rows.filled, scale)
     from kvbench.kernels.triton.ragged_attention import ragged_attention_triton
 
-    before = layout._replace(lengths=layout.lengths + filled)
-    out, _ = ragged_attention_triton(q, k, v, rows.keys, rows.values, before, scale, causal=True)
+    layout = rows.past.layout
+    before = rows.past._replace(layout=layout._replace(lengths=layout.lengths + filled))
+    out, _ = ragged_attention_triton(q, k, v, before, scale, causal=True)
     write_tokens(k, v, rows, filled)
     return out
 
 
 def _attend_groups(q: Tensor, rows: DecodeRows, filled: int, tokens: int, scale: float) -> Tensor:
     """Attend to the rows of each length by themselves, `tokens` new ones among them; see `decode_attention`."""
-    layout = rows.layout
+    layout = rows.past.layout
     parts = [q]
     if len(rows.groups) > 1:
         parts = list(q.index_select(1, layout.order).split([group.size for group in layout.groups], 1))
@@ -182,13 +173,15 @@ def write_tokens(k: Tensor, v: Tensor, rows: DecodeRows, filled: int) -> None:
     tokens = k.shape[2]
     if rows.ends is None:
         ((keys, values),) = rows.groups
-        start = rows.layout.longest + filled
+        start = rows.past.layout.longest + filled
         keys.narrow(2, start, tokens).copy_(k)
         values.narrow(2, start, tokens).copy_(v)
         return
     slots = (
-        rows.ends + filled if tokens == 1 else list_free_slots(rows.layout, filled, filled + tokens).flatten()
+        rows.ends + filled
+        if tokens == 1
+        else list_free_slots(rows.past.layout, filled, filled + tokens).flatten()
     )
-    for storage, new in ((rows.keys, k), (rows.values, v)):
+    for storage, new in ((rows.past.keys, k), (rows.past.values, v)):
         new = new.flatten(1, 2)
         storage.index_copy_(1, slots, new if new.dtype == storage.dtype else new.to(storage.dtype))

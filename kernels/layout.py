@@ -70,6 +70,20 @@ class Layout(NamedTuple):
         return self.total + self.free_slots * len(self.counts)
 
 
+class Past(NamedTuple):
+    """Stored keys and values of a layer's rows.
+
+    Attributes:
+        keys: flat storage [batch, slots, D], finite in every slot.
+        values: shaped like `keys`.
+        layout: where rows lie in both.
+    """
+
+    keys: Tensor
+    values: Tensor
+    layout: Layout
+
+
 def arrange_rows(positions: Tensor, counts: list[int], free_slots: int = 0) -> Layout:
     """Return the layout of rows of `counts` tokens at `positions` [rows, longest], with `free_slots` behind each."""
     order = sorted(range(len(counts)), key=lambda row: -counts[row])

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from kvbench.kernels.attention_states import State, merge_pair
 from kvbench.kernels.fused_attention import Backend, fused_attention
-from kvbench.kernels.layout import Layout, fold_rows, view_group
+from kvbench.kernels.layout import Past, fold_rows, view_group
 
 LONG = 1024
 """Slots of equally long rows from which on fused attention is worth a second output that is merged with the first."""
@@ -20,9 +20,7 @@ PIECE_BYTES = 128 << 20
 
 def attend_past(
     q: Tensor,
-    past_keys: Tensor,
-    past_values: Tensor,
-    layout: Layout,
+    past: Past,
     scale: float,
     state: State | None = None,
 ) -> State:
@@ -30,29 +28,27 @@ def attend_past(
 
     Args:
         q: [sequences, heads, queries, D].
-        past_keys: flat storage [batch, slots, D] of as many rows as there are sequences x heads, in that order; finite
-            in every slot.
-        past_values: storage of the values, shaped like `past_keys`.
-        layout: where rows lie in both.
+        past: stored keys and values of as many rows as there are sequences x heads, in that order.
         scale: factor on q k^T, positive.
         state: attention of the same queries over other keys, which is overwritten.
 
     Returns:
         Attention over the slots and the keys of `state`. Without one, rows that hold nothing have (0, -inf).
     """
+    layout = past.layout
     if not layout.total:
         return (torch.zeros_like(q), _unseen(q)) if state is None else state
     if q.is_cuda:
         from kvbench.kernels.triton.past_attention import past_attention_triton
 
-        return past_attention_triton(q, past_keys, past_values, layout, scale, state=state)
-    rows = fold_rows(q, len(past_keys), len(layout.counts)).index_select(1, layout.order)
+        return past_attention_triton(q, past, scale, state=state)
+    rows = fold_rows(q, len(past.keys), len(layout.counts)).index_select(1, layout.order)
     out, lse = torch.zeros_like(rows), _unseen(rows)
     first = 0
     for group in layout.groups:
         at, first = slice(first, first + group.size), first + group.size
         if group.length:
-            keys, values = (view_group(x, group).to(q.dtype) for x in (past_keys, past_values))
+            keys, values = (view_group(x, group).to(q.dtype) for x in past[:2])
             out[:, at], lse[:, at] = fused_attention(rows[:, at], keys, values, scale)
     found = (
         out.index_select(1, layout.places).view(q.shape),
@@ -65,9 +61,7 @@ def attend_in_parts(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    past_keys: Tensor,
-    past_values: Tensor,
-    layout: Layout,
+    past: Past,
     scale: float,
     *,
     causal: bool = False,
@@ -81,19 +75,17 @@ def attend_in_parts(
         q: [sequences, heads, queries, D].
         k: current keys [sequences, heads, tokens, D].
         v: current values, shaped like `k`.
-        past_keys: flat storage, see `attend_past`.
-        past_values: storage of the values.
-        layout: where rows lie in both.
+        past: stored keys and values, see `attend_past`.
         scale: factor on q k^T, positive.
         causal: current tokens are seen by themselves and those after them; else by all.
         backend: whose fused attention; None for the fastest.
     """
-    present = fused_attention(q, k, v, scale, causal=causal, backend=backend)
+    layout, present = past.layout, fused_attention(q, k, v, scale, causal=causal, backend=backend)
     if layout.longest < LONG or not layout.uniform:
-        return attend_past(q, past_keys, past_values, layout, scale, present)
+        return attend_past(q, past, scale, present)
     keys, values = (
         view_group(x, layout.groups[0]).to(q.dtype).reshape(*q.shape[:2], layout.longest, -1)
-        for x in (past_keys, past_values)
+        for x in past[:2]
     )
     out, lse = present
     some = max(1, PIECE_BYTES // out[0].nbytes)

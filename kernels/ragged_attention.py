@@ -13,7 +13,7 @@ from torch import Tensor
 
 from kvbench.kernels.attention_paths import Path, choose_path, describe
 from kvbench.kernels.fused_attention import fused_attention
-from kvbench.kernels.layout import Group, Layout, fold_rows, view_group
+from kvbench.kernels.layout import Group, Past, fold_rows, view_group
 from kvbench.kernels.past_attention import attend_in_parts
 from kvbench.kernels.products import wide_products
 
@@ -31,9 +31,7 @@ def ragged_attention(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    past_keys: Tensor,
-    past_values: Tensor,
-    layout: Layout,
+    past: Past,
     scale: float,
     *,
     causal: bool = False,
@@ -49,10 +47,8 @@ def ragged_attention(
             has rows of its own; with grouped queries the heads of one KV head lie behind each other in `queries`:
             query m belongs to token m % tokens.
         k: current keys [sequences, heads, tokens, D].
-        v: current values, likewise.
-        past_keys: flat storage [batch, slots, D] (see `kernels/compact.py`), read in q's dtype.
-        past_values: likewise.
-        layout: where rows lie in the storage.
+        v: current values, shaped like `k`.
+        past: stored keys and values, read in q's dtype.
         scale: factor on q k^T, positive.
         causal: current tokens are seen by themselves and those after them; else by all.
         lse: whether the log-sum-exp is wanted.
@@ -63,16 +59,16 @@ def ragged_attention(
         it was not wanted and not needed.
     """
     if path is None:
-        path = choose_path(describe(q, k, layout), q.device) if q.is_cuda else "kernel"
+        path = choose_path(describe(q, k, past.layout), q.device) if q.is_cuda else "kernel"
     if path == "parts":
-        return attend_in_parts(q, k, v, past_keys, past_values, layout, scale, causal=causal)
+        return attend_in_parts(q, k, v, past, scale, causal=causal)
     if q.is_cuda:
         from kvbench.kernels.triton.ragged_attention import ragged_attention_triton
 
-        return ragged_attention_triton(q, k, v, past_keys, past_values, layout, scale, causal=causal)
+        return ragged_attention_triton(q, k, v, past, scale, causal=causal)
     shape = q.shape
-    q, k, v = (fold_rows(x, len(past_keys), len(layout.counts)) for x in (q, k, v))
-    out, sums = _attend_folded(q, k, v, past_keys, past_values, layout, scale, causal=causal, lse=lse)
+    q, k, v = (fold_rows(x, len(past.keys), len(past.layout.counts)) for x in (q, k, v))
+    out, sums = _attend_folded(q, k, v, past, scale, causal=causal, lse=lse)
     return out.reshape(shape), None if sums is None else sums.reshape(shape[:3])
 
 
@@ -80,19 +76,16 @@ def _attend_folded(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    past_keys: Tensor,
-    past_values: Tensor,
-    layout: Layout,
+    past: Past,
     scale: float,
     *,
     causal: bool,
     lse: bool,
 ) -> tuple[Tensor, Tensor | None]:
     """`ragged_attention` outside CUDA, over rows [batch, rows, queries, D] as the layout counts them."""
-    tokens = k.shape[2] if causal else None
+    tokens, layout = k.shape[2] if causal else None, past.layout
     if layout.uniform:
-        past = _past(past_keys, past_values, layout.groups[0], q.dtype)
-        return _attention(q, [*past, (k, v)], scale, tokens, lse)
+        return _attention(q, [*_view_past(past, layout.groups[0], q.dtype), (k, v)], scale, tokens, lse)
     # Rows in the order of the storage, where equally long ones are neighbours.
     q, k, v = (x.transpose(0, 1).index_select(0, layout.order) for x in (q, k, v))
     found, first = [], 0
@@ -100,7 +93,7 @@ def _attend_folded(
         rows = slice(first, first + sum(group.size for group in groups))
         present = k[rows], v[rows]
         pasts = [
-            [(x.transpose(0, 1), y.transpose(0, 1)) for x, y in _past(past_keys, past_values, group, q.dtype)]
+            [(x.transpose(0, 1), y.transpose(0, 1)) for x, y in _view_past(past, group, q.dtype)]
             for group in groups
         ]
         if len(groups) == 1:
@@ -145,8 +138,10 @@ def _round_up(keys: int) -> int:
     return -(-keys // LANES) * LANES
 
 
-def _past(keys: Tensor, values: Tensor, group: Group, dtype: torch.dtype) -> list[Pair]:
-    return [(view_group(keys, group).to(dtype), view_group(values, group).to(dtype))] if group.length else []
+def _view_past(past: Past, group: Group, dtype: torch.dtype) -> list[Pair]:
+    if not group.length:
+        return []
+    return [(view_group(past.keys, group).to(dtype), view_group(past.values, group).to(dtype))]
 
 
 def dense_attention(

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kvbench.kernels.layout import Layout
+from kvbench.kernels.layout import Past
 from kvbench.kernels.triton.launch import LOG2_E, UNIT, align_rows, cdiv, load_tile, next_power_of_2
 
 
@@ -252,8 +252,7 @@ def _received(keys, asked, lse, scale, POWER: tl.constexpr, PRECISION: tl.conste
 def attention_mass_triton(
     q: Tensor,
     k: Tensor,
-    past_keys: Tensor,
-    layout: Layout,
+    past: Past,
     scale: float,
     *,
     power: int = 1,
@@ -262,12 +261,12 @@ def attention_mass_triton(
 ) -> Tensor:
     """Take and return what `kernels.attention_mass.attention_mass` does; `tokens` int32 [queries] or None."""
     _, heads, queries, channels = q.shape
-    batch, rows = len(past_keys), len(layout.counts)
+    layout, batch, rows = past.layout, len(past.keys), len(past.layout.counts)
     present, longest = k.shape[2], layout.longest
     (q, q_strides), (k, k_strides) = align_rows(q), align_rows(k)
     mass = q.new_empty(batch, rows, longest + present, dtype=torch.float32)
     where = (layout.offsets, layout.lengths, layout.order, scale * LOG2_E, heads, rows, queries, present)
-    strides = (past_keys.shape[1], *q_strides, *k_strides)
+    strides = (past.keys.shape[1], *q_strides, *k_strides)
     block, keys, warps = block_sizes(channels, q.dtype)
     options = {
         "UNIT": UNIT, "HEAD_DIM": channels, "BLOCK_D": max(16, next_power_of_2(channels)), "BLOCK_M": block,
@@ -278,11 +277,11 @@ def attention_mass_triton(
     if lse is None:
         lse = q.new_empty(batch, rows, queries, dtype=torch.float32)
         sum_kernel[cdiv(queries, block), batch, rows](
-            q, k, past_keys, lse, token, *where, *strides, **options
+            q, k, past.keys, lse, token, *where, *strides, **options
         )
     tiles = cdiv(longest, keys) + cdiv(present, keys)
     mass_kernel[tiles, batch, rows](
-        q, k, past_keys, lse, token, mass, *where, longest, *strides, **options, POWER=power
+        q, k, past.keys, lse, token, mass, *where, longest, *strides, **options, POWER=power
     )
     return mass
 

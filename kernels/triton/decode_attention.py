@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kvbench.kernels.layout import Layout
+from kvbench.kernels.layout import Past
 from kvbench.kernels.triton.launch import LOG2_E, UNIT, align_rows, load_tile, next_power_of_2
 from kvbench.kernels.triton.ragged_attention import Tile, splits
 from kvbench.kernels.triton.softmax import add_tile, merge_shares, score_tile
@@ -143,9 +143,7 @@ def decode_attention_triton(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    layout: Layout,
+    past: Past,
     filled: Tensor,
     scale: float,
     *,
@@ -157,9 +155,7 @@ def decode_attention_triton(
         q: [batch, rows, queries, D]: the query heads that read the row.
         k: the token's key [batch, rows, 1, D].
         v: its value, shaped like k.
-        keys: flat storage [batch, capacity, D], written to.
-        values: storage of the values, shaped like `keys`.
-        layout: where rows lie in both, with free slots behind them.
+        past: stored keys and values [batch, capacity, D], written to; rows have free slots behind them.
         filled: int64 [1], tokens that the free slots hold already.
         scale: factor on q k^T, positive.
         share: programs that share a row's keys; None: as many as fill the device.
@@ -167,6 +163,7 @@ def decode_attention_triton(
     Returns:
         [batch, rows, queries, D] in q's dtype, contiguous.
     """
+    layout = past.layout
     batch, rows, queries, channels = q.shape
     (q, q_strides), (k, k_strides), (v, v_strides) = align_rows(q), align_rows(k), align_rows(v)
     sizes = tile(channels, q.dtype, queries)
@@ -176,9 +173,9 @@ def decode_attention_triton(
     lse = q.new_empty(share, batch, rows, queries, dtype=torch.float32)
     partial = lse if share == 1 else q.new_empty(*lse.shape, channels, dtype=torch.float32)
     decode_kernel[batch * share, rows](
-        q, k, v, keys, values, out, partial, lse,
+        q, k, v, past.keys, past.values, out, partial, lse,
         layout.offsets, layout.lengths, layout.order, filled, scale * LOG2_E,
-        rows, queries, keys.shape[1], share, *q_strides, *k_strides[:2], *v_strides[:2],
+        rows, queries, past.keys.shape[1], share, *q_strides, *k_strides[:2], *v_strides[:2],
         UNIT=UNIT, HEAD_DIM=channels, BLOCK_D=max(16, next_power_of_2(channels)),
         BLOCK_M=sizes.queries, BLOCK_N=sizes.keys, STAGES=sizes.stages,
         PRECISION="ieee" if q.dtype == torch.float32 else "tf32",

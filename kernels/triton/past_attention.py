@@ -12,7 +12,7 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from kvbench.kernels.attention_states import State
-from kvbench.kernels.layout import Layout
+from kvbench.kernels.layout import Past
 from kvbench.kernels.triton.launch import LOG2_E, UNIT, align_rows, cdiv, load_tile, next_power_of_2
 from kvbench.kernels.triton.ragged_attention import Tile, fit_keys, make_output, splits, tile
 from kvbench.kernels.triton.softmax import add_tile, merge_shares
@@ -138,27 +138,24 @@ def past_kernel(
 
 def past_attention_triton(
     q: Tensor,
-    past_keys: Tensor,
-    past_values: Tensor,
-    layout: Layout,
+    past: Past,
     scale: float,
     *,
     state: State | None = None,
     share: int | None = None,
 ) -> State:
-    """Take and return what `kernels.ragged_attention.attend_past` does.
+    """Take and return what `kernels.past_attention.attend_past` does.
 
     Args:
         q: [sequences, heads, queries, D].
-        past_keys: flat storage [batch, slots, D], at least one slot, finite in every slot.
-        past_values: values, likewise.
-        layout: where rows lie in both.
+        past: stored keys and values, at least one slot.
         scale: factor on q k^T, positive.
         state: attention over other keys, overwritten.
         share: programs that share a row's keys; None: as many as fill the device.
     """
     sequences, heads, queries, channels = q.shape
-    batch, slots, _ = past_keys.shape
+    layout = past.layout
+    batch, slots, _ = past.keys.shape
     rows = sequences * heads // batch
     q, q_strides = align_rows(q)
     sizes = tile(channels, q.dtype, queries, batch * rows, q.device)
@@ -175,8 +172,7 @@ def past_attention_triton(
     partial = lse if share == 1 else q.new_empty(*lse.shape, channels, dtype=torch.float32)
     block_d = max(16, next_power_of_2(channels))
     tiles = [
-        TensorDescriptor(x, [batch * slots, channels], [channels, 1], [sizes.keys, block_d])
-        for x in (past_keys, past_values)
+        TensorDescriptor(x, [batch * slots, channels], [channels, 1], [sizes.keys, block_d]) for x in past[:2]
     ]
     past_kernel[blocks, batch * share, rows](
         q, *tiles, out, partial, lse if state is None else state[1], lse,

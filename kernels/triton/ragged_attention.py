@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kvbench.kernels.layout import Layout
+from kvbench.kernels.layout import Layout, Past
 from kvbench.kernels.triton.launch import (
     LOG2_E,
     UNIT,
@@ -253,29 +253,26 @@ def ragged_attention_triton(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    past_keys: Tensor,
-    past_values: Tensor,
-    layout: Layout,
+    past: Past,
     scale: float,
     *,
     causal: bool = False,
     share: int | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Takes and returns what `kernels.ragged_attention.ragged_attention` does.
+    """Take and return what `kernels.ragged_attention.ragged_attention` does.
 
     Args:
         q: [sequences, heads, queries, D].
         k: current keys [sequences, heads, tokens, D].
-        v: current values, likewise.
-        past_keys: flat storage [batch, slots, D], of as many rows as there are sequences x heads.
-        past_values: likewise.
-        layout: where rows lie in it.
+        v: current values, shaped like `k`.
+        past: stored keys and values of as many rows as there are sequences x heads.
         scale: factor on q k^T, positive.
         causal: query m sees the past and the current tokens up to m % tokens.
         share: programs that share a row's keys; None: as many as fill the device.
     """
     sequences, heads, queries, channels = q.shape
-    batch, slots, _ = past_keys.shape
+    layout = past.layout
+    batch, slots, _ = past.keys.shape
     rows, tokens = sequences * heads // batch, k.shape[2]
     (q, q_strides), (k, k_strides), (v, v_strides) = align_rows(q), align_rows(k), align_rows(v)
     sizes = tile(channels, q.dtype, queries, batch * rows, q.device)
@@ -288,7 +285,7 @@ def ragged_attention_triton(
     lse = q.new_empty(share, sequences, heads, queries, dtype=torch.float32)
     partial = lse if share == 1 else q.new_empty(*lse.shape, channels, dtype=torch.float32)
     attention_kernel[blocks, batch * share, rows](
-        q, k, v, past_keys, past_values, out, partial, lse,
+        q, k, v, past.keys, past.values, out, partial, lse,
         layout.offsets, layout.lengths, layout.order, scale * LOG2_E,
         heads, rows, queries, tokens, slots, share, *q_strides, *k_strides, *v_strides, *out_strides,
         UNIT=UNIT, HEAD_DIM=channels, BLOCK_D=max(16, next_power_of_2(channels)),

@@ -100,7 +100,7 @@ class PlainStorage:
 
     def attend(self, store: LayerStore, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor | None]:
         """Attend over a layer's past and the whole present (`kernels.ragged_attention`)."""
-        return ragged_attention(q, k, v, store.keys, store.values, store.layout, self._spec.logit_scale)
+        return ragged_attention(q, k, v, store.past, self._spec.logit_scale)
 
     def can_append(self, change: Change, dtype: torch.dtype) -> bool:
         """Return whether past and present will lie together in the new storage as attention reads them."""
@@ -120,7 +120,7 @@ class PlainStorage:
             filled: int64 [1], `store.filled` on the device.
         """
         if store.rows is None:
-            store.rows = prepare_rows(store.keys, store.values, store.layout, filled=filled)
+            store.rows = prepare_rows(store.past, filled=filled)
         return decode_attention(q, k, v, store.rows, store.filled, self._spec.logit_scale)
 
     def fill(self, store: LayerStore, k: Tensor, v: Tensor) -> None:

@@ -3,7 +3,7 @@
 from torch import Tensor
 
 from kvbench.engine.view import CacheView
-from kvbench.kernels.layout import arrange_rows, pack_rows
+from kvbench.kernels.layout import Past, arrange_rows, pack_rows
 from kvbench.kernels.ragged_attention import ragged_attention
 
 
@@ -28,5 +28,5 @@ def attend_selected(q: Tensor, view: CacheView, chosen: Tensor, scale: float) ->
     keys, values = (x.flatten(0, 1)[source][None] for x in every)
     asked = q.reshape(1, len(counts), *q.shape[2:])
     nothing = keys[:, None, :0].expand(-1, len(counts), -1, -1)  # the present is among the slots
-    out, _ = ragged_attention(asked, nothing, nothing, keys, values, layout, scale)
+    out, _ = ragged_attention(asked, nothing, nothing, Past(keys, values, layout), scale)
     return out.reshape(q.shape), sum(x.nbytes for x in (*every, keys, values))

@@ -12,7 +12,7 @@ from kvbench.engine.bias import attach_bias, narrow, read_bias, widen
 from kvbench.engine.coding.formats import Books, read_back
 from kvbench.kernels.attention_mass import attention_mass, attention_scores
 from kvbench.kernels.decode_attention import DecodeRows
-from kvbench.kernels.layout import Layout, fold_rows, pad_rows
+from kvbench.kernels.layout import Layout, Past, fold_rows, pad_rows
 from kvbench.kernels.planes import unrotate
 
 
@@ -42,6 +42,11 @@ class LayerStore:
     asked: Tensor | None = None
     filled: int = 0
     rows: DecodeRows | None = None
+
+    @property
+    def past(self) -> Past:
+        """Keys and values as kernels take them."""
+        return Past(self.keys, self.values, self.layout)
 
     @property
     def slot_bytes(self) -> int:
@@ -282,7 +287,7 @@ class CacheView:
 
     def _scores(self, q: Tensor, scale: float, tokens: Tensor | None = None) -> Tensor:
         store = self._seen.store
-        scores = attention_scores(q, self._seen.k, store.keys, store.layout, scale, tokens=tokens)
+        scores = attention_scores(q, self._seen.k, store.past, scale, tokens=tokens)
         if self._in_front is not None and tokens is not None:
             exists = (self.position >= 0)[:, None] & (tokens >= self._in_front[:, None])[..., None]
             scores.masked_fill_(~exists, -torch.inf)
@@ -295,8 +300,7 @@ class CacheView:
         return attention_mass(
             self._select_queries(q, queries),
             k,
-            store.keys,
-            store.layout,
+            store.past,
             scale,
             power=power,
             lse=None if lse is None else self._select_queries(lse, queries),

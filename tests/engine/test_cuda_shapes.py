@@ -18,7 +18,7 @@ from kvbench.engine import padding as padded
 from kvbench.engine import schedule as schedule_module
 from kvbench.engine.cache import KVCache
 from kvbench.engine.schedule import build_schedule
-from kvbench.kernels.layout import Layout, arrange_rows
+from kvbench.kernels.layout import Layout, Past, arrange_rows
 from kvbench.kernels.triton.launch import align_rows
 from kvbench.methods.base import Method, Observer
 from kvbench.models.base import FiniteCheck, TextFeatures
@@ -67,8 +67,9 @@ def in_layout(layout: Layout, past: Tensor) -> None:
 
 
 def attention(
-    q: Tensor, k: Tensor, v: Tensor, keys: Tensor, values: Tensor, layout: Layout, scale: float, **_: object
+    q: Tensor, k: Tensor, v: Tensor, past: Past, scale: float, **_: object
 ) -> tuple[Tensor, Tensor]:
+    keys, values, layout = past
     on_cuda(q, k, v, keys, values)
     in_layout(layout, keys)
     assert q.dtype == k.dtype == v.dtype == keys.dtype == values.dtype
@@ -85,15 +86,13 @@ def attention(
 
 def past_attention(
     q: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    layout: Layout,
+    past: Past,
     scale: float,
     *,
     state: tuple[Tensor, Tensor] | None,
 ) -> tuple[Tensor, Tensor]:
     assert state is not None
-    out, lse = attention(q, q, q, keys, values, layout, scale)
+    out, lse = attention(q, q, q, past, scale)
     assert (out.shape, out.dtype, out.stride()) == (state[0].shape, state[0].dtype, state[0].stride())
     assert (lse.shape, lse.dtype, lse.stride()) == (state[1].shape, state[1].dtype, state[1].stride())
     return state
@@ -109,14 +108,14 @@ def merge_pair(out: Tensor, lse: Tensor, more: Tensor, more_lse: Tensor) -> None
 def mass(
     q: Tensor,
     k: Tensor,
-    keys: Tensor,
-    layout: Layout,
+    past: Past,
     scale: float,
     *,
     power: int = 1,
     lse: Tensor | None,
     tokens: Tensor | None,
 ) -> Tensor:
+    keys, _, layout = past
     on_cuda(q, k, keys)
     in_layout(layout, keys)
     assert tokens is None
@@ -192,7 +191,7 @@ def prepared(name: str, model: Any, configuration: Any) -> Method:
 
 
 def keeping_all(
-    layout: Layout, keep: Tensor | None, start: int, length: int, room: int
+    layout: Layout, keep: Tensor | None, start: int, length: int, free_slots: int
 ) -> tuple[Layout, Tensor]:
     """In place of the real plan, which counts on the host what is kept."""
     rows = len(layout.counts)
@@ -200,7 +199,7 @@ def keeping_all(
     assert keep is None or keep.device == CUDA
     counts = [layout.longest + length] * rows
     positions = torch.empty(rows, counts[0], dtype=torch.int64, device=CUDA)
-    after = arrange_rows(positions, counts, room)
+    after = arrange_rows(positions, counts, free_slots)
     return after, torch.empty(after.capacity, dtype=torch.int32, device=CUDA)
 
 

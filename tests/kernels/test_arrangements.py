@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from kvbench.kernels.decode_attention import Arrangement, decode_attention, prepare_rows
-from kvbench.kernels.layout import arrange_rows
+from kvbench.kernels.layout import Past, arrange_rows
 
 D, ROOM, SCALE = 8, 6, 0.4
 
@@ -50,7 +50,7 @@ def test_every_row_attends_to_its_own_tokens(
         [x[:, start : start + length].float() for x in (keys, values)]
         for start, length in zip(layout.offsets.tolist(), lengths, strict=True)
     ]
-    opened, filled = prepare_rows(keys, values, layout, arrangement), 0
+    opened, filled = prepare_rows(Past(keys, values, layout), arrangement), 0
     for step in steps:
         q, k, v = (
             normal(batch, rows, folds * step, D),

@@ -43,7 +43,7 @@ from kvbench.kernels.triton import quantised_attention as quantised_attention_tr
 from kvbench.kernels.triton import softmax as softmax_triton
 from kvbench.kernels.triton import ragged_attention as ragged_attention_triton
 from kvbench.kernels.compact import source_table
-from kvbench.kernels.layout import arrange_rows, empty_layout
+from kvbench.kernels.layout import Past, arrange_rows, empty_layout
 
 class Driver:
     def get_current_target(self): return GPUTarget("cuda", 90, 32)
@@ -69,12 +69,12 @@ for batch in (1, 2, 16):
         modulate_triton.modulate_triton(stream, condition[:, 2] + 1, condition[:, 4], torch.bfloat16, 1e-6)
         rotation = torch.empty(length, channels // 2, dtype=torch.complex64)
         q, k, v = qk_norm_rope_triton.qk_norm_rope_triton(qkv, torch.ones(2, rows), rotation, 1e-12)
-        state = ragged_attention_triton.ragged_attention_triton(q, k, v, storage, storage, layout, 1.0)
+        state = ragged_attention_triton.ragged_attention_triton(q, k, v, Past(storage, storage, layout), 1.0)
         softmax_triton.merge_pair_triton(*state, *state)
         if layout.total:
-            past_attention_triton.past_attention_triton(q, storage, storage, layout, 1.0, state=state)
-        attention_mass_triton.attention_mass_triton(q, k, storage, layout, 1.0)
-        attention_mass_triton.attention_mass_triton(q[:, :, -1:], k, storage, layout, 1.0)
+            past_attention_triton.past_attention_triton(q, Past(storage, storage, layout), 1.0, state=state)
+        attention_mass_triton.attention_mass_triton(q, k, Past(storage, storage, layout), 1.0)
+        attention_mass_triton.attention_mass_triton(q[:, :, -1:], k, Past(storage, storage, layout), 1.0)
         keep = torch.rand(rows, layout.longest + length) < 0.3 + 0.2 * torch.arange(rows)[:, None]
         layout, source = source_table(layout, keep, start, length)
         moved = storage.new_empty(batch, len(source), channels)
@@ -90,7 +90,7 @@ for batch in (1, 2, 16):
         storage = torch.empty(batch, layout.capacity, channels, dtype=torch.bfloat16)
         for step in range(5):
             q, k, v = torch.empty(batch, 1, 3, rows, channels, dtype=torch.bfloat16).transpose(1, 3).unbind(2)
-            decode_attention_triton.decode_attention_triton(q, k, v, storage, storage, layout, filled[step:], 1.0)
+            decode_attention_triton.decode_attention_triton(q, k, v, Past(storage, storage, layout), filled[step:], 1.0)
 print(json.dumps({"launches": launches, "variants": {name: len(keys) for name, keys in needed.items()}}))
 """
 

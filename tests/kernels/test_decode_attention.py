@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from kvbench.kernels.decode_attention import decode_attention, prepare_rows
-from kvbench.kernels.layout import Layout, arrange_rows
+from kvbench.kernels.layout import Past, arrange_rows
 from tests.support.reference_attention import attention, rounding
 from tests.support.triton_device import DEVICE, needs_loops
 
@@ -23,14 +23,12 @@ ROOM = 5
 
 
 class Case(NamedTuple):
-    """Storage of ragged rows with room behind them, random numbers in every slot, and one new token."""
+    """Storage of ragged rows with free slots behind them, random numbers in every slot, and one new token."""
 
     q: Tensor
     k: Tensor
     v: Tensor
-    keys: Tensor
-    values: Tensor
-    layout: Layout
+    stored: Past
 
 
 def make(
@@ -55,7 +53,7 @@ def make(
     k, v = normal(batch, 2, rows, channels).unsqueeze(3).unbind(1)
     q = normal(batch, 1, rows, queries, channels)[:, 0]
     keys, values = (normal(batch, layout.capacity, channels).to(stored or dtype) for _ in range(2))
-    return Case(q, k, v, keys, values, layout)
+    return Case(q, k, v, Past(keys, values, layout))
 
 
 @needs_loops
@@ -85,11 +83,11 @@ def test_a_token_attends_to_its_row_and_joins_it(
     seed: int,
 ) -> None:
     case = make(batch, held, queries, channels, dtype, stored, seed)
-    keys, values = case.keys.clone(), case.values.clone()
+    keys, values = case.stored.keys.clone(), case.stored.values.clone()
     came = torch.tensor([filled], device=DEVICE)
     out = decode_attention_triton(*case, came, scale, share=share)
     assert (out.shape, out.dtype, out.is_contiguous()) == (case.q.shape, dtype, True)
-    for row, (start, length) in enumerate(zip(case.layout.offsets.tolist(), held, strict=True)):
+    for row, (start, length) in enumerate(zip(case.stored.layout.offsets.tolist(), held, strict=True)):
         end = start + length + filled
         keys[:, end], values[:, end] = case.k[:, row, 0].to(keys.dtype), case.v[:, row, 0].to(values.dtype)
         past, present = ([x[:, at].to(dtype) for x in (keys, values)] for at in (slice(start, end), [end]))
@@ -97,8 +95,8 @@ def test_a_token_attends_to_its_row_and_joins_it(
         bound, _ = rounding(case.q[:, row], past, present, scale)
         excess = (out[:, row].double() - expected).abs() / bound
         assert excess.max() <= 1, excess.max()
-    assert torch.equal(case.keys, keys)  # the token's slots, and no other
-    assert torch.equal(case.values, values)
+    assert torch.equal(case.stored.keys, keys)  # the token's slots, and no other
+    assert torch.equal(case.stored.values, values)
 
 
 @needs_loops
@@ -113,22 +111,26 @@ def test_steps_of_a_segment_are_those_of_the_other_arrangements(
     held: list[int], batch: int, queries: int, seed: int
 ) -> None:
     case, filled = make(batch, held, queries, 16, seed=seed), torch.zeros(1, dtype=torch.int64, device=DEVICE)
-    kernel = prepare_rows(case.keys.clone(), case.values.clone(), case.layout, "kernel", filled)
-    other = prepare_rows(case.keys, case.values, case.layout, "grouped")
+    kernel = prepare_rows(
+        Past(case.stored.keys.clone(), case.stored.values.clone(), case.stored.layout), "kernel", filled
+    )
+    other = prepare_rows(case.stored, "grouped")
     for came in range(ROOM):
         token = make(batch, held, queries, 16, seed=seed + 1 + came)[:3]
         found, expected = (decode_attention(*token, rows, came, 0.3) for rows in (kernel, other))
         torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-4)
         filled += 1
-    assert torch.equal(kernel.keys, case.keys)
-    assert torch.equal(kernel.values, case.values)
+    assert torch.equal(kernel.past.keys, case.stored.keys)
+    assert torch.equal(kernel.past.values, case.stored.values)
 
 
 @needs_loops
 @pytest.mark.parametrize("share", [1, 3])
 def test_large_scores_do_not_overflow(share: int) -> None:
     case = make(1, [70, 0], 4, 16)
-    case = case._replace(q=case.q * 30, k=case.k * 30, keys=case.keys * 30)
+    case = case._replace(
+        q=case.q * 30, k=case.k * 30, stored=case.stored._replace(keys=case.stored.keys * 30)
+    )
     assert torch.isfinite(
         decode_attention_triton(*case, torch.tensor([0], device=DEVICE), 1.0, share=share)
     ).all()

@@ -15,7 +15,7 @@ from torch import Tensor
 from kvbench.kernels import ragged_attention as module
 from kvbench.kernels.attention_mass import attention_mass, attention_scores
 from kvbench.kernels.compact import rebuild, source_table
-from kvbench.kernels.layout import Layout, empty_layout, list_positions, view_group
+from kvbench.kernels.layout import Past, empty_layout, list_positions, view_group
 from kvbench.kernels.ragged_attention import dense_attention, ragged_attention
 from tests.support.places import ROOT
 from tests.support.reference_attention import agrees, received, scores
@@ -30,9 +30,7 @@ class Ragged(NamedTuple):
     k: Tensor
     v: Tensor
     past: list[tuple[Tensor, Tensor]]
-    keys: Tensor
-    values: Tensor
-    layout: Layout
+    stored: Past
     scale: float
 
 
@@ -67,7 +65,7 @@ def ragged(draw: st.DrawFn) -> Ragged:
         normal(batch, rows, queries, channels),
         *(normal(batch, rows, tokens, channels) for _ in range(2)),
     )
-    return Ragged(batch, rows, q, k, v, past, keys, values, layout, draw(st.sampled_from((1.0, 0.25))))
+    return Ragged(batch, rows, q, k, v, past, Past(keys, values, layout), draw(st.sampled_from((1.0, 0.25))))
 
 
 @given(ragged(), st.booleans(), st.sampled_from((1, 500, 4 << 20)), st.sampled_from((-1, 20, 1 << 15)))
@@ -78,9 +76,7 @@ def test_ragged_attention_is_softmax_over_past_and_present(
     with pytest.MonkeyPatch.context() as patch:  # groups alone, some of them together, all together
         patch.setattr(module, "PIECE_BYTES", piece)
         patch.setattr(module, "PADDED_SCORES", padded)
-        out, lse = ragged_attention(
-            case.q, case.k, case.v, case.keys, case.values, case.layout, case.scale, causal=causal, lse=True
-        )
+        out, lse = ragged_attention(case.q, case.k, case.v, case.stored, case.scale, causal=causal, lse=True)
     assert out.shape == case.q.shape
     assert lse is not None
     assert lse.dtype == torch.float32
@@ -108,16 +104,12 @@ def test_causal_mass_of_many_queries_is_the_mean_of_the_masked_matrix() -> None:
 @given(ragged(), st.sampled_from((1, 2)), st.booleans())
 @settings(max_examples=80, deadline=None)
 def test_attention_mass_is_the_mean_of_the_matrix(case: Ragged, power: int, known: bool) -> None:
-    longest, tokens = case.layout.longest, case.k.shape[2]
+    longest, tokens = case.stored.layout.longest, case.k.shape[2]
     lse = None
     if known:
-        _, lse = ragged_attention(
-            case.q, case.k, case.v, case.keys, case.values, case.layout, case.scale, lse=True
-        )
+        _, lse = ragged_attention(case.q, case.k, case.v, case.stored, case.scale, lse=True)
     for chunk in (256, 2):
-        mass = attention_mass(
-            case.q, case.k, case.keys, case.layout, case.scale, power=power, lse=lse, chunk=chunk
-        )
+        mass = attention_mass(case.q, case.k, case.stored, case.scale, power=power, lse=lse, chunk=chunk)
         assert mass.shape == (case.batch, case.rows, longest + tokens)
         if power == 1:
             torch.testing.assert_close(mass.sum(-1), torch.ones(case.batch, case.rows), atol=1e-5, rtol=0)
@@ -132,8 +124,8 @@ def test_attention_mass_is_the_mean_of_the_matrix(case: Ragged, power: int, know
 @given(ragged())
 @settings(max_examples=40, deadline=None)
 def test_attention_scores_are_the_logits(case: Ragged) -> None:
-    found = attention_scores(case.q, case.k, case.keys, case.layout, case.scale)
-    longest = case.layout.longest
+    found = attention_scores(case.q, case.k, case.stored, case.scale)
+    longest = case.stored.layout.longest
     for row, (keys, _) in enumerate(case.past):
         expected = scores(case.q[:, row], keys, case.k[:, row], case.scale).float()
         length = keys.shape[1]
@@ -173,7 +165,7 @@ def test_large_scores_do_not_overflow() -> None:
     assert torch.isfinite(lse).all()
     layout, source = source_table(empty_layout(1, "cpu"), torch.ones(1, 2, dtype=torch.bool), 0, 2)
     past = rebuild(torch.empty(1, 0, 4), -k, source)
-    merged, _ = ragged_attention(q, k, v, past, v[0], layout, 1.0)
+    merged, _ = ragged_attention(q, k, v, Past(past, v[0], layout), 1.0)
     assert torch.equal(merged, v)
 
 
@@ -188,7 +180,7 @@ def test_weights_are_rounded_as_fused_kernels_round_them(dtype: torch.dtype, cau
     weights = (scores - scores.amax(-1, keepdim=True)).exp()
     rounded = weights.float().to(dtype).double() @ v.double() / weights.sum(-1, keepdim=True)
     past = torch.empty(2, 0, 8, dtype=dtype)
-    out, _ = ragged_attention(q, k, v, past, past, empty_layout(3, "cpu"), 2.0, causal=causal)
+    out, _ = ragged_attention(q, k, v, Past(past, past, empty_layout(3, "cpu")), 2.0, causal=causal)
     assert (out == rounded.float().to(dtype)).float().mean() > 0.99
     assert (
         out == (weights @ v.double() / weights.sum(-1, keepdim=True)).float().to(dtype)
@@ -201,7 +193,7 @@ def test_storage_of_fewer_bits_is_read_in_the_queries_dtype(dtype: torch.dtype) 
     q, k, v = torch.randn(3, 1, 2, 3, 8).unbind(0)
     layout, source = source_table(empty_layout(2, "cpu"), torch.ones(2, 3, dtype=torch.bool), 0, 3)
     stored = [rebuild(torch.empty(1, 0, 8, dtype=dtype), x, source) for x in (k, v)]
-    out, _ = ragged_attention(q, k, v, *stored, layout, 1.0)
+    out, _ = ragged_attention(q, k, v, Past(*stored, layout), 1.0)
     assert out.dtype == torch.float32
     keys, values = (torch.cat((x.to(dtype).float(), x), 2) for x in (k, v))
     expected = (q @ keys.transpose(2, 3)).softmax(-1) @ values

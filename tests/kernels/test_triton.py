@@ -68,7 +68,7 @@ def test_attention(
 @pytest.mark.parametrize("share", [None, 1, 3])
 def test_attention_without_a_present(share: int | None) -> None:
     case = make(1, [1, 40, 70, 33], 2, 7, 24)
-    nothing = case.keys[:, None, :0].expand(-1, 4, -1, -1)
+    nothing = case.stored.keys[:, None, :0].expand(-1, 4, -1, -1)
     case = case._replace(k=nothing, v=nothing)
     out, lse = ragged_attention_triton.ragged_attention_triton(*case, 0.3, share=share)
     for row, past in enumerate(case.past):
@@ -97,7 +97,7 @@ def test_mass(
     lse = ragged_attention_triton.ragged_attention_triton(*case, 0.3, causal=causal)[1] if known else None
     last = torch.arange(tokens, dtype=torch.int32, device=DEVICE).repeat(folds) if causal else None
     mass = attention_mass_triton.attention_mass_triton(
-        case.q, case.k, case.keys, case.layout, 0.3, power=power, lse=lse, tokens=last
+        case.q, case.k, case.stored, 0.3, power=power, lse=lse, tokens=last
     )
     longest, case = case.layout.longest, case.folded
     assert (mass.shape, mass.dtype) == ((*case.q.shape[:2], longest + tokens), torch.float32)
@@ -181,10 +181,12 @@ def test_rows_that_start_anywhere_are_copied_first() -> None:
 @needs_loops
 def test_large_scores_do_not_overflow() -> None:
     case = make(1, [40, 1], 1, 3, 16)
-    case = case._replace(q=case.q * 20, k=case.k * 20, keys=case.keys * 20)
+    case = case._replace(
+        q=case.q * 20, k=case.k * 20, stored=case.stored._replace(keys=case.stored.keys * 20)
+    )
     for share in (1, 2):
         out, lse = ragged_attention_triton.ragged_attention_triton(*case, 1.0, share=share)
         assert torch.isfinite(out).all()
         assert torch.isfinite(lse).all()
-    mass = attention_mass_triton.attention_mass_triton(case.q, case.k, case.keys, case.layout, 1.0)
+    mass = attention_mass_triton.attention_mass_triton(case.q, case.k, case.stored, 1.0)
     torch.testing.assert_close(mass.sum(-1), torch.ones_like(mass.sum(-1)), atol=1e-3, rtol=0)

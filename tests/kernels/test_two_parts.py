@@ -67,9 +67,7 @@ def test_the_kernel_of_the_past_carries_on(
         return
     present = fused_attention(case.q.float(), case.k.float(), case.v.float(), scale)
     state = (present[0].to(case.q.dtype), present[1]) if resume else None
-    out, lse = past_attention_triton(
-        case.q, case.keys, case.values, case.layout, scale, state=state, share=share
-    )
+    out, lse = past_attention_triton(case.q, case.stored, scale, state=state, share=share)
     assert (out.shape, out.dtype, lse.dtype) == (case.q.shape, case.q.dtype, torch.float32)
     check((out, lse), case if resume else case._replace(k=case.k[:, :, :0], v=case.v[:, :, :0]), scale)
 

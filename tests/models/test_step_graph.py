@@ -10,7 +10,7 @@ from kvbench.core.graphs import Record
 from kvbench.engine import plain
 from kvbench.engine.cache import KVCache
 from kvbench.kernels.decode_attention import DecodeRows, prepare_rows
-from kvbench.kernels.layout import Layout
+from kvbench.kernels.layout import Past
 from kvbench.methods.base import Method
 from kvbench.methods.full import Full
 from kvbench.methods.h2o import H2O
@@ -43,13 +43,12 @@ def decode(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    layout: Layout,
+    past: Past,
     filled: Tensor,
     scale: float,
 ) -> Tensor:
-    """The kernel in torch: how full the room is, is known to the device alone."""
+    """The kernel in torch: only the device knows how many free slots are filled."""
+    keys, values, layout = past
     slots = layout.offsets + layout.lengths + filled
     place = torch.arange(layout.longest + layout.free_slots)
     seen = place <= (layout.lengths + filled)[:, None]
@@ -67,8 +66,8 @@ def on_device(monkeypatch: pytest.MonkeyPatch) -> None:
     """Steps of one token as on a GPU, but for who computes them."""
     pytest.importorskip("triton")
 
-    def as_on_cuda(keys: Tensor, values: Tensor, layout: Layout, filled: Tensor) -> DecodeRows:
-        return prepare_rows(keys, values, layout, "kernel" if layout.longest else None, filled)
+    def as_on_cuda(past: Past, filled: Tensor) -> DecodeRows:
+        return prepare_rows(past, "kernel" if past.layout.longest else None, filled)
 
     monkeypatch.setattr("kvbench.kernels.triton.decode_attention.decode_attention_triton", decode)
     monkeypatch.setattr(plain, "prepare_rows", as_on_cuda)

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from kvbench.kernels.compact import source_table
-from kvbench.kernels.layout import Layout, empty_layout
+from kvbench.kernels.layout import Layout, Past, empty_layout
 from tests.support.triton_device import DEVICE
 
 # Interpreted, bfloat16 can be stored but neither multiplied nor rounded to.
@@ -20,9 +20,11 @@ class Case(NamedTuple):
     q: Tensor
     k: Tensor
     v: Tensor
-    keys: Tensor
-    values: Tensor
-    layout: Layout
+    stored: Past
+
+    @property
+    def layout(self) -> Layout:
+        return self.stored.layout
 
     @property
     def past(self) -> list[tuple[Tensor, Tensor]]:
@@ -31,12 +33,12 @@ class Case(NamedTuple):
             (o, o + n)
             for o, n in zip(self.layout.offsets.tolist(), self.layout.lengths.tolist(), strict=True)
         ]
-        return [(self.keys[:, start:stop], self.values[:, start:stop]) for start, stop in spans]
+        return [(self.stored.keys[:, start:stop], self.stored.values[:, start:stop]) for start, stop in spans]
 
     @property
     def folded(self) -> "Case":
         """The same with queries, keys and values by rows, [batch, rows, ...]."""
-        shape = (len(self.keys), len(self.layout.counts))
+        shape = (len(self.stored.keys), len(self.layout.counts))
         q, k, v = (x.reshape(*shape, *x.shape[2:]) for x in (self.q, self.k, self.v))
         return self._replace(q=q, k=k, v=v)
 
@@ -75,7 +77,7 @@ def make(
     layout, _ = source_table(empty_layout(len(lengths), device), keep.to(device), 0, max(lengths))
     shape = (1 if apart else batch, sum(lengths), channels)
     keys, values = (normal(*shape).to(stored or dtype) for _ in range(2))
-    return Case(q, k, v, keys, values, layout)
+    return Case(q, k, v, Past(keys, values, layout))
 
 
 LENGTHS = st.sampled_from((0, 1, 15, 31, 32, 33, 63, 64, 65, 96, 130))

@@ -31,7 +31,7 @@ from kvbench.engine.coding.planes import (
 )
 from kvbench.engine.packed.store import PackedStore
 from kvbench.engine.schedule import Change, Schedule
-from kvbench.kernels.layout import empty_layout
+from kvbench.kernels.layout import Past, empty_layout
 from kvbench.kernels.planes import Codes, Plane, halve, unrotate
 from kvbench.kernels.quantised_attention import quantised_attention
 from kvbench.kernels.ragged_attention import PIECE_BYTES, ragged_attention
@@ -177,8 +177,7 @@ class PackedStorage:
         """
         if self._method.static or q.is_cuda:
             return self._attend_pieces(store, q, k, v)
-        past = (*store.read_whole(), store.layout)
-        return ragged_attention(q, k, v, *past, self._spec.logit_scale)
+        return ragged_attention(q, k, v, store.past, self._spec.logit_scale)
 
     def attend_step(
         self, store: PackedStore, q: Tensor, k: Tensor, v: Tensor, length: int, filled: Tensor
@@ -222,9 +221,9 @@ class PackedStorage:
         found = []
         for some in self._cut(store):
             self._note_read(store, len(some))
-            own, past = slice(some.start, some.stop), (*store.read(some), store.layout)
+            own, past = slice(some.start, some.stop), store.read(some)
             found.append(
-                ragged_attention(q[own], k[own], v[own], *past, self._spec.logit_scale, causal=causal)
+                ragged_attention(q[own], k[own], v[own], past, self._spec.logit_scale, causal=causal)
             )
         if len(found) == 1:
             return found[0]
@@ -236,8 +235,8 @@ class PackedStorage:
     ) -> tuple[Tensor, Tensor | None]:
         """Attend to the present and the numbers in 16 bits, then to one plane of codes after the other."""
         scale, (first, *others) = self._spec.logit_scale, store.planes
-        past = (first.keys.numbers, first.values.numbers, first.layout)
-        out, lse = ragged_attention(q, k, v, *past, scale, causal=causal)
+        past = Past(first.keys.numbers, first.values.numbers, first.layout)
+        out, lse = ragged_attention(q, k, v, past, scale, causal=causal)
         for plane in others:
             if plane.layout.total:
                 assert lse is not None  # on CUDA it always is found

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from kvbench.engine.coding.formats import PlaneFormat
 from kvbench.engine.coding.planes import Placement, count_rows
-from kvbench.kernels.layout import Layout
+from kvbench.kernels.layout import Layout, Past
 from kvbench.kernels.planes import Plane, read_plane
 
 
@@ -40,17 +40,24 @@ class PackedStore:
     asked: Tensor | None = None
     filled: int = 0
     flight: tuple[Tensor, Tensor] | None = None
-    whole: tuple[Tensor, Tensor] | None = field(default=None, repr=False)
+    whole: Past | None = field(default=None, repr=False)
+
+    @property
+    def past(self) -> Past:
+        """All keys and values [batch, slots, D] as attention reads them; kept until the layer is stored anew."""
+        if self.whole is None:
+            self.whole = self.read(range(len(self.planes[0].keys.numbers)))
+        return self.whole
 
     @property
     def keys(self) -> Tensor:
-        """All keys as attention reads them, [batch, slots, D]; kept until the layer is stored anew."""
-        return self.read_whole()[0]
+        """All keys, [batch, slots, D]."""
+        return self.past.keys
 
     @property
     def values(self) -> Tensor:
-        """All values, as `keys` has the keys."""
-        return self.read_whole()[1]
+        """All values, [batch, slots, D]."""
+        return self.past.values
 
     @property
     def bytes(self) -> int:
@@ -84,13 +91,7 @@ class PackedStore:
         channels = self.planes[0].keys.numbers.shape[-1]
         return count_rows(count_row_bytes(self.formats, self.placement, channels, branches), heads)
 
-    def read_whole(self) -> tuple[Tensor, Tensor]:
-        """Return keys and values of all slots, [batch, slots, D]."""
-        if self.whole is None:
-            self.whole = self.read(range(len(self.planes[0].keys.numbers)))
-        return self.whole
-
-    def read(self, sequences: range) -> tuple[Tensor, Tensor]:
+    def read(self, sequences: range) -> Past:
         """Return keys and values of some sequences as attention reads them, [sequences, slots, D].
 
         Those that share what others store are asked for apart from them.
@@ -104,7 +105,7 @@ class PackedStore:
                 parts = read_plane(plane, slice(start, start + len(sequences)))
                 for out, part in zip((keys, values), parts, strict=True):
                     out.index_copy_(1, plane_rows.slots, part.to(self.dtype))
-        return keys, values
+        return Past(keys, values, self.layout)
 
 
 def count_row_bytes(
