@@ -89,7 +89,7 @@ def test_every_layout_attends_as_a_mask_does(layouts: ModuleType, data: st.DataO
         stored = [torch.cat((x, torch.full((rows, room, D), 9.0)), 1).reshape(1, -1, D) for x in past]
         kept = keep[layer].flatten(0, 1)
         laid = layouts.lay(way, *stored, dense, kept, layouts.find_widths(keep))
-        layout = laid.layout if way == "ragged" else laid.rows.layout
+        layout = (laid if way == "ragged" else laid.rows).past.layout
         allocated.add(layout.counts)
         if way == "ragged":
             assert layout.counts == tuple(kept.sum(1).tolist())
