@@ -38,8 +38,8 @@ class MathTiny:
         check_range("prompts.rooms", self.rooms, 2, len(ROOMS))
         if self.max_moves > self.rooms**WALKERS * 3 // 4:
             raise ConfigError(
-                f"prompts.max_moves={self.max_moves}: {self.rooms} rooms have {self.rooms**WALKERS} states, and a walk that "
-                "is not to repeat them has three quarters of that many moves at most; raise prompts.rooms"
+                f"prompts.max_moves={self.max_moves}: {self.rooms} rooms have {self.rooms**WALKERS} states, and a walk "
+                "that is not to repeat them has three quarters of that many moves at most; raise prompts.rooms"
             )
         check_range("prompts.max_moves", self.max_moves, 1, MAX_MOVES)
         if not 1 <= self.min_moves <= self.max_moves:

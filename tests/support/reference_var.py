@@ -1,4 +1,4 @@
-"""Support of the tests of VAR: the official program's tensors, the tokenizers of the formula, and the tiny transformers."""
+"""Support of the tests of VAR: official tensors, the tokenizers of the formula, and the tiny transformers."""
 
 import math
 import zlib
