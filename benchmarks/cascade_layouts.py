@@ -1,6 +1,6 @@
 """Memory and time of the layouts of one kept set: Hard-KV's HA-Sparse and HA-Max, and the engine's ragged rows.
 
-python benchmarks/cascade_layouts.py [--slots 4096 ...] [--batch 1] [--threads 2] [--repeats 5] [--cpu-time] [--no-kept]
+python -m benchmarks cascade_layouts [--slots 4096 ...] [--batch 1] [--threads 2] [--repeats 5] [--cpu-time] [--no-kept]
                                      [--model qwen3_4b] [--prompts aime24] [--method hard_kv] [--budget 0.25]
                                      [--tokens 1024] [overrides]
 The first tables are of the lengths that Hard-KV's latencies were published for, N x 0.5 x 0.93389^layer x 0.87215^head,
@@ -15,14 +15,16 @@ float32.
 
 import argparse
 import statistics
-import time
 from collections.abc import Callable
 from functools import partial
 
 import torch
-from build import built, composed
-from generate_loop import choose_cache, choose_model, draw_prompts, write_texts
-from kept_layouts import (
+from torch import Tensor
+
+from benchmarks.generate_loop import choose_cache, choose_model, draw_prompts, write_texts
+from benchmarks.support.arguments import add_options
+from benchmarks.support.build import built, composed
+from benchmarks.support.kept_layouts import (
     VARIANTS,
     Cost,
     Way,
@@ -35,9 +37,8 @@ from kept_layouts import (
     lay,
     lay_dense,
 )
-from torch import Tensor
-
-from kvbench.core.devices import keep_freed_memory
+from benchmarks.support.table import Table
+from benchmarks.support.timing import choose_clock
 from kvbench.core.segments import Segment
 from kvbench.engine.cache import KVCache
 from kvbench.models.noise import PromptNoise
@@ -92,7 +93,7 @@ def time_layout(
     way: Way, keep: Tensor, storage: list[tuple[Tensor, Tensor]], fold: int, options: argparse.Namespace
 ) -> tuple[float, float, int]:
     """Return the median seconds of a preparation and of a step in all layers, and the bytes of masks."""
-    clock = time.process_time if options.cpu_time else time.perf_counter
+    clock = choose_clock(options.cpu_time)
     rows, channels = keep.shape[1] * keep.shape[2], storage[0][0].shape[2]
     dense, kept = lay_dense(rows, keep.shape[3], INTERVAL), keep.flatten(1, 2)
     q = torch.randn(1, rows, fold, channels)
@@ -123,10 +124,9 @@ def print_table(keep: Tensor, fold: int, channels: int, options: argparse.Namesp
         f"{float(lengths.double().mean()) / slots:.3f} kept overall, {int(lengths.max()) / slots:.3f} at most, "
         f"SU {used:.3f}"
     )
-    print(
-        f"{'':10}{'slots':>10}{'MiB':>9}{'useful':>8}{'prepare, ms':>13}{'step, ms':>10}"
-        f"{'slot s':>11}{'MiB s':>9}{'of ragged':>11}{'with room':>11}"
-    )
+    columns = {"slots": "d", "MiB": ".1f", "useful": ".3f", "prepare, ms": ".2f", "step, ms": ".3f"}
+    columns |= {"slot s": ".0f", "MiB s": ".2f", "of ragged": ".2f", "with room": ".2f"}
+    table = Table(columns, width=10)
     shape, room = (1, requests * heads * (slots + INTERVAL), channels), layers * requests * heads * INTERVAL
     storage = [(torch.rand(shape), torch.rand(shape)) for _ in range(layers)]
     rows = []
@@ -138,39 +138,28 @@ def print_table(keep: Tensor, fold: int, channels: int, options: argparse.Namesp
     for name, taken, size, prepare, step in rows:
         whole = integrate(taken, prepare, step, INTERVAL)
         bytes_seconds = integrate(size, prepare, step, INTERVAL) / 2**20
-        print(
-            f"{name:10}{taken:10}{size / 2**20:9.1f}{int(lengths.sum()) / taken:8.3f}{1e3 * prepare:13.2f}"
-            f"{1e3 * step:10.3f}{whole:11.0f}{bytes_seconds:9.2f}{whole / base:11.2f}"
-            f"{integrate(taken + room, prepare, step, INTERVAL) / padded:11.2f}"
-        )
+        with_room = integrate(taken + room, prepare, step, INTERVAL) / padded
+        useful = int(lengths.sum()) / taken
+        times = (1e3 * prepare, 1e3 * step, whole, bytes_seconds, whole / base, with_room)
+        table.add(name, taken, size / 2**20, useful, *times)
     costs = {name: Cost(taken, prepare, step) for name, taken, _, prepare, step in rows}
     times = break_even(costs["HA-Sparse"], costs["HA-Max"])
     print(f"rewriting is ahead of masks after {times[0]:.1f} steps in time, {times[1]:.1f} in slots x time")
 
 
-def main() -> None:
-    """Print both tables."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--model")
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    add_options(
+        parser, overrides=True, model=None, method="hard_kv", budget="0.25", batch=1, tokens=1024, threads=2, repeats=5,
+        cpu_time=False,
+    )  # fmt: skip
     parser.add_argument("--prompts", help="of conf/prompts; otherwise random tokens")
-    parser.add_argument("--method", default="hard_kv")
-    parser.add_argument("--budget", default="0.25")
     parser.add_argument("--slots", type=int, nargs="+", default=[4096])
-    parser.add_argument(
-        "--no-kept", action="store_true", help="the published lengths alone, without what a method keeps"
-    )
-    for name, value in (("batch", 1), ("tokens", 1024), ("threads", 2)):
-        parser.add_argument(f"--{name}", type=int, default=value)
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument(
-        "--cpu-time", action="store_true", help="count processor time, where others use the machine"
-    )
-    parser.add_argument("overrides", nargs="*")
-    options = parser.parse_args()
-    torch.set_num_threads(options.threads)
-    keep_freed_memory()
+    parser.add_argument("--no-kept", action="store_true", help="only the published lengths")
+
+
+def main(options: argparse.Namespace) -> None:
+    """Print both tables."""
     for slots in options.slots:
         with torch.inference_mode():
             kept = draw_slots(spread_lengths(slots, LAYERS, HEADS), slots, options.batch)
@@ -188,7 +177,3 @@ def main() -> None:
     print(f"\n{options.method} at a budget of {options.budget} on {model.name}:")
     with torch.inference_mode():
         print_table(keep, config.heads // config.kv_heads, config.head_dim, options)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,7 +1,7 @@
 """What the compiler makes of every Triton kernel: registers, spills, shared memory, matrix and copy instructions.
 
 No GPU is needed: kernels are compiled ahead of time for the H100/H200 (sm_90) and the A100 (sm_80).
-python benchmarks/compiled.py [--only attention] [--arch 90 80]
+python -m benchmarks compiled [--only attention] [--arch 90 80]
 """
 
 import argparse
@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import build  # noqa: F401 - makes this checkout's kvbench importable
 import torch
 import triton
-from plane_cases import FORMS, Stored, equal_rows, make_plane
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from benchmarks.support.plane_cases import FORMS, Stored, equal_rows, make_plane
+from benchmarks.support.table import Table
 from kvbench.kernels import modulate, qk_norm_rope
 from kvbench.kernels.triton import attention_mass as attention_mass_triton
 from kvbench.kernels.triton import compact as compact_triton
@@ -37,6 +37,8 @@ TYPES = {
     torch.uint8: "u8", torch.int32: "i32", torch.int64: "i64",
 }  # fmt: skip
 
+HIDDEN = ("UNIT", "BLOCK_D", "STAGES", "PRECISION")
+"""Constants that the table leaves out."""
 COPY = "ttg.async_copy_global_to_local|ttng.async_tma_copy_global_to_local"
 
 
@@ -337,45 +339,24 @@ def _number(pattern: str, text: str) -> int:
     return int(found[1])
 
 
-def main() -> None:
-    """Prints the table."""
-    parser = argparse.ArgumentParser(description=__doc__)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
     parser.add_argument("--only", default="", help="kernels whose name contains this")
     parser.add_argument("--arch", type=int, nargs="+", default=[90, 80])
-    chosen = parser.parse_args()
-    head = "{:<18} {:>3} {:<44} {:>5} {:>5} {:>6} {:>7} {:>6} {:<14} {:>5}"
-    columns = (
-        "kernel",
-        "sm",
-        "constants",
-        "warps",
-        "regs",
-        "spills",
-        "shared",
-        "matrix",
-        "copies in loops",
-        "while",
-    )
-    print(head.format(*columns))
+
+
+def main(options: argparse.Namespace) -> None:
+    """Print the table."""
+    counts = dict.fromkeys(("warps", "regs", "spills", "shared", "matrix"), "d")
+    columns = {"sm": "d", f"{'constants':44}": "44"} | counts | {"copies in loops": "s", "while": "d"}
+    table = Table(columns, "kernel")
     for variant in variants():
-        if chosen.only not in variant.name:
+        if options.only not in variant.name:
             continue
-        said = " ".join(
-            f"{k}={v}"
-            for k, v in variant.constants.items()
-            if k not in ("UNIT", "BLOCK_D", "STAGES", "PRECISION")
-        )
-        for arch in chosen.arch:
+        shown = {k: v for k, v in variant.constants.items() if k not in HIDDEN}
+        constants = " ".join(f"{name}={value}" for name, value in shown.items())
+        for arch in options.arch:
             out = compile_variant(variant, arch)
+            usage = (variant.options.get("num_warps", 4), out.registers, out.spilled, out.shared, out.matrix)
             copies = "+".join(map(str, out.copies)) or "-"
-            print(
-                head.format(
-                    variant.name, arch, said, variant.options.get("num_warps", 4), out.registers, out.spilled,
-                    out.shared, out.matrix, copies, out.while_loops,
-                ),
-                flush=True,
-            )  # fmt: skip
-
-
-if __name__ == "__main__":
-    main()
+            table.add(variant.name, arch, constants, *usage, copies, out.while_loops)

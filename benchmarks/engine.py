@@ -1,24 +1,27 @@
 """Time per image of every method, and of a plain loop that does what the official program does (`plain_loop.py`).
 
 Same weights, same noise, same process, interleaved:
-python benchmarks/engine.py [--methods heatkv,h2o] [--budget 0.1] [--batch 8] [--repeats 9] [--threads 2]
-python benchmarks/engine.py --model infinity_2b --device cuda   (random weights)
-python benchmarks/engine.py --methods full,heatkv --stored int8:channel,int4:codebooks   (each also in few bits)
+python -m benchmarks engine [--methods heatkv,h2o] [--budget 0.1] [--batch 8] [--repeats 9] [--threads 2]
+python -m benchmarks engine --model infinity_2b --device cuda   (random weights)
+python -m benchmarks engine --methods full,heatkv --stored int8:channel,int4:codebooks   (each also in few bits)
 """
 
 import argparse
 import math
-import statistics
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
 
 import torch
-from build import CONF, built, composed
-from plain_loop import PlainCache, plain_loop
+from torch import Tensor
 
 import kvbench
+from benchmarks.support.arguments import add_options
+from benchmarks.support.build import built, composed, list_choices
+from benchmarks.support.plain_loop import PlainCache, plain_loop
+from benchmarks.support.table import Table
+from benchmarks.support.timing import choose_clock, take_turns
 from kvbench.core.budget import Budget
-from kvbench.core.devices import if_it_fits, keep_freed_memory
+from kvbench.core.devices import if_it_fits
 from kvbench.core.storage import CODE_DTYPES, StorageConfig
 from kvbench.engine.cache import KVCache
 from kvbench.engine.coding.codebooks import Codebooks
@@ -55,36 +58,25 @@ def cache_of(name: str, model: InfinityModel, budget: str, device: str, stored: 
     )
 
 
-def timed(
-    model: InfinityModel, prompts: Sequence[str], cache: Cache, clock: Callable[[], float]
-) -> float | None:
-    """Seconds of one batch, up to its images on the CPU; None when memory does not suffice."""
-    started = clock()
-    images = if_it_fits(lambda: model.generate(prompts, cache, PromptNoise(0, range(len(prompts)))))
-    elapsed = clock() - started
-    cache.reset(0)  # the plain one holds all keys until then
-    return None if images is None else elapsed
+def generate(model: InfinityModel, cache: Cache, prompts: Sequence[str]) -> Tensor:
+    """Draw one batch, up to its images on the CPU, and empty the cache: the plain one would hold all keys."""
+    try:
+        return model.generate(prompts, cache, PromptNoise(0, range(len(prompts))))
+    finally:
+        cache.reset(0)
 
 
-def main() -> None:
-    """Prints medians in milliseconds per image and ratios to the full cache."""
-    every = ",".join(sorted(path.stem for path in CONF.glob("method/*.yaml")))
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--methods", default=every)
-    parser.add_argument("--model", default="infinity_tiny")
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--budget", default="0.1")
-    parser.add_argument("--batch", type=int, default=8)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    add_options(
+        parser, methods=list_choices("method"), model="infinity_tiny", device="cpu", budget="0.1", batch=8, repeats=9,
+        threads=None, cpu_time=False,
+    )  # fmt: skip
     parser.add_argument("--stored", default="", help="in few bits too: int4:channel,int2:codebooks")
-    parser.add_argument("--repeats", type=int, default=9)
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument(
-        "--cpu-time", action="store_true", help="count processor time, where others use the machine"
-    )
-    options = parser.parse_args()
-    clock = time.process_time if options.cpu_time else time.perf_counter
-    torch.set_num_threads(options.threads)
-    keep_freed_memory()
+
+
+def main(options: argparse.Namespace) -> None:
+    """Print medians in milliseconds per image and ratios to the full cache."""
     weights = "files" if options.model == "infinity_tiny" else "random"
     model = built(composed([f"model={options.model}", f"model.weights={weights}"])["model"])
     names = dict.fromkeys(["full", *options.methods.split(",")])
@@ -95,28 +87,18 @@ def main() -> None:
     model.load(options.device)
     pairs = {"plain loop": (plain_loop(model), PlainCache())} | {n: (model, c) for n, c in caches.items()}
     prompts = [str(line["prompt"]) for line in evaluation_prompts(options.batch)]
-    seconds: dict[str, list[float]] = {name: [] for name in pairs}
-    for repeat in range(options.repeats + 2):
-        for name, (runner, cache) in list(pairs.items()):
-            elapsed = timed(runner, prompts, cache, clock)
-            if elapsed is None:
-                del pairs[name]
-            elif repeat >= 2:
-                seconds[name].append(elapsed)
-    base = statistics.median(seconds["full"] or [math.nan])
-    lines = [
+    runs = {name: partial(generate, *pair, prompts) for name, pair in pairs.items()}
+    fitting = {name: run for name, run in runs.items() if if_it_fits(run) is not None}
+    found = take_turns(fitting, options.repeats, choose_clock(options.cpu_time))
+    base = found["full"].seconds if "full" in found else math.nan
+    print(
         f"kvbench {kvbench.__version__}, {model.name}, batch {options.batch}, "
-        f"{options.threads} threads, {options.device}, weights: {weights}",
-        f"budget {options.budget}; median of {options.repeats} after 2 warm-ups, interleaved",
-    ]
-    for name, values in seconds.items():
-        if name not in pairs:
-            lines.append(f"{name:28s} out of memory")
-            continue
-        median = statistics.median(values)
-        lines.append(f"{name:28s} {1e3 * median / options.batch:8.2f} ms/image   {median / base:.3f} x full")
-    print("\n".join(lines))
-
-
-if __name__ == "__main__":
-    main()
+        f"{torch.get_num_threads()} threads, {options.device}, weights: {weights}"
+    )
+    print(f"budget {options.budget}; median of {options.repeats} after 2 warm-ups, interleaved")
+    table = Table({"ms/image": ".2f", "x full": ".3f"}, width=28)
+    for name in runs:
+        if name in found:
+            table.add(name, 1e3 * found[name].seconds / options.batch, found[name].seconds / base)
+        else:
+            print(f"{name:28s} out of memory")

@@ -1,6 +1,6 @@
 """Tokens per second of texts: the engine against transformers' `generate` with its dynamic cache, on the same weights.
 
-python benchmarks/generate_loop.py [--model qwen3_4b] [--batch 8] [--tokens 2000] [--threads 2]
+python -m benchmarks generate_loop [--model qwen3_4b] [--batch 8] [--tokens 2000] [--threads 2]
                                    [--methods hard_kv] [--budget 0.25] [--repeats 3] [--slope] [--cpu-time]
                                    [overrides]
 Without `--model` it is a small Qwen3 of random weights, whose shape overrides change (model.transformer.depth=8).
@@ -11,19 +11,18 @@ step's time grows with the tokens before it. A budget up to 1 is a share of what
 """
 
 import argparse
-import statistics
-import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
-from build import built, composed
-from llamagen_loop import measure_slope, prepare_cache
 from torch import Tensor
 
-from kvbench.core.devices import keep_freed_memory
+from benchmarks.llamagen_loop import measure_slope, prepare_cache, print_slope
+from benchmarks.support.arguments import add_options
+from benchmarks.support.build import built, composed
+from benchmarks.support.table import Table
+from benchmarks.support.timing import choose_clock, take_turns
 from kvbench.engine.cache import KVCache
 from kvbench.models.noise import PromptNoise
 from kvbench.models.qwen3.files import split_qwen3
@@ -99,26 +98,17 @@ def write_texts(model: Qwen3Model, prompts: Tensor, cache: KVCache) -> Tensor:
     return drawn.tokens
 
 
-def main() -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    add_options(
+        parser, overrides=True, model=None, batch=8, tokens=2000, threads=2, repeats=3, methods="hard_kv",
+        budget="0.25", slope=False, cpu_time=False,
+    )  # fmt: skip
+
+
+def main(options: argparse.Namespace) -> None:
     """Print the table."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--model")
-    for name, value in (("batch", 8), ("tokens", 2000), ("threads", 2), ("repeats", 3)):
-        parser.add_argument(f"--{name}", type=int, default=value)
-    parser.add_argument("--methods", default="hard_kv")
-    parser.add_argument("--budget", default="0.25")
-    parser.add_argument("--slope", action="store_true")
-    parser.add_argument(
-        "--cpu-time", action="store_true", help="count processor time, where others use the machine"
-    )
-    parser.add_argument("overrides", nargs="*")
-    options = parser.parse_args()
-    torch.set_num_threads(options.threads)
-    clock = time.process_time if options.cpu_time else time.perf_counter
-    keep_freed_memory()
-    model = choose_model(options)
+    model, clock = choose_model(options), choose_clock(options.cpu_time)
     theirs, prompts = open_in_transformers(model._transformer), draw_prompts(model, options.batch)
 
     def in_transformers() -> Tensor:
@@ -131,39 +121,19 @@ def main() -> None:
         caches[f"{name} {options.budget}"] = choose_cache(model, name, options)
     runs: dict[str, Callable[[], Tensor]] = {"transformers": in_transformers}
     runs |= {name: partial(write_texts, model, prompts, cache) for name, cache in caches.items()}
-    times: dict[str, list[float]] = {name: [] for name in runs}
-    texts: dict[str, Tensor] = {}
-    for repeat in range(options.repeats + 1):
-        for name, run in runs.items():
-            started = clock()
-            texts[name] = run()
-            if repeat:  # the first round warms up
-                times[name].append(clock() - started)
-    base = statistics.median(times["transformers"])
+    timed = take_turns(runs, options.repeats, clock)
     print(
         f"{model.name}: {model.max_tokens} tokens after {model.prompt_tokens}, batch {options.batch}, "
         f"{options.threads} threads, median of {options.repeats}"
     )
-    print(
-        f"{'':16}{'s':>8}{'tokens/s':>10}{'transformers over it':>22}{'first tokens equal':>20}{'peak held':>11}"
-    )
-    for name, seconds in times.items():
-        middle = statistics.median(seconds)
-        line = f"{name:16}{middle:8.3f}{options.batch * model.max_tokens / middle:10.0f}{base / middle:22.2f}"
+    columns = {"s": ".3f", "tokens/s": ".0f", "transformers over it": ".2f"}
+    table = Table(columns | {"first tokens equal": "d", "peak held": ".3f"}, width=16)
+    base = timed["transformers"]
+    for name, (seconds, texts) in timed.items():
+        cells = (seconds, options.batch * model.max_tokens / seconds, base.seconds / seconds)
         if name in caches:
-            equal = count_equal(texts[name], texts["transformers"])
-            held = caches[name].ledger.peak_tokens
-            line += f"{equal:20}{held / (model.spec.all_heads * model.spec.segments[-1].start):11.3f}"
-        print(line)
+            peak, most = caches[name].ledger.peak_tokens, model.spec.all_heads * model.spec.segments[-1].start
+            cells = (*cells, count_equal(texts, base.result), peak / most)
+        table.add(name, *cells)
     for name, cache in caches.items() if options.slope else ():
-        points = measure_slope(cache, model, runs[name], options.repeats, cpu_time=options.cpu_time)
-        slope, start = np.polyfit(*points.T.numpy(), 1)
-        least, most = points[:, 1].aminmax()
-        print(
-            f"{name}, a step: {1e3 * least:.2f} to {1e3 * most:.2f} ms, {1e3 * start:.2f} ms "
-            f"+ {1e6 * slope:.3f} us for every token before it"
-        )
-
-
-if __name__ == "__main__":
-    main()
+        print_slope(name, measure_slope(cache, model, runs[name], options.repeats, clock))

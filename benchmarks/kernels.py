@@ -5,10 +5,10 @@ at equal work and on the full cache. Ends with attention over a whole generation
 model that draws token by token, attention is that of one token in the middle of every segment, by the kernel of one
 token and by that of several.
 
-python benchmarks/kernels.py --device cuda --model infinity_2b [--budget 0.1] [--batch 8] [--quick]
-python benchmarks/kernels.py --device cuda --model infinity_2b --paths kernels/attention_paths.json
-python benchmarks/kernels.py --device cuda --model llamagen_xl [--budget 0.167] [--groups 1]
-python benchmarks/kernels.py --model infinity_2b --floors 989 4800   (TFLOP/s, GB/s: no device, no times)
+python -m benchmarks kernels --device cuda --model infinity_2b [--budget 0.1] [--batch 8] [--quick]
+python -m benchmarks kernels --device cuda --model infinity_2b --paths kernels/attention_paths.json
+python -m benchmarks kernels --device cuda --model llamagen_xl [--budget 0.167] [--groups 1]
+python -m benchmarks kernels --model infinity_2b --floors 989 4800   (TFLOP/s, GB/s: no device, no times)
 """
 
 import argparse
@@ -18,15 +18,15 @@ from collections.abc import Sequence
 from pathlib import Path as File
 from typing import NamedTuple
 
-import floors
 import numpy as np
 import torch
-from build import built, composed
-from floors import Ceilings, Ints
-from kernel_cases import Case, Held, Timer, ceilings
 
+from benchmarks.support import floors
+from benchmarks.support.arguments import add_options
+from benchmarks.support.build import built, composed
+from benchmarks.support.floors import Ceilings, Ints
+from benchmarks.support.kernel_cases import Case, Held, Timer, ceilings
 from kvbench.core.budget import Budget
-from kvbench.core.devices import keep_freed_memory
 from kvbench.core.segments import ModelSpec, Segment
 from kvbench.kernels.attention_paths import TABLE, Path, Shape
 from kvbench.kernels.layout import list_positions
@@ -223,23 +223,12 @@ def line(at: Segment, counts: Sequence[int], milliseconds: Sequence[float], rati
     )
 
 
-def main() -> None:
-    """Prints everything."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--model", default="infinity_tiny")
-    parser.add_argument("--budget", default="0.1")
-    parser.add_argument("--batch", type=int, default=8)
-    parser.add_argument("--repeats", type=int, default=20)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    add_options(parser, device="cpu", model="infinity_tiny", budget="0.1", batch=8, repeats=20, threads=None)
+    parser.add_argument("--groups", type=int, default=1, help="query heads per row, of one-token steps")
     parser.add_argument(
-        "--groups", type=int, default=1, help="query heads that share a row, of one-token steps"
-    )
-    parser.add_argument(
-        "--paths",
-        type=File,
-        help=f"measure one kernel against two parts alone, and write this table ({TABLE.name})",
+        "--paths", type=File, help=f"only measure both paths; write this table ({TABLE.name})"
     )
     parser.add_argument("--quick", action="store_true", help="a quarter of the layers, five repeats")
     parser.add_argument(
@@ -249,8 +238,10 @@ def main() -> None:
         metavar=("TFLOP/s", "GB/s"),
         help="count at these rates, time nothing",
     )
-    options = parser.parse_args()
-    keep_freed_memory()
+
+
+def main(options: argparse.Namespace) -> None:
+    """Print all tables."""
     model = built(composed([f"model={options.model}"])["model"])
     spec, budget = model.spec, Budget.parse(options.budget, model.spec)
     schedule, order = floors.heatkv(spec, budget, model.default_sinks)
@@ -286,7 +277,3 @@ def main() -> None:
             show_attention(cases, held, past, found, options.quick)
         show_mass(cases, past, found)
         show_rebuilds(cases, held, found)
-
-
-if __name__ == "__main__":
-    main()

@@ -5,7 +5,7 @@ counted that write numbers on the device; a library may launch more than one pro
 where it reads a number back, and for copies between it and the device that do not say otherwise. What methods that look
 at data read back, once per layer and scale, is replaced here and not counted.
 
-python benchmarks/launches.py [--model infinity_2b] [--batch 8] [--method heatkv --budget 0.1] [--names 12]
+python -m benchmarks launches [--model infinity_2b] [--batch 8] [--method heatkv --budget 0.1] [--names 12]
 """
 
 import argparse
@@ -13,13 +13,14 @@ from collections import Counter
 from typing import Any
 
 import torch
-from fake_gpu import prepare, run
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-CASES = (("full", "1"), ("heatkv", "0.1"), ("snapkv", "0.1"))
-"""Methods and budgets that are counted where none is asked for; the last method looks at data."""
+from benchmarks.support.arguments import add_options
+from benchmarks.support.fake_gpu import prepare_cases, run
+from benchmarks.support.table import Table
+
 COPIES = {"clone", "copy_", "_to_copy", "cat", "index_select", "stack"}
 ATEN = torch.ops.aten
 IDLE = {"empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided", "_unsafe_view", "device"}
@@ -73,36 +74,23 @@ def _tensors(values: object) -> list[Tensor]:
     return [leaf for leaf in tree_leaves(values) if isinstance(leaf, Tensor)]
 
 
-def main() -> None:
-    """Print counts per method and budget."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--model", default="infinity_2b")
-    parser.add_argument("--batch", type=int, default=8)
-    parser.add_argument("--method", help="only this one")
-    parser.add_argument("--budget", default="0.1")
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    add_options(parser, overrides=True, model="infinity_2b", batch=8, method=None, budget="0.1")
     parser.add_argument("--names", type=int, default=0, help="also list that many operations of each method")
-    parser.add_argument("overrides", nargs="*", help="settings key=value, as for run.py")
-    options = parser.parse_args()
+
+
+def main(options: argparse.Namespace) -> None:
+    """Print counts per method and budget."""
     print(f"{options.model}, batch {options.batch}, one generation")
-    columns = ("method", "budget", "Triton", "torch", "copies", "GB copied", "waits")
-    print("{:16s}{:>8s}{:>10s}{:>10s}{:>10s}{:>12s}{:>8s}".format(*columns))
-    for method, budget in ((options.method, options.budget),) if options.method else CASES:
-        choices = [f"model={options.model}", f"method={method}", f"budget={budget}", *options.overrides]
+    counts = dict.fromkeys(("Triton", "torch", "copies"), "d")
+    table = Table({"budget": "s"} | counts | {"GB copied": ".2f", "waits": "d"}, "method")
+    for method, budget, prepared in prepare_cases(options):
         watch, launched = Watch(), Counter[str]()
-        run(*prepare(choices), options.batch, watch, launched, first=False)
+        run(*prepared, options.batch, watch, launched, first=False)
         copies = sum(count for name, count in watch.operations.items() if name in COPIES)
-        print(
-            f"{method:16s}{budget:>8s}{launched.total():10d}{watch.operations.total():10d}{copies:10d}"
-            f"{watch.copied / 1e9:12.2f}{watch.waits.total():8d}",
-            flush=True,
-        )
+        programs, operations, waits = (found.total() for found in (launched, watch.operations, watch.waits))
+        table.add(method, budget, programs, operations, copies, watch.copied / 1e9, waits)
         for found in (launched, watch.operations, watch.waits):
-            print(
-                "".join(f"    {name} {count}\n" for name, count in found.most_common(options.names)), end=""
-            )
-
-
-if __name__ == "__main__":
-    main()
+            for name, count in found.most_common(options.names):
+                print(f"    {name} {count}")

@@ -4,21 +4,22 @@ Beside each: its floors by operations and by bytes at ceilings measured on this 
 operations at the same work (`torch.nn.functional.linear` and GELU; linear, SDPA, linear, sum; norm, product and sum;
 norm, product, rotation; `torch.bmm`).
 
-python benchmarks/layers.py [--device cuda] [--model infinity_2b] [--batch 8] [--repeats 20]
+python -m benchmarks layers [--device cuda] [--model infinity_2b] [--batch 8] [--repeats 20]
 """
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import torch
-from build import built, composed
-from floors import Work
-from kernel_cases import Timer, ceilings
 from torch import Tensor
 from torch.nn import functional as F
 
-from kvbench.core.devices import keep_freed_memory
+from benchmarks.support.arguments import add_options
+from benchmarks.support.build import built, composed
+from benchmarks.support.floors import Work
+from benchmarks.support.kernel_cases import Timer, ceilings
+from benchmarks.support.table import Table
 from kvbench.kernels.linear import linear
 from kvbench.kernels.modulate import EPSILON, modulate
 from kvbench.kernels.products import wide_products
@@ -175,22 +176,10 @@ def work(name: str, one: Layer) -> Work:
     return Work(2.0 * x.numel() * len(weight), float(size) * (x.numel() + out + weight.numel()))
 
 
-def main() -> None:
-    """Prints a line per kernel."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--model", default="infinity_tiny")
-    parser.add_argument("--batch", type=int, default=8)
-    parser.add_argument("--repeats", type=int, default=20)
-    options = parser.parse_args()
-    keep_freed_memory()
+def draw_layers(options: argparse.Namespace, dtype: torch.dtype) -> Iterator[Layer]:
+    """Yield random inputs of a layer for every scale of the model, weights shared."""
     model = built(composed([f"model={options.model}"])["model"])
     config, spec = model.transformer, model.spec
-    timer = Timer(options.device, options.repeats)
-    dtype = torch.bfloat16 if timer.gpu else torch.float32
-    found = ceilings(timer, dtype)
     width, hidden = config.width, config.feed_forward
 
     def random(*shape: int, dtype: torch.dtype = dtype) -> Tensor:
@@ -205,43 +194,46 @@ def main() -> None:
     turns = rope.compute_rotations(
         spec.segments, config.rope_grid, spec.head_dim, config.rope_base, options.device
     )
+    context = random(*mask.shape, width)
+    plain_text = project_text(context, cross.mat_kv.weight, cross.v_bias, spec.heads, mask, dtype)
+    text = (cross.prepare(context, mask, dtype), plain_text)
+    for at in spec.segments:
+        rows = (sequences, at.length)
+        x = random(*rows, width, dtype=torch.float32)
+        scale, shift = (random(sequences, 1, width, dtype=torch.float32) for _ in range(2))
+        yield Layer(
+            x, x.to(dtype), random(*rows, hidden), (scale, shift), random(*rows, 3, spec.heads, spec.head_dim),
+            torch.ones(2, spec.heads, device=options.device), turns[at.start : at.end], weights, biases,
+            cross, text, random(sequences * spec.heads, at.end, spec.head_dim),
+        )  # fmt: skip
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    add_options(parser, device="cpu", model="infinity_tiny", batch=8, repeats=20, threads=None)
+
+
+def main(options: argparse.Namespace) -> None:
+    """Print a row per kernel."""
+    spec = built(composed([f"model={options.model}"])["model"]).spec
+    timer = Timer(options.device, options.repeats)
+    dtype = torch.bfloat16 if timer.gpu else torch.float32
+    found = ceilings(timer, dtype)
     kernels = calls(timer.gpu)
     totals: dict[str, list[float]] = {name: [0.0] * 4 for name in kernels}
     with torch.inference_mode():
-        context = random(*mask.shape, width)
-        plain_text = project_text(context, cross.mat_kv.weight, cross.v_bias, spec.heads, mask, dtype)
-        text = (cross.prepare(context, mask, dtype), plain_text)
-        for at in spec.segments:
-            rows = (sequences, at.length)
-            x = random(*rows, width, dtype=torch.float32)
-            scale, shift = (random(sequences, 1, width, dtype=torch.float32) for _ in range(2))
-            one = Layer(
-                x, x.to(dtype), random(*rows, hidden), (scale, shift), random(*rows, 3, spec.heads, spec.head_dim),
-                torch.ones(2, spec.heads, device=options.device), turns[at.start : at.end], weights, biases,
-                cross, text, random(sequences * spec.heads, at.end, spec.head_dim),
-            )  # fmt: skip
+        for one in draw_layers(options, dtype):
             for name, (ours, plain, times) in kernels.items():
                 seconds = (*found.floors(work(name, one)), timer(ours, [one]), timer(plain, [one]))
                 totals[name] = [
                     a + times * spec.layers * b for a, b in zip(totals[name], seconds, strict=True)
                 ]
     print(
-        f"{spec.name}, a generation of {options.batch} prompts, {sequences} sequences, {dtype}, torch "
-        f"{torch.__version__}; ceilings: {found.flops / 1e12:.2f} TFLOP/s, {found.bytes / 1e9:.1f} GB/s"
+        f"{spec.name}, a generation of {options.batch} prompts, {options.batch * spec.branches} sequences, {dtype}, "
+        f"torch {torch.__version__}; ceilings: {found.flops / 1e12:.2f} TFLOP/s, {found.bytes / 1e9:.1f} GB/s"
     )
-    print(
-        f"{'ms':16s}"
-        + "".join(f"{name:>12s}" for name in ("operations", "bytes", "ours", "torch", "x-floor", "x-torch"))
-    )
+    milliseconds = dict.fromkeys(("operations", "bytes", "ours", "torch"), ".3f")
+    table = Table(milliseconds | dict.fromkeys(("x-floor", "x-torch"), ".2f"), "ms", 16)
     for name, values in totals.items():
         operations, moved, ours, plain = values
-        ratios = (ours / max(operations, moved), ours / plain)
-        print(
-            f"{name:16s}"
-            + "".join(f"{v * 1e3:12.3f}" for v in values)
-            + "".join(f"{r:12.2f}" for r in ratios)
-        )
-
-
-if __name__ == "__main__":
-    main()
+        table.add(name, *(1e3 * v for v in values), ours / max(operations, moved), ours / plain)

@@ -1,6 +1,6 @@
 """Tokens per second of next-token decoding: the engine against the official program's loop, on the same weights.
 
-python benchmarks/llamagen_loop.py [--model llamagen_tiny] [--batch 8] [--threads 2] [--budgets 1,0.167] [overrides]
+python -m benchmarks llamagen_loop [--model llamagen_tiny] [--batch 8] [--threads 2] [--budgets 1,0.167] [overrides]
 The official loop (LlamaGen's `generate.py`): keys and values in dense buffers for the whole sequence, zero at first;
 every step attends over all slots under a mask, in plain operations. Generations take turns in one process; printed are
 the median seconds, image tokens per second, and the official loop's time over each. `--slope` also prints how a step's
@@ -8,20 +8,21 @@ time grows with the tokens before it.
 """
 
 import argparse
-import statistics
-import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from functools import partial
 
 import numpy as np
 import torch
-from build import built, composed
 from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from benchmarks.support.arguments import add_options
+from benchmarks.support.build import built, composed
+from benchmarks.support.table import Table
+from benchmarks.support.timing import Clock, choose_clock, take_turns
 from kvbench.core.budget import Budget
-from kvbench.core.devices import keep_freed_memory
 from kvbench.core.segments import Segment
 from kvbench.engine.cache import KVCache
 from kvbench.methods.base import Method
@@ -129,15 +130,13 @@ def measure_slope(
     model: LlamaGenModel | Qwen3Model,
     run: Callable[[], object],
     repeats: int,
-    *,
-    cpu_time: bool = False,
+    clock: Clock,
 ) -> Tensor:
     """Measure the time of a step by the tokens before it; returns float64 [segments after the prompt, 2].
 
     Columns are the tokens before the middle of a segment and the median seconds of its steps.
     """
     begin, rounds = cache.begin, []
-    clock = time.process_time if cpu_time else time.perf_counter
     try:
         for _ in range(repeats):
             stamps: list[float] = []
@@ -157,67 +156,52 @@ def measure_slope(
     return torch.stack((middle, seconds / lengths), 1)
 
 
-def main() -> None:
-    """Print the table."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+def print_slope(name: str, points: Tensor) -> None:
+    """Print how a step's time grows with the tokens before it (`measure_slope`)."""
+    slope, start = np.polyfit(*points.T.numpy(), 1)
+    shortest, longest = points[:, 1].aminmax()
+    print(
+        f"{name}, a step: {1e3 * shortest:.2f} to {1e3 * longest:.2f} ms, {1e3 * start:.2f} ms "
+        f"+ {1e6 * slope:.3f} us for every token before it"
     )
-    parser.add_argument("--model", default="llamagen_tiny")
-    parser.add_argument("--batch", type=int, default=8)
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--budget", default="0.1667")
-    parser.add_argument("--methods", default=FEW)
-    parser.add_argument("--repeats", type=int, default=7)
-    parser.add_argument("--slope", action="store_true")
-    parser.add_argument("overrides", nargs="*")
-    options = parser.parse_args()
-    torch.set_num_threads(options.threads)
-    keep_freed_memory()
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    add_options(
+        parser, overrides=True, model="llamagen_tiny", batch=8, threads=2, budget="0.1667", methods=FEW, repeats=7,
+        slope=False,
+    )  # fmt: skip
+
+
+def main(options: argparse.Namespace) -> None:
+    """Print the table."""
     model = built(composed([f"model={options.model}", *options.overrides])["model"])
     assert isinstance(model, LlamaGenModel)
     model.load("cpu")
     transformer, config, sampling = model._transformer, model.transformer, model.sampling
-    texts = read_prompts(model, options.batch)
-    read, padding = model._read(texts)
+    read, padding = model._read(read_prompts(model, options.batch))
     if padding is not None:
-        raise SystemExit("prompts of unequal length: the official loop takes none; choose another model")
+        raise ValueError("prompts of unequal length: the official loop takes none; choose another model")
     condition = transformer.cls_embedding(read, guided=sampling.branches > 1)
-    official = OfficialLoop(transformer, sampling)
 
-    def on_engine(cache: KVCache) -> Callable[[], object]:
-        def run() -> Tensor:
-            noise = PromptNoise(0, range(options.batch))
-            return generate(transformer, condition, model.spec.segments, cache, noise, sampling)
+    def draw_on_engine(cache: KVCache) -> object:
+        noise = PromptNoise(0, range(options.batch))
+        return generate(transformer, condition, model.spec.segments, cache, noise, sampling)
 
-        return run
-
-    runs: dict[str, Callable[[], object]] = {"official loop": lambda: official.generate(condition)}
     full = prepare_cache(model, "full", "1")
-    runs["full"] = on_engine(full)
+    runs: dict[str, Callable[[], object]] = {
+        "official loop": partial(OfficialLoop(transformer, sampling).generate, condition),
+        "full": partial(draw_on_engine, full),
+    }
     for name in options.methods.split(","):
-        runs[f"{name} {options.budget}"] = on_engine(prepare_cache(model, name, options.budget))
-    times: dict[str, list[float]] = {name: [] for name in runs}
-    for repeat in range(options.repeats + 1):
-        for name, run in runs.items():
-            started = time.perf_counter()
-            run()
-            if repeat:  # the first round warms up
-                times[name].append(time.perf_counter() - started)
-    base = statistics.median(times["official loop"])
+        cache = prepare_cache(model, name, options.budget)
+        runs[f"{name} {options.budget}"] = partial(draw_on_engine, cache)
+    found = take_turns(runs, options.repeats, choose_clock(False))
     print(f"{model.name}: {config.tokens} tokens an image, batch {options.batch}, {options.threads} threads")
-    print(f"{'':24}{'s':>8}{'tokens/s':>10}{'official over it':>18}")
-    for name, seconds in times.items():
-        middle = statistics.median(seconds)
-        print(f"{name:24}{middle:8.3f}{options.batch * config.tokens / middle:10.0f}{base / middle:18.2f}")
+    table = Table({"s": ".3f", "tokens/s": ".0f", "official over it": ".2f"}, width=24)
+    for name, (seconds, _) in found.items():
+        base = found["official loop"].seconds
+        table.add(name, seconds, options.batch * config.tokens / seconds, base / seconds)
     if options.slope:
-        points = measure_slope(full, model, runs["full"], options.repeats)
-        slope, start = np.polyfit(*points.T.numpy(), 1)
-        least, most = points[:, 1].aminmax()
-        print(
-            f"full, a step: {1e3 * least:.2f} to {1e3 * most:.2f} ms, {1e3 * start:.2f} ms "
-            f"+ {1e6 * slope:.2f} us for every token before it"
-        )
-
-
-if __name__ == "__main__":
-    main()
+        print_slope("full", measure_slope(full, model, runs["full"], options.repeats, choose_clock(False)))

@@ -1,6 +1,6 @@
 """What PriceKV costs at a model's real shapes: its calibration on random queries, keys and values, and its allocation.
 
-python benchmarks/pricekv_cost.py [--model infinity_8b] [--device cpu] [--layers 1] [--prompts 5] [--budgets 0.04,0.1]
+python -m benchmarks pricekv_cost [--model infinity_8b] [--device cpu] [--layers 1] [--prompts 5] [--budgets 0.04,0.1]
 
 The allocation comes first, out of random errors that shrink with what is held. The calibration is timed on `--layers`
 layers of one prompt's generation, every segment of it, and multiplied to all layers and `--prompts` prompts; the
@@ -13,8 +13,9 @@ import resource
 from time import perf_counter, process_time
 
 import torch
-from build import built, composed
 
+from benchmarks.support.arguments import add_options
+from benchmarks.support.build import built, composed
 from kvbench.core.budget import Budget
 from kvbench.core.segments import ModelSpec
 from kvbench.engine.schedule import show_layer
@@ -29,17 +30,15 @@ from kvbench.methods.pricekv.sources import list_sources
 MIB = 2**20
 
 
-def main() -> None:
-    """Print both costs."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--model", default="infinity_8b")
-    parser.add_argument("--device", default="cpu")
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    add_options(parser, model="infinity_8b", device="cpu", prompts=5, threads=None)
     parser.add_argument("--layers", type=int, default=1)
-    parser.add_argument("--prompts", type=int, default=5)
     parser.add_argument("--budgets", default="0.04,0.1")
-    options = parser.parse_args()
+
+
+def main(options: argparse.Namespace) -> None:
+    """Print both costs."""
     spec = built(composed([f"model={options.model}"])["model"]).spec
     print(
         f"{spec.name}: {spec.layers} x {spec.heads} heads of {spec.head_dim} channels, {len(spec.segments)} segments"
@@ -114,7 +113,3 @@ def read_peak(device: str) -> int:
     if device == "cpu":
         return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return torch.cuda.max_memory_allocated()
-
-
-if __name__ == "__main__":
-    main()

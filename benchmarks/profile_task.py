@@ -1,23 +1,28 @@
 """`task=profile` without Hydra: the overrides and the output of `python run.py task=profile`.
 
-python benchmarks/profile_task.py model=infinity_2b model.weights=random device=cuda method=heatkv budget=0.1
+python -m benchmarks profile_task model=infinity_2b model.weights=random device=cuda method=heatkv budget=0.1
 """
 
+import argparse
 import sys
 
-from build import built, choices, composed
 from rich.console import Console
 
-from kvbench.core.devices import keep_freed_memory
+from benchmarks.support.arguments import add_options
+from benchmarks.support.build import built, choices, composed
 from kvbench.core.settings import Settings
 from kvbench.profile.tables import profile_and_show
 from kvbench.runs.job import Job
 
 
-def main() -> None:
-    """Measures, prints, writes."""
-    keep_freed_memory()
-    overrides = [*sys.argv[1:], "task=profile"]
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    add_options(parser, overrides=True)
+
+
+def main(options: argparse.Namespace) -> None:
+    """Measure, print, write."""
+    overrides = [*options.overrides, "task=profile"]
     values = composed(overrides)
     settings = Settings.of(values)
     prompts = built(values["prompts"])
@@ -31,10 +36,3 @@ def main() -> None:
         calibration_prompts=prompts.load_others(settings.calibrate.count, settings.calibrate.seed),
     )
     profile_and_show(Console(width=None if sys.stdout.isatty() else 160), job)
-
-
-if __name__ == "__main__":
-    try:
-        main()
-    except ValueError as error:
-        sys.exit(f"error: {error}")

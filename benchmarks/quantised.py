@@ -1,25 +1,24 @@
 """Attention over keys and values in few bits: seconds on a CPU, bytes of a token, and what compilers make of it.
 
-python benchmarks/quantised.py [--repeats 5] [--only tiny]        processor seconds of one thread, calls in turns
-python benchmarks/quantised.py --device cuda --more 16            seconds on a GPU, 16 times as many sequences
-python benchmarks/quantised.py --bytes [--dim 128] [--block 64]   bytes and arithmetic intensity, counted
-python benchmarks/quantised.py --compiled [--dims 64 128]         registers, spills and copies on sm_90; no GPU needed
+python -m benchmarks quantised [--repeats 5] [--only tiny]        processor seconds of one thread, calls in turns
+python -m benchmarks quantised --device cuda --more 16            seconds on a GPU, 16 times as many sequences
+python -m benchmarks quantised --bytes [--dim 128] [--block 64]   bytes and arithmetic intensity, counted
+python -m benchmarks quantised --compiled [--dims 64 128]         registers, spills and copies on sm_90; no GPU needed
 """
 
 import argparse
-import statistics
-import time
 from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
 import torch
-from build import built, composed
-from kernel_cases import Inputs, Timer
-from plane_cases import FORMS, PLAIN, Stored, equal_rows, make_plane
 from torch import Tensor
 
-from kvbench.core.devices import keep_freed_memory
+from benchmarks.support.arguments import add_options
+from benchmarks.support.build import built, composed
+from benchmarks.support.kernel_cases import Inputs, Timer
+from benchmarks.support.plane_cases import FORMS, PLAIN, Stored, equal_rows, make_plane
+from benchmarks.support.timing import choose_clock, take_turns
 from kvbench.kernels.planes import Codes, Plane
 from kvbench.kernels.quantised_attention import quantised_attention
 
@@ -59,13 +58,7 @@ def time_calls(calls: dict[str, Callable[[], object]], repeats: int, device: str
     if torch.device(device).type == "cuda":
         timer, nothing = Timer(device, repeats), Inputs(*[torch.empty(0)] * 5)
         return {name: timer(lambda _, call=call: call(), [nothing]) for name, call in calls.items()}  # type: ignore[misc]
-    seconds: dict[str, list[float]] = {name: [] for name in calls}
-    for _ in range(repeats + 1):
-        for name, call in calls.items():
-            started = time.process_time()
-            call()
-            seconds[name].append(time.process_time() - started)
-    return {name: statistics.median(found[1:]) for name, found in seconds.items()}
+    return {name: found.seconds for name, found in take_turns(calls, repeats, choose_clock(True)).items()}
 
 
 def print_times(case: Case, repeats: int, device: str) -> None:
@@ -133,7 +126,7 @@ def print_bytes(channels: int, block: int) -> None:
 
 def print_compiled(dims: list[int]) -> None:
     """Print what the compiler makes of the kernel for sm_90, queries in bfloat16, for each tile that is used."""
-    from compiled import compile_variant, quantised
+    from benchmarks.compiled import compile_variant, quantised
 
     shapes = [(dim, queries) for dim in dims for queries in (1, 8, 4096)]
     int4, int3, int2, token, book, float8 = (FORMS[place] for place in (1, 2, 3, 5, 6, 9))
@@ -153,14 +146,10 @@ def print_compiled(dims: list[int]) -> None:
         print(f"| {form.name}{', rotated' if rotated else ''} | {' | '.join(cells)} |", flush=True)
 
 
-def main() -> None:
-    """Print what is asked for."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--repeats", type=int, default=5)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    add_options(parser, repeats=5, device="cpu", threads=1)
     parser.add_argument("--only", default="", help="shapes whose name contains this")
-    parser.add_argument("--device", default="cpu")
     parser.add_argument(
         "--more", type=int, default=1, help="times the sequences, so that no cache of a GPU holds them"
     )
@@ -169,23 +158,19 @@ def main() -> None:
     parser.add_argument("--block", type=int, default=64, help="tokens that share a channel's scale")
     parser.add_argument("--compiled", action="store_true", help="compile the kernel instead")
     parser.add_argument("--dims", type=int, nargs="+", default=[64, 128], help="of what is compiled")
-    options = parser.parse_args()
+
+
+@torch.inference_mode()
+def main(options: argparse.Namespace) -> None:
+    """Print the requested tables."""
     if options.compiled:
         print_compiled(options.dims)
     elif options.bytes:
         print_bytes(options.dim, options.block)
     else:
-        torch.set_num_threads(1)
-        torch.set_default_device(options.device)
-        keep_freed_memory()
-        with torch.inference_mode():
+        with torch.device(options.device):
             for name, case in list_cases().items():
                 if options.only in name:
                     print(f"\n{name}: ", end="")
-                    print_times(
-                        case._replace(batch=options.more * case.batch), options.repeats, options.device
-                    )
-
-
-if __name__ == "__main__":
-    main()
+                    more = case._replace(batch=options.more * case.batch)
+                    print_times(more, options.repeats, options.device)

@@ -1,4 +1,4 @@
-"""Time of opening many runs as a frame, uncached and cached: `python benchmarks/rows.py 20000`.
+"""Time of opening many runs as a frame, uncached and cached: `python -m benchmarks rows 20000`.
 
 Runs are generated in a temporary folder: results.json of the size that a run of the embedded model leaves, all
 different, with two thousand runs to a model. Prints CPU seconds of the process, all its threads together.
@@ -11,8 +11,6 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import kvbench
 from kvbench.eval.protocol.scores import Metric
@@ -95,11 +93,14 @@ def time_opening(root: Path) -> tuple[float, int, int]:
     return time.process_time() - started, rows, columns
 
 
-def main() -> None:
-    """Print seconds, cached and not, in this process and in one of its own."""
-    parser = argparse.ArgumentParser(description=__doc__)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
     parser.add_argument("runs", type=int, nargs="?", default=20_000)
-    count = parser.parse_args().runs
+
+
+def main(options: argparse.Namespace) -> None:
+    """Print seconds, cached and not, in this process and in one of its own."""
+    count = options.runs
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder) / "runs"
         size = write_runs(root, count)
@@ -118,7 +119,3 @@ def main() -> None:
         )
         print(f"cached, a new process  {float(fresh.stdout):8.2f} s of CPU, imports included")
         print(f"cache: {(root / '.rows.parquet').stat().st_size / count / 1024:.1f} KiB a run")
-
-
-if __name__ == "__main__":
-    main()

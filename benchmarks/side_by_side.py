@@ -1,50 +1,32 @@
 """Wall time of one, two and four equal runs at a time, each with torch's own number of threads.
 
-python benchmarks/side_by_side.py [--prompts 32] [--repeats 2]
-OMP_WAIT_POLICY=active python benchmarks/side_by_side.py    (threads that spin while they wait)
+python -m benchmarks side_by_side [--prompts 32] [--repeats 2]
+OMP_WAIT_POLICY=active python -m benchmarks side_by_side    (threads that spin while they wait)
 """
 
 import argparse
-import subprocess
-import sys
 import tempfile
-import time
-from pathlib import Path
 
-ROOT = Path(__file__).parents[1]
+from benchmarks.support.arguments import add_options
+from benchmarks.support.timing import time_processes
 
 
-def timed(runs: int, prompts: int) -> float:
-    """Seconds until all of so many runs, each in a folder of its own, are finished."""
+def time_runs(runs: int, prompts: int) -> float:
+    """Return the seconds until so many runs, each in a folder of its own, are finished."""
+    words = ["method=heatkv", "budget=0.04", "eval=psnr", f"prompts.count={prompts}"]
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, str(ROOT / "run.py"), "method=heatkv", "budget=0.04", "eval=psnr"]
-        started = time.perf_counter()
-        jobs = [
-            subprocess.Popen(
-                [*command, f"prompts.count={prompts}", f"runs_dir={folder}/{run}"],
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-            )
-            for run in range(runs)
-        ]
-        failed = [job.args for job in jobs if job.wait()]
-        if failed:
-            raise SystemExit(f"failed: {failed[0]}")
-        return time.perf_counter() - started
+        return time_processes([*words, f"runs_dir={folder}/{run}"] for run in range(runs))
 
 
-def main() -> None:
-    """Prints seconds, and how many times one run's they are."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--prompts", type=int, default=32)
-    parser.add_argument("--repeats", type=int, default=2)
-    options = parser.parse_args()
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    add_options(parser, prompts=32, repeats=2)
+
+
+def main(options: argparse.Namespace) -> None:
+    """Print seconds, and their ratio to one run's."""
     alone = 0.0
     for runs in (1, 2, 4):
-        seconds = min(timed(runs, options.prompts) for _ in range(options.repeats))
+        seconds = min(time_runs(runs, options.prompts) for _ in range(options.repeats))
         alone = alone or seconds
         print(f"| {runs} at a time | {seconds:.1f} s | {seconds / alone:.2f} |", flush=True)
-
-
-if __name__ == "__main__":
-    main()

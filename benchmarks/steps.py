@@ -1,20 +1,21 @@
 """Time of one-token steps: every method on the engine against a plain loop (torch.cat and SDPA) of the same weights.
 
-python benchmarks/steps.py [--methods full,snapkv] [--budget 0.25] [--tokens 512] [--segment 32] [--batch 1]
+python -m benchmarks steps [--methods full,snapkv] [--budget 0.25] [--tokens 512] [--segment 32] [--batch 1]
 Interleaved in one process; prints the median seconds of a generation, tokens per second, and the plain loop's time over
 the method's (above 1: the method is faster).
 """
 
 import argparse
-import statistics
-import time
+from functools import partial
 
 import torch
-from build import CONF, built, composed
-from decoder import Attends, Decoder, PlainCache, Shape, random_prompts, rows_of
 
+from benchmarks.support.arguments import add_options
+from benchmarks.support.build import built, composed, list_choices
+from benchmarks.support.decoder import Attends, Decoder, PlainCache, Shape, random_prompts, rows_of
+from benchmarks.support.table import Table
+from benchmarks.support.timing import choose_clock, take_turns
 from kvbench.core.budget import Budget, InfeasibleBudget
-from kvbench.core.devices import keep_freed_memory
 from kvbench.engine.cache import KVCache
 from kvbench.methods.base import Observer
 
@@ -32,28 +33,25 @@ def cache_of(name: str, shape: Shape, budget: str) -> KVCache:
     return KVCache(shape.spec, method, dtype=torch.float32)
 
 
-def main() -> None:
-    """Print the table."""
-    every = ",".join(sorted(path.stem for path in CONF.glob("method/*.yaml")))
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    add_options(
+        parser,
+        methods=list_choices("method"),
+        budget="0.25",
+        tokens=512,
+        batch=1,
+        repeats=9,
+        threads=1,
+        cpu_time=False,
     )
-    parser.add_argument("--methods", default=every)
-    parser.add_argument("--budget", default="0.25")
-    parser.add_argument("--tokens", type=int, default=512)
     parser.add_argument(
         "--segment", type=int, default=32, help="tokens of a segment; 32: a row of 512 pixels"
     )
-    parser.add_argument("--batch", type=int, default=1)
-    parser.add_argument("--repeats", type=int, default=9)
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument(
-        "--cpu-time", action="store_true", help="count processor time, where others use the machine"
-    )
-    options = parser.parse_args()
-    torch.set_num_threads(options.threads)
-    clock = time.process_time if options.cpu_time else time.perf_counter
-    keep_freed_memory()
+
+
+def main(options: argparse.Namespace) -> None:
+    """Print the table."""
     shape = Shape(rows=rows_of(options.tokens, options.segment))
     decoder, prompts = Decoder(shape), random_prompts(shape, options.batch)
     caches: dict[str, Attends] = {"plain loop": PlainCache()}
@@ -63,24 +61,15 @@ def main() -> None:
             caches[name] = cache_of(name, shape, options.budget)
         except (ValueError, InfeasibleBudget) as error:
             lines.append(f"{name:20s} left out: {error}")
-    seconds: dict[str, list[float]] = {name: [] for name in caches}
-    for repeat in range(options.repeats + 1):
-        for name, cache in caches.items():
-            started = clock()
-            decoder.generate(prompts, cache)
-            if repeat:
-                seconds[name].append(clock() - started)
-    plain = statistics.median(seconds["plain loop"])
+    runs = {name: partial(decoder.generate, prompts, cache) for name, cache in caches.items()}
+    found = take_turns(runs, options.repeats, choose_clock(options.cpu_time))
     print(
         f"{options.tokens} tokens in segments of {options.segment}, batch {options.batch}, {options.threads} threads, "
         f"budget {options.budget}, median of {options.repeats}"
     )
-    for name, values in seconds.items():
-        median = statistics.median(values)
-        rate = options.tokens * options.batch / median
-        print(f"{name:20s} {median:7.3f} s {rate:9.0f} tokens/s   plain loop / this {plain / median:.3f}")
+    table = Table({"s": ".3f", "tokens/s": ".0f", "plain loop / this": ".3f"})
+    for name, (seconds, _) in found.items():
+        table.add(
+            name, seconds, options.tokens * options.batch / seconds, found["plain loop"].seconds / seconds
+        )
     print("\n".join(lines))
-
-
-if __name__ == "__main__":
-    main()

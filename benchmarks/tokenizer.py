@@ -1,6 +1,6 @@
-"""What the shipped tokenizers preserve: PSNR of unseen scenes, decoded from their first scales or from all tokens.
+"""Reconstruction by the shipped tokenizers: PSNR of unseen scenes, decoded from their first scales or from all tokens.
 
-python benchmarks/tokenizer.py [--model infinity_tiny | var_tiny | llamagen_tiny] [--scenes 256]
+python -m benchmarks tokenizer [--model infinity_tiny | var_tiny | llamagen_tiny] [--scenes 256]
 """
 
 import argparse
@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from build import built, composed
 from torch import Tensor
 
+from benchmarks.support.build import built, composed
 from kvbench.core.segments import Segment
 from kvbench.models import weights
 from kvbench.models.infinity.model import InfinityModel
@@ -81,19 +81,17 @@ MODELS: dict[str, tuple[Any, Any]] = {
 """What draws a model's kind of scenes, and what decodes them."""
 
 
-@torch.inference_mode()
-def main() -> None:
-    """Prints one line per scale, or one."""
-    parser = argparse.ArgumentParser(description=__doc__)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
     parser.add_argument("--model", default="infinity_tiny", choices=MODELS)
     parser.add_argument("--scenes", type=int, default=256)
-    options = parser.parse_args()
+
+
+@torch.inference_mode()
+def main(options: argparse.Namespace) -> None:
+    """Print one line per scale, or one."""
     model = built(composed([f"model={options.model}"])["model"])
     draw, decode = MODELS[options.model]
     images = to_signed(draw(options.scenes, SEED, 1)[0])
     for name, decoded in decode(model, images):
         print(f"{name}: {psnr(decoded, images):5.1f} dB")
-
-
-if __name__ == "__main__":
-    main()

@@ -1,6 +1,6 @@
 """Wall time of a sweep of 12 methods at 3 budgets by one worker, and by several at a time, with a thread each.
 
-python benchmarks/workers.py [--prompts 96] [--workers 2] [--batch 8] [--eval psnr]
+python -m benchmarks workers [--prompts 96] [--workers 2] [--batch 8] [--eval psnr]
 
 Every sweep starts from an empty folder. What the workers leave is compared with what one leaves, times left out.
 """
@@ -8,14 +8,12 @@ Every sweep starts from an empty folder. What the workers leave is compared with
 import argparse
 import hashlib
 import json
-import os
-import subprocess
-import sys
 import tempfile
-import time
 from pathlib import Path
 
-ROOT = Path(__file__).parents[1]
+from benchmarks.support.arguments import add_options
+from benchmarks.support.timing import time_processes
+
 METHODS = (
     *("full", "random", "streaming_llm", "swa", "snapkv", "h2o", "rkv", "scalekv", "hack"),
     *("ams_kv_fixed", "heatkv_naive", "heatkv"),
@@ -28,19 +26,7 @@ TIMES = ("seconds", "latency", "started", "finished")
 def time_sweep(runs_dir: Path, workers: int, words: list[str]) -> float:
     """Return the seconds until so many workers, started at once, have finished a sweep."""
     sweep = [f"method={','.join(METHODS)}", f"budget={','.join(BUDGETS)}", f"runs_dir={runs_dir}", *words]
-    started = time.perf_counter()
-    jobs = [
-        subprocess.Popen(
-            [sys.executable, str(ROOT / "run.py"), "task=work", *sweep],
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
-        for _ in range(workers)
-    ]
-    if failed := [job.args for job in jobs if job.wait()]:
-        raise SystemExit(f"failed: {failed[0]}")
-    return time.perf_counter() - started
+    return time_processes([["task=work", *sweep]] * workers, threads=1)
 
 
 def drop_times(value: object) -> object:
@@ -65,14 +51,15 @@ def read_runs(runs_dir: Path) -> dict[str, str]:
     return {str(path.relative_to(runs_dir)): read_file(path, runs_dir) for path in files}
 
 
-def main() -> None:
-    """Prints seconds, the ratio of them, and how many files are compared."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--prompts", type=int, default=96)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    add_options(parser, prompts=96, batch=8)
     parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--batch", type=int, default=8)
     parser.add_argument("--eval", default="psnr")
-    options = parser.parse_args()
+
+
+def main(options: argparse.Namespace) -> int:
+    """Print seconds, their ratio, and how many files are compared; return 1 if any differ."""
     words = [f"prompts.count={options.prompts}", f"batch_size={options.batch}", f"eval={options.eval}"]
     with tempfile.TemporaryDirectory() as folder:
         one, several = Path(folder, "one"), Path(folder, "several")
@@ -82,10 +69,5 @@ def main() -> None:
         print(f"| {options.workers} workers | {seconds:.1f} s | {seconds / alone:.2f} |", flush=True)
         known, found = read_runs(one), read_runs(several)
         other = [name for name in sorted({*known, *found}) if known.get(name) != found.get(name)]
-        print(f"{len(known)} files, {len(other)} of them others: {', '.join(other[:3]) or 'the same bytes'}")
-    if other:
-        sys.exit(1)
-
-
-if __name__ == "__main__":
-    main()
+        print(f"{len(known)} files, {len(other)} of them differ: {', '.join(other[:3]) or 'the same bytes'}")
+    return int(bool(other))

@@ -58,7 +58,7 @@ def prepare_rows(
     Args:
         past: stored keys and values [batch, capacity, D].
         arrangement: how rows of unequal length are read; None for what is fastest: on CUDA by a kernel, elsewhere as
-            the number of lengths says (`benchmarks/layouts.py`).
+            the number of lengths says (docs/performance.md, "Next-token models").
         filled: see `DecodeRows`.
     """
     keys, values, layout = past

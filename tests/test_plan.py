@@ -9,7 +9,6 @@ from kvbench.core.segments import ModelSpec, next_scale
 from kvbench.engine.schedule import predict_ring_slots, predict_row_lengths
 from kvbench.methods.full import Full
 from kvbench.plan import count_generation_bytes, find_largest_batch
-from tests.support.places import ROOT
 
 SHALLOW = ("model.transformer.depth=2", "model.transformer.block_chunks=1")
 GIB = 2**30
@@ -17,8 +16,7 @@ GIB = 2**30
 
 def peak_and_plan(overrides: Sequence[str], batch: int, monkeypatch: pytest.MonkeyPatch) -> tuple[int, int]:
     """Bytes that a recorded generation has in use at most, and those that are planned for it."""
-    monkeypatch.syspath_prepend(ROOT / "benchmarks")
-    fake_gpu = importlib.import_module("fake_gpu")
+    fake_gpu = importlib.import_module("benchmarks.support.fake_gpu")
     for kind in (
         "infinity",
         "var",
@@ -30,7 +28,7 @@ def peak_and_plan(overrides: Sequence[str], batch: int, monkeypatch: pytest.Monk
     assert lengths is not None
     activations = model.activation_bytes(batch)
     planned = count_generation_bytes(model.spec, lengths, activations, batch)
-    allocated = importlib.import_module("caching_allocator").replay(events).allocated
+    allocated = importlib.import_module("benchmarks.support.caching_allocator").replay(events).allocated
     return allocated, max(planned, model.decoding_bytes(batch))
 
 
@@ -59,10 +57,12 @@ def test_hardly_more_is_reserved_than_a_generation_has_in_use(
     overrides: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("triton")
-    monkeypatch.syspath_prepend(ROOT / "benchmarks")
-    fake_gpu = importlib.import_module("fake_gpu")
+    fake_gpu = importlib.import_module("benchmarks.support.fake_gpu")
     events = fake_gpu.record(*fake_gpu.prepare(("model=infinity_2b", *overrides, *SHALLOW)), 8)
-    assert importlib.import_module("caching_allocator").replay(events, expandable=True).ratio < 1.15
+    assert (
+        importlib.import_module("benchmarks.support.caching_allocator").replay(events, expandable=True).ratio
+        < 1.15
+    )
 
 
 @pytest.mark.parametrize("branches", [1, 2])
@@ -82,9 +82,8 @@ def test_bytes_of_a_generation_by_hand(branches: int) -> None:
 def test_the_largest_batch_is_the_last_that_fits(
     name: str, gpu_gib: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.syspath_prepend(ROOT / "benchmarks")
     overrides = (f"model={name}", "method=streaming_llm", "budget=0.1", "sinks=1")
-    model, method = importlib.import_module("fake_gpu").prepare(overrides)
+    model, method = importlib.import_module("benchmarks.support.fake_gpu").prepare(overrides)
     lengths = predict_row_lengths(model.spec, method)
     assert lengths is not None
 

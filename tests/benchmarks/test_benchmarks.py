@@ -1,18 +1,22 @@
 """Benchmarks start from a checkout without Hydra, read the same configuration, and count operations rightly."""
 
-import importlib
 import json
 import os
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
-from types import ModuleType
 
 import hydra
 import numpy as np
 import pytest
 from omegaconf import OmegaConf
 
+from benchmarks import engine
+from benchmarks.__main__ import PROGRAMS, main
+from benchmarks.support import build, floors
+from benchmarks.support import plain_loop as plain
+from benchmarks.support.timing import take_turns
 from kvbench.core.budget import Budget
 from kvbench.core.segments import ModelSpec, next_scale
 from kvbench.methods.heatkv.method import HeatKV
@@ -32,22 +36,16 @@ class Refuse:
         if name.split(".")[0] in ("hydra", "omegaconf"):
             raise ImportError(f"{name} is not to be had here")
 sys.meta_path.insert(0, Refuse())
-sys.path[0] = sys.argv[1].rpartition("/")[0]
-sys.argv = sys.argv[1:]
-runpy.run_path(sys.argv[0], run_name="__main__")
+sys.path[0] = sys.argv.pop(1)
+runpy.run_module("benchmarks", run_name="__main__", alter_sys=True)
 """
 
 
-def module(name: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(ROOT / "benchmarks")
-    return importlib.import_module(name)
-
-
 def output(program: str, folder: Path, *arguments: str) -> str:
-    """What a benchmark prints where there is no Hydra, no installation and no PYTHONPATH."""
+    """What a benchmark prints where there is neither Hydra nor a PYTHONPATH."""
     kept = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     done = subprocess.run(
-        [sys.executable, "-c", REFUSE, str(ROOT / "benchmarks" / program), *arguments],
+        [sys.executable, "-c", REFUSE, str(ROOT), program, *arguments],
         cwd=folder, capture_output=True, text=True, timeout=300, env={**kept, "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -55,7 +53,7 @@ def output(program: str, folder: Path, *arguments: str) -> str:
 
 
 @pytest.mark.parametrize("choice", CHOICES)
-def test_configuration_is_the_one_hydra_makes(choice: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_configuration_is_the_one_hydra_makes(choice: str) -> None:
     overrides = [
         choice,
         "budget=0.25",
@@ -65,13 +63,35 @@ def test_configuration_is_the_one_hydra_makes(choice: str, monkeypatch: pytest.M
     with hydra.initialize_config_module("kvbench.conf", version_base="1.3"):
         expected = OmegaConf.to_container(hydra.compose("config", overrides=overrides), resolve=True)
     assert isinstance(expected, dict)
-    found = module("build", monkeypatch).composed(overrides)
+    found = build.composed(overrides)
     assert found == {key: expected[key] for key in expected if key in found}
     assert set(expected) - set(found) == {"eval", "logger", "train", "sweeps"} & set(expected)
 
 
-def test_objects_are_built_and_wrong_names_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    build = module("build", monkeypatch)
+def test_every_program_is_listed_and_describes_its_options(capsys: pytest.CaptureFixture[str]) -> None:
+    for name in PROGRAMS:
+        with pytest.raises(SystemExit) as end:
+            main([name, "--help"])
+        assert end.value.code == 0
+        assert f"usage: python -m benchmarks {name}" in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        main(["layouts"])
+    assert "choose from" in capsys.readouterr().err
+
+
+def test_runs_take_turns_and_warm_ups_do_not_count() -> None:
+    order, seconds = [], iter([9.0, 9.0, 0.0, 1.0, 0.0, 4.0, 0.0, 3.0, 0.0, 2.0])
+
+    def run(name: str) -> int:
+        order.append(name)
+        return len(order)
+
+    found = take_turns({name: partial(run, name) for name in "ab"}, 2, lambda: next(seconds))
+    assert order == ["a", "b"] * 3
+    assert found == {"a": (2.0, 5), "b": (3.0, 6)}
+
+
+def test_objects_are_built_and_wrong_names_told() -> None:
     assert build.choices(["method=hack"]) == {
         "model": "infinity_tiny",
         "method": "hack",
@@ -100,7 +120,6 @@ def test_objects_are_built_and_wrong_names_told(monkeypatch: pytest.MonkeyPatch)
 def test_attention_of_heatkv_does_the_published_share_of_operations(
     budget: str, whole: float, last: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    floors = module("floors", monkeypatch)
     spec = ModelSpec("infinity_2b", 32, 16, 128, next_scale([(side, side) for side in MEGAPIXEL]))
     schedule, order = floors.heatkv(spec, Budget.parse(budget, spec), 3)
     past = floors.past_tokens(spec, schedule)
@@ -111,8 +130,7 @@ def test_attention_of_heatkv_does_the_published_share_of_operations(
     assert 14 < longest < 16  # heads of one layer differ that much from their mean
 
 
-def test_operations_and_bytes_of_a_dense_attention(monkeypatch: pytest.MonkeyPatch) -> None:
-    floors = module("floors", monkeypatch)
+def test_operations_and_bytes_of_a_dense_attention() -> None:
     spec = ModelSpec("small", 2, 3, 8, next_scale([(1, 1), (2, 2), (3, 3)]))
     full = np.broadcast_to(np.array([0, 1, 5])[:, None, None], (3, 2, 3))
     assert floors.share_of_full(spec, full) == 1
@@ -130,8 +148,8 @@ def test_operations_and_bytes_of_a_dense_attention(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize("rows", [2, 16, 28])
-def test_lengths_that_differ_fifteenfold(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    lengths = module("floors", monkeypatch).spread(640, rows)
+def test_lengths_that_differ_fifteenfold(rows: int) -> None:
+    lengths = floors.spread(640, rows)
     assert len(lengths) == rows
     assert abs(lengths.mean() - 640) < 1
     assert lengths.max() == 15 * lengths.min() == 1200
@@ -139,9 +157,9 @@ def test_lengths_that_differ_fifteenfold(rows: int, monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.slow
 def test_they_run_without_hydra(tmp_path: Path) -> None:
-    text = output("engine.py", tmp_path, "--repeats", "1", "--batch", "2", "--methods", "heatkv")
+    text = output("engine", tmp_path, "--repeats", "1", "--batch", "2", "--methods", "heatkv")
     assert "x full" in text
-    text = output("kernels.py", tmp_path, "--floors", "989", "4800", "--model", "infinity_2b")
+    text = output("kernels", tmp_path, "--floors", "989", "4800", "--model", "infinity_2b")
     assert "published order of heads" in text
     assert "0.4738 of the full cache's operations" in text
     seen = sum(side**2 * sum(other**2 for other in MEGAPIXEL if other <= side) for side in MEGAPIXEL)
@@ -155,12 +173,12 @@ def test_they_run_without_hydra(tmp_path: Path) -> None:
         "method=heatkv",
         "budget=0.1",
     )
-    text = output("profile_task.py", tmp_path, *quick)
+    text = output("profile_task", tmp_path, *quick)
     assert "written: runs/profile/infinity_tiny-heatkv-0.1-" in text
 
 
 def test_layers_are_measured(tmp_path: Path) -> None:
-    lines = output("layers.py", tmp_path, "--batch", "1", "--repeats", "1").splitlines()
+    lines = output("layers", tmp_path, "--batch", "1", "--repeats", "1").splitlines()
     rows = {line[:16].strip(): [float(value) for value in line[16:].split()] for line in lines[2:]}
     assert {"modulate", "norm, rotation"} < rows.keys()
     operations = {name: row[0] / rows["proj"][0] for name, row in rows.items()}
@@ -170,16 +188,14 @@ def test_layers_are_measured(tmp_path: Path) -> None:
 
 
 def test_kernels_are_measured_at_every_scale(tmp_path: Path) -> None:
-    text = output("kernels.py", tmp_path, "--quick", "--batch", "1")
+    text = output("kernels", tmp_path, "--quick", "--batch", "1")
     assert text.count("12x12") == 1  # the last scale is attended, but neither scored nor stored
     assert text.count("10x10") == 3
     assert "(goal at 10 %: 0.6)" in text
 
 
-def test_the_plain_loop_draws_the_engine_s_images(monkeypatch: pytest.MonkeyPatch) -> None:
-    plain = module("plain_loop", monkeypatch)
-    engine = module("engine", monkeypatch)
-    model = module("build", monkeypatch).built(engine.composed()["model"])
+def test_the_plain_loop_draws_the_engine_s_images() -> None:
+    model = build.built(build.composed()["model"])
     model.load("cpu")
     prompts = [str(line["prompt"]) for line in engine.evaluation_prompts(2)]
     cache = engine.cache_of("full", model, "1", "cpu")
@@ -192,9 +208,7 @@ def test_the_plain_loop_draws_the_engine_s_images(monkeypatch: pytest.MonkeyPatc
 
 
 def test_the_cost_of_pricekv_is_told_at_any_models_shapes(tmp_path: Path) -> None:
-    found = output(
-        "pricekv_cost.py", tmp_path, "--model", "infinity_tiny", "--budgets", "0.1", "--prompts", "2"
-    )
+    found = output("pricekv_cost", tmp_path, "--model", "infinity_tiny", "--budgets", "0.1", "--prompts", "2")
     told, allocation, statistics = found.splitlines()
     assert told == "infinity_tiny: 6 x 6 heads of 32 channels, 9 segments"
     assert allocation.endswith(" of 918 tokens")
@@ -205,10 +219,10 @@ def test_the_cost_of_pricekv_is_told_at_any_models_shapes(tmp_path: Path) -> Non
 def test_a_table_of_paths_is_measured(tmp_path: Path) -> None:
     table = tmp_path / "paths.json"
     arguments = ("--quick", "--batch", "1", "--repeats", "1", "--paths", str(table), "--model", "var_tiny")
-    output("kernels.py", tmp_path, *arguments)
+    output("kernels", tmp_path, *arguments)
     ((device, lines),) = json.loads(table.read_text()).items()
     assert "threads" in device
     assert {line["path"] for line in lines} <= {"kernel", "parts"}
     assert {line["head_dim"] for line in lines} == {lines[0]["head_dim"]}
-    output("kernels.py", tmp_path, *arguments)  # once more: the same shapes
+    output("kernels", tmp_path, *arguments)  # once more: the same shapes
     assert len(json.loads(table.read_text())[device]) == len(lines)

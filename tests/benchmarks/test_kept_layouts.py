@@ -1,9 +1,6 @@
 """Layouts of one kept set: outputs are those of dense attention under a mask, slots are those the paper counts."""
 
-import importlib
 import json
-from collections.abc import Iterator
-from types import ModuleType
 
 import numpy as np
 import pytest
@@ -12,7 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from tests.support.places import GOLDENS, ROOT
+from benchmarks import cascade_layouts as cascade
+from benchmarks.__main__ import main
+from benchmarks.support import kept_layouts as layouts
+from tests.support.places import GOLDENS
 
 D = 8
 PUBLISHED = json.loads((GOLDENS / "methods" / "derived_budgets.json").read_text())["hard_latency"]
@@ -23,20 +23,6 @@ LATENCIES = {
     "HA_backend_stats_0.25_0.125.npz": ((3.14, 4.652), (0.562, 17.945)),
 }
 """What published files come to, whose names are the largest and the overall share of slots that are kept."""
-
-
-@pytest.fixture(scope="module")
-def layouts() -> Iterator[ModuleType]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(ROOT / "benchmarks")
-        yield importlib.import_module("kept_layouts")
-
-
-@pytest.fixture(scope="module")
-def cascade() -> Iterator[ModuleType]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(ROOT / "benchmarks")
-        yield importlib.import_module("cascade_layouts")
 
 
 def draw_lengths(
@@ -73,7 +59,7 @@ def attend_densely(
 
 
 @given(data=st.data())
-def test_every_layout_attends_as_a_mask_does(layouts: ModuleType, data: st.DataObject) -> None:
+def test_every_layout_attends_as_a_mask_does(data: st.DataObject) -> None:
     variant = data.draw(st.sampled_from([*layouts.VARIANTS, "ragged"]))
     task, way = layouts.VARIANTS.get(variant, ("HA", "ragged"))
     layers, requests, heads, fold, room = (data.draw(st.integers(1, 3)) for _ in range(5))
@@ -107,7 +93,7 @@ def test_every_layout_attends_as_a_mask_does(layouts: ModuleType, data: st.DataO
 
 
 @given(slots=st.integers(1, 40), seed=st.integers(0, 99))
-def test_masks_are_packed_from_the_lowest_bit(layouts: ModuleType, slots: int, seed: int) -> None:
+def test_masks_are_packed_from_the_lowest_bit(slots: int, seed: int) -> None:
     mask = np.random.default_rng(seed).random((2, 3, slots)) < 0.5
     packed = layouts.pack_bits(torch.from_numpy(mask))
     assert np.array_equal(packed.numpy(), np.packbits(mask, axis=-1, bitorder="little"))
@@ -115,7 +101,7 @@ def test_masks_are_packed_from_the_lowest_bit(layouts: ModuleType, slots: int, s
 
 
 @given(task=st.sampled_from(("LS", "LA", "HS", "HA")), seed=st.integers(0, 99))
-def test_slots_are_those_that_are_written_down(layouts: ModuleType, task: str, seed: int) -> None:
+def test_slots_are_those_that_are_written_down(task: str, seed: int) -> None:
     keep = draw_selection(task, 3, 2, 2, 9, np.random.default_rng(seed))
     ids = [[[set(head.nonzero()[:, 0].tolist()) for head in one] for one in layer] for layer in keep]
     most = [max(len(layer[one][head]) for layer in ids for head in (0, 1)) for one in (0, 1)]
@@ -125,13 +111,13 @@ def test_slots_are_those_that_are_written_down(layouts: ModuleType, task: str, s
     assert layouts.count_slots(keep, "ragged") == int(keep.sum())
 
 
-def test_rewriting_may_pay_at_once_or_never(layouts: ModuleType) -> None:
+def test_rewriting_may_pay_at_once_or_never() -> None:
     first = layouts.Cost(100, 1.0, 1.0)
     assert layouts.break_even(first, layouts.Cost(50, 3.0, 2.0)) == (float("inf"), float("inf"))
     assert layouts.break_even(first, layouts.Cost(50, 2.0, 0.75)) == (4.0, 0.0)
 
 
-def test_a_selection_of_another_task_is_refused(layouts: ModuleType) -> None:
+def test_a_selection_of_another_task_is_refused() -> None:
     alike = torch.tensor([1, 1, 0, 0]).bool().expand(2, 1, 2, 4)
     other, fewer, moved = (alike.clone() for _ in range(3))
     other[0, 0, 1] = torch.tensor([0, 1, 1, 0]).bool()
@@ -150,7 +136,7 @@ def test_a_selection_of_another_task_is_refused(layouts: ModuleType) -> None:
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_published_latencies_and_their_integrals(layouts: ModuleType, name: str) -> None:
+def test_published_latencies_and_their_integrals(name: str) -> None:
     """What is amortised over 128 steps, after how many steps rewriting pays, and the share of memory times time."""
     (prepare, step), (sparse_prepare, sparse_step) = LATENCIES[name]
     told = PUBLISHED[name]
@@ -173,9 +159,7 @@ def test_published_latencies_and_their_integrals(layouts: ModuleType, name: str)
     assert ratio == pytest.approx(most * amortised["max"] / amortised["sparse"], abs=2e-4)
 
 
-def test_the_published_profile_keeps_an_eighth_of_which_the_longest_head_has_half(
-    layouts: ModuleType, cascade: ModuleType
-) -> None:
+def test_the_published_profile_keeps_an_eighth_of_which_the_longest_head_has_half() -> None:
     lengths = cascade.spread_lengths(100_000, 36, 8)
     assert lengths.shape == (36, 8)
     assert lengths[0, 0] == lengths.max() == 50_000
@@ -184,16 +168,13 @@ def test_the_published_profile_keeps_an_eighth_of_which_the_longest_head_has_hal
     assert lengths[5, 3].item() == round(50_000 * 0.93389**5 * 0.87215**3)
 
 
-def test_they_run(
-    cascade: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_they_run(capsys: pytest.CaptureFixture[str]) -> None:
     small = [
         "--batch", "2", "--slots", "40", "--tokens", "40", "--repeats", "1", "--threads", "1", "--budget", "0.3",
         "model.transformer.depth=2", "model.prompt_tokens=4", "model.chunk=8", "method.window=2",
         "method.queries=4",
     ]  # fmt: skip
-    monkeypatch.setattr("sys.argv", ["cascade_layouts", *small])
-    cascade.main()
+    main(["cascade_layouts", *small])
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     for name in ("HA-Sparse", "HA-Max", "ragged"):
         found = [line for line in lines if line[:1] == [name]]

@@ -204,9 +204,8 @@ def keeping_all(
 
 
 @pytest.fixture
-def configuration(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.syspath_prepend(ROOT / "benchmarks")
-    return importlib.import_module("build")
+def configuration() -> Any:
+    return importlib.import_module("benchmarks.support.build")
 
 
 @pytest.fixture(autouse=True)
@@ -326,7 +325,7 @@ def test_padded_prompts_lie_on_a_gpu(name: str, configuration: Any, monkeypatch:
 
 
 def test_the_plain_loop_looks_at_a_gpu(configuration: Any) -> None:
-    plain = importlib.import_module("plain_loop")
+    plain = importlib.import_module("benchmarks.support.plain_loop")
     with FakeTensorMode(allow_non_fake_inputs=True) as mode:
         model = plain.plain_loop(loaded("infinity_2b", configuration))
     with mode:

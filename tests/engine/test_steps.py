@@ -226,9 +226,8 @@ def test_too_many_tokens_and_parts_of_a_scale_are_refused() -> None:
 
 
 @pytest.fixture
-def decoder(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(ROOT / "benchmarks")
-    return importlib.import_module("decoder")
+def decoder() -> ModuleType:
+    return importlib.import_module("benchmarks.support.decoder")
 
 
 @pytest.mark.parametrize("sequences", [1, 3])
@@ -262,7 +261,7 @@ FOR_SCALES = {"ams_kv", "ams_kv_fixed", "hack", "hackpp", "scale_groups", "scale
 def test_with_room_for_everything_every_method_generates_what_a_plain_loop_does(
     decoder: ModuleType, name: str
 ) -> None:
-    steps = importlib.import_module("steps")
+    steps = importlib.import_module("benchmarks.steps")
     shape = decoder.Shape(layers=2, heads=2, groups=2, head_dim=16, prompt=7, rows=(8, 8, 8, 5))
     model, prompts = decoder.Decoder(shape), decoder.random_prompts(shape, 2)
     if name in FOR_SCALES:

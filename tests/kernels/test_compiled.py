@@ -13,9 +13,9 @@ pytest.importorskip("triton")
 
 COMPILE = """
 import json, sys, torch
-sys.path.insert(0, "benchmarks")
-from compiled import attention, compile_variant, decode, past, quantised
-from plane_cases import Stored
+sys.path.insert(0, ".")
+from benchmarks.compiled import attention, compile_variant, decode, past, quantised
+from benchmarks.support.plane_cases import Stored
 sizes = [(head_dim, queries) for head_dim in (64, 128) for queries in (64, 4096)]
 whole = [attention(torch.bfloat16, d, n, 64) for d, n in sizes]
 whole += [past(torch.bfloat16, d, n, 64) for d, n in sizes]
@@ -29,8 +29,8 @@ print(json.dumps([[vars(compile_variant(variant, 90)) for variant in variants] f
 # launch needs, then is told that it need not compile it.
 COUNT = """
 import json, sys, torch, triton
-sys.path.insert(0, "benchmarks")
-from plane_cases import Stored, equal_rows, make_plane
+sys.path.insert(0, ".")
+from benchmarks.support.plane_cases import Stored, equal_rows, make_plane
 from triton import knobs
 from triton.backends.compiler import GPUTarget
 from kvbench.kernels.triton import attention_mass as attention_mass_triton

@@ -32,7 +32,7 @@ def find_problem(words: list[str], monkeypatch: pytest.MonkeyPatch) -> str | Non
             return compose(arguments)
         case ["torchrun", "--nproc-per-node", _, "run.py", *arguments]:
             return compose(arguments)
-        case ["python", "benchmarks/profile_task.py", *arguments]:
+        case ["python", "-m", "benchmarks", "profile_task", *arguments]:
             return compose(["task=profile", *arguments])
         case ["python", "-m", "pytest", *arguments] | ["pytest", *arguments]:
             missing = [a for a in arguments if a.startswith("tests") and not (ROOT / a).exists()]

@@ -2,7 +2,6 @@
 
 from typing import NamedTuple
 
-import build  # noqa: F401 - makes this checkout's kvbench importable
 import torch
 from torch import Tensor
 

@@ -13,7 +13,6 @@ row for the tokens that follow. Rows are (request, KV head), requests first.
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
-import build  # noqa: F401  makes this checkout importable
 import torch
 from torch import Tensor
 from torch.nn import functional as F

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
-from floors import Ceilings, Ints
 from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from benchmarks.support.floors import Ceilings, Ints
 from kvbench.core.segments import ModelSpec, Segment
 from kvbench.kernels import attention_mass as mass_kernel
 from kvbench.kernels import compact, ragged_attention

@@ -1,24 +1,20 @@
-"""Objects out of conf/*.yaml without Hydra, so that benchmarks run where torch and PyYAML are all there is.
+"""Objects from conf/*.yaml without Hydra, so that benchmarks need only torch and PyYAML.
 
 Understands what conf/ uses of Hydra: groups, `defaults` within a group, `_target_`, `${key}`, `${oc.select:key,value}`,
 overrides `key=value`.
-Importing it makes this checkout's kvbench importable from anywhere.
 """
 
 import importlib
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 CONF = ROOT / "conf"
 GROUPS = ("model", "method", "protect", "storage", "prompts")
 """What benchmarks choose; the other groups are left out."""
-
-sys.path.insert(0, str(ROOT))
 
 
 def choices(overrides: Sequence[str] = ()) -> dict[str, str]:
@@ -27,6 +23,11 @@ def choices(overrides: Sequence[str] = ()) -> dict[str, str]:
     chosen = {group: name for entry in defaults if isinstance(entry, dict) for group, name in entry.items()}
     chosen |= dict(override.split("=", 1) for override in overrides)
     return {group: chosen[group] for group in GROUPS}
+
+
+def list_choices(group: str) -> str:
+    """Return the names of a group of `conf/`, separated by commas."""
+    return ",".join(sorted(path.stem for path in (CONF / group).glob("*.yaml")))
 
 
 def composed(overrides: Sequence[str] = ()) -> dict[str, Any]:

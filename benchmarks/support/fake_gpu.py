@@ -6,6 +6,7 @@ reads back from the device is replaced: checks of logits pass, and how many toke
 
 import importlib
 import weakref
+from argparse import Namespace
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -16,13 +17,13 @@ from unittest.mock import patch
 
 import numpy as np
 import torch
-from build import built, composed
-from caching_allocator import Event
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from benchmarks.support.build import built, composed
+from benchmarks.support.caching_allocator import Event
 from kvbench.core.budget import Budget
 from kvbench.engine.cache import KVCache
 from kvbench.engine.schedule import Ints, predict_row_lengths
@@ -50,6 +51,8 @@ KERNELS = {
     "qk_norm_rope": ("norm_rope_kernel",),
 }
 """Triton programs by the module of `kvbench.kernels.triton` that launches them."""
+CASES = (("full", "1"), ("heatkv", "0.1"), ("heatkv", "0.04"), ("snapkv", "0.1"))
+"""Methods and budgets that are shown by default; the last method looks at data."""
 PROCESSORS = 132
 """Multiprocessors of an H100 and of an H200."""
 
@@ -125,6 +128,13 @@ def prepare(overrides: Sequence[str]) -> tuple[Model, Method]:
     artifact = needs.make_stand_in(model.spec) if isinstance(needs, Observer) else None
     method.prepare(model.spec, Budget.parse(budget, model.spec), artifact)
     return model, method
+
+
+def prepare_cases(options: Namespace) -> Iterator[tuple[str, str, tuple[Model, Method]]]:
+    """Yield method, budget, and both prepared (`prepare`), for the options' method or for each of `CASES`."""
+    for method, budget in ((options.method, options.budget),) if options.method else CASES:
+        choices = [f"model={options.model}", f"method={method}", f"budget={budget}", *options.overrides]
+        yield method, budget, prepare(choices)
 
 
 def record(model: Model, method: Method, batch: int) -> list[Event]:

@@ -3,9 +3,9 @@
 from typing import NamedTuple
 
 import numpy as np
-from build import ROOT
 from numpy.typing import NDArray
 
+from benchmarks.support.build import ROOT
 from kvbench.core.budget import Budget
 from kvbench.core.segments import ModelSpec
 from kvbench.methods.heatkv.method import HeatKV

@@ -1,0 +1,50 @@
+"""Command line of the benchmarks: `python -m benchmarks <name> [options]`.
+
+Every file of this folder is a program, whose name is the file's: it declares its options in `add_arguments` and runs in
+`main`. Neither Hydra nor an installation is needed, only a checkout as the working directory.
+"""
+
+import argparse
+import importlib
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from kvbench.core.devices import keep_freed_memory
+
+PROGRAMS = tuple(
+    sorted(path.stem for path in Path(__file__).parent.glob("*.py") if not path.stem.startswith("__"))
+)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the named benchmark; return its exit status."""
+    overview = argparse.ArgumentParser(
+        prog="python -m benchmarks",
+        description="Benchmarks of the engine and its kernels.",
+        epilog="python -m benchmarks <name> --help describes one.",
+    )
+    overview.add_argument("name", choices=PROGRAMS, metavar="name", help=", ".join(PROGRAMS))
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    name = overview.parse_args(words[:1]).name
+    program = importlib.import_module(f"benchmarks.{name}")
+    parser = argparse.ArgumentParser(
+        prog=f"{overview.prog} {name}",
+        description=program.__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    program.add_arguments(parser)
+    options = parser.parse_args(words[1:])
+    if getattr(options, "threads", None) is not None:
+        torch.set_num_threads(options.threads)
+    keep_freed_memory()
+    try:
+        return program.main(options) or 0
+    except ValueError as error:
+        sys.exit(f"error: {error}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,71 @@
+"""Timing of several runs that take turns in one process."""
+
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from benchmarks.support.build import ROOT
+
+Clock = Callable[[], float]
+
+
+class Timed(NamedTuple):
+    """Median seconds of a run, and the result of its last repetition."""
+
+    seconds: float
+    result: Any
+
+
+def choose_clock(cpu_time: bool) -> Clock:
+    """Return the clock of processor time or of wall time, in seconds."""
+    return time.process_time if cpu_time else time.perf_counter
+
+
+def take_turns(
+    runs: Mapping[str, Callable[[], object]], repeats: int, clock: Clock, warmups: int = 1
+) -> dict[str, Timed]:
+    """Measure runs in turns, so that a change of the machine's load affects all of them.
+
+    Args:
+        runs: by name.
+        repeats: measured rounds.
+        clock: seconds so far.
+        warmups: rounds before them, which do not count.
+    """
+    seconds: dict[str, list[float]] = {name: [] for name in runs}
+    results: dict[str, object] = {}
+    for repeat in range(warmups + repeats):
+        for name, run in runs.items():
+            started = clock()
+            results[name] = run()
+            if repeat >= warmups:
+                seconds[name].append(clock() - started)
+    return {name: Timed(statistics.median(found), results[name]) for name, found in seconds.items()}
+
+
+def time_processes(commands: Iterable[Sequence[str]], threads: int | None = None) -> float:
+    """Return the seconds until runs that start together are finished.
+
+    Args:
+        commands: arguments of `run.py`, for each process.
+        threads: of each; torch's own choice by default.
+
+    Raises:
+        RuntimeError: naming a process that failed.
+    """
+    environment = os.environ | ({"OMP_NUM_THREADS": str(threads)} if threads else {})
+    started = time.perf_counter()
+    jobs = [
+        subprocess.Popen(
+            [sys.executable, str(ROOT / "run.py"), *words],
+            env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        )
+        for words in commands
+    ]  # fmt: skip
+    if failed := [job.args for job in jobs if job.wait()]:
+        raise RuntimeError(f"failed: {failed[0]}")
+    return time.perf_counter() - started
