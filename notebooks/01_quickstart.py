@@ -13,24 +13,23 @@
 # %% [markdown]
 # # Quickstart
 #
-# A model that draws autoregressively keeps a key and a value for every token it has drawn. Here one such model draws
-# the same pictures twice, once with all of them and once with a tenth, and we look at what that changes. Everything
-# ships with kvbench: no GPU, no downloads.
+# An autoregressive model stores a key and a value for every token that it has generated. In this notebook, one such
+# model generates the same images twice, once with all keys and values and once with a tenth of them. You need no GPU
+# and no downloads.
 #
-# A run is one command. It makes its reference, the run with the full cache, if that is missing. (Progress bars go to a
-# file here.)
+# A run is one command. It first generates its reference, the run with the full cache, if that is missing. (Progress
+# bars go to a file here.)
 
 # %%
 # %env COLUMNS=110
 # !kvbench method=snapkv budget=0.1 prompts.count=16 "eval=[psnr,lpips_scenes,geneval]" 2> progress.txt
 
 # %% [markdown]
-# Each metric stands with its 95 % interval. `psnr` and `lpips_scenes` compare every picture with that of the full
-# cache, drawn from the same noise; `geneval[scenes]` looks whether the objects that the prompt names are there.
-# Called again, the command ends at once: what is finished is found.
+# Each metric has a 95 % interval. `psnr` and `lpips_scenes` compare every image with the one from the full cache and
+# the same noise. `geneval[scenes]` checks whether the image shows the objects that the prompt names. If you run the
+# command again, it finds the finished run and exits at once.
 #
-# The same in Python: a command's words are composed to a configuration, a configuration makes a job, and a job is
-# run.
+# The same in Python: compose a configuration from the command's arguments, build a job from it, and run the job.
 
 # %%
 from pathlib import Path
@@ -48,8 +47,8 @@ print("folder  ", outcome.folder)
 print("reused  ", outcome.reused)
 
 # %% [markdown]
-# The folder holds all there is to a run (`results_schema.md` among the pages describes `results.json`), and
-# `outcome.results` is that file as dataclasses.
+# The folder holds everything about a run (`docs/results_schema.md` describes `results.json`). `outcome.results` is
+# that file as dataclasses.
 
 # %%
 results = outcome.results
@@ -61,10 +60,10 @@ for name in ("psnr", "lpips_scenes", "geneval[scenes]"):
     print(f"{name:16} {metric.value:.4f} {metric.unit}, 95 % interval {metric.ci95}")
 
 # %% [markdown]
-# ## The pictures
+# ## The images
 #
-# Above the full cache, below a tenth of it. The contact sheet of the run (`contact_sheet.png`) shows the worst pairs
-# first; here are the first six prompts.
+# The upper row uses the full cache, the lower row a tenth of it. The contact sheet of the run (`contact_sheet.png`)
+# shows the worst pairs first. Below are the first six prompts.
 
 # %%
 import json

@@ -13,16 +13,15 @@
 # %% [markdown]
 # # Add a method
 #
-# A method says which tokens a cache keeps. To keep those that receive most attention (`h2o`, `snapkv`) is one answer,
-# to draw them at random (`random`) another, which on `infinity_tiny` is hard to beat: what receives least now may be
-# wanted later, and a random choice has some of everything. The method below stands between both. It draws a lottery
-# in which a token's chance is the attention that it receives.
+# A method decides which tokens a cache keeps. `h2o` and `snapkv` keep those that receive most attention. `random` keeps
+# a random choice, which is hard to beat on `infinity_tiny`: tokens that receive little attention now may be needed
+# later. The method below combines both. It is a lottery in which a token's chance is the attention that it receives.
 #
-# Each token gets a number u between 0 and 1, and those with the highest u^(1/w) stay, w being their attention: a
-# weighted sample without replacement (Efraimidis and Spirakis, 2006). The numbers are multiples of the golden ratio,
-# which lie more evenly than dice, and stay a token's own as long as it is there.
+# Each token gets a number u between 0 and 1, and tokens with the highest u^(1/w) stay, where w is their attention. This
+# is a weighted sample without replacement (Efraimidis and Spirakis, 2006). The numbers u are multiples of the golden
+# ratio, which are spread more evenly than random numbers, and a token keeps its number.
 #
-# A method that gives every token a worth derives from `Scored`, which takes care of the budget and of the sinks.
+# A method that scores tokens derives from `Scored`, which handles the budget and the sinks.
 
 # %%
 from dataclasses import dataclass
@@ -57,9 +56,9 @@ class Lottery(Scored):
 
 
 # %% [markdown]
-# `conf/method/` is the registry: a file there names the class and its settings. In a notebook Hydra's store does the
-# same. (Runs are found again by their settings. Whoever edits a method whose runs are kept raises its `revision`, so
-# that the old ones are not taken for the new.)
+# `conf/method/` is the registry: a file there names the class and its settings. In a notebook, Hydra's config store
+# does the same. (Runs are identified by their settings. If you edit a method and keep its old runs, increase its
+# `revision`, so that old runs are not mistaken for new ones.)
 
 # %%
 from hydra.core.config_store import ConfigStore
@@ -69,7 +68,7 @@ ConfigStore.instance().store(
 )
 
 # %% [markdown]
-# The new name is a choice like all others. Three methods, one budget, the same prompts and the same noise:
+# The new name can be used like any other. Three methods, one budget, the same prompts and the same noise:
 
 # %%
 from kvbench.cli.compose import compose_job, hydra_of_kvbench, read_settings
@@ -99,9 +98,8 @@ for method, outcome in outcomes.items():
     )
 
 # %% [markdown]
-# These intervals are those of each value by itself. Prompts and noise are shared, so most of the spread between
-# pictures cancels in the difference, prompt by prompt. An interval that holds zero says that these prompts cannot
-# tell the methods apart.
+# These intervals belong to each value separately. Prompts and noise are shared, so most of the variation between images
+# cancels in the paired difference. If its interval contains zero, these prompts cannot distinguish the methods.
 
 # %%
 from kvbench.eval.protocol.compare import compare_runs
@@ -112,7 +110,7 @@ for other in ("random", "heatkv"):
     print(f"lottery - {other:7} {difference.value:+.2f} dB [{low:+.2f}, {high:+.2f}], n = {difference.n}")
 
 # %% [markdown]
-# 16 prompts make a demonstration, not a result: `prompts.count=512` is one command away.
+# 16 prompts are a demonstration, not a result. For a result, use `prompts.count=512`.
 #
 # To keep a method, write the class into `kvbench/methods/lottery.py` and
 #
@@ -122,6 +120,5 @@ for other in ("random", "heatkv"):
 # power: 1.0   # of the attention
 # ```
 #
-# into `conf/method/lottery.yaml`: the conformance tests then hold it to the budget, to its own results and to the
-# full cache at budget 1. `docs/extending.md` says more, and `docs/plugins.md` how both files live in a package of
-# your own.
+# into `conf/method/lottery.yaml`. The conformance tests then check that it keeps to the budget, is reproducible and
+# equals the full cache at budget 1. See `docs/extending.md`, and `docs/plugins.md` for a package of your own.

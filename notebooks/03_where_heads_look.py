@@ -13,10 +13,9 @@
 # %% [markdown]
 # # Where heads look
 #
-# HeatKV (arXiv:2605.14877) prunes each scale of a picture from the heads that later scales attend to least. Which
-# heads those are it reads from a calibration: some prompts are drawn with the full cache, and the attention that each
-# head pays to each source scale is averaged. Here is that calibration for `infinity_tiny`, and what HeatKV makes of
-# it.
+# HeatKV (arXiv:2605.14877) prunes each scale of an image from the heads whose later scales attend to it least. A
+# calibration finds these heads: it generates some prompts with the full cache and averages the attention that each head
+# pays to each source scale. This notebook shows the calibration for `infinity_tiny` and how HeatKV uses it.
 
 # %%
 from kvbench.cli.compose import compose_job, hydra_of_kvbench, read_settings
@@ -78,11 +77,11 @@ for name, (layer, head) in chosen.items():
     )
 
 # %% [markdown]
-# ## S-CAS: what later scales want of each head
+# ## S-CAS: attention from later scales, by head
 #
-# S-CAS (Eq. 2 and 4) is the attention that a source scale receives from all later scales, their mean. It is the score
-# by which HeatKV compares heads, for every source scale on its own (the second step of its Figure 2). A row is a
-# head, a column a source scale.
+# S-CAS (Eq. 2 and 4) is the mean attention that a source scale receives from all later scales. HeatKV compares heads by
+# this score, separately for each source scale (the second step of its Figure 2). Rows are heads and columns are source
+# scales.
 
 # %%
 from kvbench.methods.heatkv.scores import rank_heads, scas
@@ -105,8 +104,8 @@ print("highest S-CAS over lowest, by source scale:", ", ".join(f"{ratio:.0f}" fo
 # %% [markdown]
 # ## The order in which heads lose a scale
 #
-# Ranked by S-CAS, the lowest head loses a source first. The paper's Figure 4 draws such an order for whole heads
-# (Binary-HeatKV), a square per layer and head. HeatKV has an order for each source scale; here are those of three.
+# Heads are ranked by S-CAS, and the lowest head loses a source scale first. The paper's Figure 4 shows such an order for
+# whole heads (Binary-HeatKV), a square per layer and head. HeatKV has one order per source scale. Below are three.
 
 # %%
 from itertools import pairwise
@@ -128,10 +127,10 @@ for one, other in pairwise(shown):
     print(f"rank correlation of source scales {one + 1} and {other + 1}: {agreement:.2f}")
 
 # %% [markdown]
-# ## What that leaves
+# ## The tokens that remain
 #
-# The schedule follows from the orders and the budget alone (Eq. 5, Algorithm 1), before anything is drawn. At 10 %
-# each head holds at the last scale:
+# The schedule depends only on the orders and the budget (Eq. 5, Algorithm 1), so it is known before generation. At
+# 10 %, each head holds at the last scale:
 
 # %%
 from kvbench.core.budget import Budget

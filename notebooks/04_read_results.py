@@ -13,9 +13,8 @@
 # %% [markdown]
 # # Read results
 #
-# Any number of runs become two tables: `kvbench.runs_df` has a row for each run, `kvbench.samples_df` one for each
-# picture or text. Both are polars frames. First some runs to read, three methods at two budgets; what is finished is
-# found.
+# Two functions return results as polars frames: `kvbench.runs_df` has a row for each run, `kvbench.samples_df` one for
+# each image or text. First generate some runs, three methods at two budgets. Finished runs are not repeated.
 
 # %%
 from kvbench.cli.compose import compose_job, hydra_of_kvbench, read_settings
@@ -47,12 +46,12 @@ runs.select("method", "budget", "peak", "psnr", "psnr.low", "psnr.high", "lpips_
 )
 
 # %% [markdown]
-# `budget` is the share of the full cache that a run may hold, `peak` what it held. `psnr.low` and `psnr.high` end the
-# 95 % interval of the mean over prompts.
+# `budget` is the fraction of the full cache that a run may hold, and `peak` the most that it held. `psnr.low` and
+# `psnr.high` are the ends of the 95 % interval of the mean over prompts.
 #
 # ## Samples
 #
-# A row per picture, joined to its run by `folder`. The prompts that lose most under every method:
+# `samples` has a row per image; `folder` joins it to its run. These prompts lose most under every method:
 
 # %%
 samples = kvbench.samples_df(folders).join(runs.select("folder", "method", "budget"), on="folder")
@@ -65,8 +64,8 @@ tenth.group_by("prompt").agg(pl.col("psnr").mean(), worst=pl.col("method").sort_
 # %% [markdown]
 # ## Paired differences
 #
-# Runs of one model share prompts and noise. The difference of two methods, prompt by prompt, is therefore far more
-# certain than either value: here both spreads in dB.
+# Runs of one model share prompts and noise. The paired difference of two methods therefore varies far less than either
+# value. Both standard deviations, in dB:
 
 # %%
 wide = tenth.pivot("method", index="index", values="psnr").sort("index")
@@ -76,8 +75,8 @@ print(f"spread of streaming_llm    {wide['streaming_llm'].std():.2f} dB")
 print(f"spread of their difference {difference.std():.2f} dB, mean {difference.mean():+.2f} dB")
 
 # %% [markdown]
-# `compare_runs` does this for every metric and adds the interval, by bootstrap over prompts. It is what `task=report
-# against=...` prints.
+# `compare_runs` does this for every metric and adds the interval, by bootstrap over prompts. `task=report against=...`
+# prints its result.
 
 # %%
 from kvbench.eval.protocol.compare import compare_runs
@@ -93,8 +92,8 @@ for name in ("psnr", "lpips_scenes"):
 # %% [markdown]
 # ## Quality against memory
 #
-# A run is on the front if no other one is better at the same memory or less. Bars are 95 % intervals; where those of
-# two runs overlap, the front may run otherwise.
+# A run is on the front if no other run is better at the same memory or less. Bars are 95 % intervals. Where intervals
+# overlap, the order of runs is uncertain.
 
 # %%
 import matplotlib.pyplot as plt
