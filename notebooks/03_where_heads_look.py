@@ -104,8 +104,8 @@ print("highest S-CAS over lowest, by source scale:", ", ".join(f"{ratio:.0f}" fo
 # %% [markdown]
 # ## The order in which heads lose a scale
 #
-# Heads are ranked by S-CAS, and the lowest head loses a source scale first. The paper's Figure 4 shows such an order for
-# whole heads (Binary-HeatKV), a square per layer and head. HeatKV has one order per source scale. Below are three.
+# Heads are ranked by S-CAS, and the lowest head loses a source scale first. The paper's Figure 4 shows such an order
+# for whole heads (Binary-HeatKV), a square per layer and head. HeatKV has one order per source scale. Below are three.
 
 # %%
 from itertools import pairwise
