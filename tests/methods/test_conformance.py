@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 import hydra
 import pytest
 import torch
+from _pytest.mark import ParameterSet
 from hydra.utils import instantiate
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -145,7 +146,15 @@ VARIANTS = [  # a menu of precisions needs a budget in bytes: tests/methods/pric
     (name, home(name)) for name in list_variants() if not settings_of(name).get("menu")
 ]
 EVERY = [(name, spec) for name in METHODS for spec in SPECS]
-each = pytest.mark.parametrize(("name", "spec"), [case for case in EVERY if fits(*case)])
+
+
+def mark_large(cases: list[tuple[str, ...]]) -> list[ParameterSet]:
+    """Cases whose shapes are those of a model that ships are slow; small shapes of both families are not."""
+    return [pytest.param(*case, marks=[pytest.mark.slow] if case[1] in TINY else []) for case in cases]
+
+
+FITTING = [case for case in EVERY if fits(*case)]
+each = pytest.mark.parametrize(("name", "spec"), mark_large(FITTING))
 
 
 @pytest.mark.parametrize(("name", "spec"), [case for case in EVERY if not fits(*case)])
@@ -287,7 +296,7 @@ def test_two_generations_are_equal(name: str, spec: str) -> None:
     assert equal(run(ready(name, spec, budget_of(name)), shapes, inputs), first)
 
 
-@pytest.mark.parametrize(("name", "spec"), [*(case for case in EVERY if fits(*case)), *VARIANTS])
+@pytest.mark.parametrize(("name", "spec"), mark_large([*FITTING, *VARIANTS]))
 def test_prompts_of_a_batch_do_not_see_each_other(name: str, spec: str) -> None:
     shapes = spec_of(spec)
     inputs, others = (
@@ -318,7 +327,7 @@ def test_prompts_of_a_batch_do_not_see_each_other(name: str, spec: str) -> None:
             assert kept_by(seen, index[0], shapes.heads) == kept_by(all_seen, index[1], shapes.heads)
 
 
-@pytest.mark.parametrize(("name", "spec"), STRICT_CASES)
+@pytest.mark.parametrize(("name", "spec"), mark_large(STRICT_CASES))
 def test_a_budget_too_small_is_refused_before_any_work(name: str, spec: str) -> None:
     shapes = spec_of(spec)
     little = Budget.parse(str(Fraction(1, 2 * shapes.cached_length)), shapes)
@@ -366,11 +375,18 @@ def loaded(name: str) -> Loaded:
     return Loaded(one, prompts, dict(zip(observers, artifacts, strict=True)))
 
 
+QUICKLY_DRAWN = ("var_tiny", "0.1")
 DRAWN = [("infinity_tiny", "0.1"), ("var_tiny", "0.1"), ("var_tiny", "0.3"), ("llamagen_tiny", "0.2")]
 
 
 @pytest.mark.parametrize(
-    ("name", "spec", "budget"), [(name, *one) for name in METHODS for one in DRAWN if fits(name, one[0])]
+    ("name", "spec", "budget"),
+    [
+        pytest.param(name, *one, marks=[] if one == QUICKLY_DRAWN else [pytest.mark.slow])
+        for name in METHODS
+        for one in DRAWN
+        if fits(name, one[0])
+    ],
 )
 def test_the_models_draw_images(name: str, spec: str, budget: str) -> None:
     there = loaded(spec)

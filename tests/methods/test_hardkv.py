@@ -303,27 +303,42 @@ def test_a_batch_leaves_no_temperature_to_the_next(select: Select) -> None:
     assert kept(1, 0) == kept(0)
 
 
-@pytest.mark.parametrize("select", ["top_p", "votes", "top_k"])
-def test_queries_of_padding_do_not_vote(select: Select) -> None:
+@pytest.mark.parametrize(("select", "room"), [("top_p", 6), ("votes", 5), ("top_k", 5)])
+def test_queries_of_padding_do_not_vote(select: Select, room: int) -> None:
     """A text behind 4 tokens of padding keeps what it keeps alone, though all tokens of the prompt vote."""
     spec = replace(SPEC, padding_counts=False)
     alone = replace(spec, segments=next_token(6, [16, 16, 16, 4]))
-    inputs = tokens_of(spec, 2, groups=2)
+    inputs = [[(6 * q, k, v) for q, k, v in layers] for layers in tokens_of(spec, 2, groups=2)]
     own = [
         [tuple(x[1:] if at else x[1:, :, 4:] for x in qkv) for qkv in layers]
         for at, layers in enumerate(inputs)
     ]
 
     def kept(spec: ModelSpec, inputs: Tokens, padding: list[int]) -> list[Asked]:
-        method = prepared(
-            HardKV(select=select, selector="vanilla", queries=128, window=2, start=0.0, p=0.5), spec, 5
-        )
-        assert isinstance(method, HardKV)
+        method = HardKV("vanilla", select, p=0.1, queries=128, window=1, start=0.0, calibration="none")
+        prepared(method, spec, room)
         return keep_all(method, spec, inputs, padding)
 
-    for asked, expected in zip(kept(spec, inputs, [0, 4]), kept(alone, own, [0]), strict=True):
-        assert [[at - 4 for at in ids] for ids in asked.ids()[2:]] == expected.ids()
-    assert asked.kept.sum(1).max() <= 5
+    found, expected = kept(spec, inputs, [0, 4]), kept(alone, own, [0])
+    for asked, other in zip(found, expected, strict=True):
+        assert [[at - 4 for at in ids] for ids in asked.ids()[2:]] == other.ids()
+    assert min(len(ids) for ids in expected[0].ids()) < 6  # the prompt lost something
+
+
+def test_a_text_has_the_temperature_of_its_own_first_drop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One text drops tokens after its prompt, the other one, behind padding, a segment later."""
+    calls = [0]
+
+    def solve(scores: Tensor, *_: object) -> Tensor:
+        calls[0] += 1
+        return scores.new_full((len(scores),), float(calls[0]))
+
+    monkeypatch.setattr("kvbench.methods.hardkv.method.solve_temperatures", solve)
+    spec = replace(SPEC, layers=1, padding_counts=False)
+    method = HardKV(queries=ASKS, window=LATEST, kernel=KERNEL, start=0.5)
+    prepared(method, spec, 16)  # half of which, 8 tokens, a head may hold before it drops any
+    keep_all(method, spec, tokens_of(spec, 2, groups=2), [0, 4])
+    assert method._temperatures[0].tolist() == [1.0, 1.0, 2.0, 2.0]
 
 
 def test_heads_of_one_text_do_not_depend_on_another() -> None:
