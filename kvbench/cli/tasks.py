@@ -40,11 +40,12 @@ from kvbench.report.one_run import show_outcome, show_run
 from kvbench.report.plan_table import show_plan
 from kvbench.report.published import find
 from kvbench.report.runs_table import show_runs
+from kvbench.runs.allowance import find_dtype, find_packing, read_budget
 from kvbench.runs.calibrate import choose_calibration
 from kvbench.runs.calls import remember
 from kvbench.runs.execute import books_used, calibration_file, file_used, observe, rescore, run
 from kvbench.runs.generate.batch import follow, load
-from kvbench.runs.job import Job, find_dtype, find_packing, read_budget
+from kvbench.runs.job import Job
 
 
 def make_job(cfg: DictConfig, settings: Settings) -> Job:

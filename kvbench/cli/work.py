@@ -25,7 +25,7 @@ from kvbench.runs.job import Busy
 
 SHORTEST, LONGEST = 0.1, 5.0
 """Seconds between two looks at jobs that are all in other hands, at first and at last."""
-MOST_BROKEN = 3
+MAX_BROKEN = 3
 """Jobs in a row that may break for a reason that no setting explains: then it is the machine."""
 
 LATER = {"finished": 1, "failed": 2}
@@ -122,7 +122,7 @@ class Worker:
                 except Exception as error:
                     recorder.note_end(describe_failure(error))
                     self.broken = 0 if is_expected(error) else self.broken + 1
-                    if self.broken == MOST_BROKEN:
+                    if self.broken == MAX_BROKEN:
                         raise
                     return
                 self.broken = 0

@@ -28,13 +28,13 @@ def repeating(action: Work, pause: float) -> Iterator[None]:
 
 
 @contextmanager
-def working_beside(most: int) -> Iterator[Callable[[Work], None]]:
+def working_beside(max_: int) -> Iterator[Callable[[Work], None]]:
     """Give what does pieces of work in a thread, one after the other in the order in which they were given.
 
     All of them are done when the block ends, in whatever way it ends.
 
     Args:
-        most: pieces that may be undone when another is given; to give more waits for the oldest.
+        max_: pieces that may be unfinished when another is given; giving more waits for the oldest.
 
     Yields:
         What takes a piece of work. It raises the error of an earlier piece, and so does the end of the block unless
@@ -43,7 +43,7 @@ def working_beside(most: int) -> Iterator[Callable[[Work], None]]:
     undone: deque[Future[object]] = deque()
 
     def give(work: Work) -> None:
-        while len(undone) >= most:
+        while len(undone) >= max_:
             undone.popleft().result()
         undone.append(thread.submit(work))
 

@@ -109,10 +109,10 @@ class Budget:
         """
         if share == spec:
             return self
-        least, more = divmod(self.tokens, self.heads)
+        each, more = divmod(self.tokens, self.heads)
         layers, some = divmod(more, spec.heads)
         among = min(max(some - share.first_head, 0), share.heads)
-        tokens = least * share.all_heads + layers * share.heads + among
+        tokens = each * share.all_heads + layers * share.heads + among
         part = Budget(Fraction(tokens), share.full_tokens, share.all_heads)
         if self.bytes is None:
             return part

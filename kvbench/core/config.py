@@ -1,4 +1,4 @@
-"""What a configuration may hold: its values against the fields of the objects that they are for."""
+"""Type checks of a configuration: its values against the fields of the objects that they configure."""
 
 import importlib
 import json
@@ -12,9 +12,9 @@ from typing import Literal, Union, get_args, get_origin, get_type_hints
 
 CONVERSIONS = ("none", "partial", "object", "all")
 """What Hydra's `_convert_` may be."""
-MOST_PROMPTS = 10**6
+MAX_PROMPTS = 10**6
 """Prompts of a run: the names of images have six digits."""
-LARGEST_SEED = 2**63 - 1
+MAX_SEED = 2**63 - 1
 
 
 class UserError(Exception):
@@ -25,15 +25,15 @@ class ConfigError(UserError, ValueError):
     """A setting that cannot be used; the message starts with its key."""
 
 
-def check_range(key: str, value: int, least: int, most: int) -> None:
+def check_range(key: str, value: int, min_: int, max_: int) -> None:
     """Refuse a number out of range.
 
     Raises:
         ConfigError: naming the key.
     """
-    if not least <= value <= most:
+    if not min_ <= value <= max_:
         raise ConfigError(
-            f"{key}={value}: must be " + (f"at least {least}" if value < least else f"at most {most}")
+            f"{key}={value}: must be " + (f"at least {min_}" if value < min_ else f"at most {max_}")
         )
 
 

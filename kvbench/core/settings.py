@@ -7,8 +7,8 @@ from pathlib import Path
 
 from kvbench.core.budget import UNITS
 from kvbench.core.config import (
-    LARGEST_SEED,
-    MOST_PROMPTS,
+    MAX_PROMPTS,
+    MAX_SEED,
     ConfigError,
     check_fields,
     check_objects,
@@ -35,8 +35,8 @@ TASKS = (
 )
 CACHE_DTYPES = ("auto", "float32", "bfloat16", "float16", *CODE_DTYPES)
 EXPORT_FORMATS = ("parquet", "csv")
-MOST_CALIBRATED = 10**4
-MOST_WORKERS = 10**4
+MAX_CALIBRATED = 10**4
+MAX_WORKERS = 10**4
 GROUPS = ("model", "method", "protect", "prompts", "eval", "logger", "train", "sweeps")
 """Keys of a configuration that hold objects (`_target_`) or nothing."""
 CHOSEN = (*GROUPS, "storage")
@@ -91,9 +91,9 @@ class CalibrateSettings:
     orders: str | None = None
 
     def __post_init__(self) -> None:
-        check_range("calibrate.count", self.count, 1, MOST_CALIBRATED)
-        check_range("calibrate.seed", self.seed, 0, LARGEST_SEED)
-        check_range("calibrate.batch_size", self.batch_size, 1, MOST_PROMPTS)
+        check_range("calibrate.count", self.count, 1, MAX_CALIBRATED)
+        check_range("calibrate.seed", self.seed, 0, MAX_SEED)
+        check_range("calibrate.batch_size", self.batch_size, 1, MAX_PROMPTS)
         if self.orders is not None and (problem := find_obstacle(Path(self.orders).expanduser().parent)):
             raise ConfigError(f"calibrate.orders={self.orders}: cannot be written ({problem})")
 
@@ -121,9 +121,9 @@ class ProfileSettings:
     def __post_init__(self) -> None:
         if not self.batch_sizes or min(self.batch_sizes) < 1:
             raise ConfigError(f"profile.batch_sizes={list(self.batch_sizes)}: name numbers of at least 1")
-        for key, least in (("warmup", 0), ("repeats", 1)):
-            if getattr(self, key) < least:
-                raise ConfigError(f"profile.{key}={getattr(self, key)}: must be at least {least}")
+        for key, min_ in (("warmup", 0), ("repeats", 1)):
+            if getattr(self, key) < min_:
+                raise ConfigError(f"profile.{key}={getattr(self, key)}: must be at least {min_}")
         if self.trace is not None and not Path(self.trace).expanduser().parent.is_dir():
             raise ConfigError(f"profile.trace={self.trace}: its folder does not exist")
 
@@ -156,8 +156,8 @@ class WorkSettings:
     folder: str | None = None
 
     def __post_init__(self) -> None:
-        check_range("work.workers", self.workers, 1, MOST_WORKERS)
-        check_range("work.number", self.number, 0, MOST_WORKERS)
+        check_range("work.workers", self.workers, 1, MAX_WORKERS)
+        check_range("work.number", self.number, 0, MAX_WORKERS)
         if not 0 < self.lapse < float("inf"):
             raise ConfigError(f"work.lapse={self.lapse}: must be a positive number of seconds")
 
@@ -226,9 +226,9 @@ class Settings:
         for key, choices in (("task", TASKS), ("budget_unit", UNITS), ("cache_dtype", CACHE_DTYPES)):
             if getattr(self, key) not in choices:
                 raise ConfigError(f"{key}={getattr(self, key)}: must be one of {', '.join(choices)}")
-        check_range("batch_size", self.batch_size, 1, MOST_PROMPTS)
-        check_range("seed", self.seed, 0, LARGEST_SEED)
-        check_range("sinks", self.sinks, 0, MOST_PROMPTS)
+        check_range("batch_size", self.batch_size, 1, MAX_PROMPTS)
+        check_range("seed", self.seed, 0, MAX_SEED)
+        check_range("sinks", self.sinks, 0, MAX_PROMPTS)
         if not re.fullmatch(r"cpu(:0)?|cuda(:\d{1,3})?", self.device):
             raise ConfigError(f"device={self.device}: only cpu, cuda and cuda:N are supported")
         if self.cuda_graph and not self.device.startswith("cuda"):

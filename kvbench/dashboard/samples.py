@@ -11,11 +11,11 @@ from kvbench.report.runs_table import find_metric
 from kvbench.runs.record.folder import RECORDS
 from kvbench.runs.record.kinds import TEXTS
 from kvbench.runs.record.results import Results
-from kvbench.runs.record.samples import find_kept_form, find_sample
+from kvbench.runs.record.samples import find_sample, find_stored_kind
 
 MOST, LEAST, ALTOGETHER = 100, 12, 40_000
 """Samples of a run by each metric: at most, however many runs there are, and of all runs together."""
-MOST_TEXTS = 24
+MAX_TEXTS = 24
 """The same of a run whose samples are texts, which lie in the page itself."""
 LETTERS = 12_000
 """Characters of a text beyond which its middle is left out."""
@@ -40,7 +40,7 @@ def list_samples(finished: Mapping[Path, Results], pool: Pool) -> dict[Path, dic
         folder: _choose(
             values[folder],
             run,
-            min(share, MOST_TEXTS) if find_kept_form(folder).kind == TEXTS.kind else share,
+            min(share, MAX_TEXTS) if find_stored_kind(folder).kind == TEXTS.kind else share,
         )
         for folder, run in finished.items()
     }
@@ -89,7 +89,7 @@ def _describe(folder: Path, indices: list[int], values: Values, pool: Pool) -> d
     lines = read_lines(folder / RECORDS) if indices else []
     records = {line.get("index"): line for line in lines}
     found: dict[str, object] = {
-        "kind": find_kept_form(folder).kind,
+        "kind": find_stored_kind(folder).kind,
         "index": indices,
         "prompt": [pool.add(records.get(index, {}).get("prompt")) for index in indices],
         "values": {

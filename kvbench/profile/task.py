@@ -123,17 +123,17 @@ def _load(job: Job) -> None:
 
 def _prepare_contestants(job: Job) -> tuple[list[Contestant], str | None]:
     artifact, origin = _find_calibration(job, job.method.needs())
-    prepare_to_fit(job.method, job.model.spec, job.budget, artifact, job.packing)
+    prepare_to_fit(job.method, job.model.spec, job.allowance.requested, artifact, job.packing)
     books, _ = _find_calibration(job, job.codebooks)
     known = None if books is None else books.tensors
     stored = (
         f", {job.settings.cache_dtype}" if isinstance(job.method, Full) and job.packing is not None else ""
     )
-    found = [Contestant(job.method_name + stored, job.method, job.granted, job.packing, known)]
+    found = [Contestant(job.method_name + stored, job.method, job.allowance.final, job.packing, known)]
     if job.settings.profile.against_full and not job.reference:
         full = job.as_reference()
-        full.method.prepare(full.model.spec, full.budget)
-        found.append(Contestant("full", full.method, full.budget))
+        full.method.prepare(full.model.spec, full.allowance.requested)
+        found.append(Contestant("full", full.method, full.allowance.requested))
     return found, origin
 
 
@@ -148,7 +148,7 @@ def _find_calibration(job: Job, needs: Observer | Path | None) -> tuple[Artifact
 
 
 def _describe(job: Job, calibration: str | None) -> dict[str, object]:
-    budget = job.granted
+    budget = job.allowance.final
     return {
         "schema": SCHEMA_VERSION,
         "model": job.model.name,
@@ -172,7 +172,7 @@ def _hash_job(job: Job) -> str:
     values = [
         job.model_settings,
         job.section("method"),
-        job.budget.exact,
+        job.allowance.requested.exact,
         asdict(job.settings.profile),
         job.settings.device,
         job.settings.cuda_graph,

@@ -16,14 +16,14 @@ class Operator(TypedDict):
     self_seconds: float
 
 
-def trace(work: Callable[[], object], path: Path, device: str, most: int = 15) -> list[Operator]:
+def trace(work: Callable[[], object], path: Path, device: str, max_: int = 15) -> list[Operator]:
     """Write a Chrome trace (chrome://tracing, ui.perfetto.dev) of some work.
 
     Args:
         work: what to trace.
         path: a .json file.
         device: torch device; on a GPU seconds are the device's, else the CPU's.
-        most: operators to return.
+        max_: operators to return.
 
     Returns:
         Operators by time of their own, without what they call, longest first.
@@ -43,4 +43,4 @@ def trace(work: Callable[[], object], path: Path, device: str, most: int = 15) -
         Operator(name=event.key, calls=int(event.count), self_seconds=getattr(event, attribute) / 1e6)
         for event in watched.key_averages()
     ]
-    return sorted(operators, key=lambda operator: -operator["self_seconds"])[:most]
+    return sorted(operators, key=lambda operator: -operator["self_seconds"])[:max_]

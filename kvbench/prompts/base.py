@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Protocol
 
-from kvbench.core.config import MOST_PROMPTS, ConfigError, check_range
+from kvbench.core.config import MAX_PROMPTS, ConfigError, check_range
 from kvbench.core.files import hash_content
 
 
@@ -56,7 +56,7 @@ def check_counts(**counts: int | None) -> None:
     """
     for name, value in counts.items():
         if value is not None:
-            check_range(f"prompts.{name}", value, 1, MOST_PROMPTS)
+            check_range(f"prompts.{name}", value, 1, MAX_PROMPTS)
 
 
 def check_total(total: int, name: str, each: int) -> None:
@@ -65,5 +65,5 @@ def check_total(total: int, name: str, each: int) -> None:
     Raises:
         ConfigError: naming the key of `prompts` that repeats them.
     """
-    if total > MOST_PROMPTS:
-        raise ConfigError(f"prompts.{name}={each}: makes {total} prompts, a run has at most {MOST_PROMPTS}")
+    if total > MAX_PROMPTS:
+        raise ConfigError(f"prompts.{name}={each}: makes {total} prompts, a run has at most {MAX_PROMPTS}")

@@ -4,7 +4,7 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from kvbench.core.config import LARGEST_SEED, ConfigError, check_range
+from kvbench.core.config import MAX_SEED, ConfigError, check_range
 from kvbench.prompts.base import Prompt, check_counts, check_total, leave_out
 from kvbench.puzzles.room_walk import MAX_MOVES, ROOMS, WALKERS, answer, ask, draw_problem, goes_in_circles
 
@@ -34,7 +34,7 @@ class MathTiny:
     def __post_init__(self) -> None:
         check_counts(count=self.count, per_prompt=self.per_prompt)
         check_total(self.per_prompt * self.count, "per_prompt", self.per_prompt)
-        check_range("prompts.seed", self.seed, 0, 2 * LARGEST_SEED)  # a calibration adds its own
+        check_range("prompts.seed", self.seed, 0, 2 * MAX_SEED)  # a calibration adds its own
         check_range("prompts.rooms", self.rooms, 2, len(ROOMS))
         if self.max_moves > self.rooms**WALKERS * 3 // 4:
             raise ConfigError(

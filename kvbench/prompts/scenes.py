@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 
-from kvbench.core.config import LARGEST_SEED, ConfigError, check_range
+from kvbench.core.config import MAX_SEED, ConfigError, check_range
 from kvbench.prompts.base import Prompt, check_counts, leave_out
 from kvbench.scenes import grammar
 
@@ -28,7 +28,7 @@ class Scenes:
 
     def __post_init__(self) -> None:
         check_counts(count=self.count)
-        check_range("prompts.seed", self.seed, 0, 2 * LARGEST_SEED)  # a calibration adds its own
+        check_range("prompts.seed", self.seed, 0, 2 * MAX_SEED)  # a calibration adds its own
         unknown = [relation for relation in self.relations if relation not in grammar.RELATIONS]
         if unknown or not self.relations:
             raise ConfigError(f"prompts.relations: choose from {', '.join(grammar.RELATIONS)}")

@@ -31,7 +31,7 @@ from kvbench.runs.generate.retention import FILE as RETENTION
 from kvbench.runs.identity import Identity
 from kvbench.runs.job import Busy, Job
 from kvbench.runs.record.folder import RunFolder, blocks, slug
-from kvbench.runs.record.kinds import TEXTS, find_form
+from kvbench.runs.record.kinds import TEXTS, find_sample_kind
 from kvbench.runs.record.provenance import provenance
 from kvbench.runs.record.results import FILE, Outcome, read_results
 from kvbench.runs.score.finish import finish
@@ -143,14 +143,14 @@ def _locate(job: Job, *, make: bool) -> tuple[RunFolder, str | None]:
     needs = job.method.needs()
     given = str(needs) if isinstance(needs, Path) else object()  # where the file lies does not matter
     read_books(job)
-    prepare_to_fit(job.method, job.own_spec, job.own_budget, artifact, job.packing)
+    prepare_to_fit(job.method, job.shard_spec, job.allowance.shard, artifact, job.packing)
     revised = {"revision": job.method.revision} if job.method.revision else {}
     identity = Identity(
         model=job.model_settings,
         weights=job.model.weights_sha256,
         method={key: value for key, value in job.section("method").items() if value != given} | revised,
         calibration=used,
-        budget=job.budget.exact,
+        budget=job.allowance.requested.exact,
         prompts=hash_prompts(job.prompts),
         seed=job.settings.seed,
         cache_dtype=describe_dtype(job),
@@ -158,8 +158,8 @@ def _locate(job: Job, *, make: bool) -> tuple[RunFolder, str | None]:
         bound=None if job.bounded is None else job.method_name,
         storage=_describe_storage(job),
     )
-    form = find_form(job.model)
-    return RunFolder(job.settings.runs_dir, job.model.name, identity, form=form, make=make), used
+    kind = find_sample_kind(job.model)
+    return RunFolder(job.settings.runs_dir, job.model.name, identity, kind=kind, make=make), used
 
 
 def _name_codes(job: Job) -> str:
@@ -195,8 +195,8 @@ def label_of(job: Job) -> str:
     stored = f"-{codes}" if codes else ""
     if not job.method.budgeted:
         return slug(job.method_name) + stored
-    unit = "" if job.budget.unit == "tokens" else f"-{job.budget.unit}"
-    return f"{slug(job.method_name)}-{float(job.budget.share):.4g}{unit}{stored}"
+    unit = "" if job.allowance.requested.unit == "tokens" else f"-{job.allowance.requested.unit}"
+    return f"{slug(job.method_name)}-{float(job.allowance.requested.share):.4g}{unit}{stored}"
 
 
 def artifact_for(job: Job) -> tuple[Artifact | None, str | None]:
@@ -278,7 +278,7 @@ def calibration_file(job: Job, observer: Observer) -> tuple[Path, dict[str, obje
 
 def _choose_batch(job: Job) -> int:
     """Return how many prompts a calibration draws together: of texts one, since those of a batch end apart."""
-    if find_form(job.model) is TEXTS:
+    if find_sample_kind(job.model) is TEXTS:
         return 1
     return min(job.settings.calibrate.batch_size, len(job.calibration_prompts))
 
@@ -300,7 +300,7 @@ def generate(job: Job, folder: RunFolder) -> bool:
     title = folder.path.name
     with (
         tqdm(total=total, initial=total - absent, desc=title, unit="prompt", leave=None) as bar,
-        working_beside(most=2) as save,  # a block and the end of its claim
+        working_beside(max_=2) as save,  # a block and the end of its claim
     ):
         for wait in (False, True)[: 1 + job.patient]:
             elsewhere = []

@@ -10,24 +10,22 @@ from typing import Protocol
 
 import torch
 
-from kvbench.core.budget import Budget
 from kvbench.core.config import ConfigError
 from kvbench.core.graphs import CudaGraphs, Record
 from kvbench.core.locks import claim
 from kvbench.core.processes import Processes
 from kvbench.core.segments import ModelSpec
 from kvbench.core.settings import Settings
-from kvbench.core.storage import CHANNEL, CODE_DTYPES, CODEBOOKS
+from kvbench.core.storage import CHANNEL, CODE_DTYPES
 from kvbench.engine.coding.codebooks import Codebooks
 from kvbench.engine.coding.formats import Packing, wants_books
-from kvbench.engine.memory import token_bytes
-from kvbench.engine.packed.bytes import bound_token_bytes, find_sure_capacity
 from kvbench.eval.protocol.base import Evaluator
 from kvbench.methods.base import Method, Observer
-from kvbench.methods.capabilities import is_biased, mixes_precisions, replaces_contents
+from kvbench.methods.capabilities import mixes_precisions, replaces_contents
 from kvbench.methods.full import Full
 from kvbench.models.base import Model
 from kvbench.prompts.base import Prompt
+from kvbench.runs.allowance import Allowance, find_allowance, find_dtype, find_packing
 from kvbench.runs.calibrate import check_calibration
 from kvbench.runs.record.results import Results
 
@@ -50,45 +48,6 @@ class Logger(Protocol):
     def send_sweep(self, folder: Path, name: str, runs: Sequence[Results], page: Path | None) -> None:
         """Send the finished runs of a sweep and its dashboard, an HTML file, where there is one."""
         ...
-
-
-def find_dtype(settings: Settings, model: Model) -> torch.dtype:
-    """Return the dtype of stored keys and values; of those in few bits, what attention reads them in."""
-    name = settings.cache_dtype
-    if name == "auto" or name in CODE_DTYPES:
-        return model.compute_dtype(settings.device)
-    return {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[name]
-
-
-def find_packing(settings: Settings, method: Method) -> Packing | None:
-    """Return how keys and values are stored in few bits; None where they are numbers of `find_dtype`."""
-    name, storage = settings.cache_dtype, settings.storage
-    if mixes_precisions(method):
-        return Packing(16, CODEBOOKS)
-    if name == "fp8":  # has no scales to choose
-        plain = replace(CHANNEL, residual=storage.residual, before_rotation=storage.before_rotation)
-        return Packing(8, plain, fp8=True)
-    return Packing(CODE_DTYPES[name], storage) if name in CODE_DTYPES else None
-
-
-def read_budget(settings: Settings, model: Model, method: Method) -> Budget:
-    """Return the budget that settings name, in tokens or in bytes of keys and values as they are stored.
-
-    Its capacity is what is sure to fit, whatever the method keeps.
-
-    Raises:
-        ValueError: it is none.
-    """
-    if settings.budget_unit == "tokens":
-        return Budget.parse(settings.budget, model.spec)
-    packing = find_packing(settings, method)
-    if packing is not None and not mixes_precisions(method):
-        return find_sure_capacity(Budget.parse_bytes(settings.budget, model.spec, 1), model.spec, packing)
-    itemsize = (
-        2 if mixes_precisions(method) else find_dtype(settings, model).itemsize
-    )  # forms are of 16 bits at most
-    each = token_bytes(model.spec, itemsize, biased=is_biased(method))
-    return Budget.parse_bytes(settings.budget, model.spec, each)
 
 
 @dataclass(frozen=True)
@@ -134,14 +93,9 @@ class Job:
         return self.model.processes
 
     @cached_property
-    def own_spec(self) -> ModelSpec:
-        """Shapes of this process's share of the model."""
+    def shard_spec(self) -> ModelSpec:
+        """Shapes of the heads that this process holds."""
         return self.model.spec.take_share(self.processes.rank, self.processes.count)
-
-    @cached_property
-    def own_budget(self) -> Budget:
-        """This process's share of the capacity."""
-        return self.budget.take_share(self.model.spec, self.own_spec)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -168,16 +122,10 @@ class Job:
         """What records the steps of a generation, if they are to be recorded."""
         return CudaGraphs() if self.settings.cuda_graph else None
 
-    @cached_property
-    def budget(self) -> Budget:
-        """Capacity B, the full cache for a method without one; what the config says must be a budget all the same."""
-        budget = read_budget(self.settings, self.model, self.method)
-        return budget if self.method.budgeted else Budget.parse(1, self.model.spec)
-
     @property
-    def granted(self) -> Budget:
-        """The budget with the capacity that the prepared method was given, which may be more than is sure to fit."""
-        return self.budget if self.packing is None else self.method.budget
+    def allowance(self) -> Allowance:
+        """The budget as requested and as it is granted; the full cache for a method without a budget."""
+        return find_allowance(self.settings, self.model, self.method, self.shard_spec)
 
     def check(self) -> None:
         """Refuses, before weights are read, a budget that the method and prompts that the model cannot work with.
@@ -195,7 +143,7 @@ class Job:
         if self.packing is not None:
             self._check_packed()
         try:
-            self.method.check(self.model.spec, self._hoped)
+            self.method.check(self.model.spec, self.allowance.upper)
         except ValueError as error:  # methods know `sinks`, not which of two keys it came from
             own = self.section("method").get("sinks", self.settings.sinks) != self.settings.sinks
             if own and str(error).startswith("sinks="):
@@ -208,19 +156,6 @@ class Job:
                 "method=%s has no budget: budget=%s changes nothing", self.method_name, self.settings.budget
             )
         self.model.check_prompts([prompt.text for prompt in (*self.prompts, *self.calibration_prompts)])
-
-    @property
-    def _hoped(self) -> Budget:
-        """The budget with the most tokens that may turn out to fit."""
-        if (
-            self.packing is None
-            or self.budget.bytes is None
-            or mixes_precisions(self.method)
-            or not self.method.static
-        ):
-            return self.budget
-        least, _ = bound_token_bytes(self.model.spec, self.packing)
-        return Budget.parse_bytes(self.settings.budget, self.model.spec, least)
 
     def _check_split(self) -> None:
         """Refuse what several processes cannot do together."""

@@ -224,7 +224,7 @@ def prepare_job(cfg: DictConfig) -> None:
     if isinstance(needs, Observer):
         needs.prepare(spec, Budget.parse(1, spec))
         artifact = Artifact(needs.kind, needs.average())
-    job.method.prepare(spec, job.budget, artifact)
+    job.method.prepare(spec, job.allowance.requested, artifact)
     assert (settings.runs_dir / job.model.name).resolve().parent == settings.runs_dir.resolve()
 
 

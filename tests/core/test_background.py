@@ -9,7 +9,7 @@ from kvbench.core.background import Work, working_beside
 
 def test_work_is_done_in_order_and_all_of_it_at_the_end() -> None:
     done: list[int] = []
-    with working_beside(most=2) as give:
+    with working_beside(max_=2) as give:
         for number in range(20):
             give(lambda number=number: done.append(number))
     assert done == list(range(20))
@@ -19,7 +19,7 @@ def test_giving_waits_once_so_much_is_undone() -> None:
     go, given = threading.Event(), []
 
     def give_three() -> None:
-        with working_beside(most=2) as give:
+        with working_beside(max_=2) as give:
             for number in range(3):
                 give(go.wait)
                 given.append(number)
@@ -38,7 +38,7 @@ def fail() -> None:
 
 
 def work_at(*pieces: Work) -> None:
-    with working_beside(most=2) as give:
+    with working_beside(max_=2) as give:
         for piece in pieces:
             give(piece)
 
@@ -53,7 +53,7 @@ def test_an_error_is_raised_where_more_work_is_given_or_at_the_end() -> None:
 
 
 def break_after(*pieces: Work) -> None:
-    with working_beside(most=2) as give:
+    with working_beside(max_=2) as give:
         for piece in pieces:
             give(piece)
         raise KeyError

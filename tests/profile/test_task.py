@@ -154,11 +154,11 @@ def test_latencies_are_of_the_timed_rounds_and_in_turns(tmp_path: Path) -> None:
 
     job = timed_job(tmp_path, Timed(cost=cost))
     job.model.load("cpu")
-    job.method.prepare(job.model.spec, job.budget)
+    job.method.prepare(job.model.spec, job.allowance.requested)
     reference = job.as_reference()
     reference.method.prepare(job.model.spec, reference.budget)
     contestants = [
-        Contestant("streaming_llm", job.method, job.budget),
+        Contestant("streaming_llm", job.method, job.allowance.requested),
         Contestant("full", reference.method, reference.budget),
     ]
     ticked: list[None] = []

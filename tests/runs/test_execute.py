@@ -28,10 +28,14 @@ from kvbench.methods.scale_groups import ScaleGroups
 from kvbench.methods.streaming_llm import StreamingLLM
 from kvbench.methods.view import View
 from kvbench.prompts.base import Prompt
+from kvbench.prompts.files import PromptFile
 from kvbench.runs import execute
 from kvbench.runs.job import Job
-from kvbench.runs.record.results import Results
+from kvbench.runs.record.results import Evaluated, Results
+from kvbench.runs.score import scoring
+from kvbench.runs.score.scoring import find_pending
 from tests.support.fake_run import Fake, images_of, job_in
+from tests.support.results import made_up
 
 
 @dataclass(frozen=True)
@@ -243,6 +247,57 @@ def test_only_missing_metrics_are_computed(tmp_path: Path) -> None:
     assert third.results is not None
     assert third.results.evaluated["broken"].status == "ok"
     assert third.results.metrics["broken"].value == 1
+
+
+def test_results_of_a_sample_that_was_drawn_anew_are_stale(tmp_path: Path) -> None:
+    """The run's image is one of another batch size, say: what is drawn in its place is another image."""
+    job = job_in(tmp_path)
+    first = execute.run(job)
+    records = first.folder / "samples.jsonl"
+    lines = [json.loads(line) for line in records.read_text().splitlines()]
+    image = first.folder / "images/000003.png"
+    Image.new("RGB", (16, 16)).save(image)
+    lines[3]["sha256"] = hashlib.sha256(image.read_bytes()).hexdigest()
+    records.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (first.folder / "results.json").unlink()
+    changed = execute.run(job_in(tmp_path))
+    image.unlink()
+    redrawn = execute.run(job_in(tmp_path))
+    assert first.results is not None
+    assert changed.results is not None
+    assert redrawn.results is not None
+    assert changed.results.metrics["psnr"].value != first.results.metrics["psnr"].value
+    assert redrawn.results.metrics["psnr"] == first.results.metrics["psnr"]
+    assert not redrawn.reused
+
+
+@pytest.mark.parametrize(
+    ("entry", "works", "pending"),
+    [
+        (None, True, True),
+        (Evaluated({"works": True}, "ok", "p"), True, False),
+        (Evaluated({"works": False}, "ok", "p"), True, True),
+        (Evaluated({"works": True}, "failed", "p"), True, True),
+        (Evaluated({"works": True}, "skipped", "p"), True, False),
+        (Evaluated({"works": True}, "skipped", "p", ("a file",)), True, True),
+        (Evaluated({"works": True}, "skipped", "p", ("a file",)), False, False),
+    ],
+)
+def test_an_evaluator_is_pending_if_its_result_is_not_current(
+    entry: Evaluated | None, works: bool, pending: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scoring, "find_missing", lambda _: [] if works else ["a file"])
+    known = made_up("m", 0.1, {}, evaluated={} if entry is None else {"psnr": entry})
+    assert bool(find_pending({"psnr": Psnr()}, {"psnr": {"works": True}}, known)) == pending
+
+
+def test_progress_counts_every_image_of_a_prompt(tmp_path: Path) -> None:
+    path = tmp_path / "prompts.txt"
+    path.write_text("a red disc\na blue square\n")
+    seen: list[int] = []
+    prompts = PromptFile(path, per_prompt=3).load()
+    execute.run(job_in(tmp_path, prompts=prompts), lambda _, count: seen.append(count))
+    assert seen == [6, 6]
 
 
 def test_finished_run_is_sent_to_the_logger(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from kvbench.models.qwen3.model import Qwen3Model
 from kvbench.models.qwen3.sampling import TextSampling
 from kvbench.models.qwen3.transformer import Qwen3Config
 from kvbench.runs import execute
-from kvbench.runs.generate.retention import FILE, MOST_BINS, join_heads, list_sources, read_retention
+from kvbench.runs.generate.retention import FILE, MAX_BINS, join_heads, list_sources, read_retention
 from tests.support.fake_run import SPEC, Fake, job_in
 
 
@@ -81,7 +81,7 @@ def test_sources_cover_what_came_before(prompt: int, tokens: int, chunk: int, li
         assert sources[-1].stop == running.start
         assert len({source.label for source in sources}) == len(sources)
         assert all(source.start < source.stop for source in sources)
-        assert line or len(sources) <= MOST_BINS
+        assert line or len(sources) <= MAX_BINS
     assert list_sources(spec, spec.segments[0]) == []
     assert list_sources(SPEC, SPEC.segments[0]) == []
 

@@ -214,5 +214,5 @@ def test_other_methods_do_not(tmp_path: Path) -> None:
     job = job_in(tmp_path, model=make_model(ALONE, 0), method=HeadKV(sinks=1, match_mean=False), budget=20)
     job.model.processes = Processes(1, 2)
     job.check()
-    assert (job.own_spec.heads, job.own_spec.first_head) == (2, 2)
-    assert job.own_budget.capacity * 2 == job.budget.capacity
+    assert (job.shard_spec.heads, job.shard_spec.first_head) == (2, 2)
+    assert job.allowance.shard.capacity * 2 == job.allowance.requested.capacity

@@ -53,7 +53,7 @@ def open_cache(job: Job, books: Books | None = None) -> KVCache:
     packing = job.packing
     rotation = None if packing is None else job.model.key_rotation()
     return KVCache(
-        job.own_spec,
+        job.shard_spec,
         job.method,
         dtype=job.dtype,
         device=job.settings.device,
@@ -97,7 +97,7 @@ def draw(job: Job, cache: KVCache, part: range) -> Drawn:
         last_tokens=ledger.last_tokens,
         sequence_bytes=ledger.sequence_bytes,
         last_bytes=ledger.last_bytes,
-        least_share=round(ledger.find_least_share(job.model.spec, job.granted), 6),
+        least_share=round(ledger.find_least_share(job.model.spec, job.allowance.final), 6),
         gpu_peak_bytes=sum(share.gpu_peak_bytes for share in shares),
         gpu_reserved_bytes=sum(share.gpu_reserved_bytes for share in shares) or None,
         lse_drift=None if drift is None else round(drift, 6),
@@ -129,7 +129,7 @@ def follow(job: Job) -> None:
         if cache is None or reference != known:
             cache, known = None, reference  # the old one is gone before the new one is made
             one = job.as_reference() if reference else job
-            one.method.prepare(one.own_spec, one.own_budget)
+            one.method.prepare(one.shard_spec, one.allowance.shard)
             cache = open_cache(one)
         job.processes.gather(_make(one, cache, part))
 
@@ -159,5 +159,5 @@ def _make(job: Job, cache: KVCache, part: range) -> _Share:
     made = job.model.generate(texts, cache, PromptNoise(job.settings.seed, part))
     peak = torch.cuda.max_memory_allocated(device) if gpu else 0
     reserved = torch.cuda.max_memory_reserved(device) if gpu else 0
-    retention = None if part.start else measure_retention(cache.held, job.own_spec, len(part))
+    retention = None if part.start else measure_retention(cache.held, job.shard_spec, len(part))
     return _Share(made, cache.ledger, peak, reserved, retention)

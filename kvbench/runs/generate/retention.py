@@ -15,7 +15,7 @@ from kvbench.eval.protocol.records import read_fields
 
 SCHEMA_VERSION = 1
 FILE = "retention.json"
-MOST_BINS = 32
+MAX_BINS = 32
 """Sources of a text, its prompt included."""
 
 
@@ -119,7 +119,7 @@ def list_sources(spec: ModelSpec, running: Segment) -> list[Source]:
     begin, end = spec.segments[0].end, running.start
     if not end:
         return []
-    width = spec.line or max(1, ceil((end - begin) / (MOST_BINS - 1)))
+    width = spec.line or max(1, ceil((end - begin) / (MAX_BINS - 1)))
     drawn = [(start, min(start + width, end)) for start in range(begin, end, width)]
     return [
         Source("prompt", 0, begin),

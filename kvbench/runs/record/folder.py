@@ -19,7 +19,7 @@ from kvbench.core.config import ConfigError
 from kvbench.core.files import hash_content, hash_path, naming, parse_json, write_whole
 from kvbench.core.locks import claim
 from kvbench.runs.identity import Identity
-from kvbench.runs.record.kinds import IMAGES, Form
+from kvbench.runs.record.kinds import IMAGES, SampleKind
 from kvbench.runs.record.results import FILE
 
 RECORDS = "samples.jsonl"
@@ -38,7 +38,7 @@ class RunFolder:
         root: `runs_dir`.
         model: name of the model.
         identity: what the run is.
-        form: how its samples are kept.
+        kind: kind of its samples.
         make: make the folder where it is not there yet.
 
     Raises:
@@ -46,19 +46,19 @@ class RunFolder:
     """
 
     def __init__(
-        self, root: Path, model: str, identity: Identity, *, form: Form = IMAGES, make: bool = True
+        self, root: Path, model: str, identity: Identity, *, kind: SampleKind = IMAGES, make: bool = True
     ) -> None:
         known = sorted(
             (root / model).glob(f"*-{identity.hash}")
         )  # made under another name of the same method
         self.path = known[0] if known else root / model / f"{identity.label}-{identity.hash}"
-        self.identity, self.form = identity, form
+        self.identity, self.kind = identity, kind
         self._known: dict[int, Record] = {}
         self._known_at: State | None = None
         self._written: dict[int, State | None] = {}  # of files written here, whose content is known
         try:
             if make:
-                (self.path / form.kind).mkdir(parents=True, exist_ok=True)
+                (self.path / kind.kind).mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise ConfigError(f"runs_dir={root}: cannot be written ({error})") from None
 
@@ -128,7 +128,7 @@ class RunFolder:
         Raises:
             ConfigError: samples.jsonl is damaged.
         """
-        encoded = [(self.form.describe(one), self.form.encode(one)) for one in made]
+        encoded = [(self.kind.describe(one), self.kind.encode(one)) for one in made]
         path = self.path / RECORDS
         with self.locked():
             known = self._records()
@@ -175,7 +175,7 @@ class RunFolder:
             yield
 
     def _file(self, record: Record) -> Path:
-        return self.path / self.form.kind / f"{int(str(record['index'])):06d}{self.form.suffix}"
+        return self.path / self.kind.kind / f"{int(str(record['index'])):06d}{self.kind.suffix}"
 
     def _intact(self, record: Record) -> bool:
         """Return whether a record's file is there and is the recorded one."""

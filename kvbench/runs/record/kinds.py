@@ -1,4 +1,4 @@
-"""How a run keeps what its model makes: a file a sample, images as PNG, texts as UTF-8."""
+"""Kinds of samples and their files: images as PNG, texts as UTF-8, one file per sample."""
 
 import io
 from collections.abc import Callable, Mapping
@@ -13,14 +13,14 @@ from kvbench.models.outputs import Text
 
 
 @dataclass(frozen=True)
-class Form:
-    """How one kind of sample is kept.
+class SampleKind:
+    """File format of one kind of sample.
 
     Attributes:
-        kind: name of the folder of samples, and what a model says that it makes (`output`).
-        suffix: of their files.
+        kind: name of the folder of samples, and the model's `output`.
+        suffix: file name suffix.
         encode: returns the content of a sample's file.
-        describe: returns what a sample's line of samples.jsonl says of it alone, JSON values.
+        describe: returns the sample's own fields of its line in samples.jsonl, JSON values.
     """
 
     kind: str
@@ -41,11 +41,11 @@ def _describe_text(text: Text) -> dict[str, object]:
     return {"tokens": text.tokens, "ended": text.ended}
 
 
-IMAGES = Form("images", ".png", _encode_image, lambda _: {})
-TEXTS = Form("texts", ".txt", lambda text: text.text.encode(), _describe_text)
-FORMS = {form.kind: form for form in (IMAGES, TEXTS)}
+IMAGES = SampleKind("images", ".png", _encode_image, lambda _: {})
+TEXTS = SampleKind("texts", ".txt", lambda text: text.text.encode(), _describe_text)
+SAMPLE_KINDS = {one.kind: one for one in (IMAGES, TEXTS)}
 
 
-def find_form(model: Model) -> Form:
-    """Return the form of a model's samples."""
-    return FORMS[model.output]
+def find_sample_kind(model: Model) -> SampleKind:
+    """Return the kind of a model's samples."""
+    return SAMPLE_KINDS[model.output]

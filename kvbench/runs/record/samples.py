@@ -5,21 +5,21 @@ import math
 from collections.abc import Mapping
 from pathlib import Path
 
-from kvbench.runs.record.kinds import IMAGES, TEXTS, Form
+from kvbench.runs.record.kinds import IMAGES, TEXTS, SampleKind
 from kvbench.runs.record.results import Results
 
 Scores = Mapping[str, float | None]
 """Values of one sample by metric; None where it has none, such as the PSNR of equal images."""
 
 
-def find_kept_form(folder: Path) -> Form:
+def find_stored_kind(folder: Path) -> SampleKind:
     """Return how a run keeps its samples: as texts where it has a folder of them, else as images."""
     return TEXTS if (folder / TEXTS.kind).is_dir() else IMAGES
 
 
 def find_sample(folder: Path, index: int) -> Path:
     """Return the file of a sample of a run."""
-    form = find_kept_form(folder)
+    form = find_stored_kind(folder)
     return folder / form.kind / f"{index:06d}{form.suffix}"
 
 

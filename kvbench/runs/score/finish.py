@@ -76,7 +76,7 @@ def _summarise(job: Job, folder: RunFolder, reference: Path | None) -> Results:
         n=len(samples),
         config=job.config,
         provenance=folder.read_json("provenance.json"),
-        memory=summarise_memory(costs, job.model.spec, job.granted, job.dtype.itemsize),
+        memory=summarise_memory(costs, job.model.spec, job.allowance.final, job.dtype.itemsize),
         latency=summarise_latency(costs, job.settings.device),
         steps=average_steps(traces),
     )

@@ -13,7 +13,7 @@ from kvbench.core.config import ConfigError
 from kvbench.eval.files.samples import read_samples
 from kvbench.runs.record.kinds import TEXTS
 from kvbench.runs.record.results import Results
-from kvbench.runs.record.samples import find_kept_form, find_sample, order_worst_first, read_scores
+from kvbench.runs.record.samples import find_sample, find_stored_kind, order_worst_first, read_scores
 
 log = logging.getLogger(__name__)
 
@@ -144,7 +144,7 @@ def _make_sample_table(wandb: Any, folder: Path, results: Results, count: int) -
 
 def _show_sample(wandb: Any, folder: Path, index: int) -> object:
     path = find_sample(folder, index)
-    is_text = find_kept_form(folder) is TEXTS
+    is_text = find_stored_kind(folder) is TEXTS
     return path.read_text(encoding="utf-8") if is_text else wandb.Image(str(path))
 
 

@@ -102,6 +102,25 @@ def test_other_samples_cannot_be_compared(tmp_path: Path) -> None:
         compare_runs(ours, theirs)
 
 
+def test_equal_seeds_of_other_prompts_cannot_be_compared(tmp_path: Path) -> None:
+    columns: dict[str, list[object]] = {"psnr": [1.0] * COUNT}
+    ours, theirs = (run_folder(tmp_path / name, columns, PSNR) for name in ("ours", "theirs"))
+    path = theirs / "samples.jsonl"
+    path.write_text(path.read_text().replace("prompt 7", "prompt 8"))
+    with pytest.raises(SampleSetError, match="sample 14 is"):
+        compare_runs(ours, theirs)
+
+
+def test_samples_of_a_difference_are_those_of_the_smaller_set(tmp_path: Path) -> None:
+    fid = {"fid": MetricSpec("lower")}
+    ours, theirs = (
+        run_folder(tmp_path / name, {}, fid, {"fid": Score(value, n)})
+        for name, value, n in (("ours", 3.0, 60), ("theirs", 1.0, 40))
+    )
+    assert (compare_runs(ours, theirs)["fid"].value, compare_runs(ours, theirs)["fid"].n) == (2, 40)
+    assert compare_runs(theirs, ours)["fid"].n == 40
+
+
 def test_metrics_of_one_side_alone_are_not_compared(tmp_path: Path) -> None:
     ours = run_folder(tmp_path / "ours", {"psnr": [1.0] * COUNT}, PSNR)
     theirs = run_folder(tmp_path / "theirs", {"ssim": [1.0] * COUNT}, {"ssim": MetricSpec("higher")})
