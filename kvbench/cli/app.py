@@ -22,7 +22,7 @@ from kvbench.cli.compose import (
 )
 from kvbench.cli.console import CONSOLE
 from kvbench.cli.jobs import note_run
-from kvbench.cli.messages import check_arguments, is_expected, is_one_job, tell_error
+from kvbench.cli.messages import check_arguments, describe_error, is_expected, is_one_job
 from kvbench.cli.progress import show_status, watch
 from kvbench.cli.publish import publish
 from kvbench.cli.search_path import PluginSearchPath, check_search_path
@@ -131,7 +131,7 @@ def _telling_errors() -> Iterator[None]:
     except Exception as error:
         if not is_expected(error):
             raise
-        sys.exit(f"error: {tell_error(error)}")
+        sys.exit(f"error: {describe_error(error)}")
 
 
 def run_task(cfg: DictConfig) -> object:

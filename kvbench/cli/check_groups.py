@@ -1,4 +1,4 @@
-"""What the groups of a configuration must hold; imports only what the configuration names."""
+"""Checks of the groups of a configuration; imports only what the configuration names."""
 
 import re
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""From words of the command line to a composed configuration and its settings; nothing here imports torch."""
+"""Composition of a configuration and its settings from command-line words; imports no torch."""
 
 import os
 from collections.abc import Mapping

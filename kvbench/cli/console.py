@@ -1,4 +1,4 @@
-"""The terminal that tables are printed to."""
+"""The terminal console for tables."""
 
 import sys
 

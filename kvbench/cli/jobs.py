@@ -1,4 +1,4 @@
-"""What becomes of every job of a sweep: a file each, written by the job wherever it runs, read by who asks."""
+"""Status files of the jobs of a sweep: one per job, written by the job and read by every process."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,7 +27,7 @@ class Entry:
 
     Attributes:
         number: the job's place in the sweep, from 0.
-        overrides: what tells it from the others, and what they share.
+        overrides: of this job alone, and those that all jobs share.
         outcome: `missing` has left nothing yet; `started` runs, or was killed.
         folder: its run folder, if it made one.
         files: what else it left, such as calibrations.

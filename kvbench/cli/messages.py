@@ -1,4 +1,4 @@
-"""What is wrong with a command, in one line; nothing here imports torch."""
+"""One-line error messages for commands; imports no torch."""
 
 import difflib
 import errno
@@ -17,11 +17,11 @@ from kvbench.cli.search_path import check_search_path, list_choices
 from kvbench.core.config import UserError
 
 EXPECTED = (UserError, ValueError, HydraException, OmegaConfBaseException, OSError)
-"""What a user can cause, beside a device without memory."""
+"""Errors that a user can cause, beside out-of-memory errors."""
 
 
 def is_expected(error: BaseException) -> bool:
-    """Return whether a user can cause an error, which then is told in one line; any other shows its traceback."""
+    """Return whether a user can cause an error, which is then shown in one line; others show its traceback."""
     torch = sys.modules.get("torch")  # what is not imported has raised nothing
     return isinstance(error, EXPECTED) or (torch is not None and isinstance(error, torch.OutOfMemoryError))
 
@@ -46,7 +46,7 @@ def check_arguments(arguments: list[str]) -> str | None:
             if words := [word for word in parsed.overrides if word.startswith("hydra")]:
                 hydra.compose("config", overrides=words)
     except EXPECTED as error:
-        return tell_error(error)
+        return describe_error(error)
     return None
 
 
@@ -65,28 +65,28 @@ def _tried(arguments: list[str]) -> list[list[str]]:
     return [fixed + chosen for chosen in [first, *others]]
 
 
-def tell_error(error: BaseException) -> str:
+def describe_error(error: BaseException) -> str:
     """Put an expected error into one line; raise its cause where that is our fault."""
     if isinstance(error, OverrideParseException):
         return f"{error.override}: cannot be read as key=value; quote values that hold one of = , [ ] {{ }} ~"
     if isinstance(error, InstantiationException) and error.__cause__ is not None:
-        return _tell_cause(error, error.__cause__)
+        return _describe_cause(error, error.__cause__)
     if isinstance(error, HydraException | OmegaConfBaseException):
-        return _tell_composition(str(error))
+        return _describe_composition(str(error))
     line = " ".join(str(error).split())
     if isinstance(error, OSError) and error.errno == errno.ENOSPC:
         return f"{line}; make room: what was done is kept, and the same command goes on with the rest"
     return line
 
 
-def _tell_cause(error: InstantiationException, cause: BaseException) -> str:
+def _describe_cause(error: InstantiationException, cause: BaseException) -> str:
     """Return why an object could not be made out of its configuration."""
     key = re.search(r"full_key: (\S+)", str(error))
     if isinstance(cause, TypeError | ImportError) and key is not None:
         return f"{key[1]}: {' '.join(str(cause).split())}"
     if not is_expected(cause):
         raise cause
-    line = tell_error(cause)
+    line = describe_error(cause)
     if key is None or re.match(r"\w+(\.\w+)+[:=]", line):
         return line
     return (
@@ -94,7 +94,7 @@ def _tell_cause(error: InstantiationException, cause: BaseException) -> str:
     )  # objects know fields, not where they stand
 
 
-def _tell_composition(message: str) -> str:
+def _describe_composition(message: str) -> str:
     """Return one line that names the key, out of Hydra's several."""
     lines = [line.strip() for line in message.splitlines() if line.strip()]
     if found := re.match(r"Could not override '(.+)'", lines[0]):

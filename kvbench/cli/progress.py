@@ -1,4 +1,4 @@
-"""How far a sweep is: its jobs, their samples and the time left, read from its folder; nothing here imports torch."""
+"""Progress of a sweep, read from its folder: jobs, samples and the time left; imports no torch."""
 
 import os
 import sys
@@ -17,7 +17,7 @@ from kvbench.core.background import repeating
 from kvbench.core.locks import is_held, read_clock
 
 LATELY = 600.0
-"""Seconds: what was drawn in them tells how long the rest takes."""
+"""Seconds over which the pace is measured."""
 BLOCK = 1.0
 """Seconds in which the samples of one block are written."""
 LOOK = 2.0

@@ -29,7 +29,7 @@ class Request(NamedTuple):
 
 
 def publish(words: Sequence[str]) -> None:
-    """Prepare a dataset, and upload it if it was told where and a token is known.
+    """Prepare a dataset, and upload it if a repository is named and a token is known.
 
     Args:
         words: the command after `publish`.
@@ -51,12 +51,12 @@ def publish(words: Sequence[str]) -> None:
     CONSOLE.print(f"prepared: {out} ({len(runs)} runs)", highlight=False, soft_wrap=True)
     place = None if request.repo is None else upload(out, request.repo)
     repo = request.repo or "USER/NAME"
-    told = (
+    message = (
         f"uploaded: {place}"
         if place
         else f"upload: hf auth login; hf upload {repo} {out} --repo-type dataset"
     )
-    CONSOLE.print(told, highlight=False, soft_wrap=True)
+    CONSOLE.print(message, highlight=False, soft_wrap=True)
 
 
 def parse_words(words: Sequence[str]) -> Request:

@@ -1,4 +1,4 @@
-"""Where configuration files are looked for: kvbench's own, those of plugins, those named on the command line."""
+"""Search path of configuration files: kvbench's own, those of plugins, those named on the command line."""
 
 import importlib
 import sys

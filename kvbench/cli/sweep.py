@@ -1,4 +1,4 @@
-"""Sweeps: a job that fails stops no other, and one table ends them all."""
+"""Sweeps: independent jobs, where one failure does not stop the others, and a common table at the end."""
 
 import logging
 import sys
@@ -18,7 +18,7 @@ from omegaconf import DictConfig, OmegaConf
 from kvbench.cli.console import CONSOLE
 from kvbench.cli.jobs import Entry, Recorder, claim_of, list_jobs, open_folder, read_entries, recording
 from kvbench.cli.launchers import check_launcher
-from kvbench.cli.messages import is_expected, tell_error
+from kvbench.cli.messages import describe_error, is_expected
 from kvbench.cli.progress import watch
 from kvbench.core.locks import claim
 
@@ -31,13 +31,13 @@ UNTOLD = {
     "missing": "was not started; the same command goes on with it",
     "started": "did not come to its end: its process was killed, or still runs",
 }
-"""What is told of jobs that could not say themselves what became of them."""
+"""Error of jobs that ended without recording an outcome."""
 
 
 def describe_failure(error: Exception) -> str:
     """Print and return, in one line, why a job of a sweep failed; the log gets the traceback where it is our fault."""
     if is_expected(error):
-        line = tell_error(error)
+        line = describe_error(error)
     else:
         log.error("a job of the sweep broke", exc_info=error)
         line = f"{type(error).__name__}: {' '.join(str(error).split())}"
@@ -56,7 +56,7 @@ def end_or_describe(error: Exception) -> str:
         return describe_failure(error)
     if not is_expected(error):
         raise error
-    sys.exit(f"error: {tell_error(error)}")
+    sys.exit(f"error: {describe_error(error)}")
 
 
 @contextmanager
@@ -67,7 +67,7 @@ def _ending_if_broken() -> Iterator[None]:
     except Exception as error:
         if not is_expected(error):
             log.exception("the sweep broke")
-        sys.exit(f"error: {tell_error(error)}")
+        sys.exit(f"error: {describe_error(error)}")
 
 
 def list_failures(entries: Sequence[Entry]) -> list[tuple[str, str]]:

@@ -1,4 +1,4 @@
-"""From words of the command line to a sweep as a whole: which words ask for one, and the folder of its jobs."""
+"""Sweep folders: which command-line words make a sweep, and the folder of its jobs."""
 
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Which jobs a sweep has: the product of its lists, and methods of reference beside them."""
+"""Jobs of a sweep: the product of its lists, and reference methods beside them."""
 
 from collections.abc import Iterable
 from dataclasses import replace

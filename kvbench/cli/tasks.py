@@ -1,4 +1,4 @@
-"""What each `task=` does with a composed configuration."""
+"""Implementations of each `task=` on a composed configuration."""
 
 import os
 from dataclasses import replace

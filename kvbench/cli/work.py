@@ -1,4 +1,4 @@
-"""A worker: one of any number of processes that do whatever nobody else does of a sweep.
+"""Workers of a sweep: any number of processes, each of which takes jobs that no other process works on.
 
 A job is led by one worker, who claims it; where every job that is left is led, others help with its blocks. A worker
 waits for nobody while there is something else to do.
@@ -29,7 +29,7 @@ MAX_BROKEN = 3
 """Jobs in a row that may break for a reason that no setting explains: then it is the machine."""
 
 LATER = {"finished": 1, "failed": 2}
-"""Which jobs come after those that nobody has brought to an end."""
+"""Outcomes of jobs that are tried last."""
 
 Numbered = tuple[int, tuple[str, ...]]
 """A job: its number and its overrides."""
@@ -101,7 +101,7 @@ class Worker:
         return newer and read_entry(self.folder, *job).outcome in ("finished", "failed")
 
     def attempt(self, job: Numbered, *, joining: bool) -> None:
-        """Do what can be done of a job now; its entry tells what came of it.
+        """Do what can be done of a job now; its entry records the outcome.
 
         Args:
             job: the job.

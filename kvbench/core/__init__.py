@@ -1,1 +1,1 @@
-"""What every room stands on: shapes, budgets, settings, files, devices."""
+"""Foundations of all rooms: shapes, budgets, settings, files, devices."""

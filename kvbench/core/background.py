@@ -1,4 +1,4 @@
-"""What goes on beside other work."""
+"""Background work in a second thread."""
 
 import threading
 from collections import deque

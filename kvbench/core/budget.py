@@ -1,4 +1,4 @@
-"""The one definition of a budget, in exact rational arithmetic."""
+"""Budgets in exact rational arithmetic."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace

@@ -168,7 +168,7 @@ def _makes(path: object, kind: type) -> bool:
     try:
         target = import_target(path, "")
     except ConfigError:
-        return True  # told with its key by `check_objects`
+        return True  # `check_objects` reports it with its key
     return isinstance(target, type) and issubclass(target, kind)
 
 

@@ -1,4 +1,4 @@
-"""Memory of the process and of its devices: kept when freed, and what to do when it does not suffice."""
+"""Memory of the process and its devices: allocator settings and recovery from out-of-memory errors."""
 
 import ctypes
 import sys

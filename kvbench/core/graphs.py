@@ -1,4 +1,4 @@
-"""Work that a device is asked for once and repeats: CUDA graphs."""
+"""CUDA graphs: a step that is recorded once and replayed."""
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import fields, is_dataclass

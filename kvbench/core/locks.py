@@ -1,4 +1,4 @@
-"""Claims between processes of one machine or of several: what one of them does, others wait for or leave alone.
+"""Claims on work between processes of one machine or of several.
 
 A claim is a file that one process can make and no other. Its holder touches it while he works, and promises how often:
 a claim that was not touched for so long has lapsed. On one machine nobody has to wait for that: the kernel frees the
@@ -28,7 +28,7 @@ SHORTEST, LONGEST = 0.002, 0.2
 
 
 def _name_machine() -> str:
-    """Return what tells this machine, since it started, from all others: a lock of the kernel holds that far."""
+    """Return an identifier of this machine since it started: kernel locks are valid on it only."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:

@@ -1,4 +1,4 @@
-"""Processes that hold one model together; the first leads and the others do as it says."""
+"""Groups of processes that hold one model together; the first one leads."""
 
 import os
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ T = TypeVar("T")
 ANSWER = timedelta(minutes=10)
 """How long the others may take to start, or to come to the same layer."""
 PATIENCE = timedelta(days=30)
-"""How long they may wait to be told what is next: the first may be scoring, or waiting for another run."""
+"""Timeout of the wait for the next command: the first process may be scoring, or waiting for another run."""
 
 
 class ProcessLost(UserError, RuntimeError):

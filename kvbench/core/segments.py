@@ -1,4 +1,4 @@
-"""Segments and shapes: the numbers that every budget, schedule and cache is made of."""
+"""Segments and model shapes, from which budgets, schedules and caches are computed."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

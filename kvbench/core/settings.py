@@ -1,4 +1,4 @@
-"""One run's settings, validated at the edge; inside, code receives these and never a raw configuration."""
+"""Settings of one run, validated when they are read; other code never sees a raw configuration."""
 
 import re
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""Everything that the page shows, as one JSON value."""
+"""The page's data as one JSON value."""
 
 from collections.abc import Mapping
 from dataclasses import asdict

@@ -1,4 +1,4 @@
-"""Run folders as they are found, whole or not: finished, unfinished with their progress, damaged."""
+"""Run folders in any state: finished, unfinished with their progress, damaged."""
 
 import json
 from collections.abc import Mapping

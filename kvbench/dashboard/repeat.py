@@ -1,4 +1,4 @@
-"""The command that repeats a run: what its configuration has beside the files of conf/."""
+"""The command that repeats a run: the differences of its configuration from the files of conf/."""
 
 import re
 import shlex

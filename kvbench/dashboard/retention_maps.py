@@ -1,4 +1,4 @@
-"""What runs kept of every source, head by head, packed for the page."""
+"""Retention of every source by head, packed for the page."""
 
 import base64
 from pathlib import Path

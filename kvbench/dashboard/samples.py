@@ -1,4 +1,4 @@
-"""The samples that a comparison of two runs shows: of every run the worst by each metric, with prompts and texts."""
+"""Samples for the comparison of two runs: the worst of each run by each metric, with prompts and texts."""
 
 import math
 from collections.abc import Iterable, Mapping

@@ -1,4 +1,4 @@
-"""How far sweeps are, from what their jobs leave below `runs_dir`/sweeps."""
+"""Progress of sweeps, from the status files of their jobs below `runs_dir`/sweeps."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""What a run or a sample comes to as one row: plain values by column, and what columns hold (docs/data.md)."""
+"""Runs and samples as flat rows: plain values by column, and the types of columns (docs/data.md)."""
 
 import json
 from collections.abc import Iterable, Iterator, Mapping

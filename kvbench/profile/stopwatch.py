@@ -1,4 +1,4 @@
-"""Where the time of one generation goes: calls watched from outside, by phase, and the rest."""
+"""Time of one generation by phase, measured by wrapping calls."""
 
 import functools
 import time

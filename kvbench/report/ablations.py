@@ -105,7 +105,7 @@ def find_best(rows: Sequence[Row], groups: Sequence[Hashable]) -> set[tuple[int,
 
 
 def _list_settings(run: Results) -> dict[str, Value]:
-    """Return the settings of a run that may tell it from others of its method and budget."""
+    """Return the settings in which runs of one method and budget may differ."""
     chosen = (*(f"{section}." for section in SECTIONS if section != "prompts"), "seed", "cache_dtype")
     return {name: value for name, value in flatten_run(run).items() if name.startswith(chosen)}
 

@@ -1,4 +1,4 @@
-"""Printed figures beside what shapes give."""
+"""Comparison of printed figures with figures computed from shapes."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Which runs a table is about: finished ones, their references, and the bounds of those."""
+"""Selection of the runs of a table: finished runs, their references, and the bounds of those."""
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path

@@ -30,7 +30,7 @@ if TYPE_CHECKING:  # of the extra `data`
     import polars
 
 SIGN = Path("data", "runs.parquet")
-"""File that tells a folder made here from any other."""
+"""File that marks a folder made here."""
 KEPT = (FILE, "provenance.json", "config.yaml", "retention.json")
 """Files of a run that are published as they are."""
 LICENCE = "unknown"

@@ -1,4 +1,4 @@
-"""Every method against one of them at the same budget: paired differences of finished runs."""
+"""Paired differences of all methods to one of them at the same budget."""
 
 from collections.abc import Sequence
 from pathlib import Path

@@ -85,7 +85,7 @@ def _list_dropped(rows: Sequence[Row]) -> list[str]:
 
 
 def is_roomy(run: Results) -> bool:
-    """Return whether a run left more than 3 % of its budget unused, as far as it tells."""
+    """Return whether a run left more than 3 % of its budget unused; False if unknown."""
     return run.memory.well_used is False
 
 

@@ -13,7 +13,7 @@ MAPPED = 0.1
 
 
 def draw_figures(runs_dir: Path, runs: Sequence[Results], place: Path) -> list[Path]:
-    """Draw what finished runs and profiles tell, and return the PNG files, each with an SVG beside it.
+    """Draw finished runs and profiles, and return the PNG files, each with an SVG beside it.
 
     Args:
         runs_dir: where runs' own folders and profiles are.

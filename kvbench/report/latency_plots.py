@@ -1,4 +1,4 @@
-"""Time against the size of a batch, out of what `task=profile` wrote."""
+"""Plots of time against batch size, from the results of `task=profile`."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path

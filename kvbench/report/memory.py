@@ -1,4 +1,4 @@
-"""What tables say of memory: budgets in their unit, bytes beside tokens, and all that was needed at once."""
+"""Memory columns of tables: budgets in their unit, bytes beside tokens, and total memory."""
 
 from collections.abc import Mapping, Sequence
 

@@ -45,7 +45,7 @@ def trace_curves(runs: Sequence[Results], name: str) -> dict[str, list[Point]]:
 
     Settings in which runs of a method differ make several lines of it. Of several runs that are alike in them and in
     their budget the first with the most images counts. Memory is counted in tokens unless some run asks for bytes
-    (`uses_bytes`); runs that do not tell these are then left out.
+    (`uses_bytes`); runs without these are then left out.
     """
     in_bytes = uses_bytes(runs)
     found: dict[str, dict[Hashable, Point]] = {}

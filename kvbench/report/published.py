@@ -54,7 +54,7 @@ class PublishedTable:
         source: paper and number of the table.
         title: what it is about.
         data: what was generated or measured on.
-        keys: settings that tell rows apart, as dotted paths of a configuration (or of results.json).
+        keys: settings that identify rows, as dotted paths of a configuration (or of results.json).
         metrics: columns.
         models: rows by model; words in brackets after its name are a prompt set, or a setting of the paper.
         fixed: settings that all rows share.
@@ -96,7 +96,7 @@ class PublishedTable:
         return [where for i, where in enumerate(every) if where not in every[:i]]
 
     def matches(self, where: Mapping[str, tuple[str, ...]], run: Results) -> bool:
-        """Tell whether a run has a row's settings and those that all rows share."""
+        """Return whether a run has a row's settings and those that all rows share."""
         wanted = {**{key: (value,) for key, value in self.fixed.items()}, **where}
         shares = self.budgets.get(run.model, {})
         return all(

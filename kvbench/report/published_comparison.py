@@ -1,4 +1,4 @@
-"""What a sweep ends with beside its usual table: measured numbers beside published ones, and the paper's figure."""
+"""Tables at the end of a sweep that compare measured with published numbers, and the paper's figure."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -113,15 +113,15 @@ def show_beside(console: Console, table: PublishedTable, runs: Sequence[Results]
 
 
 def draw_steps(console: Console, table: PublishedTable, runs: Sequence[Results], runs_dir: Path) -> None:
-    """Draw what runs held step by step into <table>.png, if any of them tells."""
+    """Plot the cached tokens of each step into <table>.png, if some run recorded them."""
     from kvbench.report import step_plots, styles  # take long to import
 
-    told = [run for run in runs if run.steps]
-    if not told or table.figure is None:
-        console.print(f"{table.name}: no run tells its steps (method.watch_lse=true)", highlight=False)
+    with_steps = [run for run in runs if run.steps]
+    if not with_steps or table.figure is None:
+        console.print(f"{table.name}: no run recorded its steps; set method.watch_lse=true", highlight=False)
         return
-    title = ", ".join(sorted({f"{run.model_label}, {run.prompts_label}, n = {run.n}" for run in told}))
-    path = styles.save(step_plots.draw_steps(told, table.figure, title), runs_dir / f"{table.name}.png")
+    title = ", ".join(sorted({f"{run.model_label}, {run.prompts_label}, n = {run.n}" for run in with_steps}))
+    path = styles.save(step_plots.draw_steps(with_steps, table.figure, title), runs_dir / f"{table.name}.png")
     console.print(f"drawn: {path}", highlight=False, soft_wrap=True)
 
 

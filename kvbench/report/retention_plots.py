@@ -1,4 +1,4 @@
-"""What every head still holds of every source, as maps (HeatKV, Figure 4, shows such squares in order of removal)."""
+"""Maps of the share of every source that each head keeps (squares as in HeatKV, Figure 4)."""
 
 from collections.abc import Sequence
 from math import ceil

@@ -1,4 +1,4 @@
-"""Many runs beside each other, with every metric that they hold."""
+"""Tables of many runs with all their metrics."""
 
 from collections.abc import Mapping, Sequence
 

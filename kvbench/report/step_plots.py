@@ -1,4 +1,4 @@
-"""Plots of what runs held step by step: slot utilisation and log-sum-exp (Hard-KV, Figures 9, 19 and 20)."""
+"""Plots of cached tokens by step: slot utilisation and log-sum-exp (Hard-KV, Figures 9, 19 and 20)."""
 
 from collections.abc import Callable, Mapping, Sequence
 from math import exp, log
@@ -17,8 +17,8 @@ class Curve(NamedTuple):
     """What a figure shows of every step.
 
     Attributes:
-        across: what the axis across tells, and its number.
-        up: what the axis up tells, and its number, None where a step has none.
+        across: label of the x axis, and its value.
+        up: label of the y axis, and its value, None where a step has none.
         fitted: points are no curves; a line through all of them is fitted, over the logarithm of what is across. The
             prompt, which is no text of the model's, is left out.
     """
@@ -56,7 +56,7 @@ def fit_line(points: Points) -> tuple[float, float, float]:
 
 
 def name_runs(runs: Sequence[Results]) -> list[str]:
-    """Return what tells each run from the others: method, settings, and its budget where there are several."""
+    """Return a label of each run: method, settings, and its budget where there are several."""
     names, budgets = name_methods(runs), {run.memory.allowed for run in runs}
     if len(budgets) < 2:
         return names
@@ -72,7 +72,7 @@ def draw_steps(runs: Sequence[Results], kind: str, title: str) -> Figure:
     """Draw a figure of `CURVES`, a line or a cloud of points for each run.
 
     Args:
-        runs: finished runs that tell their steps, at least one.
+        runs: finished runs that recorded their steps, at least one.
         kind: name of the figure.
         title: of the figure.
     """

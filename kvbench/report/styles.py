@@ -1,4 +1,4 @@
-"""How figures look: one line per method, the same in every figure, and files for pages and for print."""
+"""Styles of figures: one line style per method, and output files for pages and for print."""
 
 import io
 from collections.abc import Sequence

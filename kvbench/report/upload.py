@@ -1,4 +1,4 @@
-"""Sending a prepared dataset to the Hugging Face Hub; nothing else sends to it."""
+"""Upload of a prepared dataset to the Hugging Face Hub."""
 
 from pathlib import Path
 

@@ -39,7 +39,7 @@ def choose_calibration(
 ) -> list[Prompt]:
     """Return the prompts to calibrate on: those of the file that is named, else others of the evaluated kind.
 
-    A file's prompts that are evaluated too are told, and used.
+    Prompts of a file that are evaluated too are used, with a warning.
 
     Raises:
         ConfigError: the file cannot be read.
@@ -131,8 +131,8 @@ def calibrate(
         watching.prepare(model.spec, Budget.parse(1, model.spec))
         _watch(model, prompts, watching, seed, device, advance, batch=batch)
     if readers:
-        told = advance if not others else lambda _: None  # of every prompt once
-        _watch_readers(model, prompts, readers, seed, device, told)
+        progress = advance if not others else lambda _: None  # of every prompt once
+        _watch_readers(model, prompts, readers, seed, device, progress)
     return [observer.average() for observer in observers]
 
 

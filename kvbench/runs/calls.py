@@ -1,4 +1,4 @@
-"""A finished call, remembered: the same call again is answered from its results, and torch is never imported.
+"""Cache of finished calls: a repeated call is answered from its results without importing torch.
 
 The long way to a finished run names it first, by the hashes of its weights, prompts and calibration, and hashes its
 images. Here the sizes and times of everything that those depend on are compared instead; a difference anywhere sends

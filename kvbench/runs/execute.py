@@ -1,4 +1,4 @@
-"""One run, start to end: calibration, reference, samples, results."""
+"""Execution of one run: calibration, reference, samples, results."""
 
 import json
 import logging
@@ -40,7 +40,7 @@ from kvbench.runs.score.scoring import check_required, check_scored, find_pendin
 log = logging.getLogger(__name__)
 
 Opened = Callable[[Path, int], object]
-"""Is told the folder of a run that begins, and how many samples it will have."""
+"""Callback for a run that begins: its folder, and its number of samples."""
 
 
 def run(job: Job, opened: Opened | None = None) -> Outcome:
@@ -48,7 +48,7 @@ def run(job: Job, opened: Opened | None = None) -> Outcome:
 
     Args:
         job: the run.
-        opened: is told of the run and of its reference.
+        opened: called for the run and for its reference.
 
     Raises:
         ConfigError, ValueError, WeightsError, BudgetExceeded, NotFinite: see where they are defined; nothing that was

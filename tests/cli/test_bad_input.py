@@ -11,7 +11,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 from kvbench.cli import app as cli
 from kvbench.cli.compose import check_runs_dir, compose_job, hydra_of_kvbench, read_settings
-from kvbench.cli.messages import is_expected, tell_error
+from kvbench.cli.messages import describe_error, is_expected
 from kvbench.cli.tasks import make_job
 from kvbench.core.budget import Budget
 from kvbench.methods.base import Artifact, Observer
@@ -244,7 +244,7 @@ def find_fault(cfg: DictConfig, key: str) -> str | None:
         except Exception as error:
             if not is_expected(error):
                 raise
-            line = tell_error(error)
+            line = describe_error(error)
             return None if named(key, line) and "\n" not in line else line
     except Exception as error:
         return f"{type(error).__name__}: {error}"

@@ -156,10 +156,10 @@ def test_latencies_are_of_the_timed_rounds_and_in_turns(tmp_path: Path) -> None:
     job.model.load("cpu")
     job.method.prepare(job.model.spec, job.allowance.requested)
     reference = job.as_reference()
-    reference.method.prepare(job.model.spec, reference.budget)
+    reference.method.prepare(job.model.spec, reference.allowance.requested)
     contestants = [
         Contestant("streaming_llm", job.method, job.allowance.requested),
-        Contestant("full", reference.method, reference.budget),
+        Contestant("full", reference.method, reference.allowance.requested),
     ]
     ticked: list[None] = []
     bench = Bench(job, lambda: ticked.append(None), clock)

@@ -1,4 +1,4 @@
-"""One batch of a run: what is made of its prompts, and what that cost, by one process or by several together."""
+"""One batch of a run: its samples and their costs, in one process or several together."""
 
 import time
 from dataclasses import asdict

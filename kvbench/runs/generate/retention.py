@@ -1,4 +1,4 @@
-"""retention.json: what share of each source's tokens every head still holds at the end (docs/results_schema.md)."""
+"""retention.json: the share of each source's tokens that every head holds at the end (docs/results_schema.md)."""
 
 import json
 from collections.abc import Sequence

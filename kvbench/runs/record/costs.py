@@ -1,4 +1,4 @@
-"""What generation cost: tokens, bytes and seconds of each sample, summed up for a run."""
+"""Costs of generation: tokens, bytes and seconds of each sample, and their summary for a run."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ class Cost:
         state_bytes: most bytes the method kept beside keys and values.
         gpu_peak_bytes: the allocator's peak on a GPU; 0 on a CPU.
         last_tokens: tokens that one sequence held while the last segment ran; None in lines of older versions.
-        least_share: least share of min(B, all tokens so far) that it held after any segment; likewise.
+        least_share: least share of min(B, all tokens so far) held after any segment; None in lines of older versions.
         lse_drift: nats by which drops changed the log-sum-exp of watched queries, a mean; None where none are watched.
         tokens: tokens that its text was drawn in; None of an image.
         utilisation: tokens that its own sequence held over those of rows as long as the longest; None if none left.
@@ -35,7 +35,7 @@ class Cost:
         gpu_reserved_bytes: the most that the allocator reserved on a GPU; None on a CPU and in lines of older versions.
         processes: processes that held the model together, all of whose memory is counted; None of one.
         sequence_bytes: most bytes of keys and values that one sequence held; None in lines of older versions.
-        last_bytes: bytes that one sequence held while the last segment ran; likewise.
+        last_bytes: bytes that one sequence held while the last segment ran; None in lines of older versions.
     """
 
     batch: int

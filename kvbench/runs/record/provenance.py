@@ -1,4 +1,4 @@
-"""What made a run: code, versions, machine."""
+"""Provenance of a run: code, versions, machine."""
 
 import importlib.metadata
 import platform

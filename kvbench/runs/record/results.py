@@ -1,4 +1,4 @@
-"""results.json as dataclasses: what a finished run holds (docs/results_schema.md)."""
+"""results.json as dataclasses (docs/results_schema.md)."""
 
 import json
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""Samples of a finished run one by one: where each lies, and what every metric says of it."""
+"""Samples of a finished run: file and metrics of each."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""What each sample's rows held, segment by segment: out of the ledger, into its record, and averaged over a run."""
+"""Tokens in each sample's rows after every segment: from the ledger to its record, and averaged over a run."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -30,7 +30,7 @@ def describe_rows(
         spec: the whole model's shapes.
         number: of the sample in the batch, whose first sequence this is about.
         made: what became of the batch.
-        watched: whether queries were watched; only then every segment is told.
+        watched: whether queries were watched; otherwise segments are not recorded.
     """
     steps = ledger.trace(spec, number, None if isinstance(made, Tensor) else made[number].tokens)
     if not steps:

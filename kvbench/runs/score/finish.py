@@ -1,4 +1,4 @@
-"""The end of a run: its metrics and results, whichever processes find them."""
+"""Last stage of a run: metrics and results.json, shared by any number of processes."""
 
 import math
 from contextlib import ExitStack

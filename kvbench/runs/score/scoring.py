@@ -1,4 +1,4 @@
-"""Scoring a complete run: the metrics that are not there yet, and the contact sheet."""
+"""Scoring of a complete run: missing metrics, and the contact sheet."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Weights & Biases behind one class; nothing else imports it."""
+"""Logger for Weights & Biases."""
 
 import logging
 import netrc

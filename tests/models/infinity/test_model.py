@@ -12,7 +12,7 @@ from hydra.errors import InstantiationException
 from hydra.utils import instantiate
 from torch import Tensor
 
-from kvbench.cli.messages import tell_error
+from kvbench.cli.messages import describe_error
 from kvbench.core.budget import Budget
 from kvbench.core.files import hash_content, hash_path
 from kvbench.engine.cache import KVCache
@@ -43,7 +43,7 @@ def problem(*overrides: str) -> str:
     """What a user is told about a model's settings."""
     with pytest.raises(InstantiationException) as caught:
         configured(*overrides)
-    return tell_error(caught.value)
+    return describe_error(caught.value)
 
 
 def official(**settings: Any) -> InfinityModel:
