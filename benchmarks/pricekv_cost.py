@@ -19,7 +19,7 @@ from benchmarks.support.build import built, composed
 from kvbench.core.budget import Budget
 from kvbench.core.segments import ModelSpec
 from kvbench.engine.schedule import show_layer
-from kvbench.engine.view import Inputs, LayerStore
+from kvbench.engine.view import LayerInputs, LayerStore
 from kvbench.kernels.layout import empty_layout
 from kvbench.methods.base import Artifact
 from kvbench.methods.pricekv.errors import SubsetError, sum_subsets
@@ -83,7 +83,9 @@ def time_calibration(spec: ModelSpec, observer: SubsetError, device: str, layers
             q = torch.randn(1, rows, at.length, spec.head_dim, device=device, dtype=dtype)
             past = keys[:, :, : at.end]
             store = LayerStore(layout, empty, empty)
-            inputs = Inputs(q, past, past, None, store, spec.head_dim**-0.5, projection=projection)
+            inputs = LayerInputs(
+                layer, q, past, past, store, spec.head_dim**-0.5, projection=lambda _: projection
+            )
             view = show_layer(layer, at, layout, spec, spec.branches, inputs)
             view.position = torch.arange(at.end, device=device).expand(rows, -1)
             view.segment_ids = torch.repeat_interleave(

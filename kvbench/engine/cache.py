@@ -1,9 +1,8 @@
-"""The KV cache: attention over what a method kept, exact-size storage, a strict budget, a ledger."""
+"""KV cache: attention over the tokens that a method kept, exact-size storage, a strict budget and a ledger."""
 
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import replace
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,7 +20,7 @@ from kvbench.engine.retention import Held
 from kvbench.engine.schedule import Change, Schedule, ask_method, build_schedule, show_layer
 from kvbench.engine.sparse_attention import attend_selected
 from kvbench.engine.storage import CacheBackend
-from kvbench.engine.view import CacheView, Inputs, LayerStore
+from kvbench.engine.view import CacheView, LayerInputs, LayerStore, note_queries
 from kvbench.kernels.layout import Layout, fold_rows, view_group
 from kvbench.kernels.ragged_attention import dense_attention
 from kvbench.methods.base import Method
@@ -37,24 +36,6 @@ from kvbench.methods.capabilities import (
 
 class BudgetExceeded(UserError, RuntimeError):
     """A method kept more than its budget; the message names method, segment, layer, and tokens or bytes."""
-
-
-class Present(NamedTuple):
-    """What one layer brings to the current segment, in rows.
-
-    Attributes:
-        layer: index of the layer.
-        q: [batch, rows, queries, D]; the query heads of one KV head lie behind each other.
-        k: [batch, rows, tokens, D].
-        v: values, shaped like k.
-        raw_queries: computes the queries as projected, if the model tells them.
-    """
-
-    layer: int
-    q: Tensor
-    k: Tensor
-    v: Tensor
-    raw_queries: Callable[[], Tensor] | None
 
 
 class KVCache:
@@ -76,8 +57,7 @@ class KVCache:
         record: see above.
         projection: see above.
         packing: how keys and values are stored in few bits; None: as numbers of `dtype`.
-        rotation: what neighbouring channels of keys are multiplied by at each position, complex64 [positions, D/2];
-            None if by nothing, or if the model does not tell it.
+        rotation: RoPE factors, complex64 [positions, D/2]; None without RoPE or if the model does not expose them.
         books: static codebooks, where storage or an observer wants them.
     """
 
@@ -204,7 +184,18 @@ class KVCache:
         """
         if self._biased:
             q, k, v, raw_queries = widen_queries(q, self.spec.logit_scale), widen(k), widen(v), None
-        present = Present(layer, self._fold(q), self._fold(k), self._fold(v), raw_queries)
+        present = LayerInputs(
+            layer,
+            *map(self._fold, (q, k, v)),
+            self._stores[layer],
+            self.spec.logit_scale,
+            causal=self._segment.causal,
+            raw_queries=raw_queries,
+            biased=self._biased,
+            projection=self.projection,
+            rotation=self._rotation,
+            books=self._books,
+        )
         out = self._attend_step(present) if self._segment.causal else self._attend_at_once(present)
         out = out if out.shape == q.shape else out.reshape(q.shape)
         return narrow(out) if self._biased else out
@@ -216,22 +207,21 @@ class KVCache:
             return fold_rows(x, self._sequences, self.spec.heads)
         return fold_rows(x, self._batch, self._rows)
 
-    def _attend_at_once(self, present: Present) -> Tensor:
+    def _attend_at_once(self, present: LayerInputs) -> Tensor:
         """Attend with a whole segment whose tokens see each other."""
         if present.k.shape[2] != self._segment.length:
             raise ValueError(
                 f"segment {self._segment.index}: {present.k.shape[2]} tokens came of {self._segment.length}"
             )
         self._in_flight = present.k.nbytes + present.v.nbytes
-        store = self._stores[present.layer]
-        # On a GPU attention tells methods that look at data the log-sum-exp.
+        # On a GPU attention gives methods that look at data the log-sum-exp.
         if self._segment.last or (present.q.is_cuda and not self.method.static):
-            out, lse = self._attend_slots(store, present)
-            self._finish(present, lse)
+            out, lse = self._attend_slots(present)
+            self._finish(present._replace(lse=lse))
             return out
         change = self._find_change(present)
         if reads_sparsely(self.method) or not self._storage.can_append(change, present.q.dtype):
-            out, _ = self._attend_slots(store, present)
+            out, _ = self._attend_slots(present)
             self._store(present, change)
             return out
         # Nothing leaves: past and present lie together in the new storage, where one attention reads both faster.
@@ -240,25 +230,25 @@ class KVCache:
         keys, values = view_group(store.keys, group), view_group(store.values, group)
         return dense_attention(present.q, keys, values, self.spec.logit_scale)[0]
 
-    def _attend_slots(self, store: LayerStore, present: Present) -> tuple[Tensor, Tensor | None]:
-        """Attend to past and present, or to what the method chose of both."""
+    def _attend_slots(self, present: LayerInputs) -> tuple[Tensor, Tensor | None]:
+        """Attend to past and present, or to the slots of both that the method selects."""
         if reads_sparsely(self.method):
-            view = self._show(present, None)
+            view = self._show(present)
             chosen = self.method.select_attended(view)
             if chosen is not None:
                 out, copied = attend_selected(present.q, view, chosen, self.spec.logit_scale)
                 self._in_flight += copied
                 return out, None
-        return self._storage.attend(store, *present[1:4])
+        return self._storage.attend(present.store, *present[1:4])
 
     def _note_transient(self) -> None:
         """Note the keys and values that exist beside what is kept: of tokens in flight, and read back at a time."""
         now = self._in_flight + self._storage.max_read_bytes
         self.ledger.transient_bytes = max(self.ledger.transient_bytes, now)
 
-    def _attend_step(self, present: Present) -> Tensor:
+    def _attend_step(self, present: LayerInputs) -> Tensor:
         """Attend with the next tokens of a causal segment, and finish the segment with its last one."""
-        store, length = self._stores[present.layer], self._segment.length
+        store, length = present.store, self._segment.length
         filled, tokens = store.filled, present.k.shape[2]
         if filled + tokens > length:
             raise ValueError(
@@ -273,7 +263,8 @@ class KVCache:
         store.filled += tokens
         self._note_transient()
         if not self.method.static and tokens < length:
-            present = present._replace(q=self._note_queries(store, present.q, filled), raw_queries=None)
+            q = note_queries(store, present.q, tokens, length, self._filled)
+            present = present._replace(q=q, raw_queries=None)
         if store.filled == length:
             k, v = self._storage.view_flight(store, length)
             self._finish(present._replace(k=k, v=v))
@@ -302,9 +293,9 @@ class KVCache:
             store.filled += 1
         self._told += 1
 
-    def _attend_padded(self, present: Present, padding: Padding) -> Tensor:
+    def _attend_padded(self, present: LayerInputs, padding: Padding) -> Tensor:
         """Attend with prompts of unequal length, all of whose tokens come at once."""
-        store, length = self._stores[present.layer], self._segment.length
+        store, length = present.store, self._segment.length
         if present.k.shape[2] != length:
             raise ValueError(f"padded prompts come at once: {present.k.shape[2]} tokens came of {length}")
         out = attend_padded(present.q, present.k, present.v, padding, self.spec.logit_scale)
@@ -312,62 +303,32 @@ class KVCache:
         self._finish(present)
         return out
 
-    def _note_queries(self, store: LayerStore, q: Tensor, filled: int) -> Tensor:
-        """Note the queries of a step for the method; return those of the whole segment, as `Present` has them."""
-        folds = q.shape[2] // (store.filled - filled)
-        if store.asked is None:
-            shape = (*q.shape[:2], folds, self._segment.length, q.shape[3])
-            store.asked = q.new_empty(shape)
-        each = q.unflatten(2, (folds, -1))
-        if each.shape[3] == 1:
-            store.asked.index_copy_(3, self._filled, each)
-        else:
-            store.asked[:, :, :, filled : store.filled] = each
-        return store.asked.flatten(2, 3)
-
-    def _finish(self, present: Present, lse: Tensor | None = None) -> None:
+    def _finish(self, present: LayerInputs) -> None:
         """Keep of a layer what the method says; of the last segment nothing."""
         if not self._segment.last:
-            self._store(present, self._find_change(present, lse))
+            self._store(present, self._find_change(present))
             return
         if isinstance(self.method, ObservesLast) and self.method.observes_last:
-            self.method.keep(self._show(present, lse))
+            self.method.keep(self._show(present))
         self._enter(present.layer)
-        store = self._stores[present.layer]
-        self._stored -= store.bytes
-        self._storage.close(store)
+        self._stored -= present.store.bytes
+        self._storage.close(present.store)
         self._stores[present.layer] = self._storage.open(present.layer)
 
-    def _find_change(self, present: Present, lse: Tensor | None = None) -> Change:
-        layout = self._stores[present.layer].layout
+    def _find_change(self, present: LayerInputs) -> Change:
+        layout = present.store.layout
         free_slots = self._storage.find_free_slots(self._segment.index + 1)
         if self.method.static:
             change = self._schedule[present.layer, self._segment.index]
             if self._padding is None:
                 return change
             return follow_schedule(change, self._segment, layout, self._padding, free_slots)
-        return ask_method(self.method, self._show(present, lse), layout, free_slots)
+        return ask_method(self.method, self._show(present), layout, free_slots)
 
-    def _show(self, present: Present, lse: Tensor | None) -> CacheView:
-        store, spec, segment = self._stores[present.layer], self.spec, self._segment
+    def _show(self, present: LayerInputs) -> CacheView:
+        store, spec, segment = present.store, self.spec, self._segment
         if self.method.static:
             return show_layer(present.layer, segment, store.layout, spec, self._rows // spec.heads)
-        _, q, k, v, raw_queries = present
-        projection = None if self.projection is None else self.projection(present.layer)
-        inputs = Inputs(
-            q,
-            k,
-            v,
-            raw_queries,
-            store,
-            spec.logit_scale,
-            segment.causal,
-            lse,
-            self._biased,
-            projection,
-            self._rotation,
-            {name: book[present.layer] for name, book in self._books.items()},
-        )
         state = store.state
         if state is None and isinstance(self.method, Stateful):
             state = torch.zeros(self._rows, 0, device=self._device)
@@ -375,15 +336,14 @@ class KVCache:
         prompts = [*numbers] * spec.branches
         padding = None if self._padding is None else self._padding.rows
         return show_layer(
-            present.layer, segment, store.layout, spec, self._sequences, inputs, state, prompts, padding
+            present.layer, segment, store.layout, spec, self._sequences, present, state, prompts, padding
         )
 
-    def _store(self, present: Present, change: Change) -> LayerStore:
+    def _store(self, present: LayerInputs, change: Change) -> LayerStore:
         """Change a layer's storage and account for it."""
-        store = self._stores[present.layer]
-        layer, before = present.layer, store.bytes
+        layer, before = present.layer, present.store.bytes
         self._stored -= before
-        after = self._storage.change(layer, store, (present.k, present.v), self._segment, change)
+        after = self._storage.change(layer, present.store, (present.k, present.v), self._segment, change)
         rebuild = self._storage.count_rebuild(before, after.bytes)
         self.ledger.rebuild_bytes = max(self.ledger.rebuild_bytes, self._stored + rebuild)
         if isinstance(self.method, ComparesKeys) and self.method.compares(layer, self._segment):

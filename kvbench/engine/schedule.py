@@ -12,7 +12,7 @@ from torch import Tensor
 
 from kvbench.core.segments import ModelSpec, Segment
 from kvbench.engine.arena import ring_slots
-from kvbench.engine.view import CacheView, Inputs
+from kvbench.engine.view import CacheView, LayerInputs
 from kvbench.kernels.compact import list_kept, source_table
 from kvbench.kernels.layout import Layout, empty_layout, list_positions, pack_rows
 from kvbench.methods.base import Method
@@ -138,7 +138,7 @@ def show_layer(
     layout: Layout,
     spec: ModelSpec,
     sequences: int = 1,
-    inputs: Inputs | None = None,
+    inputs: LayerInputs | None = None,
     state: Tensor | None = None,
     prompts: Sequence[int] = (),
     padding: Tensor | None = None,
@@ -151,7 +151,7 @@ def show_layer(
         layout: of the layer's storage before the segment is stored.
         spec: the model's shapes.
         sequences: sequences whose rows the layout has.
-        inputs: what attention was computed from; None for a static method.
+        inputs: of the layer's attention; None for a static method.
         state: float32 [rows, longest], numbers of the cached slots; those of the segment's tokens start at 0.
         prompts: number of every sequence's prompt.
         padding: int64 [rows], tokens in front of each row's prompt that do not exist; None if there are none.
@@ -231,7 +231,7 @@ def predict_row_lengths(spec: ModelSpec, method: Method, schedule: Schedule | No
     """Return the tokens that each row holds after each segment that is cached, int64 [K - 1, L, H].
 
     Rows are the KV heads of one sequence; all sequences hold equally many. A static method is asked what it keeps,
-    exactly as the cache asks it; any other method is asked for its room. None where the data decides.
+    exactly as the cache asks it; any other method is asked for its capacity. None where the data decides.
 
     Args:
         spec: the model's shapes.
@@ -246,11 +246,11 @@ def predict_row_lengths(spec: ModelSpec, method: Method, schedule: Schedule | No
             if changes:
                 lengths[segment.index, layer] = changes[layer, segment.index].layout.counts
                 continue
-            room = method.capacity(layer, segment)
-            if room is None:
+            capacity = method.capacity(layer, segment)
+            if capacity is None:
                 return None
             before = lengths[segment.index - 1, layer] if segment.index else 0
-            lengths[segment.index, layer] = np.minimum(room, before + segment.length)
+            lengths[segment.index, layer] = np.minimum(capacity, before + segment.length)
     return lengths
 
 

@@ -76,38 +76,60 @@ class LayerStore:
         return sum(tensor.nbytes for tensor in beside if tensor is not None)
 
 
-class Inputs(NamedTuple):
-    """What a segment's attention was computed from.
+class LayerInputs(NamedTuple):
+    """Inputs of one layer's attention in the current segment, in rows.
 
     Attributes:
-        q: queries [batch, rows, queries, D]; the query heads of one KV head lie behind each other. On CUDA rows may
-            come as [sequences, heads], and so in k and v.
+        layer: index of the layer.
+        q: queries [batch, rows, queries, D]; the query heads of one KV head follow each other. On CUDA rows may come as
+            [sequences, heads], and so in k and v.
         k: the segment's keys [batch, rows, tokens, D].
         v: the segment's values, shaped like k.
-        raw_queries: computes the queries as projected, shaped like q; None if the model does not tell them.
-        store: what was cached before.
+        store: the layer's storage before the segment is stored.
         scale: factor on q k^T.
         causal: a query sees the segment's keys up to its own token, else all of them.
         lse: float32 [batch, rows, queries] as in q, log-sum-exp of the scores where attention came first.
+        raw_queries: computes the queries as projected, shaped like q; None if the model does not expose them.
         biased: q, k, v and what is stored are wider by a bias (`engine/bias.py`).
-        projection: output projection of the layer [width, query heads x D]; None if the model does not tell it.
-        rotation: complex64 [positions, D/2], what neighbouring channels of keys are multiplied by; None if by nothing
-            or if the model does not tell it.
-        books: static codebooks of the layer, where an observer reads them.
+        projection: returns the output projection of a layer, [width, query heads x D]; None if the model does not
+            expose it.
+        rotation: RoPE factors, complex64 [positions, D/2]; None without RoPE or if the model does not expose them.
+        books: static codebooks of all layers, if an observer or the storage uses them.
     """
 
+    layer: int
     q: Tensor
     k: Tensor
     v: Tensor
-    raw_queries: Callable[[], Tensor] | None
     store: LayerStore
     scale: float
     causal: bool = False
     lse: Tensor | None = None
+    raw_queries: Callable[[], Tensor] | None = None
     biased: bool = False
-    projection: Tensor | None = None
+    projection: Callable[[int], Tensor | None] | None = None
     rotation: Tensor | None = None
     books: Books | None = None
+
+
+def note_queries(store: LayerStore, q: Tensor, tokens: int, length: int, filled: Tensor) -> Tensor:
+    """Store the queries of a step for the method; return those of the whole segment, [batch, rows, queries, D].
+
+    Args:
+        store: the layer's, whose `filled` counts the tokens of the step.
+        q: [batch, rows, queries, D] of the step.
+        tokens: of the step.
+        length: tokens of the segment.
+        filled: int64 [1] on the device, tokens of the segment before the step.
+    """
+    each = q.unflatten(2, (-1, tokens))
+    if store.asked is None:
+        store.asked = q.new_empty(*each.shape[:3], length, q.shape[3])
+    if tokens == 1:
+        store.asked.index_copy_(3, filled, each)
+    else:
+        store.asked[:, :, :, store.filled - tokens : store.filled] = each
+    return store.asked.flatten(2, 3)
 
 
 @dataclass
@@ -128,7 +150,7 @@ class CacheView:
     position: Tensor
     segment_ids: Tensor
     state: Tensor
-    _given: Inputs | None = field(default=None, repr=False)
+    _given: LayerInputs | None = field(default=None, repr=False)
     prompts: Sequence[int] = ()
     padding: Tensor | None = None
     padding_charge: Tensor | None = None
@@ -183,8 +205,9 @@ class CacheView:
         seen = self._seen
         if not seen.books and bits < 16:
             raise ValueError("there are no codebooks: derive the observer from `ReadsCodebooks`")
+        books = {name: book[self.layer] for name, book in (seen.books or {}).items()}
         rotation = None if seen.rotation is None else seen.rotation[segment.start : segment.end]
-        read = read_back(keys[None], values[None], bits, segment.index, seen.books or {}, rotation)
+        read = read_back(keys[None], values[None], bits, segment.index, books, rotation)
         return read[0].flatten(0, 1), read[1].flatten(0, 1)
 
     def cached_keys(self) -> Tensor:
@@ -201,7 +224,8 @@ class CacheView:
 
     def output_projection(self) -> Tensor | None:
         """[heads, query heads per KV head, width, D]: what maps each query head's output to the residual stream."""
-        weight, fold = self._seen.projection, self._seen.q.shape[2] // self.segment.length
+        project, fold = self._seen.projection, self._seen.q.shape[2] // self.segment.length
+        weight = None if project is None else project(self.layer)
         return None if weight is None else weight.unflatten(1, (self.heads, fold, -1)).movedim(0, 2)
 
     def bias(self) -> Tensor:
@@ -255,7 +279,7 @@ class CacheView:
         return torch.cat((past * (layout.positions >= 0)[..., None], current), 2).flatten(0, 1)
 
     @property
-    def _seen(self) -> Inputs:
+    def _seen(self) -> LayerInputs:
         if self._given is None:
             raise ValueError("a static method cannot look at data: set `static = False`")
         return self._given
@@ -294,7 +318,7 @@ class CacheView:
         return scores
 
     def _mass(self, queries: Tensor | None = None, power: int = 1) -> Tensor:
-        q, k, _, _, store, scale, _, lse, *_ = self._seen
+        _, q, k, _, store, scale, _, lse, *_ = self._seen
         if self._in_front is not None:
             return self._mass_behind(self._in_front, queries, power)
         return attention_mass(
