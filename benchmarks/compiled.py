@@ -156,7 +156,7 @@ def quantised(
         "UNIT": UNIT, "HEAD_DIM": head_dim, "BLOCK_D": triton.next_power_of_2(head_dim),
         "BLOCK_H": triton.next_power_of_2(head_dim // 2), "BLOCK_M": sizes.queries, "BLOCK_N": sizes.keys,
         "STAGES": sizes.stages, "RESUME": False, "PRECISION": "ieee" if short == "fp32" else "tf32",
-        **quantised_attention_triton.list_constants(plane),
+        **quantised_attention_triton.list_formats(plane),
     }  # fmt: skip
     options = {"num_warps": sizes.warps, "num_stages": sizes.stages}
     return Variant(

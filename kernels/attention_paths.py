@@ -1,4 +1,4 @@
-"""Which kernels a segment's attention is computed by on a GPU: a table of measurements, or published rates.
+"""Choice of the kernels for a segment's attention on a GPU, by a table of measurements or by published rates.
 
 `benchmarks/kernels.py --paths` measures both ways on a GPU and writes the table, `attention_paths.json`: under the
 device's name a list of shapes with the faster way. A shape that was not measured goes the way of the nearest one that

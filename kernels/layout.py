@@ -1,4 +1,4 @@
-"""Where the rows of a flat buffer lie when they differ in length.
+"""Layout of rows of unequal length in a flat buffer.
 
 Storage is flat, [batch, slots, D]: the slots of a row are neighbours in position order, and rows of equal length are
 neighbours too, so that each such group is a dense [batch, rows, length, D] view and no row is padded to the longest.
@@ -30,7 +30,7 @@ class Group(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """Where rows lie.
+    """Offsets and lengths of the rows of a flat buffer.
 
     Attributes:
         positions: int64 [rows, longest], token position of each slot, -1 past a row's end.

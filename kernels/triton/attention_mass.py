@@ -10,25 +10,15 @@ import triton.language as tl
 from torch import Tensor
 
 from kvbench.kernels.layout import Past
-from kvbench.kernels.triton.launch import LOG2_E, UNIT, align_rows, cdiv, load_tile, next_power_of_2
+from kvbench.kernels.triton.launch import LOG2_E, align_rows, cdiv, list_constants, load_tile, locate_row
 
 
 @triton.jit(
     do_not_specialize=[
-        "heads",
-        "rows",
-        "queries",
-        "tokens",
-        "slots",
-        "q_b",
-        "q_r",
-        "q_t",
-        "k_b",
-        "k_r",
-        "k_t",
+        "heads", "rows", "queries", "tokens", "slots", "q_b", "q_r", "q_t", "k_b", "k_r", "k_t",
     ],
     do_not_specialize_on_alignment=["lse", "token", "offsets", "lengths", "order"],
-)
+)  # fmt: skip
 def sum_kernel(
     q,
     k,
@@ -60,11 +50,7 @@ def sum_kernel(
 ):
     """Query block, sequence, rank of the row: log-sum-exp of each query, float32 [batch, rows, queries]."""
     WHOLE_D: tl.constexpr = HEAD_DIM == BLOCK_D
-    row = tl.load(order + tl.program_id(2)).to(tl.int64)
-    batch = tl.program_id(1).to(tl.int64)
-    sequence = batch + row // heads
-    head = row % heads
-    length = tl.load(lengths + row)
+    row, batch, _, sequence, head, length = locate_row(order, lengths, heads, 1)
     first = tl.program_id(0) * BLOCK_M
     query = first + tl.arange(0, BLOCK_M)
     slot = tl.arange(0, BLOCK_N)
@@ -137,21 +123,10 @@ def _add_seen(top, total, scores, scale):
 
 @triton.jit(
     do_not_specialize=[
-        "heads",
-        "rows",
-        "queries",
-        "tokens",
-        "longest",
-        "slots",
-        "q_b",
-        "q_r",
-        "q_t",
-        "k_b",
-        "k_r",
-        "k_t",
+        "heads", "rows", "queries", "tokens", "longest", "slots", "q_b", "q_r", "q_t", "k_b", "k_r", "k_t",
     ],
     do_not_specialize_on_alignment=["lse", "token", "mass", "offsets", "lengths", "order"],
-)
+)  # fmt: skip
 def mass_kernel(
     q,
     k,
@@ -186,11 +161,7 @@ def mass_kernel(
 ):
     """Tile of keys (of the past, then of the present), sequence, rank of the row."""
     WHOLE_D: tl.constexpr = HEAD_DIM == BLOCK_D
-    row = tl.load(order + tl.program_id(2)).to(tl.int64)
-    batch = tl.program_id(1).to(tl.int64)
-    sequence = batch + row // heads
-    head = row % heads
-    length = tl.load(lengths + row)
+    row, batch, _, sequence, head, length = locate_row(order, lengths, heads, 1)
     past_tiles = tl.cdiv(longest, BLOCK_N)
     index = tl.program_id(0)
     present = index >= past_tiles
@@ -269,9 +240,7 @@ def attention_mass_triton(
     strides = (past.keys.shape[1], *q_strides, *k_strides)
     block, keys, warps = block_sizes(channels, q.dtype)
     options = {
-        "UNIT": UNIT, "HEAD_DIM": channels, "BLOCK_D": max(16, next_power_of_2(channels)), "BLOCK_M": block,
-        "BLOCK_N": keys, "CAUSAL": tokens is not None,
-        "PRECISION": "ieee" if q.dtype == torch.float32 else "tf32", "enable_fp_fusion": True, "num_warps": warps,
+        **list_constants(q), "BLOCK_M": block, "BLOCK_N": keys, "CAUSAL": tokens is not None, "num_warps": warps,
     }  # fmt: skip
     token = layout.lengths if tokens is None else tokens  # not read unless causal
     if lse is None:

@@ -10,7 +10,14 @@ import triton.language as tl
 from torch import Tensor
 
 from kvbench.kernels.layout import Past
-from kvbench.kernels.triton.launch import LOG2_E, UNIT, align_rows, load_tile, next_power_of_2
+from kvbench.kernels.triton.launch import (
+    LOG2_E,
+    align_rows,
+    list_constants,
+    load_tile,
+    make_partials,
+    next_power_of_2,
+)
 from kvbench.kernels.triton.ragged_attention import Tile, splits
 from kvbench.kernels.triton.softmax import add_tile, merge_shares, score_tile
 
@@ -170,16 +177,13 @@ def decode_attention_triton(
     if share is None:
         share = splits(batch * rows, layout.longest + layout.free_slots, sizes, q.device)
     out = q.new_empty(batch, rows, queries, channels)
-    lse = q.new_empty(share, batch, rows, queries, dtype=torch.float32)
-    partial = lse if share == 1 else q.new_empty(*lse.shape, channels, dtype=torch.float32)
+    partial, lse = make_partials(q, share)
     decode_kernel[batch * share, rows](
         q, k, v, past.keys, past.values, out, partial, lse,
         layout.offsets, layout.lengths, layout.order, filled, scale * LOG2_E,
         rows, queries, past.keys.shape[1], share, *q_strides, *k_strides[:2], *v_strides[:2],
-        UNIT=UNIT, HEAD_DIM=channels, BLOCK_D=max(16, next_power_of_2(channels)),
-        BLOCK_M=sizes.queries, BLOCK_N=sizes.keys, STAGES=sizes.stages,
-        PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
-        num_warps=sizes.warps, num_stages=sizes.stages, enable_fp_fusion=True,
+        **list_constants(q), BLOCK_M=sizes.queries, BLOCK_N=sizes.keys, STAGES=sizes.stages,
+        num_warps=sizes.warps, num_stages=sizes.stages,
     )  # fmt: skip
     if share > 1:
         merge_shares(partial, lse, out)

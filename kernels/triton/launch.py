@@ -1,4 +1,4 @@
-"""What the Triton kernels share: strides they may rely on, and how many programs a device runs at a time."""
+"""Shared parts of Triton kernels and of their launches: aligned strides, grids, addresses, tiles and outputs."""
 
 from functools import cache
 
@@ -48,6 +48,46 @@ def next_power_of_2(number: int) -> int:
 def count_processors(device: torch.device) -> int:
     """Return the multiprocessors of a CUDA device; elsewhere, where kernels are only interpreted, those of an H200."""
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 132
+
+
+def list_constants(q: Tensor) -> dict[str, int | str | bool]:
+    """Return the compile-time constants and options that attention kernels share for queries [..., D]."""
+    channels = q.shape[-1]
+    return {
+        "UNIT": UNIT, "HEAD_DIM": channels, "BLOCK_D": max(16, next_power_of_2(channels)),
+        "PRECISION": "ieee" if q.dtype == torch.float32 else "tf32", "enable_fp_fusion": True,
+    }  # fmt: skip
+
+
+def make_partials(q: Tensor, share: int, lse: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Allocate what programs that share a row's keys write for `softmax.merge_shares`.
+
+    Args:
+        q: [sequences, heads, queries, D].
+        share: programs that share a row's keys.
+        lse: log-sum-exp to overwrite where one program does all keys; None allocates it.
+
+    Returns:
+        float32 outputs [share, sequences, heads, queries, D], never written for one share, and log-sum-exps
+        [share, sequences, heads, queries].
+    """
+    if lse is None or share > 1:
+        lse = q.new_empty(share, *q.shape[:3], dtype=torch.float32)
+    else:
+        lse = lse[None]
+    return lse if share == 1 else q.new_empty(*lse.shape, q.shape[3], dtype=torch.float32), lse
+
+
+@triton.jit
+def locate_row(order, lengths, heads, splits):
+    """Row of a program (query block, sequence and share of the keys, rank of the row by length).
+
+    Returns:
+        Row, batch, share, sequence and head of its queries, and cached slots of the row.
+    """
+    row = tl.load(order + tl.program_id(2)).to(tl.int64)
+    batch = (tl.program_id(1) // splits).to(tl.int64)
+    return row, batch, tl.program_id(1) % splits, batch + row // heads, row % heads, tl.load(lengths + row)
 
 
 @triton.jit

@@ -5,7 +5,6 @@ pointers spends registers. A state to carry on from is the start of the online s
 launch nor an output of its own. Where queries are few the keys of a row are split between programs.
 """
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -13,7 +12,15 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from kvbench.kernels.attention_states import State
 from kvbench.kernels.layout import Past
-from kvbench.kernels.triton.launch import LOG2_E, UNIT, align_rows, cdiv, load_tile, next_power_of_2
+from kvbench.kernels.triton.launch import (
+    LOG2_E,
+    align_rows,
+    cdiv,
+    list_constants,
+    load_tile,
+    locate_row,
+    make_partials,
+)
 from kvbench.kernels.triton.ragged_attention import Tile, fit_keys, make_output, splits, tile
 from kvbench.kernels.triton.softmax import add_tile, merge_shares
 
@@ -76,12 +83,7 @@ def past_kernel(
     [splits, batch, rows, queries, D] and `lse` [splits, batch, rows, queries] are for `softmax.merge_kernel`.
     """
     WHOLE_D: tl.constexpr = HEAD_DIM == BLOCK_D
-    row = tl.load(order + tl.program_id(2)).to(tl.int64)
-    batch = (tl.program_id(1) // splits).to(tl.int64)
-    part = tl.program_id(1) % splits
-    sequence = batch + row // heads
-    head = row % heads
-    length = tl.load(lengths + row)
+    row, batch, part, sequence, head, length = locate_row(order, lengths, heads, splits)
     first = tl.program_id(0) * BLOCK_M
     query = first + tl.arange(0, BLOCK_M)
     slot = tl.arange(0, BLOCK_N)
@@ -164,23 +166,18 @@ def past_attention_triton(
     if share is None:
         share = splits(batch * rows * blocks, layout.longest, sizes, q.device)
     out = make_output(q) if state is None else state[0]
-    shape = (*q.shape[:2], queries)
-    if state is None or share > 1:
-        lse = q.new_empty(share, *shape, dtype=torch.float32)
-    else:
-        lse = state[1][None]
-    partial = lse if share == 1 else q.new_empty(*lse.shape, channels, dtype=torch.float32)
-    block_d = max(16, next_power_of_2(channels))
+    partial, lse = make_partials(q, share, None if state is None else state[1])
+    constants = list_constants(q)
     tiles = [
-        TensorDescriptor(x, [batch * slots, channels], [channels, 1], [sizes.keys, block_d]) for x in past[:2]
+        TensorDescriptor(x, [batch * slots, channels], [channels, 1], [sizes.keys, constants["BLOCK_D"]])
+        for x in past[:2]
     ]
     past_kernel[blocks, batch * share, rows](
         q, *tiles, out, partial, lse if state is None else state[1], lse,
         layout.offsets, layout.lengths, layout.order, scale * LOG2_E,
         heads, rows, queries, slots, share, *q_strides, *align_rows(out)[1],
-        UNIT=UNIT, HEAD_DIM=channels, BLOCK_D=block_d, BLOCK_M=sizes.queries, BLOCK_N=sizes.keys,
-        RESUME=state is not None, PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
-        num_warps=sizes.warps, num_stages=sizes.stages, enable_fp_fusion=True,
+        **constants, BLOCK_M=sizes.queries, BLOCK_N=sizes.keys, RESUME=state is not None,
+        num_warps=sizes.warps, num_stages=sizes.stages,
     )  # fmt: skip
     if share == 1:
         return out, lse[0]

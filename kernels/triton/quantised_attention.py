@@ -15,7 +15,15 @@ from torch import Tensor
 from kvbench.kernels.attention_states import State
 from kvbench.kernels.planes import Codes, Plane
 from kvbench.kernels.triton.codes import load_numbers, split_word
-from kvbench.kernels.triton.launch import LOG2_E, UNIT, align_rows, cdiv, count_processors, next_power_of_2
+from kvbench.kernels.triton.launch import (
+    LOG2_E,
+    align_rows,
+    cdiv,
+    count_processors,
+    list_constants,
+    make_partials,
+    next_power_of_2,
+)
 from kvbench.kernels.triton.ragged_attention import Tile, make_output, splits
 from kvbench.kernels.triton.softmax import add_tile, merge_shares, score_tile
 
@@ -71,7 +79,7 @@ def read_source(codes: Codes) -> Source:
     return Source((numbers, numbers, numbers), 0, scheme, False, channels)
 
 
-def list_constants(plane: Plane) -> dict[str, int | bool | str]:
+def list_formats(plane: Plane) -> dict[str, int | bool | str]:
     """Return what the kernel is compiled for of a plane."""
     keys, values = read_source(plane.keys), read_source(plane.values)
     return {
@@ -283,11 +291,7 @@ def quantised_attention_triton(
     blocks = cdiv(queries, sizes.queries)
     if share is None:
         share = splits(batch * rows * blocks, layout.longest, sizes, q.device)
-    if state is None or share > 1:
-        lse = q.new_empty(share, batch, rows, queries, dtype=torch.float32)
-    else:
-        lse = state[1][None]
-    partial = lse if share == 1 else q.new_empty(*lse.shape, channels, dtype=torch.float32)
+    partial, lse = make_partials(q, share, None if state is None else state[1])
     keys, values = read_source(plane.keys), read_source(plane.values)
     rotation = plane.positions
     if plane.rotation is not None:
@@ -298,11 +302,9 @@ def quantised_attention_triton(
         layout.offsets, layout.lengths, layout.order, scale * LOG2_E,
         rows, queries, layout.total, share, len(plane.keys.numbers), keys.step, values.step,
         *q_strides, *align_rows(out)[1],
-        UNIT=UNIT, HEAD_DIM=channels, BLOCK_D=max(16, next_power_of_2(channels)),
-        BLOCK_H=max(16, next_power_of_2(channels // 2)), BLOCK_M=sizes.queries, BLOCK_N=sizes.keys,
-        STAGES=sizes.stages, **list_constants(plane), RESUME=state is not None,
-        PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
-        num_warps=sizes.warps, num_stages=sizes.stages, enable_fp_fusion=True,
+        **list_constants(q), BLOCK_H=max(16, next_power_of_2(channels // 2)), BLOCK_M=sizes.queries, BLOCK_N=sizes.keys,
+        STAGES=sizes.stages, **list_formats(plane), RESUME=state is not None,
+        num_warps=sizes.warps, num_stages=sizes.stages,
     )  # fmt: skip
     if share == 1:
         return out, lse[0]

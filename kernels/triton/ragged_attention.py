@@ -15,12 +15,13 @@ from torch import Tensor
 from kvbench.kernels.layout import Layout, Past
 from kvbench.kernels.triton.launch import (
     LOG2_E,
-    UNIT,
     align_rows,
     cdiv,
     count_processors,
+    list_constants,
     load_tile,
-    next_power_of_2,
+    locate_row,
+    make_partials,
 )
 from kvbench.kernels.triton.softmax import add_tile, merge_shares
 
@@ -135,12 +136,7 @@ def attention_kernel(
     float32 [splits, batch, rows, queries, D] and `lse` [splits, batch, rows, queries] are for `softmax.merge_kernel`.
     """
     WHOLE_D: tl.constexpr = HEAD_DIM == BLOCK_D
-    row = tl.load(order + tl.program_id(2)).to(tl.int64)
-    batch = (tl.program_id(1) // splits).to(tl.int64)
-    part = tl.program_id(1) % splits
-    sequence = batch + row // heads
-    head = row % heads
-    length = tl.load(lengths + row)
+    row, batch, part, sequence, head, length = locate_row(order, lengths, heads, splits)
     first = tl.program_id(0) * BLOCK_M
     query = first + tl.arange(0, BLOCK_M)
     slot = tl.arange(0, BLOCK_N)
@@ -282,16 +278,13 @@ def ragged_attention_triton(
         share = splits(batch * rows * blocks, layout.longest + tokens, sizes, q.device)
     out = make_output(q)
     _, out_strides = align_rows(out)
-    lse = q.new_empty(share, sequences, heads, queries, dtype=torch.float32)
-    partial = lse if share == 1 else q.new_empty(*lse.shape, channels, dtype=torch.float32)
+    partial, lse = make_partials(q, share)
     attention_kernel[blocks, batch * share, rows](
         q, k, v, past.keys, past.values, out, partial, lse,
         layout.offsets, layout.lengths, layout.order, scale * LOG2_E,
         heads, rows, queries, tokens, slots, share, *q_strides, *k_strides, *v_strides, *out_strides,
-        UNIT=UNIT, HEAD_DIM=channels, BLOCK_D=max(16, next_power_of_2(channels)),
-        BLOCK_M=sizes.queries, BLOCK_N=sizes.keys, CAUSAL=causal,
-        PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
-        num_warps=sizes.warps, num_stages=sizes.stages, enable_fp_fusion=True,
+        **list_constants(q), BLOCK_M=sizes.queries, BLOCK_N=sizes.keys, CAUSAL=causal,
+        num_warps=sizes.warps, num_stages=sizes.stages,
     )  # fmt: skip
     if share == 1:
         return out, lse[0]

@@ -1,4 +1,4 @@
-"""Prompts of unequal length: padding in front, which nobody attends to and which is never stored."""
+"""Left padding of prompts of unequal length, which is neither attended to nor stored."""
 
 from collections.abc import Sequence
 from typing import NamedTuple

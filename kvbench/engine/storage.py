@@ -1,4 +1,4 @@
-"""What a cache asks of storage, one layer's and all layers' together; `plain` and `packed` are the two there are."""
+"""Interface of a cache backend; implemented by PlainStorage and PackedStorage."""
 
 from typing import Any, Protocol
 
@@ -18,7 +18,7 @@ class CacheBackend(Protocol):
     max_read_bytes: int
 
     def prepare(self, sequences: int, batch: int, rows: int, schedule: Schedule) -> None:
-        """Get ready for a generation; whatever was held is dropped.
+        """Prepare for a generation and drop whatever was held.
 
         Args:
             sequences: in the batch.
@@ -41,7 +41,7 @@ class CacheBackend(Protocol):
         ...
 
     def release(self) -> None:
-        """Give back what is kept beside stores, until the next `prepare`."""
+        """Free buffers beside the stores, until the next `prepare`."""
         ...
 
     def attend(self, store: Any, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor | None]:

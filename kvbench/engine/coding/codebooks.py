@@ -1,4 +1,4 @@
-"""The calibration of static codebooks: what keys and values look like in every channel, per layer, head and source."""
+"""Calibration of static codebooks for each channel of keys and values, per layer, head and source."""
 
 from collections.abc import Container
 from dataclasses import dataclass, field

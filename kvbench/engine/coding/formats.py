@@ -1,4 +1,4 @@
-"""How the numbers of a plane are made: its format, the static codebooks it may want, and the codes of new tokens."""
+"""Number formats of planes: their choice, their static codebooks, and the encoding of new tokens."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -33,7 +33,7 @@ SCALE_BYTES = 4
 
 @dataclass(frozen=True)
 class Packing:
-    """How a cache stores numbers in few bits.
+    """Low-bit storage settings of a cache.
 
     Attributes:
         bits: of a number, unless the method has forms of its own.
@@ -47,7 +47,7 @@ class Packing:
 
 
 class PlaneFormat(NamedTuple):
-    """What a plane is made of.
+    """Number format of a plane.
 
     Attributes:
         bits: of a number.
@@ -102,7 +102,7 @@ def count_sources(spec: ModelSpec) -> int:
 
 
 class LayerFormat(NamedTuple):
-    """How a layer's tokens are stored.
+    """Storage formats of a layer's tokens.
 
     Attributes:
         formats: of its planes; the first one is numbers in 16 bits.

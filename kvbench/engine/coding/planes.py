@@ -1,4 +1,4 @@
-"""Which plane each slot of a layer lies in, and how planes change when its storage does; index tables alone, no data.
+"""Index tables of planes: the plane of each slot of a layer, and the moves that a change of storage needs.
 
 Plane 0 holds numbers in 16 bits: what is young enough (`StorageConfig.residual`), and blocks too small for scales.
 Tokens are quantised when the segments up to `QuantRange.stop` are due, once, and stay in their plane until they leave.
@@ -16,7 +16,7 @@ from kvbench.kernels.planes import list_slots
 
 
 class Blocks(NamedTuple):
-    """How positions fall into segments and blocks.
+    """Segment and block of each position.
 
     Attributes:
         segment: int64 [positions], index of the segment.
@@ -30,7 +30,7 @@ class Blocks(NamedTuple):
 
 
 class PlaneRules(NamedTuple):
-    """How a layer's tokens are stored.
+    """Assignment of a layer's tokens to planes.
 
     Attributes:
         wanted: int64 [heads, segments], the plane that each head stores a segment's tokens in.
@@ -56,7 +56,7 @@ class QuantRange(NamedTuple):
 
 
 class PlaneRows(NamedTuple):
-    """What one plane holds.
+    """Contents of one plane.
 
     Attributes:
         layout: where its rows lie.
@@ -78,7 +78,7 @@ class PlaneRows(NamedTuple):
 
 
 class Placement(NamedTuple):
-    """Where the slots of a layer lie.
+    """Plane and slot of each slot of a layer.
 
     Attributes:
         plane: int64 [slots + 1], plane of each slot of the layer's own layout, and 0 behind the last.
@@ -92,7 +92,7 @@ class Placement(NamedTuple):
 
 
 class PlaneMove(NamedTuple):
-    """Where a plane's slots and entries come from, and which tokens it gets.
+    """Sources of a plane's slots and entries, and the tokens that it receives.
 
     Attributes:
         slots: int64 [slots], slots of the plane before, then tokens of all rows behind each other: of the current
@@ -107,7 +107,7 @@ class PlaneMove(NamedTuple):
 
 
 class PlaneUpdate(NamedTuple):
-    """How a layer's planes change.
+    """Changes of a layer's planes after a segment.
 
     Attributes:
         after: where slots lie from then on.

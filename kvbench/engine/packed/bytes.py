@@ -1,4 +1,4 @@
-"""Bytes that storage in few bits takes, known beforehand, and the tokens that fit a budget of them."""
+"""Prediction of the bytes of low-bit storage, and of the tokens that fit a byte budget."""
 
 from dataclasses import replace
 from fractions import Fraction

@@ -1,4 +1,4 @@
-"""One layer's storage in few bits: its planes, what they take, and how they are read back."""
+"""One layer's low-bit storage: its planes, their size in bytes, and reading them back."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
