@@ -20,8 +20,8 @@ from kvbench.training.optim import warm_hold_decay
 log = logging.getLogger(__name__)
 
 PAIRS = tuple((color, shape) for color in COLORS for shape in SHAPES)
-MOST = 4  # objects of one kind a scene may hold
-OUTPUTS = len(PAIRS) * MOST + 1
+MAX_COUNT = 4  # objects of one kind a scene may hold
+OUTPUTS = len(PAIRS) * MAX_COUNT + 1
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ def labels(scene: Scene) -> NDArray[np.float32]:
     entry says whether the background is dark.
     """
     counts = [sum((item.color, item.shape) == pair for item in scene.objects) for pair in PAIRS]
-    steps = np.arange(1, MOST + 1)[None] <= np.array(counts)[:, None]
+    steps = np.arange(1, MAX_COUNT + 1)[None] <= np.array(counts)[:, None]
     return np.append(steps.ravel(), scene.background == "dark").astype(np.float32)
 
 

@@ -10,7 +10,15 @@ import torch
 from kvbench.eval.spaces.scenes import SceneFeatures, to_unit
 from kvbench.scenes.world import Object, Scene, render
 from kvbench.training import checkpoint
-from kvbench.training.features import MOST, OUTPUTS, PAIRS, FeatureRecipe, labels, measure, train_features
+from kvbench.training.features import (
+    MAX_COUNT,
+    OUTPUTS,
+    PAIRS,
+    FeatureRecipe,
+    labels,
+    measure,
+    train_features,
+)
 from tests.support.places import ASSETS
 
 ASSET = ASSETS / "infinity_tiny" / "features.safetensors"
@@ -22,12 +30,12 @@ def test_labels_count_up() -> None:
     scene = Scene((ring, replace(ring, x=70), Object("cross", "red", 30, 70, 15)), "dark")
     found = labels(scene)
     assert found.shape == (OUTPUTS,)
-    counts = found[:-1].reshape(len(PAIRS), MOST).sum(1)
+    counts = found[:-1].reshape(len(PAIRS), MAX_COUNT).sum(1)
     assert {PAIRS[i]: counts[i] for i in np.flatnonzero(counts)} == {
         ("green", "ring"): 2,
         ("red", "cross"): 1,
     }
-    assert found[PAIRS.index(("green", "ring")) * MOST :][:MOST].tolist() == [1, 1, 0, 0]
+    assert found[PAIRS.index(("green", "ring")) * MAX_COUNT :][:MAX_COUNT].tolist() == [1, 1, 0, 0]
     assert found[-1] == 1
     assert labels(Scene((ring,), "light"))[-1] == 0
 
