@@ -1,4 +1,4 @@
-"""Which share of each source's tokens every head still holds, counted from where rows lie."""
+"""Share of each source's tokens that every head still holds, counted from the layouts."""
 
 from collections.abc import Sequence
 from typing import NamedTuple

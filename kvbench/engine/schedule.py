@@ -1,4 +1,4 @@
-"""How a layer's storage changes after a segment: what a method's answer comes to as layout and source table."""
+"""Changes of a layer's storage after a segment: the new layout and the index table that rebuilds a layer."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace

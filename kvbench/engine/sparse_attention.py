@@ -1,4 +1,4 @@
-"""Attention to the slots alone that a method chose among past and present."""
+"""Sparse attention: only the slots that a method selected among past and present."""
 
 from torch import Tensor
 

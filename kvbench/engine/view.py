@@ -1,4 +1,4 @@
-"""One layer's storage, and what a method sees of it right after a segment ran."""
+"""Storage of one layer, and the view that a method gets of it right after a segment ran."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""How much the other keys of a head repeat a key (R-KV, arXiv:2505.24133)."""
+"""Redundancy of keys: the similarity of a key to the other keys of its head (R-KV, arXiv:2505.24133)."""
 
 import torch
 from torch import Tensor

@@ -1,4 +1,4 @@
-"""Methods that score tokens: every slot has a worth, and every row keeps the best."""
+"""Base classes of methods that score tokens: every row keeps its slots of highest score."""
 
 from dataclasses import dataclass
 from typing import ClassVar, Literal

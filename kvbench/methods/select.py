@@ -1,4 +1,4 @@
-"""What methods that score tokens share: windows of queries, smoothing, the best slots of every row."""
+"""Building blocks of methods that score tokens: windows of queries, smoothing, the best slots of every row."""
 
 from typing import Literal, TypeVar
 

@@ -1,4 +1,4 @@
-"""What every head may hold after every scale, by how much later scales rely on heads of its layer and class."""
+"""Capacity of every head after every scale, by how much later scales rely on its layer and class."""
 
 from itertools import pairwise
 from typing import NamedTuple

@@ -1,4 +1,4 @@
-"""Which heads are contextual, and the calibrations that tell."""
+"""Contextual and structural heads, and the calibrations that sort heads into them."""
 
 from dataclasses import dataclass
 from typing import ClassVar

@@ -1,4 +1,4 @@
-"""The classes of heads that HACK++ prints, to hold a calibration against."""
+"""Head classes printed in the HACK++ paper, for comparison with a calibration."""
 
 from importlib.resources import files
 from typing import NamedTuple

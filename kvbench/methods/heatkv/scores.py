@@ -1,4 +1,4 @@
-"""How much attention each head pays to each source scale, and the orders HeatKV makes of it."""
+"""Attention of each head to each source scale, and the orders of heads that HeatKV derives from it."""
 
 from dataclasses import dataclass
 from typing import ClassVar

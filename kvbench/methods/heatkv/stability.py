@@ -1,4 +1,4 @@
-"""How far the order of heads moves between calibrations (HeatKV Figure 6, Appendix C)."""
+"""Stability of the order of heads between calibrations (HeatKV Figure 6, Appendix C)."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""What attention's output would miss without some of its past: measured for every set of past segments at once."""
+"""Error of attention's output without some of its past, measured for every set of past segments at once."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

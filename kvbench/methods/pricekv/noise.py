@@ -1,4 +1,4 @@
-"""What it costs attention's output to read a past block from fewer bits: measured for every block and precision."""
+"""Error of attention's output if a past block is read in fewer bits, measured for every block and precision."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
