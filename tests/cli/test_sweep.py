@@ -68,6 +68,7 @@ def test_a_killed_process_is_told_of_and_the_same_command_goes_on(tmp_path: Path
     assert (status, [entry.outcome for entry in entries]) == (0, ["finished", "finished"]), out
 
 
+@pytest.mark.slow
 def test_runs_of_a_sweep_and_its_table_are_one_group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("wandb")
     from tests.support.wandb_file import read_entry

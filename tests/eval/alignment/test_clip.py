@@ -136,6 +136,7 @@ class Speaks(nn.Module):
         self.training = state[1]
 
 
+@pytest.mark.slow
 def test_code_in_a_file_runs_only_if_its_hash_is_known(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
