@@ -6,7 +6,7 @@ export OMP_NUM_THREADS ?= 1
 
 NOTEBOOKS := $(notdir $(basename $(wildcard notebooks/*.py)))
 
-.PHONY: help demo notebooks weights test lint format check lock docs wheel sweep report dashboard clean
+.PHONY: help demo notebooks weights test lint format check rooms benchmarks lock docs wheel sweep report dashboard clean
 
 help:  ## this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## */\1\t/' | expand -t 12
@@ -27,12 +27,18 @@ weights: $(VENV)/stamp  ## find or download what the metrics need, say what is l
 test: $(VENV)/stamp  ## set up, run the tests that are not marked slow
 	$(BIN)/python -m pytest -q -n logical -m "not slow"
 
-lint: $(VENV)/stamp  ## style and types
+lint: $(VENV)/stamp  ## style, and types of the package as the wheel has it
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	@rm -rf build/types && mkdir -p build/types/kvbench
-	@ln -s $(CURDIR)/kvbench/* $(CURDIR)/kernels $(CURDIR)/eval $(CURDIR)/conf build/types/kvbench/
-	cd build/types && MYPYPATH=. $(abspath $(BIN))/mypy --cache-dir $(CURDIR)/.mypy_cache --config-file $(CURDIR)/pyproject.toml --namespace-packages -p kvbench
+	@rm -rf build/types build/lib
+	@$(BIN)/python -W ignore -c "import setuptools; setuptools.setup()" --quiet build_py --build-lib build/types
+	cd build/types && $(abspath $(BIN))/mypy --cache-dir $(CURDIR)/.mypy_cache --config-file $(CURDIR)/pyproject.toml -p kvbench
+
+rooms:  ## draw what imports what, docs/images/rooms.svg
+	$(PYTHON) docs/generator/rooms.py docs/images/rooms.svg
+
+benchmarks: $(VENV)/stamp  ## time the engine against a plain loop; python -m benchmarks lists all programs
+	$(BIN)/python -m benchmarks engine
 
 format:  ## put the code into the one format
 	$(BIN)/ruff check --fix .

@@ -1,64 +1,50 @@
 """Imports point one way: every room uses only rooms that stand below it."""
 
-import ast
-from collections.abc import Iterator
+from collections.abc import Mapping
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
 
+from docs.generator.rooms import draw_rooms, find_arrows, find_room, list_modules, read_imports
+
 EVERYTHING = ("kvbench",)
 CONTRACT = ("methods.base", "methods.capabilities", "methods.view")
 """The contract between methods and the engine."""
+ENGINE = ("engine", "engine.cache", "engine.coding", "engine.packed")
+RUNS = ("runs", "runs.generate", "runs.identity", "runs.record", "runs.score")
 ROOMS: dict[str, tuple[str, ...]] = {
     "core": (),
     "conf": (),
     "kernels": (),
+    "puzzles": (),
     "eval": ("core",),
     "scenes": ("eval",),
-    "puzzles": (),
     "methods": ("core",),
-    "engine.coding": ("core", "kernels"),
-    "engine.packed": ("core", "engine", "kernels", *CONTRACT),
-    "engine": ("core", "engine.coding", "engine.packed", "kernels", *CONTRACT),
+    "engine.coding": ("core", "kernels", *CONTRACT),
+    "engine": ("core", "engine.coding", "kernels", *CONTRACT),
+    "engine.packed": ("core", "engine", "engine.coding", "kernels", *CONTRACT),
+    "engine.cache": ("core", "engine", "engine.coding", "engine.packed", "kernels", *CONTRACT),
     "models": ("core", "kernels", "scenes"),
     "prompts": ("core", "eval", "scenes", "puzzles"),
     "training": ("core", "eval", "models", "scenes", "puzzles"),
-    "plan": ("core", "engine", *CONTRACT, "models.base"),
-    "runs": ("core", "engine", "eval", *CONTRACT, "methods.full", "models", "prompts"),
-    "profile": ("core", "engine", *CONTRACT, "methods.full", "models", "prompts", "runs"),
-    "data": ("core", "eval", "runs"),
-    "report": ("core", "data", "engine", "eval", "methods", "plan", "runs"),
-    "dashboard": ("core", "eval", "report", "runs"),
+    "plan": ("core", *ENGINE, *CONTRACT, "models.base"),
+    "runs.identity": ("core",),
+    "runs.record": ("core", "engine", "eval", "models", "runs.identity"),
+    "runs": ("core", *ENGINE, "eval", *CONTRACT, "methods.full", "models", "prompts", "runs.record"),
+    "runs.generate": ("core", *ENGINE, "eval", *CONTRACT, "models", "runs", "runs.record"),
+    "runs.score": ("core", "eval", "runs", "runs.record"),
+    "runs.execute": ("core", *ENGINE, *CONTRACT, "methods.full", "prompts", *RUNS),
+    "profile": ("core", *ENGINE, *CONTRACT, "methods.full", "models", "prompts", "runs.execute", *RUNS),
+    "data": ("core", "eval", "runs.record"),
+    "report": ("core", "data", "engine", "eval", "methods", "plan", "runs.generate", "runs.record"),
+    "dashboard": ("core", "eval", "report", "runs.generate", "runs.record"),
     "cli": EVERYTHING,
 }
-"""What a room may import beside itself; `kvbench/plan.py` is a room of one file."""
+"""What a room may import beside itself, lowest rooms first; `kvbench/plan.py` is a room of one file."""
 SHARED = ("base", "capabilities", "capacities", "redundancy", "scored", "select", "view")
 """Modules of `methods` that every method may use."""
 ONLY_IN = {"hydra": "cli", "omegaconf": "cli", "wandb": "runs"}
-FOLDERS = (
-    ("kvbench", "kvbench"),
-    ("kernels", "kvbench.kernels"),
-    ("eval", "kvbench.eval"),
-    ("conf", "kvbench.conf"),
-)
-
-
-def modules(root: Path) -> Iterator[tuple[str, Path]]:
-    """Names and files of all modules."""
-    for folder, name in FOLDERS:
-        for path in sorted((root / folder).rglob("*.py")):
-            parts = path.relative_to(root / folder).with_suffix("").parts
-            yield ".".join((name, *(part for part in parts if part != "__init__"))), path
-
-
-def imports(path: Path) -> Iterator[str]:
-    """Everything that a file imports, by full name."""
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{path}: relative import"
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
 def under(name: str, prefix: str) -> bool:
@@ -73,13 +59,18 @@ def allowed(module: str, name: str) -> bool:
         return under(module, f"kvbench.{ONLY_IN[top]}")
     if top != "kvbench" or name == "kvbench.__version__" or module == "kvbench":
         return True
-    room, imported = module.split(".")[1], name.removeprefix("kvbench.")
+    room, used, imported = find_room(module), find_room(name), name.removeprefix("kvbench.")
+    assert room is not None
     if room == "methods" and under(imported, "methods"):
         # A method knows no other method: only what all share, and the files of its own folder.
         folder, shared = ".".join(module.split(".")[1:3]), imported.split(".")[1] in SHARED
         return shared or under(imported, folder)
-    return under(imported, room) or any(
-        entry in EVERYTHING or under(imported, entry) for entry in ROOMS[room]
+    below = ROOMS[room]
+    return (
+        used == room
+        or used in below
+        or below == EVERYTHING
+        or any(under(imported, x) for x in below if "." in x)
     )
 
 
@@ -87,8 +78,8 @@ def violations(root: Path) -> list[str]:
     """Imports that point upward or sideways."""
     return [
         f"{module} imports {name}"
-        for module, path in modules(root)
-        for name in imports(path)
+        for module, path in list_modules(root)
+        for name in read_imports(path)
         if not allowed(module, name)
     ]
 
@@ -117,22 +108,35 @@ def test_a_violation_is_found(tmp_path: Path, file: str, line: str) -> None:
 
 
 def test_no_module_depends_on_itself(root: Path) -> None:
-    known = dict(modules(root))
+    known = dict(list_modules(root))
     graph = {
-        module: {k for name in imports(path) for k in known if under(name, k) and k != "kvbench"}
+        module: {used for name in read_imports(path) if (used := find_module(name, known))} - {module}
         for module, path in known.items()
     }
-    done: set[str] = set()
+    TopologicalSorter(graph).prepare()  # raises CycleError, which names the modules
 
-    def visit(module: str, trail: tuple[str, ...]) -> None:
-        assert module not in trail, f"cycle: {' -> '.join((*trail, module))}"
-        if module not in done:
-            for other in graph[module] - {module}:
-                visit(other, (*trail, module))
-            done.add(module)
 
-    for module in graph:
-        visit(module, ())
+def find_module(name: str, known: Mapping[str, Path]) -> str | None:
+    """Return the module that an imported name is or lies in; None outside kvbench and for its root."""
+    while name not in known and name:
+        name = name.rpartition(".")[0]
+    return name if name != "kvbench" else None
+
+
+def test_no_room_uses_one_above_it(root: Path) -> None:
+    order = list(ROOMS)
+    arrows = find_arrows(root)
+    assert [(room, used) for room, used in arrows if order.index(used) > order.index(room)] == []
+
+
+def test_the_picture_of_rooms_is_current(root: Path) -> None:
+    picture = (root / "docs" / "images" / "rooms.svg").read_text()
+    assert picture == draw_rooms(find_arrows(root)), "make rooms draws it anew"
+
+
+def test_the_page_on_architecture_names_every_room(root: Path) -> None:
+    page = (root / "docs" / "architecture.md").read_text()
+    assert [room for room in ROOMS if f"`{room}`" not in page] == []
 
 
 def test_folders_that_must_not_shadow_packages_are_no_packages(root: Path) -> None:
@@ -141,5 +145,5 @@ def test_folders_that_must_not_shadow_packages_are_no_packages(root: Path) -> No
 
 
 def test_files_fit_in_a_head(root: Path) -> None:
-    long = {str(path): n for _, path in modules(root) if (n := len(path.read_text().splitlines())) > 420}
+    long = {str(path): n for _, path in list_modules(root) if (n := len(path.read_text().splitlines())) > 420}
     assert long == {}
