@@ -93,7 +93,7 @@ def test_causal_mass_of_many_queries_is_the_mean_of_the_masked_matrix() -> None:
     )
     layout, source = source_table(empty_layout(2, "cpu"), torch.ones(2, past, dtype=torch.bool), 0, past)
     keys = rebuild(torch.empty(1, 0, channels), before, source)
-    mass = attention_mass(q, k, keys, layout, 0.5, tokens=torch.arange(queries))
+    mass = attention_mass(q, k, Past(keys, keys, layout), 0.5, tokens=torch.arange(queries))
     scores = 0.5 * q @ torch.cat((before, k), 2).mT
     later = torch.ones(queries, queries, dtype=torch.bool).triu(1)
     scores[..., past:].masked_fill_(later, -torch.inf)
