@@ -186,7 +186,9 @@ class KVCache:
             q, k, v, raw_queries = widen_queries(q, self.spec.logit_scale), widen(k), widen(v), None
         present = LayerInputs(
             layer,
-            *map(self._fold, (q, k, v)),
+            self._fold(q),
+            self._fold(k),
+            self._fold(v),
             self._stores[layer],
             self.spec.logit_scale,
             causal=self._segment.causal,
