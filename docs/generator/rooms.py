@@ -8,7 +8,9 @@ import sys
 from collections.abc import Iterator
 from functools import cache
 from graphlib import TopologicalSorter
+from itertools import pairwise
 from pathlib import Path
+from statistics import fmean
 
 FOLDERS = (
     ("kvbench", "kvbench"),
@@ -22,8 +24,13 @@ INNER = (
     *("runs.execute", "runs.generate", "runs.identity", "runs.record", "runs.score"),
 )
 """Folders and files that are rooms of their own inside another one."""
-WIDTH, HEIGHT = 130, 76
-"""Pixels of a cell of the picture."""
+WIDTH, LANE, HEIGHT = 136, 26, 70
+"""Pixels: width of a room, width of a line that passes between rooms, height of a floor."""
+SWEEPS = 24
+"""Rounds that order each floor by the places of its neighbours, so that few lines cross."""
+
+Node = tuple[str, ...]
+"""A room (its name), or the place where a line passes a floor (both of its rooms and the floor)."""
 
 
 def list_modules(root: Path) -> Iterator[tuple[str, Path]]:
@@ -71,8 +78,8 @@ def find_arrows(root: Path) -> set[tuple[str, str]]:
     }
 
 
-def draw_rooms(arrows: set[tuple[str, str]]) -> str:
-    """Return the picture; arrows that follow from others are left out.
+def find_floors(arrows: set[tuple[str, str]]) -> tuple[dict[str, int], set[tuple[str, str]]]:
+    """Return the floor of every room, 0 at the bottom, and the arrows that do not follow from others.
 
     Raises:
         graphlib.CycleError: rooms depend on each other.
@@ -86,22 +93,65 @@ def draw_rooms(arrows: set[tuple[str, str]]) -> str:
         uses = graph.get(room, set())
         below[room] = uses.union(*(below[used] for used in uses))
         floors[room] = 1 + max((floors[used] for used in uses), default=-1)
+    return floors, {pair for pair in arrows if not any(pair[1] in below[other] for other in graph[pair[0]])}
+
+
+def place_nodes(floors: dict[str, int], lines: list[list[Node]]) -> dict[Node, tuple[int, int]]:
+    """Return the pixel at the centre of every node; no line passes through a room.
+
+    Args:
+        floors: floor of every room.
+        lines: nodes of each arrow, one a floor, from the top down.
+    """
     top = max(floors.values())
-    rows = [sorted(room for room in floors if floors[room] == floor) for floor in range(top, -1, -1)]
-    place = {
-        room: (WIDTH * x + WIDTH // 2, HEIGHT * y + HEIGHT // 2)
+    rows: list[list[Node]] = [[] for _ in range(top + 1)]
+    for room in sorted(floors):
+        rows[top - floors[room]].append((room,))
+    near: dict[Node, list[Node]] = {}
+    for line in lines:
+        for node in line[1:-1]:
+            rows[top - int(node[2])].append(node)
+        for upper, lower in pairwise(line):
+            near.setdefault(upper, []).append(lower)
+            near.setdefault(lower, []).append(upper)
+    middle: dict[Node, float] = {}
+    for sweep in range(SWEEPS + 1):
+        for row in rows if sweep % 2 == 0 else rows[::-1]:
+            if sweep:
+                row.sort(key=lambda node: fmean([middle[other] for other in near[node]] or [middle[node]]))
+            widths = [WIDTH if len(node) == 1 else LANE for node in row]
+            middle |= {node: sum(widths[:x]) + (widths[x] - sum(widths)) / 2 for x, node in enumerate(row)}
+    left = min(middle[node] - (WIDTH if len(node) == 1 else LANE) / 2 for row in rows for node in row)
+    return {
+        node: (round(middle[node] - left), HEIGHT * y + HEIGHT // 2)
         for y, row in enumerate(rows)
-        for x, room in enumerate(row)
+        for node in row
     }
+
+
+def draw_rooms(arrows: set[tuple[str, str]]) -> str:
+    """Return the picture; arrows that follow from others are left out.
+
+    Raises:
+        graphlib.CycleError: rooms depend on each other.
+    """
+    floors, drawn = find_floors(arrows)
+    lines: list[list[Node]] = [
+        [(room,), *((room, used, str(y)) for y in range(floors[room] - 1, floors[used], -1)), (used,)]
+        for room, used in sorted(drawn)
+    ]
+    place = place_nodes(floors, lines)
+    width = max(x for x, _ in place.values()) + WIDTH // 2
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH * max(map(len, rows))}" height="{HEIGHT * len(rows)}" '
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{HEIGHT * (max(floors.values()) + 1)}" '
         'font-family="sans-serif" font-size="13" text-anchor="middle">'
     ]
-    for room, used in sorted(arrows):
-        if not any(used in below[other] for other in graph[room]):
-            (x1, y1), (x2, y2) = place[room], place[used]
-            parts.append(f'<line x1="{x1}" y1="{y1 + 14}" x2="{x2}" y2="{y2 - 14}" stroke="#999"/>')
-    for room, (x, y) in sorted(place.items()):
+    for line in lines:
+        ends = [(x, y + side) for x, y in (place[node] for node in line) for side in (-14, 14)][1:-1]
+        points = " ".join(f"{x},{y}" for x, y in ends)
+        parts.append(f'<polyline points="{points}" fill="none" stroke="#88a"/>')
+    for room in sorted(floors):
+        x, y = place[room,]
         parts.append(
             f'<rect x="{x - 58}" y="{y - 14}" width="116" height="28" rx="5" fill="#eef" stroke="#447"/>'
         )
