@@ -1,4 +1,4 @@
-"""What the compiler makes of every Triton kernel: registers, spills, shared memory, matrix and copy instructions.
+"""Compiled Triton kernels: registers, spills, shared memory, matrix and copy instructions.
 
 No GPU is needed: kernels are compiled ahead of time for the H100/H200 (sm_90) and the A100 (sm_80).
 python -m benchmarks compiled [--only attention] [--arch 90 80]

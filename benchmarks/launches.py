@@ -1,4 +1,4 @@
-"""What a generation asks a GPU for, its tables being made: programs, operations, copies among them, waits of the host.
+"""Work that a generation sends to a GPU: programs, operations, copies and waits of the host.
 
 No GPU is needed: whole generations run on tensors without numbers (`fake_gpu.py`). Of torch's operations those are
 counted that write numbers on the device; a library may launch more than one program for one of them. The host waits

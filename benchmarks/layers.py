@@ -1,4 +1,4 @@
-"""What surrounds attention, over a whole generation, and on a CPU the product inside attention over the full cache.
+"""Time of the layers around attention over a generation and, on a CPU, of the product inside full-cache attention.
 
 Beside each: its floors by operations and by bytes at ceilings measured on this device first, and torch's own
 operations at the same work (`torch.nn.functional.linear` and GELU; linear, SDPA, linear, sum; norm, product and sum;

@@ -1,4 +1,4 @@
-"""What PriceKV costs at a model's real shapes: its calibration on random queries, keys and values, and its allocation.
+"""Cost of PriceKV at a model's real shapes: calibration on random queries, keys and values, and allocation.
 
 python -m benchmarks pricekv_cost [--model infinity_8b] [--device cpu] [--layers 1] [--prompts 5] [--budgets 0.04,0.1]
 

@@ -1,4 +1,4 @@
-"""What attention, attention mass and rebuilds must cost at least: operations and bytes, counted from a schedule."""
+"""Lower bounds of attention, attention mass and rebuilds: operations and bytes, counted from a schedule."""
 
 from typing import NamedTuple
 

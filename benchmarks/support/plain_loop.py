@@ -1,4 +1,4 @@
-"""What the official program does, on our weights: the baseline that the engine is measured against.
+"""Generation as the official program does it, on our weights: the baseline of the engine benchmark.
 
 Every layer in the plainest operations: keys (float32) and values concatenated with all earlier ones, the last scale
 included; the text projected again at every scale; norms, modulation, rotation and activation one operation each.

@@ -17,7 +17,7 @@ UNITS: tuple[Unit, ...] = ("tokens", "bytes")
 class Budget:
     """Capacity of one sequence's cache, summed over all layers and KV heads: in tokens, and in bytes if it counts them.
 
-    What a method gets is a capacity in tokens in any case. Of a budget in bytes it is what is sure to fit.
+    Methods always receive a capacity in tokens. For a byte budget it is the number of tokens guaranteed to fit.
 
     Attributes:
         capacity: B = b x T x c_{K-1} tokens, exact (HeatKV Eq. 5 uses the real number, not a rounded one).

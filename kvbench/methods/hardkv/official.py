@@ -1,4 +1,4 @@
-"""What the released program of Hard-KV selects, where that is not what the paper says.
+"""Selection of the released Hard-KV program where it differs from the paper.
 
 Its sparse classes average probabilities over the queries before they take the top-p, add the best of a fixed number,
 and force the first and last slots. Its rewriting classes count every slot that exists as selected (a product over the

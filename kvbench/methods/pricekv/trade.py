@@ -1,4 +1,4 @@
-"""Lifetimes and precisions changed one at a time: until everything fits, then as long as anything does."""
+"""Greedy changes of lifetimes and precisions, until everything fits and then while capacity is left."""
 
 import numpy as np
 
@@ -12,8 +12,8 @@ def shorten(
 ) -> Holding:
     """Shorten lifetimes and take smaller precisions until nothing exceeds the capacity.
 
-    It is done where least error is added per room and time freed. Time counts where too much is held, room as far as it
-    is too much.
+    Greedy: take the change with the least added error per freed token and step, counting only steps and tokens over
+    capacity.
 
     Args:
         problem: what is to be allocated.
@@ -48,9 +48,9 @@ def shorten(
 
 
 def lengthen(problem: Problem, holding: Holding, *, lifetimes: bool = True) -> Holding:
-    """Lengthen lifetimes and take larger precisions, where most error is saved per room and time first.
+    """Lengthen lifetimes and take larger precisions until no change fits that does no harm.
 
-    It goes on until nothing fits that takes more room and does no harm.
+    Greedy: take the change that saves the most error per added token and step.
 
     Args:
         problem: what is to be allocated.
