@@ -154,7 +154,7 @@ def dense_attention(
     Args:
         q: [batch, rows, queries, D].
         k: [batch, rows, keys, D], at least one key.
-        v: likewise.
+        v: values, shaped like k.
         scale: factor on q k^T.
         tokens: the last so many keys are seen causally: query m sees of them the first m % tokens + 1; None: all.
         lse: whether the log-sum-exp is wanted.

@@ -40,7 +40,7 @@ class Clip:
         file: its weights; the caller has checked the hash.
         device: where it runs.
         quick_gelu: activations are x sigmoid(1.702 x), as in OpenAI's networks. open_clip takes the other kind
-            unless told, and no error follows, only other numbers; so the built network is looked at.
+            by default, which raises no error and changes numbers, so the built network is checked.
         scripted: see `read_state`.
 
     Raises:

@@ -103,6 +103,6 @@ def cut_out(pixels: NDArray[np.uint8], instance: Instance) -> Image.Image:
         TypeError: the detector gave no mask.
     """
     if not isinstance(instance, Region):
-        raise TypeError(f"colours are told from masks, and {type(instance).__name__} has none")
+        raise TypeError(f"colours are read through masks, and {type(instance).__name__} has none")
     kept = np.where(instance.mask[..., None], pixels, np.array(BACKGROUND, np.uint8))
     return Image.fromarray(kept).crop(tuple(round(edge) for edge in instance.box))  # type: ignore[arg-type]

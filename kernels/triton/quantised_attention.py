@@ -46,7 +46,7 @@ def tile(head_dim: int, dtype: torch.dtype, queries: int, rows: int, device: tor
 
 
 class Source(NamedTuple):
-    """How the kernel is told of a plane's keys or values.
+    """Kernel arguments that describe a plane's keys or values.
 
     Attributes:
         tensors: numbers, table and entries; where one does not exist the numbers stand in and are not read.

@@ -81,7 +81,7 @@ def run_by_hydra(arguments: list[str]) -> None:
         Summary.running = None  # who stops a sweep knows that the rest of it was not done
         raise
     finally:
-        if Summary.running is not None:  # the launcher broke, and with it the jobs it had not told of
+        if Summary.running is not None:  # the launcher broke before it reported all jobs
             Summary.running.show()
 
 

@@ -135,7 +135,7 @@ class Summary(Callback):
     launcher gives each a copy of this object.
 
     Attributes:
-        running: the sweep that has begun and not been told the end of; its launcher may break.
+        running: the sweep that has begun and not ended; its launcher may break.
     """
 
     running: ClassVar["Summary | None"] = None

@@ -155,7 +155,7 @@ class Account:
     Args:
         ledger: of the generation that begins.
         layers: of the model.
-        sequences: whose numbers are told apart.
+        sequences: sequences with numbers of their own.
     """
 
     def __init__(self, ledger: Ledger, layers: int, sequences: int) -> None:

@@ -114,7 +114,7 @@ def measure_drift(view: CacheView, keep: Tensor | None, lse_queries: int) -> Dri
     """Measure what a drop does to the log-sum-exp of a segment's last queries.
 
     Args:
-        view: one layer right after the segment, told what replaces the contents of its slots.
+        view: one layer right after the segment; `replace` has been called where a method does.
         keep: bool [rows, slots], the slots that stay; None if all do.
         lse_queries: how many queries.
     """

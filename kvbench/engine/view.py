@@ -137,7 +137,7 @@ class CacheView:
     """What a method sees of one layer right after a segment (see `kvbench.methods.base.View`).
 
     Attributes:
-        replaced: keys and values [rows, slots, D] that `replace` was told, as they are to be stored; None if none.
+        replaced: keys and values [rows, slots, D] given to `replace`, in stored form; None before it is called.
 
     Raises:
         ValueError: a static method asks for anything but positions.

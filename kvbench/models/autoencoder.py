@@ -271,7 +271,7 @@ def decode_pixels(
         truncate: round down.
 
     Returns:
-        uint8 [B, h patch, w patch, 3], rounded half to even unless told otherwise.
+        uint8 [B, h patch, w patch, 3], rounded half to even by default.
     """
     some = max(1, DECODED // (latents[0, 0].numel() * patch**2))
     return torch.cat([_to_pixels(decode(part), truncate) for part in latents.split(some)])

@@ -18,7 +18,7 @@ Step = Callable[[Tensor, Tensor], Tensor]
 
 
 def open_steps(transformer: Decoder, cache: Cache, segment: Segment) -> Step:
-    """Return what runs a segment's steps, once the cache was told that it begins."""
+    """Return the function that runs a segment's steps, after `cache.begin`."""
 
     def step(x: Tensor, rotation: Tensor) -> Tensor:
         return transformer.logits(transformer(x, rotation, cache.attend)[:, -1])

@@ -13,7 +13,7 @@ from kvbench.prompts.sets import Entry, PromptSet, read_file
 QUESTIONS = ("problem", "question", "problem_statement", "Problem")
 ANSWERS = ("answer", "golden_answer", "Answer")
 KEPT = ("id", "unique_id", "uuid", "subject", "level", "year")
-"""What else is told of a problem, where its line has it."""
+"""Optional fields of a problem."""
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,7 @@ class Problem:
     """A house and a task.
 
     Attributes:
-        doors: where each door leads, in the order in which doors are told.
+        doors: where each door leads, in the order in which the problem lists doors.
         start: rooms of the three walkers; the first moves first.
         moves: how many are asked for, all walkers' together.
     """

@@ -61,7 +61,7 @@ def list_settings(runs: Sequence[Results]) -> list[str]:
 def name_methods(runs: Sequence[Results]) -> list[str]:
     """Return each run's method, followed by the settings in which runs of the method differ: `snapkv kernel=3`.
 
-    How numbers are stored is told of those whose dtype is named where runs differ in it: `full int4`.
+    Where runs differ in the dtype of storage, their names include it: `full int4`.
     """
     stored = {run.stored for run in runs}
     differ = {

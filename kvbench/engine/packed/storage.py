@@ -263,7 +263,7 @@ class PackedStorage:
         return placed
 
     def _join(self, layer: int, fmt: PlaneFormat, plane_rows: PlaneRows, keys: Codes, values: Codes) -> Plane:
-        """Return a plane, whose codes are told which entries are theirs."""
+        """Return a plane whose codes know their entries."""
         found = []
         for name, how, codes in (("keys", fmt.keys, keys), ("values", fmt.values, values)):
             if how == "codebook":
