@@ -1,4 +1,4 @@
-"""AdaKV: SnapKV's choice, with the heads of a layer competing for its room."""
+"""AdaKV: SnapKV's choice, with the heads of a layer competing for its capacity."""
 
 from dataclasses import dataclass
 
@@ -17,12 +17,12 @@ class AdaKV(Attentive):
     """Keep what SnapKV would, but let the heads of each layer and sequence compete for the layer's even share of B.
 
     A layer's best slots stay, whichever head they are of: a head whose attention is spread keeps more than one that
-    attends to few (arXiv:2407.11550). Every head is sure of the best slots of a share of its room.
+    attends to few (arXiv:2407.11550). Every head is sure of the best slots of a share of its capacity.
 
     Differs from the paper in: the window is that of `snapkv`, and the sinks stay.
 
     Attributes:
-        safeguard: share of an even room that every head fills with its own best slots, alpha of the paper.
+        safeguard: share of an even capacity that every head fills with its own best slots, alpha of the paper.
     """
 
     safeguard: float = 0.2
@@ -62,9 +62,9 @@ def choose_among_heads(scores: Tensor, capacity: int | Tensor, heads: int, safeg
 
     Args:
         scores: float32 [rows, slots], rows sequence-major; infinity is chosen first, -inf never.
-        capacity: even room of a head, one number or int64 [rows].
+        capacity: even capacity of a head, one number or int64 [rows].
         heads: rows of a sequence.
-        safeguard: share of the room that each head is sure to fill, with its own best slots.
+        safeguard: share of the capacity that each head is sure to fill, with its own best slots.
     """
     capacities = (
         capacity

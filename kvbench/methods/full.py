@@ -19,7 +19,7 @@ class Full(Method):
 
     @property
     def budgeted(self) -> bool:
-        """Return False: there is always room."""
+        """Return False: everything fits."""
         return False
 
     def keep(self, view: View) -> None:

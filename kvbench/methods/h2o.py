@@ -25,7 +25,7 @@ class H2O(Stateful, Scored):
     paper protects no sinks.
 
     Attributes:
-        recent: share of the room that the latest tokens have.
+        recent: share of the capacity that the latest tokens have.
         norm: `none`, or `per_query` to divide by the number of queries that could see the token (ObservedAttention).
         observed: queries of a segment that count, evenly spaced and weighted to stand for all; null for all.
     """
@@ -66,7 +66,7 @@ class H2O(Stateful, Scored):
         return (view.state / (view.segment.end - first)).masked_fill(latest, torch.inf)
 
     def _count_latest(self, view: View) -> int | Tensor:
-        """Return how many of the latest tokens stay: one number, or int64 [rows, 1] where padding takes of the room."""
+        """Return how many of the latest tokens stay: one number, or int64 [rows, 1] if padding is charged."""
         capacity = self.min_capacity(view)
         if view.padding_charge is None:
             return int(self.recent * capacity)

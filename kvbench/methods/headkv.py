@@ -31,7 +31,7 @@ class HeadKV(Method):
     Once the cache is long enough, every KV head of every layer is sorted by its attention from the newest query: it is
     local if that attends, walking back from the newest token, to `threshold` of everything within fewer tokens than
     the local window (section 4, step 2). From then on local heads keep the condition and the recent lines (Eq. 3),
-    global heads as much history beside them as they have room for (Eq. 4). History loses tokens in two strata: of the
+    global heads as much history beside them as they can hold (Eq. 4). History loses tokens in two strata: of the
     older part (a share `ratio` of it, Eq. 5) and of the newer part, those that the line just finished attends to least
     (Eq. 6), half of them from each.
 
@@ -44,9 +44,10 @@ class HeadKV(Method):
     all that is cached does: B / T = 97 tokens are the paper's 96 (1/6 of LlamaGen's 576) and the class. A buffer of
     several lines counts in B too, and the last of these lines alone has queries that score. How many queries score and
     the local window's size are not given: a line, and as much as is recent. Recent lines have at most two thirds of the
-    room behind the condition, which are the paper's two lines at its smallest budget. Of an odd number of tokens the
-    newer part loses one more, and what one part lacks, the other loses. Nothing is said of guidance: a head is local if
-    it is in both branches of a prompt. Eq. 6 has no softmax; Eq. 1 and LineAR, which it follows, have one: an option.
+    capacity behind the condition, which are the paper's two lines at its smallest budget. Of an odd number of tokens
+    the newer part loses one more, and what one part lacks, the other loses. Nothing is said of guidance: a head is
+    local if it is in both branches of a prompt. Eq. 6 has no softmax; Eq. 1 and LineAR, which it follows, have one:
+    an option.
 
     Attributes:
         sinks: leading segments, the condition; lines are the segments behind them.
@@ -81,7 +82,7 @@ class HeadKV(Method):
 
     @property
     def headwise(self) -> bool:
-        """Whether local heads leave their room to nobody."""
+        """Whether local heads leave their capacity to nobody."""
         return not self.match_mean
 
     def check(self, spec: ModelSpec, budget: Budget) -> None:
@@ -156,8 +157,8 @@ class HeadKV(Method):
     def _share(self, layer: int) -> Tensor:
         """Return the most that each head holds, int64 [sequences, heads], such that all heads together use B.
 
-        The more layers are sorted, the more heads are known to be local, and no head's room ever shrinks: so the sum is
-        within B after every layer.
+        The more layers are sorted, the more heads are known to be local, and no head's capacity ever shrinks. The sum
+        is therefore within B after every layer.
         """
         spec, total = self.spec, self.budget.tokens
         sorted_ones = torch.stack(self._local)

@@ -24,8 +24,8 @@ class LineAR(Scored):
 
     Differs from the paper in: its code is not released and its summary gives neither the numbers of lines nor the
     score's softmax, so these are options; HeadKV's defaults stand for two recent lines. The condition counts in B, as
-    all that is cached does: B / T = 97 tokens are the paper's 96 (1/6 of LlamaGen's 576) and the class. Where there is
-    little room, recent lines have at most two thirds of it (both lines at 72 tokens, 1/8 of LlamaGen's 576) and anchors
+    all that is cached does: B / T = 97 tokens are the paper's 96 (1/6 of LlamaGen's 576) and the class. Of a small
+    capacity, recent lines have at most two thirds (both lines at 72 tokens, 1/8 of LlamaGen's 576) and anchors
     at most half of what these leave, so that some is left for the middle.
 
     Attributes:
@@ -60,7 +60,7 @@ class LineAR(Scored):
         return score_line(view, self.attention, self.window).masked_fill(stays, torch.inf)
 
     def _protected(self, view: View) -> tuple[int, int, int]:
-        """Return the tokens of the condition, of the anchors and of the recent lines for which there is room."""
+        """Return the tokens of the condition, of the anchors and of the recent lines for which there is capacity."""
         condition = self.spec.leading_tokens(self.sinks)
         capacity = self.min_capacity(view) - condition
         newest = self.spec.segments[max(self.sinks, view.segment.index - self.recent + 1)]

@@ -1,4 +1,4 @@
-"""PyramidKV: SnapKV's choice, with more room in early layers than in late ones."""
+"""PyramidKV: SnapKV's choice, with more capacity in early layers than in late ones."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ class PyramidKV(Attentive):
     the mean (arXiv:2406.02069), so that all layers together fill B exactly.
 
     Differs from the paper in: the window is that of `snapkv`; no head has less than one token beside sinks and window
-    while there is one to have, and no layer more room than tokens are cached, whose surplus goes to the others.
+    while there is one to have, and no layer more capacity than tokens are cached, whose surplus goes to the others.
 
     Attributes:
         beta: by what the mean is divided for the last layer; 1 is SnapKV.
@@ -56,7 +56,7 @@ class PyramidKV(Attentive):
 
 
 def slope_layers(mean: Fraction, layers: int, beta: float, most: int) -> list[Fraction]:
-    """Return a room for every layer, falling in equal steps and `mean` on average.
+    """Return a capacity for every layer, falling in equal steps and `mean` on average.
 
     Args:
         mean: tokens a head.
@@ -64,7 +64,7 @@ def slope_layers(mean: Fraction, layers: int, beta: float, most: int) -> list[Fr
         beta: the last layer has mean / beta, and at least one token of a larger mean.
         most: what no layer exceeds; the last one then has more.
 
-    >>> [round(float(room)) for room in slope_layers(Fraction("409.6"), 4, 20, 1024)]
+    >>> [round(float(capacity)) for capacity in slope_layers(Fraction("409.6"), 4, 20, 1024)]
     [799, 539, 280, 20]
     """
     least = min(mean, max(mean / Fraction(beta), Fraction(1)))

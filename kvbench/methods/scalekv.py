@@ -81,8 +81,8 @@ class ScaleKV(Scored):
     options; the released tables show another budget rule than the paper's linear decay, and we follow the tables. In
     the authors' program drafters grow before refiners shrink, which exceeds the budget by up to 25 % between layers;
     with `strict` as many of the deepest layers as needed shrink one scale earlier. They also give a layer that drafts
-    for the first time more than it has tokens for; here the others get the rest (`fill_up`). A room of less than twice
-    the window shrinks the window. The paper protects no sinks.
+    for the first time more than it has tokens for; here the others get the rest (`fill_up`). A capacity of less
+    than twice the window shrinks the window. The paper protects no sinks.
 
     Attributes:
         drafters: share of the (layer, scale) pairs with a budget that draft (published: 9 of 160 and 15 of 200).

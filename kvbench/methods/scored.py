@@ -74,12 +74,12 @@ class Scored(Method):
         return self.share(layer, segment)
 
     def min_capacity(self, view: View) -> int:
-        """Return the room of the layer's head that has least, before padding takes of it."""
+        """Return the capacity of the layer's head that has least, before padding takes of it."""
         capacity = self.share(view.layer, view.segment)
         return capacity if isinstance(capacity, int) else min(capacity)
 
     def keep(self, view: View) -> Tensor | None:
-        """Keep the sinks and the best of the rest, as many as there is room for."""
+        """Keep the sinks and the best of the rest, as many as fit."""
         if fits(view, self.min_capacity(view)):
             return None
         scores = self.merge_branches(self.score(view)).masked_fill(find_sinks(view, self.sinks), torch.inf)
@@ -101,7 +101,7 @@ class Scored(Method):
 class Windowed(Scored):
     """Keep a window of the newest segment and what its queries find best; a subclass writes `score_outside`.
 
-    A room of less than twice the window shrinks the window.
+    A capacity of less than twice the window shrinks the window.
 
     Attributes:
         window: tokens of the window, a square number for `grid`.
@@ -129,7 +129,7 @@ class Windowed(Scored):
         super().check(spec, budget)
 
     def fit(self, view: View) -> int:
-        """Return the tokens of the window in a layer: no more than leave half of its room to others."""
+        """Return the tokens of the window in a layer: no more than leave half of its capacity to others."""
         return fit_window(self.window, self.min_capacity(view))
 
     def score(self, view: View) -> Tensor:

@@ -42,7 +42,7 @@ def choose_window(kind: Window, segment: Segment, count: int) -> Tensor:
 
 
 def fit_window(wanted: int, capacity: int) -> int:
-    """Return the wanted number of window tokens, or the largest square that leaves half of a small room to others."""
+    """Return the wanted number of window tokens, or the largest square that leaves half of the capacity to others."""
     return wanted if wanted <= capacity // 2 else int(max(1, capacity // 2) ** 0.5) ** 2
 
 
@@ -207,7 +207,7 @@ def share_evenly(tokens: int, spec: ModelSpec) -> list[int | tuple[int, ...]]:
         spec: the model's shapes.
 
     Returns:
-        The room of every layer: one number where its heads have equally many, else one for each.
+        The capacity of every layer: one number where its heads have equally many, else one for each.
     """
     least, more = divmod(tokens, spec.all_heads)
     extra = (min(max(more - layer * spec.heads, 0), spec.heads) for layer in range(spec.layers))
@@ -225,9 +225,9 @@ def share_layer(tokens: int, heads: int) -> int | tuple[int, ...]:
 
 
 def spread_capacity(capacity: int | tuple[int, ...], view: View) -> int | Tensor:
-    """Return the room of every row, int64 [rows], of one number for each head; one number for all stays what it is.
+    """Return the capacity of every row, int64 [rows], of one number for each head; one number for all stays what it is.
 
-    Where padding counts as held it takes room from its rows, of which one slot is always left.
+    Where padding counts as held it takes capacity from its rows, of which one slot is always left.
     """
     if isinstance(capacity, int):
         return capacity if view.padding_charge is None else (capacity - view.padding_charge).clamp_(min=1)
@@ -237,12 +237,12 @@ def spread_capacity(capacity: int | tuple[int, ...], view: View) -> int | Tensor
 
 
 def fits(view: View, capacity: int) -> bool:
-    """Return whether every row surely has room for all of its slots; nothing is read from the device to know it."""
+    """Return whether every row surely can hold all of its slots; nothing is read from the device to know it."""
     return view.padding_charge is None and view.position.shape[1] <= capacity
 
 
 def cap_recent(capacity: Capacity) -> Capacity:
-    """Return the most of a room behind the condition that newest lines have, two thirds, of a number or of each row."""
+    """Return the largest share of a capacity behind the condition that newest lines may have: two thirds."""
     return 2 * capacity // 3
 
 
@@ -279,7 +279,7 @@ def check_capacity(spec: ModelSpec, budget: Budget, sinks: int = 0, more: int = 
         spec: the model's shapes.
         budget: the capacity B.
         sinks: leading segments that never leave.
-        more: tokens that every head must have room for beside them.
+        more: tokens that every head must be able to hold beside them.
 
     Raises:
         ValueError: the model has no more than so many segments.

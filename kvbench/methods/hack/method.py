@@ -90,11 +90,11 @@ class HACK(Method):
         self._layer_capacities = [tuple(row) for row in self.capacities.tolist()]
 
     def capacity(self, layer: int, segment: Segment) -> tuple[int, ...]:
-        """Return the room of each head's class."""
+        """Return the capacity of each head's class."""
         return self._layer_capacities[layer]
 
     def keep(self, view: View) -> Tensor | None:
-        """Keep what the class of each head says, as much as it has room for."""
+        """Keep what the class of each head says, as much as it can hold."""
         device, capacities = view.position.device, self.capacity(view.layer, view.segment)
         if fits(view, min(capacities)):
             return None

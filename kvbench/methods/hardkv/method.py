@@ -50,7 +50,7 @@ class HardKV(ReplacesContents, RecordsLse, Scored):
     tokens that have the share `p` of the queries' mean attention and the best of `start` of B whatever their mass; the
     program only hides the others and has no cap, here they are gone and the best of B / heads stay.
     `official_rewrite` drops nothing up to B / heads tokens; then it keeps the latest, those that any query marked and,
-    where room is left, the oldest others: of too many marked tokens it loses the newest. Its slots stay in order of
+    where capacity is left, the oldest others: of too many marked tokens it loses the newest. Its slots stay in order of
     time here. The program's queries are 128, its window is 32, but 127 for sparse `vanilla` and for `rkv`.
 
     Differs from the paper in: what is not selected is gone at once, in place of a mask that hides it until a rewrite

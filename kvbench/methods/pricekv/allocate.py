@@ -60,7 +60,7 @@ def offer(
     budget: Budget,
     weights: Weights,
 ) -> Problem:
-    """Offer a menu of precisions in a problem posed without one; room is counted in bytes of all branches of a prompt.
+    """Offer a menu of precisions in a problem posed without one; capacity counts bytes of all branches of a prompt.
 
     Args:
         problem: as `pose` returns it.
@@ -88,10 +88,10 @@ def weigh(length: int, weights: Weights) -> float:
 
 
 def allocate(problem: Problem, *, lifetimes: bool = True) -> Holding:
-    """Allocate by prices: what fits at every instant and leaves no room that could be used.
+    """Allocate by prices: what fits at every instant and leaves no capacity that could be used.
 
     Each head chooses for itself at common prices, exactly (`prices.choose`); what then is too much is shortened, what
-    room is left is filled, and blocks are exchanged where that lowers the error.
+    capacity is left is filled, and blocks are exchanged where that lowers the error.
 
     Args:
         problem: what is to be allocated.

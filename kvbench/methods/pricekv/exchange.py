@@ -1,4 +1,4 @@
-"""Blocks exchanged: one takes more room, others make it, and what is left over goes to more of them."""
+"""Exchange of blocks: one takes more capacity, others free it, and what remains is given to more of them."""
 
 import numpy as np
 
@@ -6,21 +6,21 @@ from kvbench.methods.pricekv.problem import Floats, Holding, Ints, Problem, coun
 from kvbench.methods.pricekv.trade import find_changes, lengthen, shorten
 
 EFFORT = 30_000
-"""Exchanges that are tried at most, times heads and precisions. Small models, whose blocks are large beside their room,
+"""Exchanges tried at most, times heads and precisions. Small models, whose blocks are large beside their capacity,
 run out of promising ones before; large ones have little to gain."""
 
 
 def exchange(problem: Problem, holding: Holding, prices: Floats, *, lifetimes: bool = True) -> Holding:
     """Exchange blocks as long as that lowers the error.
 
-    One lives longer or takes a larger precision, those whose loss adds least make room for it, and what is left over
-    goes where most is saved. Such are tried first that promise most: what is saved, less the price of the room that
+    One lives longer or takes a larger precision, those whose loss adds least free capacity, and what remains
+    goes where most is saved. Such are tried first that promise most: what is saved, less the price of the capacity that
     lacks.
 
     Args:
         problem: what is to be allocated.
         holding: what fits.
-        prices: of room at each instant, float64 [K (L + 1)].
+        prices: of capacity at each instant, float64 [K (L + 1)].
         lifetimes: sources may be dropped before the end; otherwise they are held to the end or not at all.
 
     Returns:
@@ -42,9 +42,9 @@ def _list_promising(
     problem: Problem, holding: Holding, prices: Floats, most: int, *, lifetimes: bool
 ) -> list[tuple[int, int, int, int]]:
     """Return (head, source, lifetime, precision) that save more error than the missing memory costs, best first."""
-    room = problem.capacity - count_held(problem, holding)
+    free = problem.capacity - count_held(problem, holding)
     costs = find_changes(problem, holding, lifetimes=lifetimes)
-    costs += _price_lacking(problem, holding, room, prices)
+    costs += _price_lacking(problem, holding, free, prices)
     promising = np.argwhere(costs < 0)
     order = costs[tuple(promising.T)].argsort(kind="stable")
     return [
@@ -52,14 +52,14 @@ def _list_promising(
     ]
 
 
-def _price_lacking(problem: Problem, holding: Holding, room: Ints, prices: Floats) -> Floats:
-    """Return what the room costs that other lifetimes and precisions take and that is not there, [T, K - 1, K, F]."""
+def _price_lacking(problem: Problem, holding: Holding, free: Ints, prices: Floats) -> Floats:
+    """Return the price of the capacity that other lifetimes and precisions lack, [T, K - 1, K, F]."""
     (until, precision), layer = holding, problem.layer[:, None]
     sizes, sources = problem.sizes, np.arange(until.shape[1])
 
     def pass_time(taken: Ints) -> Floats:
-        """Sum what lacks of some room [..., F] up to each instant, [..., K (L + 1) + 1, F]."""
-        lacking = prices[:, None] * (taken[..., None, :] - room[:, None]).clip(0)
+        """Sum the lacking capacity [..., F] up to each instant, [..., K (L + 1) + 1, F]."""
+        lacking = prices[:, None] * (taken[..., None, :] - free[:, None]).clip(0)
         return np.pad(lacking.cumsum(-2), [*[(0, 0)] * (taken.ndim - 1), (1, 0), (0, 0)])
 
     longer, larger = pass_time(sizes), pass_time(sizes[:, None] - sizes[:, :, None])
@@ -81,7 +81,7 @@ def _price_lacking(problem: Problem, holding: Holding, room: Ints, prices: Float
 def _change(
     problem: Problem, holding: Holding, change: tuple[int, int, int, int], *, lifetimes: bool
 ) -> Holding | None:
-    """Change one block whatever it takes, then lengthen what fits; None if the others cannot make room."""
+    """Change one block whatever it takes, then lengthen what fits; None if the others cannot free enough."""
     head, source, end, size = change
     until, precision = (part.copy() for part in holding)
     fixed = np.zeros(until.shape, bool)

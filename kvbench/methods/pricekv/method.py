@@ -26,7 +26,7 @@ MOST_SOURCES = 15
 
 @dataclass
 class PriceKV(MixedPrecision, Method):
-    """Hold, in each head, the past blocks whose loss its output would miss most, as long as they are worth their room.
+    """Hold, in each head, the past blocks whose loss changes its output most, while they are worth their capacity.
 
     A method of this project. A block is the tokens of one source scale (or of the prompt, or of a row of an image) in
     one head; it is held or dropped as a whole. One calibration on full caches measures, for every head and every set
@@ -34,23 +34,23 @@ class PriceKV(MixedPrecision, Method):
     output projection (`errors.SubsetError`). This is the error itself, where attention mass is not: a late, large
     block may receive much attention and yet say nothing that the current block does not say too.
 
-    Room in the cache is then sold: after every layer of every scale a token of room has a price, the same for all
+    Capacity is then sold: after every layer of every scale a token of it has a price, the same for all
     heads. Given the prices each head finds exactly what to hold when (a dynamic programme over sets of blocks, since
     what was dropped never comes back). Prices rise where too much is held and fall where too little is, until the
     budget is about used at every instant at which it can be. What is then still too much is shortened where least
-    error is added per token and time, room that is left goes where most error is saved, and what is held is exchanged
-    for what saves more as long as any of that is found. What is held never exceeds B, and when the cache is full no
-    block is left out that would fit and do no harm.
+    error is added per token and time, capacity that is left goes where most error is saved, and what is held is
+    exchanged for what saves more as long as any of that is found. What is held never exceeds B, and when the cache is
+    full no block is left out that would fit and do no harm.
 
     Nothing is computed while an image is made: what is kept depends on layer, head and scale alone.
 
     With a menu (`method=pricekv/menu`) a block that is held is also stored in the number of bits that is worth its
-    room, as codes of static codebooks, and with `share` the unconditional branch may read the block of the conditional
-    one and store none. The calibration then also measures what each precision of each block by itself adds to the
-    output's error (`noise.PrecisionError`): these noises have little to do with each other, so that they add up, which
-    what dropping costs does not. A precision is kept for life. Room is sold by the byte, and the budget must be one of
-    bytes. For each lifetime a block has one best precision, whatever else is held, and so the dynamic programme stays
-    exact; then blocks are shortened or coarsened, and lengthened or refined.
+    capacity, as codes of static codebooks. With `share` the unconditional branch may read the block of the
+    conditional one and store none. The calibration then also measures what each precision of each block by itself
+    adds to the output's error (`noise.PrecisionError`): these noises have little to do with each other, so that they
+    add up, which what dropping costs does not. A precision is kept for life. Capacity is sold by the byte, and the
+    budget must be one of bytes. For each lifetime a block has one best precision, whatever else is held, and so the
+    dynamic programme stays exact; then blocks are shortened or coarsened, and lengthened or refined.
 
     Attributes:
         sinks: leading segments that every head holds to the end; 0 leaves them to the prices as well.
@@ -58,7 +58,7 @@ class PriceKV(MixedPrecision, Method):
         weights: what the error at a scale of t tokens counts: `inverse_tokens` 1/t, `uniform` 1, or `tokens` t.
         queries: evenly spaced queries of each segment that the calibration looks at.
         recent: of a next-token model, newest segments that a head can choose among, beside the first; older ones stay
-            only where room is left. Scales are chosen among all.
+            only where capacity is left. Scales are chosen among all.
         allocation: by `prices`, or by HeatKV's `counts`: of every block equally many heads lose it at a time.
         lifetimes: blocks may be dropped before the end; false: what a head holds at all it holds to the end.
         menu: bits of a number that a block may be stored in, of 16, 8, 4, 3 and 2; null: all blocks are stored as the
@@ -77,7 +77,7 @@ class PriceKV(MixedPrecision, Method):
     share: bool = False
 
     static: ClassVar[bool] = True
-    revision: ClassVar[int] = 1  # room in which no block fitted was unused
+    revision: ClassVar[int] = 1  # capacity in which no block fitted was unused
 
     @property
     def mixes_precisions(self) -> bool:

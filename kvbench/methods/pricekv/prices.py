@@ -1,4 +1,4 @@
-"""Prices of room at each instant, and the lifetimes and precisions that each head by itself finds best at them."""
+"""Prices of capacity at each instant, and the lifetimes and precisions that each head by itself finds best at them."""
 
 from itertools import pairwise
 
@@ -13,7 +13,7 @@ STEP = 0.3
 
 
 def find_prices(problem: Problem, *, lifetimes: bool = True) -> Floats:
-    """Find prices at which what heads want about fits, float64 [K (L + 1)] in error per unit of room.
+    """Find prices at which what heads want about fits, float64 [K (L + 1)] in error per unit of capacity.
 
     They rise where heads hold more than fits and fall where they hold less; where all that could ever be held fits,
     they are 0.
@@ -43,11 +43,12 @@ def choose(problem: Problem, prices: Floats, *, lifetimes: bool = True) -> Holdi
 
     Args:
         problem: what is to be allocated.
-        prices: of room at each instant, float64 [K (L + 1)].
+        prices: of capacity at each instant, float64 [K (L + 1)].
         lifetimes: sources may be dropped before the end; otherwise what a head holds at all it holds to the end.
     """
     paid = np.concatenate(([0.0], prices.cumsum()))[problem.leaving]
-    rent = np.diff(paid, axis=0, prepend=paid[:1])[:, problem.layer]  # of a unit of room, for each consumer
+    # Of a unit of capacity, for each consumer.
+    rent = np.diff(paid, axis=0, prepend=paid[:1])[:, problem.layer]
     added, best = _choose_precisions(problem, rent)
     costs = [errors + sum_sets(more) for errors, more in zip(problem.errors, added, strict=True)]
     until = _choose_nested(costs, problem.sources) if lifetimes else _choose_constant(costs)
@@ -62,7 +63,7 @@ def _choose_precisions(problem: Problem, rent: Floats) -> tuple[list[Floats], In
 
     Args:
         problem: what is to be allocated.
-        rent: of a unit of room, for each consumer and head, float64 [K, T].
+        rent: of a unit of capacity, for each consumer and head, float64 [K, T].
 
     Returns:
         Of every consumer what each of its sources costs more if it is the last to have it and not the one before,

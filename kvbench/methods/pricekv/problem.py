@@ -41,12 +41,12 @@ class Problem:
         errors: of every consumer, float64 [sets, T]: what each set of its sources costs each head; infinite for sets
             that lack a forced source.
         sources: of every consumer, K of them.
-        sizes: room that a block of each source takes in each precision, int64 [K - 1, F], none larger than in the
+        sizes: capacity that a block of each source takes in each precision, int64 [K - 1, F], none larger than in the
             first.
         noise: what a head pays beside `errors` for having a source in a precision, summed over the consumers up to each
             one that has it among its sources, float64 [K - 1, F, K, T].
         layers: layers L.
-        capacity: room for sources at each instant, int64 [K (L + 1)].
+        capacity: what sources may take at each instant, int64 [K (L + 1)].
         forced: leading sources that all heads hold to the end.
     """
 
@@ -109,7 +109,7 @@ def find_sets(problem: Problem, until: Ints) -> Ints:
 
 
 def count_held(problem: Problem, holding: Holding) -> Ints:
-    """Count the room that sources take in the cache at each instant, int64 [K (L + 1)]."""
+    """Count what sources take in the cache at each instant, int64 [K (L + 1)]."""
     change = np.zeros(len(problem.capacity) + 1, np.int64)
     for source, sizes in enumerate(problem.sizes):
         taken = sizes[holding.precision[:, source]]

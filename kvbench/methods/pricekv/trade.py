@@ -62,20 +62,20 @@ def lengthen(problem: Problem, holding: Holding, *, lifetimes: bool = True) -> H
     """
     until, precision = (part.copy() for part in holding)
     holding = Holding(until, precision)
-    room = problem.capacity - count_held(problem, holding)
+    free = problem.capacity - count_held(problem, holding)
     while True:
         added = find_changes(problem, holding, lifetimes=lifetimes)
         more = _sum_more(problem, holding)
-        fits = (more > 0) & (added <= 0) & _find_fitting(problem, holding, room)
+        fits = (more > 0) & (added <= 0) & _find_fitting(problem, holding, free)
         if not fits.any():
             return holding
         worth = np.full(added.shape, np.inf)
         np.divide(added, more, out=worth, where=fits)
         for head, source, end, large in _best_of_each_head(worth):
-            left = room - _occupy_more(problem, holding, head, source, end, large)
+            left = free - _occupy_more(problem, holding, head, source, end, large)
             if left.min() >= 0:
                 until[head, source], precision[head, source] = end, large
-                room = left
+                free = left
 
 
 def find_changes(problem: Problem, holding: Holding, *, lifetimes: bool = True) -> Floats:
@@ -113,7 +113,7 @@ def _occupy_more(
 
 
 def _sum_more(problem: Problem, holding: Holding) -> Ints:
-    """Return how much more room, summed over time, another lifetime and precision takes, int64 [T, K - 1, K, F]."""
+    """Return how much more capacity, summed over time, another lifetime and precision takes, int64 [T, K - 1, K, F]."""
     until, precision = holding
     sources, entering = np.arange(until.shape[1]), problem.leaving[:-1, problem.layer].T
     now = problem.sizes[sources, precision] * (problem.leaving[until, problem.layer[:, None]] - entering)
@@ -127,7 +127,7 @@ def _sum_freed(problem: Problem, holding: Holding, excess: Ints) -> Ints:
     Args:
         problem: what is to be allocated.
         holding: what is held.
-        excess: what is held above the capacity at each instant: more room than that does not count.
+        excess: what is held above the capacity at each instant: more than that does not count.
 
     Returns:
         0 for what frees nothing, or is longer or larger.
@@ -136,10 +136,10 @@ def _sum_freed(problem: Problem, holding: Holding, excess: Ints) -> Ints:
     sizes, sources = problem.sizes, np.arange(until.shape[1])
     smaller = (sizes[:, :, None] - sizes[:, None]).clip(0)
 
-    def pass_time(room: Ints) -> Ints:
-        """Sum what counts of some room [...] up to each instant, int64 [..., K (L + 1) + 1]."""
-        counted = excess.clip(0, room[..., None])
-        return np.pad(counted.cumsum(-1), [*[(0, 0)] * room.ndim, (1, 0)])
+    def pass_time(freed: Ints) -> Ints:
+        """Sum what counts of freed capacity [...] up to each instant, int64 [..., K (L + 1) + 1]."""
+        counted = excess.clip(0, freed[..., None])
+        return np.pad(counted.cumsum(-1), [*[(0, 0)] * freed.ndim, (1, 0)])
 
     dropped, saved = pass_time(sizes), pass_time(smaller)
     ends, begin = problem.leaving.T[layer], problem.leaving[sources, layer]
@@ -153,14 +153,14 @@ def _sum_freed(problem: Problem, holding: Holding, excess: Ints) -> Ints:
     return freed
 
 
-def _find_fitting(problem: Problem, holding: Holding, room: Ints) -> Bools:
-    """Return which other lifetimes and precisions there is room for, bool [T, K - 1, K, F]."""
+def _find_fitting(problem: Problem, holding: Holding, free: Ints) -> Bools:
+    """Return which other lifetimes and precisions fit, bool [T, K - 1, K, F]."""
     (until, precision), layer = holding, problem.layer[:, None, None]
     count, leaving, sources = problem.segments, problem.leaving, np.arange(until.shape[1])
     least = np.full((count, problem.layers), A_LOT)
     for k in range(1, count):
         for c in range(problem.layers):
-            least[k, c] = room[leaving[k - 1, c] : leaving[k, c]].min()
+            least[k, c] = free[leaving[k - 1, c] : leaving[k, c]].min()
     between = np.full((problem.layers, count, count), A_LOT)
     for k in range(count - 1):
         between[:, k, k + 1 :] = np.minimum.accumulate(least[k + 1 :]).T
