@@ -9,7 +9,7 @@ from torch import Tensor
 from kvbench.core.budget import Budget
 from kvbench.core.segments import ModelSpec
 from kvbench.methods.base import Artifact, Method
-from kvbench.methods.select import check_room
+from kvbench.methods.select import check_capacity
 from kvbench.methods.view import View
 
 
@@ -32,7 +32,7 @@ class RandomTokens(Method):
 
     def check(self, spec: ModelSpec, budget: Budget) -> None:
         """Refuse a budget that the sinks alone exceed."""
-        check_room(spec, budget, self.sinks)
+        check_capacity(spec, budget, self.sinks)
 
     def prepare(self, spec: ModelSpec, budget: Budget, artifact: Artifact | None = None) -> None:
         """Draw the ranks, float32 [layers, heads, positions]; those of the sinks are above every draw."""
