@@ -41,7 +41,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "dashboard": ("core", "eval", "report", "runs.generate", "runs.record"),
     "cli": EVERYTHING,
 }
-"""What a room may import beside itself, lowest rooms first; `kvbench/plan.py` is a room of one file."""
+"""Rooms that each room may import beside itself, lowest first; `kvbench/plan.py` is a room of one file."""
 SHARED = ("base", "capabilities", "capacities", "redundancy", "scored", "select", "view")
 """Modules of `methods` that every method may use."""
 ONLY_IN = {"hydra": "cli", "omegaconf": "cli", "wandb": "runs"}

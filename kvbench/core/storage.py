@@ -61,4 +61,4 @@ class StorageConfig:
 CHANNEL = StorageConfig()
 """The default of a run."""
 CODEBOOKS = StorageConfig(keys="codebook", values="codebook")
-"""How tokens of a `Precision` below 16 bits are stored."""
+"""Storage settings of every `Precision` below 16 bits."""

@@ -190,11 +190,9 @@ class CacheView:
     def keys(self, *, rotated: bool = True) -> Tensor:
         """[rows, segment.length, D]: the current segment's keys, or what they were before the rotation."""
         keys, rotation = self._narrow(self._seen.k.flatten(0, 1)), self._seen.rotation
-        return (
-            keys
-            if rotated or rotation is None
-            else unrotate(keys, rotation[self.segment.start : self.segment.end])
-        )
+        if rotated or rotation is None:
+            return keys
+        return unrotate(keys, rotation[self.segment.start : self.segment.end])
 
     def values(self) -> Tensor:
         """[rows, segment.length, D]: the current segment's values."""

@@ -89,8 +89,7 @@ def read_budget(settings: Settings, model: Model, method: Method) -> Budget:
     packing = find_packing(settings, method)
     if packing is not None and not mixes_precisions(method):
         return find_sure_capacity(Budget.parse_bytes(settings.budget, model.spec, 1), model.spec, packing)
-    itemsize = (
-        2 if mixes_precisions(method) else find_dtype(settings, model).itemsize
-    )  # forms are of 16 bits at most
+    # A method's own precisions have 16 bits at most.
+    itemsize = 2 if mixes_precisions(method) else find_dtype(settings, model).itemsize
     each = token_bytes(model.spec, itemsize, biased=is_biased(method))
     return Budget.parse_bytes(settings.budget, model.spec, each)

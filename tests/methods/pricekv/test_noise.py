@@ -1,4 +1,4 @@
-"""What precisions add: the error of one block read otherwise is that of attention over the changed keys and values."""
+"""Errors that precisions add: attention over keys and values as read back, against attention over the originals."""
 
 from dataclasses import replace
 
