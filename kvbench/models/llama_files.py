@@ -21,10 +21,30 @@ RENAMED = {
 }
 
 
+PREFIX, HEAD = "model.", "lm_head.weight"
+
+
+def strip_prefix(raw: Mapping[str, object]) -> State:
+    """Return a file's tensors without the prefix `model.`, the head as `output.weight`.
+
+    Other tensors keep a name that no module has, so that `kvbench.models.weights.check` refuses them.
+
+    Args:
+        raw: contents of a file.
+    """
+    state: State = {}
+    for name, tensor in raw.items():
+        if isinstance(tensor, Tensor):
+            known = "output.weight" if name == HEAD else f"{name} (outside {PREFIX})"
+            state[name.removeprefix(PREFIX) if name.startswith(PREFIX) else known] = tensor
+    return state
+
+
 def clean_llama(state: State, head_dim: int) -> State:
     """Return a language model's state under the decoder's names.
 
-    Files pair channel j of a head with j + D/2, and keep its projections apart (`kvbench.models.rotary`).
+    Files pair channel j of a head with j + D/2, and keep its projections apart (`kvbench.models.rotary`). Projections
+    that cannot be joined stay apart, so that `kvbench.models.weights.check` refuses them by name.
 
     Args:
         state: tensors by the file's names from `layers.` and `embed_tokens.` on.
@@ -33,7 +53,8 @@ def clean_llama(state: State, head_dim: int) -> State:
     joined = dict(state)
     for name in [name for name in state if name.endswith("self_attn.q_proj.weight")]:
         parts = [name.replace("q_proj", f"{part}_proj") for part in "qkv"]
-        if all(part in joined for part in parts):
+        widths = {joined[part].shape[1:] if part in joined else None for part in parts}
+        if len(widths) == 1 and None not in widths and all(joined[part].ndim for part in parts):
             q, k, v = (joined.pop(part) for part in parts)
             joint = torch.cat((pair_neighbours(q, head_dim), pair_neighbours(k, head_dim), v))
             joined[name.replace("self_attn.q_proj", "attention.wqkv")] = joint
@@ -67,7 +88,7 @@ def split_llama(state: Mapping[str, Tensor], heads: int, kv_heads: int, head_dim
 
 def pair_neighbours(weight: Tensor, head_dim: int) -> Tensor:
     """Reorder rows [heads x D, ...] so that a head's channels j and j + D/2 become 2 j and 2 j + 1."""
-    if len(weight) % head_dim:
+    if not weight.ndim or len(weight) % head_dim:
         return weight  # of another model: its shape will be refused
     return weight.unflatten(0, (-1, 2, head_dim // 2)).transpose(1, 2).flatten(0, 2)
 

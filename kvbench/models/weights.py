@@ -221,8 +221,14 @@ def build_on_meta(make: Callable[[], M]) -> M:
         return make().eval()
 
 
-def check(state: Mapping[str, Tensor], module: nn.Module, name: str) -> None:
+def check(state: Mapping[str, Tensor], module: nn.Module, name: str, path: Path | None = None) -> None:
     """Compare names and shapes strictly with those of a module, which may live on the meta device.
+
+    Args:
+        state: tensors by name.
+        module: what they are for.
+        name: config key, for the message.
+        path: file or folder, for the message.
 
     Raises:
         WeightsError: lists what is missing, unexpected, or of another shape.
@@ -230,7 +236,7 @@ def check(state: Mapping[str, Tensor], module: nn.Module, name: str) -> None:
     expected = {k: tuple(v.shape) for k, v in module.state_dict().items()}
     found = {k: tuple(v.shape) for k, v in state.items()}
     problems = [f"missing {k}" for k in expected.keys() - found.keys()]
-    problems += [f"unexpected {k}" for k in found.keys() - expected.keys()]
+    problems += [f"unexpected {k} {found[k]}" for k in found.keys() - expected.keys()]
     problems += [
         f"{k} is {found[k]}, should be {expected[k]}"
         for k in expected.keys() & found.keys()
@@ -238,7 +244,8 @@ def check(state: Mapping[str, Tensor], module: nn.Module, name: str) -> None:
     ]
     if problems:
         shown = "; ".join(sorted(problems)[:8])
-        raise WeightsError(f"{name}: the checkpoint does not fit in {len(problems)} places: {shown}")
+        where = "" if path is None else f" (in {path})"
+        raise WeightsError(f"{name}: the checkpoint does not fit in {len(problems)} places: {shown}{where}")
 
 
 def convert(path: Path, clean: Clean, digest: str) -> Path:
@@ -267,7 +274,7 @@ def load_into(module: nn.Module, source: Source, clean: Clean, dtype: torch.dtyp
     path = source.locate()
     digest = hash_path(path)
     state = clean(read(path)) if _is_safe(path) else load_file(convert(path, clean, digest))
-    check(state, module, source.key)
+    check(state, module, source.key, path)
     module.load_state_dict({k: v.to(dtype) for k, v in state.items()}, assign=True)
     return digest
 

@@ -4,11 +4,10 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from kvbench.models.llama_files import clean_llama, pair_neighbours
+from kvbench.models.llama_files import clean_llama, pair_neighbours, strip_prefix
 from kvbench.models.lumina.transformer import LuminaConfig
 from kvbench.models.weights import State, clean_vqgan
 
-PREFIX = "model."
 DRAWING = ("decoder.", "post_quant_conv.", "quantize.")
 
 
@@ -22,21 +21,16 @@ def clean_lumina(raw: Mapping[str, object], config: LuminaConfig) -> State:
         raw: contents of a file.
         config: shape of the model.
     """
-    given = {name: tensor for name, tensor in raw.items() if isinstance(tensor, Tensor)}
-    state = {k.removeprefix(PREFIX): v for k, v in given.items() if k.startswith(PREFIX)}
-    state = {
-        k: v for k, v in state.items() if not k.startswith("vqmodel.")
-    }  # an encoder of images in some copies
+    # Some copies hold an encoder of images.
+    state = {k: v for k, v in strip_prefix(raw).items() if not k.startswith("vqmodel.")}
     for part, heads in (("q", config.heads), ("k", config.kv_heads)):
         for name in [name for name in state if f".{part}_norm." in name]:
             state[name] = _spread(state[name], heads, config.head_dim)
-    if "lm_head.weight" in given:
-        state["output.weight"] = given["lm_head.weight"]
     return clean_llama(state, config.head_dim)
 
 
 def _spread(rows: Tensor, heads: int, head_dim: int) -> Tensor:
-    if rows.ndim != 2 or rows.shape[1] != head_dim or heads % len(rows):
+    if rows.ndim != 2 or rows.shape[1] != head_dim or not len(rows) or heads % len(rows):
         return rows  # of another model: its shape will be refused
     return pair_neighbours(rows.repeat_interleave(heads // len(rows), 0).flatten(), head_dim)
 

@@ -5,11 +5,17 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from kvbench.models.llama_files import clean_llama, pair_halves, pair_neighbours, split_llama
+from kvbench.models.llama_files import (
+    HEAD,
+    PREFIX,
+    clean_llama,
+    pair_halves,
+    pair_neighbours,
+    split_llama,
+    strip_prefix,
+)
 from kvbench.models.qwen3.transformer import Qwen3Config
 from kvbench.models.weights import State
-
-PREFIX, HEAD = "model.", "lm_head.weight"
 
 
 def clean_qwen3(raw: Mapping[str, object], config: Qwen3Config) -> State:
@@ -21,14 +27,12 @@ def clean_qwen3(raw: Mapping[str, object], config: Qwen3Config) -> State:
         raw: contents of the files.
         config: shape of the model.
     """
-    given = {name: tensor for name, tensor in raw.items() if isinstance(tensor, Tensor)}
-    state = {k.removeprefix(PREFIX): v for k, v in given.items() if k.startswith(PREFIX)}
+    state = strip_prefix(raw)
     for name in [name for name in state if name.endswith(("q_norm.weight", "k_norm.weight"))]:
         state[name] = pair_neighbours(state[name], config.head_dim)
-    head, embedding = given.get(HEAD), state.get("embed_tokens.weight")
-    again = config.tied and head is not None and embedding is not None and torch.equal(head, embedding)
-    if head is not None and not again:
-        state["output.weight"] = head
+    head, embedding = state.get("output.weight"), state.get("embed_tokens.weight")
+    if config.tied and head is not None and embedding is not None and torch.equal(head, embedding):
+        del state["output.weight"]
     return clean_llama(state, config.head_dim)
 
 

@@ -301,9 +301,14 @@ def test_the_state_of_another_model_does_not_fit() -> None:
         "weights",
     )
     norm = "model.layers.0.self_attn.q_norm.weight"
+    key = "model.layers.0.self_attn.k_proj.weight"
     for change, message in (
         ({norm: torch.zeros(3, 8)}, r"layers\.0\.attention\.q_norm\.weight is \(3, 8\), should be \(32,\)"),
         ({norm: torch.zeros(1, 16)}, r"q_norm\.weight is \(1, 16\)"),
+        ({norm: torch.zeros(0, 8)}, r"q_norm\.weight is \(0, 8\), should be \(32,\)"),
+        ({key: torch.zeros(32, 31)}, r"unexpected layers\.0\.self_attn\.k_proj\.weight \(32, 31\)"),
+        ({key: torch.zeros(())}, r"unexpected layers\.0\.self_attn\.k_proj\.weight \(\)"),
+        ({"norm.weight": torch.zeros(32)}, r"unexpected norm\.weight \(outside model\.\) \(32,\)"),
         ({"model.layers.2.mlp.up_proj.weight": torch.zeros(2)}, r"unexpected layers\.2\.feed_forward\.w3"),
         ({"lm_head.weight": torch.zeros(5, 32)}, r"output\.weight is \(5, 32\)"),
     ):

@@ -115,8 +115,14 @@ def test_a_missing_weight_is_named(folders: dict[str, tuple[Path, Any]], tmp_pat
     state = load_file(folder / shard)
     state.pop("model.layers.1.mlp.up_proj.weight")
     save_file(state, tmp_path / shard)
+    place = f" (in {tmp_path})"
     message = "model.sources.weights: the checkpoint does not fit in 1 places: missing layers.1.feed_forward.w3.weight"
-    with pytest.raises(WeightsError, match=re.escape(message)):
+    with pytest.raises(WeightsError, match=re.escape(message + place)):
+        load(tmp_path, config)
+    save_file({**state, "value_head.weight": torch.zeros(2)}, tmp_path / shard)
+    index["weight_map"]["value_head.weight"] = shard
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(WeightsError, match=r"unexpected value_head\.weight \(outside model\.\) \(2,\)"):
         load(tmp_path, config)
     (tmp_path / shard).unlink()
     with pytest.raises(WeightsError, match="not a readable checkpoint"):
