@@ -13,8 +13,10 @@ from kvbench.dashboard.repeat import write_command
 from kvbench.dashboard.retention_maps import pack_retention
 from kvbench.dashboard.samples import list_samples
 from kvbench.dashboard.sweeps import find_sweeps
+from kvbench.eval.protocol.intervals import MANY, find_quantile
 from kvbench.eval.protocol.scores import Metric
 from kvbench.report.runs_table import find_metric, list_metrics, name_methods
+from kvbench.report.styles import COLOURS, DARK_COLOURS, choose_styles
 from kvbench.runs.record.results import Results
 
 QUANTITY = ("better", "unit", "digits", "detail", "evaluator", "needs_reference")
@@ -28,9 +30,11 @@ def make_document(runs_dir: Path) -> dict[str, object]:
     """Return what lies below `runs_dir`: runs with their numbers and where those are from, and what is not finished.
 
     `shared` holds values that runs name by their number: sections of configurations and provenance, prompts and texts.
+    `quantiles` are the 97.5 % quantiles of Student's distribution for 2, 3, ... clusters.
     """
     found, pool = find_folders(runs_dir), Pool()
     runs = list(found.finished.values())
+    labels = name_methods(runs)
     places = {folder: number for number, folder in enumerate(found.finished)}
     samples = list_samples(found.finished, pool)
     described = [
@@ -39,12 +43,18 @@ def make_document(runs_dir: Path) -> dict[str, object]:
             "folder": folder.relative_to(runs_dir).as_posix(),
             "samples": samples[folder],
         }
-        for (folder, run), label in zip(found.finished.items(), name_methods(runs), strict=True)
+        for (folder, run), label in zip(found.finished.items(), labels, strict=True)
     ]
     return {
         "made": datetime.now(UTC).isoformat(timespec="seconds"),
         "version": __version__,
         "metrics": _list_quantities(runs),
+        "quantiles": [find_quantile(count) for count in range(2, MANY + 1)],
+        "palette": {"light": COLOURS, "dark": DARK_COLOURS},
+        "styles": {
+            label: {"colour": COLOURS.index(colour), "marker": marker}
+            for label, (colour, marker, _) in choose_styles(sorted(set(labels))).items()
+        },
         "runs": described,
         "published": list_tables(runs),
         "sweeps": [asdict(one) for one in find_sweeps(runs_dir)],

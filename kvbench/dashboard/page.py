@@ -3,6 +3,7 @@
 import base64
 import hashlib
 import json
+import re
 from collections.abc import Mapping
 from importlib.resources import files
 from pathlib import Path
@@ -14,19 +15,24 @@ from kvbench.dashboard.vendor import VENDORED, Vendored
 
 FILE = "dashboard.html"
 TEMPLATE = "dashboard.html.j2"
-STYLES = ("theme", "frame", "tables", "views", "drawer")
+STYLES = ("theme", "frame", "tables", "views", "controls", "drawer")
 """Files of styles/, in their order."""
 SCRIPTS = (
     "elements",
     "document",
+    "address",
     "costs",
     "theme",
     "provenance",
     "tables",
     "pareto",
     "filters",
+    "groups",
+    "differences",
+    "columns",
     "leaderboard",
     "changes",
+    "grid",
     "comparison",
     "retention",
     "published",
@@ -74,7 +80,7 @@ def render_page(document: Mapping[str, object]) -> str:
     )
     programs = [*map(_inline, VENDORED), _join_scripts()]
     return environment.get_template(TEMPLATE).render(
-        styles="\n".join(_read("styles", f"{name}.css") for name in STYLES),
+        styles="\n".join(_shorten("styles", f"{name}.css", ("/*",)) for name in STYLES),
         programs=programs,
         hashes=[_hash_program(program) for program in programs],
         document=_escape(document),
@@ -85,8 +91,15 @@ def _read(folder: str, name: str) -> str:
     return (files("kvbench.dashboard") / folder / name).read_text(encoding="utf-8")
 
 
+def _shorten(folder: str, name: str, comments: tuple[str, ...]) -> str:
+    """Return a file without indentation, lines that begin as comments do, and line ends that mean nothing."""
+    lines = map(str.strip, _read(folder, name).splitlines())
+    text = "\n".join(line for line in lines if line and not line.startswith(comments))
+    return re.sub(r"(?<=[{(\[,;])\n", "", text)
+
+
 def _join_scripts() -> str:
-    parts = "\n".join(_read("scripts", f"{name}.js") for name in SCRIPTS)
+    parts = "\n".join(_shorten("scripts", f"{name}.js", ("//", "/*", "*")) for name in SCRIPTS)
     return f'(() => {{\n"use strict";\n{parts}\n}})();\n'
 
 

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 
 from kvbench.engine.ledger import Step
 from kvbench.report.runs_table import name_methods
-from kvbench.report.styles import COLOURS, MARKERS
+from kvbench.report.styles import choose_styles
 from kvbench.runs.record.results import Results
 
 
@@ -79,18 +79,18 @@ def draw_steps(runs: Sequence[Results], kind: str, title: str) -> Figure:
     curve, whole = CURVES[kind], Points()
     figure = Figure(figsize=(6.4, 4.2 + 0.1 * len(runs)), layout="constrained")
     axes = figure.add_subplot()
-    for index, (name, run) in enumerate(zip(name_runs(runs), runs, strict=True)):
+    names = name_runs(runs)
+    styles = choose_styles(names)
+    for name, run in zip(names, runs, strict=True):
         points = list_points(run.steps, curve)
         whole += points
-        turn, place = divmod(index, len(COLOURS))
-        style = "none" if curve.fitted else ("-", "--", ":")[turn % 3]
-        marker = MARKERS[(place + turn) % len(MARKERS)]
+        colour, marker, dashes = styles[name]
         axes.plot(
             [x for x, _ in points],
             [y for _, y in points],
-            color=COLOURS[place],
+            color=colour,
             marker=marker,
-            linestyle=style,
+            linestyle="none" if curve.fitted else dashes,
             markersize=4,
             label=name,
         )

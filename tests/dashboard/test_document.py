@@ -45,8 +45,8 @@ def test_no_file_of_a_run_can_stop_the_page(runs_dir: Path, tmp_path: Path) -> N
 
 
 def test_the_worst_samples_by_each_metric_are_kept(runs_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(samples, "MOST", 1)
-    monkeypatch.setattr(samples, "LEAST", 1)
+    monkeypatch.setattr(samples, "MAX_SAMPLES", 1)
+    monkeypatch.setattr(samples, "MIN_SAMPLES", 1)
     found = find_folders(runs_dir)
     pool = Pool()
     listed = {folder.name: entry for folder, entry in samples.list_samples(found.finished, pool).items()}

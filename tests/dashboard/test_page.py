@@ -1,12 +1,14 @@
 """The page in a browser: what is sorted, filtered, pointed at, compared and opened."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from kvbench.dashboard.page import write_dashboard
-from tests.support.run_folders import HOSTILE, PROMPTS, WORTH
+from tests.support.results import LPIPS, PSNR, made_up
+from tests.support.run_folders import HOSTILE, PROMPTS, WORTH, score, with_bytes, write_run
 
 pytestmark = pytest.mark.slow
 PHONE = {"viewport": {"width": 390, "height": 844}, "color_scheme": "dark"}
@@ -104,7 +106,7 @@ def test_every_number_opens_where_it_is_from(page: Any) -> None:
     assert address == "infinity_tiny/heatkv-0.2-0123456789/results.json"
     page.keyboard.press("Escape")
     page.locator("#runs tbody .num").first.focus()
-    for key in ("ArrowRight", "ArrowRight", "Enter"):
+    for key in (*["ArrowRight"] * 4, "Enter"):  # budget, n, memory, seconds or psnr
         page.keyboard.press(key)
     assert page.locator("#drawerTitle").inner_text() == "psnr ↑, heatkv"
 
@@ -209,3 +211,104 @@ def test_a_sweep_that_just_began_has_a_page(browser: Any, tmp_path: Path) -> Non
         page.keyboard.press(str(number))
     page.close()
     assert complaints == []
+
+
+def open_link(page: Any, view: str) -> None:
+    address = page.url.split("#")[0] + "#/" + view
+    page.goto("about:blank")
+    page.goto(address)
+
+
+def test_a_link_holds_the_whole_view(page: Any) -> None:
+    page.click('#methods [data-label="random"]')
+    page.select_option("#quality", "lpips")
+    page.click(".menu summary")
+    page.locator('[data-column="peak_mib"]').check()
+    page.locator('[data-column="psnr"]').uncheck()
+    page.click("#count")
+    sort_by(page, "lpips")
+    page.locator("#runs tbody tr").first.click()
+    page.wait_for_function("() => location.hash.includes('run=')")
+    seen = [page.locator(part).inner_text() for part in ("#runs", "#reading", "#methods")]
+    page.reload()
+    assert [page.locator(part).inner_text() for part in ("#runs", "#reading", "#methods")] == seen
+    assert "peak MiB" in seen[0]
+    assert "psnr" not in seen[0]
+    page.keyboard.press("2")
+    page.select_option("#theirs", "budget")
+    page.keyboard.press("j")
+    page.wait_for_function("() => location.hash.includes('sample=')")
+    prompt = page.locator("#prompt").inner_text()
+    page.reload()
+    assert page.locator("#prompt").inner_text() == prompt
+    assert page.locator(".grid figure").count() == 3
+    page.click("#tabs [data-view=leaderboard]")
+    page.click("#reset")
+    assert page.locator("#runs tbody tr").count() == 7
+
+
+def test_one_prompt_is_shown_under_all_methods(page: Any) -> None:
+    open_link(page, "comparison?theirs=all&worst=psnr")
+    captions = page.locator(".grid figcaption").all_inner_texts()
+    assert len(captions) == 7
+    assert captions[0].strip() == "full"
+    assert any(f"psnr {float(psnr('heatkv', 0.2)) - 4:.2f}" in caption for caption in captions)
+    page.locator(".grid button", has=page.locator("img[alt^='heatkv, 20 %']")).click()
+    assert (
+        page.locator("#theirs")
+        .evaluate("select => select.selectedOptions[0].text")
+        .startswith("heatkv, 20 %")
+    )
+
+
+def test_samples_are_filtered_by_answer_and_text(page: Any) -> None:
+    open_link(page, "comparison?ours=reasoner_tiny/rkv-0.25&judged=lost")
+    assert page.locator("#order li").count() == 1
+    page.select_option("#judged", "right")
+    assert page.locator("#prompt").inner_text() == "sum 1"
+    page.select_option("#judged", "won")
+    assert "No sample passes" in page.locator("#view").inner_text()
+    page.select_option("#judged", "")
+    page.fill("#phrase", "then 5")
+    assert page.locator("#order li").count() == 1
+    assert page.locator("#prompt").inner_text() == "sum 0"
+
+
+def test_differences_to_a_run_are_paired(page: Any) -> None:
+    """The made-up values differ by the same step at every prompt, so the interval has no width."""
+    page.select_option("#differ", label="random, 10 %, 0123456789")
+    step = float(psnr("heatkv", 0.2)) - float(psnr("random", 0.1))
+    assert column(page, "psnr ↑")[0] == f"+{step:.2f}"
+    first = page.locator("#runs tbody tr").first.locator(".num", has_text=f"+{step:.2f}")
+    assert "±0.00" in first.inner_text()
+    first.click()
+    assert "4 with a value in both runs" in page.locator("#drawer").inner_text()
+
+
+def test_rows_are_grouped_by_a_setting(page: Any) -> None:
+    page.select_option("#group", "budget")
+    assert page.locator("#runs tr.heading").all_inner_texts() == [
+        "budget = 0.1",
+        "budget = 0.2",
+        "budget = not set",
+    ]
+
+
+def test_runs_that_differ_in_their_seed_are_averaged(browser: Any, tmp_path: Path) -> None:
+    for seed, value in ((0, 20.0), (1, 21.0), (2, 25.0)):
+        metrics = {"psnr": score(PSNR, value, 1.5), "lpips": score(LPIPS, 0.5, 0.1)}
+        run = made_up("random", 0.1, metrics, run=f"random-{seed}", n=4, config={"seed": seed})
+        write_run(tmp_path, replace(run, memory=with_bytes(run.memory, 0.1)), [])
+    page = browser.new_page()
+    page.goto(write_dashboard(tmp_path).as_uri())
+    assert "lpips ↓ 0.500" in page.locator("#same").inner_text()
+    page.select_option("#group", "mean")
+    row = page.locator("#runs tbody tr")
+    assert row.count() == 1
+    assert row.locator(".num").first.inner_text().split() == ["random3", "seeds"]
+    number = row.locator(".num", has_text="22.00")
+    assert "±2.65" in number.inner_text()
+    number.click()
+    told = page.locator("#drawerBody").inner_text()
+    assert all(part in told for part in ("seed 2", "25", "random-2"))
+    page.close()

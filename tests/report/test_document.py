@@ -110,6 +110,9 @@ def test_a_method_looks_the_same_in_every_figure() -> None:
     alone = {name: choose_styles([name])[name] for name in METHODS}
     assert len(set(alone.values())) == len(METHODS)
     assert choose_styles(METHODS) == {name: alone[name] for name in sorted(METHODS)}
+    mine = choose_styles(["mine"])["mine"]
+    assert mine not in alone.values()
+    assert choose_styles(["mine", *METHODS])["mine"] == mine
     several = choose_styles(["heatkv 1", "heatkv 2", "mine", "snapkv, 10 %", "snapkv, 4 %", "yours"])
     assert len(set(several.values())) == 6
     assert several["heatkv 1"] == alone["heatkv"]

@@ -3,13 +3,14 @@
 import io
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 from PIL import Image
 
 from kvbench.eval.protocol.scores import Metric
-from kvbench.runs.record.results import Results
+from kvbench.runs.record.results import Memory, Results
 from tests.support.results import LPIPS, PSNR, made_up
 
 HOSTILE = """</script><script>document.title = "owned"</script><img src=x onerror="document.title='owned'">"""
@@ -65,6 +66,12 @@ def paint(brightness: int) -> bytes:
     return buffer.getvalue()
 
 
+def with_bytes(memory: Memory, budget: float) -> Memory:
+    """A run's memory that holds a share of 1 MiB a sequence, in batches of 4."""
+    each = int(budget * 2**20)
+    return replace(memory, peak_bytes=4 * each, sequence_bytes=each, full_sequence_bytes=2**20)
+
+
 def write_image_runs(runs_dir: Path) -> list[Results]:
     """Three methods at two budgets, and their reference."""
     config = {
@@ -74,6 +81,7 @@ def write_image_runs(runs_dir: Path) -> list[Results]:
     }
     provenance = {"code": {"commit": "c0ffee", "diff_sha256": ""}, "weights_sha256": "feed", "device": "cpu"}
     full = made_up("full", 1.0, {}, run="full-0", n=4, config=config, provenance=provenance)
+    full = replace(full, memory=with_bytes(full.memory, 1.0))
     write_run(runs_dir, full, [(prompt, {}, paint(200)) for prompt in PROMPTS])
     runs = [full]
     for method, worth in WORTH.items():
@@ -83,13 +91,9 @@ def write_image_runs(runs_dir: Path) -> list[Results]:
                 "psnr": score(PSNR, psnr, 1.5, protocol="uint8"),
                 "lpips": score(LPIPS, 2 / psnr, 0.01),
             }
-            run = made_up(method, budget, metrics, n=4, config=config, provenance=provenance)
-            run = Results(
-                **{
-                    **vars(run),
-                    "memory": type(run.memory)(**{**vars(run.memory), "peak_bytes": int(budget * 2**22)}),
-                }
-            )
+            settings = {**config, "budget": budget}
+            run = made_up(method, budget, metrics, n=4, config=settings, provenance=provenance)
+            run = replace(run, memory=with_bytes(run.memory, budget))
             each = [psnr + step for step in (3.0, -4.0, 1.0, 0.0)]
             folder = write_run(
                 runs_dir,

@@ -1,18 +1,23 @@
 // Two runs sample by sample, worst first: images under a slider, texts side by side with what differs.
 
 const JUDGED = ["exact_answer", "accuracy"]; // metrics of 1 for a right text and 0 for a wrong one
+const JUDGEMENTS = {
+  "": "all",
+  right: "right",
+  wrong: "wrong",
+  lost: "wrong, right beside",
+  won: "right, wrong beside",
+};
 const pair = { place: 0, order: [] };
 
-/** Runs that hold the same prompts as a run: its reference first. */
+/** Runs that hold the same samples as a run: its reference first. */
 function findPartners(run) {
   const alike = RUNS.filter(
     (other) =>
       other.number !== run.number &&
       other.number !== run.reference &&
       other.samples.index.length &&
-      other.model === run.model &&
-      other.config.prompts === run.config.prompts &&
-      other.n === run.n,
+      areSameSamples(run, other),
   );
   return [...(run.reference === null ? [] : [RUNS[run.reference]]), ...alike];
 }
@@ -33,32 +38,57 @@ function drawComparison() {
     return;
   }
   const partners = findPartners(run);
-  fillSelect(
-    byId("theirs"),
-    partners.map((other) => [
+  fillSelect(byId("theirs"), [
+    ...partners.map((other) => [
       other.number,
       `${other.number === run.reference ? "reference: " : ""}${nameRun(other)}`,
     ]),
-  );
+    ...(partners.length ? [{ group: "grid", options: Object.entries(GRIDS) }] : []),
+  ]);
   fillSelect(byId("worst"), [
     ...Object.keys(run.samples.values).map((name) => [name, nameMetric(name)]),
     ["", "number"],
   ]);
+  fillSelect(byId("judged"), Object.entries(JUDGEMENTS));
+  byId("judged").parentElement.hidden = !JUDGED.some((name) => run.samples.values[name]);
   orderSamples();
+}
+
+/** Whether a sample is right (1), wrong (0) or not judged (undefined) in a run. */
+function findJudgement(run, index) {
+  const place = run?.samples.index.indexOf(index) ?? -1;
+  return JUDGED.map((name) => run?.samples.values[name]?.[place]).find((value) => value === 0 || value === 1);
+}
+
+/** Whether a sample passes the filters: its text or prompt holds a phrase, and its answer is right or wrong. */
+function passesFilters(run, other, place) {
+  const index = run.samples.index[place];
+  const [own, theirs] = [findJudgement(run, index), findJudgement(other, index)];
+  const fits = {
+    "": true,
+    right: own === 1,
+    wrong: own === 0,
+    lost: own === 0 && theirs === 1,
+    won: own === 1 && theirs === 0,
+  }[byId("judged").value];
+  const phrase = byId("phrase").value.trim().toLowerCase();
+  if (!fits || !phrase) return Boolean(fits);
+  const words = [shared(run.samples.prompt[place]), findText(run, index), other && findText(other, index)];
+  return words.some((text) => text?.toLowerCase().includes(phrase));
 }
 
 /** Order a run's samples, worst first; those without a value come last. */
 function orderSamples() {
-  const [run] = chosenRuns();
+  const [run, other] = chosenRuns();
   const name = byId("worst").value;
   const values = run.samples.values[name];
-  const places = run.samples.index.map((_, place) => place);
+  const places = run.samples.index.map((_, place) => place).filter((place) => passesFilters(run, other, place));
   const sign = DOC.metrics[name]?.better === "lower" ? -1 : 1;
   const rate = (place) => ((values?.[place] ?? null) === null ? Infinity : sign * values[place]);
   pair.order = values ? places.sort((a, b) => (rate(a) === rate(b) ? 0 : rate(a) - rate(b))) : places;
-  pair.place = 0;
   drawOrder(run, name, values);
-  showSample(0);
+  const sample = Number(takeAsked("sample") ?? -1);
+  showSample(Math.max(0, pair.order.indexOf(sample)));
 }
 
 function drawOrder(run, name, values) {
@@ -102,7 +132,12 @@ function imageOf(run, index) {
 /** Show the sample at a rank. */
 function showSample(rank) {
   const [run, other] = chosenRuns();
-  if (!run || !pair.order.length) return;
+  if (!run) return;
+  if (!pair.order.length) {
+    for (const id of ["place", "prompt", "values"]) byId(id).replaceChildren();
+    byId("view").replaceChildren(make("p", { class: "empty" }, "No sample passes the filters."));
+    return;
+  }
   pair.place = Math.max(0, Math.min(rank, pair.order.length - 1));
   const place = pair.order[pair.place];
   const index = run.samples.index[place];
@@ -111,9 +146,7 @@ function showSample(rank) {
   byId("prompt").textContent = nameSample(run, place);
   byId("previous").disabled = pair.place === 0;
   byId("next").disabled = pair.place === pair.order.length - 1;
-  byId("view").replaceChildren(
-    run.samples.kind === "images" ? makeSlider(run, other, index) : makeTexts(run, other, index),
-  );
+  byId("view").replaceChildren(makeStage(run, other, index));
   for (const text of byId("view").querySelectorAll("pre"))
     text.scrollTop = (text.querySelector("mark")?.offsetTop ?? 0) - text.clientHeight / 3;
   byId("values").replaceChildren(...listValues(run, other, index));
@@ -122,6 +155,11 @@ function showSample(rank) {
   const current = byId("order").children[pair.place];
   if (current && byId("order").clientHeight)
     byId("order").scrollTop = current.offsetTop - byId("order").offsetTop - byId("order").clientHeight / 2;
+}
+
+function makeStage(run, other, index) {
+  if (byId("theirs").value in GRIDS) return makeGrid(run, byId("theirs").value, index);
+  return run.samples.kind === "images" ? makeSlider(run, other, index) : makeTexts(run, other, index);
 }
 
 function makeSlider(run, other, index) {
@@ -193,10 +231,7 @@ function findText(run, index) {
 }
 
 function judge(run, index) {
-  const place = run.samples.index.indexOf(index);
-  const found = JUDGED.map((name) => run.samples.values[name]?.[place]).find(
-    (value) => value === 0 || value === 1,
-  );
+  const found = findJudgement(run, index);
   return found === undefined
     ? []
     : [make("span", { class: `badge ${found ? "right" : "wrong"}` }, found ? "right" : "wrong")];
@@ -234,10 +269,15 @@ function visitComparison(run) {
   drawComparison();
 }
 
+function isFiltered() {
+  return Boolean(byId("judged").value || byId("phrase").value);
+}
+
 function startComparison() {
   byId("ours").addEventListener("change", drawComparison);
-  byId("theirs").addEventListener("change", () => showSample(pair.place));
-  byId("worst").addEventListener("change", orderSamples);
+  byId("theirs").addEventListener("change", () => (isFiltered() ? orderSamples() : showSample(pair.place)));
+  for (const id of ["worst", "judged"]) byId(id).addEventListener("change", orderSamples);
+  byId("phrase").addEventListener("input", orderSamples);
   byId("previous").addEventListener("click", () => showSample(pair.place - 1));
   byId("next").addEventListener("click", () => showSample(pair.place + 1));
 }

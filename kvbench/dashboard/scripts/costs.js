@@ -1,5 +1,5 @@
 // Numbers of a run that are no metrics: what its cache held and how long it took.
-// Those that are `shown` are columns of the leaderboard.
+// Those that are `shown` are columns of the leaderboard by themselves, others on request.
 
 const COSTS = {
   budget: {
@@ -10,8 +10,24 @@ const COSTS = {
     about: "Capacity that held tokens, or bytes, may not exceed after any layer of any segment.",
     value: (run) => 100 * run.budget,
   },
-  peak_mib: {
+  byte_share: {
     shown: true,
+    title: "memory %",
+    unit: "%",
+    digits: 2,
+    field: "memory.sequence_bytes",
+    about: "Most bytes that a sequence held after any layer, of those of the run's reference, the full cache.",
+    value: (run) => (100 * (run.memory.sequence_bytes ?? NaN)) / findFullBytes(run),
+  },
+  sequence_mib: {
+    title: "sequence MiB",
+    unit: "MiB",
+    digits: 2,
+    field: "memory.sequence_bytes",
+    about: "Most bytes that a sequence held after any layer, as stored.",
+    value: (run) => (run.memory.sequence_bytes ?? NaN) / MIB,
+  },
+  peak_mib: {
     title: "peak MiB",
     unit: "MiB",
     digits: 2,
@@ -20,7 +36,6 @@ const COSTS = {
     value: (run) => run.memory.peak_bytes / MIB,
   },
   peak_share: {
-    shown: true,
     title: "peak %",
     unit: "%",
     digits: 2,
@@ -28,17 +43,7 @@ const COSTS = {
     about: "Most tokens held after any layer, of those of the full cache.",
     value: (run) => (100 * run.memory.peak_tokens) / run.memory.full_tokens,
   },
-  byte_share: {
-    shown: true,
-    title: "bytes %",
-    unit: "%",
-    digits: 2,
-    field: "memory.sequence_bytes",
-    about: "Most bytes that a sequence held after any layer, of those of the full cache in 16 bits.",
-    value: (run) => (100 * run.memory.sequence_bytes) / run.memory.full_sequence_bytes,
-  },
   rebuild_mib: {
-    shown: true,
     title: "rebuild MiB",
     unit: "MiB",
     digits: 2,
@@ -47,7 +52,6 @@ const COSTS = {
     value: (run) => run.memory.rebuild_bytes / MIB,
   },
   least_share: {
-    shown: true,
     title: "least / B",
     unit: "",
     digits: 3,
@@ -59,7 +63,6 @@ const COSTS = {
     value: (run) => run.memory.least_share,
   },
   utilisation: {
-    shown: true,
     title: "slots used",
     unit: "",
     digits: 3,
@@ -89,7 +92,6 @@ const COSTS = {
     value: (run) => run.latency.tokens_per_second,
   },
   n: {
-    shown: true,
     title: "n",
     unit: "samples",
     digits: 0,
@@ -100,15 +102,28 @@ const COSTS = {
   },
 };
 const AXES = {
-  peak_mib: "peak bytes, MiB",
+  byte_share: "memory per sequence, % of the full cache",
+  sequence_mib: "memory per sequence, MiB",
   peak_share: "peak tokens, % of the full cache",
-  byte_share: "peak bytes, % of the full cache in 16 bits",
-  rebuild_mib: "worst instant, MiB",
+  peak_mib: "storage of the largest batch, MiB",
+  rebuild_mib: "worst instant of the largest batch, MiB",
   seconds: "seconds per sample",
 };
 
+/** Bytes of a sequence under the full cache, of the reference's dtype; in 16 bits where the page lacks the reference. */
+function findFullBytes(run) {
+  const reference = RUNS[run.reference] ?? (run.method === "full" ? run : null);
+  return reference?.memory.sequence_bytes ?? run.memory.full_sequence_bytes;
+}
+
+/** A cost of a run; of runs that are shown as one, their mean. */
+function costOf(run, key) {
+  return run.merged ? d3.mean(run.merged, COSTS[key].value) : COSTS[key].value(run);
+}
+
 /** A cost as tables show it. */
 function formatCost(run, key) {
-  const { value, digits, least = -Infinity } = COSTS[key];
-  return format(value(run), digits) + (value(run) < least ? "!" : "");
+  const { digits, least = -Infinity } = COSTS[key];
+  const value = costOf(run, key);
+  return format(value, digits) + (value < least ? "!" : "");
 }

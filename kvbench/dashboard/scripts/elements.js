@@ -17,9 +17,9 @@ function make(tag, attributes = {}, ...children) {
   return element;
 }
 
-/** Options of a select, [value, label] each or {group, options}; keeps what was chosen if it is still there. */
+/** Options of a select, [value, label] each or {group, options}; keeps what was chosen, at first what a link asks for. */
 function fillSelect(select, options, fallback) {
-  const before = select.options.length ? select.value : null;
+  const before = select.options.length ? select.value : takeAskedValue(select.id);
   const option = ([value, label]) => make("option", { value }, label);
   const values = options.flatMap((one) => (one.group ? one.options : [one])).map(([value]) => String(value));
   select.replaceChildren(
@@ -27,7 +27,8 @@ function fillSelect(select, options, fallback) {
       one.group ? make("optgroup", { label: one.group }, ...one.options.map(option)) : option(one),
     ),
   );
-  select.value = values.includes(before) ? before : String(fallback ?? values[0] ?? "");
+  select.dataset.fallback = String(fallback ?? values[0] ?? "");
+  select.value = values.includes(before) ? before : select.dataset.fallback;
 }
 
 /** Items by what `key` gives for them, in the order of their first. */

@@ -2,13 +2,14 @@
 
 /** Runs that pass the filters. */
 function filterRuns() {
-  const [model, prompts, budget] = ["model", "prompts", "budget"].map((id) => byId(id).value);
+  const [model, prompts, budget, samples] = ["model", "prompts", "budget", "samples"].map((id) => byId(id).value);
   const words = byId("search").value.toLowerCase().split(/\s+/).filter(Boolean);
   return RUNS.filter((run) => {
     const fits =
       (!model || run.model === model) &&
       (!prompts || run.prompts === prompts) &&
-      (!budget || formatBudget(run) === budget || run.method === "full");
+      (!budget || formatBudget(run) === budget || run.method === "full") &&
+      (!samples || String(run.n) === samples);
     return fits && !board.off.has(run.label) && words.every((word) => describeForSearch(run).includes(word));
   });
 }
@@ -37,6 +38,8 @@ function fillFilters() {
     [["", "all"], ...[...new Set(budgets.map(formatBudget))].map((text) => [text, text])],
     "",
   );
+  const counts = d3.sort(new Set(own.map((run) => run.n)), d3.descending);
+  fillSelect(byId("samples"), [["", "all"], ...counts.map((n) => [String(n), String(n)])], "");
   const chips = choices("label", own).map((label) =>
     make(
       "button",

@@ -4,6 +4,7 @@ const SHOWN = 100; // rows before "show more": a thousand rows of buttons take a
 const board = {
   off: new Set(),
   sort: { key: null, descending: true },
+  sorted: false, // whether the order was chosen
   limit: SHOWN,
   hover: null,
   chosen: null,
@@ -15,83 +16,6 @@ function chooseMetrics(runs) {
   return METRICS.filter(
     (name) => (details || !DOC.metrics[name].detail) && runs.some((run) => findMetric(run, name)),
   );
-}
-
-function chooseColumns(runs) {
-  const several = (key) => new Set(runs.map((run) => run[key])).size > 1;
-  const text = (key, title) => ({
-    key,
-    title,
-    words: true,
-    cell: (run) => run[key],
-    value: (run) => run[key],
-  });
-  const costs = Object.keys(COSTS).filter(
-    (key) => COSTS[key].shown && runs.some((run) => Number.isFinite(COSTS[key].value(run))),
-  );
-  return [
-    {
-      key: "label",
-      title: "method",
-      words: true,
-      cell: (run) =>
-        makeNumber(run.label, () => link(run, "choose"), {
-          sign: makeSwatch(run.label),
-          title: "Keep this run in sight",
-        }),
-      value: (run) => run.label,
-    },
-    { ...makeCostColumn("budget"), cell: makeBudget },
-    ...(several("model") ? [text("model", "model")] : []),
-    ...(several("prompts") ? [text("prompts", "prompts")] : []),
-    ...chooseMetrics(runs).map((name) => makeMetricColumn(name, findBest(runs, name))),
-    ...costs.map(makeCostColumn),
-  ];
-}
-
-function makeBudget(run) {
-  return makeNumber(formatBudget(run), () => openCost(run, "budget"));
-}
-
-function makeMetricColumn(name, best) {
-  const { better, unit } = DOC.metrics[name];
-  return {
-    key: name,
-    title: nameMetric(name),
-    better,
-    about: `${name}${unit ? `, ${unit}` : ""}: ${better} is better`,
-    value: (run) => findMetric(run, name)?.value,
-    cell: (run) => {
-      const metric = findMetric(run, name);
-      if (!metric) return makeAbsent(run, name);
-      const ends = findInterval(metric);
-      const half = ends ? `±${format((ends[1] - ends[0]) / 2, metric.digits)}` : "";
-      return makeNumber(format(metric.value, metric.digits), () => openMetric(run, name), {
-        more: half,
-        best: best.has(run.number),
-      });
-    },
-  };
-}
-
-function makeAbsent(run, name) {
-  const own = readMetric(run, name);
-  return own && own.status !== "ok" ? makeNumber(own.status, () => openMetric(run, name)) : makeNothing();
-}
-
-function makeCostColumn(key) {
-  const { title, better = "lower", about, value } = COSTS[key];
-  return {
-    key,
-    title,
-    better,
-    about,
-    value,
-    cell: (run) =>
-      Number.isFinite(value(run))
-        ? makeNumber(formatCost(run, key), () => openCost(run, key))
-        : makeNothing(),
-  };
 }
 
 /** The runs that are best at a metric among those of their model, prompts and budget, where there is a choice. */
@@ -125,17 +49,48 @@ function sortRuns(runs, column, descending) {
 function drawBoard() {
   fillFilters();
   const runs = filterRuns();
-  const columns = chooseColumns(runs);
-  const quality = chooseMetrics(runs).filter((name) => runs.some((run) => findMetric(run, name)));
+  fillGroups(runs);
+  fillBases(runs);
+  const group = byId("group").value;
+  const rows = group === "mean" ? mergeSeeds(runs) : runs;
+  const columns = listColumns(rows);
+  const { shown, folded } = divideColumns(columns, rows);
+  const quality = chooseMetrics(runs);
   fillSelect(
     byId("quality"),
     quality.map((name) => [name, nameMetric(name)]),
   );
+  fillSelect(
+    byId("against"),
+    Object.entries(AXES).filter(([axis]) => rows.some((run) => Number.isFinite(costOf(run, axis)))),
+  );
+  const sorted = sortBoard(rows, columns, quality[0], group);
+  drawRows(sorted, shown, group);
+  drawFolded(folded, rows);
+  drawColumnMenu(columns, shown);
+  byId("count").textContent =
+    runs.length === RUNS.length ? `${runs.length}` : `${runs.length} of ${RUNS.length}`;
+  byId("more").hidden = sorted.length <= board.limit;
+  byId("more").textContent = `Show ${Math.min(SHOWN, sorted.length - board.limit)} more of ${sorted.length}`;
+  byId("meaning").textContent = explainNumbers(group);
+  drawPareto(byId("pareto"), rows, byId("quality").value, byId("against").value, link);
+  mark();
+}
+
+/** Rows in the order of the chosen column, at first of the first metric; those of a group together. */
+function sortBoard(rows, columns, quality, group) {
   const named = columns.find((column) => column.key === board.sort.key);
-  const first = columns.find((column) => column.key === quality[0]) ?? columns[0];
+  const first = columns.find((column) => column.key === quality) ?? columns[0];
   if (!named) board.sort = { key: first.key, descending: first.better === "higher" };
-  const sorted = sortRuns(runs, named ?? first, board.sort.descending);
-  drawTable(byId("runs"), columns, sorted.slice(0, board.limit), board.sort, turnSort, (run) => ({
+  const sorted = sortRuns(rows, named ?? first, board.sort.descending);
+  if (!group || group === "mean") return sorted;
+  const numeric = new Intl.Collator("en", { numeric: true });
+  return sorted.sort((a, b) => numeric.compare(nameGroup(a, group), nameGroup(b, group)));
+}
+
+function drawRows(sorted, columns, group) {
+  const table = byId("runs");
+  drawTable(table, columns, sorted.slice(0, board.limit), board.sort, turnSort, (run) => ({
     "data-run": run.number,
     onpointerenter: () => link(run, "hover"),
     onpointerleave: () => link(null, "hover"),
@@ -143,21 +98,39 @@ function drawBoard() {
     onfocusout: () => link(null, "hover"),
     onclick: () => link(run, "choose"),
   }));
-  byId("runs").style.setProperty(
-    "--lead",
-    `${Math.floor(byId("runs").rows[0].cells[0].getBoundingClientRect().width)}px`,
-  );
-  byId("count").textContent =
-    runs.length === RUNS.length ? `${runs.length}` : `${runs.length} of ${RUNS.length}`;
-  byId("more").hidden = sorted.length <= board.limit;
-  byId("more").textContent = `Show ${Math.min(SHOWN, sorted.length - board.limit)} more of ${sorted.length}`;
-  drawPareto(byId("pareto"), runs, byId("quality").value, byId("against").value, link);
-  mark();
+  if (group && group !== "mean") {
+    let last = null;
+    for (const [i, row] of [...table.tBodies[0].rows].entries()) {
+      const name = nameGroup(sorted[i], group);
+      const heading = make("th", { scope: "rowgroup", colspan: columns.length, class: "words" }, name);
+      if (name !== last) row.before(make("tr", { class: "heading" }, heading));
+      last = name;
+    }
+  }
+  const lead = Math.floor(table.rows[0].cells[0].getBoundingClientRect().width);
+  table.style.setProperty("--lead", `${lead}px`);
+}
+
+/** Offer the runs that others can be compared with. */
+function fillBases(runs) {
+  fillSelect(byId("differ"), [
+    ["", "nothing"],
+    ...listRuns(runs.filter((run) => Object.keys(run.samples.columns ?? {}).length)),
+  ]);
+}
+
+function explainNumbers(group) {
+  const base = RUNS[byId("differ").value];
+  if (base)
+    return `Differences to ${nameRun(base)}, on the same prompts and noise, ± half of the 95 % interval. Bold: better, and the interval excludes 0.`;
+  const half = group === "mean" ? "the standard deviation over seeds" : "half of the 95 % interval";
+  return `Every number opens its provenance. ± is ${half}. Bold: best of its model, prompts, n and budget.`;
 }
 
 function turnSort(column) {
   const best = column.better ? column.better === "higher" : false;
   board.sort = { key: column.key, descending: board.sort.key === column.key ? !board.sort.descending : best };
+  board.sorted = true;
   drawBoard();
 }
 
@@ -199,15 +172,14 @@ function readOut(number) {
   const interval = ends ? ` [${format(ends[0], metric.digits)}, ${format(ends[1], metric.digits)}]` : "";
   byId("reading").replaceChildren(
     make("b", {}, `${run.label}, ${formatBudget(run)}`),
-    `: ${value}${interval}, ${formatCost(run, "peak_mib")} MiB at the peak `,
-    `(${formatCost(run, "peak_share")} % of the full cache), n = ${run.n}`,
+    `: ${value}${interval}, ${formatCost(run, "byte_share")} % of the full cache `,
+    `(${formatCost(run, "sequence_mib")} MiB a sequence), n = ${run.n}`,
   );
 }
 
 function startBoard() {
-  fillSelect(byId("against"), Object.entries(AXES));
   walkThrough(byId("runs"));
-  for (const id of ["model", "prompts", "budget", "quality", "against", "details"])
+  for (const id of ["model", "prompts", "budget", "samples", "quality", "against", "group", "differ", "details"])
     byId(id).addEventListener("change", drawBoard);
   let typing;
   byId("search").addEventListener("input", () => {
@@ -221,7 +193,10 @@ function startBoard() {
   byId("reset").addEventListener("click", () => {
     board.off.clear();
     board.chosen = null;
-    for (const id of ["model", "prompts", "budget", "search"]) byId(id).value = "";
+    toggled.clear();
+    board.sort.key = null;
+    board.sorted = false;
+    for (const id of ["model", "prompts", "budget", "samples", "search", "group", "differ"]) byId(id).value = "";
     drawBoard();
   });
   let width = 0;

@@ -7,21 +7,26 @@ const DRAWS = {
   published: drawPublished,
 };
 
-/** Show a view, which is drawn when it is first or again looked at; its name stands in the address. */
+/** Show a view, which is drawn when it is first or again looked at; the address follows. */
 function showView(name) {
   if (byId(name).hidden) scrollTo(0, 0);
   for (const view of VIEWS) byId(view).hidden = view !== name;
+  // A menu closes by a click beside it.
+  document.addEventListener("click", (event) => {
+    for (const menu of document.querySelectorAll("details.menu[open]"))
+      if (!menu.contains(event.target)) menu.open = false;
+  });
   for (const tab of document.querySelectorAll("[data-view]")) {
     tab.setAttribute("aria-selected", String(tab.dataset.view === name));
     tab.setAttribute("tabindex", tab.dataset.view === name ? "0" : "-1");
   }
   DRAWS[name]();
-  if (readView() !== name) history.replaceState(null, "", `#/${name}`);
+  writeAddress();
 }
 
 /** The view that the address names; a slash keeps the browser from scrolling to an element of that name. */
 function readView() {
-  return VIEWS.find((view) => location.hash === `#/${view}`) ?? null;
+  return VIEWS.find((view) => location.hash.split("?")[0] === `#/${view}`) ?? null;
 }
 
 function start() {
@@ -31,6 +36,11 @@ function start() {
       if (event.target === dialog) dialog.close();
     });
   }
+  // A menu closes by a click beside it.
+  document.addEventListener("click", (event) => {
+    for (const menu of document.querySelectorAll("details.menu[open]"))
+      if (!menu.contains(event.target)) menu.open = false;
+  });
   for (const tab of document.querySelectorAll("[data-view]"))
     tab.addEventListener("click", () => showView(tab.dataset.view));
   byId("tabs").addEventListener("keydown", walkTabs);
@@ -39,6 +49,8 @@ function start() {
   byId("made").textContent = `${DOC.made.replace("T", " ").slice(0, 16)} UTC`;
   document.addEventListener("keydown", pressKey);
   systemDark.addEventListener("change", applyTheme);
+  readAddress();
+  startAddress();
   startBoard();
   startComparison();
   startRetention();
@@ -46,7 +58,6 @@ function start() {
   drawProgress();
   applyTheme();
   showView(readView() ?? VIEWS[0]);
-  addEventListener("hashchange", () => showView(readView() ?? VIEWS[0]));
 }
 
 start();

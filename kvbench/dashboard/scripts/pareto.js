@@ -5,7 +5,7 @@ function listPoints(runs, name, axis) {
   const points = [];
   for (const run of runs) {
     const metric = findMetric(run, name);
-    const x = COSTS[axis].value(run);
+    const x = costOf(run, axis);
     if (!metric || !Number.isFinite(x)) continue;
     const [low, high] = findInterval(metric) ?? [null, null];
     points.push({ run, x, y: metric.value, low, high, ...styleOf(run.label) });
@@ -24,11 +24,19 @@ function findFront(points, better) {
   return front;
 }
 
-const MOST_SPREAD = 150; // points beyond which they stay where they are: side by side they would only blur
+/** Both ends of the x axis; a narrow range is widened to a tenth, so that rounding does not look like a difference. */
+function findRange(points) {
+  const [low, high] = [points[0].x, points.at(-1).x];
+  if (high - low >= 0.1 * Math.abs(high)) return [low, high];
+  const centre = (low + high) / 2;
+  return [0.95 * centre, 1.05 * centre];
+}
+
+const MAX_SPREAD = 150; // points beyond which they stay where they are: side by side they would only blur
 
 /** Set points that would lie on each other side by side: `shift` is in pixels. */
 function spreadPoints(points, near) {
-  if (points.length > MOST_SPREAD) {
+  if (points.length > MAX_SPREAD) {
     for (const point of points) point.shift = 0;
     return;
   }
@@ -56,18 +64,18 @@ function drawPareto(box, runs, name, axis, visit) {
   const front = findFront(points, better);
   const width = Math.max(280, box.clientWidth || 800);
   const narrow = width < 560;
-  const [least, most] = [points[0].x, points.at(-1).x];
-  const log = least > 0 && most / least > 4;
+  const [low, high] = findRange(points);
+  const log = low > 0 && high / low > 4;
   spreadPoints(
     points,
-    (a, b) => (log ? Math.log(b / a) / Math.log(most / least) : (b - a) / (most - least || 1)) < 0.012,
+    (a, b) => (log ? Math.log(b / a) / Math.log(high / low) : (b - a) / (high - low || 1)) < 0.012,
   );
   const groups = [...groupBy(points, (point) => point.shift)].map(([dx, own]) => ({
     dx,
     own,
     certain: own.filter((point) => point.low !== null),
   }));
-  const line = [...front, { x: most, y: front.at(-1).y }];
+  const line = [...front, { x: high, y: front.at(-1).y }];
   const plot = Plot.plot({
     width,
     height: narrow ? 300 : 400,
@@ -77,11 +85,10 @@ function drawPareto(box, runs, name, axis, visit) {
     marginTop: 26,
     x: {
       type: log ? "log" : "linear",
+      domain: [low, high],
       label: AXES[axis],
-      nice: !log,
       grid: false,
-      tickFormat: (value) => String(Number(value.toPrecision(3))),
-      ticks: narrow ? 4 : 8,
+      ...chooseTicks(low, high, log, narrow ? 4 : 8),
       insetLeft: 40,
       insetRight: 40,
     },
@@ -132,10 +139,9 @@ function drawPareto(box, runs, name, axis, visit) {
         : front.map((point, i) =>
             Plot.text([point], {
               x: "x",
-              y: (one) => one.high ?? one.y,
+              y: "y",
               text: [point.run.label],
               dx: point.shift,
-              dy: -9,
               fill: "colour",
               stroke: "var(--card)",
               strokeWidth: 3,
@@ -163,20 +169,61 @@ function drawPareto(box, runs, name, axis, visit) {
       listen(hit, own[j], name, axis, visit);
   }
   box.replaceChildren(plot);
-  hideOverlaps([...plot.querySelectorAll("text.mark")]);
+  placeNames([...plot.querySelectorAll("text.mark")], [...plot.querySelectorAll("path.mark, line.mark")]);
 }
 
-/** Hide names that would lie on others; the best of each pair stays. */
-function hideOverlaps(names) {
-  const shown = [];
+/** Ticks of the x axis: round numbers inside its range whose labels all differ. */
+function chooseTicks(low, high, log, count) {
+  const scale = log ? d3.scaleLog([low, high], [0, 1]) : d3.scaleLinear([low, high], [0, 1]);
+  let ticks = scale.ticks(count);
+  if (log && ticks.length > count) {
+    const leading = (value) => Math.round(value / 10 ** Math.floor(Math.log10(value) + 1e-9));
+    ticks = [
+      [1, 2, 5],
+      [1, 3],
+      [1],
+    ].reduce(
+      (kept, digits) =>
+        kept.length > count ? ticks.filter((value) => digits.includes(leading(value))) : kept,
+      ticks,
+    );
+  }
+  const write = (value, digits) => String(Number(value.toPrecision(digits)));
+  let digits = 3;
+  while (digits < 12 && new Set(ticks.map((value) => write(value, digits))).size < ticks.length) digits += 1;
+  return { ticks, tickFormat: (value) => write(value, digits) };
+}
+
+/** Move each name above, below, or beside its point, where it covers no other name, point or bar; else remove it. */
+function placeNames(names, marks) {
+  const taken = marks.map((mark) => mark.getBoundingClientRect());
+  const covers = (box, dx, dy) =>
+    taken.some(
+      (other) =>
+        box.right + dx > other.left - 1 &&
+        box.left + dx < other.right + 1 &&
+        box.bottom + dy > other.top &&
+        box.top + dy < other.bottom,
+    );
   for (const name of names.reverse()) {
     const box = name.getBoundingClientRect();
-    const free = shown.every(
-      (other) =>
-        box.right < other.left || box.left > other.right || box.bottom < other.top || box.top > other.bottom,
-    );
-    if (free) shown.push(box);
-    else name.remove();
+    const aside = box.width / 2 + 11;
+    const places = [12, 21].flatMap((far) => [
+      [0, -far],
+      [aside, 0],
+      [-aside, 0],
+      [aside, -far],
+      [-aside, -far],
+      [0, far],
+    ]);
+    const found = places.find(([dx, dy]) => !covers(box, dx, dy));
+    if (!found) {
+      name.remove();
+      continue;
+    }
+    const [dx, dy] = found;
+    name.setAttribute("transform", `${name.getAttribute("transform") ?? ""} translate(${dx},${dy})`);
+    taken.push(name.getBoundingClientRect());
   }
 }
 

@@ -26,6 +26,11 @@ function openDrawer(title, ...parts) {
 
 /** Show where a metric of a run is from. */
 function openMetric(run, name) {
+  if (run.merged) {
+    const show = (one) => String(findMetric(one, name)?.value ?? "no value");
+    openMerged(run, nameMetric(name), show);
+    return;
+  }
   const metric = readMetric(run, name);
   const ends = findInterval(metric);
   const file = `${metric.evaluator}-${metric.protocol}.json`;
@@ -61,6 +66,10 @@ function openMetric(run, name) {
 
 /** Show where a cost of a run is from. */
 function openCost(run, key) {
+  if (run.merged) {
+    openMerged(run, COSTS[key].title, (one) => formatCost(one, key));
+    return;
+  }
   showCost(run, COSTS[key], formatCost(run, key));
 }
 

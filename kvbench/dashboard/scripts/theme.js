@@ -1,9 +1,6 @@
 // Light, dark, or as the system has it; and the colour and sign of every method, the same in all views.
 
 const THEMES = ["auto", "light", "dark"];
-const LIGHT = ["#0072b2", "#d55e00", "#009e73", "#b5559a", "#b97b00", "#3f9fd8"];
-const DARK = ["#4aa3df", "#ff8a4c", "#2fc79b", "#e79acb", "#f0b429", "#9bd8ff"];
-const SIGNS = ["circle", "square", "triangle", "diamond", "star", "cross", "wye"];
 const systemDark = matchMedia("(prefers-color-scheme: dark)");
 const redraws = [];
 let theme = readTheme();
@@ -41,30 +38,41 @@ function turnTheme() {
   applyTheme();
 }
 
-const LABELS = [...new Set(RUNS.map((run) => run.label))].sort();
-const COMPRESSED = LABELS.filter((label) => label !== "full");
-
-/** Colour and sign of a method's label; the full cache is drawn in ink. */
-function styleOf(label) {
-  const place = COMPRESSED.indexOf(label);
-  if (place < 0) return { colour: styleColour("--ink"), sign: "circle" };
-  const colours = isDark() ? DARK : LIGHT;
-  // One sign more than colours: 42 pairs.
-  return { colour: colours[place % colours.length], sign: SIGNS[place % SIGNS.length] };
+/** A symbol as d3 and Plot take it, of the corners of a polygon in a square of side 2. */
+function drawPolygon(corners) {
+  return {
+    draw(context, size) {
+      const scale = Math.sqrt(size) / 1.8;
+      for (const [i, [x, y]] of corners.entries()) context[i ? "lineTo" : "moveTo"](x * scale, y * scale);
+      context.closePath();
+    },
+  };
 }
 
-/** A small picture of a method's sign in its colour. */
+const ARM = 0.36;
+const TURNED_CROSS = [
+  [0, -ARM], [1 - ARM, -1], [1, ARM - 1], [ARM, 0], [1, 1 - ARM], [1 - ARM, 1],
+  [0, ARM], [ARM - 1, 1], [-1, 1 - ARM], [-ARM, 0], [-1, ARM - 1], [ARM - 1, -1],
+]; // prettier-ignore
+const SYMBOLS = {
+  o: d3.symbolCircle,
+  s: d3.symbolSquare,
+  D: drawPolygon([[0, -1.2], [1.2, 0], [0, 1.2], [-1.2, 0]]),
+  "^": drawPolygon([[0, -1.1], [1.1, 0.9], [-1.1, 0.9]]),
+  v: drawPolygon([[0, 1.1], [1.1, -0.9], [-1.1, -0.9]]),
+  P: d3.symbolCross,
+  X: drawPolygon(TURNED_CROSS),
+};
+
+/** Colour and symbol of a method's label, those of the figures of task=report. */
+function styleOf(label) {
+  const { colour, marker } = DOC.styles[label];
+  return { colour: DOC.palette[isDark() ? "dark" : "light"][colour], sign: SYMBOLS[marker] };
+}
+
+/** A small picture of a method's symbol in its colour. */
 function makeSwatch(label) {
   const { colour, sign } = styleOf(label);
-  const kinds = {
-    circle: d3.symbolCircle,
-    square: d3.symbolSquare,
-    triangle: d3.symbolTriangle,
-    diamond: d3.symbolDiamond,
-    star: d3.symbolStar,
-    wye: d3.symbolWye,
-    cross: d3.symbolCross,
-  };
   const svg = document.createElementNS("http://www.w3.org/2000/svg", "svg");
   for (const [name, value] of Object.entries({
     class: "swatch",
@@ -76,7 +84,7 @@ function makeSwatch(label) {
     svg.setAttribute(name, value);
   }
   const path = document.createElementNS("http://www.w3.org/2000/svg", "path");
-  path.setAttribute("d", d3.symbol(kinds[sign], 64)());
+  path.setAttribute("d", d3.symbol(sign, 64)());
   path.setAttribute("fill", colour);
   svg.append(path);
   return svg;

@@ -1,0 +1,152 @@
+// Columns of the leaderboard: which there are, which are shown, and which are folded as they say the same of all rows.
+
+const toggled = new Map(); // columns that were switched by hand: key to whether it is shown
+
+/** The columns that the rows can have: method, budget, n, memory and time, then metrics, then other costs. */
+function listColumns(rows) {
+  const several = (key) => new Set(rows.map((run) => run[key])).size > 1;
+  const known = (key) => rows.some((run) => Number.isFinite(costOf(run, key)));
+  const costs = Object.keys(COSTS).filter((key) => key !== "budget" && key !== "n" && known(key));
+  return [
+    makeMethodColumn(rows),
+    { ...makeCostColumn("budget"), cell: makeBudget },
+    ...["model", "prompts"].filter(several).map(makeTextColumn),
+    makeCostColumn("n"),
+    ...costs.filter((key) => COSTS[key].shown).map(makeCostColumn),
+    ...chooseMetrics(rows).map((name) => makeMetricColumn(name, findBest(rows, name))),
+    ...costs.filter((key) => !COSTS[key].shown).map((key) => ({ ...makeCostColumn(key), off: true })),
+  ];
+}
+
+/** Divide columns into those that the table shows and those folded into a line, whose cells are all alike. */
+function divideColumns(columns, rows) {
+  const shown = [];
+  const folded = [];
+  for (const column of columns) {
+    const wanted = toggled.get(column.key);
+    if (!(wanted ?? !column.off)) continue;
+    if (wanted === undefined && column.text && rows.length > 2 && isConstant(column, rows)) folded.push(column);
+    else shown.push(column);
+  }
+  return { shown, folded };
+}
+
+/** Whether a column says the same of all rows; rows without a value, such as the reference's, are left out. */
+function isConstant(column, rows) {
+  const texts = rows.map(column.text).filter((text) => text !== null);
+  return texts.length > 2 && new Set(texts).size === 1;
+}
+
+/** Draw the line of folded columns. */
+function drawFolded(folded, rows) {
+  byId("same").hidden = !folded.length;
+  byId("same").replaceChildren(
+    "Same in all rows: ",
+    ...folded.flatMap((column, i) => {
+      const run = rows.find((one) => column.text(one) !== null);
+      return [i ? ", " : "", `${column.title} `, make("b", {}, column.text(run))];
+    }),
+    ".",
+  );
+}
+
+/** Draw the menu in which columns are switched on and off; method and budget always stay. */
+function drawColumnMenu(columns, shown) {
+  const on = new Set(shown.map((column) => column.key));
+  byId("columns").replaceChildren(
+    ...columns.slice(2).map((column) =>
+      make(
+        "label",
+        { class: "check", title: column.about },
+        make("input", {
+          type: "checkbox",
+          checked: on.has(column.key),
+          "data-column": column.key,
+          onchange: (event) => {
+            toggled.set(column.key, event.target.checked);
+            drawBoard();
+          },
+        }),
+        ` ${column.title}`,
+      ),
+    ),
+  );
+}
+
+function makeMethodColumn(rows) {
+  const alike = groupBy(rows, (run) => JSON.stringify([run.label, run.model, run.prompts, formatBudget(run)]));
+  const samples = new Map();
+  for (const own of alike.values())
+    if (new Set(own.map((run) => run.n)).size > 1) for (const run of own) samples.set(run.number, `n ${run.n}`);
+  const describe = (run) =>
+    [samples.get(run.number), run.merged ? `${run.merged.length} seeds` : null].filter(Boolean).join(", ");
+  return {
+    key: "label",
+    title: "method",
+    words: true,
+    cell: (run) =>
+      makeNumber(run.label, () => link(run, "choose"), {
+        sign: makeSwatch(run.label),
+        title: "Keep this run in sight",
+        more: describe(run),
+      }),
+    value: (run) => run.label,
+  };
+}
+
+function makeTextColumn(key) {
+  return { key, title: key, words: true, cell: (run) => run[key], value: (run) => run[key] };
+}
+
+function makeBudget(run) {
+  return makeNumber(formatBudget(run), () => openCost(run, "budget"));
+}
+
+function makeMetricColumn(name, best) {
+  const { better, unit, digits } = DOC.metrics[name];
+  const base = RUNS[byId("differ").value];
+  const value = (run) => findMetric(run, name)?.value;
+  const text = (run) => (findMetric(run, name) ? format(value(run), digits) : null);
+  const common = { key: name, title: nameMetric(name), better, value, text };
+  if (base)
+    return {
+      ...common,
+      about: `${name}${unit ? `, ${unit}` : ""}: difference to ${base.label}; ${better} is better`,
+      value: (run) => (run.number === base.number ? 0 : findDifference(run, base, name)?.value),
+      text: null,
+      cell: (run) => makeDifference(run, base, name),
+    };
+  return {
+    ...common,
+    about: `${name}${unit ? `, ${unit}` : ""}: ${better} is better`,
+    cell: (run) => {
+      const metric = findMetric(run, name);
+      if (!metric) return makeAbsent(run, name);
+      const ends = findInterval(metric);
+      return makeNumber(text(run), () => openMetric(run, name), {
+        more: ends ? `±${format((ends[1] - ends[0]) / 2, metric.digits)}` : "",
+        best: best.has(run.number),
+      });
+    },
+  };
+}
+
+function makeAbsent(run, name) {
+  const own = readMetric(run, name);
+  return own && own.status !== "ok" ? makeNumber(own.status, () => openMetric(run, name)) : makeNothing();
+}
+
+function makeCostColumn(key) {
+  const { title, better = "lower", about } = COSTS[key];
+  const value = (run) => costOf(run, key);
+  const known = (run) => Number.isFinite(value(run));
+  return {
+    key,
+    title,
+    better,
+    about,
+    value,
+    text: key === "budget" || key === "n" ? null : (run) => (known(run) ? formatCost(run, key) : null),
+    cell: (run) => (known(run) ? makeNumber(formatCost(run, key), () => openCost(run, key)) : makeNothing()),
+  };
+}
