@@ -244,7 +244,7 @@ def test_a_link_holds_the_whole_view(page: Any) -> None:
     assert page.locator(".grid figure").count() == 3
     page.click("#tabs [data-view=leaderboard]")
     page.click("#reset")
-    assert page.locator("#runs tbody tr").count() == 7
+    assert page.locator("#runs tbody tr").count() == 9
 
 
 def test_one_prompt_is_shown_under_all_methods(page: Any) -> None:
