@@ -37,7 +37,7 @@ def draw_fidelity(place: Path, runs: Sequence[Results], name: str) -> list[Path]
     models, paths = sorted({run.model_label for run in runs}), []
     for model in models:
         own = [run for run in runs if run.model_label == model]
-        prompts = ", ".join(sorted({f"{run.prompts_label}, n = {run.n}" for run in own}))
+        prompts = ", ".join(sorted({run.prompts_label for run in own}))
         figure = plots.draw_metrics(own, f"{model} ({prompts}): metrics against measured memory, 95 % bands")
         if figure is not None:
             stem = name if len(models) == 1 else f"{name}-{slug(model)}"

@@ -26,12 +26,13 @@ LETTERS, SIGN = 45, 7
 
 
 class Point(NamedTuple):
-    """A metric at the most memory that was held, a share of the full cache, with the ends of its 95 % interval."""
+    """A metric of n samples at the most memory held, a share of the full cache, with the ends of its 95 % interval."""
 
     memory: float
     value: float
     low: float
     high: float
+    n: int
 
 
 TICKS = (0.001, 0.002, 0.004, 0.01, 0.02, 0.04, 0.1, 0.2, 0.4, 1.0)
@@ -54,16 +55,18 @@ def trace_curves(runs: Sequence[Results], name: str) -> dict[str, list[Point]]:
         metric = find_metric(run, name)
         memory = run.memory.byte_peak if in_bytes else run.memory.peak
         if memory is not None and metric is not None and metric.value is not None:
-            point = Point(memory, metric.value, *(metric.interval or (metric.value,) * 2))
+            point = Point(memory, metric.value, *(metric.interval or (metric.value,) * 2), run.n)
             found.setdefault(method, {}).setdefault(run.memory.allowed, point)
     return {method: sorted(points.values()) for method, points in sorted(found.items())}
 
 
 def choose_panels(runs: Sequence[Results]) -> dict[str, str]:
-    """Return the metrics that some method has at two budgets, and the label of each one's axis."""
+    """Return the label of the axis of every metric that differs and that some method has at two budgets."""
     chosen = {}
     for name in list_metrics(runs):
-        if any(len(points) > 1 for points in trace_curves(runs, name).values()):
+        lines = trace_curves(runs, name).values()
+        values = {point.value for points in lines for point in points}
+        if len(values) > 1 and any(len(points) > 1 for points in lines):
             metric = next(run.metrics[name] for run in runs if name in run.metrics)
             chosen[name] = _label_axis(name, metric)
     return chosen
@@ -74,10 +77,10 @@ def draw_metrics(runs: Sequence[Results], title: str) -> Figure | None:
 
     Args:
         runs: finished runs of one model.
-        title: of the figure.
+        title: of the figure; the number of samples of the runs drawn is added.
 
     Returns:
-        None if no method has two budgets.
+        None if no metric differs and has a method with two budgets.
     """
     panels = choose_panels(runs)
     if not panels:
@@ -98,7 +101,8 @@ def draw_metrics(runs: Sequence[Results], title: str) -> Figure | None:
             f"measured memory, peak % of the full cache{' in 16 bits' if uses_bytes(runs) else ''}"
         )
         axes.set_ylabel(label)
-    figure.suptitle(title, fontsize=11)
+    drawn = {point.n for lines in curves.values() for points in lines.values() for point in points}
+    figure.suptitle(f"{title}, n = {', '.join(map(str, sorted(drawn)))}", fontsize=11)
     ordered = sorted(handles)
     figure.legend(
         [handles[method] for method in ordered],
@@ -156,7 +160,7 @@ def _draw_curves(
     lines = {}
     for method, points in curves.items():
         colour, marker, dashes = styles[method]
-        x, y, low, high = np.array(points).T
+        x, y, low, high, _ = np.array(points).T
         if method == FULL:
             lines[method] = axes.axhline(y[0], color=colour, linestyle="--", linewidth=1)
             continue

@@ -98,7 +98,7 @@ def test_papers_rows_are_no_budgets_in_bytes() -> None:
 
 
 def test_figures_have_one_unit() -> None:
-    runs = [run("heatkv", budget, 30.0, "int4") for budget in (0.1, 0.2)] + [
+    runs = [run("heatkv", budget, 30.0 + budget, "int4") for budget in (0.1, 0.2)] + [
         run("swa", budget, 30.0, unit="bytes") for budget in (0.1, 0.2)
     ]
     assert [point.memory for point in trace_curves(runs, "psnr")["heatkv int4"]] == [

@@ -73,7 +73,7 @@ def test_equal_calibrations_do_not_move_and_one_has_no_deviation() -> None:
 def test_curves_are_sorted_and_leave_out_the_reference() -> None:
     found = plots.trace_curves(RUNS, "psnr")
     assert list(found) == ["heatkv", "swa"]
-    assert found["heatkv"] == [(0.099, 25.0, 24.5, 26.0), (0.198, 30.0, 29.5, 31.0)]
+    assert found["heatkv"] == [(0.099, 25.0, 24.5, 26.0, RUNS[0].n), (0.198, 30.0, 29.5, 31.0, RUNS[0].n)]
     again = [run("swa", 0.1, n, psnr=10.0 + n) for n in (2, 8, 6)]
     assert [point[1] for point in plots.trace_curves([*RUNS, *again], "psnr")["swa"]] == [18.0]
 
@@ -108,14 +108,21 @@ def test_fidelity_has_a_line_and_a_band_per_method_in_every_panel() -> None:
     assert [line.get_color() for line in first.lines] == [line.get_color() for line in second.lines]
     [legend] = figure.legends
     assert [text.get_text() for text in legend.get_texts()] == ["heatkv", "swa"]
+    assert figure.get_suptitle() == f"a model, n = {RUNS[0].n}"
 
 
 def test_every_metric_but_details_has_a_panel_in_the_order_of_the_runs() -> None:
-    metrics = {
-        name: Metric(1.0, "lower", evaluator=name.partition("/")[0], detail="/" in name)
-        for name in ("is", "dpg", "dpg/entity", "kid", "mine", "dists")
-    }
-    runs = [made_up("heatkv", budget, metrics) for budget in (0.1, 0.2)]
+    def measure(budget: float) -> dict[str, Metric]:
+        names = ("is", "dpg", "dpg/entity", "kid", "mine", "dists", "constant")
+        value = {"constant": 1.0}
+        return {
+            name: Metric(
+                value.get(name, budget), "lower", evaluator=name.partition("/")[0], detail="/" in name
+            )
+            for name in names
+        }
+
+    runs = [made_up("heatkv", budget, measure(budget)) for budget in (0.1, 0.2)]
     assert list(plots.choose_panels(runs)) == ["is", "dpg", "kid", "mine", "dists"]
     assert plots.choose_panels(runs)["mine"] == "mine (lower is better)"
     figure = plots.draw_metrics(runs, "a model")

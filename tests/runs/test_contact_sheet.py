@@ -24,10 +24,10 @@ def folder_with(root: Path, label: str, shades: list[int]) -> ImageSet:
 
 def test_contact_sheet_shows_the_worst_first_and_the_reference_left(tmp_path: Path) -> None:
     images, reference = folder_with(tmp_path, "a", [10, 60, 110]), folder_with(tmp_path, "b", [20, 90, 110])
-    sheet = np.array(
-        Image.open(io.BytesIO(draw_contact_sheet(images, reference, {0: 28.1, 1: 18.6, 2: float("inf")})))
-    )
-    row = sheet[8 + 30 + 8]  # past gap and caption, in the middle of the first row of pictures
+    psnr = {0: 28.1, 1: 18.6, 2: float("inf")}
+    drawn = draw_contact_sheet(images, reference, psnr, "heatkv, 0.04", "heatkv")
+    sheet = np.array(Image.open(io.BytesIO(drawn)))
+    row = sheet[sheet.shape[0] - 2 * 8 - 64]  # in the middle of the pictures, above the gaps
     found = [int(shade[0]) for shade in row if len(set(map(int, shade))) == 1 and int(shade[0]) != 255]
     runs = [shade for i, shade in enumerate(found) if i == 0 or shade != found[i - 1]]
     assert runs == [90, 60, 20, 10, 110]

@@ -101,7 +101,9 @@ def score(
         evaluated[name] = Evaluated(settings.get(name), result.status, result.protocol, lacking)
     psnr = _psnr_by_index(results)
     if psnr and isinstance(samples, ImageSet) and isinstance(other, ImageSet):
-        write_whole(folder / "contact_sheet.png", draw_contact_sheet(samples, other, psnr))
+        run = folder.name.rpartition("-")[0]
+        sheet = draw_contact_sheet(samples, other, psnr, run.replace("-", ", budget ", 1), run.split("-")[0])
+        write_whole(folder / "contact_sheet.png", sheet)
     return evaluated, metrics
 
 
