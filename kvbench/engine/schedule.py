@@ -15,7 +15,7 @@ from kvbench.engine.arena import ring_slots
 from kvbench.engine.view import CacheView, LayerInputs
 from kvbench.kernels.compact import list_kept, source_table
 from kvbench.kernels.layout import Layout, empty_layout, list_positions, pack_rows
-from kvbench.methods.base import Method
+from kvbench.methods.base import Method, NotANumber
 from kvbench.methods.capabilities import Stateful, count_lse_queries
 
 Ints = NDArray[np.int64]
@@ -83,8 +83,18 @@ def ask_method(method: Method, view: CacheView, layout: Layout, free_slots: int 
         view: one layer right after the segment.
         layout: of the layer's storage before the segment is stored.
         free_slots: free slots behind every row of the new layout.
+
+    Raises:
+        NotANumber: the method's scores are NaN.
     """
-    return apply_answer(method, view, method.keep(view), layout, free_slots)
+    try:
+        keep = method.keep(view)
+    except NotANumber as error:
+        where = f"layer {view.layer}, segment {view.segment.index}"
+        raise NotANumber(
+            f"method {type(method).__name__}: {where}: {error}, so they order no tokens"
+        ) from None
+    return apply_answer(method, view, keep, layout, free_slots)
 
 
 def apply_answer(

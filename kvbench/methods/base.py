@@ -8,9 +8,14 @@ import torch
 from torch import Tensor
 
 from kvbench.core.budget import Budget
+from kvbench.core.config import UserError
 from kvbench.core.segments import Family, ModelSpec, Segment
 from kvbench.methods.capabilities import ObservesLast
 from kvbench.methods.view import View
+
+
+class NotANumber(UserError, FloatingPointError):
+    """Scores of a method with NaN, which order no tokens; the message names method, layer and segment."""
 
 
 @dataclass(frozen=True)

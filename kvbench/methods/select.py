@@ -8,6 +8,7 @@ from torch.nn import functional as F
 
 from kvbench.core.budget import Budget, InfeasibleBudget
 from kvbench.core.segments import ModelSpec, Segment
+from kvbench.methods.base import NotANumber
 from kvbench.methods.view import View
 
 Capacity = TypeVar("Capacity", int, Tensor)
@@ -186,13 +187,37 @@ def check_branch_mode(mode: BranchMode, spec: ModelSpec) -> None:
         )
 
 
+def require_numbers(scores: Tensor) -> None:
+    """Check that no score is NaN; on a GPU the check is the device's own and does not wait for it.
+
+    Raises:
+        NotANumber: some score is NaN, on a CPU.
+    """
+    if scores.is_cuda:
+        torch._assert_async(
+            ~scores.isnan().any(), "scores of a method are NaN; device=cpu names method and layer"
+        )
+    elif scores.isnan().any():
+        raise NotANumber("scores are NaN")
+
+
+def softmax_seen(scores: Tensor) -> Tensor:
+    """Return the softmax over the last dimension, 0 where all scores are -inf; NaN stays NaN."""
+    seen = (scores != -torch.inf).any(-1, keepdim=True)
+    return scores.masked_fill(~seen, 0).softmax(-1).masked_fill(~seen, 0)
+
+
 def choose_best(scores: Tensor, capacity: int | Tensor) -> Tensor:
     """Choose the highest-scored slots of every row, the earlier one on ties; returns bool [rows, slots].
 
     Args:
         scores: [rows, slots]; -inf is chosen last.
         capacity: slots to choose, one number or int64 [rows].
+
+    Raises:
+        NotANumber: some score is NaN.
     """
+    require_numbers(scores)
     order = scores.sort(dim=1, descending=True, stable=True).indices
     places = torch.arange(scores.shape[1], device=scores.device).expand_as(order)
     chosen = places < (capacity[:, None] if isinstance(capacity, Tensor) else capacity)

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from kvbench.core.budget import Budget
 from kvbench.core.segments import ModelSpec, next_scale, next_token
 from kvbench.engine.cache import KVCache
-from kvbench.methods.hardkv.calibration import CLAMPED, mark_top_p, solve_temperatures
+from kvbench.methods.hardkv.calibration import CLAMPED, Calibration, mark_top_p, solve_temperatures
 from kvbench.methods.hardkv.method import HardKV, Select
 from kvbench.methods.hardkv.selectors import Selector, pool_scores, weigh_redundancy
 from kvbench.methods.rkv import RKV
@@ -82,6 +82,23 @@ def test_the_gradient_comes_near_where_there_is_a_root() -> None:
     reached = torch.stack([row[:count].sum() for row, count in zip(mass, counts[:, 0], strict=True)])
     assert (reached - P).abs().max() < 0.02
     assert ((found >= CLAMPED[0]) & (found <= CLAMPED[1])).all()
+
+
+@given(
+    seed=st.integers(0, 99), hidden=st.integers(1, 5), calibration=st.sampled_from(("gradient", "bisection"))
+)
+def test_slots_that_a_query_does_not_see_change_no_temperature(
+    seed: int, hidden: int, calibration: Calibration
+) -> None:
+    scores = 3 * torch.randn(3, 2, 12, generator=torch.Generator().manual_seed(seed))
+    counts = torch.full((3, 2), 4)
+    padded = torch.cat([scores, scores.new_full((3, 2, hidden), -torch.inf)], -1)
+    found = solve_temperatures(padded, counts, P, calibration)
+    torch.testing.assert_close(found, solve_temperatures(scores, counts, P, calibration), atol=1e-3, rtol=0)
+    blind = torch.cat([padded, torch.full_like(padded[:, :1], -torch.inf)], 1)  # a query that sees nothing
+    asking = torch.tensor([True, True, False]).expand(3, 3)
+    seen = solve_temperatures(blind, torch.cat([counts, counts[:, :1]], 1), P, calibration, asking)
+    torch.testing.assert_close(seen, found, atol=1e-3, rtol=0)
 
 
 @given(seed=st.integers(0, 99), rows=st.integers(1, 4), asks=st.integers(1, 3), slots=st.integers(4, 40))

@@ -12,7 +12,7 @@ from torch import Tensor
 from kvbench.core.budget import Budget, InfeasibleBudget
 from kvbench.core.segments import ModelSpec, Segment, next_scale
 from kvbench.engine.cache import KVCache
-from kvbench.methods.base import Artifact, Method
+from kvbench.methods.base import Artifact, Method, NotANumber
 from kvbench.methods.h2o import H2O
 from kvbench.methods.hack.classes import ColumnVariance
 from kvbench.methods.hack.method import HACK
@@ -26,9 +26,12 @@ from kvbench.methods.select import (
     share_evenly,
     smooth,
     smooth_outside,
+    softmax_seen,
 )
 from kvbench.methods.snapkv import SnapKV
 from kvbench.methods.streaming_llm import StreamingLLM
+from kvbench.methods.tova import TOVA
+from kvbench.methods.view import View
 from tests.support.engine import listening, prepared, run, small, tokens_of
 
 SPEC = small(layers=2, sides=(1, 2, 3, 4, 5, 6), scale=0.8)
@@ -319,3 +322,22 @@ def test_settings_that_cannot_be_are_refused() -> None:
     ):  # fmt: skip
         with pytest.raises(ValueError, match=rf"method\.{key}="):
             method.check(SPEC, budget)
+
+
+def test_scores_that_are_nan_end_the_run_in_one_line() -> None:
+    class Broken(TOVA):
+        def score(self, view: View) -> Tensor:
+            return super().score(view) * (torch.nan if view.layer == 1 and view.segment.index == 2 else 1)
+
+    spec = small()
+    cache = KVCache(spec, prepared(Broken(), spec, 0.5), dtype=torch.float32)
+    with pytest.raises(NotANumber, match=r"^method Broken: layer 1, segment 2: scores are NaN"):
+        run(cache, spec, tokens_of(spec, 2))
+
+
+def test_a_softmax_of_nothing_is_zero_and_of_nan_is_nan() -> None:
+    inf = torch.inf
+    rows = torch.tensor([[0.0, -inf], [-inf, -inf], [torch.nan, -inf], [torch.nan, 0.0]])
+    found = softmax_seen(rows)
+    assert found[:2].tolist() == [[1, 0], [0, 0]]
+    assert found[2:].isnan().all()

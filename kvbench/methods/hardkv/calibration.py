@@ -12,6 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from kvbench.methods.select import softmax_seen
+
 Calibration = Literal["none", "bisection", "gradient", "official"]
 """How a head's temperature is found: not at all (1), by Algorithm 2, by Algorithm 1, or what the released code has.
 
@@ -95,7 +97,10 @@ class Problem(NamedTuple):
 
     def find_errors(self, temperatures: Tensor) -> Tensor:
         """Return what they have more than p at temperatures [rows]: float32 [rows, queries], 0 where nobody asks."""
-        tempered = (self.ordered / temperatures[:, None, None]).softmax(-1)
+        # An infinite score has no derivative in the temperature: 0 x inf would make the gradient NaN.
+        absent = self.ordered == -torch.inf
+        finite = self.ordered.masked_fill(absent, 0) / temperatures[:, None, None]
+        tempered = softmax_seen(finite.masked_fill(absent, -torch.inf))
         found = tempered.cumsum(-1).gather(-1, self.counts[..., None] - 1)[..., 0]
         return torch.where(self.asks, found - self.mass, 0)
 

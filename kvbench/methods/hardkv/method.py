@@ -25,6 +25,8 @@ from kvbench.methods.select import (
     find_asking,
     find_sinks,
     fits,
+    require_numbers,
+    softmax_seen,
     spread_capacity,
 )
 from kvbench.methods.view import View
@@ -201,7 +203,7 @@ class HardKV(ReplacesContents, RecordsLse, Scored):
         altered = self._alter(raw, view, exists)
         dropping = exists.sum(1) > self.min_capacity(view)
         temperatures = self._recall(view.layer, dropping, raw, altered, asking)
-        probabilities = (altered / temperatures[:, None, None]).softmax(-1).nan_to_num(0)
+        probabilities = softmax_seen(altered / temperatures[:, None, None])
         if asking is not None:
             probabilities = probabilities.masked_fill(~asking[..., None], 0)
         worth = probabilities.mean(1)
@@ -214,7 +216,8 @@ class HardKV(ReplacesContents, RecordsLse, Scored):
         """Return mean probability, 1 more where a slot stays, infinity at both ends; or places, the first highest."""
         sparse = self.select == "official_sparse"
         alter = partial(self._alter, view=view, exists=exists)
-        found = weigh_slots(raw, alter, self.selector, exists, asking, averaged=sparse).nan_to_num(0)
+        found = weigh_slots(raw, alter, self.selector, exists, asking, averaged=sparse)
+        require_numbers(found)
         if not sparse:
             return -rank_rewritten(mark_top_p(found, self.p).any(1), exists, self.window).float()
         mean, least = found[:, 0], self.min_capacity(view)
@@ -252,7 +255,7 @@ class HardKV(ReplacesContents, RecordsLse, Scored):
             known = raw.new_full((len(raw),), torch.nan)
         elif not known.isnan().any():
             return known
-        needed = mark_top_p(raw.softmax(-1).nan_to_num(0), self.p).sum(-1)
+        needed = mark_top_p(softmax_seen(raw), self.p).sum(-1)
         found = solve_temperatures(altered, needed, self.p, self.calibration, asking)
         temperatures = torch.where(known.isnan(), found, known)
         self._temperatures[layer] = torch.where(dropping, temperatures, known)

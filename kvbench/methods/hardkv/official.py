@@ -13,6 +13,7 @@ from torch import Tensor
 
 from kvbench.methods.hardkv.calibration import OFFICIAL, mark_top_p
 from kvbench.methods.hardkv.selectors import Selector
+from kvbench.methods.select import softmax_seen
 
 SINKS = 1
 """Slots at the start of a row that the program keeps."""
@@ -40,10 +41,10 @@ def weigh_slots(
             with averaged attention.
     """
     if averaged and selector == "rkv":
-        raw, asking = _average(raw.softmax(-1), asking).log(), None
+        raw, asking = _average(softmax_seen(raw), asking).log(), None
     temperature = 1.0 if selector == "vanilla" else OFFICIAL
     weighed = (alter(raw) / temperature).masked_fill(~attended[:, None], -torch.inf)
-    probabilities = weighed.softmax(-1)
+    probabilities = softmax_seen(weighed)
     if averaged:
         return _average(probabilities, asking)
     return probabilities if asking is None else probabilities.masked_fill(~asking[..., None], 0)

@@ -11,7 +11,7 @@ from kvbench.core.budget import Budget
 from kvbench.core.segments import ModelSpec
 from kvbench.methods.base import Artifact, Observer
 from kvbench.methods.pricekv.sources import list_sources
-from kvbench.methods.select import choose_window
+from kvbench.methods.select import choose_window, softmax_seen
 from kvbench.methods.view import View
 
 Importance = Literal["output", "mass"]
@@ -140,7 +140,7 @@ def attend_by_part(scores: Tensor, values: Tensor, parts: Sequence[Slots]) -> tu
         if exists is not None:
             inner = inner.masked_fill(~exists[:, None, None], -torch.inf)
         log_masses.append(inner.logsumexp(-1))
-        outputs.append(inner.softmax(-1).nan_to_num(0) @ values[:, None, slots].float())
+        outputs.append(softmax_seen(inner) @ values[:, None, slots].float())
     return torch.stack(log_masses, -1), torch.stack(outputs, -2)
 
 
