@@ -131,7 +131,7 @@ def _telling_errors() -> Iterator[None]:
     except Exception as error:
         if not is_expected(error):
             raise
-        sys.exit(f"error: {describe_error(error)}")
+        sys.exit(f"error: {describe_error(error, sys.argv[1:])}")
 
 
 def run_task(cfg: DictConfig) -> object:

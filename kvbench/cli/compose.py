@@ -58,6 +58,10 @@ def check_overrides(overrides: list[str]) -> None:
         if override.is_delete() and key != "hydra" and not (inner and key in GROUPS):
             kept = f"{key}=none" if key in ("eval", "logger") else "leave it as it stands in conf/config.yaml"
             raise ConfigError(f"{override.key_or_group}: missing; set it, or {kept}")
+        if override.key_or_group == "hydra.launcher.n_jobs" and override.value() == 0:
+            raise ConfigError(
+                "hydra.launcher.n_jobs=0: must be at least 1, or -1 for as many as there are cores"
+            )
         is_group = not inner and (key in CHOSEN or key.partition("/")[0] == "hydra")
         if is_group and not override.is_delete() and not _names_choices(override):
             choices = ", ".join(list_choices(key))
@@ -118,6 +122,10 @@ def count_processes(cfg: DictConfig) -> int:
     )  # what is no number of processes is refused with its type
     started = int(os.environ.get("WORLD_SIZE", "1"))
     key = f"model.tensor_parallel={count}"
+    for name in ("heads", "kv_heads", "hidden"):
+        parts = OmegaConf.select(cfg, f"model.transformer.{name}", default=0)
+        if type(parts) is int and parts % count:
+            raise ConfigError(f"{key}: must divide model.transformer.{name}={parts}")
     if count != started:
         start = (
             f"torchrun --nproc-per-node {count} run.py ... {key}" if count > 1 else f"python run.py ... {key}"

@@ -4,6 +4,7 @@ import difflib
 import errno
 import re
 import sys
+from collections.abc import Sequence
 
 import hydra
 from hydra._internal.utils import get_args_parser
@@ -14,7 +15,8 @@ from omegaconf.errors import OmegaConfBaseException
 
 from kvbench.cli.compose import check_overrides, check_runs_dir, hydra_of_kvbench, read_settings, read_values
 from kvbench.cli.search_path import check_search_path, list_choices
-from kvbench.core.config import UserError
+from kvbench.core.config import ConfigError, UserError
+from kvbench.core.settings import CHOSEN
 
 EXPECTED = (UserError, ValueError, HydraException, OmegaConfBaseException, OSError)
 """Errors that a user can cause, beside out-of-memory errors."""
@@ -44,9 +46,10 @@ def check_arguments(arguments: list[str]) -> str | None:
                 if runs:
                     check_runs_dir(read_settings(cfg))
             if words := [word for word in parsed.overrides if word.startswith("hydra")]:
+                check_overrides(words)
                 hydra.compose("config", overrides=words)
     except EXPECTED as error:
-        return describe_error(error)
+        return describe_error(error, parsed.overrides)
     return None
 
 
@@ -60,19 +63,28 @@ def _tried(arguments: list[str]) -> list[list[str]]:
     listed = [o for o in parsed if o.is_choice_sweep()]
     fixed = [str(o.input_line) for o in parsed if not o.is_sweep_override()]
     swept = [[f"{o.get_key_element()}={value}" for value in o.sweep_string_iterator()] for o in listed]
+    for override, values in zip(listed, swept, strict=True):
+        if not values:
+            choices = ", ".join(list_choices(override.key_or_group))
+            raise ConfigError(f"{override.input_line}: matches no choice; choose from {choices}")
     first = [values[0] for values in swept]
     others = [[*first[:i], value, *first[i + 1 :]] for i, values in enumerate(swept) for value in values[1:]]
     return [fixed + chosen for chosen in [first, *others]]
 
 
-def describe_error(error: BaseException) -> str:
-    """Put an expected error into one line; raise its cause where that is our fault."""
+def describe_error(error: BaseException, arguments: Sequence[str] = ()) -> str:
+    """Put an expected error into one line; raise its cause where that is our fault.
+
+    Args:
+        error: what was raised.
+        arguments: words of the command; their choices say which keys there are.
+    """
     if isinstance(error, OverrideParseException):
         return f"{error.override}: cannot be read as key=value; quote values that hold one of = , [ ] {{ }} ~"
     if isinstance(error, InstantiationException) and error.__cause__ is not None:
         return _describe_cause(error, error.__cause__)
     if isinstance(error, HydraException | OmegaConfBaseException):
-        return _describe_composition(str(error))
+        return _describe_composition(str(error), arguments)
     line = " ".join(str(error).split())
     if isinstance(error, OSError) and error.errno == errno.ENOSPC:
         return f"{line}; make room: what was done is kept, and the same command goes on with the rest"
@@ -94,16 +106,24 @@ def _describe_cause(error: InstantiationException, cause: BaseException) -> str:
     )  # objects know fields, not where they stand
 
 
-def _describe_composition(message: str) -> str:
+def _describe_composition(message: str, arguments: Sequence[str]) -> str:
     """Return one line that names the key, out of Hydra's several."""
     lines = [line.strip() for line in message.splitlines() if line.strip()]
     if found := re.match(r"Could not override '(.+)'", lines[0]):
         key = found[1]
-        near = difflib.get_close_matches(key, _list_keys(), 1)
+        group, _, inner = key.rpartition(".")
+        near = [
+            one
+            for one in difflib.get_close_matches(key, _list_keys(arguments), 3)
+            if not inner or one != group
+        ][:1]
         if near == [key]:
             return f"{key}: no such key in what was chosen for {key.partition('.')[0]}"
         return f"{key}: no such key" + (f"; did you mean {near[0]}?" if near else "")
-    if found := re.search(r"Could not (?:find|load) '([\w/]+)/(.+?)'", lines[0]):
+    if found := re.match(r"Missing mandatory value: (\S+)", lines[0]):
+        key = next((line.partition(" ")[2] for line in lines if line.startswith("full_key")), found[1])
+        return f"{key}: missing; set {key}=..."
+    if found := re.search(r"Could not (?:find|load) '([\w/]+)/(.*?)'", lines[0]):
         group, choice = found.groups()
         with hydra_of_kvbench():
             choices = ", ".join(list_choices(group))
@@ -114,9 +134,13 @@ def _describe_composition(message: str) -> str:
     return " ".join(dict.fromkeys([lines[0], *named]))
 
 
-def _list_keys() -> list[str]:
+def _list_keys(arguments: Sequence[str]) -> list[str]:
+    choices = [word for word in arguments if word.partition("=")[0] in CHOSEN]
     with hydra_of_kvbench():
-        values = read_values(hydra.compose("config"))
+        try:
+            values = read_values(hydra.compose("config", overrides=choices))
+        except EXPECTED:  # they have an error of their own, or are several
+            values = read_values(hydra.compose("config"))
     inner = [
         f"{key}.{name}"
         for key, value in values.items()

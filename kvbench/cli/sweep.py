@@ -56,7 +56,7 @@ def end_or_describe(error: Exception) -> str:
         return describe_failure(error)
     if not is_expected(error):
         raise error
-    sys.exit(f"error: {describe_error(error)}")
+    sys.exit(f"error: {describe_error(error, sys.argv[1:])}")
 
 
 @contextmanager
@@ -67,7 +67,7 @@ def _ending_if_broken() -> Iterator[None]:
     except Exception as error:
         if not is_expected(error):
             log.exception("the sweep broke")
-        sys.exit(f"error: {describe_error(error)}")
+        sys.exit(f"error: {describe_error(error, sys.argv[1:])}")
 
 
 def list_failures(entries: Sequence[Entry]) -> list[tuple[str, str]]:

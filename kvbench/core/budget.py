@@ -201,8 +201,11 @@ def _read_number(value: float | int | str, key: str, whole: str) -> Fraction:
 
 
 def name_budget(budget: Budget) -> str:
-    """Write a budget as the command line has it; what counts bytes says so."""
-    return f"budget={float(budget.share):g}" + ("" if budget.bytes is None else " budget_unit=bytes")
+    """Write a budget as the command line has it: a share, or bytes where they are fewer than a thousandth of all."""
+    if budget.bytes is None:
+        return f"budget={float(budget.share):g}"
+    few = budget.bytes > 1 and budget.share < Fraction(1, 1000)
+    return f"budget={float(budget.bytes if few else budget.share):g} budget_unit=bytes"
 
 
 class InfeasibleBudget(ValueError):
@@ -211,10 +214,13 @@ class InfeasibleBudget(ValueError):
     @classmethod
     def of(cls, budget: Budget, needed: int, spec: ModelSpec, why: str) -> "InfeasibleBudget":
         """`why` needs `needed` tokens per head."""
-        smallest = ceil(Fraction(needed) / budget.per_head * budget.share * 10**5) / 10**5
+        factor = Fraction(needed) / budget.per_head
+        smallest = f"{ceil(factor * budget.share * 10**5) / 10**5:g}"
+        if budget.bytes is not None:
+            smallest = f"{ceil(factor * budget.bytes)} bytes of a sequence, or {smallest}"
         return cls(
             f"{name_budget(budget)}: {why} need {needed} of {spec.cached_length} tokens per head; the "
-            f"smallest feasible budget is {smallest:g}"
+            f"smallest feasible budget is {smallest}"
         )
 
     @classmethod

@@ -146,13 +146,16 @@ def _describe(hint: object) -> str:
     if hint in _SCALARS:
         return _SCALARS[hint][1]
     if kind in (Union, UnionType):
-        return " or ".join(dict.fromkeys(_describe(part) for part in parts))
+        numbers = (int,) if float in parts and int in parts else ()  # a number may be whole
+        return " or ".join(dict.fromkeys(_describe(part) for part in parts if part not in numbers))
     if kind is Literal:
         return f"one of {', '.join(map(str, parts))}"
     if is_dataclass(hint):
         return f"a group of keys ({', '.join(field.name for field in fields(hint))})"
     if kind in (dict, Mapping):
         return "a group of keys"
+    if kind is tuple and parts[-1] is not Ellipsis:
+        return f"a list of {len(parts)}: [{', '.join(map(_describe, parts))}]"
     return "a list" + (f" ({_describe(parts[0])} each)" if parts else "")
 
 

@@ -101,7 +101,11 @@ def read(path: Path) -> State:
         if not isinstance(raw, Mapping):
             raise ValueError(f"it holds a {type(raw).__name__}, not tensors by name")
         return dict(raw)
-    except (OSError, RuntimeError, ValueError, KeyError, EOFError, UnpicklingError, SafetensorError) as error:
+    except UnpicklingError:  # torch's own words advise to unpickle it all the same
+        raise WeightsError(
+            f"{path}: not a readable checkpoint (it is damaged, or holds more than tensors)"
+        ) from None
+    except (OSError, RuntimeError, ValueError, KeyError, EOFError, SafetensorError) as error:
         raise WeightsError(f"{path}: not a readable checkpoint ({str(error).splitlines()[0]})") from None
 
 
@@ -273,7 +277,10 @@ def load_into(module: nn.Module, source: Source, clean: Clean, dtype: torch.dtyp
     """
     path = source.locate()
     digest = hash_path(path)
-    state = clean(read(path)) if _is_safe(path) else load_file(convert(path, clean, digest))
+    try:
+        state = clean(read(path)) if _is_safe(path) else load_file(convert(path, clean, digest))
+    except WeightsError as error:
+        raise WeightsError(f"{source.key}.path: {error}; give another copy") from None
     check(state, module, source.key, path)
     module.load_state_dict({k: v.to(dtype) for k, v in state.items()}, assign=True)
     return digest

@@ -16,7 +16,7 @@ class PromptFile:
 
     Attributes:
         path: .txt, .jsonl or .csv.
-        count: number of prompts, from the first on; None takes all.
+        count: number of prompts, from the first on, at most those of the file; None takes all.
         per_prompt: images of every prompt, one after another, numbered by `image_index` in their metadata.
     """
 
@@ -37,18 +37,25 @@ class PromptFile:
         """Read the prompts.
 
         Raises:
-            ConfigError: the file is missing, unreadable or empty, or a line has no prompt.
+            ConfigError: the file is missing, unreadable or empty, a line has no prompt, or it has too few.
         """
         path = Path(self.path).expanduser()
+        if path.exists() and not path.is_file():
+            raise ConfigError(f"prompts.path={path}: is no regular file")
         try:
             text = path.read_text(encoding="utf-8")
         except (OSError, ValueError) as error:
             raise ConfigError(f"prompts.path={path}: cannot be read ({error})") from None
         if "\0" in text:
             raise ConfigError(f"prompts.path={path}: is no text")
-        entries = PARSERS[path.suffix](path, text)[: self.count]
+        entries = PARSERS[path.suffix](path, text)
         if not entries:
             raise ConfigError(f"prompts.path={path}: holds no prompts")
+        if self.count is not None and self.count > len(entries):
+            raise ConfigError(
+                f"prompts.count={self.count}: {path} holds {len(entries)} prompts; prompts.count=null takes all"
+            )
+        entries = entries[: self.count]
         check_total(self.per_prompt * len(entries), "per_prompt", self.per_prompt)
         repeated = [(entry, image) for entry in entries for image in range(self.per_prompt)]
         return [
@@ -67,11 +74,16 @@ def _parse_json_lines(path: Path, text: str) -> list[tuple[str, dict[str, object
         if line.strip():
             try:
                 record = parse_json(line)
-                found.append((str(record["prompt"]), record))
+                prompt = record["prompt"]
             except (ValueError, KeyError, TypeError):
                 raise ConfigError(
                     f"prompts.path={path}: line {number} is not a JSON object with `prompt`"
                 ) from None
+            if not isinstance(prompt, str) or not prompt.strip():
+                raise ConfigError(
+                    f"prompts.path={path}: line {number}: `prompt` must be a text that is not empty"
+                )
+            found.append((prompt, record))
     return found
 
 

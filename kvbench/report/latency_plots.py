@@ -10,7 +10,8 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocat
 
 from kvbench.core.config import ConfigError
 from kvbench.core.files import parse_json
-from kvbench.report.styles import choose_styles, strip_frame
+from kvbench.report.method_styles import choose_styles
+from kvbench.report.styles import strip_frame
 
 
 class Timing(NamedTuple):

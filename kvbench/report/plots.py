@@ -15,8 +15,9 @@ from numpy.typing import NDArray
 
 from kvbench.eval.protocol.scores import Metric
 from kvbench.report.memory import uses_bytes
+from kvbench.report.method_styles import COLOURS, Style, choose_styles
 from kvbench.report.runs_table import find_metric, list_metrics, name_methods
-from kvbench.report.styles import COLOURS, Style, choose_styles, strip_frame
+from kvbench.report.styles import strip_frame
 from kvbench.runs.record.results import Results
 
 ABREAST = 4

@@ -8,8 +8,8 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from kvbench.engine.ledger import Step
+from kvbench.report.method_styles import choose_styles
 from kvbench.report.runs_table import name_methods
-from kvbench.report.styles import choose_styles
 from kvbench.runs.record.results import Results
 
 

@@ -1,6 +1,7 @@
 """Whatever is wrong with a command: one line that names the key, before any work, and nothing left behind."""
 
 import json
+import os
 import random
 import sys
 from collections.abc import Iterator
@@ -29,6 +30,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "files" / "deep.jsonl").write_text(DEEP + "\n")
     (tmp_path / "files" / "wide.csv").write_text('prompt\n"' + "a" * 200_000 + '"\n')
     (tmp_path / "files" / "plain").write_text("")
+    (tmp_path / "files" / "null.jsonl").write_text('{"prompt": "a red circle"}\n{"prompt": null}\n')
+    (tmp_path / "files" / "good.txt").write_text("a red circle\n")
+    os.mkfifo(tmp_path / "files" / "pipe.txt")
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
     return tmp_path / "here"
@@ -136,6 +140,47 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("method=heatkv sinks=9", "sinks=9: infinity_tiny has 9 scales"),
         ("method=ams_kv method.theta=nan", "method.theta=nan: must be finite"),
         ("plan.gpu_gib=inf", "plan.gpu_gib=inf: must be finite"),
+        ("prompts=file", "prompts.path: missing; set prompts.path=..."),
+        ("prompts=file prompts.path=../files/pipe.txt", "prompts.path=../files/pipe.txt: is no regular file"),
+        (
+            "prompts=file prompts.path=../files/null.jsonl",
+            "prompts.path=../files/null.jsonl: line 2: `prompt` must be a text",
+        ),
+        (
+            "prompts=file prompts.path=../files/good.txt prompts.count=3",
+            "prompts.count=3: ../files/good.txt holds 1 prompts; prompts.count=null takes all",
+        ),
+        ("-m method=glob(zz*)", "method=glob(zz*): matches no choice; choose from adakv, "),
+        (
+            "-m method=swa,random hydra/launcher=joblib hydra.launcher.n_jobs=0",
+            "hydra.launcher.n_jobs=0: must be at least 1, or -1",
+        ),
+        ("model.sizes=[[1,1],[2,2]]", "model.sizes=[[1, 1], [2, 2]]: must end with [12, 12], "),
+        ("method.naiv=true", "method.naiv: no such key"),
+        ("method=heatkv method.order=x", "method.order: no such key; did you mean method.orders?"),
+        ("model=", "model=: no such choice; choose from infinity_2b, "),
+        ("budget=null", "budget=null: must be a number or text"),
+        (
+            "method=heatkv budget=3 budget_unit=bytes",
+            "budget=3 budget_unit=bytes: 1 sink scales need 1 of 255 tokens per head; the smallest feasible budget is "
+            "9216 bytes of a sequence, or 0.00785",
+        ),
+        (
+            "model=reasoner_tiny prompts=math_tiny model.tensor_parallel=3",
+            "model.tensor_parallel=3: must divide model.transformer.heads=4",
+        ),
+        (
+            "model=llamagen_tiny model.transformer.grid=[16]",
+            "model.transformer.grid=[16]: must be a list of 2: [a whole number, a whole number]",
+        ),
+        (
+            "model=reasoner_tiny prompts=math_tiny method=hard_kv budget=0.2 method.mix=7",
+            "method.mix=7: must lie in [0, 1]",
+        ),
+        (
+            "model=reasoner_tiny prompts=math_tiny method=hard_kv budget=0.2 method.protected=-1",
+            "method.protected=-1: must be at least 0",
+        ),
         ("model.name=../../evil", "model.name=../../evil: names a folder in runs_dir"),
         ("model.name=a/b", "model.name=a/b: names a folder in runs_dir"),
         ("model.name=..", "model.name=..: names a folder in runs_dir"),

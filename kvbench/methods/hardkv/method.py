@@ -123,10 +123,11 @@ class HardKV(ReplacesContents, RecordsLse, Scored):
             raise ValueError(f"method.p={self.p}: must lie in (0, 1]")
         if not 0 <= self.start <= 1:
             raise ValueError(f"method.start={self.start}: must lie in [0, 1]")
-        if self.queries < 1:
-            raise ValueError(f"method.queries={self.queries}: must be at least 1")
-        if self.leading < 0:
-            raise ValueError(f"method.leading={self.leading}: must be at least 0")
+        if not 0 <= self.mix <= 1:
+            raise ValueError(f"method.mix={self.mix}: must lie in [0, 1]")
+        for name, least in (("queries", 1), ("leading", 0), ("protected", 0)):
+            if getattr(self, name) < least:
+                raise ValueError(f"method.{name}={getattr(self, name)}: must be at least {least}")
         check_window(self.window, self.kernel, "last")
         if self.select.startswith("official") and self.calibration != "official":
             raise ValueError(

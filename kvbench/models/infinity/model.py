@@ -66,6 +66,11 @@ class InfinityModel(ImageModel[Infinity, BSQ]):
         if self.transformer.rope_grid is None:
             self.transformer = replace(self.transformer, rope_grid=grid)
         self.sampling.check_layers(self.transformer.depth)
+        if self.sizes and self.tokenizer.mixers and tuple(self.sizes[-1]) != tuple(self.tokenizer.grid):
+            raise ValueError(
+                f"sizes={[list(size) for size in self.sizes]}: must end with {list(self.tokenizer.grid)}, the only "
+                "grid that tokenizer.grid decodes"
+            )
 
     @cached_property
     def spec(self) -> ModelSpec:
