@@ -27,7 +27,13 @@ from kvbench.cli.progress import show_status, watch
 from kvbench.cli.publish import publish
 from kvbench.cli.search_path import PluginSearchPath, check_search_path
 from kvbench.cli.sweep import Summary, end_or_describe, show_sweep
-from kvbench.cli.sweep_folder import compose_sweep, find_words, list_worker_words, names_sweep
+from kvbench.cli.sweep_folder import (
+    compose_sweep,
+    find_reading_words,
+    find_words,
+    list_worker_words,
+    names_sweep,
+)
 from kvbench.cli.sweeper import extend_sweeper
 from kvbench.core.config import ConfigError
 
@@ -63,7 +69,9 @@ def run_arguments(arguments: list[str]) -> None:
     elif (words := find_words(arguments)) is not None:
         run_on_sweep(words)
     elif not is_one_job(arguments):
-        run_by_hydra(arguments)
+        with _telling_errors():
+            reading = find_reading_words(arguments)
+        run_by_hydra(arguments) if reading is None else run_alone(reading)
     elif names_sweep(arguments):
         run_by_hydra(["-m", *arguments])
     else:

@@ -19,7 +19,7 @@ from kvbench.cli.launchers import use_presets
 from kvbench.cli.search_path import list_choices
 from kvbench.core.config import ConfigError
 from kvbench.core.files import find_obstacle
-from kvbench.core.settings import CHOSEN, GROUPS, Settings
+from kvbench.core.settings import CHOSEN, GROUPS, READERS, Settings
 
 if TYPE_CHECKING:  # imports numpy
     from kvbench.runs.record.results import Outcome
@@ -144,8 +144,11 @@ def check_runs_dir(settings: Settings) -> None:
     Raises:
         ConfigError: they cannot.
     """
-    if settings.task != "plan" and (problem := find_obstacle(settings.runs_dir)) is not None:
-        raise ConfigError(f"runs_dir={settings.runs_dir}: cannot be written ({problem})")
+    if settings.task != "plan" and (problem := find_obstacle(settings.writes)) is not None:
+        key, hint = "runs_dir", "; output=... names another folder" * (settings.task in READERS)
+        if settings.writes != settings.runs_dir:
+            key, hint = "output", ""
+        raise ConfigError(f"{key}={settings.writes}: cannot be written ({problem}){hint}")
 
 
 def read_values(cfg: DictConfig) -> Mapping[str, object]:

@@ -15,7 +15,7 @@ from kvbench.cli.sweeper import split_product
 from kvbench.core.files import hash_values, parse_json, write_whole
 
 PLAN = "sweep.json"
-OWN = ("against", "work.workers", "work.lapse", "work.number", "work.folder")
+OWN = ("against", "output", "work.workers", "work.lapse", "work.number", "work.folder")
 """Keys that are about what is done with a sweep, not about its jobs."""
 TASKS = ("work", "status", "report")
 """Tasks that are about a sweep as a whole."""
@@ -130,12 +130,17 @@ def is_about_sweep(word: str) -> bool:
     return key == "task" and value in TASKS
 
 
+def name_folder(runs_dir: Path, jobs: Sequence[tuple[str, ...]]) -> Path:
+    """Return the path of a sweep's folder, which the same jobs always have, in whatever order their overrides stand."""
+    return runs_dir / "sweeps" / hash_values([sorted(job) for job in jobs])[:12]
+
+
 def find_folder(runs_dir: Path, jobs: Sequence[tuple[str, ...]]) -> Path:
-    """Return the folder of a sweep, which the same jobs always have, in whatever order their overrides stand.
+    """Return the folder of a sweep, made if need be.
 
     A folder that is made now begins with what other sweeps have finished of the same jobs: a sweep that was amended.
     """
-    folder = runs_dir / "sweeps" / hash_values([sorted(job) for job in jobs])[:12]
+    folder = name_folder(runs_dir, jobs)
     if not (folder / PLAN).is_file():
         known = _find_finished(folder.parent)
         for number, job in enumerate(jobs):

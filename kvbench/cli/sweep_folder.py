@@ -6,13 +6,16 @@ from pathlib import Path
 from hydra.conf import HydraConf
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException
 from omegaconf import DictConfig
 
 from kvbench.cli.compose import compose_job
-from kvbench.cli.jobs import find_folder, is_about_sweep, split_jobs
+from kvbench.cli.jobs import find_folder, is_about_sweep, name_folder, split_jobs
 from kvbench.core.config import ConfigError
 
 MULTIRUN = ("-m", "--multirun")
+READERS = ("status", "report")
+"""Tasks that read what a sweep's jobs have left, and change nothing of it."""
 OF_ALL_RUNS = ("task=dashboard", "task=export")
 """Tasks that are about every run, whatever sweep is named beside them."""
 
@@ -26,14 +29,39 @@ def names_sweep(words: Sequence[str]) -> bool:
 def find_words(arguments: Sequence[str]) -> list[str] | None:
     """Return the overrides of a command whose task is about a sweep as a whole, with or without `-m`; else None.
 
-    `task=report` is about every finished run unless a sweep is named.
+    `task=report` is about every finished run unless a sweep is named, by its words or its folder.
     """
     words = [word for word in arguments if word not in MULTIRUN]
     if any(word.startswith("-") for word in words):
         return None
     asked = next((word for word in words if is_about_sweep(word)), None)
-    whole = asked is not None and (asked != "task=report" or names_sweep(words) or _names_folder(words))
+    whole = asked is not None and (
+        asked != "task=report" or names_sweep(words) or _names_folder(words) or _lists_values(words)
+    )
     return words if whole else None
+
+
+def find_reading_words(arguments: Sequence[str]) -> list[str] | None:
+    """Return the overrides of a command whose task reads all runs, and that `-m` makes no sweep; else None.
+
+    Raises:
+        ConfigError: it lists several values, which only jobs can have.
+    """
+    words = [word for word in arguments if word not in MULTIRUN]
+    asked = next((word for word in words if word in ("task=report", *OF_ALL_RUNS)), None)
+    if asked is None or len(words) == len(arguments) or any(word.startswith("-") for word in words):
+        return None
+    if _lists_values(words):
+        raise ConfigError(f"{asked}: is about all runs; leave out -m and lists of values")
+    return words
+
+
+def _lists_values(words: Sequence[str]) -> bool:
+    """Return whether some word lists several values, as those of a sweep do."""
+    try:
+        return any(word.is_sweep_override() for word in OverridesParser.create().parse_overrides(list(words)))
+    except HydraException:  # what cannot be read is reported where it is composed
+        return False
 
 
 def _names_folder(words: Sequence[str]) -> bool:
@@ -54,7 +82,14 @@ def compose_sweep(words: Sequence[str]) -> tuple[DictConfig, HydraConf]:
         if cfg.task != "work" and not runs_dir.is_dir():
             raise ConfigError(f"runs_dir={cfg.runs_dir}: holds no runs")
         given = [str(word.input_line) for word in parsed if not word.is_hydra_override()]
-        cfg.work.folder = str(find_folder(runs_dir, split_jobs(hydra_cfg.sweeper.params, given)))
+        jobs = split_jobs(hydra_cfg.sweeper.params, given)
+        folder = name_folder(runs_dir, jobs) if cfg.task in READERS else find_folder(runs_dir, jobs)
+        if not folder.is_dir():
+            raise ConfigError(
+                f"task={cfg.task}: no sweep of these words was started in {runs_dir}; give the words of its start, or "
+                "work.folder="
+            )
+        cfg.work.folder = str(folder)
     elif not Path(cfg.work.folder).is_dir():
         raise ConfigError(f"work.folder={cfg.work.folder}: no such folder; runs_dir/sweeps has them")
     return cfg, hydra_cfg

@@ -225,25 +225,30 @@ def task_train(cfg: DictConfig, _: Settings) -> None:
 
 def task_report(cfg: DictConfig, settings: Settings) -> None:
     """Do `task=report`: tables and figures of every finished run under `runs_dir`, or of a sweep's."""
-    runs_dir = place = settings.runs_dir
+    runs_dir = settings.runs_dir
+    place = settings.writes
     failures: list[tuple[str, str]] = []
     if settings.work.folder is None:
         runs = collect_runs(runs_dir)
     else:
-        place = Path(settings.work.folder)
-        entries = read_entries(place)
+        sweep = Path(settings.work.folder)
+        place = sweep if settings.output is None else place
+        entries = read_entries(sweep)
         runs, failures = read_with_references(list_runs(entries)), list_failures(entries)
     show_runs(CONSOLE, runs, failures)
     if not runs:
         raise ConfigError(
-            f"runs_dir={runs_dir}: holds no finished runs" + " of this sweep" * (place != runs_dir)
+            f"runs_dir={runs_dir}: holds no finished runs"
+            + " of this sweep" * (settings.work.folder is not None)
         )
     table = None if settings.published is None else find(settings.published)
-    figures = draw_figures(runs_dir, runs, place)
+    figures, left_out = draw_figures(runs_dir, runs, place)
+    for line in left_out:
+        CONSOLE.print(f"left out: {line}", highlight=False, soft_wrap=True)
     section = None if table is None else published_comparison.make_section(table, runs)
     report = write_report(place, runs, section, figures)
     if settings.against is not None:
-        show_differences(CONSOLE, runs, runs_dir, settings.against)
+        show_differences(CONSOLE, runs, runs_dir, settings.against, settings.writes)
     if table is not None:
         published_comparison.show_beside(CONSOLE, table, runs, runs_dir)
     for path in (report, report.with_suffix(".tex"), report.with_suffix(".csv"), *figures):
@@ -252,12 +257,14 @@ def task_report(cfg: DictConfig, settings: Settings) -> None:
 
 def task_dashboard(cfg: DictConfig, settings: Settings) -> None:
     """Do `task=dashboard`: write the page of every run under `runs_dir`, finished or not."""
-    CONSOLE.print(f"written: {write_dashboard(settings.runs_dir)}", highlight=False, soft_wrap=True)
+    CONSOLE.print(
+        f"written: {write_dashboard(settings.runs_dir, settings.writes)}", highlight=False, soft_wrap=True
+    )
 
 
 def task_export(cfg: DictConfig, settings: Settings) -> list[Path]:
     """Do `task=export`: write frames of all finished runs under `runs_dir` and of their samples; return the files."""
-    paths = export_frames(settings.runs_dir, settings.export.format)
+    paths = export_frames(settings.runs_dir, settings.export.format, settings.writes)
     for path in paths:
         CONSOLE.print(f"written: {path}", highlight=False, soft_wrap=True)
     return paths

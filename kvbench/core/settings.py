@@ -39,6 +39,8 @@ MAX_CALIBRATED = 10**4
 MAX_WORKERS = 10**4
 GROUPS = ("model", "method", "protect", "prompts", "eval", "logger", "train", "sweeps")
 """Keys of a configuration that hold objects (`_target_`) or nothing."""
+READERS = ("report", "dashboard", "export")
+"""Tasks that read runs and write what they make of them."""
 CHOSEN = (*GROUPS, "storage")
 """Keys of a configuration whose values are the names of files."""
 
@@ -193,6 +195,7 @@ class Settings:
         require: evaluators (names in `eval`) that must not be skipped.
         published: table of a paper that the end of a sweep prints beside what it measured.
         against: method that `task=report` compares all others with, sample by sample.
+        output: folder of what `task=report`, `dashboard` and `export` write; None for beside the runs.
         shard: share of the prompts.
         work: how processes share the jobs of a sweep.
         plan: of `task=plan`.
@@ -215,6 +218,7 @@ class Settings:
     require: tuple[str, ...] = ()
     published: str | None = None
     against: str | None = None
+    output: str | None = None
     shard: Shard = Shard()
     work: WorkSettings = WorkSettings()
     plan: PlanSettings = PlanSettings()
@@ -237,6 +241,13 @@ class Settings:
             raise ConfigError(
                 f"profile.largest=true: finds what fits a GPU's memory and device={self.device}; use device=cuda"
             )
+
+    @property
+    def writes(self) -> Path:
+        """Folder that the task writes to: `output` of those that only read runs, else `runs_dir`."""
+        if self.output is not None and self.task in READERS:
+            return Path(self.output).expanduser()
+        return self.runs_dir
 
     @classmethod
     def of(cls, values: Mapping[str, object]) -> "Settings":

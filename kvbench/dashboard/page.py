@@ -3,6 +3,7 @@
 import base64
 import hashlib
 import json
+import os
 import re
 from collections.abc import Mapping
 from importlib.resources import files
@@ -43,16 +44,21 @@ SCRIPTS = (
 """Files of scripts/, in their order; together they are one program."""
 
 
-def write_dashboard(runs_dir: Path) -> Path:
-    """Write dashboard.html beside the runs and return its path.
+def write_dashboard(runs_dir: Path, output: Path | None = None) -> Path:
+    """Write dashboard.html and return its path.
+
+    Args:
+        runs_dir: folder of the runs, whose images the page links by relative path.
+        output: folder of the page; None for that of the runs.
 
     Raises:
         ConfigError: there is nothing to show, Jinja2 is not installed, or a vendored file is not what it should be.
     """
-    document = make_document(runs_dir)
+    output = output or runs_dir
+    document = make_document(runs_dir) | {"root": Path(os.path.relpath(runs_dir, output)).as_posix()}
     if not any(document[key] for key in ("runs", "sweeps", "unfinished", "damaged")):
         raise ConfigError(f"runs_dir={runs_dir}: holds no runs")
-    path = runs_dir / FILE
+    path = output / FILE
     write_whole(path, render_page(document))
     return path
 

@@ -43,8 +43,10 @@ def make_difference_rows(runs: Sequence[Results], runs_dir: Path, against: str) 
     ]
 
 
-def show_differences(console: Console, runs: Sequence[Results], runs_dir: Path, against: str) -> None:
-    """Print the differences and write them as Markdown into runs_dir/report-against-<method>.md."""
+def show_differences(
+    console: Console, runs: Sequence[Results], runs_dir: Path, against: str, output: Path
+) -> None:
+    """Print the differences and write them as Markdown into report-against-<method>.md of the folder `output`."""
     rows = make_difference_rows(runs, runs_dir, against)
     if not rows:
         console.print(
@@ -54,7 +56,7 @@ def show_differences(console: Console, runs: Sequence[Results], runs_dir: Path, 
     models = list(dict.fromkeys(str(row["model"]) for row in rows))
     shown = rows if len(models) > 1 else drop_columns(rows, ["model"])
     what = f"difference to {against} at the same budget, same prompts and noise (with 95 % intervals)"
-    path = runs_dir / f"report-against-{against}.md"
+    path = output / f"report-against-{against}.md"
     publish(console, f"{', '.join(models)}: {what}", shown, 1 + (len(models) > 1), path)
 
 

@@ -1,8 +1,10 @@
 """The figures of a report: quality against memory, time against batch size, and what heads kept."""
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
+from kvbench.core.config import ConfigError
 from kvbench.report.ablations import is_full
 from kvbench.runs.generate.retention import read_retention
 from kvbench.runs.record.folder import slug
@@ -12,22 +14,30 @@ MAPPED = 0.1
 """Share of the full cache near which a method's map of what it kept is drawn: the papers' middle budget."""
 
 
-def draw_figures(runs_dir: Path, runs: Sequence[Results], place: Path) -> list[Path]:
-    """Draw finished runs and profiles, and return the PNG files, each with an SVG beside it.
+def draw_figures(runs_dir: Path, runs: Sequence[Results], place: Path) -> tuple[list[Path], list[str]]:
+    """Draw finished runs and profiles.
 
     Args:
         runs_dir: where runs' own folders and profiles are.
         runs: finished ones.
         place: folder of the figures.
 
-    Raises:
-        ConfigError: a profile, or what a run kept, is damaged.
+    Returns:
+        PNG files, each with an SVG beside it, and a line for each figure that cannot be drawn, with the reason.
     """
-    return [
-        *draw_fidelity(place, runs, "fidelity"),
-        *draw_latency(runs_dir, place),
-        *draw_kept(runs_dir, runs, place),
-    ]
+    paths: list[Path] = []
+    left_out: list[str] = []
+    kept = [(f"map of {run.run}", partial(draw_kept, runs_dir, run, place)) for run in choose_mapped(runs)]
+    for name, draw in (
+        ("fidelity", partial(draw_fidelity, place, runs, "fidelity")),
+        ("latency", partial(draw_latency, runs_dir, place)),
+        *kept,
+    ):
+        try:
+            paths += draw()
+        except (ConfigError, ValueError, ArithmeticError, LookupError) as error:
+            left_out.append(f"{name}: {' '.join(str(error).split())}")
+    return paths, left_out
 
 
 def draw_fidelity(place: Path, runs: Sequence[Results], name: str) -> list[Path]:
@@ -59,19 +69,24 @@ def draw_latency(runs_dir: Path, place: Path) -> list[Path]:
     ]
 
 
-def draw_kept(runs_dir: Path, runs: Sequence[Results], place: Path) -> list[Path]:
-    """Draw what every head kept, for the run of each model and method whose budget is nearest to a tenth."""
-    from kvbench.report import retention_plots, styles  # take long to import
-
+def choose_mapped(runs: Sequence[Results]) -> list[Results]:
+    """Return the run of each model and compressing method whose budget is nearest to a tenth."""
     chosen: dict[tuple[str, str], Results] = {}
     for run in sorted(runs, key=lambda run: abs(run.memory.budget - MAPPED)):
         if not is_full(run):
             chosen.setdefault((run.model, run.method), run)
-    paths = []
-    for (_, method), run in sorted(chosen.items()):
-        retention = read_retention(runs_dir / run.model / run.run)
-        if retention is not None:
-            title = f"{run.model_label}, {method}: measured memory {100 * run.memory.peak:.3g} % of the full cache"
-            figure = retention_plots.draw_retention(retention, title)
-            paths.append(styles.save(figure, place / f"retention-{slug(run.run)}.png"))
-    return paths
+    return [run for _, run in sorted(chosen.items())]
+
+
+def draw_kept(runs_dir: Path, run: Results, place: Path) -> list[Path]:
+    """Draw what every head of a run kept; nothing of a run that has not recorded it."""
+    from kvbench.report import retention_plots, styles  # take long to import
+
+    retention = read_retention(runs_dir / run.model / run.run)
+    if retention is None:
+        return []
+    title = (
+        f"{run.model_label}, {run.method}: measured memory {100 * run.memory.peak:.3g} % of the full cache"
+    )
+    figure = retention_plots.draw_retention(retention, title)
+    return [styles.save(figure, place / f"retention-{slug(run.run)}.png")]

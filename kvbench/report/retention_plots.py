@@ -11,20 +11,20 @@ from kvbench.runs.generate.retention import Retention
 
 ABREAST = 4
 """Maps beside each other, at most."""
-MOST = 12
+MAX_MAPS = 12
 """Maps of a figure: of more sources neighbours are joined."""
 SHADES = "cividis"
 """Dark for what is gone to light for what is kept; for every kind of colour vision, and in grey."""
 
 
-def join_sources(retention: Retention, most: int) -> tuple[list[str], NDArray[np.float64]]:
+def join_sources(retention: Retention, max_sources: int) -> tuple[list[str], NDArray[np.float64]]:
     """Return labels, and shares [L, H, labels], of at most so many sources.
 
     Neighbours are joined by their tokens; a prompt stays by itself.
     """
     kept, tokens = np.array(retention.kept, np.float64), np.array(retention.tokens, np.float64)
     apart = int(retention.sources[0] == "prompt")
-    width = ceil((len(tokens) - apart) / (most - apart))
+    width = max(1, ceil((len(tokens) - apart) / (max_sources - apart)))
     starts = [*range(apart), *range(apart, len(tokens), width)]
     labels, shares = [], []
     for start, stop in zip(starts, [*starts[1:], len(tokens)], strict=True):
@@ -41,7 +41,7 @@ def draw_retention(retention: Retention, title: str) -> Figure:
         retention: of a run.
         title: of the figure.
     """
-    labels, shares = join_sources(retention, MOST)
+    labels, shares = join_sources(retention, MAX_MAPS)
     layers, heads, count = shares.shape
     columns = min(ABREAST, count)
     rows = ceil(count / columns)

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -109,3 +110,11 @@ def test_an_empty_folder_has_no_page(tmp_path: Path) -> None:
 
 def test_the_page_marks_what_tables_mark() -> None:
     assert f"least: {WELL_USED}," in (ROOT / "kvbench" / "dashboard" / "scripts" / "costs.js").read_text()
+
+
+def test_a_page_written_elsewhere_links_the_runs_where_they_are(runs_dir: Path, tmp_path: Path) -> None:
+    page = write_dashboard(runs_dir, tmp_path / "pages")
+    assert page == tmp_path / "pages" / "dashboard.html"
+    root = re.search(r'"root":"([^"]+)"', page.read_text())
+    assert root is not None
+    assert (page.parent / root[1]).resolve() == runs_dir.resolve()

@@ -130,7 +130,8 @@ def make_retention(sources: int, prompt: bool = False) -> Retention:
 
 
 @pytest.mark.parametrize(
-    ("sources", "prompt", "count"), [(4, False, 4), (31, False, 11), (31, True, 11), (13, True, 7)]
+    ("sources", "prompt", "count"),
+    [(4, False, 4), (31, False, 11), (31, True, 11), (13, True, 7), (1, True, 1)],
 )
 def test_a_map_has_the_tokens_of_all_its_sources(sources: int, prompt: bool, count: int) -> None:
     retention = make_retention(sources, prompt)
@@ -210,12 +211,18 @@ def test_figures_are_drawn_as_png_and_svg(tmp_path: Path) -> None:
         folder.mkdir(parents=True)
         if run.method == "heatkv":
             (folder / "retention.json").write_text(make_retention(5).to_json())
-    drawn = draw_figures(tmp_path, runs, tmp_path)
+    drawn, left_out = draw_figures(tmp_path, runs, tmp_path)
+    assert left_out == []
     assert [path.name for path in drawn] == [
         "fidelity.png",
         "latency.png",
         "retention-heatkv-0.1-0123456789.png",
     ]
+    (tmp_path / runs[0].model / runs[0].run / "retention.json").write_text("{}")
+    (tmp_path / "profile" / "a.json").write_text("{")
+    again, left_out = draw_figures(tmp_path, runs, tmp_path)
+    assert [path.name for path in again] == ["fidelity.png"]
+    assert [line.partition(":")[0] for line in left_out] == ["latency", f"map of {runs[0].run}"]
     for path in drawn:
         assert path.read_bytes().startswith(b"\x89PNG")
         assert "<svg" in path.with_suffix(".svg").read_text()

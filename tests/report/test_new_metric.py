@@ -162,7 +162,7 @@ def test_a_figure_has_a_panel_of_it(runs: list[Results]) -> None:
 
 
 def test_paired_differences_have_it(runs_dir: Path, runs: list[Results]) -> None:
-    show_differences(terminal := console(160), runs, runs_dir, "swa")
+    show_differences(terminal := console(160), runs, runs_dir, "swa", runs_dir)
     assert "darkness ↓" in text_of(terminal)
     lines = (runs_dir / "report-against-swa.md").read_text().splitlines()
     assert lines[2] == "| run | darkness ↓ | darkest ↑ |"

@@ -53,7 +53,8 @@ function nameRun(run) {
 
 /** The relative address of a file of a run. */
 function addressOf(run, ...parts) {
-  return [...run.folder.split("/"), ...parts].map(encodeURIComponent).join("/");
+  const root = !DOC.root || DOC.root === "." ? [] : DOC.root.split("/");
+  return [...root, ...run.folder.split("/"), ...parts].map(encodeURIComponent).join("/");
 }
 
 /** Options of a select that lists runs, those of one model and its prompts together. */

@@ -1,0 +1,66 @@
+"""Tasks that read a sweep's jobs find them by the sweep's words, and change nothing of them."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from kvbench.cli import app as cli
+from kvbench.cli.jobs import Entry, find_folder, write_entry
+from kvbench.cli.sweep_folder import find_reading_words, find_words
+
+WORDS = ("method=random,swa", "budget=0.1")
+JOBS = [("method=random", "budget=0.1"), ("method=swa", "budget=0.1")]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "of_sweep", "reading"),
+    [
+        (("-m", "task=report", *WORDS), True, None),
+        (("task=report", *WORDS), True, None),
+        (("task=report", "sweeps=budget"), True, None),
+        (("-m", "task=report"), False, ["task=report"]),
+        (("task=report",), False, None),
+        (("-m", "task=dashboard"), False, ["task=dashboard"]),
+        (("-m", *WORDS), False, None),
+    ],
+    ids=str,
+)
+def test_what_a_reading_task_is_about(
+    arguments: tuple[str, ...], of_sweep: bool, reading: list[str] | None
+) -> None:
+    assert (find_words(arguments) is not None) == of_sweep
+    assert find_reading_words(arguments) == reading or of_sweep
+
+
+def read_all(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("task", ["status", "report"])
+@pytest.mark.parametrize("multirun", [(), ("-m",)])
+def test_reading_tasks_leave_the_ledger_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, task: str, multirun: tuple[str, ...]
+) -> None:
+    folder = find_folder(tmp_path, JOBS)
+    write_entry(folder, Entry(0, JOBS[0], outcome="failed", error="why not"))
+    before = read_all(tmp_path)
+    monkeypatch.setattr(
+        sys, "argv", ["run.py", *multirun, f"task={task}", *reversed(WORDS), f"runs_dir={tmp_path}"]
+    )
+    if task == "status":
+        cli.main()
+    else:
+        with pytest.raises(SystemExit, match="holds no finished runs of this sweep"):
+            cli.main()
+    assert read_all(tmp_path) == before
+
+
+@pytest.mark.parametrize("task", ["status", "report"])
+def test_a_sweep_that_was_not_started_is_not_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, task: str
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["run.py", f"task={task}", *WORDS, f"runs_dir={tmp_path}"])
+    with pytest.raises(SystemExit, match=f"task={task}: no sweep of these words was started in "):
+        cli.main()
+    assert read_all(tmp_path) == {}
