@@ -187,7 +187,11 @@ def test_a_menu_of_16_bits_holds_what_no_menu_does() -> None:
         ({"menu": [5]}, "bytes", r"method.menu=\[5\]: bits of a number are of 16, 8, 4, 3, 2"),
         ({"menu": [4]}, "tokens", r"method.menu=\[4\]: precisions differ in bytes; set budget_unit=bytes"),
         ({"menu": [4], "importance": "mass"}, "bytes", "needs method.importance=output"),
-        ({"menu": [4], "sinks": 4}, "bytes", "the smallest feasible budget is 0.25"),
+        (
+            {"menu": [4], "sinks": 4},
+            "bytes",
+            "the smallest feasible budget is 1440 bytes of a sequence, or 0.25",
+        ),
     ],
 )
 def test_menus_that_cannot_be_had_are_refused(settings: dict[str, Any], budget: str, told: str) -> None:
