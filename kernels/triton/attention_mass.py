@@ -10,44 +10,26 @@ import triton.language as tl
 from torch import Tensor
 
 from kvbench.kernels.layout import Past
-from kvbench.kernels.triton.launch import LOG2_E, align_rows, cdiv, list_constants, load_tile, locate_row
+from kvbench.kernels.triton.launch import (
+    LOG2_E,
+    align_rows,
+    cdiv,
+    kernel,
+    list_constants,
+    load_tile,
+    locate_row,
+)
+from kvbench.kernels.triton.softmax import add_scores, score_slots
 
 
-@triton.jit(
-    do_not_specialize=[
-        "heads", "rows", "queries", "tokens", "slots", "q_b", "q_r", "q_t", "k_b", "k_r", "k_t",
-    ],
-    do_not_specialize_on_alignment=["lse", "token", "offsets", "lengths", "order"],
-)  # fmt: skip
+@kernel("lse", "token", "offsets", "lengths", "order")
 def sum_kernel(
-    q,
-    k,
-    past_keys,
-    lse,
-    token,
-    offsets,
-    lengths,
-    order,
-    scale: tl.float32,
-    heads: tl.int32,
-    rows: tl.int32,
-    queries: tl.int32,
-    tokens: tl.int32,
-    slots: tl.int64,
-    q_b: tl.int64,
-    q_r: tl.int64,
-    q_t: tl.int64,
-    k_b: tl.int64,
-    k_r: tl.int64,
-    k_t: tl.int64,
-    UNIT: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    CAUSAL: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
+    q, k, past_keys, lse, token, offsets, lengths, order,
+    scale: tl.float32, heads: tl.int32, rows: tl.int32, queries: tl.int32, tokens: tl.int32, slots: tl.int64,
+    q_b: tl.int64, q_r: tl.int64, q_t: tl.int64, k_b: tl.int64, k_r: tl.int64, k_t: tl.int64,
+    UNIT: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr, CAUSAL: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
     """Query block, sequence, rank of the row: log-sum-exp of each query, float32 [batch, rows, queries]."""
     WHOLE_D: tl.constexpr = HEAD_DIM == BLOCK_D
     row, batch, _, sequence, head, length = locate_row(order, lengths, heads, 1)
@@ -71,94 +53,61 @@ def sum_kernel(
 
     whole = length // BLOCK_N
     for index in tl.range(0, whole):
-        keys = load_tile(past_keys + index * past_tile, HEAD_DIM, slot, channel, fits, None, WHOLE_D, True)
-        scores = tl.dot(asked, tl.trans(keys.to(q.dtype.element_ty)), input_precision=PRECISION)
-        top, total = _add_scores(top, total, scores, scale)
+        top, total = _sum_slots(
+            top, total, asked, past_keys + index * past_tile, HEAD_DIM, slot, channel, fits, None, None, scale,
+            WHOLE_D, True, False, PRECISION,
+        )  # fmt: skip
     if whole * BLOCK_N < length:
         keep = whole * BLOCK_N + slot < length
-        keys = load_tile(past_keys + whole * past_tile, HEAD_DIM, slot, channel, fits, keep, WHOLE_D, False)
-        scores = tl.dot(asked, tl.trans(keys.to(q.dtype.element_ty)), input_precision=PRECISION)
-        top, total = _add_scores(top, total, tl.where(keep[None, :], scores, float("-inf")), scale)
+        top, total = _sum_slots(
+            top, total, asked, past_keys + whole * past_tile, HEAD_DIM, slot, channel, fits, keep, keep[None, :], scale,
+            WHOLE_D, False, False, PRECISION,
+        )  # fmt: skip
     if CAUSAL:
         last = tl.load(token + query, mask=inside, other=0)
         for index in tl.range(0, tl.cdiv(tokens, BLOCK_N)):
-            present = index * BLOCK_N + slot
-            keys = load_tile(
-                k + index * k_tile, k_step, slot, channel, fits, present < tokens, WHOLE_D, False
-            )
-            scores = tl.dot(asked, tl.trans(keys.to(q.dtype.element_ty)), input_precision=PRECISION)
-            scores = tl.where(present[None, :] <= last[:, None], scores, float("-inf"))
-            top, total = _add_seen(top, total, scores, scale)
+            place = index * BLOCK_N + slot
+            top, total = _sum_slots(
+                top, total, asked, k + index * k_tile, k_step, slot, channel, fits, place < tokens,
+                place[None, :] <= last[:, None], scale, WHOLE_D, False, True, PRECISION,
+            )  # fmt: skip
     else:
         whole = tokens // BLOCK_N
         for index in tl.range(0, whole):
-            keys = load_tile(k + index * k_tile, k_step, slot, channel, fits, None, WHOLE_D, True)
-            scores = tl.dot(asked, tl.trans(keys.to(q.dtype.element_ty)), input_precision=PRECISION)
-            top, total = _add_scores(top, total, scores, scale)
+            top, total = _sum_slots(
+                top, total, asked, k + index * k_tile, k_step, slot, channel, fits, None, None, scale,
+                WHOLE_D, True, False, PRECISION,
+            )  # fmt: skip
         if whole * BLOCK_N < tokens:
             keep = whole * BLOCK_N + slot < tokens
-            keys = load_tile(k + whole * k_tile, k_step, slot, channel, fits, keep, WHOLE_D, False)
-            scores = tl.dot(asked, tl.trans(keys.to(q.dtype.element_ty)), input_precision=PRECISION)
-            top, total = _add_scores(top, total, tl.where(keep[None, :], scores, float("-inf")), scale)
+            top, total = _sum_slots(
+                top, total, asked, k + whole * k_tile, k_step, slot, channel, fits, keep, keep[None, :], scale,
+                WHOLE_D, False, False, PRECISION,
+            )  # fmt: skip
     tl.store(
         lse + (batch * rows + row) * queries + query, (top + tl.log2(total)) * 0.6931471805599453, mask=inside
     )
 
 
 @triton.jit
-def _add_scores(top, total, scores, scale):
-    peak = tl.maximum(top, tl.max(scores, 1) * scale)
-    total = total * tl.exp2(top - peak) + tl.sum(tl.exp2(scores * scale - peak[:, None]), 1)
-    return peak, total
+def _sum_slots(
+    top, total, asked, keys, step, slot, channel, fits, keep, seen, scale,
+    WHOLE_D: tl.constexpr, WHOLE: tl.constexpr, GUARD: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    scores = score_slots(asked, keys, step, slot, channel, fits, keep, seen, WHOLE_D, WHOLE, PRECISION)
+    _, _, top, total = add_scores(top, total, scores, scale, GUARD)
+    return top, total
 
 
-@triton.jit
-def _add_seen(top, total, scores, scale):
-    """Like `_add_scores` where a query may have seen nothing yet and sees nothing of this tile either."""
-    peak = tl.maximum(top, tl.max(scores, 1) * scale)
-    base = tl.where(peak == float("-inf"), 0.0, peak)
-    total = total * tl.exp2(top - base) + tl.sum(tl.exp2(scores * scale - base[:, None]), 1)
-    return peak, total
-
-
-@triton.jit(
-    do_not_specialize=[
-        "heads", "rows", "queries", "tokens", "longest", "slots", "q_b", "q_r", "q_t", "k_b", "k_r", "k_t",
-    ],
-    do_not_specialize_on_alignment=["lse", "token", "mass", "offsets", "lengths", "order"],
-)  # fmt: skip
+@kernel("lse", "token", "mass", "offsets", "lengths", "order")
 def mass_kernel(
-    q,
-    k,
-    past_keys,
-    lse,
-    token,
-    mass,
-    offsets,
-    lengths,
-    order,
-    scale: tl.float32,
-    heads: tl.int32,
-    rows: tl.int32,
-    queries: tl.int32,
-    tokens: tl.int32,
-    longest: tl.int32,
-    slots: tl.int64,
-    q_b: tl.int64,
-    q_r: tl.int64,
-    q_t: tl.int64,
-    k_b: tl.int64,
-    k_r: tl.int64,
-    k_t: tl.int64,
-    UNIT: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    CAUSAL: tl.constexpr,
-    PRECISION: tl.constexpr,
-    POWER: tl.constexpr,
-):
+    q, k, past_keys, lse, token, mass, offsets, lengths, order,
+    scale: tl.float32, heads: tl.int32, rows: tl.int32, queries: tl.int32, tokens: tl.int32,
+    longest: tl.int32, slots: tl.int64,
+    q_b: tl.int64, q_r: tl.int64, q_t: tl.int64, k_b: tl.int64, k_r: tl.int64, k_t: tl.int64,
+    UNIT: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr, CAUSAL: tl.constexpr, PRECISION: tl.constexpr, POWER: tl.constexpr,
+):  # fmt: skip
     """Tile of keys (of the past, then of the present), sequence, rank of the row."""
     WHOLE_D: tl.constexpr = HEAD_DIM == BLOCK_D
     row, batch, _, sequence, head, length = locate_row(order, lengths, heads, 1)

@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kvbench.kernels.triton.launch import UNIT, align_rows, cdiv, next_power_of_2
+from kvbench.kernels.triton.launch import UNIT, align_rows, cdiv, kernel, next_power_of_2
 
 BLOCK = 64  # slots per program
 
@@ -24,37 +24,14 @@ def _copy_slots(
     tl.store(result + written[:, None] * HEAD_DIM + channel, moved, mask=inside[:, None] & fits)
 
 
-@triton.jit(
-    do_not_specialize=[
-        "heads", "rows", "slots", "total", "length", "k_b", "k_r", "k_t", "v_b", "v_r", "v_t",
-    ],
-    do_not_specialize_on_alignment=["source"],
-)  # fmt: skip
+@kernel("source")
 def copy_kernel(
-    keys,
-    values,
-    k,
-    v,
-    source,
-    new_keys,
-    new_values,
-    heads: tl.int32,
-    rows: tl.int32,
-    slots: tl.int64,
-    total: tl.int32,
-    length: tl.int32,
-    k_b: tl.int64,
-    k_r: tl.int64,
-    k_t: tl.int64,
-    v_b: tl.int64,
-    v_r: tl.int64,
-    v_t: tl.int64,
-    UNIT: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    BLOCK: tl.constexpr,
+    keys, values, k, v, source, new_keys, new_values,
+    heads: tl.int32, rows: tl.int32, slots: tl.int64, total: tl.int32, length: tl.int32,
+    k_b: tl.int64, k_r: tl.int64, k_t: tl.int64, v_b: tl.int64, v_r: tl.int64, v_t: tl.int64,
+    UNIT: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK: tl.constexpr,
     BOTH: tl.constexpr,
-):
+):  # fmt: skip
     """Copy one block of slots of one sequence, keys and, if `BOTH`, values; strides of k and v count `UNIT`s."""
     batch = tl.program_id(1).to(tl.int64)
     slot = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)

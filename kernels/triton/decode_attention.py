@@ -5,7 +5,6 @@ is read on the device, and nothing else that a launch is given changes within a 
 """
 
 import torch
-import triton
 import triton.language as tl
 from torch import Tensor
 
@@ -13,13 +12,14 @@ from kvbench.kernels.layout import Past
 from kvbench.kernels.triton.launch import (
     LOG2_E,
     align_rows,
+    kernel,
     list_constants,
     load_tile,
     make_partials,
     next_power_of_2,
 )
 from kvbench.kernels.triton.ragged_attention import Tile, splits
-from kvbench.kernels.triton.softmax import add_tile, merge_shares, score_tile
+from kvbench.kernels.triton.softmax import add_tile, attend_slots, merge_shares, score_tile
 
 
 def tile(head_dim: int, dtype: torch.dtype, queries: int) -> Tile:
@@ -33,45 +33,14 @@ def tile(head_dim: int, dtype: torch.dtype, queries: int) -> Tile:
     return Tile(padded, 32 if wide else 64, 4, 3)
 
 
-@triton.jit(
-    do_not_specialize=[
-        "rows", "queries", "slots", "splits", "q_b", "q_r", "q_t", "k_b", "k_r", "v_b", "v_r",
-    ],
-    do_not_specialize_on_alignment=["lse", "offsets", "lengths", "order", "filled"],
-)  # fmt: skip
+@kernel("lse", "offsets", "lengths", "order", "filled")
 def decode_kernel(
-    q,
-    k,
-    v,
-    past_keys,
-    past_values,
-    out,
-    partial,
-    lse,
-    offsets,
-    lengths,
-    order,
-    filled,
-    scale: tl.float32,
-    rows: tl.int32,
-    queries: tl.int32,
-    slots: tl.int64,
-    splits: tl.int32,
-    q_b: tl.int64,
-    q_r: tl.int64,
-    q_t: tl.int64,
-    k_b: tl.int64,
-    k_r: tl.int64,
-    v_b: tl.int64,
-    v_r: tl.int64,
-    UNIT: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    STAGES: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
+    q, k, v, past_keys, past_values, out, partial, lse, offsets, lengths, order, filled,
+    scale: tl.float32, rows: tl.int32, queries: tl.int32, slots: tl.int64, splits: tl.int32,
+    q_b: tl.int64, q_r: tl.int64, q_t: tl.int64, k_b: tl.int64, k_r: tl.int64, v_b: tl.int64, v_r: tl.int64,
+    UNIT: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr, STAGES: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
     """Sequence and share of the keys (fastest), rank of the row by length.
 
     Strides count `UNIT` elements; `scale` includes log2(e). With one split `out` [batch, rows, queries, D] is final,
@@ -105,12 +74,10 @@ def decode_kernel(
     end = begin + share
     for index in tl.range(tl.minimum(begin, whole), tl.minimum(end, whole), num_stages=STAGES):
         at = index * step
-        keys = load_tile(past_keys + at, HEAD_DIM, slot, channel, fits, None, WHOLE_D, True)
-        scores = score_tile(asked, keys.to(q.dtype.element_ty), PRECISION)
-        values = load_tile(past_values + at, HEAD_DIM, slot, channel, fits, None, WHOLE_D, True)
-        acc, top, total = add_tile(
-            acc, top, total, scores, values.to(q.dtype.element_ty), scale, False, PRECISION
-        )
+        acc, top, total = attend_slots(
+            acc, top, total, asked, past_keys + at, HEAD_DIM, past_values + at, HEAD_DIM, slot, channel, fits,
+            None, None, scale, WHOLE_D, True, False, PRECISION,
+        )  # fmt: skip
     if (begin <= whole) & (whole < end):
         place = whole * BLOCK_N + slot
         at = whole * step

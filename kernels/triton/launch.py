@@ -1,6 +1,8 @@
 """Shared parts of Triton kernels and of their launches: aligned strides, grids, addresses, tiles and outputs."""
 
+from collections.abc import Callable
 from functools import cache
+from typing import Any
 
 import torch
 import triton
@@ -9,6 +11,23 @@ from torch import Tensor
 
 UNIT = 8  # strides and head dims are multiples of it, so that rows start on 16 bytes in any 16-bit dtype
 LOG2_E = 1.4426950408889634
+
+
+def kernel(*unaligned: str) -> Callable[[Callable[..., None]], Any]:
+    """Return the decorator of a Triton kernel that no value of an annotated integer compiles anew.
+
+    Args:
+        unaligned: pointers whose alignment compiles no variant either.
+    """
+
+    def decorate(function: Callable[..., None]) -> Any:
+        kinds = function.__annotations__.items()
+        integers = [name for name, kind in kinds if kind in (tl.int32, tl.int64)]
+        return triton.jit(
+            function, do_not_specialize=integers, do_not_specialize_on_alignment=list(unaligned)
+        )
+
+    return decorate
 
 
 def align_rows(tensor: Tensor) -> tuple[Tensor, list[int]]:

@@ -5,7 +5,6 @@ pointers spends registers. A state to carry on from is the start of the online s
 launch nor an output of its own. Where queries are few the keys of a row are split between programs.
 """
 
-import triton
 import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
@@ -16,13 +15,14 @@ from kvbench.kernels.triton.launch import (
     LOG2_E,
     align_rows,
     cdiv,
+    kernel,
     list_constants,
     load_tile,
     locate_row,
     make_partials,
 )
 from kvbench.kernels.triton.ragged_attention import Tile, fit_keys, make_output, splits, tile
-from kvbench.kernels.triton.softmax import add_tile, merge_shares
+from kvbench.kernels.triton.softmax import add_tile, finish_shares, store_state
 
 
 def most_keys(sizes: Tile, head_dim: int) -> int:
@@ -38,43 +38,14 @@ def with_keys(sizes: Tile, keys: int) -> Tile:
     return sizes._replace(keys=keys, stages=2 if keys == 128 else sizes.stages)
 
 
-@triton.jit(
-    do_not_specialize=[
-        "heads", "rows", "queries", "slots", "splits", "q_b", "q_r", "q_t", "out_b", "out_r", "out_t",
-    ],
-    do_not_specialize_on_alignment=["lse", "offsets", "lengths", "order"],
-)  # fmt: skip
+@kernel("lse", "offsets", "lengths", "order")
 def past_kernel(
-    q,
-    past_keys,
-    past_values,
-    out,
-    partial,
-    state,
-    lse,
-    offsets,
-    lengths,
-    order,
-    scale: tl.float32,
-    heads: tl.int32,
-    rows: tl.int32,
-    queries: tl.int32,
-    slots: tl.int64,
-    splits: tl.int32,
-    q_b: tl.int64,
-    q_r: tl.int64,
-    q_t: tl.int64,
-    out_b: tl.int64,
-    out_r: tl.int64,
-    out_t: tl.int64,
-    UNIT: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    RESUME: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
+    q, past_keys, past_values, out, partial, state, lse, offsets, lengths, order,
+    scale: tl.float32, heads: tl.int32, rows: tl.int32, queries: tl.int32, slots: tl.int64, splits: tl.int32,
+    q_b: tl.int64, q_r: tl.int64, q_t: tl.int64, out_b: tl.int64, out_r: tl.int64, out_t: tl.int64,
+    UNIT: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr, RESUME: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
     """Query block (fastest), sequence and share of the keys, rank of the row by length (slowest).
 
     `past_keys` and `past_values` are descriptors of all slots of all sequences, [batch slots, D]. Strides count `UNIT`
@@ -129,13 +100,7 @@ def past_kernel(
 
     batches = tl.num_programs(1) // splits
     place = ((part * batches + batch) * rows + row) * queries + query
-    total = tl.maximum(total, 1e-30)  # a share without keys leaves zeros and a weight of exp(-inf)
-    tl.store(lse + place, (top + tl.log2(total)) * 0.6931471805599453, mask=inside)
-    acc = acc / total[:, None]
-    if splits == 1:
-        tl.store(out + written, acc.to(out.dtype.element_ty), mask=stored)
-    else:
-        tl.store(partial + place[:, None] * HEAD_DIM + channel[None, :], acc, mask=stored)
+    store_state(out, partial, lse, written, place, acc, top, total, inside, stored, channel, splits, HEAD_DIM)
 
 
 def past_attention_triton(
@@ -146,14 +111,9 @@ def past_attention_triton(
     state: State | None = None,
     share: int | None = None,
 ) -> State:
-    """Take and return what `kernels.past_attention.attend_past` does.
+    """Take and return what `kernels.past_attention.attend_past` does, of at least one slot.
 
-    Args:
-        q: [sequences, heads, queries, D].
-        past: stored keys and values, at least one slot.
-        scale: factor on q k^T, positive.
-        state: attention over other keys, overwritten.
-        share: programs that share a row's keys; None: as many as fill the device.
+    `share` programs share a row's keys; None: as many as fill the device.
     """
     sequences, heads, queries, channels = q.shape
     layout = past.layout
@@ -179,6 +139,4 @@ def past_attention_triton(
         **constants, BLOCK_M=sizes.queries, BLOCK_N=sizes.keys, RESUME=state is not None,
         num_warps=sizes.warps, num_stages=sizes.stages,
     )  # fmt: skip
-    if share == 1:
-        return out, lse[0]
-    return out, merge_shares(partial, lse, out)
+    return finish_shares(partial, lse, out)

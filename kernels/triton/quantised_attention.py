@@ -20,12 +20,13 @@ from kvbench.kernels.triton.launch import (
     align_rows,
     cdiv,
     count_processors,
+    kernel,
     list_constants,
     make_partials,
     next_power_of_2,
 )
 from kvbench.kernels.triton.ragged_attention import Tile, make_output, splits
-from kvbench.kernels.triton.softmax import add_tile, merge_shares, score_tile
+from kvbench.kernels.triton.softmax import add_tile, finish_shares, score_tile, store_state
 
 WORDS = {torch.complex64: torch.int64, torch.complex32: torch.int32}
 """Integers as large as a rotation."""
@@ -90,87 +91,56 @@ def list_formats(plane: Plane) -> dict[str, int | bool | str]:
 
 
 @triton.jit
-def score_keys(
-    asked, other, numbers, table, entry, rotation, positions, slot,
-    SCHEME: tl.constexpr, ENTRIES: tl.constexpr, CHANNELS: tl.constexpr, BITS: tl.constexpr,
+def attend_codes(
+    acc, top, total, asked, other, keys, key_table, key_entry, values, value_table, value_entry,
+    rotation, positions, slot, seen, scale,
+    WHOLE: tl.constexpr, BITS: tl.constexpr,
+    KEYS: tl.constexpr, KEY_ENTRIES: tl.constexpr, KEY_CHANNELS: tl.constexpr,
+    VALUES: tl.constexpr, VALUE_ENTRIES: tl.constexpr, VALUE_CHANNELS: tl.constexpr,
     ROTATE: tl.constexpr, HEAD_DIM: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Score a tile of one row's keys, float32 [M, N]; to keys that turn `asked` is the first part of pairs."""
+    """One tile of a row's slots, unless `WHOLE` those `seen`; keys that turn are scored in halves: `asked`, `other`."""
     lane = tl.arange(0, asked.shape[1])
-    keys = load_numbers(numbers, table, entry, slot, lane, SCHEME, ENTRIES, CHANNELS, BITS, HEAD_DIM)
+    first = load_numbers(
+        keys, key_table, key_entry, slot, lane, KEYS, KEY_ENTRIES, KEY_CHANNELS, BITS, HEAD_DIM
+    )
     if ROTATE:
         HALF: tl.constexpr = HEAD_DIM // 2
         second = load_numbers(
-            numbers, table, entry, slot, lane + HALF, SCHEME, ENTRIES, CHANNELS, BITS, HEAD_DIM
+            keys, key_table, key_entry, slot, lane + HALF, KEYS, KEY_ENTRIES, KEY_CHANNELS, BITS, HEAD_DIM
         )
         place = tl.load(positions + slot)[:, None] * HALF + (lane % HALF)[None, :]
         cos, sin = split_word(tl.load(rotation + place))
-        first = (keys * cos - second * sin).to(asked.dtype)
-        second = (keys * sin + second * cos).to(asked.dtype)
-        return score_tile(asked, first, PRECISION) + score_tile(other, second, PRECISION)
+        turned = (first * cos - second * sin).to(asked.dtype)
+        second = (first * sin + second * cos).to(asked.dtype)
+        scores = score_tile(asked, turned, PRECISION) + score_tile(other, second, PRECISION)
     else:
-        return score_tile(asked, keys.to(asked.dtype), PRECISION)
+        scores = score_tile(asked, first.to(asked.dtype), PRECISION)
+    if not WHOLE:
+        scores = tl.where(seen[None, :], scores, float("-inf"))
+    channel = tl.arange(0, acc.shape[1])
+    weighed = load_numbers(
+        values, value_table, value_entry, slot, channel, VALUES, VALUE_ENTRIES, VALUE_CHANNELS, BITS, HEAD_DIM
+    )
+    return add_tile(acc, top, total, scores, weighed.to(asked.dtype), scale, False, PRECISION)
 
 
-@triton.jit(
-    do_not_specialize=[
-        "rows", "queries", "slots", "splits", "stored", "key_step", "value_step",
-        "q_b", "q_r", "q_t", "out_b", "out_r", "out_t",
-    ],
-    do_not_specialize_on_alignment=[
-        "key_table", "key_entry", "value_table", "value_entry", "rotation", "positions", "state", "lse",
-        "offsets", "lengths", "order",
-    ],
+@kernel(
+    "key_table", "key_entry", "value_table", "value_entry", "rotation", "positions", "state", "lse",
+    "offsets", "lengths", "order",
 )  # fmt: skip
 def quantised_kernel(
-    q,
-    keys,
-    key_table,
-    key_entry,
-    values,
-    value_table,
-    value_entry,
-    rotation,
-    positions,
-    out,
-    partial,
-    state,
-    lse,
-    offsets,
-    lengths,
-    order,
-    scale: tl.float32,
-    rows: tl.int32,
-    queries: tl.int32,
-    slots: tl.int64,
-    splits: tl.int32,
-    stored: tl.int32,
-    key_step: tl.int64,
-    value_step: tl.int64,
-    q_b: tl.int64,
-    q_r: tl.int64,
-    q_t: tl.int64,
-    out_b: tl.int64,
-    out_r: tl.int64,
-    out_t: tl.int64,
-    UNIT: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    BLOCK_H: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    STAGES: tl.constexpr,
-    BITS: tl.constexpr,
-    KEYS: tl.constexpr,
-    KEY_ENTRIES: tl.constexpr,
-    KEY_CHANNELS: tl.constexpr,
-    VALUES: tl.constexpr,
-    VALUE_ENTRIES: tl.constexpr,
-    VALUE_CHANNELS: tl.constexpr,
-    ROTATE: tl.constexpr,
-    RESUME: tl.constexpr,
+    q, keys, key_table, key_entry, values, value_table, value_entry, rotation, positions,
+    out, partial, state, lse, offsets, lengths, order,
+    scale: tl.float32, rows: tl.int32, queries: tl.int32, slots: tl.int64, splits: tl.int32, stored: tl.int32,
+    key_step: tl.int64, value_step: tl.int64,
+    q_b: tl.int64, q_r: tl.int64, q_t: tl.int64, out_b: tl.int64, out_r: tl.int64, out_t: tl.int64,
+    UNIT: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_H: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, STAGES: tl.constexpr, BITS: tl.constexpr,
+    KEYS: tl.constexpr, KEY_ENTRIES: tl.constexpr, KEY_CHANNELS: tl.constexpr, VALUES: tl.constexpr,
+    VALUE_ENTRIES: tl.constexpr, VALUE_CHANNELS: tl.constexpr, ROTATE: tl.constexpr, RESUME: tl.constexpr,
     PRECISION: tl.constexpr,
-):
+):  # fmt: skip
     """Query block (fastest), sequence and share of the keys, rank of the row by length (slowest).
 
     Strides of q and out count `UNIT` elements, those of tables entries; `scale` includes log2(e); sequences beyond the
@@ -216,14 +186,15 @@ def quantised_kernel(
 
     batches = tl.num_programs(1) // splits
     mine = (batch * rows + row) * queries + query
-    out_place = (batch * out_b + row * out_r) * UNIT + query.to(tl.int64)[:, None] * (out_t * UNIT)
+    out += (batch * out_b + row * out_r) * UNIT
+    out_place = query.to(tl.int64)[:, None] * (out_t * UNIT) + channel[None, :]
     total = tl.zeros([BLOCK_M], tl.float32)
     if RESUME:
         begins = query < tl.where(part == 0, queries, 0)
         top = tl.load(state + mine, mask=begins, other=float("-inf")) * 1.4426950408889634
         total = tl.where(top == float("-inf"), 0.0, 1.0)
         started = begins[:, None] & (channel < HEAD_DIM)[None, :]
-        acc = tl.load(out + out_place + channel[None, :], mask=started, other=0.0).to(tl.float32)
+        acc = tl.load(out + out_place, mask=started, other=0.0).to(tl.float32)
     else:
         top = tl.full([BLOCK_M], float("-inf"), tl.float32)
         acc = tl.zeros([BLOCK_M, BLOCK_D], tl.float32)
@@ -233,37 +204,21 @@ def quantised_kernel(
     begin = part * share
     end = begin + share
     for index in tl.range(tl.minimum(begin, whole), tl.minimum(end, whole), num_stages=STAGES):
-        slot = index * BLOCK_N + lane
-        scores = score_keys(
-            asked, other, keys, key_table, key_entry, rotation, positions, slot,
-            KEYS, KEY_ENTRIES, KEY_CHANNELS, BITS, ROTATE, HEAD_DIM, PRECISION,
+        acc, top, total = attend_codes(
+            acc, top, total, asked, other, keys, key_table, key_entry, values, value_table, value_entry,
+            rotation, positions, index * BLOCK_N + lane, None, scale, True, BITS, KEYS, KEY_ENTRIES, KEY_CHANNELS,
+            VALUES, VALUE_ENTRIES, VALUE_CHANNELS, ROTATE, HEAD_DIM, PRECISION,
         )  # fmt: skip
-        weighed = load_numbers(
-            values, value_table, value_entry, slot, channel,
-            VALUES, VALUE_ENTRIES, VALUE_CHANNELS, BITS, HEAD_DIM,
-        ).to(q.dtype.element_ty)  # fmt: skip
-        acc, top, total = add_tile(acc, top, total, scores, weighed, scale, False, PRECISION)
     if (whole * BLOCK_N < length) & (begin <= whole) & (whole < end):
-        slot = tl.minimum(whole * BLOCK_N + lane, length - 1)
-        scores = score_keys(
-            asked, other, keys, key_table, key_entry, rotation, positions, slot,
-            KEYS, KEY_ENTRIES, KEY_CHANNELS, BITS, ROTATE, HEAD_DIM, PRECISION,
+        slot = whole * BLOCK_N + lane
+        acc, top, total = attend_codes(
+            acc, top, total, asked, other, keys, key_table, key_entry, values, value_table, value_entry,
+            rotation, positions, tl.minimum(slot, length - 1), slot < length, scale, False, BITS, KEYS, KEY_ENTRIES,
+            KEY_CHANNELS, VALUES, VALUE_ENTRIES, VALUE_CHANNELS, ROTATE, HEAD_DIM, PRECISION,
         )  # fmt: skip
-        scores = tl.where((whole * BLOCK_N + lane < length)[None, :], scores, float("-inf"))
-        weighed = load_numbers(
-            values, value_table, value_entry, slot, channel,
-            VALUES, VALUE_ENTRIES, VALUE_CHANNELS, BITS, HEAD_DIM,
-        ).to(q.dtype.element_ty)  # fmt: skip
-        acc, top, total = add_tile(acc, top, total, scores, weighed, scale, False, PRECISION)
 
-    total = tl.maximum(total, 1e-30)  # a share without keys leaves zeros and a weight of exp(-inf)
     mine += part * (batches * rows * queries).to(tl.int64)
-    tl.store(lse + mine, (top + tl.log2(total)) * 0.6931471805599453, mask=asks)
-    acc = acc / total[:, None]
-    if splits == 1:
-        tl.store(out + out_place + channel[None, :], acc.to(out.dtype.element_ty), mask=inside)
-    else:
-        tl.store(partial + mine[:, None] * HEAD_DIM + channel[None, :], acc, mask=inside)
+    store_state(out, partial, lse, out_place, mine, acc, top, total, asks, inside, channel, splits, HEAD_DIM)
 
 
 def quantised_attention_triton(
@@ -274,14 +229,9 @@ def quantised_attention_triton(
     *,
     share: int | None = None,
 ) -> State:
-    """Take and return what `kernels.quantised_attention.quantised_attention` does.
+    """Take and return what `kernels.quantised_attention.quantised_attention` does; the plane's tensors are contiguous.
 
-    Args:
-        q: [batch, rows, queries, D].
-        plane: what is attended to; its tensors are contiguous.
-        scale: factor on q k^T, positive.
-        state: attention over other keys, overwritten.
-        share: programs that share a row's keys; None: as many as fill the device.
+    `share` programs share a row's keys; None: as many as fill the device.
     """
     batch, rows, queries, channels = q.shape
     layout = plane.layout
@@ -306,6 +256,4 @@ def quantised_attention_triton(
         STAGES=sizes.stages, **list_formats(plane), RESUME=state is not None,
         num_warps=sizes.warps, num_stages=sizes.stages,
     )  # fmt: skip
-    if share == 1:
-        return out, lse[0]
-    return out, merge_shares(partial, lse, out)
+    return finish_shares(partial, lse, out)

@@ -8,7 +8,6 @@ one row, longest rows first, and where queries are few the keys of a row are spl
 from typing import NamedTuple
 
 import torch
-import triton
 import triton.language as tl
 from torch import Tensor
 
@@ -18,12 +17,13 @@ from kvbench.kernels.triton.launch import (
     align_rows,
     cdiv,
     count_processors,
+    kernel,
     list_constants,
     load_tile,
     locate_row,
     make_partials,
 )
-from kvbench.kernels.triton.softmax import add_tile, merge_shares
+from kvbench.kernels.triton.softmax import attend_slots, finish_shares, store_state
 
 
 class Tile(NamedTuple):
@@ -83,52 +83,16 @@ def splits(programs: int, keys: int, sizes: Tile, device: torch.device) -> int:
     return max(1, min(2 * count_processors(device) // max(1, programs), cdiv(keys, sizes.keys) // 4, 32))
 
 
-@triton.jit(
-    do_not_specialize=[
-        "heads", "rows", "queries", "tokens", "slots", "splits",
-        "q_b", "q_r", "q_t", "k_b", "k_r", "k_t", "v_b", "v_r", "v_t", "out_b", "out_r", "out_t",
-    ],
-    do_not_specialize_on_alignment=["lse", "offsets", "lengths", "order"],
-)  # fmt: skip
+@kernel("lse", "offsets", "lengths", "order")
 def attention_kernel(
-    q,
-    k,
-    v,
-    past_keys,
-    past_values,
-    out,
-    partial,
-    lse,
-    offsets,
-    lengths,
-    order,
-    scale: tl.float32,
-    heads: tl.int32,
-    rows: tl.int32,
-    queries: tl.int32,
-    tokens: tl.int32,
-    slots: tl.int64,
+    q, k, v, past_keys, past_values, out, partial, lse, offsets, lengths, order,
+    scale: tl.float32, heads: tl.int32, rows: tl.int32, queries: tl.int32, tokens: tl.int32, slots: tl.int64,
     splits: tl.int32,
-    q_b: tl.int64,
-    q_r: tl.int64,
-    q_t: tl.int64,
-    k_b: tl.int64,
-    k_r: tl.int64,
-    k_t: tl.int64,
-    v_b: tl.int64,
-    v_r: tl.int64,
-    v_t: tl.int64,
-    out_b: tl.int64,
-    out_r: tl.int64,
-    out_t: tl.int64,
-    UNIT: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    CAUSAL: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
+    q_b: tl.int64, q_r: tl.int64, q_t: tl.int64, k_b: tl.int64, k_r: tl.int64, k_t: tl.int64,
+    v_b: tl.int64, v_r: tl.int64, v_t: tl.int64, out_b: tl.int64, out_r: tl.int64, out_t: tl.int64,
+    UNIT: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr, CAUSAL: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
     """Query block (fastest), sequence and share of the keys, rank of the row by length (slowest).
 
     Rows are heads of one sequence, or of all sequences in turn where each has a layout of its own and the batch is 1.
@@ -166,26 +130,17 @@ def attention_kernel(
     whole = length // BLOCK_N
     for index in tl.range(tl.minimum(begin, whole), tl.minimum(end, whole)):
         at = index * past_tile
-        keys = load_tile(past_keys + at, HEAD_DIM, slot, channel, fits, None, WHOLE_D, True).to(
-            q.dtype.element_ty
-        )
-        scores = tl.dot(asked, tl.trans(keys), input_precision=PRECISION)
-        values = load_tile(past_values + at, HEAD_DIM, slot, channel, fits, None, WHOLE_D, True).to(
-            q.dtype.element_ty
-        )
-        acc, top, total = add_tile(acc, top, total, scores, values, scale, False, PRECISION)
+        acc, top, total = attend_slots(
+            acc, top, total, asked, past_keys + at, HEAD_DIM, past_values + at, HEAD_DIM, slot, channel, fits,
+            None, None, scale, WHOLE_D, True, False, PRECISION,
+        )  # fmt: skip
     if (whole < past_tiles) & (begin <= whole) & (whole < end):
         at = whole * past_tile
         keep = whole * BLOCK_N + slot < length
-        keys = load_tile(past_keys + at, HEAD_DIM, slot, channel, fits, keep, WHOLE_D, False).to(
-            q.dtype.element_ty
-        )
-        scores = tl.dot(asked, tl.trans(keys), input_precision=PRECISION)
-        scores = tl.where(keep[None, :], scores, float("-inf"))
-        values = load_tile(past_values + at, HEAD_DIM, slot, channel, fits, keep, WHOLE_D, False).to(
-            q.dtype.element_ty
-        )
-        acc, top, total = add_tile(acc, top, total, scores, values, scale, False, PRECISION)
+        acc, top, total = attend_slots(
+            acc, top, total, asked, past_keys + at, HEAD_DIM, past_values + at, HEAD_DIM, slot, channel, fits,
+            keep, keep[None, :], scale, WHOLE_D, False, False, PRECISION,
+        )  # fmt: skip
 
     begin = tl.maximum(begin - past_tiles, 0)
     end = tl.maximum(end - past_tiles, 0)
@@ -204,45 +159,28 @@ def attention_kernel(
         whole = tl.minimum(whole, (lowest + 1) // BLOCK_N)
         last = tl.minimum(last, highest // BLOCK_N + 1)
     for index in tl.range(tl.minimum(begin, whole), tl.minimum(end, whole)):
-        keys = load_tile(k + index * k_tile, k_step, slot, channel, fits, None, WHOLE_D, True).to(
-            q.dtype.element_ty
-        )
-        scores = tl.dot(asked, tl.trans(keys), input_precision=PRECISION)
-        values = load_tile(v + index * v_tile, v_step, slot, channel, fits, None, WHOLE_D, True).to(
-            q.dtype.element_ty
-        )
-        acc, top, total = add_tile(acc, top, total, scores, values, scale, False, PRECISION)
+        acc, top, total = attend_slots(
+            acc, top, total, asked, k + index * k_tile, k_step, v + index * v_tile, v_step, slot, channel, fits,
+            None, None, scale, WHOLE_D, True, False, PRECISION,
+        )  # fmt: skip
     for index in tl.range(tl.maximum(begin, whole), tl.minimum(end, last), num_stages=1):
         token = index * BLOCK_N + slot
         keep = token < tokens
-        keys = load_tile(k + index * k_tile, k_step, slot, channel, fits, keep, WHOLE_D, False).to(
-            q.dtype.element_ty
-        )
-        scores = tl.dot(asked, tl.trans(keys), input_precision=PRECISION)
         seen = keep[None, :]
         if CAUSAL:
             seen = seen & (token[None, :] <= (query % tokens)[:, None])
-        scores = tl.where(seen, scores, float("-inf"))
-        values = load_tile(v + index * v_tile, v_step, slot, channel, fits, keep, WHOLE_D, False).to(
-            q.dtype.element_ty
-        )
-        acc, top, total = add_tile(acc, top, total, scores, values, scale, CAUSAL, PRECISION)
+        acc, top, total = attend_slots(
+            acc, top, total, asked, k + index * k_tile, k_step, v + index * v_tile, v_step, slot, channel, fits,
+            keep, seen, scale, WHOLE_D, False, CAUSAL, PRECISION,
+        )  # fmt: skip
 
     batches = tl.num_programs(1) // splits
     place = ((part * batches + batch) * rows + row) * queries + query
-    total = tl.maximum(total, 1e-30)  # a share without keys leaves zeros and a weight of exp(-inf)
-    tl.store(lse + place, (top + tl.log2(total)) * 0.6931471805599453, mask=query < queries)
-    acc = acc / total[:, None]
-    stored = (query < queries)[:, None] & fits[None, :]
-    if splits == 1:
-        out += (sequence * out_b + head * out_r) * UNIT
-        tl.store(
-            out + query.to(tl.int64)[:, None] * (out_t * UNIT) + channel[None, :],
-            acc.to(out.dtype.element_ty),
-            mask=stored,
-        )
-    else:
-        tl.store(partial + place[:, None] * HEAD_DIM + channel[None, :], acc, mask=stored)
+    written = query.to(tl.int64)[:, None] * (out_t * UNIT) + channel[None, :]
+    out += (sequence * out_b + head * out_r) * UNIT
+    inside = query < queries
+    stored = inside[:, None] & fits[None, :]
+    store_state(out, partial, lse, written, place, acc, top, total, inside, stored, channel, splits, HEAD_DIM)
 
 
 def ragged_attention_triton(
@@ -257,14 +195,7 @@ def ragged_attention_triton(
 ) -> tuple[Tensor, Tensor]:
     """Take and return what `kernels.ragged_attention.ragged_attention` does.
 
-    Args:
-        q: [sequences, heads, queries, D].
-        k: current keys [sequences, heads, tokens, D].
-        v: current values, shaped like `k`.
-        past: stored keys and values of as many rows as there are sequences x heads.
-        scale: factor on q k^T, positive.
-        causal: query m sees the past and the current tokens up to m % tokens.
-        share: programs that share a row's keys; None: as many as fill the device.
+    `share` programs share a row's keys; None: as many as fill the device.
     """
     sequences, heads, queries, channels = q.shape
     layout = past.layout
@@ -286,9 +217,7 @@ def ragged_attention_triton(
         **list_constants(q), BLOCK_M=sizes.queries, BLOCK_N=sizes.keys, CAUSAL=causal,
         num_warps=sizes.warps, num_stages=sizes.stages,
     )  # fmt: skip
-    if share == 1:
-        return out, lse[0]
-    return out, merge_shares(partial, lse, out)
+    return finish_shares(partial, lse, out)
 
 
 def make_output(q: Tensor) -> Tensor:
