@@ -1,11 +1,11 @@
 """Command that scores folders of images from any program: python -m kvbench.eval psnr,ssim FOLDER REFERENCE."""
 
 import argparse
-import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from kvbench.core.files import find_obstacle
 from kvbench.eval.registry import Settings, build_metrics, change_settings, describe_metrics, read_metrics
 
 if TYPE_CHECKING:
@@ -21,8 +21,8 @@ def main(arguments: list[str] | None = None) -> int:
             metrics |= read_metrics(name)
         for change in options.set:
             change_settings(metrics, change)
-        if options.out is not None:
-            _check_folder(options.out)
+        if options.out is not None and (obstacle := find_obstacle(options.out)):
+            raise ValueError(f"--out {options.out} is not a folder that can be written to: {obstacle}")
         results = _score(metrics, options)
     except (ValueError, RuntimeError) as error:
         print(f"error: {error}", file=sys.stderr)
@@ -32,17 +32,6 @@ def main(arguments: list[str] | None = None) -> int:
         if options.out is not None:
             print(f"written: {result.save(options.out)}")
     return int(any(result.status == "failed" for result in results))
-
-
-def _check_folder(folder: Path) -> None:
-    """Check that results can be written, before any work starts.
-
-    Raises:
-        ValueError: the folder, or its nearest existing parent, is a file or not writable.
-    """
-    there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
-    if not there.is_dir() or not os.access(there, os.W_OK):
-        raise ValueError(f"--out {folder}: {there} is not a folder that can be written to")
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -156,20 +156,14 @@ class ClipScore(PromptScore):
         """The mean score."""
         return {f"clip_score[{self.model}]": MetricSpec("higher", digits=2)}
 
-    @property
-    def weights(self) -> tuple[Weight, ...]:
-        """The network."""
-        return (replace(self.network, path=self.path),)
-
     def load(self, device: str) -> tuple[Scorer, Mapping[str, str]]:
         """Read the network."""
-        [weight] = self.weights
-        file, sha256 = weight.require()
-        clip = Clip(self.model, file, device, quick_gelu=self.quick_gelu, scripted=weight.pinned)
+        file, sha256 = replace(self.network, path=self.path).require()
+        clip = Clip(self.model, file, device, quick_gelu=self.quick_gelu, scripted=self.network.pinned)
 
         def score(pixels: NDArray[np.uint8], prompts: Sequence[str]) -> list[float]:
             pictures = torch.stack([clip.transform(Image.fromarray(image)) for image in pixels])
             values: list[float] = (100 * cosines(clip, pictures, prompts)).clamp(min=0).tolist()
             return values
 
-        return score, {weight.file: sha256}
+        return score, {self.network.file: sha256}

@@ -9,7 +9,7 @@ from typing import ClassVar
 from kvbench.eval.alignment.vqa import BlipVqa, Vqa
 from kvbench.eval.files.images import ImageSet
 from kvbench.eval.files.weights import Snapshot, Weight
-from kvbench.eval.protocol.base import Evaluator, Result, SkipEvaluation, make_result
+from kvbench.eval.protocol.base import Evaluator, Result, SkipEvaluation, make_result, read_meta
 from kvbench.eval.protocol.scores import MetricSpec, share_score, with_parts
 
 CATEGORIES = ("entity", "attribute", "relation", "global", "other")
@@ -117,11 +117,6 @@ class Dpg(Evaluator):
     name: ClassVar[str] = "dpg"
 
     @property
-    def packages(self) -> tuple[str, ...]:
-        """Packages of the model."""
-        return self.vqa.packages
-
-    @property
     def weights(self) -> tuple[Weight | Snapshot, ...]:
         """Questions and model."""
         return (replace(self.table, path=self.questions), *self.vqa.weights)
@@ -143,19 +138,17 @@ class Dpg(Evaluator):
 
     def run(self, images: ImageSet, reference: ImageSet | None, device: str) -> Result:
         """Ask every question about every image; the reference is not used."""
-        items = {index: images.meta(index).get("item_id") for index in images.indices}
-        if not any(items.values()):
-            raise SkipEvaluation("the prompts carry no DPG items (item_id): use prompts=dpg")
+        items = dict(zip(images.indices, dpg_items(images), strict=True))
         path, sha256 = replace(self.table, path=self.questions).require()
         questions = read_questions(path, official=self.official)
-        if unknown := [str(item) for item in items.values() if str(item) not in questions]:
+        if unknown := [item for item in items.values() if item not in questions]:
             raise ValueError(f"{path} has no questions about item {unknown[0]}")
         dropped = _dropped(questions)
         answer, hashes = self.vqa.load(device)
         columns: dict[str, list[object]] = {name: [] for name in ("index", "item_id", self.metric, "answers")}
         raw, judged = [], []
         for [index] in images.batches(1, self.name):
-            item = str(items[index])
+            item = items[index]
             if item in dropped:
                 continue
             asked = questions[item]
@@ -176,6 +169,11 @@ class Dpg(Evaluator):
             scores[f"{self.metric}/{category}"] = share_score(values, groups, whole=100)
         caveat = f"left out, as the official program does: {', '.join(sorted(dropped))}" if dropped else None
         return make_result(self, scores, columns, {path.name: sha256, **hashes}, caveat)
+
+
+def dpg_items(images: ImageSet) -> list[str]:
+    """Return the item of every image."""
+    return [str(item) for item in read_meta(images, "item_id", "DPG item", "(item_id): use prompts=dpg")]
 
 
 def _means(judged: Sequence[tuple[str, Sequence[Question], Mapping[int, bool]]]) -> list[float]:

@@ -10,7 +10,7 @@ from typing import ClassVar
 import numpy as np
 from PIL import Image
 
-from kvbench.eval.alignment.dpg import CATEGORIES
+from kvbench.eval.alignment.dpg import CATEGORIES, dpg_items
 from kvbench.eval.files.images import ImageSet
 from kvbench.eval.files.weights import file_sha256
 from kvbench.eval.protocol.base import Evaluator, Result, SkipEvaluation, make_result
@@ -81,19 +81,10 @@ class DpgOfficial(Evaluator):
 
 
 def group_items(images: ImageSet) -> dict[str, list[int]]:
-    """Return the images of every item, by its name, in the order of their indices.
-
-    Raises:
-        SkipEvaluation: no prompt is one of DPG's.
-        ValueError: some are not.
-    """
+    """Return the images of every item, by its name, in the order of their indices."""
     items: dict[str, list[int]] = {}
-    for index in images.indices:
-        items.setdefault(str(images.meta(index).get("item_id") or ""), []).append(index)
-    if list(items) == [""]:
-        raise SkipEvaluation("the prompts carry no DPG items (item_id): use prompts=dpg")
-    if "" in items:
-        raise ValueError(f"sample {items[''][0]} has no DPG item, others have")
+    for index, item in zip(images.indices, dpg_items(images), strict=True):
+        items.setdefault(item, []).append(index)
     return items
 
 

@@ -39,14 +39,9 @@ class PickScore(PromptScore):
     packages: ClassVar[tuple[str, ...]] = ("transformers", *PACKAGES)
     metrics: ClassVar[Mapping[str, MetricSpec]] = {"pickscore": MetricSpec("higher", digits=2)}
 
-    @property
-    def weights(self) -> tuple[Snapshot, ...]:
-        """The model's folder."""
-        return (replace(self.model, path=self.path),)
-
     def load(self, device: str) -> tuple[Scorer, Mapping[str, str]]:
         """Read the network."""
-        folder, hashes = self.weights[0].require()
+        folder, hashes = replace(self.model, path=self.path).require()
         return load_scorer(folder, device), hashes
 
 

@@ -8,7 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvbench.eval.files.images import ImageSet
-from kvbench.eval.protocol.base import Evaluator, Result, SkipEvaluation, make_result, setting
+from kvbench.eval.protocol.base import Evaluator, Result, SkipEvaluation, make_result
+from kvbench.eval.protocol.component import setting
 from kvbench.eval.protocol.intervals import are_classes
 from kvbench.eval.protocol.scores import mean_score
 

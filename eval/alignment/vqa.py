@@ -1,14 +1,16 @@
 """Models that answer questions about an image."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import ClassVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from kvbench.eval.files.weights import Snapshot, Weight
+from kvbench.eval.files.weights import Snapshot
+from kvbench.eval.protocol.component import Component
 from kvbench.eval.spaces.float32 import full_float32
 from kvbench.eval.spaces.pretrained import load_pretrained
 
@@ -29,26 +31,16 @@ LONGEST = 10
 """Tokens of an answer."""
 
 
-class Vqa(Protocol):
-    """Interface of a model that answers questions; a dataclass whose fields are its settings."""
+class Vqa(Component, ABC):
+    """Base class of models that answer questions."""
 
-    @property
-    def packages(self) -> tuple[str, ...]:
-        """Packages that it imports."""
-        ...
-
-    @property
-    def weights(self) -> tuple[Weight | Snapshot, ...]:
-        """Files and folders that it needs."""
-        ...
-
+    @abstractmethod
     def load(self, device: str) -> tuple[Answer, Mapping[str, str]]:
         """Read the weights; return what answers questions, and the hashes of the files."""
-        ...
 
 
 @dataclass(frozen=True)
-class BlipVqa:
+class BlipVqa(Vqa):
     """BLIP tuned on VQAv2 (Li et al., arXiv:2201.12086) by transformers, greedy answers, float32.
 
     Attributes:
@@ -58,16 +50,7 @@ class BlipVqa:
 
     path: str | None = None
     model: Snapshot = BLIP
-
-    @property
-    def packages(self) -> tuple[str, ...]:
-        """Packages that it imports."""
-        return ("transformers", "torchvision")
-
-    @property
-    def weights(self) -> tuple[Snapshot, ...]:
-        """The model's folder."""
-        return (replace(self.model, path=self.path),)
+    packages: ClassVar[tuple[str, ...]] = ("transformers", "torchvision")
 
     def load(self, device: str) -> tuple[Answer, Mapping[str, str]]:
         """Read the model from local files.
@@ -78,7 +61,7 @@ class BlipVqa:
         """
         from transformers import AutoTokenizer, BlipForQuestionAnswering, BlipImageProcessor
 
-        folder, hashes = self.weights[0].require()
+        folder, hashes = replace(self.model, path=self.path).require()
         tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
         processor = BlipImageProcessor.from_pretrained(folder, local_files_only=True)
         model = load_pretrained(BlipForQuestionAnswering, folder, device)

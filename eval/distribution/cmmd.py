@@ -9,12 +9,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from kvbench.eval.distribution.base import ToDataset, ToReference
+from kvbench.eval.distribution.base import Comparison, ToDataset, ToReference
 from kvbench.eval.distribution.frechet import Features, checked
 from kvbench.eval.distribution.kernels import KernelSums
 from kvbench.eval.files.weights import Weight
-from kvbench.eval.protocol.intervals import jackknife
-from kvbench.eval.protocol.scores import MetricSpec, Score, with_interval
+from kvbench.eval.protocol.scores import MetricSpec, Score, jackknife_score
 from kvbench.eval.spaces.base import Space
 from kvbench.eval.spaces.clip import ClipImages
 
@@ -22,88 +21,77 @@ SIGMA = 10.0
 """Width of the Gaussian kernel: larger than any distance between unit vectors."""
 REPORTED = 1000
 """Factor by which the paper multiplies the discrepancy."""
+SPEC = MetricSpec("lower", "1e-3", digits=3)
 PICTURES = Weight("a folder of real images", how="Name it, or ADM's reference batch (.npz), with statistics=")
 
 
 @dataclass(frozen=True)
-class Cmmd(ToReference):
-    """`cmmd_paired`: CMMD of the run to its reference run, times 1000.
+class Discrepancy(Comparison):
+    """Base class of CMMD's evaluators.
 
     As the authors' program: the biased estimate with a Gaussian kernel of width 10 on unit vectors of CLIP's ViT-L-14
     at 336 pixels. Equal sets give zero.
     """
 
     space: Space = field(default_factory=ClipImages)
-    name: ClassVar[str] = "cmmd"
-    metrics: ClassVar[Mapping[str, MetricSpec]] = {"cmmd_paired": MetricSpec("lower", "1e-3", digits=3)}
 
     def compare(self, ours: Features, others: Features, clusters: list[str]) -> dict[str, Score]:
         """Return the discrepancy between both sides."""
-        return {"cmmd_paired": discrepancy_score(ours, others, clusters, paired=True)}
+        [name] = self.metrics
+        return {name: discrepancy_score(ours, others, clusters, paired=self.needs_reference)}
 
 
 @dataclass(frozen=True)
-class CmmdReal(ToDataset):
-    """`cmmd`: CMMD of the run to real images, times 1000; see `Cmmd`.
+class Cmmd(Discrepancy, ToReference):
+    """`cmmd_paired`: CMMD of the run to its reference run, times 1000."""
+
+    name: ClassVar[str] = "cmmd"
+    metrics: ClassVar[Mapping[str, MetricSpec]] = {"cmmd_paired": SPEC}
+
+
+@dataclass(frozen=True)
+class CmmdReal(Discrepancy, ToDataset):
+    """`cmmd`: CMMD of the run to real images, times 1000.
 
     Attributes:
         statistics: a folder of images, or ADM's reference batch (.npz). It has to be named.
     """
 
-    space: Space = field(default_factory=ClipImages)
     name: ClassVar[str] = "cmmd_real"
-    metrics: ClassVar[Mapping[str, MetricSpec]] = {"cmmd": MetricSpec("lower", "1e-3", digits=3)}
+    metrics: ClassVar[Mapping[str, MetricSpec]] = {"cmmd": SPEC}
 
     @property
     def default(self) -> Weight:
         """Nothing: moments of a dataset do not give its discrepancy."""
         return PICTURES
 
-    def compare(self, ours: Features, others: Features, clusters: list[str]) -> dict[str, Score]:
-        """Return the discrepancy between run and dataset."""
-        return {"cmmd": discrepancy_score(ours, others, clusters, paired=False)}
-
-
-def cmmd(first: Features, second: Features) -> float:
-    """Return 1000 x the biased MMD^2 (Gretton et al., JMLR 13, 2012, eq. 5) of two sets of unit vectors.
-
-    Args:
-        first: [n, D].
-        second: [m, D].
-
-    Raises:
-        ValueError: fewer than two samples, unequal dimensions, or vectors that are not finite.
-    """
-    within_a, within_b, across = _add_up(first, second)
-    return REPORTED * (within_a.mean() + within_b.mean() - 2 * across.mean())
-
 
 def discrepancy_score(first: Features, second: Features, clusters: Sequence[str], *, paired: bool) -> Score:
-    """Return `cmmd` with its jackknife interval.
+    """Return 1000 x the biased MMD^2 of two sets of unit vectors with its jackknife interval.
+
+    Gretton et al., JMLR 13, 2012, eq. 5.
 
     Args:
         first: [n, D].
         second: [m, D].
         clusters: the prompt of each row of `first`.
         paired: row i of both sides is the same sample, which is left out on both.
-    """
-    within_a, within_b, across = _add_up(first, second)
-    none = np.empty(0, np.int64)
 
-    def without(kept: NDArray[np.int64]) -> float:
+    Raises:
+        ValueError: fewer than two samples, unequal dimensions, or vectors that are not finite.
+    """
+    a, b = checked(first, second)
+    within_a, within_b, across = (
+        KernelSums.add_up(_gaussian, *sides, hollow=False) for sides in ((a, a), (b, b), (a, b))
+    )
+
+    def find_discrepancy(kept: NDArray[np.int64]) -> float:
         out = np.setdiff1d(np.arange(len(first)), kept)
-        other = out if paired else none
+        other = out if paired else out[:0]
         means = within_a.mean_without(out, out), within_b.mean_without(other, other)
         return REPORTED * (sum(means) - 2 * across.mean_without(out, other))
 
-    value = REPORTED * (within_a.mean() + within_b.mean() - 2 * across.mean())
-    return with_interval(Score(value, len(first)), jackknife(without, value, clusters))
-
-
-def _add_up(first: Features, second: Features) -> tuple[KernelSums, KernelSums, KernelSums]:
-    a, b = checked(first, second)
-    first_sums, second_sums = (KernelSums.add_up(_gaussian, side, side, hollow=False) for side in (a, b))
-    return first_sums, second_sums, KernelSums.add_up(_gaussian, a, b, hollow=False)
+    return jackknife_score(find_discrepancy, clusters)
 
 
 def _gaussian(a: Tensor, b: Tensor) -> Tensor:

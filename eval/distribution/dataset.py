@@ -13,6 +13,7 @@ import zipfile
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import groupby, islice
 from pathlib import Path
 from typing import IO
 
@@ -27,6 +28,7 @@ from torch import Tensor
 
 from kvbench.core.files import hash_content, write_beside
 from kvbench.eval.distribution.frechet import moments
+from kvbench.eval.files.image_folder import SUFFIXES
 from kvbench.eval.files.images import find_flaw
 from kvbench.eval.files.samples import map_in_threads
 from kvbench.eval.files.store import Held
@@ -34,7 +36,6 @@ from kvbench.eval.files.weights import Weight, WeightError, file_sha256
 from kvbench.eval.spaces.base import Adm, Clean, Source, Space, provenance
 from kvbench.eval.spaces.dinov2 import Dinov2
 
-SUFFIXES = (".bmp", ".jpeg", ".jpg", ".png", ".webp")
 REFERENCE_BATCH = Weight(
     "VIRTUAL_imagenet256_labeled.npz",
     url="https://openaipublic.blob.core.windows.net/diffusion/jul-2021/ref_batches/imagenet/256/"
@@ -56,7 +57,6 @@ def statistics_of(space: str) -> Weight:
 
 SPACES: dict[str, type[Space]] = {space.name: space for space in (Clean, Adm, Dinov2)}
 """Spaces in which statistics are made."""
-STATISTICS = statistics_of(Clean.name)
 
 
 class DatasetError(ValueError):
@@ -99,14 +99,11 @@ class Pictures:
 
     def stacks(self, size: int, title: str) -> Iterator[NDArray[np.uint8]]:
         """Pixels uint8 [N, H, W, 3], at most `size` images of one size at a time."""
-        batch: list[NDArray[np.uint8]] = []
-        for start in range(0, len(self.paths), size):
-            for image in map_in_threads(_read_picture, self.paths[start : start + size]):
-                if batch and (len(batch) == size or image.shape != batch[0].shape):
-                    yield np.stack(batch)
-                    batch = []
-                batch.append(image)
-        yield np.stack(batch)
+        parts = (self.paths[start : start + size] for start in range(0, len(self.paths), size))
+        images = (image for part in parts for image in map_in_threads(_read_picture, part))
+        for _, run in groupby(images, np.shape):
+            while batch := list(islice(run, size)):
+                yield np.stack(batch)
 
 
 class Packed:

@@ -13,8 +13,7 @@ from typing import ClassVar
 from kvbench.eval.distribution.base import ToDataset, ToReference
 from kvbench.eval.distribution.dataset import DatasetError, Moments, dataset_moments
 from kvbench.eval.distribution.frechet import Features, frechet_distance, frechet_to
-from kvbench.eval.protocol.intervals import jackknife
-from kvbench.eval.protocol.scores import MetricSpec, Score, with_interval
+from kvbench.eval.protocol.scores import MetricSpec, Score, jackknife_score
 from kvbench.eval.spaces.base import few_samples
 
 
@@ -65,10 +64,8 @@ class FidReal(ToDataset):
                 f"{self.dataset()}: {len(others.mean)} features, the network gives {ours.shape[1]}"
             )
         distance = frechet_to(others.mean, others.covariance)
-        value = distance(ours)
         [name] = self.metrics
-        interval = jackknife(lambda kept: distance(ours[kept]), value, clusters)
-        return {name: with_interval(Score(value, len(ours)), interval)}
+        return {name: jackknife_score(lambda kept: distance(ours[kept]), clusters)}
 
     def caveat(self, ours: Features) -> str | None:
         """Return a warning if the covariance is singular or the samples are few."""
@@ -80,9 +77,7 @@ def distance_score(first: Features, second: Features, clusters: list[str]) -> Sc
 
     The jackknife behind both leaves out the same samples on both sides. The interval is about sets of n samples.
     """
-    value = frechet_distance(first, second)
-    interval = jackknife(lambda kept: frechet_distance(first[kept], second[kept]), value, clusters)
-    return with_interval(Score(value, len(first)), interval)
+    return jackknife_score(lambda kept: frechet_distance(first[kept], second[kept]), clusters)
 
 
 def _singular(features: Features) -> str | None:

@@ -31,34 +31,19 @@ def frechet_distance(first: Features, second: Features) -> float:
     """
     a, b = checked(first, second)
     if min(len(a), len(b)) > a.shape[1]:
-        return frechet_from_moments(*_moments(a), *_moments(b))
+        return frechet_to(*moments(first))(second)
     shift = (a.mean(0) - b.mean(0)).square().sum()
     a, b = ((x - x.mean(0)) / (len(x) - 1) ** 0.5 for x in (a, b))
     cross = torch.linalg.svdvals(a @ b.T).sum()
     return float(shift + a.square().sum() + b.square().sum() - 2 * cross)
 
 
-def frechet_from_moments(mean1: Tensor, cov1: Tensor, mean2: Tensor, cov2: Tensor) -> float:
-    """Return the Frechet distance between two Gaussians, which are given by their moments.
-
-    tr (S1 S2)^1/2 is the sum of square roots of the eigenvalues of S1^1/2 S2 S1^1/2, which is symmetric.
-
-    Args:
-        mean1: float64 [D].
-        cov1: float64 [D, D].
-        mean2: float64 [D].
-        cov2: float64 [D, D].
-    """
-    root = _square_root(cov1)
-    cross = torch.linalg.eigvalsh(root @ cov2 @ root).clamp(min=0).sqrt().sum()
-    return float((mean1 - mean2).square().sum() + cov1.trace() + cov2.trace() - 2 * cross)
-
-
 def frechet_to(mean: Tensor, covariance: Tensor) -> Callable[[Features], float]:
     """Return a function that gives the Frechet distance of features [n, D] to one Gaussian.
 
-    The square root R of the Gaussian's covariance is found once. With few samples the last trace is the sum of
-    singular values of A R, in the terms of `frechet_distance`, which loses no digits on their singular covariance.
+    The square root R of the Gaussian's covariance is found once. The last trace is the sum of square roots of the
+    eigenvalues of R S R, S being the features' covariance. With few samples it is the sum of singular values of A R, in
+    the terms of `frechet_distance`, which loses no digits on their singular covariance.
 
     Args:
         mean: float64 [D].
@@ -91,7 +76,8 @@ def moments(features: Features) -> tuple[Tensor, Tensor]:
         ValueError: fewer than two samples, or features that are not finite.
     """
     [data] = checked(features)
-    return _moments(data)
+    centred = data - data.mean(0)
+    return data.mean(0), centred.T @ centred / (len(data) - 1)
 
 
 def checked(*sets: Features, min_samples: int = 2) -> list[Tensor]:
@@ -116,8 +102,3 @@ def checked(*sets: Features, min_samples: int = 2) -> list[Tensor]:
 def _square_root(covariance: Tensor) -> Tensor:
     values, vectors = torch.linalg.eigh(covariance)
     return (vectors * values.clamp(min=0).sqrt()) @ vectors.T
-
-
-def _moments(features: Tensor) -> tuple[Tensor, Tensor]:
-    centred = features - features.mean(0)
-    return features.mean(0), centred.T @ centred / (len(features) - 1)

@@ -10,9 +10,10 @@ from numpy.typing import NDArray
 
 from kvbench.eval.distribution.frechet import Features, checked
 from kvbench.eval.files.images import ImageSet
-from kvbench.eval.protocol.base import Result, setting
-from kvbench.eval.protocol.intervals import SEED, jackknife
-from kvbench.eval.protocol.scores import MetricSpec, Score, with_interval
+from kvbench.eval.protocol.base import Result
+from kvbench.eval.protocol.component import setting
+from kvbench.eval.protocol.intervals import SEED
+from kvbench.eval.protocol.scores import MetricSpec, jackknife_score
 from kvbench.eval.spaces.base import Adm, InSpace, Space, few_samples, finish, require_samples
 
 
@@ -43,9 +44,7 @@ class InceptionScore(InSpace):
         def score(kept: NDArray[np.int64]) -> float:
             return float(inception_score(logits[order[np.isin(order, kept)]], self.chunk).mean())
 
-        value = score(order)
-        interval = jackknife(score, value, images.clusters)
-        scores = {"is": with_interval(Score(value, len(logits)), interval)}
+        scores = {"is": jackknife_score(score, images.clusters)}
         return finish(self, scores, {"images": ours}, few_samples(len(logits)))
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from kvbench.eval.distribution.base import ToReference
 from kvbench.eval.distribution.frechet import Features, checked
 from kvbench.eval.distribution.kernels import KernelSums
-from kvbench.eval.protocol.base import setting
+from kvbench.eval.protocol.component import setting
 from kvbench.eval.protocol.intervals import SEED, Replicates, leave_out
 from kvbench.eval.protocol.scores import MetricSpec, Score, with_interval
 

@@ -12,8 +12,7 @@ from kvbench.eval.distribution.frechet import frechet_distance, frechet_to, mome
 from kvbench.eval.files.images import ImageSet
 from kvbench.eval.files.weights import Weight
 from kvbench.eval.protocol.base import Result, SkipEvaluation
-from kvbench.eval.protocol.intervals import jackknife
-from kvbench.eval.protocol.scores import MetricSpec, Score, with_interval, with_parts
+from kvbench.eval.protocol.scores import MetricSpec, Score, jackknife_score, with_parts
 from kvbench.eval.spaces.base import InSpace, finish, require_samples
 
 CATEGORIES = (
@@ -78,9 +77,7 @@ class FidMjhq(InSpace):
         ours = self.space.features(images, device)
         features, rows = ours.arrays["features"], np.array(found)
         distance = frechet_to(*moments(np.concatenate([*real.values()])))
-        value = distance(features)
-        interval = jackknife(lambda kept: distance(features[kept]), value, images.clusters)
-        scores = {self.metric: with_interval(Score(value, len(features)), interval)}
+        scores = {self.metric: jackknife_score(lambda kept: distance(features[kept]), images.clusters)}
         for kind in kinds:
             own = features[rows == kind]
             if len(own) > 1:

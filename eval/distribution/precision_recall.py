@@ -9,9 +9,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from kvbench.eval.distribution.base import ToDataset, ToReference
+from kvbench.eval.distribution.base import Comparison, ToDataset, ToReference
 from kvbench.eval.distribution.frechet import Features, checked
-from kvbench.eval.protocol.base import setting
+from kvbench.eval.protocol.component import setting
 from kvbench.eval.protocol.intervals import Interval, Replicates, are_classes, assign_groups
 from kvbench.eval.protocol.scores import MetricSpec, Score, with_interval
 from kvbench.eval.protocol.shares import wilson_interval
@@ -26,18 +26,17 @@ Groups = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class PrecisionRecall(ToReference):
-    """Precision and recall of a run against its reference run.
+class Shares(Comparison):
+    """Base class of precision and recall.
 
-    `precision_<space>` is the share of the run's images that lie within the k-th neighbour's distance of an
-    image of the reference, `recall_<space>` the share of the reference's images that lie so near one of the run.
+    `precision` is the share of the run's images that lie within the k-th neighbour's distance of an image of the other
+    side, `recall` the share of the other side's images that lie so near one of the run.
 
     Attributes:
         neighbour: k.
     """
 
     neighbour: int = setting(NEIGHBOUR, 1)
-    name: ClassVar[str] = "precision_recall"
 
     @property
     def required(self) -> tuple[int, str]:
@@ -45,40 +44,50 @@ class PrecisionRecall(ToReference):
         return self.neighbour + 1, f"the distance to neighbour {self.neighbour}"
 
     @property
+    def suffix(self) -> str:
+        """What the metrics' names end in: the space."""
+        return f"_{self.space.paired}"
+
+    @property
     def metrics(self) -> Mapping[str, MetricSpec]:
-        """Both shares, named after the space."""
-        return {f"{name}_{self.space.paired}": SHARE for name in ("precision", "recall")}
+        """Both shares."""
+        return {f"{name}{self.suffix}": SHARE for name in ("precision", "recall")}
 
     def compare(self, ours: Features, others: Features, clusters: list[str]) -> dict[str, Score]:
-        """Return both shares."""
-        return _scores(list(self.metrics), ours, others, self.neighbour, clusters, paired=True)
+        """Return both shares; of a pair, a group of samples is left out on both sides."""
+        dealt = assign_groups(clusters)
+        if (
+            len(dealt) - np.bincount(dealt).max() <= self.neighbour
+        ):  # what a group leaves has no such neighbour
+            shares = precision_recall(ours, others, self.neighbour)
+            return {name: Score(value, len(ours)) for name, value in zip(self.metrics, shares, strict=True)}
+        sides = (dealt, dealt if self.needs_reference else None)
+        scores = {}
+        for name, found in zip(
+            self.metrics, leave_groups_out(ours, others, self.neighbour, sides), strict=True
+        ):
+            value, replicates = float(found[0]), Replicates.from_groups(found[1:], clusters)
+            scores[name] = with_interval(Score(value, len(ours)), _surround(value, replicates, clusters))
+        return scores
 
 
 @dataclass(frozen=True)
-class PrecisionRecallReal(ToDataset):
-    """`precision` and `recall` as the ADM evaluator has them: against the images of its reference batch.
+class PrecisionRecall(Shares, ToReference):
+    """`precision_<space>` and `recall_<space>` of a run against its reference run."""
 
-    Attributes:
-        neighbour: k.
-    """
+    name: ClassVar[str] = "precision_recall"
 
-    neighbour: int = setting(NEIGHBOUR, 1)
+
+@dataclass(frozen=True)
+class PrecisionRecallReal(Shares, ToDataset):
+    """`precision` and `recall` as the ADM evaluator has them: against the images of its reference batch."""
+
     name: ClassVar[str] = "precision_recall_real"
 
     @property
-    def required(self) -> tuple[int, str]:
-        """A sample and its neighbours."""
-        return self.neighbour + 1, f"the distance to neighbour {self.neighbour}"
-
-    @property
-    def metrics(self) -> Mapping[str, MetricSpec]:
-        """Both shares; outside the space `adm` they are named after the space."""
-        end = "" if self.space.name == "adm" else f"_{self.space.real}"
-        return {f"{name}{end}": SHARE for name in ("precision", "recall")}
-
-    def compare(self, ours: Features, others: Features, clusters: list[str]) -> dict[str, Score]:
-        """Return both shares."""
-        return _scores(list(self.metrics), ours, others, self.neighbour, clusters, paired=False)
+    def suffix(self) -> str:
+        """Nothing in the space `adm`, else the space."""
+        return "" if self.space.name == "adm" else f"_{self.space.real}"
 
     def caveat(self, ours: Features) -> str | None:
         """Return a warning if the samples are few."""
@@ -120,32 +129,6 @@ def leave_groups_out(
     groups_a, groups_b = (None if g is None else torch.from_numpy(g) for g in dealt)
     precision = _covered(a, b, neighbour, groups_a, groups_b)
     return precision.numpy(), _covered(b, a, neighbour, groups_b, groups_a).numpy()
-
-
-def _scores(
-    names: Sequence[str],
-    sample: Features,
-    real: Features,
-    neighbour: int,
-    clusters: Sequence[str],
-    *,
-    paired: bool,
-) -> dict[str, Score]:
-    """Return both shares; with `paired`, a group of samples is left out on both sides."""
-    dealt = assign_groups(clusters)
-    if len(dealt) - np.bincount(dealt).max() <= neighbour:  # what a group leaves has no such neighbour
-        return {
-            name: Score(value, len(sample))
-            for name, value in zip(names, precision_recall(sample, real, neighbour), strict=True)
-        }
-    shares = leave_groups_out(sample, real, neighbour, (dealt, dealt if paired else None))
-    return {
-        name: with_interval(
-            Score(float(found[0]), len(sample)),
-            _surround(float(found[0]), Replicates.from_groups(found[1:], clusters), clusters),
-        )
-        for name, found in zip(names, shares, strict=True)
-    }
 
 
 def _surround(share: float, replicates: Replicates, clusters: Sequence[str]) -> Interval:

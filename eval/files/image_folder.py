@@ -9,7 +9,7 @@ from kvbench.eval.files.images import ImageSet, read_size
 from kvbench.eval.files.samples import Sample, SampleSet, SampleSetError, map_in_threads
 from kvbench.eval.files.texts import open_samples
 
-SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
+SUFFIXES = (".bmp", ".jpeg", ".jpg", ".png", ".webp")
 
 
 class PlainFolder(ImageSet):

@@ -5,6 +5,7 @@ import os
 import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import groupby, islice
 from pathlib import Path
 from typing import ClassVar
 
@@ -50,16 +51,10 @@ class ImageSet(SampleSet):
         with tqdm(
             total=len(self), desc=title, unit="image", leave=False, disable=None, mininterval=1.0
         ) as bar:
-            batch: list[int] = []
-            for index in self.indices:
-                if batch and (len(batch) == size or self.samples[index].size != self.samples[batch[0]].size):
+            for _, run in groupby(self.indices, lambda index: self.samples[index].size):
+                while batch := list(islice(run, size)):
                     yield batch
                     bar.update(len(batch))
-                    batch = []
-                batch.append(index)
-            if batch:
-                yield batch
-                bar.update(len(batch))
 
     def stacks(self, size: int, title: str) -> Iterator[NDArray[np.uint8]]:
         """Pixels uint8 [N, H, W, 3] of all images in order, in the batches of `batches`."""

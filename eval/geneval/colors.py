@@ -1,7 +1,8 @@
 """GenEval's colour classifier: the colour word out of ten that is nearest, in CLIP, to a masked object."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -13,6 +14,7 @@ from torch.nn import functional as F
 from kvbench.eval.alignment.clip import OPENAI_VIT_L_14, PACKAGES, Clip
 from kvbench.eval.files.weights import Weight
 from kvbench.eval.geneval.rules import ColorOf, Instance
+from kvbench.eval.protocol.component import Component
 
 COLORS = ("red", "orange", "yellow", "green", "blue", "purple", "pink", "brown", "black", "white")
 TEMPLATES = (
@@ -26,26 +28,18 @@ Colors = Callable[[NDArray[np.uint8]], ColorOf]
 
 
 @dataclass(frozen=True)
-class Region:
-    """One object that a detector found, with its mask.
+class Region(Instance):
+    """A detected object with its mask.
 
     Attributes:
-        label: class.
-        score: confidence, 0 to 1.
-        box: x0, y0, x1, y1 in pixels, the last column and row not included.
         mask: bool [H, W] of the whole image.
-        color: always None; the classifier tells.
     """
 
-    label: str
-    score: float
-    box: tuple[float, float, float, float]
-    mask: NDArray[np.bool_]
-    color: str | None = None
+    mask: NDArray[np.bool_] = field(kw_only=True)
 
 
 @dataclass(frozen=True)
-class ClipColors:
+class ClipColors(Component):
     """CLIP as GenEval uses it: each colour is the mean of three sentences about an object of the class.
 
     OpenAI's ViT-L-14, which wants QuickGELU. Float32, where the official program runs under autocast.
@@ -59,22 +53,12 @@ class ClipColors:
     path: str | None = None
     model: str = "ViT-L-14"
     network: Weight = OPENAI_VIT_L_14
-
-    @property
-    def packages(self) -> tuple[str, ...]:
-        """Packages that reading the network imports."""
-        return PACKAGES
-
-    @property
-    def weights(self) -> tuple[Weight, ...]:
-        """The network's file."""
-        return (replace(self.network, path=self.path),)
+    packages: ClassVar[tuple[str, ...]] = PACKAGES
 
     def load(self, device: str) -> tuple[Colors, Mapping[str, str]]:
         """Read the network; return the colour classifier of an image's regions and the hash of the network's file."""
-        [weight] = self.weights
-        file, sha256 = weight.require()
-        clip = Clip(self.model, file, device, quick_gelu=True, scripted=weight.pinned)
+        file, sha256 = replace(self.network, path=self.path).require()
+        clip = Clip(self.model, file, device, quick_gelu=True, scripted=self.network.pinned)
         known: dict[str, Tensor] = {}
 
         def look_at(pixels: NDArray[np.uint8]) -> ColorOf:

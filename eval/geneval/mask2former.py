@@ -6,7 +6,7 @@ compare to the digit, most of all for counting, and so the name says which it wa
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import numpy as np
 import torch
@@ -14,9 +14,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
-from kvbench.eval.files.weights import Snapshot, Weight
+from kvbench.eval.alignment.clip import PACKAGES
+from kvbench.eval.files.weights import Snapshot
 from kvbench.eval.geneval.colors import ClipColors, Region
-from kvbench.eval.geneval.score import Sight
+from kvbench.eval.geneval.score import DetectorModel, Sight
 from kvbench.eval.spaces.float32 import full_float32
 from kvbench.eval.spaces.pretrained import load_pretrained
 
@@ -54,7 +55,7 @@ class Output(Protocol):
 
 
 @dataclass(frozen=True)
-class Mask2Former:
+class Mask2Former(DetectorModel):
     """Mask2Former-Swin-S on COCO and CLIP for colours.
 
     Attributes:
@@ -70,21 +71,8 @@ class Mask2Former:
     longest: int = 1333
     colors: ClipColors = field(default_factory=ClipColors)
     model: Snapshot = MASK2FORMER
-
-    @property
-    def packages(self) -> tuple[str, ...]:
-        """What it imports."""
-        return ("transformers", *self.colors.packages)
-
-    @property
-    def weights(self) -> tuple[Weight | Snapshot, ...]:
-        """The model's folder and the colour classifier's file."""
-        return (replace(self.model, path=self.path), *self.colors.weights)
-
-    @property
-    def classes(self) -> tuple[str, ...]:
-        """Names of the classes that the detector tells apart."""
-        return CLASSES
+    packages: ClassVar[tuple[str, ...]] = ("transformers", *PACKAGES)
+    classes: ClassVar[tuple[str, ...]] = CLASSES
 
     def load(self, device: str) -> Sight:
         """Read both networks, from local files only.
@@ -151,7 +139,7 @@ def find_instances(
         score *= float((logits.sigmoid() * mask).sum() / (mask.sum() + 1e-6))
         if score >= min_score:
             inside = mask.cpu().numpy()
-            found.append(Region(CLASSES[label], score, mask_box(inside), inside))
+            found.append(Region(CLASSES[label], score, mask_box(inside), mask=inside))
     return sorted(found, key=lambda region: -region.score)
 
 

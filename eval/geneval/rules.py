@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,28 +11,21 @@ TASKS = ("single_object", "two_object", "counting", "colors", "position", "color
 Box = Sequence[float]
 
 
-class Instance(Protocol):
-    """A detected object."""
+@dataclass(frozen=True)
+class Instance:
+    """A detected object. A detector may return objects of any class with these attributes.
 
-    @property
-    def label(self) -> str:
-        """Its class."""
-        ...
+    Attributes:
+        label: class.
+        score: confidence, 0 to 1.
+        box: x0, y0, x1, y1 in pixels, the last column and row not included.
+        color: name of its colour, if the detector knows it.
+    """
 
-    @property
-    def score(self) -> float:
-        """Confidence, 0 to 1."""
-        ...
-
-    @property
-    def box(self) -> Box:
-        """Corners x0, y0, x1, y1 in pixels."""
-        ...
-
-    @property
-    def color(self) -> str | None:
-        """Name of its colour, if the detector knows it."""
-        ...
+    label: str
+    score: float
+    box: Box
+    color: str | None = None
 
 
 Detector = Callable[[NDArray[np.uint8]], Sequence[Instance]]

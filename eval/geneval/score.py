@@ -4,17 +4,18 @@ A detector reads instances from pixels; its name is part of the metric's name, b
 detectors do not compare.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import ClassVar, Protocol, runtime_checkable
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kvbench.eval.files.images import ImageSet
-from kvbench.eval.files.weights import Snapshot, Weight
 from kvbench.eval.geneval.rules import OFFICIAL, TASKS, ColorOf, Detector, Line, Rules, geneval_image
-from kvbench.eval.protocol.base import Evaluator, Result, SkipEvaluation, make_result
+from kvbench.eval.protocol.base import Evaluator, Result, SkipEvaluation, make_result, read_meta
+from kvbench.eval.protocol.component import Component
 from kvbench.eval.protocol.intervals import combine_strata
 from kvbench.eval.protocol.scores import MetricSpec, Score, share_score, with_interval, with_parts
 from kvbench.eval.protocol.shares import share_interval
@@ -40,28 +41,18 @@ class Sight:
     weights: Mapping[str, str] = field(default_factory=dict)
 
 
-@runtime_checkable
-class DetectorModel(Protocol):
-    """Interface of a detector with weights; a dataclass whose fields are its settings."""
+class DetectorModel(Component, ABC):
+    """Base class of detectors with weights.
 
-    @property
-    def packages(self) -> tuple[str, ...]:
-        """Packages that it imports."""
-        ...
+    Attributes:
+        classes: names of the classes that it can find.
+    """
 
-    @property
-    def weights(self) -> tuple[Weight | Snapshot, ...]:
-        """Files and folders that it needs."""
-        ...
+    classes: ClassVar[tuple[str, ...]]
 
-    @property
-    def classes(self) -> tuple[str, ...]:
-        """Classes that it can find."""
-        ...
-
+    @abstractmethod
     def load(self, device: str) -> Sight:
         """Read the weights."""
-        ...
 
 
 def geneval_summary(
@@ -128,16 +119,6 @@ class GenEval(GenEvalMetrics):
     rules: Rules = OFFICIAL
 
     @property
-    def packages(self) -> tuple[str, ...]:
-        """Packages of the detector."""
-        return self.detector.packages if isinstance(self.detector, DetectorModel) else ()
-
-    @property
-    def weights(self) -> tuple[Weight | Snapshot, ...]:
-        """Files of the detector."""
-        return self.detector.weights if isinstance(self.detector, DetectorModel) else ()
-
-    @property
     def protocol(self) -> str:
         """The detector's name."""
         return self.detector_name
@@ -177,18 +158,8 @@ class GenEval(GenEvalMetrics):
 
 
 def geneval_tags(images: ImageSet) -> list[str]:
-    """The task of every image.
-
-    Raises:
-        SkipEvaluation: no prompt has a GenEval line.
-        ValueError: some have none.
-    """
-    untagged = [index for index in images.indices if TAG not in images.meta(index)]
-    if len(untagged) == len(images):
-        raise SkipEvaluation("the prompts carry no GenEval lines (tag, include, exclude)")
-    if untagged:
-        raise ValueError(f"sample {untagged[0]} has no GenEval line, others have")
-    return [str(images.meta(index)[TAG]) for index in images.indices]
+    """Return the task of every image."""
+    return [str(tag) for tag in read_meta(images, TAG, "GenEval line", "(tag, include, exclude)")]
 
 
 def check_classes(images: ImageSet, classes: Sequence[str]) -> None:

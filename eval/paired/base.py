@@ -10,7 +10,8 @@ import torch
 from numpy.typing import NDArray
 
 from kvbench.eval.files.images import ImageSet
-from kvbench.eval.protocol.base import Evaluator, Result, make_result, setting
+from kvbench.eval.protocol.base import Evaluator, Result, make_result
+from kvbench.eval.protocol.component import setting
 from kvbench.eval.protocol.scores import mean_score
 from kvbench.eval.spaces.float32 import full_float32
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from pathlib import Path
 from typing import ClassVar
 
@@ -14,17 +13,12 @@ from torch.nn import functional as F
 
 from kvbench.eval.files.weights import TORCH_CACHES, Weight
 from kvbench.eval.paired.base import Measure, PairedScore
-from kvbench.eval.protocol.base import setting
+from kvbench.eval.protocol.component import setting
 from kvbench.eval.protocol.scores import MetricSpec
 from kvbench.eval.spaces.scenes import to_unit
 
-BLOCKS = (
-    (64, 2),
-    (128, 2),
-    (256, 3),
-    (512, 3),
-    (512, 3),
-)  # VGG16: channels and convolutions between poolings
+STAGES = [3, 64, 128, 256, 512, 512]
+"""Channels of the images and of the last map of each block."""
 SMALL = 1e-6  # the constants c1 and c2
 MEAN, SD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
@@ -60,7 +54,7 @@ class Dists(PairedScore):
     trunk: Weight = VGG16
     name: ClassVar[str] = "dists"
     protocol: ClassVar[str] = "vgg16"
-    packages: ClassVar[tuple[str, ...]] = ("torchmetrics",)
+    packages: ClassVar[tuple[str, ...]] = ("torchmetrics", "torchvision")
     metrics: ClassVar[Mapping[str, MetricSpec]] = {"dists": MetricSpec("lower")}
 
     @property
@@ -82,25 +76,19 @@ class Dists(PairedScore):
 class DistsNetwork(nn.Module):
     """VGG16 with L2 pooling (eq. 2 of the paper), and the weights alpha and beta of eq. 6."""
 
+    features: nn.Sequential
     window: Tensor
     mean: Tensor
     sd: Tensor
 
     def __init__(self, alpha: Tensor, beta: Tensor) -> None:
+        from torchvision.models.vgg import cfgs, make_layers
+
         super().__init__()
-        blocks: list[list[nn.Conv2d]] = []
-        inputs = 3
-        for channels, count in BLOCKS:
-            widths = (inputs, *[channels] * count)
-            pairs = pairwise(widths)
-            blocks.append([nn.Conv2d(a, b, 3, padding=1) for a, b in pairs])
-            inputs = channels
-        self.convolutions = nn.ModuleList(layer for block in blocks for layer in block)
-        self.blocks = blocks  # the same, grouped
+        self.features = make_layers(cfgs["D"])
         total = alpha.sum() + beta.sum()
-        stages = [3, *(channels for channels, _ in BLOCKS)]
-        self.alpha = (alpha.flatten() / total).split(stages)
-        self.beta = (beta.flatten() / total).split(stages)
+        self.alpha = (alpha.flatten() / total).split(STAGES)
+        self.beta = (beta.flatten() / total).split(STAGES)
         taps = torch.tensor([1.0, 2.0, 1.0]) / 4
         self.register_buffer("window", taps[:, None] * taps)
         self.register_buffer("mean", torch.tensor(MEAN)[:, None, None])
@@ -108,34 +96,30 @@ class DistsNetwork(nn.Module):
 
     @classmethod
     def load(cls, trunk: Path, mixture: Path) -> "DistsNetwork":
-        """Reads torchvision's VGG16 state dict and torchmetrics' mixture.
+        """Read torchvision's VGG16 state dict and torchmetrics' mixture.
 
         Raises:
             ValueError: the trunk is another network.
         """
         mixed = torch.load(mixture, map_location="cpu", weights_only=True)
         state = torch.load(trunk, map_location="cpu", weights_only=True)
-        network, layer = cls(mixed["alpha"], mixed["beta"]), 0
-        for block in network.blocks:
-            for convolution in block:
-                names = {part: f"features.{layer}.{part}" for part in ("weight", "bias")}
-                if absent := [name for name in names.values() if name not in state]:
-                    raise ValueError(f"{trunk} is not a VGG16 state dict: it has no {absent[0]}")
-                convolution.load_state_dict({part: state[name] for part, name in names.items()})
-                layer += 2  # a ReLU lies between
-            layer += 1  # and a pooling between blocks
+        network = cls(mixed["alpha"], mixed["beta"])
+        names = [f"features.{name}" for name in network.features.state_dict()]
+        if absent := [name for name in names if name not in state]:
+            raise ValueError(f"{trunk} is not a VGG16 state dict: it has no {absent[0]}")
+        network.features.load_state_dict({name.removeprefix("features."): state[name] for name in names})
         return network.eval()
 
     def stages(self, images: Tensor) -> list[Tensor]:
         """The images [N, 3, H, W] in [0, 1] themselves and the last map of each block."""
         maps, x = [images], (images - self.mean) / self.sd
-        for number, block in enumerate(self.blocks):
-            if number:
+        for layer in self.features:
+            if isinstance(layer, nn.MaxPool2d):
+                maps.append(x)
                 window = self.window.expand(x.shape[1], 1, 3, 3)
                 x = (F.conv2d(x.square(), window, stride=2, padding=1, groups=x.shape[1]) + 1e-12).sqrt()
-            for convolution in block:
-                x = F.relu(convolution(x))
-            maps.append(x)
+            else:
+                x = layer(x)
         return maps
 
     def forward(self, first: Tensor, second: Tensor) -> Tensor:

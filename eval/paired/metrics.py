@@ -122,7 +122,7 @@ class Lpips(PairedScore):
     """`lpips`: learned perceptual distance (Zhang et al., arXiv:1801.03924), version 0.1 on AlexNet.
 
     Attributes:
-        trunk: the AlexNet file; its hash is checked before it is read.
+        trunk: the AlexNet file; its hash is checked before it is read. The heads come with the package.
         path: where it lies, if neither in $KVBENCH_WEIGHTS nor in torch's cache.
     """
 
@@ -133,14 +133,9 @@ class Lpips(PairedScore):
     packages: ClassVar[tuple[str, ...]] = ("lpips", "torchvision")
     metrics: ClassVar[Mapping[str, MetricSpec]] = {"lpips": MetricSpec("lower")}
 
-    @property
-    def weights(self) -> tuple[Weight, ...]:
-        """The AlexNet trunk; the heads come with the package."""
-        return (replace(self.trunk, path=self.path),)
-
     def load(self, device: str) -> tuple[Measure, Mapping[str, str]]:
         """Read the network."""
-        file, sha256 = self.weights[0].require()
+        file, sha256 = replace(self.trunk, path=self.path).require()
         network = alex(file).to(device)
 
         def measure(ours: NDArray[np.uint8], theirs: NDArray[np.uint8]) -> list[list[float]]:

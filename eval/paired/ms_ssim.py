@@ -11,7 +11,8 @@ from torch.nn import functional as F
 
 from kvbench.eval.files.images import ImageSet
 from kvbench.eval.paired.structure import crop_border, map_similarity, to_planes
-from kvbench.eval.protocol.base import Evaluator, Result, SkipEvaluation, make_result, setting
+from kvbench.eval.protocol.base import Evaluator, Result, SkipEvaluation, make_result
+from kvbench.eval.protocol.component import setting
 from kvbench.eval.protocol.scores import MetricSpec, mean_score
 
 EXPONENTS = (0.0448, 0.2856, 0.3001, 0.2363, 0.1333)

@@ -21,6 +21,7 @@ from kvbench.core.files import write_whole
 from kvbench.eval.files.images import ImageSet
 from kvbench.eval.files.samples import SampleSet, check_pairs
 from kvbench.eval.files.weights import Snapshot, Weight
+from kvbench.eval.protocol.component import Component
 from kvbench.eval.protocol.records import strict
 from kvbench.eval.protocol.scores import Metric, MetricSpec, Score, Status, make_metric
 
@@ -95,28 +96,12 @@ class Result:
         return path
 
 
-def setting(default: int, minimum: int) -> Any:
-    """Return a dataclass field whose value `check_settings` compares with a minimum."""
-    return field(default=default, metadata={"minimum": minimum})
-
-
-def check_settings(settings: Any) -> None:
-    """Check the fields of a dataclass that were declared with `setting`.
-
-    Raises:
-        ValueError: a value is smaller than its minimum.
-    """
-    for one in fields(settings):
-        value, minimum = getattr(settings, one.name), one.metadata.get("minimum")
-        if minimum is not None and value < minimum:
-            raise ValueError(f"{one.name}={value}: must be at least {minimum}")
-
-
 @dataclass(frozen=True)
-class Evaluator(ABC):
+class Evaluator(Component, ABC):
     """Base class of evaluators: a frozen dataclass whose fields are its settings and enter the provenance.
 
-    A subclass sets the class attributes below, or overrides those that are properties here, and implements `run`.
+    A subclass sets the class attributes below, or overrides those that are properties here, and implements `run`. It
+    overrides `packages` with the names of packages that it imports.
 
     Attributes:
         name: name of its result.
@@ -128,9 +113,6 @@ class Evaluator(ABC):
     needs_reference: ClassVar[bool] = False
     reads: ClassVar[str] = ImageSet.kind
 
-    def __post_init__(self) -> None:
-        check_settings(self)
-
     @property
     @abstractmethod
     def protocol(self) -> str:
@@ -140,16 +122,6 @@ class Evaluator(ABC):
     @abstractmethod
     def metrics(self) -> Mapping[str, MetricSpec]:
         """Every metric that it may return, by name."""
-
-    @property
-    def packages(self) -> tuple[str, ...]:
-        """Packages that it imports."""
-        return ()
-
-    @property
-    def weights(self) -> tuple[Weight | Snapshot, ...]:
-        """Files and folders that it needs."""
-        return ()
 
     def adapt(self, samples: Any) -> "Evaluator":
         """Return the evaluator to use on these samples; one with other names if their metrics are named otherwise."""
@@ -193,6 +165,28 @@ def find_missing(evaluator: Evaluator) -> list[str]:
         for name in packages
     ]
     return lacking + [weight.remedy() for weight in evaluator.weights if weight.find() is None]
+
+
+def read_meta(samples: SampleSet, key: str, what: str, where: str) -> list[Any]:
+    """Return one value of each sample's metadata.
+
+    Args:
+        samples: samples to read.
+        key: name of the value.
+        what: noun for such a value, for errors.
+        where: which prompts have it, for errors.
+
+    Raises:
+        SkipEvaluation: no sample has it.
+        ValueError: some samples do not.
+    """
+    found = {index: samples.meta(index).get(key) for index in samples.indices}
+    without = [index for index, value in found.items() if value is None]
+    if len(without) == len(found):
+        raise SkipEvaluation(f"the prompts carry no {what}s {where}")
+    if without:
+        raise ValueError(f"sample {without[0]} has no {what}, others have")
+    return list(found.values())
 
 
 def make_result(

@@ -5,19 +5,18 @@ far narrower than the intervals of the two values.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from kvbench.eval.files.samples import SampleSetError, read_samples
-from kvbench.eval.protocol.intervals import bootstrap, combine_strata
+from kvbench.eval.protocol.intervals import Interval, bootstrap, combine_strata
 from kvbench.eval.protocol.records import read_fields
 from kvbench.eval.protocol.scores import (
     Metric,
     MetricSpec,
     Score,
-    change_score,
     make_metric,
     mean_score,
     with_interval,
@@ -111,8 +110,8 @@ def _compare_samples(
         return None
     values = {i: a - b for i, (a, b) in known.items()}
     answers = {0.0, 1.0}.issuperset(one for pair in known.values() for one in pair)
-    find_score, find_interval = (change_score, change_interval) if answers else (mean_score, bootstrap)
-    score = find_score(list(values.values()), [prompts[i] for i in values])
+    find_interval: Callable[..., Interval | None] = change_interval if answers else bootstrap
+    score = mean_score(list(values.values()), [prompts[i] for i in values], find_interval)
     if spec.strata is None:
         return score
     strata: dict[str, tuple[list[float], list[str]]] = {}

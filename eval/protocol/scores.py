@@ -1,14 +1,16 @@
 """Metric specifications, scores with intervals, and the entries of results.json that join the two."""
 
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
-from kvbench.eval.protocol.intervals import Interval, Replicates, bootstrap
+from kvbench.eval.protocol.intervals import Interval, Replicates, bootstrap, jackknife
 from kvbench.eval.protocol.records import read_fields, strict
-from kvbench.eval.protocol.shares import change_interval, share_interval
+from kvbench.eval.protocol.shares import share_interval
 
 Better = Literal["higher", "lower"]
 Status = Literal["ok", "skipped", "failed"]
@@ -114,14 +116,21 @@ def make_metric(score: Score, spec: MetricSpec, **more: object) -> Metric:
     return read_fields(Metric, strict(values))
 
 
-def mean_score(values: Sequence[float], clusters: Sequence[Hashable] | None = None) -> Score:
-    """Return the mean over samples with its bootstrap interval.
+def mean_score(
+    values: Sequence[float],
+    clusters: Sequence[Hashable] | None = None,
+    find_interval: Callable[..., Interval | None] = bootstrap,
+) -> Score:
+    """Return the mean over samples with its interval.
 
     Args:
         values: one a sample.
         clusters: the cluster (prompt) of each sample, resampled as a whole; by default each sample is its own.
+        find_interval: function of values and clusters, `change_interval` for differences between right (1) and wrong
+            (0) answers.
     """
-    return with_interval(_mean(values), bootstrap(values, clusters))
+    sd = float(np.std(values, ddof=1)) if len(values) > 1 else None
+    return with_interval(Score(float(np.mean(values)), len(values), sd), find_interval(values, clusters))
 
 
 def share_score(
@@ -134,22 +143,18 @@ def share_score(
         clusters: the cluster (prompt) of each sample; by default each sample is its own.
         whole: value of a sample that is right, 100 for per cent.
     """
-    return with_interval(_mean(values), share_interval(values, clusters, whole=whole))
+    return mean_score(values, clusters, partial(share_interval, whole=whole))
 
 
-def change_score(values: Sequence[float], clusters: Sequence[Hashable] | None = None) -> Score:
-    """Return the mean difference between paired right (1) and wrong (0) answers, with its interval.
+def jackknife_score(statistic: Callable[[NDArray[np.int64]], float], clusters: Sequence[Hashable]) -> Score:
+    """Return a statistic of all samples with its jackknife interval and bias.
 
     Args:
-        values: differences, one a sample: -1, 0 or 1.
-        clusters: the cluster (prompt) of each sample; by default each sample is its own.
+        statistic: value of the samples at the given positions, on both sides of a pair.
+        clusters: the prompt of each sample, or the number of its class.
     """
-    return with_interval(_mean(values), change_interval(values, clusters))
-
-
-def _mean(values: Sequence[float]) -> Score:
-    sd = float(np.std(values, ddof=1)) if len(values) > 1 else None
-    return Score(float(np.mean(values)), len(values), sd)
+    value = statistic(np.arange(len(clusters)))
+    return with_interval(Score(value, len(clusters)), jackknife(statistic, value, clusters))
 
 
 def with_interval(score: Score, interval: Interval | None) -> Score:

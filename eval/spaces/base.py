@@ -4,7 +4,8 @@ A space is the protocol of a metric. Its features come from the store, so that a
 network once, however many metrics ask.
 """
 
-from collections.abc import Iterator, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import ClassVar, Protocol
@@ -12,15 +13,19 @@ from typing import ClassVar, Protocol
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from kvbench.eval.files.images import ImageSet
 from kvbench.eval.files.store import Arrays, Held, held
 from kvbench.eval.files.weights import TORCH_CACHES, Weight
-from kvbench.eval.protocol.base import Evaluator, Result, SkipEvaluation, check_settings, make_result, setting
+from kvbench.eval.protocol.base import Evaluator, Result, SkipEvaluation, make_result
+from kvbench.eval.protocol.component import Component, setting
 from kvbench.eval.protocol.scores import Score
 from kvbench.eval.spaces.float32 import full_float32
 
 Features = NDArray[np.float32]
+Network = Callable[[NDArray[np.uint8]], Mapping[str, Tensor]]
+"""`features` float32 [N, D] of images uint8 [N, H, W, 3], and what else the network gives."""
 
 PUBLISHED = 50_000  # samples behind FID on ImageNet in papers
 
@@ -55,8 +60,8 @@ class Source(Protocol):
 
 
 @dataclass(frozen=True)
-class Space:
-    """Base class of feature spaces.
+class Space(Component, ABC):
+    """Base class of feature spaces; a subclass implements `load`.
 
     Attributes:
         path: where the network's file lies, if neither in $KVBENCH_WEIGHTS nor in a library's cache.
@@ -74,10 +79,6 @@ class Space:
     paired: ClassVar[str]
     real: ClassVar[str]
     distance: ClassVar[str] = "fid"
-    packages: ClassVar[tuple[str, ...]] = ()
-
-    def __post_init__(self) -> None:
-        check_settings(self)
 
     @property
     def weight(self) -> Weight:
@@ -95,9 +96,18 @@ class Space:
         """Features of two sets of the same samples."""
         return self.features(images, device), self.features(reference, device)
 
+    @torch.inference_mode()
     def compute(self, source: Source, file: Path, device: str) -> Arrays:
-        """Run the network."""
-        raise NotImplementedError
+        """Run the network, in float32 without TF32."""
+        network = self.load(file, device)
+        with full_float32():
+            stacks = source.stacks(self.batch, self.name)
+            parts = [{name: found.cpu() for name, found in network(stack).items()} for stack in stacks]
+        return {name: torch.cat([part[name] for part in parts]).numpy() for name in parts[0]}
+
+    @abstractmethod
+    def load(self, file: Path, device: str) -> Network:
+        """Read the network."""
 
 
 @dataclass(frozen=True)
@@ -112,9 +122,8 @@ class Clean(Space):
     real: ClassVar[str] = "real_clean"
     packages: ClassVar[tuple[str, ...]] = ("cleanfid",)
 
-    @torch.inference_mode()
-    def compute(self, source: Source, file: Path, device: str) -> Arrays:
-        """`features` float32 [n, 2048]."""
+    def load(self, file: Path, device: str) -> Network:
+        """Read the network, which gives 2048 features."""
         from cleanfid.inception_torchscript import InceptionV3W
         from cleanfid.resize import build_resizer
 
@@ -126,12 +135,12 @@ class Clean(Space):
         if file.name != self.network.file:
             raise ValueError(f"{file}: clean-fid wants the file to be called {self.network.file}")
         network = InceptionV3W(str(file.parent), download=False, resize_inside=False).to(device)
-        parts = []
-        with full_float32():
-            for stack in source.stacks(self.batch, self.name):
-                pixels = torch.from_numpy(np.stack([resize(image) for image in stack])).to(device)
-                parts.append(network(pixels.permute(0, 3, 1, 2)).cpu().numpy())
-        return {"features": np.concatenate(parts)}
+
+        def find_features(stack: NDArray[np.uint8]) -> Mapping[str, Tensor]:
+            pixels = torch.from_numpy(np.stack([resize(image) for image in stack])).to(device)
+            return {"features": network(pixels.permute(0, 3, 1, 2))}
+
+        return find_features
 
 
 @dataclass(frozen=True)
@@ -148,9 +157,8 @@ class Adm(Space):
     real: ClassVar[str] = "adm"
     packages: ClassVar[tuple[str, ...]] = ("torch_fidelity",)
 
-    @torch.inference_mode()
-    def compute(self, source: Source, file: Path, device: str) -> Arrays:
-        """`features` float32 [n, 2048] and `logits` float32 [n, 1008]."""
+    def load(self, file: Path, device: str) -> Network:
+        """Read the network, which gives 2048 features and 1008 `logits`."""
         from torch_fidelity.feature_extractor_inceptionv3 import FeatureExtractorInceptionV3
 
         # The package unpickles without restraint; reading the file with restraint first refuses what is no state dict.
@@ -158,13 +166,12 @@ class Adm(Space):
         network = FeatureExtractorInceptionV3(
             "inception-v3-compat", ["2048", "logits_unbiased"], feature_extractor_weights_path=str(file)
         ).to(device)
-        parts: list[tuple[Features, Features]] = []
-        with full_float32():
-            for stack in source.stacks(self.batch, self.name):
-                features, logits = network(torch.from_numpy(stack).to(device).permute(0, 3, 1, 2))
-                parts.append((features.cpu().numpy(), logits.cpu().numpy()))
-        features, logits = (np.concatenate(side) for side in zip(*parts, strict=True))
-        return {"features": features, "logits": logits}
+
+        def find_features(stack: NDArray[np.uint8]) -> Mapping[str, Tensor]:
+            found = network(torch.from_numpy(stack).to(device).permute(0, 3, 1, 2))
+            return dict(zip(("features", "logits"), found, strict=True))
+
+        return find_features
 
 
 @dataclass(frozen=True)
@@ -181,16 +188,6 @@ class InSpace(Evaluator):
     def protocol(self) -> str:
         """The space."""
         return self.space.name
-
-    @property
-    def packages(self) -> tuple[str, ...]:
-        """Those of the space."""
-        return self.space.packages
-
-    @property
-    def weights(self) -> tuple[Weight, ...]:
-        """The network's file."""
-        return (self.space.weight,)
 
 
 def require_samples(count: int, minimum: int, what: str) -> None:

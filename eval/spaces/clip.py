@@ -12,9 +12,8 @@ from torch import Tensor
 
 from kvbench.eval.alignment.clip import PACKAGES, Clip
 from kvbench.eval.alignment.hps import MEAN, STD
-from kvbench.eval.files.store import Arrays
 from kvbench.eval.files.weights import Weight
-from kvbench.eval.spaces.base import Source, Space
+from kvbench.eval.spaces.base import Network, Space
 from kvbench.eval.spaces.pixels import resize_normalised
 
 OPENAI_VIT_L_14_336 = Weight(
@@ -44,14 +43,12 @@ class ClipImages(Space):
     real: ClassVar[str] = "clip336"
     packages: ClassVar[tuple[str, ...]] = PACKAGES
 
-    def compute(self, source: Source, file: Path, device: str) -> Arrays:
-        """`features` float32 [n, 768]."""
+    def load(self, file: Path, device: str) -> Network:
+        """Read the network, which gives 768 features."""
         clip = Clip(self.model, file, device, quick_gelu=True, scripted=self.network.pinned)
-        parts = []
-        for stack in source.stacks(self.batch, self.name):
-            pixels = torch.stack([crop_square(image, clip.side) for image in stack])
-            parts.append(clip.images(pixels).cpu().numpy())
-        return {"features": np.concatenate(parts)}
+        return lambda stack: {
+            "features": clip.images(torch.stack([crop_square(one, clip.side) for one in stack]))
+        }
 
 
 def crop_square(image: NDArray[np.uint8], side: int) -> Tensor:

@@ -12,10 +12,8 @@ from PIL import Image
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from kvbench.eval.files.store import Arrays
 from kvbench.eval.files.weights import TORCH_CACHES, Weight
-from kvbench.eval.spaces.base import Source, Space
-from kvbench.eval.spaces.float32 import full_float32
+from kvbench.eval.spaces.base import Network, Space
 from kvbench.eval.spaces.pixels import resize_normalised
 
 MEAN, SD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -51,21 +49,15 @@ class Dinov2(Space):
     distance: ClassVar[str] = "fd"
     packages: ClassVar[tuple[str, ...]] = ("timm",)
 
-    @torch.inference_mode()
-    def compute(self, source: Source, file: Path, device: str) -> Arrays:
-        """`features` float32 [n, 1024]."""
+    def load(self, file: Path, device: str) -> Network:
+        """Read the network, which gives 1024 features."""
         network = load_dinov2(self.model, file).to(device)
-        parts = []
-        with full_float32():
-            for stack in source.stacks(self.batch, self.name):
-                pixels = torch.stack([prepare(image) for image in stack]).to(device)
-                parts.append(network(pixels).cpu().numpy())
-        return {"features": np.concatenate(parts)}
 
+        def find_features(stack: NDArray[np.uint8]) -> Mapping[str, Tensor]:
+            pixels = [resize_normalised(Image.fromarray(image), SIDE, MEAN, SD) for image in stack]
+            return {"features": network(torch.stack(pixels).to(device))}
 
-def prepare(image: NDArray[np.uint8]) -> Tensor:
-    """Return an image uint8 [H, W, 3] as the network wants it: float32 [3, 224, 224]."""
-    return resize_normalised(Image.fromarray(image), SIDE, MEAN, SD)
+        return find_features
 
 
 def load_dinov2(model: str, file: Path) -> nn.Module:

@@ -21,9 +21,10 @@ from kvbench.core.files import hash_content
 from kvbench.eval.files.images import ImageSet
 from kvbench.eval.files.store import Arrays, Held, held
 from kvbench.eval.files.weights import Weight
-from kvbench.eval.protocol.base import Evaluator, Result, setting
+from kvbench.eval.protocol.base import Evaluator, Result
+from kvbench.eval.protocol.component import setting
 from kvbench.eval.protocol.scores import MetricSpec, mean_score
-from kvbench.eval.spaces.base import Source, Space, finish
+from kvbench.eval.spaces.base import Network, Space, finish
 from kvbench.eval.spaces.float32 import full_float32
 
 WIDTHS = (16, 32, 48, 64)
@@ -149,14 +150,10 @@ class Scenes(Space):
     paired: ClassVar[str] = "scenes"
     real: ClassVar[str] = "real_scenes"
 
-    @torch.inference_mode()
-    def compute(self, source: Source, file: Path, device: str) -> Arrays:
-        """`features` float32 [n, 64] of one set."""
+    def load(self, file: Path, device: str) -> Network:
+        """Read the network, which gives 64 features."""
         network = SceneFeatures.load(file).to(device)
-        stacks = source.stacks(self.batch, self.name)
-        with full_float32():
-            parts = [network.features(to_unit(stack, device)).cpu().numpy() for stack in stacks]
-        return {"features": np.concatenate(parts)}
+        return lambda stack: {"features": network.features(to_unit(stack, device))}
 
     def pair(self, images: ImageSet, reference: ImageSet, device: str) -> tuple[Held, Held]:
         """Features of both sides."""
@@ -200,11 +197,6 @@ class LpipsScenes(Evaluator):
     protocol: ClassVar[str] = "unit"
     needs_reference: ClassVar[bool] = True
     metrics: ClassVar[Mapping[str, MetricSpec]] = {"lpips_scenes": MetricSpec("lower")}
-
-    @property
-    def weights(self) -> tuple[Weight, ...]:
-        """The scenes network."""
-        return (self.space.weight,)
 
     def run(self, images: ImageSet, reference: ImageSet | None, device: str) -> Result:
         """Distance of each image to the reference's, and their mean."""

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from kvbench.eval.files.texts import TextSet
-from kvbench.eval.protocol.base import Evaluator, Result, SkipEvaluation, make_result
-from kvbench.eval.protocol.scores import MetricSpec, change_score, share_score
+from kvbench.eval.protocol.base import Evaluator, Result, make_result, read_meta
+from kvbench.eval.protocol.scores import MetricSpec, mean_score, share_score
+from kvbench.eval.protocol.shares import change_interval
 
 ANSWER = "answer"
 """Key of the right answer in a prompt's metadata."""
@@ -42,23 +43,10 @@ class Answers(Evaluator):
         return make_result(self, scores, {"index": texts.indices, self.name: right})
 
     def _judge_all(self, texts: TextSet) -> list[float]:
-        """Return 1 for each right text and 0 for each other one.
-
-        Raises:
-            SkipEvaluation: no prompt has an answer.
-            ValueError: some have none.
-        """
-        without = [index for index in texts.indices if ANSWER not in texts.meta(index)]
-        if len(without) == len(texts):
-            raise SkipEvaluation(
-                "the prompts carry no answers (prompts=aime24, math500, gsm8k and others do)"
-            )
-        if without:
-            raise ValueError(f"sample {without[0]} has no answer, others have")
-        return [
-            float(self.judge(find_conclusion(text), str(texts.meta(index)[ANSWER])))
-            for index, text in texts.read(self.name)
-        ]
+        """Return 1 for each right text and 0 for each other one."""
+        answers = read_meta(texts, ANSWER, "answer", "(prompts=aime24, math500, gsm8k and others do)")
+        pairs = zip(texts.read(self.name), answers, strict=True)
+        return [float(self.judge(find_conclusion(text), str(answer))) for (_, text), answer in pairs]
 
 
 class Change(Answers):
@@ -71,7 +59,7 @@ class Change(Answers):
         assert reference is not None
         ours, theirs = self._judge_all(texts), self._judge_all(reference)
         change = [a - b for a, b in zip(ours, theirs, strict=True)]
-        scores = {self.name: change_score(change, texts.clusters)}
+        scores = {self.name: mean_score(change, texts.clusters, change_interval)}
         return make_result(self, scores, {"index": texts.indices, self.name: change})
 
 

@@ -195,7 +195,7 @@ def test_objects_are_cut_out_on_grey() -> None:
     mask = np.zeros((6, 8), bool)
     mask[1:4, 2:5] = True
     mask[1, 2] = False
-    crop = np.array(cut_out(pixels, Region("dog", 1.0, mask_box(mask), mask)))
+    crop = np.array(cut_out(pixels, Region("dog", 1.0, mask_box(mask), mask=mask)))
     assert crop.shape == (3, 3, 3)
     assert (crop[0, 0] == 0x99).all()
     inside = mask[1:4, 2:5]
@@ -212,7 +212,7 @@ def test_the_nearest_of_ten_colours_is_named(clip_weight: Weight) -> None:
     masks = [np.zeros((40, 40), bool) for _ in range(6)]
     for number, mask in enumerate(masks):
         mask[number : 10 + 5 * number, 3 * number : 12 + 4 * number] = True
-    segments = [Region("dog", 1.0, mask_box(mask), mask) for mask in masks]
+    segments = [Region("dog", 1.0, mask_box(mask), mask=mask) for mask in masks]
     clip = Clip(MODEL, Path(str(clip_weight.path)), "cpu", quick_gelu=True)
     sentences = torch.stack(
         [clip.texts([t.format(color=c, label="dog") for t in TEMPLATES]).mean(0) for c in COLORS]

@@ -13,7 +13,7 @@ from PIL import Image
 from torch import nn
 
 from kvbench.eval.alignment.dpg import CATEGORIES, Dpg, Question, by_category, read_questions, settled
-from kvbench.eval.alignment.vqa import BlipVqa
+from kvbench.eval.alignment.vqa import BlipVqa, Vqa
 from kvbench.eval.files.weights import Weight, file_sha256
 from kvbench.eval.protocol.base import evaluate
 from tests.support.places import GOLDENS
@@ -53,7 +53,7 @@ def test_dpg_categories_equal_the_official_ones() -> None:
 
 
 @dataclass(frozen=True)
-class Told:
+class Told(Vqa):
     """Gives the stored answers; the image's number is its first pixel."""
 
     packages: tuple[str, ...] = ()
