@@ -1,16 +1,14 @@
-"""Settings, initialisation, batches and schedule shared by the trainings of all tokenizers."""
+"""Settings, initialisation and batches shared by the trainings of all tokenizers."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TypeVar
+from typing import ClassVar, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from kvbench.models.autoencoder import NetworkConfig, close_branches
-from kvbench.training.loop import Recipe, fit
-from kvbench.training.optim import warm_hold_decay
+from kvbench.training.loop import Recipe
 from kvbench.training.scenes import to_signed
 
 Network = TypeVar("Network", bound=nn.Module)
@@ -20,12 +18,15 @@ Network = TypeVar("Network", bound=nn.Module)
 class AutoencoderRecipe(Recipe):
     """Settings that every tokenizer's training has; see `Recipe` for those that are not listed.
 
+    AdamW trains the first and last convolutions and what belongs to the codes.
+
     Attributes:
         steps: optimiser steps.
         batch: images per step.
         hold: share of the steps at the peak rate.
     """
 
+    outer: ClassVar[tuple[str, ...]] = ("conv_in", "conv_out", "quant")
     steps: int = 2000
     batch: int = 32
     muon: float = 0.012
@@ -51,23 +52,23 @@ def draw_images(
     return to_signed(images[index].to(device)).contiguous(memory_format=torch.channels_last)
 
 
-def fit_tokenizer(
-    model: nn.Module, recipe: AutoencoderRecipe, loss: Callable[[int], Tensor], path: Path
-) -> dict[str, Tensor]:
-    """Train a tokenizer in place and return its averaged weights by name; arguments and errors are those of `fit`.
+def compile_parts(*parts: Callable[[Tensor], Tensor], compiled: bool) -> list[Callable[[Tensor], Tensor]]:
+    """Return an encoder and a decoder, compiled if asked for, which needs a C++ compiler."""
+    return [torch.compile(part, dynamic=False) if compiled else part for part in parts]
 
-    Muon trains everything but the first and last convolutions and what belongs to the codes.
-    """
-    return fit(
-        "tokenizer",
-        model,
-        recipe,
-        loss,
-        path,
-        steps=recipe.steps,
-        rate=lambda step: warm_hold_decay(step, step / recipe.steps, hold=recipe.hold),
-        hidden=lambda name: "conv_in" not in name and "conv_out" not in name and "quant" not in name,
-    )
+
+@torch.no_grad()
+def draw_latents(
+    encode: Callable[[Tensor], Tensor],
+    images: Tensor,
+    recipe: AutoencoderRecipe,
+    rng: torch.Generator,
+    device: torch.device,
+    batches: int,
+) -> Tensor:
+    """Encode some batches of `draw_images` in bfloat16; return their latents float32 [n, channels, h, w]."""
+    with torch.autocast(device.type, torch.bfloat16):
+        return torch.cat([encode(draw_images(images, recipe, rng, device)) for _ in range(batches)]).float()
 
 
 def encode_latents(

@@ -1,21 +1,23 @@
-"""Base class of the trainings of `task=train`, and the weight files that ship."""
+"""Base classes of the trainings of `task=train`, and the weight files that ship."""
 
 import logging
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from kvbench.core.config import ConfigError
 from kvbench.core.devices import keep_freed_memory
 from kvbench.models.base import Model
 from kvbench.training import checkpoint
-from kvbench.training.loop import Recipe
+from kvbench.training.autoencoder import AutoencoderRecipe
+from kvbench.training.loop import Recipe, fit
+from kvbench.training.transformer import BaseTransformerRecipe, fit_transformer
 
 log = logging.getLogger(__name__)
 
@@ -27,6 +29,7 @@ class Training(ABC):
     Attributes:
         kind: class of the models that the recipe is for.
         out: folder of checkpoints and of the finished weights; training resumes from what lies there.
+        transformer: recipe of the transformer.
         pool: rendered scenes to train on.
         seed: seed of the scenes.
         device: where networks are trained; a CPU and a GPU do not give the same weights.
@@ -36,6 +39,7 @@ class Training(ABC):
 
     kind: ClassVar[type[Model]]
     out: str
+    transformer: BaseTransformerRecipe
     pool: int = 60_000
     seed: int = 0
     device: str = "cpu"
@@ -73,6 +77,34 @@ class Training(ABC):
         out = Path(self.out).expanduser()
         out.mkdir(parents=True, exist_ok=True)
         return out
+
+    def _fit_transformer(
+        self,
+        network: nn.Module,
+        draw: Callable[[int], Sequence[object]],
+        out: Path,
+        rate: Callable[[int], float] | None = None,
+    ) -> dict[str, Tensor]:
+        """Train a transformer and what reads its prompts; arguments are those of `fit_transformer`."""
+        path, network = out / "transformer.checkpoint.safetensors", network.to(self.device)
+        return fit_transformer(network, draw, self.transformer, path, rate, compiled=self.compiled)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageTraining(Training):
+    """Base class of the trainings of a tokenizer and a transformer.
+
+    Attributes:
+        tokenizer: recipe of the tokenizer.
+    """
+
+    tokenizer: AutoencoderRecipe
+
+    def _fit_tokenizer(self, network: nn.Module, loss: Callable[[int], Tensor], out: Path) -> None:
+        """Train a tokenizer, load its averaged weights and write them."""
+        weights = fit("tokenizer", network, self.tokenizer, loss, out / "tokenizer.checkpoint.safetensors")
+        network.load_state_dict(weights)
+        write_weights(out / "tokenizer.safetensors", weights, self.tokenizer)
 
 
 def write_weights(path: Path, weights: Mapping[str, Tensor], recipe: Recipe, part: str = "") -> None:

@@ -3,6 +3,7 @@
 import logging
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -15,7 +16,6 @@ from kvbench.scenes.grammar import TASKS, sample
 from kvbench.scenes.world import COLORS, SHAPES, SIDE, Scene, render
 from kvbench.training import checkpoint
 from kvbench.training.loop import Recipe, fit, generator
-from kvbench.training.optim import warm_hold_decay
 
 log = logging.getLogger(__name__)
 
@@ -36,6 +36,7 @@ class FeatureRecipe(Recipe):
         test: scenes of the accuracy measurement.
     """
 
+    outer: ClassVar[tuple[str, ...]] = ("layers.0", "head")
     steps: int = 700
     batch: int = 64
     muon: float = 0.03
@@ -75,17 +76,7 @@ def train_features(path: Path, recipe: FeatureRecipe, device: str = "cpu") -> di
         disturbed = _disturb(images, recipe, step).to(device)
         return F.binary_cross_entropy_with_logits(model(disturbed), targets.to(device))
 
-    weights = fit(
-        "features",
-        model,
-        recipe,
-        loss,
-        path.with_suffix(".checkpoint.safetensors"),
-        steps=recipe.steps,
-        rate=lambda step: warm_hold_decay(step, step / recipe.steps),
-        hidden=lambda name: "layers.0" not in name and "head" not in name,
-    )
-    model.load_state_dict(weights)
+    model.load_state_dict(fit("features", model, recipe, loss, path.with_suffix(".checkpoint.safetensors")))
     model.cpu()
     _rescale(model, recipe)
     half = {name: tensor.half() for name, tensor in model.state_dict().items()}

@@ -6,13 +6,14 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
 from kvbench.training import checkpoint
-from kvbench.training.optim import Average, Optimizer
+from kvbench.training.optim import Average, Optimizer, warm_hold_decay
 
 log = logging.getLogger(__name__)
 
@@ -22,19 +23,46 @@ CHECKPOINT_EVERY = 100
 
 @dataclass(frozen=True)
 class Recipe:
-    """Settings that the training of every network has.
+    """Settings that the training of every network has, and its schedule.
 
     Attributes:
-        muon: peak learning rate of hidden matrices and convolutions.
+        inner: Muon trains the parameters of two or more dimensions whose name contains one of these; empty: any.
+        outer: parts of names that Muon leaves to AdamW.
+        muon: peak learning rate of Muon's parameters.
         adamw: peak learning rate of everything else.
         average: decay of the averaged weights.
         seed: seed of the weights and of every draw.
     """
 
+    inner: ClassVar[tuple[str, ...]] = ("",)
+    outer: ClassVar[tuple[str, ...]] = ()
     muon: float
     adamw: float
     average: float
     seed: int = 0
+
+    @property
+    def steps(self) -> int:
+        """Optimiser steps."""
+        raise NotImplementedError
+
+    @property
+    def hold(self) -> float:
+        """Share of the schedule at the peak rate."""
+        return 0.4
+
+    @property
+    def decay(self) -> float:
+        """Weight decay of Muon's parameters."""
+        return 0.0
+
+    def rate(self, step: int) -> float:
+        """Return the learning-rate factor of a step."""
+        return warm_hold_decay(step, step / self.steps, hold=self.hold)
+
+    def is_hidden(self, name: str) -> bool:
+        """Return whether Muon may train a parameter."""
+        return any(part in name for part in self.inner) and not any(part in name for part in self.outer)
 
 
 def fit(
@@ -43,31 +71,25 @@ def fit(
     recipe: Recipe,
     loss: Callable[[int], Tensor],
     path: Path,
-    *,
-    steps: int,
-    rate: Callable[[int], float],
-    hidden: Callable[[str], bool],
-    decay: float = 0.0,
+    rate: Callable[[int], float] | None = None,
 ) -> dict[str, Tensor]:
     """Train a network in place, from its last checkpoint if there is one, and return its averaged weights by name.
 
     Args:
         name: what the progress bar calls the network.
         model: freshly initialised, on the device to train on.
-        recipe: learning rates and decay of the average; all its fields must agree with the checkpoint's.
+        recipe: learning rates, schedule and decay of the average; all its fields must agree with the checkpoint's.
         loss: gives the scalar loss of a step; it draws everything random from the step number, so that a resumed
             training repeats nothing.
         path: checkpoint file, read when it exists.
-        steps: number of optimiser steps.
-        rate: gives the factor of a step by which both learning rates are multiplied.
-        hidden: tells by its name whether Muon trains a parameter of two or more dimensions.
-        decay: weight decay of Muon's parameters.
+        rate: gives the factor of a step by which both learning rates are multiplied; None for the recipe's.
 
     Raises:
         ValueError: the checkpoint was made with another recipe.
         FloatingPointError: the loss is infinite or not a number.
     """
-    optimizer = Optimizer(model, hidden, muon=recipe.muon, adamw=recipe.adamw, decay=decay)
+    optimizer = Optimizer(model, recipe.is_hidden, muon=recipe.muon, adamw=recipe.adamw, decay=recipe.decay)
+    steps, rate = recipe.steps, rate or recipe.rate
     average = Average(model, recipe.average)
     settings = json.loads(json.dumps(asdict(recipe)))  # as the checkpoint gives them back: tuples as lists
     first = _resume(path, settings, model, optimizer, average)

@@ -1,17 +1,15 @@
 """Stages of a training; of a next-scale one they are scales: the coarse ones decide the picture and cost little."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
-from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import ClassVar, Protocol, TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from kvbench.core.segments import Segment
 from kvbench.training.optim import warm_hold_decay
-from kvbench.training.transformer import BaseTransformerRecipe, fit_transformer
+from kvbench.training.transformer import BaseTransformerRecipe
 
 
 class Timed(Protocol):
@@ -43,49 +41,18 @@ class StagedRecipe(BaseTransformerRecipe):
         stages: scale prefixes in order; the schedule is weighted by their cost.
     """
 
+    inner: ClassVar[tuple[str, ...]] = ("block",)
+    outer: ClassVar[tuple[str, ...]] = ("ada", "scale_mul")
     stages: tuple[Stage, ...] = ()
 
+    @property
+    def steps(self) -> int:
+        """Optimiser steps of all stages."""
+        return count_steps(self.stages)
 
-def fit_stages(
-    model: nn.Module,
-    draw: Callable[[int], tuple[tuple[Tensor, ...], object]],
-    segments: Sequence[Segment],
-    recipe: StagedRecipe,
-    path: Path,
-    device: torch.device,
-    *,
-    compiled: bool,
-) -> dict[str, Tensor]:
-    """Train a transformer and what reads its prompts in place and return their averaged weights by name.
-
-    Args:
-        model: maps what `draw` gives to a scalar loss; on the device to train on.
-        draw: returns the tensors of a step, on the CPU, and which scales they are of.
-        segments: the whole schedule.
-        recipe: settings.
-        path: checkpoint file, read when it exists.
-        device: where to train.
-        compiled: see `fit_transformer`.
-
-    Raises:
-        ValueError, FloatingPointError: see `fit`.
-    """
-
-    def flatten(step: int) -> tuple[object, ...]:
-        tensors, scales = draw(step)
-        return (*tensors, scales)
-
-    return fit_transformer(
-        model,
-        flatten,
-        recipe,
-        path,
-        device,
-        steps=count_steps(recipe.stages),
-        rate=partial(find_rate, recipe.stages, segments, recipe.hold),
-        hidden=lambda name: "block" in name and "ada" not in name and "scale_mul" not in name,
-        compiled=compiled,
-    )
+    def rate_by_cost(self, segments: Sequence[Segment], step: int) -> float:
+        """Return the learning-rate factor of a step, which falls with the cost spent on a whole schedule of scales."""
+        return warm_hold_decay(step, find_progress(self.stages, segments, step), hold=self.hold)
 
 
 def count_steps(stages: Sequence[Timed]) -> int:
@@ -115,11 +82,6 @@ def find_progress(stages: Sequence[Stage], segments: Sequence[Segment], step: in
         total += cost * stage.steps
         start += stage.steps
     return spent / total
-
-
-def find_rate(stages: Sequence[Stage], segments: Sequence[Segment], hold: float, step: int) -> float:
-    """Return the learning-rate factor of a step, which falls with the cost that is spent (`warm_hold_decay`)."""
-    return warm_hold_decay(step, find_progress(stages, segments, step), hold=hold)
 
 
 def token_weights(segments: Sequence[Segment]) -> Tensor:

@@ -9,7 +9,6 @@ from torch import Tensor, nn
 
 from kvbench.models.decoder import Decoder
 from kvbench.training.loop import Recipe, fit
-from kvbench.training.optim import warm_hold_decay
 
 
 @dataclass(frozen=True)
@@ -33,12 +32,9 @@ def fit_transformer(
     draw: Callable[[int], Sequence[object]],
     recipe: BaseTransformerRecipe,
     path: Path,
-    device: torch.device,
-    *,
-    steps: int,
-    hidden: Callable[[str], bool],
-    compiled: bool,
     rate: Callable[[int], float] | None = None,
+    *,
+    compiled: bool,
 ) -> dict[str, Tensor]:
     """Train a transformer and what reads its prompts in place and return their averaged weights by name.
 
@@ -47,30 +43,21 @@ def fit_transformer(
         draw: returns the arguments of a step; tensors may be on the CPU.
         recipe: settings.
         path: checkpoint file, read when it exists.
-        device: where to train.
-        steps: number of optimiser steps.
-        hidden: tells by its name whether Muon trains a parameter.
+        rate: learning-rate factor of a step; None for the recipe's.
         compiled: use torch.compile, which needs a C++ compiler and is about 1.5 times faster on a CPU.
-        rate: learning-rate factor of a step; None for `warm_hold_decay` over the steps.
 
     Raises:
         ValueError, FloatingPointError: see `fit`.
     """
     forward = torch.compile(model, dynamic=False) if compiled else model
+    device = next(model.parameters()).device
 
     def loss(step: int) -> Tensor:
         arguments = [one.to(device) if isinstance(one, Tensor) else one for one in draw(step)]
         with torch.autocast(device.type, torch.bfloat16):
             return forward(*arguments)
 
-    if rate is None:
-
-        def rate(step: int) -> float:
-            return warm_hold_decay(step, step / steps, hold=recipe.hold)
-
-    return fit(
-        "transformer", model, recipe, loss, path, steps=steps, rate=rate, hidden=hidden, decay=recipe.decay
-    )
+    return fit("transformer", model, recipe, loss, path, rate)
 
 
 @torch.no_grad()

@@ -1,40 +1,64 @@
-"""What every training is asked: that it goes on where it was cut off, and that its network can be compiled."""
+"""What every training is asked: where it resumes, that everything trains, and that its network can be compiled."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-Run = Callable[[Path], dict[str, Tensor]]
+from kvbench.training.loop import Recipe, fit
+from kvbench.training.transformer import BaseTransformerRecipe, fit_transformer
 
 
-def check_resumed(monkeypatch: pytest.MonkeyPatch, training: ModuleType, run: Run, folder: Path) -> Path:
-    """Run six steps at once, and again cut off before the last; return the finished checkpoint.
+def check_resumed(
+    monkeypatch: pytest.MonkeyPatch,
+    make: Callable[[], nn.Module],
+    draw: Callable[[int], Sequence[object]],
+    recipe: BaseTransformerRecipe,
+    folder: Path,
+    rate: Callable[[int], float] | None = None,
+) -> None:
+    """Run six steps at once, and again cut off before the last; in the end every parameter has moved.
 
     Args:
         monkeypatch: takes a checkpoint every second step.
-        training: module whose `draw_batch` is called with the number of the step last.
-        run: trains from a checkpoint file.
+        make: makes the network to train.
+        draw: draws the arguments of a step.
+        recipe: of six steps.
         folder: of the checkpoint files.
+        rate: see `fit_transformer`.
     """
     monkeypatch.setattr("kvbench.training.loop.CHECKPOINT_EVERY", 2)
-    whole, draw = run(folder / "whole.safetensors"), training.draw_batch
 
-    def interrupted(*arguments: object) -> object:
-        if arguments[-1] == 5:
+    def interrupted(step: int) -> Sequence[object]:
+        if step == 5:
             raise KeyboardInterrupt
-        return draw(*arguments)
+        return draw(step)
 
-    with monkeypatch.context() as patch:
-        patch.setattr(training, "draw_batch", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            run(folder / "cut.safetensors")
-    resumed = run(folder / "cut.safetensors")
+    def run(drawn: Callable[[int], Sequence[object]], name: str) -> dict[str, Tensor]:
+        return fit_transformer(make(), drawn, recipe, folder / f"{name}.safetensors", rate, compiled=False)
+
+    whole = run(draw, "whole")
+    with pytest.raises(KeyboardInterrupt):
+        run(interrupted, "cut")
+    resumed, start = run(draw, "cut"), dict(make().named_parameters())
     assert all(torch.equal(whole[name], resumed[name]) for name in whole)
-    return folder / "whole.safetensors"
+    assert [name for name, p in start.items() if torch.equal(p, whole[name])] == []
+
+
+def check_tokenizer(
+    network: nn.Module,
+    recipe: Recipe,
+    loss: Callable[[int], Tensor],
+    folder: Path,
+    fixed: Collection[str] = (),
+) -> None:
+    """Train a tokenizer and load its averaged weights; all parameters move but those that are fixed."""
+    before = {name: p.detach().clone() for name, p in network.named_parameters()}
+    weights = fit("tokenizer", network, recipe, loss, folder / "tokenizer.safetensors")
+    assert {name for name, p in network.named_parameters() if torch.equal(p, before[name])} == {*fixed}
+    network.load_state_dict(weights)
 
 
 def check_traced(network: nn.Module, *arguments: object) -> None:

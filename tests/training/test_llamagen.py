@@ -1,7 +1,7 @@
 """Training of the next-token model: codes that cover what there is, one causal pass, resumed equals uninterrupted."""
 
+from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -9,24 +9,20 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from kvbench.core.budget import Budget
-from kvbench.core.config import ConfigError
 from kvbench.core.segments import ModelSpec
 from kvbench.engine.cache import KVCache
 from kvbench.methods.full import Full
 from kvbench.models.llamagen.tokenizer import VQ, VQConfig
 from kvbench.models.llamagen.transformer import LlamaGen, LlamaGenConfig
 from kvbench.models.text import VocabularyConfig, VocabularyEncoder
-from kvbench.training.llamagen import transformer as training
-from kvbench.training.llamagen.run import LlamaGenTraining
-from kvbench.training.llamagen.tokenizer import VQRecipe, encode, train_vq
+from kvbench.training.llamagen.tokenizer import VQRecipe, encode, make_loss
 from kvbench.training.llamagen.transformer import (
     CaptionToTokens,
     NextTokenRecipe,
     TokenCorpus,
     draw_batch,
-    train_next_token,
 )
-from tests.support.trainings import check_resumed, check_traced
+from tests.support.trainings import check_resumed, check_tokenizer, check_traced
 
 CODES = 16
 
@@ -68,10 +64,7 @@ def _corpus() -> TokenCorpus:
 
 def test_the_tokenizer_trains_everywhere_and_encodes_to_its_codes(tmp_path: Path) -> None:
     model, recipe = _vq(), VQRecipe(steps=6, batch=4, free=3)
-    before = {name: p.detach().clone() for name, p in model.named_parameters()}
-    weights = train_vq(model, _images(), recipe, tmp_path / "t.safetensors", compiled=False)
-    assert [name for name, p in model.named_parameters() if torch.equal(p, before[name])] == []
-    model.load_state_dict(weights)
+    check_tokenizer(model, recipe, make_loss(model, _images(), recipe, compiled=False), tmp_path)
     tokens = encode(model, _images(), batch=3)
     assert tokens.shape == (8, 16)
     assert tokens.dtype == torch.int16
@@ -127,20 +120,8 @@ def test_resumed_training_equals_uninterrupted_training(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recipe = NextTokenRecipe(steps=6, batch=4, text_dropout=0.5)
-
-    def run(path: Path) -> dict[str, Tensor]:
-        return train_next_token(_network(), _corpus(), recipe, path, compiled=False)
-
-    check_resumed(monkeypatch, training, run, tmp_path)
-    trained, start = run(tmp_path / "whole.safetensors"), dict(_network().named_parameters())
-    assert [name for name, p in start.items() if torch.equal(p, trained[name])] == []
+    check_resumed(monkeypatch, _network, partial(draw_batch, _corpus(), recipe, CODES), recipe, tmp_path)
 
 
 def test_a_compiler_traces_the_pass() -> None:
     check_traced(_network(), *draw_batch(_corpus(), NextTokenRecipe(steps=1, batch=3), CODES, 0))
-
-
-def test_a_recipe_for_another_kind_of_model_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"^train: the recipe is for a LlamaGenModel; take train=fake"):
-        LlamaGenTraining(out=str(tmp_path / "new")).train(SimpleNamespace(name="fake"))
-    assert not (tmp_path / "new").exists()

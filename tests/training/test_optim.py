@@ -1,11 +1,14 @@
 """The update rules of training, step by step in double precision, and where a training's state goes."""
 
 import math
+from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+from kvbench.training.loop import Recipe, fit
 from kvbench.training.optim import Average, Optimizer, warm_hold_decay
 
 Tensors = dict[str, Tensor]
@@ -136,3 +139,33 @@ def test_an_average_is_taken_over_by_value() -> None:
 def test_the_rate_rises_stays_and_falls(step: int, progress: float, factor: float) -> None:
     found = warm_hold_decay(step, progress, warm=10, hold=0.6, floor=0.1)
     assert found == pytest.approx(factor)
+    defaults = [warm_hold_decay(0, 0.0), warm_hold_decay(100, 0.3), warm_hold_decay(100, 0.7)]
+    assert defaults == pytest.approx([1 / 40, 1, 0.51])
+
+
+def test_kernels_of_another_memory_layout_are_refused() -> None:
+    """No view of them is possible, and a copy would train in vain."""
+    model = nn.Conv2d(2, 4, 3).to(memory_format=torch.channels_last)
+    with pytest.raises(RuntimeError, match="view"):
+        Optimizer(model, lambda _: True, **RATES)
+
+
+@dataclass(frozen=True)
+class Two(Recipe):
+    """Two steps."""
+
+    steps: int = 2
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_loss_that_is_not_finite_stops_training(value: float, tmp_path: Path) -> None:
+    model = Parameters()
+    with pytest.raises(FloatingPointError, match=f"net: the loss is {value} at step 0"):
+        fit(
+            "net",
+            model,
+            Two(0.1, 0.1, 0.9),
+            lambda _: model.tall.square().sum() * value,
+            tmp_path / "c.safetensors",
+        )
+    assert torch.equal(model.tall, Parameters().tall)

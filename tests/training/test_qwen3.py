@@ -1,11 +1,11 @@
 """Training of the small language model: what it reads, that it resumes, and files that transformers reads."""
 
 import json
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor
 
 from kvbench.core.config import ConfigError
 from kvbench.models.qwen3.model import Qwen3Model
@@ -13,8 +13,8 @@ from kvbench.models.qwen3.prompt import WordTokens
 from kvbench.models.qwen3.sampling import TextSampling
 from kvbench.models.qwen3.transformer import Qwen3, Qwen3Config
 from kvbench.models.weights import Source
+from kvbench.training.attention import attend_causally
 from kvbench.training.loop import generator
-from kvbench.training.qwen3 import transformer as training
 from kvbench.training.qwen3.run import Qwen3Training
 from kvbench.training.qwen3.transformer import (
     UNSAID,
@@ -23,7 +23,6 @@ from kvbench.training.qwen3.transformer import (
     WalkRecipe,
     WalkStage,
     draw_batch,
-    train_walks,
 )
 from kvbench.training.transformer import init_decoder
 from tests.puzzles.test_room_walk import follow
@@ -33,6 +32,8 @@ SHAPE = Qwen3Config(
     depth=2, width=16, heads=2, kv_heads=1, head_dim=8, hidden=24, vocabulary=len(VOCABULARY), rope_base=1e4
 )
 STAGES = (WalkStage(2, 3, 4, batch=6, steps=3), WalkStage(3, 5, 8, batch=4, steps=3))
+ROTATION = SHAPE.rotations(80)
+RECIPE = WalkRecipe(stages=STAGES)
 
 
 def network() -> NextWord:
@@ -43,7 +44,8 @@ def network() -> NextWord:
 
 def test_a_batch_asks_for_solutions_alone() -> None:
     recipe, words = WalkRecipe(stages=(WalkStage(2, 5, 12, batch=40, steps=1),)), WordTokens(VOCABULARY)
-    tokens, targets = draw_batch(recipe, 0)
+    tokens, targets, rotation = draw_batch(ROTATION, recipe, 0)
+    assert len(rotation) == tokens.shape[1]
     ended = 0
     for read, said in zip(tokens.tolist(), targets.tolist(), strict=True):
         assert all(after in (UNSAID, follows) for after, follows in zip(said, read[1:], strict=False))
@@ -62,39 +64,34 @@ def test_a_batch_asks_for_solutions_alone() -> None:
 
 
 def test_stages_follow_each_other_and_steps_draw_the_same_again() -> None:
-    recipe = WalkRecipe(stages=STAGES)
-    assert [draw_batch(recipe, step)[0].shape for step in (0, 2, 3, 5)] == [(6, 39)] * 2 + [(4, 59)] * 2
-    assert torch.equal(draw_batch(recipe, 4)[0], draw_batch(recipe, 4)[0])
-    assert not torch.equal(draw_batch(recipe, 4)[0], draw_batch(recipe, 5)[0])
+    draw = partial(draw_batch, ROTATION, RECIPE)
+    assert [draw(step)[0].shape for step in (0, 2, 3, 5)] == [(6, 39)] * 2 + [(4, 59)] * 2
+    assert torch.equal(draw(4)[0], draw(4)[0])
+    assert not torch.equal(draw(4)[0], draw(5)[0])
 
 
 def test_an_interrupted_training_goes_on_where_it_was(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    def run(path: Path) -> dict[str, Tensor]:
-        return train_walks(network(), WalkRecipe(stages=STAGES), path, compiled=False)
-
-    check_resumed(monkeypatch, training, run, tmp_path)
+    check_resumed(monkeypatch, network, partial(draw_batch, ROTATION, RECIPE), RECIPE, tmp_path)
 
 
 def test_a_compiler_follows_the_pass() -> None:
-    tokens, targets = draw_batch(WalkRecipe(stages=STAGES), 0)
     model = network()
     torch.nn.init.normal_(model.transformer.output.weight)
-    check_traced(model, tokens, targets, model.transformer.rotations(tokens.shape[1]))
+    check_traced(model, *draw_batch(ROTATION, RECIPE, 0))
 
 
 def test_what_it_writes_is_read_by_the_harness_and_by_transformers(tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
-    recipe = WalkRecipe(stages=STAGES)
-    out = Qwen3Training(out=str(tmp_path), compiled=False, threads=1, transformer=recipe).train(_model(SHAPE))
+    out = Qwen3Training(out=str(tmp_path), compiled=False, threads=1, transformer=RECIPE).train(_model(SHAPE))
     folder = out / "model"
     model = _model(SHAPE, folder)
     model.load("cpu")
     tokens = model._text.encode("doors a< b a> a b< a b> b\n3 in a\n3 in b\n3 in a")
     ids = torch.tensor([tokens])
     hidden = model._transformer(
-        model._transformer.embed(ids), model._transformer.rotations(len(tokens)), training.attend_causally
+        model._transformer.embed(ids), model._transformer.rotations(len(tokens)), attend_causally
     )
     theirs = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)(ids).logits
     torch.testing.assert_close(model._transformer.logits(hidden), theirs, atol=1e-5, rtol=1e-5)
@@ -103,9 +100,8 @@ def test_what_it_writes_is_read_by_the_harness_and_by_transformers(tmp_path: Pat
 
 def test_a_vocabulary_that_does_not_fit_is_refused(tmp_path: Path) -> None:
     config = Qwen3Config(depth=1, width=8, heads=1, kv_heads=1, head_dim=8, hidden=8, vocabulary=9)
-    recipe = WalkRecipe(stages=STAGES)
     with pytest.raises(ConfigError, match=r"441 words .*vocabulary=9"):
-        Qwen3Training(out=str(tmp_path), transformer=recipe).train(_model(config))
+        Qwen3Training(out=str(tmp_path), transformer=RECIPE).train(_model(config))
 
 
 def _model(config: Qwen3Config, folder: Path | None = None) -> Qwen3Model:

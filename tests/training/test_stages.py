@@ -4,14 +4,14 @@ import pytest
 import torch
 
 from kvbench.core.segments import next_scale
-from kvbench.training.stages import Stage, count_steps, find_progress, find_rate, find_stage, token_weights
+from kvbench.training.stages import Stage, StagedRecipe, find_progress, find_stage, token_weights
 
 SEGMENTS = next_scale([(1, 1), (2, 2), (3, 3)])  # 1, 5, 14 tokens up to each
 STAGES = (Stage(1, 8, 2), Stage(3, 4, 3))
 
 
 def test_every_step_belongs_to_one_stage() -> None:
-    found = [find_stage(STAGES, step) for step in range(count_steps(STAGES))]
+    found = [find_stage(STAGES, step) for step in range(StagedRecipe(stages=STAGES).steps)]
     assert found == [STAGES[0]] * 2 + [STAGES[1]] * 3
     with pytest.raises(IndexError):
         find_stage(STAGES, 5)
@@ -22,7 +22,7 @@ def test_progress_counts_tokens() -> None:
     shares = [sum(costs[:step]) / sum(costs) for step in range(6)]
     assert [find_progress(STAGES, SEGMENTS, step) for step in range(6)] == pytest.approx(shares)
     # Of 40 steps of warming up these are the first; the rate is not yet the schedule's.
-    assert find_rate(STAGES, SEGMENTS, 0.4, 1) == pytest.approx(2 / 40)
+    assert StagedRecipe(stages=STAGES).rate_by_cost(SEGMENTS, 1) == pytest.approx(2 / 40)
 
 
 def test_tokens_of_large_scales_weigh_less_and_the_mean_is_one() -> None:

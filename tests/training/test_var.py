@@ -1,5 +1,6 @@
 """Training of a class-conditional model: tokens agree with the tokenizer's, scales with the loop's, resumption."""
 
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -20,13 +21,12 @@ from kvbench.scenes.detector import detect
 from kvbench.scenes.exact import exact
 from kvbench.training.scenes import draw_classes
 from kvbench.training.stages import Stage
-from kvbench.training.var import transformer as training
 from kvbench.training.var.run import VARTraining
 from kvbench.training.var.tokenizer import (
     VARTokenizerRecipe,
     encode,
+    make_loss,
     make_tokenizer,
-    train_tokenizer,
     walk_scales,
 )
 from kvbench.training.var.transformer import (
@@ -35,9 +35,8 @@ from kvbench.training.var.transformer import (
     VARRecipe,
     corrected_tokens,
     draw_batch,
-    train_transformer,
 )
-from tests.support.trainings import check_resumed, check_traced
+from tests.support.trainings import check_resumed, check_tokenizer, check_traced
 
 SHAPE = VQConfig(16, 8, (32, 32), blocks=1, stem=2)
 SIZES = [(1, 1), (2, 2), (3, 3), (4, 4)]
@@ -140,45 +139,35 @@ def test_one_pass_is_what_the_cache_computes_scale_by_scale() -> None:
 def test_a_batch_follows_from_its_step() -> None:
     segments = _network().transformer.config.segments
     recipe = VARRecipe(stages=(Stage(2, 200, 1), Stage(4, 8, 1)), wrong=1.0)
-    (labels, inputs, targets, weights), scales = draw_batch(_corpus(), _vq(), segments, recipe, 0)
+    drawn = draw_batch(_corpus(), _vq(), segments, recipe, 0)
+    labels, inputs, targets, weights, scales = drawn
     assert (scales, targets.shape, inputs.shape, weights.shape) == (2, (200, 5), (200, 4, 8), (5,))
     assert 0.03 < (labels == CLASSES).float().mean() < 0.2
-    again, _ = draw_batch(_corpus(), _vq(), segments, recipe, 0)
-    assert all(torch.equal(a, b) for a, b in zip(again, (labels, inputs, targets, weights), strict=True))
-    assert draw_batch(_corpus(), _vq(), segments, recipe, 1)[0][2].shape == (8, 30)
+    again = draw_batch(_corpus(), _vq(), segments, recipe, 0)
+    assert all(torch.equal(a, b) for a, b in zip(again[:-1], drawn[:-1], strict=True))
+    assert draw_batch(_corpus(), _vq(), segments, recipe, 1)[2].shape == (8, 30)
 
 
 def test_resumed_training_equals_uninterrupted_training(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recipe = VARRecipe(stages=(Stage(2, 4, 3), Stage(4, 4, 3)), class_dropout=0.5)
-
-    def run(path: Path) -> dict[str, Tensor]:
-        return train_transformer(_network(), _corpus(), _vq(), recipe, path, compiled=False)
-
-    check_resumed(monkeypatch, training, run, tmp_path)
-    trained, start = run(tmp_path / "whole.safetensors"), dict(_network().named_parameters())
-    assert [name for name, p in start.items() if torch.equal(p, trained[name])] == []
+    segments = _network().transformer.config.segments
+    draw = partial(draw_batch, _corpus(), _vq(), segments, recipe)
+    check_resumed(monkeypatch, _network, draw, recipe, tmp_path, partial(recipe.rate_by_cost, segments))
 
 
 def test_a_compiler_traces_the_pass() -> None:
-    recipe = VARRecipe(stages=(Stage(4, 3, 1),))
-    check_traced(
-        _moved(),
-        *draw_batch(_corpus(), _vq(), _network().transformer.config.segments, recipe, 0)[0],
-        4,
-    )
+    recipe, segments = VARRecipe(stages=(Stage(4, 3, 1),)), _network().transformer.config.segments
+    check_traced(_moved(), *draw_batch(_corpus(), _vq(), segments, recipe, 0))
 
 
 def test_the_tokenizer_trains_everywhere_and_encodes(tmp_path: Path) -> None:
     vq, recipe = make_tokenizer(SHAPE, 0), VARTokenizerRecipe(steps=6, batch=4, free=3, longest_prefix=3)
     images = torch.randint(256, (8, 16, 16, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(3))
-    before = {name: p.detach().clone() for name, p in vq.named_parameters()}
-    weights = train_tokenizer(vq, images, SIZES, recipe, tmp_path / "t.safetensors", compiled=False)
     # Scales add up to the latents; what their convolutions could add was not needed.
-    same = {name for name, p in vq.named_parameters() if torch.equal(p, before[name])}
-    assert same == {name for name in before if name.startswith("quantize.quant_resi")}
-    vq.load_state_dict(weights)
+    fixed = [name for name, _ in vq.named_parameters() if name.startswith("quantize.quant_resi")]
+    check_tokenizer(vq, recipe, make_loss(vq, images, SIZES, recipe, compiled=False), tmp_path, fixed)
     latents = encode(vq, images, batch=3)
     assert (latents.shape, latents.dtype) == ((8, 8, 4, 4), torch.float16)
 

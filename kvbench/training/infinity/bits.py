@@ -1,16 +1,16 @@
 """Inputs and targets of the transformer: bits of the residual pyramid under bitwise self-correction."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from kvbench.models.autoencoder import Size
+
 
 def self_corrected_bits(
-    latents: Tensor,
-    sizes: list[tuple[int, int]],
-    amplitudes: Tensor,
-    flip: Tensor,
-    generator: torch.Generator,
+    latents: Tensor, sizes: Sequence[Size], amplitudes: Tensor, flip: Tensor, rng: torch.Generator
 ) -> tuple[Tensor, Tensor]:
     """Return targets and inputs of one training pass (Infinity section 3.3, bitwise self-correction).
 
@@ -22,7 +22,7 @@ def self_corrected_bits(
         sizes: (h, w) of the scales to use, a prefix of the schedule.
         amplitudes: float32 [scales], factor of each scale's codes of magnitude 1/sqrt(d).
         flip: float32 [B], probability that a bit of the sample is flipped.
-        generator: source of the flips.
+        rng: source of the flips.
 
     Returns:
         Targets bool [B, sum t_k, d] and inputs float32 [B, sum t_k - t_0, d] (the inputs of scales 1 and on).
@@ -38,7 +38,7 @@ def self_corrected_bits(
         residual = latents - summed
         bits = F.interpolate(residual, size, mode="area") > 0
         targets.append(bits.flatten(2).transpose(1, 2))
-        flipped = bits ^ (torch.rand(bits.shape, generator=generator) < flip[:, None, None, None])
+        flipped = bits ^ (torch.rand(bits.shape, generator=rng) < flip[:, None, None, None])
         codes = (flipped.float() * 2 - 1) * (amplitudes[scale] / channels**0.5)
         summed = summed + F.interpolate(codes, (height, width), mode="bilinear", align_corners=False)
     empty = latents.new_zeros(batch, 0, channels)
@@ -46,11 +46,7 @@ def self_corrected_bits(
 
 
 def straight_through_sums(
-    latents: Tensor,
-    sizes: list[tuple[int, int]],
-    amplitudes: Tensor,
-    flip: Tensor,
-    generator: torch.Generator,
+    latents: Tensor, sizes: Sequence[Size], amplitudes: Tensor, flip: Tensor, rng: torch.Generator
 ) -> tuple[Tensor, Tensor]:
     """Quantise with gradients and return the decoder's input after every scale, and the commitment loss.
 
@@ -62,7 +58,7 @@ def straight_through_sums(
         sizes: (h, w) of every scale.
         amplitudes: float [scales], learned.
         flip: float32 [B] on the CPU, probability that a bit of the sample is flipped.
-        generator: source of the flips, on the CPU.
+        rng: source of the flips, on the CPU.
 
     Returns:
         Sums after each scale [scales, B, d, H, W] and the mean squared distance of residuals to their codes.
@@ -73,9 +69,7 @@ def straight_through_sums(
     commitment = latents.new_zeros(())
     for scale, size in enumerate(sizes):
         residual = F.interpolate(latents - summed, size, mode="area")
-        flips = (torch.rand(residual.shape, generator=generator) < flip[:, None, None, None]).to(
-            residual.device
-        )
+        flips = (torch.rand(residual.shape, generator=rng) < flip[:, None, None, None]).to(residual.device)
         signs = torch.where((residual > 0) ^ flips, 1.0, -1.0)
         codes = signs * (amplitudes[scale] / channels**0.5)
         commitment = commitment + (residual - codes.detach()).square().mean()

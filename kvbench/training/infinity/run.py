@@ -1,6 +1,7 @@
 """Training of `infinity_tiny`: scenes -> tokenizer -> latents -> transformer -> feature network."""
 
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
@@ -14,21 +15,19 @@ from kvbench.models.infinity.transformer import Infinity
 from kvbench.models.text import VocabularyEncoder
 from kvbench.scenes import grammar
 from kvbench.training.autoencoder import start
-from kvbench.training.base import Training, write_weights
+from kvbench.training.base import ImageTraining, write_weights
 from kvbench.training.features import FeatureRecipe, train_features
-from kvbench.training.infinity.tokenizer import TokenizerRecipe, encode, train_tokenizer
-from kvbench.training.infinity.transformer import Corpus, TextToBits, TransformerRecipe, train_transformer
+from kvbench.training.infinity.tokenizer import TokenizerRecipe, encode, make_loss
+from kvbench.training.infinity.transformer import Corpus, TextToBits, TransformerRecipe, draw_batch
 from kvbench.training.loop import generator
 from kvbench.training.scenes import draw_scenes
 
 
 @dataclass(frozen=True, kw_only=True)
-class InfinityTraining(Training):
-    """`train=infinity_tiny`; see `Training` for settings that are not listed.
+class InfinityTraining(ImageTraining):
+    """`train=infinity_tiny`; see `ImageTraining` for settings that are not listed.
 
     Attributes:
-        tokenizer: recipe of the tokenizer.
-        transformer: recipe of the transformer.
         features: recipe of the feature network.
     """
 
@@ -40,30 +39,17 @@ class InfinityTraining(Training):
     def _train(self, model: InfinityModel, out: Path) -> None:
         images, captions = draw_scenes(self.pool, self.seed, self.threads)
         bsq = start(lambda: BSQ(model.tokenizer), self.tokenizer.seed).to(self.device)
-        weights = train_tokenizer(
-            bsq,
-            images,
-            [(s.height, s.width) for s in model.spec.segments],
-            self.tokenizer,
-            out / "tokenizer.checkpoint.safetensors",
-            compiled=self.compiled,
-        )
-        bsq.load_state_dict(weights)
-        write_weights(out / "tokenizer.safetensors", weights, self.tokenizer)
+        segments = model.spec.segments
+        sizes = [(segment.height, segment.width) for segment in segments]
+        self._fit_tokenizer(bsq, make_loss(bsq, images, sizes, self.tokenizer, compiled=self.compiled), out)
         corpus = Corpus(encode(bsq, images), _tokenize_captions(captions), bsq.amplitudes.detach().cpu())
         del images
         network = TextToBits(VocabularyEncoder(model.text_config), Infinity(model.transformer))
         rng = generator(self.transformer.seed, 3)
         network.text.init_weights(rng)
         network.transformer.init_weights(rng)
-        weights = train_transformer(
-            network.to(self.device),
-            corpus,
-            model.spec.segments,
-            self.transformer,
-            out / "transformer.checkpoint.safetensors",
-            compiled=self.compiled,
-        )
+        draw = partial(draw_batch, corpus, segments, self.transformer)
+        weights = self._fit_transformer(network, draw, out, partial(self.transformer.rate_by_cost, segments))
         for part in ("transformer", "text"):
             write_weights(out / f"{part}.safetensors", weights, self.transformer, part)
         train_features(out / "features.safetensors", self.features, self.device)

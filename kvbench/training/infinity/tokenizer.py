@@ -1,13 +1,14 @@
 """Training of the tiny bitwise tokenizer on rendered scenes."""
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from kvbench.models.autoencoder import Size
 from kvbench.models.infinity.tokenizer import BSQ
-from kvbench.training.autoencoder import AutoencoderRecipe, draw_images, encode_latents, fit_tokenizer
+from kvbench.training.autoencoder import AutoencoderRecipe, compile_parts, draw_images, encode_latents
 from kvbench.training.infinity.bits import straight_through_sums
 from kvbench.training.loop import generator
 from kvbench.training.scenes import reconstruction_loss
@@ -30,32 +31,20 @@ class TokenizerRecipe(AutoencoderRecipe):
     flip: float = 0.04
 
 
-def train_tokenizer(
-    model: BSQ,
-    images: Tensor,
-    sizes: list[tuple[int, int]],
-    recipe: TokenizerRecipe,
-    path: Path,
-    *,
-    compiled: bool,
-) -> dict[str, Tensor]:
-    """Train the tokenizer in place and return its averaged weights by name.
+def make_loss(
+    model: BSQ, images: Tensor, sizes: Sequence[Size], recipe: TokenizerRecipe, *, compiled: bool
+) -> Callable[[int], Tensor]:
+    """Return the loss of a step, which draws everything random from the number of the step.
 
     Args:
         model: freshly initialised, on the device to train on.
         images: uint8 [N, H, W, 3] on the CPU.
         sizes: (h, w) of every scale.
         recipe: settings.
-        path: checkpoint file, read when it exists.
         compiled: use torch.compile, which needs a C++ compiler and is about 1.4 times faster on a CPU.
-
-    Raises:
-        ValueError, FloatingPointError: see `fit`.
     """
     device = model.amplitudes.device
-    encode, decode = (
-        torch.compile(part, dynamic=False) if compiled else part for part in (model.encoder, model.decoder)
-    )
+    encode, decode = compile_parts(model.encoder, model.decoder, compiled=compiled)
 
     def loss(step: int) -> Tensor:
         rng = generator(recipe.seed, 0, step)
@@ -72,7 +61,7 @@ def train_tokenizer(
             decoded = decode(sums[last.to(device), torch.arange(recipe.batch, device=device)])
         return reconstruction_loss(decoded.float(), batch) + 0.1 * commitment
 
-    return fit_tokenizer(model, recipe, loss, path)
+    return loss
 
 
 @torch.inference_mode()

@@ -2,8 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
-from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +12,7 @@ from kvbench.models.infinity.transformer import Infinity
 from kvbench.models.text import VocabularyEncoder
 from kvbench.training.infinity.bits import self_corrected_bits
 from kvbench.training.loop import generator
-from kvbench.training.stages import Stage, StagedRecipe, find_stage, fit_stages, token_weights
+from kvbench.training.stages import Stage, StagedRecipe, find_stage, token_weights
 
 
 @dataclass(frozen=True)
@@ -81,7 +79,7 @@ class TextToBits(nn.Module):
 
 def draw_batch(
     corpus: Corpus, segments: Sequence[Segment], recipe: TransformerRecipe, step: int
-) -> tuple[tuple[Tensor, ...], Sequence[Segment]]:
+) -> tuple[object, ...]:
     """Draw the arguments of `TextToBits.forward` from the number of a step alone.
 
     Args:
@@ -91,7 +89,7 @@ def draw_batch(
         step: number of the step.
 
     Returns:
-        Tensors on the CPU, and the scales to train on.
+        Tensors on the CPU, and last the scales to train on.
     """
     stage = find_stage(recipe.stages, step)
     rng = generator(recipe.seed, 1, step)
@@ -110,31 +108,4 @@ def draw_batch(
     lengths = torch.tensor([s.length for s in segments[1:]])
     inputs = inputs * ~blank[:, 1:].repeat_interleave(lengths, 1)[..., None]
     dropped = torch.rand(stage.batch, generator=rng) < recipe.text_dropout
-    return (corpus.tokens[index], dropped, inputs, targets, token_weights(segments)), segments
-
-
-def train_transformer(
-    model: TextToBits,
-    corpus: Corpus,
-    segments: Sequence[Segment],
-    recipe: TransformerRecipe,
-    path: Path,
-    *,
-    compiled: bool,
-) -> dict[str, Tensor]:
-    """Train text encoder and transformer in place and return their averaged weights by name.
-
-    Args:
-        model: freshly initialised, on the device to train on.
-        corpus: encoded scenes.
-        segments: the whole schedule.
-        recipe: settings.
-        path: checkpoint file, read when it exists.
-        compiled: use torch.compile, which needs a C++ compiler and is about 1.5 times faster on a CPU.
-
-    Raises:
-        ValueError, FloatingPointError: see `fit`.
-    """
-    draw = partial(draw_batch, corpus, segments, recipe)
-    device = model.transformer.cfg_uncond.device
-    return fit_stages(model, draw, segments, recipe, path, device, compiled=compiled)
+    return corpus.tokens[index], dropped, inputs, targets, token_weights(segments), segments

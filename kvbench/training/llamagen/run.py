@@ -1,6 +1,7 @@
 """Training of `llamagen_tiny`: scenes -> tokenizer -> tokens -> transformer and text encoder."""
 
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
@@ -13,26 +14,16 @@ from kvbench.models.llamagen.transformer import LlamaGen
 from kvbench.models.text import VocabularyEncoder
 from kvbench.scenes import grammar
 from kvbench.training.autoencoder import start
-from kvbench.training.base import Training, write_weights
-from kvbench.training.llamagen.tokenizer import VQRecipe, encode, train_vq
-from kvbench.training.llamagen.transformer import (
-    CaptionToTokens,
-    NextTokenRecipe,
-    TokenCorpus,
-    train_next_token,
-)
+from kvbench.training.base import ImageTraining, write_weights
+from kvbench.training.llamagen.tokenizer import VQRecipe, encode, make_loss
+from kvbench.training.llamagen.transformer import CaptionToTokens, NextTokenRecipe, TokenCorpus, draw_batch
 from kvbench.training.loop import generator
 from kvbench.training.scenes import draw_scenes
 
 
 @dataclass(frozen=True, kw_only=True)
-class LlamaGenTraining(Training):
-    """`train=llamagen_tiny`; see `Training` for settings that are not listed.
-
-    Attributes:
-        tokenizer: recipe of the tokenizer.
-        transformer: recipe of the transformer.
-    """
+class LlamaGenTraining(ImageTraining):
+    """`train=llamagen_tiny`; see `ImageTraining` for its settings."""
 
     kind: ClassVar[type[Model]] = LlamaGenModel
     tokenizer: VQRecipe = field(default_factory=VQRecipe)
@@ -41,18 +32,13 @@ class LlamaGenTraining(Training):
     def _train(self, model: LlamaGenModel, out: Path) -> None:
         images, captions = draw_scenes(self.pool, self.seed, self.threads)
         vq = start(lambda: VQ(model.tokenizer), self.tokenizer.seed).to(self.device)
-        path = out / "tokenizer.checkpoint.safetensors"
-        weights = train_vq(vq, images, self.tokenizer, path, compiled=self.compiled)
-        vq.load_state_dict(weights)
-        write_weights(out / "tokenizer.safetensors", weights, self.tokenizer)
+        self._fit_tokenizer(vq, make_loss(vq, images, self.tokenizer, compiled=self.compiled), out)
         words = torch.tensor([grammar.tokenize_filled(caption) for caption in captions])
         corpus = TokenCorpus(encode(vq, images), words)
         del images
         network = CaptionToTokens(VocabularyEncoder(model.text_config), LlamaGen(model.transformer))
         network.init_weights(generator(self.transformer.seed, 3))
-        path = out / "transformer.checkpoint.safetensors"
-        weights = train_next_token(
-            network.to(self.device), corpus, self.transformer, path, compiled=self.compiled
-        )
+        draw = partial(draw_batch, corpus, self.transformer, model.transformer.vocabulary)
+        weights = self._fit_transformer(network, draw, out)
         for part in ("transformer", "text"):
             write_weights(out / f"{part}.safetensors", weights, self.transformer, part)

@@ -1,17 +1,26 @@
 """Training of the small VQ tokenizer on rendered scenes: first without a codebook, then with one found by k-means."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from kvbench.models.llamagen.tokenizer import VQ
-from kvbench.training.autoencoder import AutoencoderRecipe, draw_images, encode_images, fit_tokenizer
+from kvbench.training.autoencoder import (
+    AutoencoderRecipe,
+    compile_parts,
+    draw_images,
+    draw_latents,
+    encode_images,
+)
 from kvbench.training.codes import find_codes
 from kvbench.training.loop import generator
 from kvbench.training.scenes import reconstruction_loss
+
+LOOKED_AT = 32
+"""Batches whose latents k-means looks at."""
 
 
 @dataclass(frozen=True)
@@ -29,8 +38,8 @@ class VQRecipe(AutoencoderRecipe):
     commitment: float = 0.25
 
 
-def train_vq(model: VQ, images: Tensor, recipe: VQRecipe, path: Path, *, compiled: bool) -> dict[str, Tensor]:
-    """Train the tokenizer in place and return its averaged weights by name.
+def make_loss(model: VQ, images: Tensor, recipe: VQRecipe, *, compiled: bool) -> Callable[[int], Tensor]:
+    """Return the loss of a step, which draws everything random from the number of the step.
 
     Latents lie on the unit sphere and gradients pass a code as if it were its latent (LlamaGen, arXiv:2406.06525,
     section 3.1; no adversarial and no perceptual loss).
@@ -39,30 +48,17 @@ def train_vq(model: VQ, images: Tensor, recipe: VQRecipe, path: Path, *, compile
         model: freshly initialised, on the device to train on.
         images: uint8 [N, H, W, 3] on the CPU.
         recipe: settings.
-        path: checkpoint file, read when it exists.
         compiled: use torch.compile, which needs a C++ compiler.
-
-    Raises:
-        ValueError, FloatingPointError: see `fit`.
     """
     book = model.quantize.embedding.weight
-    encode, decode = (
-        torch.compile(part, dynamic=False) if compiled else part for part in (model.latents, model.decode)
-    )
-
-    @torch.no_grad()
-    def found(rng: torch.Generator) -> Tensor:
-        with torch.autocast(book.device.type, torch.bfloat16):
-            latents = torch.cat(
-                [encode(draw_images(images, recipe, rng, book.device)) for _ in range(32)]
-            ).float()
-        vectors = F.normalize(latents.movedim(1, -1).flatten(0, 2), dim=-1).cpu()
-        return find_codes(vectors, len(book), rng, sphere=True)
+    encode, decode = compile_parts(model.latents, model.decode, compiled=compiled)
 
     def loss(step: int) -> Tensor:
         rng = generator(recipe.seed, 0, step)
         if step == recipe.free:
-            book.data.copy_(found(rng))
+            latents = draw_latents(encode, images, recipe, rng, book.device, LOOKED_AT)
+            vectors = F.normalize(latents.movedim(1, -1).flatten(0, 2), dim=-1).cpu()
+            book.data.copy_(find_codes(vectors, len(book), rng, sphere=True))
         batch = draw_images(images, recipe, rng, book.device)
         with torch.autocast(book.device.type, torch.bfloat16):
             latents = F.normalize(encode(batch).float(), dim=1)
@@ -78,7 +74,7 @@ def train_vq(model: VQ, images: Tensor, recipe: VQRecipe, path: Path, *, compile
             decoded = decode(codes)
         return reconstruction_loss(decoded.float(), batch) + distance
 
-    return fit_tokenizer(model, recipe, loss, path)
+    return loss
 
 
 @torch.inference_mode()

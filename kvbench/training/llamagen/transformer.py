@@ -1,8 +1,7 @@
 """Training of the small next-token transformer on image tokens, text encoder included."""
 
 from dataclasses import dataclass
-from functools import partial
-from pathlib import Path
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +11,7 @@ from kvbench.models.llamagen.transformer import CaptionEmbedding, LlamaGen
 from kvbench.models.text import VocabularyEncoder
 from kvbench.training.attention import attend_causally
 from kvbench.training.loop import generator
-from kvbench.training.transformer import BaseTransformerRecipe, fit_transformer, init_decoder
+from kvbench.training.transformer import BaseTransformerRecipe, init_decoder
 
 
 @dataclass(frozen=True)
@@ -27,6 +26,7 @@ class NextTokenRecipe(BaseTransformerRecipe):
             sample, so that one wrong token of a sampled image is survived.
     """
 
+    inner: ClassVar[tuple[str, ...]] = ("blocks.", "layers.", "cap_proj")
     steps: int = 4000
     batch: int = 64
     text_dropout: float = 0.1
@@ -93,30 +93,3 @@ def draw_batch(corpus: TokenCorpus, recipe: NextTokenRecipe, codes: int, step: i
     inputs = torch.where(wrong, torch.randint(codes, targets.shape, generator=rng), targets)
     dropped = torch.rand(recipe.batch, generator=rng) < recipe.text_dropout
     return corpus.words[index], dropped, inputs, targets
-
-
-def train_next_token(
-    model: CaptionToTokens, corpus: TokenCorpus, recipe: NextTokenRecipe, path: Path, *, compiled: bool
-) -> dict[str, Tensor]:
-    """Train text encoder and transformer in place and return their averaged weights by name.
-
-    Args:
-        model: freshly initialised, on the device to train on.
-        corpus: encoded scenes.
-        recipe: settings.
-        path: checkpoint file, read when it exists.
-        compiled: use torch.compile, which needs a C++ compiler.
-
-    Raises:
-        ValueError, FloatingPointError: see `fit`.
-    """
-    return fit_transformer(
-        model,
-        partial(draw_batch, corpus, recipe, model.transformer.config.vocabulary),
-        recipe,
-        path,
-        model.transformer.output.weight.device,
-        steps=recipe.steps,
-        hidden=lambda name: "blocks." in name or "layers." in name or "cap_proj" in name,
-        compiled=compiled,
-    )

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
@@ -16,17 +17,13 @@ from kvbench.models.weights import WHOLE
 from kvbench.training import checkpoint
 from kvbench.training.base import Training
 from kvbench.training.loop import generator
-from kvbench.training.qwen3.transformer import END, PAD, VOCABULARY, NextWord, WalkRecipe, train_walks
+from kvbench.training.qwen3.transformer import END, PAD, VOCABULARY, NextWord, WalkRecipe, draw_batch
 from kvbench.training.transformer import init_decoder
 
 
 @dataclass(frozen=True, kw_only=True)
 class Qwen3Training(Training):
-    """`train=reasoner_tiny`; see `Training` for settings that are not listed. Problems are drawn anew at every step.
-
-    Attributes:
-        transformer: recipe of the language model.
-    """
+    """`train=reasoner_tiny`; see `Training` for its settings. Problems are drawn anew at every step."""
 
     kind: ClassVar[type[Model]] = Qwen3Model
     transformer: WalkRecipe = field(default_factory=WalkRecipe)
@@ -40,8 +37,8 @@ class Qwen3Training(Training):
             )
         network = NextWord(Qwen3(config))
         init_decoder(network.transformer, generator(self.transformer.seed, 3))
-        path = out / "transformer.checkpoint.safetensors"
-        weights = train_walks(network.to(self.device), self.transformer, path, compiled=self.compiled)
+        rotation = config.rotations(max(stage.tokens for stage in self.transformer.stages))
+        weights = self._fit_transformer(network, partial(draw_batch, rotation, self.transformer), out)
         folder = out / "model"
         folder.mkdir(exist_ok=True)
         state = split_qwen3(checkpoint.group(weights, "transformer", "."), config)

@@ -4,7 +4,7 @@ import random
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import islice
-from pathlib import Path
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +14,7 @@ from kvbench.models.qwen3.transformer import Qwen3
 from kvbench.puzzles.room_walk import MAX_MOVES, ask, draw_problem, list_words, solve
 from kvbench.training.attention import attend_causally
 from kvbench.training.stages import count_steps, find_stage
-from kvbench.training.transformer import BaseTransformerRecipe, fit_transformer
+from kvbench.training.transformer import BaseTransformerRecipe
 
 PAD, END = "<pad>", "<end>"
 VOCABULARY = (PAD, END, *list_words())
@@ -56,11 +56,17 @@ class WalkRecipe(BaseTransformerRecipe):
         ends: share of the problems whose solution ends within the moves that are read.
     """
 
+    inner: ClassVar[tuple[str, ...]] = ("layers.",)
     average: float = 0.99
     stages: tuple[WalkStage, ...] = ()
     ends: float = 0.25
     decay: float = 0.01
     hold: float = 0.5
+
+    @property
+    def steps(self) -> int:
+        """Optimiser steps of all stages."""
+        return count_steps(self.stages)
 
 
 class NextWord(nn.Module):
@@ -83,10 +89,11 @@ class NextWord(nn.Module):
         return F.cross_entropy(logits, targets.flatten(), ignore_index=UNSAID)
 
 
-def draw_batch(recipe: WalkRecipe, step: int) -> tuple[Tensor, Tensor]:
-    """Draw a step's tokens and targets, int64 [batch, tokens], from the number of the step alone.
+def draw_batch(rotation: Tensor, recipe: WalkRecipe, step: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Draw the arguments of `NextWord.forward` from the number of a step alone.
 
     Args:
+        rotation: complex64 [longest sequence, head_dim/2].
         recipe: stages, shares and seed.
         step: number of the step.
     """
@@ -102,34 +109,4 @@ def draw_batch(recipe: WalkRecipe, step: int) -> tuple[Tensor, Tensor]:
         words = [*asked, *islice((*solve(problem), END) if ends else solve(problem), 3 * stage.moves + 5)]
         read[row, : len(words)] = torch.tensor([NUMBERS[word] for word in words])
         said[row, len(asked) : len(words)] = True
-    return read[:, :-1], torch.where(said, read, UNSAID)[:, 1:]
-
-
-def train_walks(model: NextWord, recipe: WalkRecipe, path: Path, *, compiled: bool) -> dict[str, Tensor]:
-    """Train the language model in place and return its averaged weights by name.
-
-    Args:
-        model: freshly initialised, on the device to train on.
-        recipe: settings.
-        path: checkpoint file, read when it exists.
-        compiled: use torch.compile, which needs a C++ compiler.
-
-    Raises:
-        ValueError, FloatingPointError: see `fit`.
-    """
-    rotation = model.transformer.rotations(max(stage.tokens for stage in recipe.stages))
-
-    def draw(step: int) -> tuple[Tensor, ...]:
-        tokens, targets = draw_batch(recipe, step)
-        return tokens, targets, rotation[: tokens.shape[1]]
-
-    return fit_transformer(
-        model,
-        draw,
-        recipe,
-        path,
-        rotation.device,
-        steps=count_steps(recipe.stages),
-        hidden=lambda name: "layers." in name,
-        compiled=compiled,
-    )
+    return read[:, :-1], torch.where(said, read, UNSAID)[:, 1:], rotation[: stage.tokens]

@@ -1,8 +1,7 @@
 """Training of the small multi-scale VQ tokenizer: an autoencoder, codes found by k-means, a decoder that reads them."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -11,9 +10,10 @@ from kvbench.models.autoencoder import Size
 from kvbench.models.var.tokenizer import VQVAE, VQConfig, shrink
 from kvbench.training.autoencoder import (
     AutoencoderRecipe,
+    compile_parts,
     draw_images,
+    draw_latents,
     encode_latents,
-    fit_tokenizer,
     start,
 )
 from kvbench.training.codes import find_codes
@@ -56,16 +56,10 @@ def make_tokenizer(config: VQConfig, seed: int) -> VQVAE:
     return vq
 
 
-def train_tokenizer(
-    vq: VQVAE,
-    images: Tensor,
-    sizes: Sequence[Size],
-    recipe: VARTokenizerRecipe,
-    path: Path,
-    *,
-    compiled: bool,
-) -> dict[str, Tensor]:
-    """Train the tokenizer in place and return its averaged weights by name.
+def make_loss(
+    vq: VQVAE, images: Tensor, sizes: Sequence[Size], recipe: VARTokenizerRecipe, *, compiled: bool
+) -> Callable[[int], Tensor]:
+    """Return the loss of a step, which draws everything random from the number of the step.
 
     Unlike VAR's (arXiv:2404.02905, section 3.2) codes are not learnt by gradients: latents that move away from them
     leave most of a small codebook unused. There is no adversarial and no perceptual loss.
@@ -75,24 +69,16 @@ def train_tokenizer(
         images: uint8 [N, H, W, 3] on the CPU.
         sizes: (h, w) of every scale.
         recipe: settings.
-        path: checkpoint file, read when it exists.
         compiled: use torch.compile, which needs a C++ compiler.
-
-    Raises:
-        ValueError, FloatingPointError: see `fit`.
     """
     book = vq.quantize.embedding.weight
-    encode, decode = (
-        torch.compile(part, dynamic=False) if compiled else part
-        for part in (vq.latents, nn.Sequential(vq.post_quant_conv, vq.decoder))
+    encode, decode = compile_parts(
+        vq.latents, nn.Sequential(vq.post_quant_conv, vq.decoder), compiled=compiled
     )
 
     @torch.no_grad()
     def find(rng: torch.Generator) -> None:
-        with torch.autocast(book.device.type, torch.bfloat16):
-            latents = torch.cat(
-                [encode(draw_images(images, recipe, rng, book.device)) for _ in range(LOOKED_AT)]
-            ).float()
+        latents = draw_latents(encode, images, recipe, rng, book.device, LOOKED_AT)
         for search in range(SEARCHES):
             residuals = [residual for residual, _ in walk_scales(vq, latents, sizes, exact=not search)]
             vectors = torch.cat([residual.movedim(1, -1).flatten(0, 2) for residual in residuals])
@@ -121,7 +107,7 @@ def train_tokenizer(
             decoded = decode(summed)
         return reconstruction_loss(decoded.float(), batch)
 
-    return fit_tokenizer(vq, recipe, loss, path)
+    return loss
 
 
 def walk_scales(

@@ -2,8 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
-from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +12,7 @@ from kvbench.models.var.loop import make_features
 from kvbench.models.var.tokenizer import VQVAE, shrink
 from kvbench.models.var.transformer import VAR
 from kvbench.training.loop import generator
-from kvbench.training.stages import Stage, StagedRecipe, find_stage, fit_stages, token_weights
+from kvbench.training.stages import Stage, StagedRecipe, find_stage, token_weights
 
 
 @dataclass(frozen=True)
@@ -106,7 +104,7 @@ def corrected_tokens(
 
 def draw_batch(
     corpus: ClassCorpus, vq: VQVAE, segments: Sequence[Segment], recipe: VARRecipe, step: int
-) -> tuple[tuple[Tensor, ...], int]:
+) -> tuple[Tensor | int, ...]:
     """Draw the arguments of `ClassToTokens.forward` from the number of a step alone.
 
     Args:
@@ -117,7 +115,7 @@ def draw_batch(
         step: number of the step.
 
     Returns:
-        Tensors on the CPU, and the number of scales to train on.
+        Tensors on the CPU, and last the number of scales to train on.
     """
     stage = find_stage(recipe.stages, step)
     rng = generator(recipe.seed, 1, step)
@@ -129,26 +127,4 @@ def draw_batch(
     # The last row of the classes' embedding is for no class.
     dropped = torch.rand(stage.batch, generator=rng) < recipe.class_dropout
     labels = corpus.labels[index].masked_fill(dropped, corpus.classes)
-    return (labels, inputs, targets, token_weights(segments[: stage.scales])), stage.scales
-
-
-def train_transformer(
-    model: ClassToTokens, corpus: ClassCorpus, vq: VQVAE, recipe: VARRecipe, path: Path, *, compiled: bool
-) -> dict[str, Tensor]:
-    """Train the transformer in place and return its averaged weights by name.
-
-    Args:
-        model: freshly initialised, on the device to train on.
-        corpus: encoded scenes.
-        vq: the trained tokenizer, on the CPU.
-        recipe: settings.
-        path: checkpoint file, read when it exists.
-        compiled: use torch.compile, which needs a C++ compiler.
-
-    Raises:
-        ValueError, FloatingPointError: see `fit`.
-    """
-    segments = model.transformer.config.segments
-    draw = partial(draw_batch, corpus, vq, segments, recipe)
-    device = model.transformer.pos_start.device
-    return fit_stages(model, draw, segments, recipe, path, device, compiled=compiled)
+    return labels, inputs, targets, token_weights(segments[: stage.scales]), stage.scales
