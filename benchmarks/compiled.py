@@ -8,29 +8,33 @@ import argparse
 import re
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 import triton
+from torch import Tensor
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from benchmarks.support.plane_cases import FORMS, Stored, equal_rows, make_plane
 from benchmarks.support.table import Table
-from kvbench.kernels import modulate, qk_norm_rope
-from kvbench.kernels.triton import attention_mass as attention_mass_triton
-from kvbench.kernels.triton import compact as compact_triton
-from kvbench.kernels.triton import decode_attention as decode_attention_triton
-from kvbench.kernels.triton import modulate as modulate_triton
-from kvbench.kernels.triton import past_attention as past_attention_triton
-from kvbench.kernels.triton import qk_norm_rope as qk_norm_rope_triton
-from kvbench.kernels.triton import quantised_attention as quantised_attention_triton
-from kvbench.kernels.triton import ragged_attention as ragged_attention_triton
-from kvbench.kernels.triton import softmax as softmax_triton
-from kvbench.kernels.triton.launch import UNIT
+from benchmarks.support.triton_launches import replace_launches
+from kvbench.kernels import modulate as modulate_torch
+from kvbench.kernels import qk_norm_rope as qk_norm_rope_torch
+from kvbench.kernels.layout import Past
+from kvbench.kernels.planes import halve
+from kvbench.kernels.triton.attention_mass import attention_mass_triton
+from kvbench.kernels.triton.compact import rebuild_triton
+from kvbench.kernels.triton.decode_attention import decode_attention_triton
+from kvbench.kernels.triton.modulate import modulate_triton
+from kvbench.kernels.triton.past_attention import past_attention_triton
+from kvbench.kernels.triton.qk_norm_rope import qk_norm_rope_triton
+from kvbench.kernels.triton.quantised_attention import quantised_attention_triton
+from kvbench.kernels.triton.ragged_attention import ragged_attention_triton
+from kvbench.kernels.triton.softmax import merge_pair_triton, merge_shares
 
 TYPES = {
     torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32", torch.float8_e4m3fn: "u8",
@@ -40,6 +44,8 @@ TYPES = {
 HIDDEN = ("UNIT", "BLOCK_D", "STAGES", "PRECISION")
 """Constants that the table leaves out."""
 COPY = "ttg.async_copy_global_to_local|ttng.async_tma_copy_global_to_local"
+LONG = 1 << 16
+"""Slots of rows that are long enough for the largest tiles."""
 
 
 class Variant(NamedTuple):
@@ -48,7 +54,7 @@ class Variant(NamedTuple):
     Attributes:
         name: for the table.
         kernel: the jitted function.
-        signature: types of the arguments that carry none in the kernel; pointers are taken to be aligned.
+        signature: types of all arguments; pointers are taken to be aligned.
         constants: compile-time arguments.
         options: `num_warps`, `num_stages`.
     """
@@ -72,6 +78,45 @@ class Compiled:
     while_loops: int
 
 
+def list_launches(name: str, launcher: Callable[..., object], *inputs: Any, **more: Any) -> list[Variant]:
+    """Return the variants that a launcher asks for, under one name."""
+    found = []
+
+    def note(_: str, kernel: Any, *arguments: Any, **named: Any) -> None:
+        given = dict(zip((p.name for p in kernel.params), arguments, strict=False)) | named
+        constants = {p.name: given[p.name] for p in kernel.params if p.is_constexpr}
+        signature = {
+            p.name: "constexpr" if p.is_constexpr else p.annotation_type or _name_type(given[p.name])
+            for p in kernel.params
+        }
+        options = {option: given[option] for option in ("num_warps", "num_stages") if option in given}
+        found.append(Variant(name, kernel, signature, constants, options))
+
+    with replace_launches(note):
+        launcher(*inputs, **more)
+    return found
+
+
+def _name_type(value: Any) -> str:
+    """Return Triton's name of a type: a pointer, a descriptor of tiles, or an integer."""
+    if isinstance(value, Tensor):
+        return f"*{TYPES[value.dtype]}"
+    if isinstance(value, int):
+        return "i32"
+    return f"tensordesc<{TYPES[value.base.dtype]}{value.block_shape}>".replace(" ", "")
+
+
+def empty(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Return a tensor without numbers."""
+    return torch.empty(shape, dtype=dtype, device="meta")
+
+
+def hold(dtype: torch.dtype, head_dim: int, rows: int, length: int = LONG) -> Past:
+    """Return what rows of `length` slots hold."""
+    stored = empty(1, rows * length, head_dim, dtype=dtype)
+    return Past(stored, stored, equal_rows(rows, length))
+
+
 def attention(
     dtype: torch.dtype,
     head_dim: int,
@@ -82,166 +127,75 @@ def attention(
     keys: int | None = None,
 ) -> Variant:
     """The attention that so many queries on so many rows would use, or that of `keys` in a tile."""
-    short = TYPES[dtype]
-    sizes = ragged_attention_triton.tile(head_dim, dtype, queries, rows, torch.device("cpu"))
-    sizes = sizes._replace(keys=keys or sizes.keys)
-    pointers = dict.fromkeys(("q", "k", "v", "past_keys", "past_values", "out"), f"*{short}")
-    pointers |= {"partial": "*fp32", "lse": "*fp32", "offsets": "*i64", "lengths": "*i32", "order": "*i32"}
-    constants = {
-        "UNIT": UNIT, "HEAD_DIM": head_dim, "BLOCK_D": triton.next_power_of_2(head_dim), "BLOCK_M": sizes.queries,
-        "BLOCK_N": sizes.keys, "CAUSAL": causal, "PRECISION": "ieee" if short == "fp32" else "tf32",
-    }  # fmt: skip
-    options = {"num_warps": sizes.warps, "num_stages": sizes.stages}
-    return Variant(
-        f"attention {short}", ragged_attention_triton.attention_kernel, pointers, constants, options
-    )
+    q = empty(1, rows, queries, head_dim, dtype=dtype)
+    k = q if keys is None else q[:, :, :keys]
+    past = hold(dtype, head_dim, rows, LONG if keys is None else 0)
+    name = f"attention {TYPES[dtype]}"
+    return list_launches(name, ragged_attention_triton, q, k, k, past, 1.0, causal=causal)[0]
 
 
 def past(
-    dtype: torch.dtype,
-    head_dim: int,
-    queries: int,
-    rows: int,
-    *,
-    keys: int | None = None,
-    resume: bool = True,
+    dtype: torch.dtype, head_dim: int, queries: int, rows: int, *, keys: int = LONG, resume: bool = True
 ) -> Variant:
-    """The attention over the past that so many queries on so many rows would use, or that of `keys` in a tile."""
-    short = TYPES[dtype]
-    sizes = ragged_attention_triton.tile(head_dim, dtype, queries, rows, torch.device("cpu"))
-    sizes = past_attention_triton.with_keys(sizes, keys or past_attention_triton.most_keys(sizes, head_dim))
-    block = triton.next_power_of_2(head_dim)
-    pointers = {"q": f"*{short}", "out": f"*{short}", "partial": "*fp32", "state": "*fp32", "lse": "*fp32"}
-    pointers |= dict.fromkeys(("past_keys", "past_values"), f"tensordesc<{short}[{sizes.keys},{block}]>")
-    pointers |= {"offsets": "*i64", "lengths": "*i32", "order": "*i32"}
-    constants = {
-        "UNIT": UNIT, "HEAD_DIM": head_dim, "BLOCK_D": block, "BLOCK_M": sizes.queries, "BLOCK_N": sizes.keys,
-        "RESUME": resume, "PRECISION": "ieee" if short == "fp32" else "tf32",
-    }  # fmt: skip
-    options = {"num_warps": sizes.warps, "num_stages": sizes.stages}
-    return Variant(f"past {short}", past_attention_triton.past_kernel, pointers, constants, options)
+    """The attention over rows of `keys` slots that so many queries on so many rows would use."""
+    q = empty(1, rows, queries, head_dim, dtype=dtype)
+    state = (q, empty(*q.shape[:3])) if resume else None
+    stored = hold(dtype, head_dim, rows, keys)
+    return list_launches(f"past {TYPES[dtype]}", past_attention_triton, q, stored, 1.0, state=state)[0]
 
 
 def decode(dtype: torch.dtype, head_dim: int, queries: int) -> Variant:
     """The attention of one new token whose key and value so many query heads share."""
-    short, sizes = TYPES[dtype], decode_attention_triton.tile(head_dim, dtype, queries)
-    pointers = dict.fromkeys(("q", "k", "v", "past_keys", "past_values", "out"), f"*{short}")
-    pointers |= {"partial": "*fp32", "lse": "*fp32", "order": "*i32", "lengths": "*i32"}
-    pointers |= {"offsets": "*i64", "filled": "*i64"}
-    constants = {
-        "UNIT": UNIT, "HEAD_DIM": head_dim, "BLOCK_D": triton.next_power_of_2(head_dim), "BLOCK_M": sizes.queries,
-        "BLOCK_N": sizes.keys, "STAGES": sizes.stages, "PRECISION": "ieee" if short == "fp32" else "tf32",
-    }  # fmt: skip
-    options = {"num_warps": sizes.warps, "num_stages": sizes.stages}
-    return Variant(f"decode {short}", decode_attention_triton.decode_kernel, pointers, constants, options)
+    q, filled = empty(1, 1, queries, head_dim, dtype=dtype), empty(1, dtype=torch.int64)
+    inputs = (q, q[:, :, :1], q[:, :, :1], hold(dtype, head_dim, 1), filled, 1.0)
+    return list_launches(f"decode {TYPES[dtype]}", decode_attention_triton, *inputs)[0]
 
 
 def quantised(
     dtype: torch.dtype, head_dim: int, queries: int, form: Stored, *, rotated: bool = False
 ) -> Variant:
     """The attention that so many queries on each of 64 rows use over a plane with a rotation in 16 bits."""
-    short = TYPES[dtype]
-    sizes = quantised_attention_triton.tile(head_dim, dtype, queries, 64, torch.device("cpu"))
-    plane = make_plane(form, equal_rows(1, 1), 1, head_dim, block=1, rotated=rotated)
-    pointers = dict.fromkeys(("q", "out"), f"*{short}") | {"rotation": "*i32", "positions": "*i64"}
-    pointers |= dict.fromkeys(("partial", "state", "lse"), "*fp32")
-    pointers |= {"offsets": "*i64", "lengths": "*i32", "order": "*i32"}
-    for codes, names in (
-        (plane.keys, ("keys", "key_table", "key_entry")),
-        (plane.values, ("values", "value_table", "value_entry")),
-    ):
-        found = quantised_attention_triton.read_source(codes).tensors
-        pointers |= {name: f"*{TYPES[tensor.dtype]}" for name, tensor in zip(names, found, strict=True)}
-    constants = {
-        "UNIT": UNIT, "HEAD_DIM": head_dim, "BLOCK_D": triton.next_power_of_2(head_dim),
-        "BLOCK_H": triton.next_power_of_2(head_dim // 2), "BLOCK_M": sizes.queries, "BLOCK_N": sizes.keys,
-        "STAGES": sizes.stages, "RESUME": False, "PRECISION": "ieee" if short == "fp32" else "tf32",
-        **quantised_attention_triton.list_formats(plane),
-    }  # fmt: skip
-    options = {"num_warps": sizes.warps, "num_stages": sizes.stages}
-    return Variant(
-        f"{form.name} {short}", quantised_attention_triton.quantised_kernel, pointers, constants, options
-    )
+    plane = make_plane(form, equal_rows(64, 1), 1, head_dim, block=1, rotated=rotated)
+    if plane.rotation is not None:
+        plane = plane._replace(rotation=halve(plane.rotation))
+    q = empty(1, 64, queries, head_dim, dtype=dtype)
+    return list_launches(f"{form.name} {TYPES[dtype]}", quantised_attention_triton, q, plane, 1.0)[0]
 
 
-def merge(dtype: torch.dtype, head_dim: int) -> Variant:
-    """The merge of split attentions."""
-    pointers = {"partial": "*fp32", "partial_lse": "*fp32", "out": f"*{TYPES[dtype]}", "lse": "*fp32"}
-    constants = {
-        "UNIT": UNIT,
-        "HEAD_DIM": head_dim,
-        "BLOCK_D": triton.next_power_of_2(head_dim),
-        "BLOCK_M": 16,
-    }
-    return Variant("merge", softmax_triton.merge_kernel, pointers, constants, {})
+def mergers(dtype: torch.dtype, head_dim: int) -> list[Variant]:
+    """The merge of split attentions, and that of two."""
+    out, lse = empty(1, 1, 16, head_dim, dtype=dtype), empty(1, 1, 16)
+    shares = empty(2, *out.shape), empty(2, *lse.shape)
+    merge = list_launches("merge", merge_shares, *shares, out)
+    return merge + list_launches("merge of two", merge_pair_triton, out, lse, out, lse)
 
 
-def merge_pair(dtype: torch.dtype, head_dim: int) -> Variant:
-    """The merge of two attentions."""
-    pointers = {"out": f"*{TYPES[dtype]}", "lse": "*fp32", "more": f"*{TYPES[dtype]}", "more_lse": "*fp32"}
-    constants = {
-        "UNIT": UNIT,
-        "HEAD_DIM": head_dim,
-        "BLOCK_D": triton.next_power_of_2(head_dim),
-        "BLOCK_M": 16,
-    }
-    return Variant("merge of two", softmax_triton.pair_kernel, pointers, constants, {})
-
-
-def mass(dtype: torch.dtype, head_dim: int) -> Iterator[Variant]:
+def mass(dtype: torch.dtype, head_dim: int) -> list[Variant]:
     """Both passes of the attention that keys receive."""
-    short = TYPES[dtype]
-    pointers = dict.fromkeys(("q", "k", "past_keys"), f"*{short}")
-    pointers |= {
-        "lse": "*fp32",
-        "token": "*i32",
-        "mass": "*fp32",
-        "offsets": "*i64",
-        "lengths": "*i32",
-        "order": "*i32",
-    }
-    block, keys, warps = attention_mass_triton.block_sizes(head_dim, dtype)
-    constants = {
-        "UNIT": UNIT, "HEAD_DIM": head_dim, "BLOCK_D": triton.next_power_of_2(head_dim), "BLOCK_M": block,
-        "BLOCK_N": keys, "CAUSAL": False, "PRECISION": "ieee" if short == "fp32" else "tf32",
-    }  # fmt: skip
-    yield Variant(
-        f"sums {short}", attention_mass_triton.sum_kernel, pointers, constants, {"num_warps": warps}
-    )
-    yield Variant(
-        f"mass {short}",
-        attention_mass_triton.mass_kernel,
-        pointers,
-        constants | {"POWER": 1},
-        {"num_warps": warps},
-    )
+    q = empty(1, 1, 64, head_dim, dtype=dtype)
+    passes = list_launches("", attention_mass_triton, q, q, hold(dtype, head_dim, 1), 1.0)
+    names = (f"{name} {TYPES[dtype]}" for name in ("sums", "mass"))
+    return [one._replace(name=name) for name, one in zip(names, passes, strict=True)]
 
 
-def copy(dtype: torch.dtype, head_dim: int) -> Variant:
+def copy(dtype: torch.dtype, head_dim: int) -> list[Variant]:
     """The rebuild of keys and values."""
-    short = TYPES[dtype]
-    pointers = dict.fromkeys(("keys", "values", "k", "v", "new_keys", "new_values"), f"*{short}")
-    constants = {"UNIT": UNIT, "HEAD_DIM": head_dim, "BLOCK_D": triton.next_power_of_2(head_dim)}
-    constants |= {"BLOCK": compact_triton.BLOCK, "BOTH": True}
-    return Variant(f"copy {short}", compact_triton.copy_kernel, pointers | {"source": "*i32"}, constants, {})
-
-
-def layers(dtype: torch.dtype, head_dim: int, width: int) -> Iterator[Variant]:
-    """What stands between a layer's matrix products."""
-    short, integers = TYPES[dtype], dict.fromkeys(("tokens", "heads", "factor_stride", "shift_stride"), "i32")
-    pointers = {"qkv": f"*{short}", "lengths": "*fp32", "rotation": "*fp32"}
-    constants = {
-        "DIM": head_dim, "BLOCK_D": triton.next_power_of_2(head_dim), "BLOCK_T": qk_norm_rope_triton.BLOCK_T,
-        "ROTATE": True, "EPSILON": qk_norm_rope.EPSILON,
-    }  # fmt: skip
-    yield Variant(
-        f"norm, rope {short}", qk_norm_rope_triton.norm_rope_kernel, integers | pointers, constants, {}
+    pair, source = [empty(1, 64, head_dim, dtype=dtype)] * 2, empty(64, dtype=torch.int32)
+    return list_launches(
+        f"copy {TYPES[dtype]}", rebuild_triton, pair, [x[:, None] for x in pair], source, pair
     )
-    pointers = {"x": "*fp32", "factor": "*fp32", "shift": "*fp32", "out": f"*{short}"}
-    block = triton.next_power_of_2(width)
-    constants = {"WIDTH": width, "BLOCK": block, "EPSILON": modulate.EPSILON}
-    warps = {"num_warps": modulate_triton.count_warps(block)}
-    yield Variant(f"modulate {short}", modulate_triton.modulate_kernel, integers | pointers, constants, warps)
+
+
+def layers(dtype: torch.dtype, head_dim: int, width: int) -> list[Variant]:
+    """What stands between a layer's matrix products."""
+    qkv, lengths = empty(1, 64, 3, 1, head_dim, dtype=dtype), empty(2, 1)
+    rotation = empty(64, head_dim // 2, dtype=torch.complex64)
+    x, epsilons = empty(1, 64, width), (qk_norm_rope_torch.EPSILON, modulate_torch.EPSILON)
+    short, condition = TYPES[dtype], x[:, :1]
+    found = list_launches(f"norm, rope {short}", qk_norm_rope_triton, qkv, lengths, rotation, epsilons[0])
+    return found + list_launches(
+        f"modulate {short}", modulate_triton, x, condition, condition, dtype, epsilons[1]
+    )
 
 
 def variants() -> Iterator[Variant]:
@@ -268,30 +222,24 @@ def variants() -> Iterator[Variant]:
     yield decode(fp32, 64, 1)
     yield decode(fp32, 128, 1)
     yield decode(fp32, 64, 8)
-    yield merge(bf16, 128)
     for queries in (1, 8, 4096):
         yield quantised(bf16, 128, queries, FORMS[1], rotated=True)
-    yield merge_pair(bf16, 128)
+    yield from mergers(bf16, 128)
     for dtype, head_dim in ((bf16, 64), (bf16, 128), (bf16, 256), (fp32, 64), (fp32, 128)):
         yield from mass(dtype, head_dim)
-    yield copy(bf16, 64)
-    yield copy(bf16, 128)
+    yield from copy(bf16, 64)
+    yield from copy(bf16, 128)
     yield from layers(bf16, 128, 2048)
 
 
 def compile_variant(variant: Variant, arch: int) -> Compiled:
     """Compiles for one architecture (80 or 90) and reads the results."""
-    kernel, constants = variant.kernel, variant.constants
-    signature = {
-        p.name: "constexpr" if p.name in constants else p.annotation_type or variant.signature[p.name]
-        for p in kernel.params
-    }
     aligned = {
         (index,): [["tt.divisibility", 16]]
-        for index, kind in enumerate(signature.values())
+        for index, kind in enumerate(variant.signature.values())
         if kind.startswith("*")
     }
-    source = ASTSource(kernel, signature, constants, aligned)
+    source = ASTSource(variant.kernel, variant.signature, variant.constants, aligned)
     result = triton.compile(
         source, target=GPUTarget("cuda", arch, 32), options=variant.options | {"enable_fp_fusion": True}
     )

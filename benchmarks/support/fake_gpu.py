@@ -4,11 +4,10 @@ Models have their real shapes. Triton programs are not launched, but what their 
 reads back from the device is replaced: checks of logits pass, and how many tokens a method keeps is worked out before.
 """
 
-import importlib
 import weakref
 from argparse import Namespace
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from itertools import cycle
 from types import SimpleNamespace
@@ -24,6 +23,7 @@ from torch.utils._pytree import tree_leaves
 
 from benchmarks.support.build import built, composed
 from benchmarks.support.caching_allocator import Event
+from benchmarks.support.triton_launches import replace_launches
 from kvbench.core.budget import Budget
 from kvbench.engine.cache import KVCache
 from kvbench.engine.schedule import Ints, predict_row_lengths
@@ -40,17 +40,6 @@ from kvbench.models.var.transformer import VAR
 from kvbench.scenes.grammar import evaluation_prompts
 
 CUDA = torch.device("cuda:0")
-KERNELS = {
-    "ragged_attention": ("attention_kernel",),
-    "past_attention": ("past_kernel",),
-    "softmax": ("merge_kernel", "pair_kernel"),
-    "attention_mass": ("sum_kernel", "mass_kernel"),
-    "compact": ("copy_kernel",),
-    "decode_attention": ("decode_kernel",),
-    "modulate": ("modulate_kernel",),
-    "qk_norm_rope": ("norm_rope_kernel",),
-}
-"""Triton programs by the module of `kvbench.kernels.triton` that launches them."""
 CASES = (("full", "1"), ("heatkv", "0.1"), ("heatkv", "0.04"), ("snapkv", "0.1"))
 """Methods and budgets that are shown by default; the last method looks at data."""
 PROCESSORS = 132
@@ -219,29 +208,19 @@ def stand_ins(kept: Ints, launched: Counter[str] | None = None) -> Iterator[None
         after = arrange_rows(positions, counts)
         return after, torch.empty(after.total, dtype=torch.int32, device=CUDA)
 
+    def note(name: str, *_: object, **__: object) -> None:
+        if launched is not None:
+            launched[name] += 1
+
     told = cycle(kept.tolist())
     with ExitStack() as stack:
-        for module, kernels in KERNELS.items():
-            owner = importlib.import_module(f"kvbench.kernels.triton.{module}")
-            for kernel in kernels:
-                stack.enter_context(patch.object(owner, kernel, Launch(kernel, launched)))
+        stack.enter_context(replace_launches(note))
         device = SimpleNamespace(name="NVIDIA H200", major=9, minor=0, multi_processor_count=PROCESSORS)
         stack.enter_context(patch("torch.cuda.get_device_properties", lambda _: device))
         stack.enter_context(patch.object(Tensor, "pin_memory", lambda numbers: numbers))
         stack.enter_context(patch("kvbench.engine.schedule.are_equal", lambda *_: False))  # nobody can tell
         stack.enter_context(patch("kvbench.engine.schedule.source_table", tell_table))
         yield
-
-
-class Launch:
-    """A Triton program that does nothing, and is counted under its name."""
-
-    def __init__(self, name: str, launched: Counter[str] | None) -> None:
-        self._name, self._launched = name, Counter() if launched is None else launched
-
-    def __getitem__(self, grid: object) -> Callable[..., None]:
-        """Return its launch over a grid."""
-        return lambda *_, **__: self._launched.update([self._name])
 
 
 class NoNoise:
