@@ -12,22 +12,19 @@ import argparse
 from collections import Counter
 from typing import Any
 
-import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from benchmarks.support.arguments import add_options
+from benchmarks.support.device_watch import DeviceWatch, list_tensors
 from benchmarks.support.fake_gpu import prepare_cases, run
 from benchmarks.support.table import Table
 
 COPIES = {"clone", "copy_", "_to_copy", "cat", "index_select", "stack"}
-ATEN = torch.ops.aten
 IDLE = {"empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided", "_unsafe_view", "device"}
 """Operations that write nothing; views are others."""
 
 
-class Watch(TorchDispatchMode):
+class Watch(DeviceWatch):
     """Counts operations that write numbers on the device, and those that the host waits for.
 
     Attributes:
@@ -42,36 +39,22 @@ class Watch(TorchDispatchMode):
         self.waits: Counter[str] = Counter()
         self.copied = 0
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        """Count an operation; of those made of others, the others."""
-        kwargs = kwargs or {}
+    def note_read(self, number: Tensor) -> None:
+        """Count a wait for a number of the device."""
+        self.waits["_local_scalar_dense"] += number.is_cuda
+
+    def note_operation(self, func: Any, args: Any, kwargs: Any, results: list[Tensor]) -> None:
+        """Count what is written on the device, and copies that the host waits for."""
         name = func.overloadpacket.__name__
-        if func is ATEN._local_scalar_dense.default:
-            self.waits[name] += args[0].is_cuda
-            return 1
-        if name != "device":
-            with self:  # in inference mode operations made of others arrive whole
-                out = func.decompose(*args, **kwargs)
-            if out is not NotImplemented:
-                return out
-        out = func(*args, **kwargs)
-        before, after = _tensors((args, kwargs)), _tensors(out)
-        devices = {tensor.device.type for tensor in before + after}
+        devices = {tensor.device.type for tensor in list_tensors((args, kwargs)) + results}
         if "cuda" not in devices or name in IDLE or func.is_view:
-            return out
+            return
         self.operations[name] += 1
         if name in COPIES:
-            self.copied += sum(tensor.nbytes for tensor in after)
+            self.copied += sum(tensor.nbytes for tensor in results)
         if len(devices) > 1 and name in ("_to_copy", "copy_"):
             free = kwargs.get("non_blocking") or (name == "copy_" and args[2:] == (True,))
             self.waits[name] += not free
-        return out
-
-
-def _tensors(values: object) -> list[Tensor]:
-    return [leaf for leaf in tree_leaves(values) if isinstance(leaf, Tensor)]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -18,11 +18,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from benchmarks.support.build import built, composed
 from benchmarks.support.caching_allocator import Event
+from benchmarks.support.device_watch import DeviceWatch
 from benchmarks.support.triton_launches import replace_launches
 from kvbench.core.budget import Budget
 from kvbench.engine.cache import KVCache
@@ -46,7 +45,7 @@ PROCESSORS = 132
 """Multiprocessors of an H100 and of an H200."""
 
 
-class Recorder(TorchDispatchMode):
+class Recorder(DeviceWatch):
     """Notes when memory of the device is allocated and when it is freed.
 
     Memory that was there before, such as weights, is left out.
@@ -60,27 +59,24 @@ class Recorder(TorchDispatchMode):
         self.events: list[Event] = []
         self._known: set[int] = set()
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        """Run one operation and note the memory of its results."""
-        if func is torch.ops.aten._local_scalar_dense.default:
-            return 1  # a number read back on the host
-        if func is not torch.ops.prim.device.default:
-            with self:  # in inference mode operations made of others arrive whole
-                out = func.decompose(*args, **(kwargs or {}))
-            if out is not NotImplemented:
-                return out
-        for storage in _storages((args, kwargs)):
-            if storage._cdata not in self._known:
-                self._meet(storage, None)
-        out = func(*args, **(kwargs or {}))
-        for storage in _storages(out):
-            if storage._cdata not in self._known and storage.nbytes():
+    def note_inputs(self, tensors: list[Tensor]) -> None:
+        """Know the memory that was there before."""
+        for storage in self._list_new(tensors):
+            self._meet(storage, None)
+
+    def note_operation(self, func: Any, args: Any, kwargs: Any, results: list[Tensor]) -> None:
+        """Note the memory of results."""
+        for storage in self._list_new(results):
+            if storage.nbytes():
                 number = len(self.events)
                 self.events.append(Event(number, storage.nbytes()))
                 self._meet(storage, number)
-        return out
+
+    def _list_new(self, tensors: list[Tensor]) -> Iterator[torch.UntypedStorage]:
+        for tensor in tensors:
+            storage = tensor.untyped_storage()
+            if tensor.device.type == "cuda" and storage._cdata not in self._known:
+                yield storage
 
     def _meet(self, storage: torch.UntypedStorage, number: int | None) -> None:
         """Know a storage while it lives: its address may be that of another one afterwards."""
@@ -91,14 +87,6 @@ class Recorder(TorchDispatchMode):
         self._known.discard(address)
         if number is not None:
             self.events.append(Event(number, None))
-
-
-def _storages(values: object) -> list[torch.UntypedStorage]:
-    return [
-        leaf.untyped_storage()
-        for leaf in tree_leaves(values)
-        if isinstance(leaf, Tensor) and leaf.device.type == "cuda"
-    ]
 
 
 Model = InfinityModel | VARModel
@@ -137,7 +125,7 @@ def run(
     model: Model,
     method: Method,
     batch: int,
-    watch: TorchDispatchMode,
+    watch: DeviceWatch,
     launched: Counter[str] | None = None,
     *,
     first: bool = True,

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from benchmarks.launches import Watch
 from kvbench.core.segments import ModelSpec
 from kvbench.engine import cache as cache_module
 from kvbench.engine.cache import KVCache
@@ -19,7 +20,7 @@ from kvbench.models.llamagen import loop
 from kvbench.models.llamagen.sampling import LlamaGenSampling
 from kvbench.models.llamagen.transformer import LlamaGen, LlamaGenConfig
 from tests.support.engine import prepared
-from tests.support.fake_device import CUDA, Watch, faked
+from tests.support.fake_device import CUDA, faked
 
 pytest.importorskip("triton")
 
@@ -56,10 +57,10 @@ class FakeGraphs:
         self.watch, self.waits, self.operations = watch, 0, list[int]()
 
     def __call__(self, work: Callable[[], Tensor]) -> tuple[Tensor, Callable[[], object]]:
-        before = self.watch.waits, self.watch.operations
+        before = self.watch.waits.total(), self.watch.operations.total()
         out = work()
-        self.waits += self.watch.waits - before[0]
-        self.operations.append(self.watch.operations - before[1])
+        self.waits += self.watch.waits.total() - before[0]
+        self.operations.append(self.watch.operations.total() - before[1])
         return out, lambda: None
 
 
@@ -112,9 +113,11 @@ class Device:
 
     def _note(self, forward: Callable[..., Tensor]) -> Callable[..., Tensor]:
         def run(*given: Any) -> Tensor:
-            before = self.watch.operations, self.watch.waits
+            before = self.watch.operations.total(), self.watch.waits.total()
             out = forward(*given)
-            self.passes.append((self.watch.operations - before[0], self.watch.waits - before[1]))
+            self.passes.append(
+                (self.watch.operations.total() - before[0], self.watch.waits.total() - before[1])
+            )
             return out
 
         return run
@@ -130,7 +133,7 @@ def test_steps_of_a_segment_are_alike(method: Method, caption: int, monkeypatch:
     assert len(device.passes) == 1 + steps
     assert {waits for _, waits in device.passes} == {0}
     # Beside them: one look per segment at whether all logits were finite, and the table of rotations, once.
-    assert device.watch.waits == len(segments) + 1
+    assert device.watch.waits.total() == len(segments) + 1
     assert len(device.kernel.given) == steps * LAYERS
     assert len(device.merge.given) == (steps * LAYERS if caption == 600 else 0)
     # What a launch is given but for tensors that a step makes: grid, storage, layout, counter, sizes, strides.

@@ -1,4 +1,4 @@
-"""What stands in for a GPU in tests: a recorder that repeats operations, and a watch for what makes the host wait."""
+"""Stand-ins for a GPU in tests: tensors without numbers and a recorder that repeats operations."""
 
 from collections.abc import Callable
 from typing import Any
@@ -6,7 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+
+from benchmarks.support.device_watch import list_tensors
 
 CUDA = torch.device("cuda:0")
 
@@ -18,10 +19,6 @@ def faked(value: Any) -> Any:
     if hasattr(value, "_fields"):
         return type(value)(*map(faked, value))
     return tuple(map(faked, value)) if isinstance(value, tuple) else value
-
-
-def tensors(values: object) -> list[Tensor]:
-    return [leaf for leaf in tree_leaves(values) if isinstance(leaf, Tensor)]
 
 
 class Tape(TorchDispatchMode):
@@ -47,7 +44,7 @@ class Tape(TorchDispatchMode):
         def repeat() -> None:
             self.repeated += 1
             for func, args, kwargs, results in done:
-                for old, new in zip(tensors(results), tensors(func(*args, **kwargs)), strict=True):
+                for old, new in zip(list_tensors(results), list_tensors(func(*args, **kwargs)), strict=True):
                     if old.untyped_storage()._cdata != new.untyped_storage()._cdata:
                         old.copy_(new)
 
@@ -62,36 +59,7 @@ class Tape(TorchDispatchMode):
             for given, said in zip(args, func._schema.arguments, strict=False)
             if said.alias_info is not None and said.alias_info.is_write
         ]
-        self._before += [(tensor, tensor.clone()) for tensor in tensors((written, kwargs.get("out")))]
+        self._before += [(tensor, tensor.clone()) for tensor in list_tensors((written, kwargs.get("out")))]
         out = func(*args, **kwargs)
         self._done.append((func, args, kwargs, out))
-        return out
-
-
-class Watch(TorchDispatchMode):
-    """Counts the operations on a device without numbers, and those among them that the host waits for."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.operations = self.waits = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if func is torch.ops.aten._local_scalar_dense.default:
-            self.waits += 1
-            return 1
-        if func is torch.ops.prim.device.default:
-            return func(*args, **kwargs)
-        with self:  # in inference mode operations made of others arrive whole
-            out = func.decompose(*args, **kwargs)
-        if out is not NotImplemented:
-            return out
-        out = func(*args, **kwargs)
-        devices = {tensor.device.type for tensor in tensors((args, out))}
-        self.operations += "cuda" in devices
-        if len(devices) > 1 and func.overloadpacket in (torch.ops.aten._to_copy, torch.ops.aten.copy_):
-            free = kwargs.get("non_blocking") or (
-                func.overloadpacket is torch.ops.aten.copy_ and args[2:] == (True,)
-            )
-            self.waits += not free
         return out

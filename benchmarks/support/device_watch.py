@@ -1,0 +1,47 @@
+"""A watch over the operations of torch that a device without numbers would do."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+
+class DeviceWatch(TorchDispatchMode):
+    """Runs operations and shows each of them; of those made of others, the others. Numbers read back are 1."""
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Run one operation."""
+        kwargs = kwargs or {}
+        if func is torch.ops.aten._local_scalar_dense.default:
+            self.note_read(args[0])
+            return 1
+        if func is not torch.ops.prim.device.default:
+            with self:  # in inference mode operations made of others arrive whole
+                out = func.decompose(*args, **kwargs)
+            if out is not NotImplemented:
+                return out
+        self.note_inputs(list_tensors((args, kwargs)))
+        out = func(*args, **kwargs)
+        self.note_operation(func, args, kwargs, list_tensors(out))
+        return out
+
+    def note_read(self, number: Tensor) -> None:
+        """Note that the host reads a number."""
+
+    def note_inputs(self, tensors: list[Tensor]) -> None:
+        """Note what an operation is about to read."""
+
+    def note_operation(
+        self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], results: list[Tensor]
+    ) -> None:
+        """Note an operation that was run."""
+
+
+def list_tensors(values: object) -> list[Tensor]:
+    """Return the tensors inside nested containers."""
+    return [leaf for leaf in tree_leaves(values) if isinstance(leaf, Tensor)]
