@@ -16,17 +16,15 @@ from torch import Tensor
 
 import kvbench
 from benchmarks.support.arguments import add_options
-from benchmarks.support.build import built, composed, list_choices
+from benchmarks.support.build import build_model, composed, list_choices, prepare_method
 from benchmarks.support.plain_loop import PlainCache, plain_loop
 from benchmarks.support.table import Table
 from benchmarks.support.timing import choose_clock, take_turns
-from kvbench.core.budget import Budget
 from kvbench.core.devices import if_it_fits
 from kvbench.core.storage import CODE_DTYPES, StorageConfig
 from kvbench.engine.cache import KVCache
 from kvbench.engine.coding.codebooks import Codebooks
 from kvbench.engine.coding.formats import Packing
-from kvbench.methods.base import Observer
 from kvbench.models.base import Cache
 from kvbench.models.infinity.model import InfinityModel
 from kvbench.models.noise import PromptNoise
@@ -38,10 +36,7 @@ def cache_of(name: str, model: InfinityModel, budget: str, device: str, stored: 
 
     `stored` names a dtype of few bits and a file of `conf/storage`, as `int4:codebooks` does.
     """
-    method = built(composed([f"model={model.name}", f"method={name}"])["method"])
-    needs = method.needs()
-    artifact = needs.make_stand_in(model.spec) if isinstance(needs, Observer) else None
-    method.prepare(model.spec, Budget.parse(1 if name == "full" else budget, model.spec), artifact)
+    method = prepare_method(model.spec, budget, [f"model={model.name}", f"method={name}"])
     dtype = torch.float32 if device == "cpu" else torch.bfloat16
     if stored is None:
         return KVCache(model.spec, method, dtype=dtype, device=device)
@@ -78,7 +73,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def main(options: argparse.Namespace) -> None:
     """Print medians in milliseconds per image and ratios to the full cache."""
     weights = "files" if options.model == "infinity_tiny" else "random"
-    model = built(composed([f"model={options.model}", f"model.weights={weights}"])["model"])
+    model = build_model(options.model, f"model.weights={weights}")
     names = dict.fromkeys(["full", *options.methods.split(",")])
     caches = {name: cache_of(name, model, options.budget, options.device) for name in names}
     for stored in options.stored.split(",") if options.stored else ():

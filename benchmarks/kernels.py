@@ -23,7 +23,7 @@ import torch
 
 from benchmarks.support import floors
 from benchmarks.support.arguments import add_options
-from benchmarks.support.build import built, composed
+from benchmarks.support.build import build_model
 from benchmarks.support.floors import Ceilings, Ints
 from benchmarks.support.kernel_cases import Case, Held, Timer, ceilings
 from kvbench.core.budget import Budget
@@ -52,10 +52,7 @@ class Attention(NamedTuple):
 def attention(one: Case, held: Held, past: Ints, found: Ceilings, layers: range) -> tuple[Attention, float]:
     """Seconds of one scale, means over some layers, and operations of a layer; `past` int64 [L, H] is its rows'."""
     at, spec = one.at, one.spec
-    works = [
-        floors.attention(at.length, past[layer] + at.length, spec.head_dim, one.sequences, one.dtype.itemsize)
-        for layer in layers
-    ]
+    works = [floors.attention(at.length, past[layer] + at.length, *one.sizes) for layer in layers]
     operations, moved = np.mean([found.floors(work) for work in works], 0).tolist()
     mean = float(past[list(layers)].mean())
     seconds = Attention(
@@ -138,16 +135,8 @@ def show_steps(cases: list[Case], past: Ints, found: Ceilings, groups: int) -> N
         at, spec = one.at, one.spec
         mean, room = round(float(past[at.index].mean())), at.length
         whole, equal = (np.full(spec.heads, length) for length in (at.start, mean))
-        floor = [
-            max(
-                found.floors(
-                    floors.step(
-                        rows + room // 2 + 1, groups, spec.head_dim, one.sequences, one.dtype.itemsize
-                    )
-                )
-            )
-            for rows in (whole, equal)
-        ]
+        works = (floors.step(rows + room // 2 + 1, groups, *one.sizes) for rows in (whole, equal))
+        floor = [max(found.floors(work)) for work in works]
         layout = one.lengths(equal, room)
         full, mine = (one.step(one.lengths(rows, room), groups) for rows in (whole, equal))
         ragged = one.step(one.lengths(floors.spread(mean, spec.heads), room), groups)
@@ -165,8 +154,7 @@ def show_mass(cases: list[Case], past: Ints, found: Ceilings) -> None:
         at, spec = one.at, one.spec
         mean = round(float(past[at.index].mean()))
         rows = np.full(spec.heads, mean)
-        work = floors.mass(at.length, rows + at.length, spec.head_dim, one.sequences, one.dtype.itemsize)
-        floor = found.floors(work)
+        floor = found.floors(floors.mass(at.length, rows + at.length, *one.sizes))
         mine, equal = one.mass(one.lengths(rows)), one.dense(mean + at.length)
         line(at, (mean,), [1e3 * t for t in (*floor, mine, equal)], (mine / max(floor), mine / equal))
 
@@ -181,7 +169,7 @@ def show_rebuilds(cases: list[Case], held: Held, found: Ceilings) -> None:
         before = held.layout(layer, at)
         slots = list_positions(before, at.start, at.length)
         mine, kept = one.rebuild(before, held.kept(layer, at.index + 1, slots))
-        floor = max(found.floors(floors.rebuild(kept, spec.head_dim, one.sequences, one.dtype.itemsize)))
+        floor = max(found.floors(floors.rebuild(kept, *one.sizes)))
         line(at, (kept,), [1e3 * floor, 1e3 * mine], (mine / floor,))
 
 
@@ -189,14 +177,14 @@ def show_floors(spec: ModelSpec, past: Ints, sequences: int, given: Ceilings) ->
     """Prints what a generation in 16 bits must take at given rates."""
     size = (spec.head_dim, sequences, 2)
     full = np.broadcast_to(np.array([s.start for s in spec.segments])[:, None, None], past.shape)
+
+    def attention(rows: Ints) -> list[floors.Work]:
+        return [floors.attention(s.length, rows[s.index] + s.length, *size) for s in spec.segments]
+
     pruned = spec.segments[:-1]
     works = {
-        "attention, full cache": [
-            floors.attention(s.length, full[s.index] + s.length, *size) for s in spec.segments
-        ],
-        "attention, HeatKV": [
-            floors.attention(s.length, past[s.index] + s.length, *size) for s in spec.segments
-        ],
+        "attention, full cache": attention(full),
+        "attention, HeatKV": attention(past),
         "mass, full cache": [floors.mass(s.length, full[s.index] + s.length, *size) for s in pruned],
         "rebuilds, HeatKV": [floors.rebuild(int(past[s.index + 1].sum()), *size) for s in pruned],
     }
@@ -242,7 +230,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(options: argparse.Namespace) -> None:
     """Print all tables."""
-    model = built(composed([f"model={options.model}"])["model"])
+    model = build_model(options.model)
     spec, budget = model.spec, Budget.parse(options.budget, model.spec)
     schedule, order = floors.heatkv(spec, budget, model.default_sinks)
     past = floors.past_tokens(spec, schedule)

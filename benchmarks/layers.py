@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from benchmarks.support.arguments import add_options
-from benchmarks.support.build import built, composed
+from benchmarks.support.build import build_model
 from benchmarks.support.floors import Work
 from benchmarks.support.kernel_cases import Timer, ceilings
 from benchmarks.support.table import Table
@@ -178,7 +178,7 @@ def work(name: str, one: Layer) -> Work:
 
 def draw_layers(options: argparse.Namespace, dtype: torch.dtype) -> Iterator[Layer]:
     """Yield random inputs of a layer for every scale of the model, weights shared."""
-    model = built(composed([f"model={options.model}"])["model"])
+    model = build_model(options.model)
     config, spec = model.transformer, model.spec
     width, hidden = config.width, config.feed_forward
 
@@ -215,7 +215,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(options: argparse.Namespace) -> None:
     """Print a row per kernel."""
-    spec = built(composed([f"model={options.model}"])["model"]).spec
+    spec = build_model(options.model).spec
     timer = Timer(options.device, options.repeats)
     dtype = torch.bfloat16 if timer.gpu else torch.float32
     found = ceilings(timer, dtype)

@@ -19,13 +19,11 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from benchmarks.support.arguments import add_options
-from benchmarks.support.build import built, composed
+from benchmarks.support.build import build_model, built, composed, prepare_method
 from benchmarks.support.table import Table
 from benchmarks.support.timing import Clock, choose_clock, take_turns
-from kvbench.core.budget import Budget
 from kvbench.core.segments import Segment
 from kvbench.engine.cache import KVCache
-from kvbench.methods.base import Method
 from kvbench.models.llamagen.loop import generate
 from kvbench.models.llamagen.model import LlamaGenModel
 from kvbench.models.llamagen.sampling import LlamaGenSampling, guide, truncate
@@ -112,10 +110,7 @@ def prepare_cache(
         ValueError: the method does not fit the model, or the budget is too small for it.
     """
     chosen = [f"method={name}", f"sinks={model.default_sinks}", *overrides]
-    method = built(composed(chosen)["method"])
-    assert isinstance(method, Method)
-    method.prepare(model.spec, Budget.parse(budget, model.spec))
-    return KVCache(model.spec, method, dtype=torch.float32)
+    return KVCache(model.spec, prepare_method(model.spec, budget, chosen), dtype=torch.float32)
 
 
 def read_prompts(model: LlamaGenModel, count: int) -> list[str]:
@@ -176,7 +171,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(options: argparse.Namespace) -> None:
     """Print the table."""
-    model = built(composed([f"model={options.model}", *options.overrides])["model"])
+    model = build_model(options.model, *options.overrides)
     assert isinstance(model, LlamaGenModel)
     model.load("cpu")
     transformer, config, sampling = model._transformer, model.transformer, model.sampling

@@ -15,7 +15,7 @@ from time import perf_counter, process_time
 import torch
 
 from benchmarks.support.arguments import add_options
-from benchmarks.support.build import built, composed
+from benchmarks.support.build import build_model
 from kvbench.core.budget import Budget
 from kvbench.core.segments import ModelSpec
 from kvbench.engine.schedule import show_layer
@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def main(options: argparse.Namespace) -> None:
     """Print both costs."""
-    spec = built(composed([f"model={options.model}"])["model"]).spec
+    spec = build_model(options.model).spec
     print(
         f"{spec.name}: {spec.layers} x {spec.heads} heads of {spec.head_dim} channels, {len(spec.segments)} segments"
     )

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.support.arguments import add_options
-from benchmarks.support.build import built, composed
+from benchmarks.support.build import build_model, composed
 from benchmarks.support.kernel_cases import Inputs, Timer
 from benchmarks.support.plane_cases import FORMS, PLAIN, Stored, equal_rows, make_plane
 from benchmarks.support.timing import choose_clock, take_turns
@@ -40,9 +40,7 @@ class Case(NamedTuple):
 
 def list_cases() -> dict[str, Case]:
     """Return the last scale of the embedded model, a middle one of Infinity-2B, and a step of Qwen3-4B."""
-    tiny, large = (
-        built(composed([f"model={name}"])["model"]).spec for name in ("infinity_tiny", "infinity_2b")
-    )
+    tiny, large = (build_model(name).spec for name in ("infinity_tiny", "infinity_2b"))
     small, middle = tiny.segments[-1], large.segments[8]
     words = composed(["model=qwen3_4b"])["model"]["transformer"]
     groups = words["heads"] // words["kv_heads"]

@@ -11,26 +11,12 @@ from functools import partial
 import torch
 
 from benchmarks.support.arguments import add_options
-from benchmarks.support.build import built, composed, list_choices
+from benchmarks.support.build import list_choices, prepare_method
 from benchmarks.support.decoder import Attends, Decoder, PlainCache, Shape, random_prompts, rows_of
 from benchmarks.support.table import Table
 from benchmarks.support.timing import choose_clock, take_turns
-from kvbench.core.budget import Budget, InfeasibleBudget
+from kvbench.core.budget import InfeasibleBudget
 from kvbench.engine.cache import KVCache
-from kvbench.methods.base import Observer
-
-
-def cache_of(name: str, shape: Shape, budget: str) -> KVCache:
-    """Make a cache with a method of `conf/method`; random numbers stand for its calibration, which costs no time.
-
-    Raises:
-        ValueError: the method does not fit a next-token model, or the budget is too small for it.
-    """
-    method = built(composed([f"method={name}", "sinks=1", "protect=paper"])["method"])
-    needs = method.needs()
-    artifact = needs.make_stand_in(shape.spec) if isinstance(needs, Observer) else None
-    method.prepare(shape.spec, Budget.parse(1 if name == "full" else budget, shape.spec), artifact)
-    return KVCache(shape.spec, method, dtype=torch.float32)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -58,9 +44,13 @@ def main(options: argparse.Namespace) -> None:
     lines = []
     for name in dict.fromkeys(["full", *options.methods.split(",")]):
         try:
-            caches[name] = cache_of(name, shape, options.budget)
+            method = prepare_method(
+                shape.spec, options.budget, [f"method={name}", "sinks=1", "protect=paper"]
+            )
         except (ValueError, InfeasibleBudget) as error:
             lines.append(f"{name:20s} left out: {error}")
+        else:
+            caches[name] = KVCache(shape.spec, method, dtype=torch.float32)
     runs = {name: partial(decoder.generate, prompts, cache) for name, cache in caches.items()}
     found = take_turns(runs, options.repeats, choose_clock(options.cpu_time))
     print(

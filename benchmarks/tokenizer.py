@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.support.build import built, composed
+from benchmarks.support.build import build_model
 from kvbench.core.segments import Segment
 from kvbench.models import weights
 from kvbench.models.infinity.model import InfinityModel
@@ -90,7 +90,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 @torch.inference_mode()
 def main(options: argparse.Namespace) -> None:
     """Print one line per scale, or one."""
-    model = built(composed([f"model={options.model}"])["model"])
+    model = build_model(options.model)
     draw, decode = MODELS[options.model]
     images = to_signed(draw(options.scenes, SEED, 1)[0])
     for name, decoded in decode(model, images):

@@ -11,6 +11,11 @@ from typing import Any
 
 import yaml
 
+from kvbench.core.budget import Budget
+from kvbench.core.segments import ModelSpec
+from kvbench.methods.base import Method, Observer
+from kvbench.methods.full import Full
+
 ROOT = Path(__file__).resolve().parents[2]
 CONF = ROOT / "conf"
 GROUPS = ("model", "method", "protect", "storage", "prompts")
@@ -59,6 +64,29 @@ def built(node: Any) -> Any:
         return values
     module, _, name = node["_target_"].rpartition(".")
     return getattr(importlib.import_module(module), name)(**values)
+
+
+def build_model(name: str, *overrides: str) -> Any:
+    """The model of a file of `conf/model`; overrides as in `composed`."""
+    return built(composed([f"model={name}", *overrides])["model"])
+
+
+def prepare_method(spec: ModelSpec, budget: str | float, overrides: Sequence[str]) -> Method:
+    """A method prepared for a model; random numbers stand for its calibration, which costs no time.
+
+    Args:
+        spec: of the model.
+        budget: as on the command line; the full cache ignores it.
+        overrides: choices and settings `key=value`; `method` among them.
+
+    Raises:
+        ValueError: the method does not fit the model, or the budget is too small for it.
+    """
+    method: Method = built(composed(overrides)["method"])
+    needs = method.needs()
+    artifact = needs.make_stand_in(spec) if isinstance(needs, Observer) else None
+    method.prepare(spec, Budget.parse(1 if isinstance(method, Full) else budget, spec), artifact)
+    return method
 
 
 def _read(path: Path) -> dict[str, Any]:

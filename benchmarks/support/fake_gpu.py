@@ -19,16 +19,14 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from benchmarks.support.build import built, composed
+from benchmarks.support.build import built, composed, prepare_method
 from benchmarks.support.caching_allocator import Event
 from benchmarks.support.device_watch import DeviceWatch
 from benchmarks.support.triton_launches import replace_launches
-from kvbench.core.budget import Budget
 from kvbench.engine.cache import KVCache
 from kvbench.engine.schedule import Ints, predict_row_lengths
 from kvbench.kernels.layout import Layout, arrange_rows
-from kvbench.methods.base import Method, Observer
-from kvbench.methods.full import Full
+from kvbench.methods.base import Method
 from kvbench.models.infinity.model import InfinityModel
 from kvbench.models.infinity.tokenizer import BSQ
 from kvbench.models.infinity.transformer import Infinity
@@ -99,12 +97,8 @@ def prepare(overrides: Sequence[str]) -> tuple[Model, Method]:
         overrides: choices and settings `key=value`, as on the command line of `run.py`: `model`, `method`, `budget`.
     """
     settings = composed([*overrides, "model.weights=random"])
-    model, method = built(settings["model"]), built(settings["method"])
-    budget = 1 if isinstance(method, Full) else settings["budget"]
-    needs = method.needs()
-    artifact = needs.make_stand_in(model.spec) if isinstance(needs, Observer) else None
-    method.prepare(model.spec, Budget.parse(budget, model.spec), artifact)
-    return model, method
+    model = built(settings["model"])
+    return model, prepare_method(model.spec, settings["budget"], overrides)
 
 
 def prepare_cases(options: Namespace) -> Iterator[tuple[str, str, tuple[Model, Method]]]:

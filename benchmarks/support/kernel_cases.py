@@ -3,7 +3,6 @@
 import statistics
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -14,12 +13,13 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from benchmarks.support.floors import Ceilings, Ints
 from kvbench.core.segments import ModelSpec, Segment
-from kvbench.kernels import attention_mass as mass_kernel
-from kvbench.kernels import compact, ragged_attention
+from kvbench.kernels.attention_mass import attention_mass
 from kvbench.kernels.attention_paths import Path
+from kvbench.kernels.compact import rebuild_both, source_table
 from kvbench.kernels.decode_attention import decode_attention, prepare_rows
 from kvbench.kernels.layout import Layout, Past, empty_layout
 from kvbench.kernels.linear import linear
+from kvbench.kernels.ragged_attention import ragged_attention
 from kvbench.methods.heatkv.schedule import Schedule
 
 ROTATED = 2**28
@@ -36,40 +36,9 @@ class Inputs(NamedTuple):
     values: Tensor
 
 
-# The kernels as they are called, in one place.
-
-
-def ragged(x: Inputs, layout: Layout, scale: float, path: Path | None = None) -> Tensor:
-    """Attention of a segment, by the way that is chosen unless told."""
-    return ragged_attention.ragged_attention(*x[:3], Past(*x[3:], layout), scale, path=path)[0]
-
-
-def mass(x: Inputs, layout: Layout, scale: float) -> Tensor:
-    """Attention that every slot receives."""
-    return mass_kernel.attention_mass(x.q, x.k, Past(x.keys, x.values, layout), scale)
-
-
-def rebuilder(before: Layout, keep: Tensor, at: Segment) -> tuple[Layout, Callable[[Inputs], object]]:
-    """Layout after a segment, and what moves keys and values into it."""
-    after, source = compact.source_table(before, keep, at.start, at.length)
-
-    def rebuilt(x: Inputs) -> object:
-        keys, values = (storage.new_empty(len(storage), len(source), storage.shape[2]) for storage in x[3:])
-        compact.rebuild_both((x.keys, x.values), (x.k, x.v), source, (keys, values))
-        return keys, values
-
-    return after, rebuilt
-
-
 def layout_of(keep: Tensor, room: int = 0) -> Layout:
     """Rows that hold the chosen of the first positions, bool [rows, positions], with room behind them."""
-    return compact.source_table(empty_layout(len(keep), keep.device), keep, 0, keep.shape[1], room)[0]
-
-
-def sdpa(q: Tensor, k: Tensor, v: Tensor, scale: float, *, flash: bool = False) -> Tensor:
-    """What everything is compared with: by the backend that torch chooses, or by flash attention."""
-    with sdpa_kernel(SDPBackend.FLASH_ATTENTION) if flash else nullcontext():
-        return F.scaled_dot_product_attention(q, k, v, scale=scale)
+    return source_table(empty_layout(len(keep), keep.device), keep, 0, keep.shape[1], room)[0]
 
 
 @dataclass
@@ -121,10 +90,11 @@ def ceilings(timer: Timer, dtype: torch.dtype) -> Ceilings:
     return Ceilings(2 * side**3 / product, 2 * size / copy)
 
 
+@dataclass
 class Case:
     """One scale of a model: makes inputs and times what attends to them.
 
-    Args:
+    Attributes:
         spec: the model.
         at: the scale.
         sequences: prompts times branches.
@@ -132,10 +102,16 @@ class Case:
         timer: of the device.
     """
 
-    def __init__(
-        self, spec: ModelSpec, at: Segment, sequences: int, dtype: torch.dtype, timer: Timer
-    ) -> None:
-        self.spec, self.at, self.sequences, self.dtype, self.timer = spec, at, sequences, dtype, timer
+    spec: ModelSpec
+    at: Segment
+    sequences: int
+    dtype: torch.dtype
+    timer: Timer
+
+    @property
+    def sizes(self) -> tuple[int, int, int]:
+        """Channels of a head, sequences, bytes of a number: what `floors` counts with."""
+        return self.spec.head_dim, self.sequences, self.dtype.itemsize
 
     def inputs(self, slots: int, tokens: int | None = None, queries: int | None = None) -> list[Inputs]:
         """Random input sets with so many slots of storage a sequence; tokens and queries of the segment by default."""
@@ -153,16 +129,24 @@ class Case:
 
     def dense(self, keys: int, queries: int | None = None) -> float:
         """Seconds of SDPA with so many keys in every row; on a GPU by the faster of two backends."""
-        sets = self.inputs(0, keys, queries)
-        return min(
-            self.timer(lambda x: sdpa(x.q, x.k, x.v, self.spec.logit_scale, flash=flash), sets)  # noqa: B023
-            for flash in ((False, True) if self.timer.gpu else (False,))
-        )
+        sets, scale = self.inputs(0, keys, queries), self.spec.logit_scale
+
+        def attend(x: Inputs) -> Tensor:
+            return F.scaled_dot_product_attention(x.q, x.k, x.v, scale=scale)
+
+        usual = self.timer(attend, sets)
+        if not self.timer.gpu:
+            return usual
+        with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+            return min(usual, self.timer(attend, sets))
 
     def ragged(self, layout: Layout, path: Path | None = None) -> float:
-        """Seconds of ragged attention, by the way that is chosen unless told."""
-        call: Callable[[Inputs], object] = lambda x: ragged(x, layout, self.spec.logit_scale, path)  # noqa: E731
-        return self.timer(call, self.inputs(layout.total))
+        """Seconds of ragged attention, by the chosen way unless one is given."""
+        scale = self.spec.logit_scale
+        return self.timer(
+            lambda x: ragged_attention(*x[:3], Past(*x[3:], layout), scale, path=path),
+            self.inputs(layout.total),
+        )
 
     def step(self, layout: Layout, queries: int, *, alone: bool = True) -> float:
         """Seconds of attention of one token in the middle of the segment, which is stored as well.
@@ -176,19 +160,24 @@ class Case:
         came = torch.full((1,), filled, dtype=torch.int64, device=device) if alone else None
         sets = self.inputs(layout.capacity, 1, queries)
         rows = {id(x.keys): prepare_rows(Past(x.keys, x.values, layout), filled=came) for x in sets}
-        call: Callable[[Inputs], object] = lambda x: decode_attention(  # noqa: E731
-            x.q, x.k, x.v, rows[id(x.keys)], filled, self.spec.logit_scale
-        )
-        return self.timer(call, sets)
+        scale = self.spec.logit_scale
+        return self.timer(lambda x: decode_attention(*x[:3], rows[id(x.keys)], filled, scale), sets)
 
     def mass(self, layout: Layout) -> float:
         """Seconds of attention mass."""
-        call: Callable[[Inputs], object] = lambda x: mass(x, layout, self.spec.logit_scale)  # noqa: E731
-        return self.timer(call, self.inputs(layout.total))
+        scale = self.spec.logit_scale
+        return self.timer(
+            lambda x: attention_mass(x.q, x.k, Past(*x[3:], layout), scale), self.inputs(layout.total)
+        )
 
     def rebuild(self, before: Layout, keep: Tensor) -> tuple[float, int]:
         """Seconds of moving keys and values, and the slots there are afterwards."""
-        after, call = rebuilder(before, keep, self.at)
+        after, source = source_table(before, keep, self.at.start, self.at.length)
+
+        def call(x: Inputs) -> None:
+            keys, values = (old.new_empty(len(old), len(source), old.shape[2]) for old in x[3:])
+            rebuild_both(x[3:], x[1:3], source, (keys, values))
+
         return self.timer(call, self.inputs(before.total)), after.total
 
     def lengths(self, lengths: Ints, room: int = 0) -> Layout:
