@@ -7,13 +7,14 @@ import argparse
 import http.client
 import importlib
 import os
+import shutil
 import sys
 import urllib.error
 import urllib.request
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 from urllib.parse import urlsplit
 
 from tqdm import tqdm
@@ -46,9 +47,7 @@ class Report:
 def catalogue() -> list[Weight | Snapshot]:
     """Every file and folder that a module of `kvbench.eval` names, by name."""
     found: dict[str, Weight | Snapshot] = {}
-    here = (
-        Path(__file__).resolve().parent.parent
-    )  # its folders are no packages, so pkgutil does not enter them
+    here = Path(__file__).resolve().parent.parent  # its folders are no packages: pkgutil does not enter them
     for path in sorted(here.glob("*/*.py")):
         for value in vars(importlib.import_module(f"kvbench.eval.{path.parent.name}.{path.stem}")).values():
             if isinstance(value, Weight | Snapshot):
@@ -81,8 +80,17 @@ def download_file(url: str, target: Path, sha256: str | None = None) -> None:
     part = target.with_name(f".{target.name}.part")
     if sha256 is None:
         part.unlink(missing_ok=True)
+    start = part.stat().st_size if part.is_file() else 0
+    request = urllib.request.Request(url, headers={"Range": f"bytes={start}-"} if start else {})
     try:
-        _append(url, part, target.name)
+        with urllib.request.urlopen(request, timeout=TIMEOUT) as reply:
+            resumed = reply.status == http.client.PARTIAL_CONTENT
+            _receive(reply, part, start if resumed else 0, target.name)
+    except urllib.error.HTTPError as error:
+        if (
+            not start or error.code != http.client.REQUESTED_RANGE_NOT_SATISFIABLE
+        ):  # else nothing is left to send
+            raise
     except http.client.HTTPException as error:
         raise OSError(f"{url}: {type(error).__name__} {error}") from error
     if sha256 is not None and (found := hash_path(part)) != sha256:
@@ -129,23 +137,17 @@ def _fetch(one: Weight | Snapshot, silent: dict[str, str], *, download: bool) ->
             if host in silent:
                 raise OSError(silent[host])
             if not target.is_file():
-                _ask(url, target, sha256, silent)
+                download_file(url, target, sha256)
         one.require()
+    except urllib.error.HTTPError as error:
+        return Report(one.file, "unreachable", f"{url}: {error}. {one.directions()}")
+    except (urllib.error.URLError, TimeoutError) as error:
+        silent[host] = f"{host} cannot be reached ({getattr(error, 'reason', error)})"
+        return Report(one.file, "unreachable", f"{silent[host]}. {one.directions()}")
     except (OSError, WeightError) as error:
         return Report(one.file, "unreachable", f"{error}. {one.directions()}")
     note = "" if one.pinned else " (may change at its source: results record its hash)"
     return Report(one.file, "fetched", f"{one.home}{note}")
-
-
-def _ask(url: str, target: Path, sha256: str | None, silent: dict[str, str]) -> None:
-    try:
-        download_file(url, target, sha256)
-    except urllib.error.HTTPError as error:
-        raise OSError(f"{url}: {error}") from error
-    except (urllib.error.URLError, TimeoutError) as error:
-        host = urlsplit(url).netloc
-        silent[host] = f"{host} cannot be reached ({getattr(error, 'reason', error)})"
-        raise OSError(silent[host]) from error
 
 
 def _addresses(one: Weight | Snapshot) -> list[tuple[str, Path, str | None]]:
@@ -156,30 +158,17 @@ def _addresses(one: Weight | Snapshot) -> list[tuple[str, Path, str | None]]:
     return [(one.url, one.home, one.sha256)] if one.url else []
 
 
-def _append(url: str, part: Path, title: str) -> None:
-    """Append to `part` the rest of the content at an address."""
-    start = part.stat().st_size if part.is_file() else 0
-    request = urllib.request.Request(url, headers={"Range": f"bytes={start}-"} if start else {})
-    try:
-        reply = urllib.request.urlopen(request, timeout=TIMEOUT)
-    except urllib.error.HTTPError as error:
-        if start and error.code == http.client.REQUESTED_RANGE_NOT_SATISFIABLE:  # nothing is left to send
-            return
-        raise
-    with reply:
-        resumed = reply.status == http.client.PARTIAL_CONTENT
-        done = start if resumed else 0
-        length = reply.headers.get("Content-Length")
-        total = None if length is None else done + int(length)
-        bar = tqdm(total=total, initial=done, desc=title, unit="B", unit_scale=True, leave=False)
-        with part.open("ab" if resumed else "wb") as file, bar:
-            while block := reply.read(CHUNK):
-                file.write(block)
-                bar.update(len(block))
-            file.flush()
-            os.fsync(file.fileno())
+def _receive(reply: Any, part: Path, start: int, title: str) -> None:
+    """Write the content of a reply into a file from position `start` on, behind a progress bar."""
+    length = reply.headers.get("Content-Length")
+    total = None if length is None else start + int(length)
+    bar = tqdm.wrapattr(reply, "read", total=total, initial=start, desc=title, leave=False)
+    with part.open("ab" if start else "wb") as file, bar as read:
+        shutil.copyfileobj(read, file, CHUNK)
+        file.flush()
+        os.fsync(file.fileno())
     if total is not None and part.stat().st_size != total:
-        raise WeightError(f"{url} ended after {part.stat().st_size} of {total} bytes; try again")
+        raise WeightError(f"{reply.url} ended after {part.stat().st_size} of {total} bytes; try again")
 
 
 if __name__ == "__main__":

@@ -1,8 +1,7 @@
 """Run folders out of arrays, the stored references, and stand-ins for the networks with weights of their own."""
 
-import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,9 +12,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from kvbench.eval.files.images import ImageSet
+from kvbench.eval.files.samples import SampleSet
+from kvbench.eval.files.store import Arrays
 from kvbench.eval.files.weights import file_sha256
-from kvbench.eval.protocol.base import Result, evaluate
-from kvbench.eval.spaces.base import ADM, CLEAN, Adm, Clean
+from kvbench.eval.protocol.base import Evaluator, Result, evaluate
+from kvbench.eval.protocol.scores import Status
+from kvbench.eval.spaces.base import ADM, CLEAN, Adm, Clean, Source, Space
 from tests.support.places import ASSETS, GOLDENS
 
 GOLDEN = GOLDENS / "eval"
@@ -28,16 +30,35 @@ def pixels(name: str, side: str) -> np.ndarray:
     return np.array(Image.open(GOLDEN / side / f"{name}.png"))
 
 
-def make_set(folder: Path, images: Sequence[np.ndarray], prompts: Sequence[str] | None = None) -> ImageSet:
+def make_set(
+    folder: Path,
+    images: Sequence[np.ndarray],
+    prompts: Sequence[str] | None = None,
+    metas: Sequence[Mapping[str, object]] | None = None,
+) -> ImageSet:
+    """A run folder of images, by default with prompts "prompt 0", "prompt 1" and so on."""
     (folder / "images").mkdir(parents=True)
-    with (folder / "samples.jsonl").open("w") as file:
-        for index, image in enumerate(images):
-            path = folder / "images" / f"{index:06d}.png"
-            Image.fromarray(image).save(path)
-            sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
-            prompt = str(index) if prompts is None else prompts[index]
-            file.write(json.dumps({"index": index, "seed": 0, "prompt": prompt, "sha256": sha256}) + "\n")
+    lines = []
+    for index, image in enumerate(images):
+        path = folder / "images" / f"{index:06d}.png"
+        Image.fromarray(image).save(path, compress_level=1)
+        line = {"index": index, "seed": 0, "prompt": prompts[index] if prompts else f"prompt {index}"}
+        lines.append({**line, "sha256": file_sha256(path), "meta": metas[index] if metas else {}})
+    write_lines(folder, lines)
     return ImageSet(folder)
+
+
+def make_noise(
+    folder: Path, metas: Sequence[Mapping[str, object]], prompts: Sequence[str] | None = None, size: int = 40
+) -> ImageSet:
+    """A run folder of noise; the first pixel of an image is its number."""
+    images = np.random.default_rng(0).integers(0, 256, (len(metas), size, size, 3), np.uint8)
+    images[:, 0, 0] = np.arange(len(metas))[:, None]
+    return make_set(folder, list(images), prompts, metas)
+
+
+def write_lines(folder: Path, lines: Sequence[Mapping[str, object]]) -> None:
+    (folder / "samples.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
 def golden_pair(folder: Path, names: Sequence[str] = tuple(PAIRS)) -> tuple[ImageSet, ImageSet]:
@@ -46,10 +67,19 @@ def golden_pair(folder: Path, names: Sequence[str] = tuple(PAIRS)) -> tuple[Imag
     return cmp, ref
 
 
-def only(evaluator: object, images: ImageSet, reference: ImageSet | None = None) -> Result:
-    [result] = evaluate([evaluator], images, reference)
+def only(evaluator: Evaluator, samples: SampleSet, reference: SampleSet | None = None) -> Result:
+    [result] = evaluate([evaluator], samples, reference)
     assert result.status == "ok", result.provenance.get("traceback", result.reason)
     return result
+
+
+def reason(
+    evaluator: Evaluator, status: Status, samples: SampleSet, reference: SampleSet | None = None
+) -> str:
+    """Why an evaluator was skipped or failed."""
+    [result] = evaluate([evaluator], samples, reference)
+    assert result.status == status, result.provenance.get("traceback", result.reason)
+    return str(result.reason)
 
 
 class Pooled(nn.Module):
@@ -72,12 +102,25 @@ class Network(nn.Module):
         return self.layers(x)
 
 
+class FewFeatures(Space):
+    """The first 64 of 2048 features and logits: a distance over all of them takes seconds."""
+
+    def compute(self, source: Source, file: Path, device: str) -> Arrays:
+        return {name: found[:, :64] for name, found in super().compute(source, file, device).items()}
+
+
+class FewClean(FewFeatures, Clean): ...
+
+
+class FewAdm(FewFeatures, Adm): ...
+
+
 def clean_stand_in(folder: Path, **settings: int) -> Clean:
     """The space `clean` on a TorchScript network of fixed random weights, under its own hash."""
     torch.manual_seed(0)
     path = folder / CLEAN.file
     torch.jit.script(Network()).save(str(path))
-    return Clean(path=str(path), network=replace(CLEAN, sha256=file_sha256(path)), **settings)
+    return FewClean(path=str(path), network=replace(CLEAN, sha256=file_sha256(path)), **settings)
 
 
 def adm_stand_in(folder: Path) -> Adm:
@@ -98,4 +141,4 @@ def adm_stand_in(folder: Path) -> Adm:
             nn.init.kaiming_normal_(module.weight)
     path = folder / ADM.file
     torch.save(network.state_dict(), path)
-    return Adm(path=str(path), batch=2, network=replace(ADM, sha256=file_sha256(path), size=None))
+    return FewAdm(path=str(path), batch=2, network=replace(ADM, sha256=file_sha256(path), size=None))

@@ -16,8 +16,8 @@ from kvbench.eval.files.images import ImageSet
 from kvbench.eval.files.weights import Weight
 from kvbench.eval.geneval.colors import COLORS, TEMPLATES, ClipColors, Region, color_vectors, cut_out
 from kvbench.eval.geneval.mask2former import mask_box
-from kvbench.eval.protocol.base import evaluate
-from tests.support.tiny import MODEL, make_set, only, tiny_clip
+from tests.support.image_sets import make_noise, only, reason
+from tests.support.tiny import MODEL, tiny_clip
 
 open_clip = pytest.importorskip("open_clip")
 pytestmark = pytest.mark.usefixtures("offline")
@@ -44,12 +44,11 @@ def by_hand(
 
 
 def test_clip_score_is_the_cosine_of_the_named_network(clip_weight: Weight, tmp_path: Path) -> None:
-    images = make_set(tmp_path / "run", [{}] * 5)
+    images = make_noise(tmp_path / "run", [{}] * 5)
     scorer = ClipScore(model=MODEL, path=clip_weight.path, batch=2, network=clip_weight)
     result = only(scorer, images)
     official = open_clip.image_transform(28, is_train=False)
     cosines = by_hand(clip_weight, images, lambda x: official(Image.fromarray(x)), quick=True)
-    assert result.samples is not None
     assert result.samples[f"clip_score[{MODEL}]"] == pytest.approx([max(c, 0) for c in cosines], abs=1e-4)
     assert result.scores[f"clip_score[{MODEL}]"].value == pytest.approx(
         np.maximum(cosines, 0).mean(), abs=1e-4
@@ -99,20 +98,19 @@ def test_what_holds_no_tensors_is_refused(tmp_path: Path) -> None:
 
 
 def test_class_numbers_have_no_clip_score(clip_weight: Weight, tmp_path: Path) -> None:
-    images = make_set(tmp_path / "run", [{"class": 3}] * 2, ["3", "207"])
+    images = make_noise(tmp_path / "run", [{"class": 3}] * 2, ["3", "207"])
     for evaluator in (
         ClipScore(clip_weight.path, model=MODEL, network=clip_weight),
         Hps(clip_weight.path, model=MODEL),
     ):
-        [result] = evaluate([evaluator], images)
-        assert result.status == "skipped"
-        assert "class numbers" in str(result.reason)
+        assert "class numbers" in reason(evaluator, "skipped", images)
 
 
 def test_rewritten_prompts_have_no_score_of_image_and_text(clip_weight: Weight, tmp_path: Path) -> None:
-    images = make_set(tmp_path / "run", [{"rewritten_from": "a dog"}] * 2)
-    [result] = evaluate([ClipScore(clip_weight.path, model=MODEL, network=clip_weight)], images)
-    assert (result.status, "were rewritten" in str(result.reason)) == ("skipped", True)
+    images = make_noise(tmp_path / "run", [{"rewritten_from": "a dog"}] * 2)
+    assert "were rewritten" in reason(
+        ClipScore(clip_weight.path, model=MODEL, network=clip_weight), "skipped", images
+    )
 
 
 class Speaks(nn.Module):
@@ -146,11 +144,9 @@ def test_code_in_a_file_runs_only_if_its_hash_is_known(
     assert "I ran" in capfd.readouterr().out  # that is what is at stake
     with pytest.raises(ValueError, match=r"network\.pt is a TorchScript archive"):
         read_state(path)
-    images = make_set(tmp_path / "run", [{}] * 2)
+    images = make_noise(tmp_path / "run", [{}] * 2)
     for evaluator in (Hps(str(path)), ClipScore(path=str(path), network=Weight("network.pt"))):
-        [result] = evaluate([evaluator], images)
-        assert result.status == "failed"
-        assert "its SHA-256 must be known beforehand" in str(result.reason)
+        assert "its SHA-256 must be known beforehand" in reason(evaluator, "failed", images)
     assert "I ran" not in capfd.readouterr().out
 
 
@@ -174,10 +170,9 @@ def test_hps_transform_equals_torchvision(height: int, width: int, antialias: bo
 
 def test_hps_scores_by_style(clip_weight: Weight, tmp_path: Path) -> None:
     styles = ["anime", "photo", "anime", "photo", "photo"]
-    images = make_set(tmp_path / "run", [{"style": style} for style in styles])
+    images = make_noise(tmp_path / "run", [{"style": style} for style in styles])
     result = only(Hps(clip_weight.path, batch=2, model=MODEL), images)
     cosines = by_hand(clip_weight, images, lambda x: preprocess(x, 28, antialias=True), quick=False)
-    assert result.samples is not None
     assert result.samples["hpsv2.1"] == pytest.approx(cosines, abs=1e-4)
     scores = result.scores
     assert set(scores) == {"hpsv2.1", "hpsv2.1/anime", "hpsv2.1/photo"}
@@ -185,9 +180,9 @@ def test_hps_scores_by_style(clip_weight: Weight, tmp_path: Path) -> None:
     assert scores["hpsv2.1/anime"].value == pytest.approx(np.mean([cosines[0], cosines[2]]), abs=1e-4)
     assert scores["hpsv2.1/photo"].n == 3
     assert result.provenance["weights"] == {"HPS_v2.1_compressed.pt": clip_weight.sha256}
-    [wrong] = evaluate([Hps(clip_weight.path, sha256="0" * 64, model=MODEL)], images)
-    assert wrong.status == "failed"
-    assert f"sha256 {clip_weight.sha256}, expected {'0' * 64}" in str(wrong.reason)
+    assert f"sha256 {clip_weight.sha256}, expected {'0' * 64}" in reason(
+        Hps(clip_weight.path, sha256="0" * 64, model=MODEL), "failed", images
+    )
 
 
 def test_objects_are_cut_out_on_grey() -> None:

@@ -15,9 +15,8 @@ from torch import nn
 from kvbench.eval.alignment.dpg import CATEGORIES, Dpg, Question, by_category, read_questions, settled
 from kvbench.eval.alignment.vqa import BlipVqa, Vqa
 from kvbench.eval.files.weights import Weight, file_sha256
-from kvbench.eval.protocol.base import evaluate
+from tests.support.image_sets import make_noise, only, reason
 from tests.support.places import GOLDENS
-from tests.support.tiny import make_set, only
 
 transformers = pytest.importorskip("transformers")
 GOLDEN = json.loads((GOLDENS / "eval" / "dpg_cases.json").read_text())
@@ -82,14 +81,13 @@ def write_csv(path: Path, before: Sequence[Sequence[object]] = ()) -> str:
 
 
 def test_dpg_scores_a_run(tmp_path: Path) -> None:
-    images = make_set(
+    images = make_noise(
         tmp_path / "run", [{"item_id": "ab"[n // 4]} for n in range(8)], [f"p{n // 4}" for n in range(8)]
     )
     table = write_csv(tmp_path / "q.csv")
     result = only(Dpg(Told(), "told", table), images)
     assert result.scores["dpg[told]"].value == GOLDEN["official_dpg"]
     assert result.scores["dpg[told]"].n == 2
-    assert result.samples is not None
     shares = [share for item in GOLDEN["items"] for share in item["official_per_image"]]
     assert result.samples["dpg[told]"] == [100 * share for share in shares]
     judged = [
@@ -137,10 +135,12 @@ def test_malformed_questions_are_refused(text: str, complaint: str, tmp_path: Pa
 
 def test_dpg_wants_its_own_prompts(tmp_path: Path) -> None:
     table = write_csv(tmp_path / "q.csv")
-    [other] = evaluate([Dpg(Told(), "told", table)], make_set(tmp_path / "other", [{}, {}]))
-    assert (other.status, "prompts=dpg" in str(other.reason)) == ("skipped", True)
-    [unknown] = evaluate([Dpg(Told(), "told", table)], make_set(tmp_path / "unknown", [{"item_id": "q"}]))
-    assert (unknown.status, "no questions about item q" in str(unknown.reason)) == ("failed", True)
+    assert "prompts=dpg" in reason(
+        Dpg(Told(), "told", table), "skipped", make_noise(tmp_path / "other", [{}, {}])
+    )
+    assert "no questions about item q" in reason(
+        Dpg(Told(), "told", table), "failed", make_noise(tmp_path / "unknown", [{"item_id": "q"}])
+    )
 
 
 def test_blip_answers_as_transformers_does(tmp_path: Path) -> None:

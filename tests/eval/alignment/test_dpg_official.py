@@ -10,14 +10,14 @@ from PIL import Image
 from kvbench.eval.alignment.dpg_official import DpgOfficial
 from kvbench.eval.files.images import ImageSet
 from kvbench.eval.protocol.base import evaluate
-from tests.support.tiny import make_set, only
+from tests.support.image_sets import make_noise, only, reason
 
 SCORES = {"b, 1": [1.0, 0.5, 2 / 3, 0.0], "a": [0.25, 1.0, 1.0, 1.0], "c": [0.0, 0.0, 1e-05, 1 / 3]}
 
 
 def made(folder: Path, items: Sequence[str] = ("b, 1", "a", "c"), copies: int = 4) -> ImageSet:
     metas = [{"item_id": item} for item in items for _ in range(copies)]
-    return make_set(folder, metas, [f"about {meta['item_id']}" for meta in metas])
+    return make_noise(folder, metas, [f"about {meta['item_id']}" for meta in metas])
 
 
 def written(scores: Mapping[str, Sequence[float]], *, done: bool = True) -> str:
@@ -57,16 +57,11 @@ def test_the_program_cuts_our_images_out_again(copies: int, tmp_path: Path) -> N
 def test_its_scores_come_in(tmp_path: Path) -> None:
     images = made(tmp_path / "run")
     path = tmp_path / "run" / "dpg_official" / "results.txt"
-    [early] = evaluate([DpgOfficial(scores=True)], images)
-    assert (early.status, "is not there yet; with scores=false first" in str(early.reason)) == (
-        "failed",
-        True,
-    )
+    assert "is not there yet; with scores=false first" in reason(DpgOfficial(scores=True), "failed", images)
     evaluate([DpgOfficial()], images)
     path.write_text(written(dict(reversed(SCORES.items()))))  # in whatever order
     result = only(DpgOfficial(scores=True), images)
     each = [100 * score for scores in SCORES.values() for score in scores]
-    assert result.samples is not None
     assert result.samples["dpg[official]"] == pytest.approx(each)
     assert result.samples["index"] == images.indices
     assert result.scores["dpg[official]"].value == pytest.approx(np.mean(each))
@@ -84,7 +79,6 @@ def test_the_item_that_the_program_drops_is_named(tmp_path: Path) -> None:
     (tmp_path / "run" / "dpg_official" / "results.txt").write_text(written(rest))
     result = only(DpgOfficial(scores=True), images)
     assert result.reason == "left out by the official program: a"
-    assert result.samples is not None
     assert result.samples["index"] == [0, 1, 2, 3, 8, 9, 10, 11]
 
 
@@ -109,14 +103,11 @@ def test_other_files_are_refused(text: str, complaint: str, tmp_path: Path) -> N
     images = made(tmp_path / "run")
     (tmp_path / "run" / "dpg_official").mkdir()
     (tmp_path / "run" / "dpg_official" / "results.txt").write_text(text)
-    [result] = evaluate([DpgOfficial(scores=True)], images)
-    assert result.status == "failed"
-    assert complaint.replace(".2", "(2") in str(result.reason)
+    assert complaint.replace(".2", "(2") in reason(DpgOfficial(scores=True), "failed", images)
 
 
 def test_other_runs_are_refused(tmp_path: Path) -> None:
-    [other] = evaluate([DpgOfficial()], make_set(tmp_path / "other", [{}, {}]))
-    assert (other.status, "use prompts=dpg" in str(other.reason)) == ("skipped", True)
+    assert "use prompts=dpg" in reason(DpgOfficial(), "skipped", make_noise(tmp_path / "other", [{}, {}]))
     for number, (metas, complaint) in enumerate(
         (
             ([{"item_id": "a"}, {}], "sample 1 has no DPG item"),
@@ -124,5 +115,4 @@ def test_other_runs_are_refused(tmp_path: Path) -> None:
             ([{"item_id": "a"}] * 2 + [{"item_id": "b"}], "not 1, 2 (prompts.per_prompt)"),
         )
     ):
-        [failed] = evaluate([DpgOfficial()], make_set(tmp_path / str(number), metas))
-        assert (failed.status, complaint in str(failed.reason)) == ("failed", True)
+        assert complaint in reason(DpgOfficial(), "failed", make_noise(tmp_path / str(number), metas))

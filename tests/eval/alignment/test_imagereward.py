@@ -13,8 +13,8 @@ from torch import Tensor
 from kvbench.eval.alignment.imagereward import ImageReward, load_scorer, load_tokenizer
 from kvbench.eval.files.weights import Snapshot
 from kvbench.eval.protocol.base import evaluate
+from tests.support.image_sets import make_noise, only, reason
 from tests.support.places import GOLDENS
-from tests.support.tiny import make_set, only
 
 pytest.importorskip("transformers")
 pytest.importorskip("open_clip")
@@ -60,21 +60,20 @@ def test_rewards_are_those_of_the_official_program(folder: Path) -> None:
 
 
 def test_a_run_has_the_mean_reward(folder: Path, tmp_path: Path) -> None:
-    images = make_set(tmp_path / "run", [{}] * 3, META["prompts"][:3], size=40)
+    images = make_noise(tmp_path / "run", [{}] * 3, META["prompts"][:3], size=40)
     score = load_scorer(folder, folder / "vocab.txt", "cpu")
     each = [score(images.image(i)[None], [META["prompts"][i]])[0] for i in range(3)]
     words = Snapshot("who/words", ("vocab.txt",))
     result = only(ImageReward(str(folder), tokenizer_path=str(folder), batch=2, tokenizer=words), images)
-    assert result.samples is not None
     assert result.samples["imagereward"] == pytest.approx(each, abs=1e-5)
     assert result.scores["imagereward"].value == pytest.approx(np.mean(each), abs=1e-5)
 
 
 def test_missing_files_and_another_vocabulary_are_told(folder: Path, tmp_path: Path) -> None:
-    images = make_set(tmp_path / "run", [{}] * 2)
-    [wrong] = evaluate([ImageReward(str(folder), tokenizer_path=str(folder))], images)
-    assert wrong.status == "failed"
-    assert "is not google-bert/bert-base-uncased/vocab.txt" in str(wrong.reason)
+    images = make_noise(tmp_path / "run", [{}] * 2)
+    assert "is not google-bert/bert-base-uncased/vocab.txt" in reason(
+        ImageReward(str(folder), tokenizer_path=str(folder)), "failed", images
+    )
     [missing] = evaluate([ImageReward()], images)
     assert missing.status == "skipped"
     assert "weights missing: ImageReward. Get it with: make weights" in str(missing.reason)

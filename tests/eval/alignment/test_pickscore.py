@@ -9,7 +9,7 @@ from PIL import Image
 
 from kvbench.eval.alignment.pickscore import PickScore
 from kvbench.eval.protocol.base import evaluate
-from tests.support.tiny import make_set, only
+from tests.support.image_sets import make_noise, only
 
 transformers = pytest.importorskip("transformers")
 open_clip = pytest.importorskip("open_clip")
@@ -38,7 +38,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @torch.no_grad()
 def test_pickscore_is_that_of_its_authors(folder: Path, tmp_path: Path) -> None:
     prompts = ["a red fox", "two owls on a wall, oil on canvas", "word " * 200]
-    images = make_set(tmp_path / "run", [{}] * 3, prompts, size=40)
+    images = make_noise(tmp_path / "run", [{}] * 3, prompts, size=40)
     model = transformers.CLIPModel.from_pretrained(folder).eval()
     expected = []
     for index, prompt in zip(images.indices, prompts, strict=True):
@@ -51,7 +51,6 @@ def test_pickscore_is_that_of_its_authors(folder: Path, tmp_path: Path) -> None:
         image, text = model.visual_projection(seen)[0], model.text_projection(read)[0]
         expected.append(float(np.exp(4.5) * image @ text / image.norm() / text.norm()))
     result = only(PickScore(str(folder), batch=2), images)
-    assert result.samples is not None
     assert result.samples["pickscore"] == pytest.approx(expected, abs=1e-3)
     assert result.scores["pickscore"].value == pytest.approx(np.mean(expected), abs=1e-3)
     assert set(result.provenance["weights"]) == {
@@ -61,7 +60,7 @@ def test_pickscore_is_that_of_its_authors(folder: Path, tmp_path: Path) -> None:
 
 
 def test_class_numbers_have_no_pickscore_and_a_missing_folder_is_told(folder: Path, tmp_path: Path) -> None:
-    images = make_set(tmp_path / "run", [{}] * 2, ["3", "207"])
+    images = make_noise(tmp_path / "run", [{}] * 2, ["3", "207"])
     results = evaluate([PickScore(str(folder)), PickScore()], images)
     assert [result.status for result in results] == ["skipped", "skipped"]
     assert "class numbers" in str(results[0].reason)

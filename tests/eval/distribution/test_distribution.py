@@ -1,4 +1,4 @@
-"""Distances between distributions against stored references, slow re-derivations and two other libraries."""
+"""Distances between distributions against stored references and slow re-derivations."""
 
 import math
 from collections.abc import Callable
@@ -9,7 +9,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file
-from torch import Tensor, nn
 
 from kvbench.eval.distribution.frechet import frechet_distance, frechet_to, moments
 from kvbench.eval.distribution.inception_score import inception_score
@@ -26,21 +25,6 @@ def arrays() -> Sets:
     return {name: tensor.numpy() for name, tensor in load_file(GOLDEN / "arrays.safetensors").items()}
 
 
-class Identity(nn.Module):
-    """Features that are their own network, in the form torchmetrics wants."""
-
-    def __init__(self, num_features: int) -> None:
-        super().__init__()
-        self.num_features = num_features
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x.flatten(1)
-
-
-def as_images(features: np.ndarray) -> Tensor:
-    return torch.from_numpy(features)[:, :, None, None]
-
-
 # Frechet distance
 
 
@@ -54,24 +38,6 @@ def test_frechet_distance_equals_the_stored_values(arrays: Sets) -> None:
     deficient = frechet_distance(arrays["rank_deficient_ref"], arrays["rank_deficient_cmp"])
     assert deficient == pytest.approx(stored["rank_deficient_24x48"]["mpmath40"], abs=1e-12)
     assert abs(frechet_distance(ref, ref)) < 1e-9
-
-
-@pytest.mark.parametrize(("count", "dim"), [(200, 16), (24, 48)])
-def test_clean_fid_and_torchmetrics_find_the_same(count: int, dim: int) -> None:
-    from cleanfid.fid import frechet_distance as clean_fid
-    from torchmetrics.image.fid import FrechetInceptionDistance
-
-    rng = np.random.default_rng(3)
-    first = rng.normal(size=(count, dim))
-    second = 0.5 * first + rng.normal(0.3, 1, size=(count, dim))
-    ours = frechet_distance(first, second)
-    gaussians = [(x.mean(0), np.cov(x, rowvar=False)) for x in (first, second)]
-    tolerance = 1e-9 if count > dim else 5e-6  # sqrtm loses digits on singular covariances
-    assert ours == pytest.approx(clean_fid(*gaussians[0], *gaussians[1]), abs=tolerance)
-    metric = FrechetInceptionDistance(feature=Identity(dim), input_img_size=(dim, 1, 1))
-    metric.update(as_images(first), real=True)
-    metric.update(as_images(second), real=False)
-    assert ours == pytest.approx(metric.compute().item(), abs=1e-5)
 
 
 @given(
@@ -127,16 +93,6 @@ def test_kid_equals_the_stored_values(arrays: Sets) -> None:
     assert np.std(subsets) == pytest.approx(stored["subsets10_size32_std_ddof0"], abs=1e-12)
 
 
-def test_torchmetrics_finds_the_same_kid(arrays: Sets) -> None:
-    from torchmetrics.image.kid import KernelInceptionDistance
-
-    ref, cmp = arrays["features_ref"], arrays["features_cmp"]
-    metric = KernelInceptionDistance(feature=Identity(16), subsets=1, subset_size=len(ref))
-    metric.update(as_images(ref), real=True)
-    metric.update(as_images(cmp), real=False)
-    assert kid(ref, cmp) == pytest.approx(metric.compute()[0].item(), abs=1e-6)
-
-
 @given(n=st.integers(4, 12), dim=st.integers(1, 5), seed=st.integers(0, 99), paired=st.booleans())
 @settings(max_examples=30, deadline=None)
 def test_kid_follows_its_definition(n: int, dim: int, seed: int, paired: bool) -> None:
@@ -153,7 +109,6 @@ def test_the_jackknife_of_kid_leaves_groups_out_of_both_sides(arrays: Sets) -> N
     dealt = assign_groups(prompts)
     without = np.array([slow_kid(ref[dealt != g], cmp[dealt != g], paired=True) for g in range(20)])
     expected = np.sqrt(19 / 20 * np.square(without - without.mean()).sum())
-    assert replicates is not None
     assert replicates.surround(value).se == pytest.approx(expected, rel=1e-9)
 
 
@@ -253,8 +208,6 @@ def test_bad_features_are_refused(function: Callable[..., object], least: int) -
 
 
 def test_bad_logits_and_unequal_pairs_are_refused() -> None:
-    with pytest.raises(ValueError, match="at least 2 samples are needed"):
-        inception_score(np.zeros((1, 3)), 5)
     with pytest.raises(ValueError, match="sample 1 are not finite"):
         inception_score(np.array([[0.0], [math.nan]]), 5)
     with pytest.raises(ValueError, match="paired sets have 3 and 4 samples"):

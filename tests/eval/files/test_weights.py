@@ -21,13 +21,18 @@ SHA256 = hashlib.sha256(CONTENT).hexdigest()
 
 
 @pytest.fixture(autouse=True)
-def home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+def _own_home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
-    for name in ("KVBENCH_WEIGHTS", "HF_HOME", "HF_HUB_CACHE", "TORCH_HOME"):
+    proxies = [f"{kind}_proxy" for kind in ("http", "https", "all")]
+    for name in (
+        "KVBENCH_WEIGHTS",
+        "HF_HOME",
+        "HF_HUB_CACHE",
+        "TORCH_HOME",
+        *proxies,
+        *map(str.upper, proxies),
+    ):
         monkeypatch.delenv(name, raising=False)
-    for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY", "all_proxy", "ALL_PROXY"):
-        monkeypatch.delenv(name, raising=False)
-    return tmp_path
 
 
 class Server(http.server.BaseHTTPRequestHandler):
@@ -38,14 +43,11 @@ class Server(http.server.BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         wanted = self.headers.get("Range")
         self.asked.append((self.path, wanted))
-        if self.path == "/gone":
-            self.send_error(404)
-            return
         start = int(wanted.removeprefix("bytes=").rstrip("-")) if wanted and self.path != "/whole" else 0
-        if start >= len(CONTENT):
-            self.send_error(416)
-            return
         body = CONTENT[start:]
+        if self.path == "/gone" or not body:
+            self.send_error(404 if body else 416)
+            return
         self.send_response(206 if start else 200)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
@@ -73,51 +75,42 @@ def leftovers(folder: Path) -> list[str]:
 # Downloads
 
 
-@pytest.mark.parametrize("sha256", [SHA256, None])
-def test_a_download_is_whole(server: str, tmp_path: Path, sha256: str | None) -> None:
-    download_file(f"{server}/net.bin", tmp_path / "in" / "net.bin", sha256)
-    assert (tmp_path / "in" / "net.bin").read_bytes() == CONTENT
-    assert leftovers(tmp_path / "in") == ["net.bin"]
-
-
 def test_a_file_address_works_too(tmp_path: Path) -> None:
     (tmp_path / "source").write_bytes(CONTENT)
-    download_file((tmp_path / "source").as_uri(), tmp_path / "net.bin", SHA256)
-    assert (tmp_path / "net.bin").read_bytes() == CONTENT
+    download_file((tmp_path / "source").as_uri(), tmp_path / "in" / "net.bin", SHA256)
+    assert (tmp_path / "in" / "net.bin").read_bytes() == CONTENT
     with pytest.raises(OSError, match="nowhere"):
         download_file((tmp_path / "nowhere").as_uri(), tmp_path / "other.bin")
     assert not (tmp_path / "other.bin").exists()
 
 
-def test_an_interrupted_download_goes_on_where_it_stopped(server: str, tmp_path: Path) -> None:
-    target = tmp_path / "net.bin"
-    with pytest.raises((OSError, WeightError)):
-        download_file(f"{server}/short", target, SHA256)
-    assert not target.exists()
+@pytest.mark.parametrize(
+    ("name", "part", "sha256", "wanted"),
+    [
+        ("net.bin", None, SHA256, None),
+        ("net.bin", None, None, None),
+        ("net.bin", CONTENT[:100], SHA256, "bytes=100-"),
+        ("net.bin", CONTENT, SHA256, f"bytes={len(CONTENT)}-"),
+        ("whole", CONTENT[:100], SHA256, "bytes=100-"),
+        ("net.bin", b"of another version", None, None),  # not trusted without a hash
+    ],
+)
+def test_a_download_is_whole(
+    server: str, tmp_path: Path, name: str, part: bytes | None, sha256: str | None, wanted: str | None
+) -> None:
+    if part is not None:
+        (tmp_path / ".target.part").write_bytes(part)
+    download_file(f"{server}/{name}", tmp_path / "target", sha256)
+    assert (tmp_path / "target").read_bytes() == CONTENT
+    assert leftovers(tmp_path) == ["target"]
+    assert Server.asked == [(f"/{name}", wanted)]
+
+
+def test_an_interrupted_download_leaves_a_part(server: str, tmp_path: Path) -> None:
+    with pytest.raises((OSError, WeightError), match="short ended after 100 of 10240 bytes"):
+        download_file(f"{server}/short", tmp_path / "net.bin", SHA256)
+    assert leftovers(tmp_path) == [".net.bin.part"]
     assert (tmp_path / ".net.bin.part").read_bytes() == CONTENT[:100]
-    download_file(f"{server}/net.bin", target, SHA256)
-    assert target.read_bytes() == CONTENT
-    assert Server.asked == [("/short", None), ("/net.bin", "bytes=100-")]
-    assert leftovers(tmp_path) == ["net.bin"]
-
-
-def test_a_server_without_ranges_is_asked_for_everything(server: str, tmp_path: Path) -> None:
-    (tmp_path / ".net.bin.part").write_bytes(CONTENT[:100])
-    download_file(f"{server}/whole", tmp_path / "net.bin", SHA256)
-    assert (tmp_path / "net.bin").read_bytes() == CONTENT
-
-
-def test_nothing_is_asked_for_twice_when_everything_is_there(server: str, tmp_path: Path) -> None:
-    (tmp_path / ".net.bin.part").write_bytes(CONTENT)
-    download_file(f"{server}/net.bin", tmp_path / "net.bin", SHA256)
-    assert (tmp_path / "net.bin").read_bytes() == CONTENT
-
-
-def test_parts_of_a_file_without_a_known_hash_are_not_trusted(server: str, tmp_path: Path) -> None:
-    (tmp_path / ".net.bin.part").write_bytes(b"of another version")
-    download_file(f"{server}/net.bin", tmp_path / "net.bin")
-    assert (tmp_path / "net.bin").read_bytes() == CONTENT
-    assert Server.asked == [("/net.bin", None)]
 
 
 def test_the_wrong_file_is_not_kept(server: str, tmp_path: Path) -> None:
@@ -249,7 +242,31 @@ def test_the_command_prints_a_table(capsys: pytest.CaptureFixture[str], tmp_path
     assert "nothing: no such weights; there are HPS_v2.1" in capsys.readouterr().err
 
 
-# Folders
+# Single files and folders
+
+
+def test_a_file_is_found_in_the_stated_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    weight = Weight("net.bin", sha256=SHA256, places=("$SOME_CACHE/hub",))
+    assert weight.find() is None
+    monkeypatch.setenv("SOME_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("KVBENCH_WEIGHTS", str(tmp_path))
+    for folder in (tmp_path / "cache" / "hub", tmp_path / ".cache" / "kvbench" / "weights", tmp_path):
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "net.bin").write_bytes(CONTENT)
+        assert weight.find() == folder / "net.bin"
+    assert weight.require() == (tmp_path / "net.bin", SHA256)
+    assert replace(weight, path=str(tmp_path / "elsewhere.bin")).find() is None
+    found = replace(weight, path="pkg://pytest/__init__.py").find()
+    assert found == Path(pytest.__file__)
+
+
+def test_wrong_hash_is_refused_even_after_a_right_one(tmp_path: Path) -> None:
+    weight = Weight("net.bin", sha256=SHA256, path=str(tmp_path / "net.bin"))
+    (tmp_path / "net.bin").write_bytes(CONTENT)
+    weight.require()
+    (tmp_path / "net.bin").write_bytes(b"weightz!")
+    with pytest.raises(WeightError, match=f"expected {SHA256}"):
+        weight.require()
 
 
 def fill(folder: Path, files: tuple[str, ...] = BLIP.files) -> Path:

@@ -21,7 +21,8 @@ from kvbench.eval.geneval.mask2former import CLASSES, Mask2Former, find_instance
 from kvbench.eval.geneval.official import GenEvalOfficial
 from kvbench.eval.geneval.score import GenEval
 from kvbench.eval.protocol.base import evaluate, find_missing
-from tests.support.tiny import MODEL, make_set, only, tiny_clip
+from tests.support.image_sets import make_noise, only, reason
+from tests.support.tiny import MODEL, tiny_clip
 
 pytest.importorskip("open_clip")
 transformers = pytest.importorskip("transformers")
@@ -76,7 +77,13 @@ def test_class_names_are_geneval_s(tmp_path: Path) -> None:
     assert hashlib.sha256(listed.encode()).hexdigest() == sha256
 
 
-def tiny_mask2former(folder: Path, classes: Sequence[str]) -> None:
+COCO = [
+    {"computer mouse": "mouse", "tv remote": "remote", "computer keyboard": "keyboard"}.get(c, c)
+    for c in CLASSES
+]
+
+
+def tiny_mask2former(folder: Path, clip: Weight, classes: Sequence[str] = COCO) -> Mask2Former:
     backbone = transformers.SwinConfig(
         image_size=32,
         embed_dim=8,
@@ -104,74 +111,58 @@ def tiny_mask2former(folder: Path, classes: Sequence[str]) -> None:
         model.class_predictor.bias[16] += 9  # every query sees a dog
     model.save_pretrained(folder)
     (folder / "preprocessor_config.json").write_text("{}")
-
-
-COCO = [
-    {"computer mouse": "mouse", "tv remote": "remote", "computer keyboard": "keyboard"}.get(c, c)
-    for c in CLASSES
-]
+    colors = ClipColors(clip.path, MODEL, clip)
+    return Mask2Former(str(folder), shortest=48, longest=80, colors=colors)
 
 
 def test_geneval_runs_on_mask2former_and_clip(clip_weight: Weight, tmp_path: Path) -> None:
-    tiny_mask2former(tmp_path / "model", COCO)
-    colors = ClipColors(clip_weight.path, MODEL, clip_weight)
-    detector = Mask2Former(str(tmp_path / "model"), shortest=48, longest=80, colors=colors)
+    detector = tiny_mask2former(tmp_path / "model", clip_weight)
     line = {"tag": "colors", "include": [{"class": "dog", "count": 1, "color": "red"}], "prompt": "a red dog"}
-    images = make_set(tmp_path / "run", [line] * 3)
+    images = make_noise(tmp_path / "run", [line] * 3)
     result = only(GenEval(detector, "mask2former-hf"), images)
     assert "geneval[mask2former-hf]/colors" in result.scores
-    assert result.samples is not None
-    for seen, correct, reason in zip(
+    for seen, correct, why in zip(
         *(result.samples[c] for c in ("found", "geneval[mask2former-hf]", "reason")), strict=True
     ):
-        assert isinstance(seen, list)
         assert {one["label"] for one in seen} == {"dog"}
         if not correct:
-            assert str(reason).startswith("expected red dog>=1, found 0 (colours: ")
-            assert str(reason)[:-1].split(": ")[1] in COLORS
+            assert why.startswith("expected red dog>=1, found 0 (colours: ")
+            assert why[:-1].split(": ")[1] in COLORS
     used = result.provenance["weights"]
-    assert isinstance(used, dict)
     assert used["tiny.safetensors"] == clip_weight.sha256
     file = "facebook/mask2former-swin-small-coco-instance/model.safetensors"
     assert used[file] == file_sha256(tmp_path / "model" / "model.safetensors")
     pinned = replace(detector, model=replace(detector.model, sha256=(("model.safetensors", "0" * 64),)))
-    [wrong] = evaluate([GenEval(pinned, "mask2former-hf")], images)
-    assert wrong.status == "failed"
-    assert "expected 000" in str(wrong.reason)
+    assert "expected 000" in reason(GenEval(pinned, "mask2former-hf"), "failed", images)
 
 
 def test_a_detector_of_other_classes_is_refused(clip_weight: Weight, tmp_path: Path) -> None:
-    tiny_mask2former(tmp_path / "model", ["person", *COCO[1:79]])
+    detector = tiny_mask2former(tmp_path / "model", clip_weight, ["person", *COCO[1:79]])
     with pytest.raises(ValueError, match="tells 79 classes apart, from person to hair drier"):
-        Mask2Former(str(tmp_path / "model"), colors=ClipColors(clip_weight.path, MODEL, clip_weight)).load(
-            "cpu"
-        )
+        detector.load("cpu")
 
 
 def test_half_a_checkpoint_is_refused(clip_weight: Weight, tmp_path: Path) -> None:
-    tiny_mask2former(tmp_path / "model", COCO)
+    detector = tiny_mask2former(tmp_path / "model", clip_weight)
     path = tmp_path / "model" / "model.safetensors"
     state = load_file(path)
     state.pop("class_predictor.weight")
     save_file(state, path, {"format": "pt"})
     with pytest.raises(ValueError, match=r"not a whole Mask2Former\w+: class_predictor\.weight is missing"):
-        Mask2Former(str(tmp_path / "model"), colors=ClipColors(clip_weight.path, MODEL, clip_weight)).load(
-            "cpu"
-        )
+        detector.load("cpu")
 
 
 def test_prompts_about_other_classes_are_skipped(clip_weight: Weight, tmp_path: Path) -> None:
     line = {"tag": "counting", "include": [{"class": "ring", "count": 2}], "prompt": "two rings"}
-    tiny_mask2former(tmp_path / "model", COCO)
-    detector = Mask2Former(str(tmp_path / "model"), colors=ClipColors(clip_weight.path, MODEL, clip_weight))
-    [result] = evaluate([GenEval(detector, "mask2former-hf")], make_set(tmp_path / "run", [line] * 2))
-    assert result.status == "skipped"
-    assert "does not know ring" in str(result.reason)
+    detector = tiny_mask2former(tmp_path / "model", clip_weight)
+    assert "does not know ring" in reason(
+        GenEval(detector, "mask2former-hf"), "skipped", make_noise(tmp_path / "run", [line] * 2)
+    )
 
 
 def test_what_is_missing_is_skipped_with_the_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     line = {"tag": "colors", "include": [{"class": "dog", "count": 1}], "prompt": "a dog"}
-    images = make_set(tmp_path / "run", [{**line, "item_id": "a"}] * 2)
+    images = make_noise(tmp_path / "run", [{**line, "item_id": "a"}] * 2)
     evaluators = [ClipScore(), Hps(), GenEval(Mask2Former(), "mask2former-hf"), Dpg()]
     wanted = (
         (["ViT-L-14.pt"], ["https://openaipublic.azureedge.net/clip/models/b8cca3fd"]),
@@ -206,7 +197,7 @@ def test_official_folder_goes_out_and_its_verdicts_come_in(tmp_path: Path) -> No
         "exclude": [{"class": "dog", "count": 3}],
     }
     lines = [{**line, "prompt": "two dogs"}] * 2 + [{**line, "prompt": "two wet dogs"}] * 2
-    images = make_set(
+    images = make_noise(
         tmp_path / "run",
         [{**m, "image_index": i % 2} for i, m in enumerate(lines)],
         [m["prompt"] for m in lines],
@@ -233,7 +224,6 @@ def test_official_folder_goes_out_and_its_verdicts_come_in(tmp_path: Path) -> No
     path = folder / "results.jsonl"
     path.write_text("".join(json.dumps(v) + "\n" for v in verdicts))
     result = only(GenEvalOfficial(verdicts=True), images)
-    assert result.samples is not None
     assert result.samples["geneval[official]"] == [False, False, True, False]
     assert result.scores["geneval[official]"].value == 0.25
     assert result.scores["geneval[official]/correct_prompts"].value == 0.5
@@ -244,18 +234,17 @@ def test_official_folder_goes_out_and_its_verdicts_come_in(tmp_path: Path) -> No
         ('{"correct": true}\n', "line 1: not a verdict"),
     ):
         path.write_text(text)
-        [failed] = evaluate([GenEvalOfficial(verdicts=True)], images)
-        assert failed.status == "failed"
-        assert complaint in str(failed.reason)
+        assert complaint in reason(GenEvalOfficial(verdicts=True), "failed", images)
     path.unlink()
-    [early] = evaluate([GenEvalOfficial(verdicts=True)], images)
-    assert (early.status, "is not there yet" in str(early.reason)) == ("failed", True)  # and so tried again
+    assert "is not there yet" in reason(
+        GenEvalOfficial(verdicts=True), "failed", images
+    )  # and so tried again
 
 
 def test_official_program_judges_rewritten_prompts_by_the_originals(tmp_path: Path) -> None:
     line = {"tag": "counting", "include": [{"class": "dog", "count": 2}]}
     metas = [{**line, "prompt": text, "rewritten_from": text} for text in ("two dogs", "two cats")]
-    images = make_set(tmp_path / "run", metas, ["a pair", "a pair"])
+    images = make_noise(tmp_path / "run", metas, ["a pair", "a pair"])
     [skipped] = evaluate([GenEvalOfficial()], images)
     assert set(skipped.entries()) == set(GenEvalOfficial(protocol="official-rewritten").metrics)
     assert skipped.entries()["geneval[official-rewritten]"].status == "skipped"

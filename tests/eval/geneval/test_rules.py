@@ -1,6 +1,5 @@
 """GenEval's rules against verdicts of the official functions, and the evaluator around them."""
 
-import hashlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,9 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from PIL import Image
 
-from kvbench.eval.files.images import ImageSet
 from kvbench.eval.geneval.rules import TASKS, Line, Rules, geneval_image, keep_detections, relations
 from kvbench.eval.geneval.score import GenEval, geneval_summary
 from kvbench.eval.protocol.base import evaluate
@@ -19,6 +16,7 @@ from kvbench.scenes.detector import detect
 from kvbench.scenes.exact import Exact
 from kvbench.scenes.grammar import sample
 from kvbench.scenes.world import Scene, render
+from tests.support.image_sets import make_noise, make_set
 from tests.support.places import GOLDENS
 
 GOLDEN = json.loads((GOLDENS / "eval" / "geneval_cases.json").read_text())
@@ -120,23 +118,6 @@ def test_malformed_lines_are_refused(meta: dict[str, object]) -> None:
         Line.parse(meta)
 
 
-def make_set(
-    folder: Path, metas: list[dict[str, object]], pictures: list[np.ndarray] | None = None
-) -> ImageSet:
-    (folder / "images").mkdir(parents=True)
-    with (folder / "samples.jsonl").open("w") as file:
-        for index, meta in enumerate(metas):
-            path = folder / "images" / f"{index:06d}.png"
-            picture = (
-                Image.fromarray(pictures[index]) if pictures else Image.new("RGB", (16, 16), (index, 0, 0))
-            )
-            picture.save(path)
-            sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
-            record = {"index": index, "seed": 0, "prompt": f"p{index}", "sha256": sha256, "meta": meta}
-            file.write(json.dumps(record) + "\n")
-    return ImageSet(folder)
-
-
 def two_dogs(image: np.ndarray) -> list[Found]:
     """Sees two dogs in every image whose red value is even, else one."""
     return [Found("dog")] * (2 - int(image[0, 0, 0]) % 2)
@@ -149,12 +130,11 @@ def test_evaluator_judges_every_image(tmp_path: Path) -> None:
         "exclude": [{"class": "dog", "count": 3}],
         "prompt": "two dogs",
     }
-    [result] = evaluate([GenEval(two_dogs, "toy")], make_set(tmp_path, [line] * 5))
+    [result] = evaluate([GenEval(two_dogs, "toy")], make_noise(tmp_path, [line] * 5))
     assert result.status == "ok", result.provenance.get("traceback")
     assert result.scores["geneval[toy]"].value == pytest.approx(0.6)
     assert set(result.scores) == {"geneval[toy]", "geneval[toy]/counting", "geneval[toy]/correct_prompts"}
     assert "no prompts of single_object" in str(result.reason)
-    assert result.samples is not None
     assert result.samples["geneval[toy]"] == [True, False, True, False, True]
     assert result.samples["reason"][1] == "expected dog>=2, found 1"
     assert str(result.provenance["settings"]["detector"]).endswith("two_dogs")
@@ -165,7 +145,7 @@ def test_evaluator_judges_every_image(tmp_path: Path) -> None:
 def test_rewritten_prompts_have_a_metric_of_their_own(tmp_path: Path) -> None:
     line = {"tag": "counting", "include": [{"class": "dog", "count": 2}], "prompt": "two dogs"}
     metas = [{**line, "rewritten_from": f"two dogs {n // 2}"} for n in range(4)]
-    images = make_set(tmp_path / "own", metas)
+    images = make_noise(tmp_path / "own", metas)
     assert images.clusters == ["two dogs 0", "two dogs 0", "two dogs 1", "two dogs 1"]
     [result] = evaluate([GenEval(two_dogs, "toy")], images)
     assert result.status == "ok", result.provenance.get("traceback")
@@ -173,7 +153,6 @@ def test_rewritten_prompts_have_a_metric_of_their_own(tmp_path: Path) -> None:
         f"geneval[toy-rewritten]{part}" for part in ("", "/counting", "/correct_prompts")
     }
     assert result.scores["geneval[toy-rewritten]/correct_prompts"].n == 2
-    assert result.samples is not None
     assert result.samples["geneval[toy-rewritten]"] == [True, False, True, False]
     assert result.save(tmp_path / "metrics").name == "geneval-toy-rewritten.json"
 
@@ -182,15 +161,13 @@ def test_rendered_scenes_satisfy_their_own_prompts_only(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     scenes = [sample(rng, TASKS[i % len(TASKS)]) for i in range(36)]
     metas, pictures = [meta for _, _, meta in scenes], [render(scene) for scene, _, _ in scenes]
-    own = make_set(tmp_path / "own", metas, pictures)
+    own = make_set(tmp_path / "own", pictures, metas=metas)
     [result] = evaluate([GenEval(detect)], own)
     assert result.scores["geneval[scenes]"].value == 1
     assert result.reason is None
-    shuffled = make_set(tmp_path / "shuffled", metas, pictures[6:] + pictures[:6])
+    shuffled = make_set(tmp_path / "shuffled", pictures[6:] + pictures[:6], metas=metas)
     [result] = evaluate([GenEval(detect)], shuffled)
     value, interval = result.scores["geneval[scenes]"].value, result.scores["geneval[scenes]"].ci95
-    assert value is not None
-    assert interval is not None
     assert value < 0.5
     assert interval[0] <= value <= interval[1]
 
@@ -200,16 +177,17 @@ def test_exact_counts_images_without_missing_or_extra_objects(tmp_path: Path) ->
     scenes = [sample(rng, TASKS[i % len(TASKS)]) for i in range(8)]
     bare = [render(Scene(scene.objects[1:], scene.background)) for scene, _, _ in scenes[:2]]
     pictures = bare + [render(scene) for scene, _, _ in scenes[2:]]
-    [result] = evaluate([Exact()], make_set(tmp_path / "own", [meta for _, _, meta in scenes], pictures))
+    [result] = evaluate(
+        [Exact()], make_set(tmp_path / "own", pictures, metas=[meta for _, _, meta in scenes])
+    )
     assert result.scores["exact[scenes]"].value == pytest.approx(6 / 8)
-    assert result.samples is not None
     assert result.samples["exact[scenes]"] == [False] * 2 + [True] * 6
-    [result] = evaluate([Exact()], make_set(tmp_path / "other", [{}, {}]))
+    [result] = evaluate([Exact()], make_noise(tmp_path / "other", [{}, {}]))
     assert result.status == "skipped"
 
 
 def test_other_prompts_are_skipped(tmp_path: Path) -> None:
-    [result] = evaluate([GenEval(two_dogs, "toy")], make_set(tmp_path, [{}, {}]))
+    [result] = evaluate([GenEval(two_dogs, "toy")], make_noise(tmp_path, [{}, {}]))
     assert result.status == "skipped"
     assert "no GenEval lines" in str(result.reason)
     assert result.entries()["geneval[toy]/position"].status == "skipped"

@@ -1,6 +1,7 @@
 """The spaces of FD-DINOv2 and CMMD on small random networks, and CMMD itself, against slow re-derivations."""
 
 import math
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,11 +21,11 @@ from kvbench.eval.protocol.base import evaluate
 from kvbench.eval.protocol.intervals import assign_groups
 from kvbench.eval.spaces.clip import ClipImages
 from kvbench.eval.spaces.dinov2 import VIT_L_14, Dinov2, resize_positions
-from tests.support.image_sets import make_set, only
+from tests.support.image_sets import make_set, only, reason
 from tests.support.tiny import MODEL, tiny_clip
 
 RNG = np.random.default_rng(0)
-SMALL = "vit_small_patch14_dinov2"
+SMALL = "vit_tiny_kvbench"
 State = dict[str, Tensor]
 
 
@@ -102,16 +103,22 @@ def test_cmmd_is_measured_on_unit_vectors_of_the_middle_square(
 
 @pytest.fixture(scope="module")
 def dinov2(tmp_path_factory: pytest.TempPathFactory) -> Dinov2:
-    """The small architecture with random weights under the names of the authors' files, positions for 518 pixels."""
+    """A tiny architecture with random weights under the names of the authors' files, positions for 518 pixels."""
     import timm
 
+    def vit_tiny_kvbench(num_classes: int, img_size: int, **_: object) -> torch.nn.Module:
+        shape = {"patch_size": 14, "embed_dim": 48, "depth": 3, "num_heads": 2, "init_values": 1.0}
+        return timm.models.VisionTransformer(img_size, num_classes=num_classes, **shape)
+
+    sys.modules[__name__].__all__ = []  # where timm writes the name of a new model
+    timm.models.register_model(vit_tiny_kvbench)
     torch.manual_seed(0)
-    state = timm.create_model(SMALL, pretrained=False, num_classes=0).state_dict()
-    assert state["pos_embed"].shape == (1, 1 + 37 * 37, 384)
+    state = timm.create_model(SMALL, pretrained=False, num_classes=0, img_size=518).state_dict()
+    assert state["pos_embed"].shape == (1, 1 + 37 * 37, 48)
     state = {
         name: torch.randn_like(value) * (0.5 if "gamma" in name else 0.05) for name, value in state.items()
     }
-    state["mask_token"] = torch.zeros(1, 384)
+    state["mask_token"] = torch.zeros(1, 48)
     path = tmp_path_factory.mktemp("dinov2") / "small.pth"
     torch.save(state, path)
     network = replace(VIT_L_14, file=path.name, sha256=file_sha256(path), size=None)
@@ -136,13 +143,13 @@ def slow_dinov2(state: State, image: np.ndarray) -> np.ndarray:
 
     patches = F.conv2d(x, state["patch_embed.proj.weight"], state["patch_embed.proj.bias"], stride=14)
     tokens = torch.cat((state["cls_token"][0], patches[0].flatten(1).T))
-    table = state["pos_embed"][0, 1:].T.reshape(1, 384, 37, 37)
+    table = state["pos_embed"][0, 1:].T.reshape(1, 48, 37, 37)
     grid = F.interpolate(table, scale_factor=(16.1 / 37, 16.1 / 37), mode="bicubic", antialias=False)
     tokens = tokens + torch.cat((state["pos_embed"][0, :1], grid[0].flatten(1).T))
-    for block in (f"blocks.{number}" for number in range(12)):
-        heads = linear(norm(tokens, f"{block}.norm1"), f"{block}.attn.qkv").reshape(257, 3, 6, 64)
+    for block in (f"blocks.{number}" for number in range(3)):
+        heads = linear(norm(tokens, f"{block}.norm1"), f"{block}.attn.qkv").reshape(257, 3, 2, 24)
         q, k, v = heads.permute(1, 2, 0, 3)
-        seen = ((q @ k.transpose(1, 2) / 8).softmax(-1) @ v).transpose(0, 1).reshape(257, 384)
+        seen = ((q @ k.transpose(1, 2) / 24**0.5).softmax(-1) @ v).transpose(0, 1).reshape(257, 48)
         tokens = tokens + linear(seen, f"{block}.attn.proj") * state[f"{block}.ls1.gamma"]
         inner = F.gelu(linear(norm(tokens, f"{block}.norm2"), f"{block}.mlp.fc1"))
         tokens = tokens + linear(inner, f"{block}.mlp.fc2") * state[f"{block}.ls2.gamma"]
@@ -174,8 +181,6 @@ def test_positions_keep_the_class_token_and_the_corners() -> None:
 
 def test_another_network_is_refused(dinov2: Dinov2, tmp_path: Path, pair: tuple[ImageSet, ImageSet]) -> None:
     path = tmp_path / "other.pth"
-    torch.save({"pos_embed": torch.zeros(1, 1370, 384), "norm.weight": torch.zeros(384)}, path)
+    torch.save({"pos_embed": torch.zeros(1, 1370, 48), "norm.weight": torch.zeros(48)}, path)
     other = replace(dinov2, path=str(path), network=replace(dinov2.network, sha256=file_sha256(path)))
-    [result] = evaluate([Fid(other)], *pair)
-    assert result.status == "failed"
-    assert f"does not hold a {SMALL}" in str(result.reason)
+    assert f"does not hold a {SMALL}" in reason(Fid(other), "failed", *pair)

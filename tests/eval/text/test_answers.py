@@ -1,29 +1,28 @@
 """Answers are found behind thoughts, judged, and compared with the reference's problem by problem."""
 
 import hashlib
-import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
 from kvbench.eval.__main__ import main
 from kvbench.eval.files.texts import TextSet
-from kvbench.eval.protocol.base import Result, evaluate, find_missing
+from kvbench.eval.protocol.base import find_missing
 from kvbench.eval.protocol.compare import compare_runs
 from kvbench.eval.protocol.shares import change_interval, share_interval
 from kvbench.eval.text.answers import (
     Accuracy,
     AccuracyChange,
+    Answers,
     ExactAnswer,
     ExactAnswerChange,
-    find_answer,
     find_conclusion,
 )
 from kvbench.eval.text.length import TextLength
+from tests.support.image_sets import only, reason, write_lines
 
 ANSWERS = ("7", "-12", "red")
 """Of three problems, two texts each."""
@@ -41,62 +40,49 @@ def make(folder: Path, texts: Sequence[str], meta: Sequence[dict[str, object]] |
         record = {"index": index, "seed": 0, "prompt": f"problem {index // 2}", "tokens": 10 * index + 1}
         record |= {"ended": index != 4, "sha256": hashlib.sha256(text.encode()).hexdigest()}
         record["meta"] = {"answer": ANSWERS[index // 2]} if meta is None else meta[index]
-        lines.append(json.dumps(record) + "\n")
-    (folder / "samples.jsonl").write_text("".join(lines))
+        lines.append(record)
+    write_lines(folder, lines)
     return TextSet(folder)
 
 
-def only(evaluator: Any, texts: TextSet, reference: TextSet | None = None) -> Result:
-    [result] = evaluate([evaluator], texts, reference)
-    assert result.status == "ok", result.provenance.get("traceback", result.reason)
-    return result
-
-
 @pytest.mark.parametrize(
-    ("text", "conclusion"),
+    ("evaluator", "text", "answer", "right"),
     [
-        ("plain", "plain"),
-        ("<think>\nno\n</think>\n\nyes", "\n\nyes"),
-        ("no</think>yes", "yes"),  # a template may open the thought
-        ("<think>a</think>b<think>c</think>d", "d"),
-        ("<think>cut", ""),
+        (ExactAnswer(), "answer: 42", "42", True),
+        (ExactAnswer(), "answer: 042", "42", True),
+        (ExactAnswer(), "answer: 421", "42", False),
+        (ExactAnswer(), "ANSWER:  3  5 7 .", "3 5 7", True),
+        (ExactAnswer(), "answer: 3 5", "3 5 7", False),
+        (ExactAnswer(), "answer: 1\nanswer: 2\nthat is it", "2", True),
+        (ExactAnswer(), "answer: 1\nanswer: 2", "1", False),
+        (ExactAnswer(), "answer: 1, no, answer: 2 \nand", "2", True),
+        (ExactAnswer(), "answer:", "", True),
+        (ExactAnswer(), "42", "42", False),
+        (ExactAnswer(), "answer: Blue!", "blue", True),
+        (ExactAnswer(), "<think>\nanswer: 1\n</think>\n\nanswer: 2", "2", True),
+        (ExactAnswer(), "answer: 1</think>it", "1", False),  # a template may open the thought
+        (ExactAnswer(), "<think>a</think>answer: 1<think>c</think>d", "1", False),
+        (ExactAnswer(), "<think>answer: 1", "1", False),
+        (Accuracy(), "It is $\\boxed{\\frac{3}{4}}$.", "\\frac{3}{4}", True),
+        (Accuracy(), "It is \\boxed{0.75}.", "\\frac{3}{4}", True),
+        (Accuracy(), "<think>\\boxed{204}</think> So \\boxed{205}.", "204", False),
+        (Accuracy(), "The final answer is \\boxed{204}.", "204", True),
+        (Accuracy(), "", "204", False),
     ],
 )
-def test_the_conclusion_is_what_follows_the_thoughts(text: str, conclusion: str) -> None:
-    assert find_conclusion(text) == conclusion
-
-
-@pytest.mark.parametrize(
-    ("text", "answer", "right"),
-    [
-        ("answer: 42", "42", True),
-        ("answer: 042", "42", True),
-        ("answer: 421", "42", False),
-        ("ANSWER:  3  5 7 .", "3 5 7", True),
-        ("answer: 3 5", "3 5 7", False),
-        ("answer: 1\nanswer: 2\nthat is it", "2", True),
-        ("answer: 1\nanswer: 2", "1", False),
-        ("answer:", "", True),
-        ("42", "42", False),
-        ("answer: Blue!", "blue", True),
-    ],
-)
-def test_exact_answers(text: str, answer: str, right: bool) -> None:
-    assert ExactAnswer().judge(text, answer) == right
-
-
-def test_the_last_answer_counts() -> None:
-    assert find_answer("answer: 1, no, answer: 2 \nand") == "2"
-    assert find_answer("nothing") is None
+def test_the_conclusion_behind_the_thoughts_is_judged(
+    evaluator: Answers, text: str, answer: str, right: bool
+) -> None:
+    if isinstance(evaluator, Accuracy):
+        pytest.importorskip("math_verify")
+    assert evaluator.judge(find_conclusion(text), answer) == right
 
 
 def test_a_share_of_right_answers_knows_its_problems(tmp_path: Path) -> None:
     result = only(ExactAnswer(), make(tmp_path / "ours", OURS))
     score, right = result.scores["exact_answer"], [float(one) for one in RIGHT[0]]
-    assert result.samples is not None
     assert result.samples["exact_answer"] == right
     expected = share_interval(right, [f"problem {index // 2}" for index in range(6)])
-    assert expected is not None
     assert (score.value, score.n, score.ci95) == (0.5, 6, (expected.low, expected.high))
 
 
@@ -106,10 +92,8 @@ def test_the_change_is_paired(tmp_path: Path) -> None:
     change = [a - b for a, b in zip(*RIGHT, strict=True)]
     score = result.scores["exact_answer_change"]
     expected = change_interval([float(one) for one in change], [f"problem {i // 2}" for i in range(6)])
-    assert expected is not None
     assert (score.value, score.ci95) == (pytest.approx(-1 / 6), (expected.low, expected.high))
-    [skipped] = evaluate([ExactAnswerChange()], ours)
-    assert "it compares with a reference run" in str(skipped.reason)
+    assert "it compares with a reference run" in reason(ExactAnswerChange(), "skipped", ours)
     for side in (ours, theirs):
         only(ExactAnswer(), side).save(side.folder / "metrics")
     [found] = compare_runs(ours.folder, theirs.folder).values()
@@ -123,11 +107,9 @@ def test_lengths_and_cuts(tmp_path: Path) -> None:
 
 
 def test_prompts_without_answers_are_skipped_and_some_without_are_wrong(tmp_path: Path) -> None:
-    [skipped] = evaluate([ExactAnswer()], make(tmp_path / "none", OURS, [{}] * 6))
-    assert (skipped.status, str(skipped.reason)[:30]) == ("skipped", "the prompts carry no answers (")
-    [failed] = evaluate([ExactAnswer()], make(tmp_path / "some", OURS, [{"answer": 1}, *[{}] * 5]))
-    assert failed.status == "failed"
-    assert "sample 1 has no answer" in str(failed.reason)
+    none, some = (make(tmp_path / str(n), OURS, [{"answer": 1}] * n + [{}] * (6 - n)) for n in (0, 1))
+    assert "the prompts carry no answers (" in reason(ExactAnswer(), "skipped", none)
+    assert "sample 1 has no answer" in reason(ExactAnswer(), "failed", some)
 
 
 def test_math_verify_is_asked_in_its_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -152,23 +134,7 @@ def test_math_verify_is_asked_in_its_order(tmp_path: Path, monkeypatch: pytest.M
 def test_without_math_verify_the_reason_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
     assert find_missing(Accuracy()) == ["package missing: math_verify. Get it with: pip install math-verify"]
-    [skipped] = evaluate([Accuracy()], make(tmp_path, OURS))
-    assert skipped.status == "skipped"
-
-
-@pytest.mark.parametrize(
-    ("text", "answer", "right"),
-    [
-        ("It is $\\boxed{\\frac{3}{4}}$.", "\\frac{3}{4}", True),
-        ("It is \\boxed{0.75}.", "\\frac{3}{4}", True),
-        ("<think>\\boxed{204}</think> So \\boxed{205}.", "204", False),
-        ("The final answer is \\boxed{204}.", "204", True),
-        ("", "204", False),
-    ],
-)
-def test_math_verify_itself(text: str, answer: str, right: bool) -> None:
-    pytest.importorskip("math_verify")
-    assert Accuracy().judge(find_conclusion(text), answer) == right
+    reason(Accuracy(), "skipped", make(tmp_path, OURS))
 
 
 def test_a_run_of_texts_is_scored_on_its_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
