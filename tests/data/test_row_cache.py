@@ -1,5 +1,6 @@
 """The cache of rows: as good as none in every state, faster, and shared."""
 
+import io
 import os
 import subprocess
 import sys
@@ -69,54 +70,40 @@ def test_a_time_of_its_own_is_enough(root: Path, reads: list[str]) -> None:
     assert len(reads) == 1
 
 
-def overwrite_all(path: Path) -> None:
-    path.write_bytes(b"no table of data " * 1000)
+def change_one_row(column: str, old: bytes, new: bytes) -> Callable[[bytes], bytes]:
+    def change(content: bytes) -> bytes:
+        rows = polars.read_parquet(content).to_dicts()
+        rows[2][column] = rows[2][column].replace(old, new)
+        return encode(polars.DataFrame(rows))
+
+    return change
 
 
-def cut(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+def encode(frame: polars.DataFrame) -> bytes:
+    frame.write_parquet(buffer := io.BytesIO())
+    return buffer.getvalue()
 
 
-def overwrite_rows(path: Path) -> None:
-    content = bytearray(path.read_bytes())
-    content[100:600] = b"\xff" * 500
-    path.write_bytes(content)
+HARMS: dict[str, Callable[[bytes], bytes]] = {
+    "another format": lambda _: b"no table of data " * 1000,
+    "cut": lambda content: content[: len(content) // 2],
+    "damaged rows": lambda content: content[:100] + b"\xff" * 500 + content[600:],
+    "one value": change_one_row("text", b'"psnr', b'"qsnr'),
+    "one type": change_one_row("kinds", b"float", b"text"),
+    "another table": lambda _: encode(polars.DataFrame({"birds": ["wren"]})),
+    "empty": lambda _: b"",
+}
 
 
-def change_one_row(path: Path) -> None:
-    rows = polars.read_parquet(path).to_dicts()
-    rows[2]["text"] = rows[2]["text"].replace(b'"psnr', b'"qsnr')
-    polars.DataFrame(rows).write_parquet(path)
-
-
-def change_one_type(path: Path) -> None:
-    rows = polars.read_parquet(path).to_dicts()
-    rows[2]["kinds"] = rows[2]["kinds"].replace(b"float", b"text")
-    polars.DataFrame(rows).write_parquet(path)
-
-
-def be_foreign(path: Path) -> None:
-    polars.DataFrame({"birds": ["wren"]}).write_parquet(path)
-
-
-def be_empty(path: Path) -> None:
-    path.write_bytes(b"")
-
-
-@pytest.mark.parametrize(
-    "harm",
-    [overwrite_all, cut, overwrite_rows, change_one_row, change_one_type, be_foreign, be_empty],
-)
-def test_a_damaged_or_foreign_cache_is_made_anew(
-    root: Path, reads: list[str], harm: Callable[[Path], None]
-) -> None:
-    expected, frame = load_rows(root), runs_df(root)
-    harm(root / NAME)
+@pytest.mark.parametrize("harm", HARMS)
+def test_a_damaged_or_foreign_cache_is_made_anew(root: Path, reads: list[str], harm: str) -> None:
+    expected, frame, path = load_rows(root), runs_df(root), root / NAME
+    path.write_bytes(HARMS[harm](path.read_bytes()))
     assert runs_df(root).equals(frame)
-    harm(root / NAME)
+    path.write_bytes(HARMS[harm](path.read_bytes()))
     reads.clear()
     assert load_rows(root) == expected
-    assert len(reads) == (1 if harm in (change_one_row, change_one_type) else 7)
+    assert len(reads) == (1 if harm.startswith("one") else 7)
     reads.clear()
     assert load_rows(root) == expected
     assert reads == []

@@ -52,14 +52,15 @@ def test_calibration_draws_classes_by_seed(count: int, seed: int) -> None:
     assert len(set(drawn)) == min(count, 12)
 
 
-@pytest.mark.parametrize("held_out", [False, True])
-def test_scenes_are_not_calibrated_on_what_is_evaluated(held_out: bool) -> None:
-    prompts = Scenes(96, seed=3, held_out=held_out)
+@pytest.mark.parametrize(("count", "held_out"), [(1, False), (96, False), (96, True), (512, False)])
+def test_scenes_are_not_calibrated_on_what_is_evaluated(count: int, held_out: bool) -> None:
+    prompts = Scenes(count, seed=3, held_out=held_out)
     evaluated = {prompt.text for prompt in prompts.load()}
     others = prompts.load_others(20, seed=1)
     assert len(others) == 20
     assert [prompt.index for prompt in others] == list(range(20))
     assert not evaluated & {prompt.text for prompt in others}
+    assert others == prompts.load_others(20, seed=1)
     assert [prompt.text for prompt in others] != [prompt.text for prompt in prompts.load_others(20, seed=2)]
 
 

@@ -30,16 +30,12 @@ from kvbench.models.noise import Noise, PromptNoise
 from kvbench.prompts.base import Prompt
 from kvbench.prompts.scenes import Scenes
 from kvbench.runs import execute
-from kvbench.runs.calibrate import (
-    calibrate,
-    choose_calibration,
-)
+from kvbench.runs.calibrate import calibrate, choose_calibration
 from kvbench.runs.execute import calibration_file, observe
 from kvbench.runs.job import Job
 from tests.support.fake_run import SPEC as FAKE_SPEC
 from tests.support.fake_run import Fake, job_in
 
-KIND = AttentionByScale.kind
 D = 8
 SPEC = ModelSpec("small", 2, 3, D, next_scale([(1, 1), (2, 2), (3, 3), (4, 4)]), logit_scale=0.5)
 
@@ -278,32 +274,24 @@ SETTINGS: dict[str, tuple[Observer, Observer]] = {
     "metric": (KeySimilarity(), KeySimilarity(metric="neg_l2")),
     "resize": (KeySimilarity(), KeySimilarity(resize="nearest")),
 }
+FOREIGN = [
+    *((observer, observer, field, more) for field, more in OTHERS.items() for observer in every()[-2:]),
+    *((own, other, f"observer=.*, this run has .*{field}", {}) for field, (own, other) in SETTINGS.items()),
+]
 
 
-@pytest.mark.parametrize("observer", every(), ids=lambda observer: observer.kind)
-@pytest.mark.parametrize("field", OTHERS)
+@pytest.mark.parametrize(("observer", "wanted", "field", "more"), FOREIGN)
 def test_a_calibration_of_something_else_is_neither_found_nor_taken(
-    field: str, observer: Observer, tmp_path: Path
+    observer: Observer, wanted: Observer, field: str, more: dict[str, object], tmp_path: Path
 ) -> None:
-    own, other = calibrating(tmp_path), calibrating(tmp_path, **OTHERS[field])
+    own, other = calibrating(tmp_path), calibrating(tmp_path, **more)
     observe(own, [observer])
-    (mine, _), (theirs, _) = calibration_file(own, observer), calibration_file(other, observer)
+    (mine, _), (theirs, _) = calibration_file(own, observer), calibration_file(other, wanted)
     assert mine != theirs
     theirs.parent.mkdir(exist_ok=True)
     shutil.copy(mine, theirs)
     with pytest.raises(ConfigError, match=rf"made for {field}=.*calibrate again"):
-        observe(other, [observer])
-
-
-@pytest.mark.parametrize("field", SETTINGS)
-def test_a_calibration_with_other_settings_is_neither_found_nor_taken(field: str, tmp_path: Path) -> None:
-    job, (own, other) = calibrating(tmp_path), SETTINGS[field]
-    observe(job, [own])
-    (mine, _), (theirs, _) = (calibration_file(job, observer) for observer in (own, other))
-    assert mine != theirs
-    shutil.copy(mine, theirs)
-    with pytest.raises(ConfigError, match=rf"made for observer=.*, this run has .*{field}=.*calibrate again"):
-        observe(job, [other])
+        observe(other, [wanted])
 
 
 def test_a_calibration_of_one_kind_is_not_taken_for_another(tmp_path: Path) -> None:
@@ -333,15 +321,6 @@ def test_the_command_makes_every_artifact(
     lines = [line.split(": ") for line in capsys.readouterr().out.splitlines() if "calibration-" in line]
     assert {kind for kind, _ in lines} == {observer.kind for observer in every()}
     assert all((tmp_path / path).is_file() for _, path in lines)
-
-
-@pytest.mark.parametrize("count", [1, 96, 512])
-def test_scenes_are_not_calibrated_on_what_is_evaluated(count: int) -> None:
-    evaluated = Scenes(count)
-    others = evaluated.load_others(10, 1)
-    assert [prompt.index for prompt in others] == list(range(10))
-    assert not {prompt.text for prompt in others} & {prompt.text for prompt in evaluated.load()}
-    assert others == evaluated.load_others(10, 1)
 
 
 def test_a_file_of_calibration_prompts_is_used_and_its_overlap_told(

@@ -5,7 +5,7 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 
@@ -65,71 +65,47 @@ def test_the_same_call_finds_its_run(job: Job) -> None:
     assert asked_again(job) == again
 
 
-def _delete_an_image(job: Job, folder: Path) -> None:
-    (folder / "images" / "000001.png").unlink()
+def write(path: Path, content: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(content)
 
 
-def _delete_an_image_of_the_reference(job: Job, folder: Path) -> None:
-    next(folder.parent.glob("full-*/images/000000.png")).unlink()
-
-
-def _damage_results(job: Job, folder: Path) -> None:
-    (folder / "results.json").write_text("{")
-
-
-def _write_other_prompts(job: Job, folder: Path) -> None:
-    (job.settings.runs_dir.parent / "prompts.txt").write_text("another\n")
-
-
-def _bring_the_file(job: Job, folder: Path) -> None:
-    place = Path(os.environ["LATE"], "late.pt")
-    place.parent.mkdir()
-    place.write_bytes(b"1")
-
-
-def _download_the_folder(job: Job, folder: Path) -> None:
+def download_the_folder(_: Path) -> None:
     root = Path(os.environ["HF_HUB_CACHE"], "models--owner--late")
-    for name, content in (("refs/main", "c0ffee"), ("snapshots/c0ffee/config.json", "{}")):
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / name).write_text(content)
+    write(root / "refs/main", "c0ffee")
+    write(root / "snapshots/c0ffee/config.json", "{}")
 
 
-def _install_the_package(job: Job, folder: Path) -> None:
-    (job.settings.runs_dir.parent / "late_package.py").write_text("")
-
-
-def _damage_the_record(job: Job, folder: Path) -> None:
-    (record,) = (job.settings.runs_dir / ".calls").iterdir()
+def damage_the_record(folder: Path) -> None:
+    [record] = (folder.parents[1] / ".calls").iterdir()
     record.write_text(record.read_text()[:-40])
 
 
-def _write_a_foreign_record(job: Job, folder: Path) -> None:
-    (record,) = (job.settings.runs_dir / ".calls").iterdir()
+def write_a_foreign_record(folder: Path) -> None:
+    [record] = (folder.parents[1] / ".calls").iterdir()
     record.write_text(json.dumps({"folder": 3}))
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        _delete_an_image,
-        _delete_an_image_of_the_reference,
-        _damage_results,
-        _write_other_prompts,
-        _bring_the_file,
-        _download_the_folder,
-        _install_the_package,
-        _damage_the_record,
-        _write_a_foreign_record,
-    ],
-)
-def test_a_change_sends_the_call_the_long_way(
-    job: Job, change: Callable[[Job, Path], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
+CHANGES: dict[str, Callable[[Path], object]] = {
+    "no image": lambda folder: (folder / "images/000001.png").unlink(),
+    "no image of the reference": lambda folder: next(folder.parent.glob("full-*/images/000000.png")).unlink(),
+    "damaged results": lambda folder: write(folder / "results.json", "{"),
+    "other prompts": lambda folder: write(folder.parents[2] / "prompts.txt", "another\n"),
+    "a file": lambda _: write(Path(os.environ["LATE"], "late.pt"), "1"),
+    "a folder of the Hub": download_the_folder,
+    "a package": lambda folder: write(folder.parents[2] / "late_package.py", ""),
+    "damaged record": damage_the_record,
+    "foreign record": write_a_foreign_record,
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_change_sends_the_call_the_long_way(job: Job, change: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(job.settings.runs_dir.parent))
     outcome = run(job)
     remember(job, outcome, file_used(job))
     assert asked_again(job) is not None
-    change(job, outcome.folder)
+    CHANGES[change](outcome.folder)
     assert asked_again(job) is None
 
 
@@ -146,17 +122,10 @@ def test_another_configuration_environment_or_place_is_another_call(
     assert asked_again(job) is None
 
 
-def test_a_call_that_is_logged_elsewhere_is_always_made(job: Job) -> None:
-    class Silent:
-        def send(self, *_: object) -> None:
-            """Send nothing."""
-
-    logged = replace(job, logger=Silent())
-    remember(logged, run(logged), file_used(logged))
-    assert asked_again(logged) is None
-
-
-def test_a_call_with_a_failed_metric_is_made_again(job: Job) -> None:
-    failing = replace(job, evaluators={"psnr": Failing()})
-    remember(failing, run(failing), file_used(failing))
-    assert asked_again(failing) is None
+@pytest.mark.parametrize(
+    "more", [{"logger": object()}, {"evaluators": {"psnr": Failing()}}], ids=["logged", "failed"]
+)
+def test_a_call_that_is_logged_or_failed_is_made_again(job: Job, more: dict[str, Any]) -> None:
+    job = replace(job, **more)
+    remember(job, run(replace(job, logger=None)), file_used(job))
+    assert asked_again(job) is None

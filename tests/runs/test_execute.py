@@ -162,7 +162,6 @@ def test_full_ignores_the_budget_but_not_nonsense(tmp_path: Path) -> None:
 def test_a_budget_in_bytes(tmp_path: Path, dtype: str, size: int) -> None:
     """It is a run of its own, whose reference is that of budgets in tokens; bytes are those of one sequence."""
     outcome = execute.run(job_in(tmp_path, budget=0.75, budget_unit="bytes", cache_dtype=dtype))
-    assert outcome.results is not None
     memory, spec = outcome.results.memory, Fake().spec
     assert outcome.folder.name.startswith("streaming_llm-0.75-bytes-")
     assert (memory.budget, memory.budget_unit, memory.allowed) == (0.75, "bytes", (0.75, "bytes"))
@@ -170,11 +169,9 @@ def test_a_budget_in_bytes(tmp_path: Path, dtype: str, size: int) -> None:
     assert memory.budget_bytes == 0.75 * spec.full_bytes
     assert memory.budget_tokens == 0.75 * spec.full_tokens * 2 / size
     assert memory.sequence_bytes == memory.peak_tokens * 2 * spec.head_dim * size <= memory.budget_bytes
-    assert memory.last_share is not None
     assert 0.8 < memory.last_share <= 1
     assert not memory.exceeded
     tokens = execute.run(job_in(tmp_path, budget=0.75, cache_dtype=dtype))
-    assert tokens.results is not None
     assert tokens.folder != outcome.folder
     assert tokens.results.reference == outcome.results.reference
     assert tokens.results.memory.budget_bytes is None
@@ -190,7 +187,6 @@ def test_calibration_is_made_once_and_belongs_to_the_identity(tmp_path: Path) ->
     assert artifact.stat().st_mtime_ns == made
     provenance = json.loads((first.folder / "provenance.json").read_text())
     assert provenance["calibration_sha256"] == hashlib.sha256(artifact.read_bytes()).hexdigest()
-    assert second.results is not None
     assert second.results.memory.peak_tokens <= second.results.memory.budget_tokens
     other = [Prompt(0, "something else")]
     assert identity(job_in(tmp_path, method=HeatKV(sinks=1), calibration_prompts=other)) != first.folder.name
@@ -234,8 +230,6 @@ def test_only_missing_metrics_are_computed(tmp_path: Path) -> None:
     first = execute.run(job_in(tmp_path, evaluators={"psnr": Psnr()}))
     job = job_in(tmp_path, evaluators=skipped, config=config)
     second = execute.run(job)
-    assert first.results is not None
-    assert second.results is not None
     assert second.folder == first.folder
     assert not second.reused
     assert job.model.batches == []
@@ -244,7 +238,6 @@ def test_only_missing_metrics_are_computed(tmp_path: Path) -> None:
     assert execute.run(job_in(tmp_path, evaluators=skipped, config=config)).reused
     works = {**config, "eval": {"psnr": {}, "broken": {"works": True}}}
     third = execute.run(job_in(tmp_path, evaluators={**skipped, "broken": Broken(works=True)}, config=works))
-    assert third.results is not None
     assert third.results.evaluated["broken"].status == "ok"
     assert third.results.metrics["broken"].value == 1
 
@@ -263,9 +256,6 @@ def test_results_of_a_sample_that_was_drawn_anew_are_stale(tmp_path: Path) -> No
     changed = execute.run(job_in(tmp_path))
     image.unlink()
     redrawn = execute.run(job_in(tmp_path))
-    assert first.results is not None
-    assert changed.results is not None
-    assert redrawn.results is not None
     assert changed.results.metrics["psnr"].value != first.results.metrics["psnr"].value
     assert redrawn.results.metrics["psnr"] == first.results.metrics["psnr"]
     assert not redrawn.reused
@@ -356,7 +346,6 @@ def test_a_method_without_a_budget_has_one_run_for_all(
         first = execute.run(job)
     assert "method=scale_groups has no budget: budget=0.5 changes nothing" in caplog.text
     assert first.folder.name.startswith("scale_groups-")
-    assert first.results is not None
     assert first.results.memory.budget == 1
     again = execute.run(job_in(tmp_path, 2, make(), method_name="scale_groups", budget=0.25))
     assert again.reused
@@ -376,7 +365,6 @@ def test_results_tell_what_is_held_when_it_counts(tmp_path: Path) -> None:
     """Scales of 1, 4, 9 and 16 tokens in 2 x 2 heads: condensed ones stay, the last cached one never comes in."""
     method = ScaleGroups("local", condensed=1, local=1)
     results = execute.run(job_in(tmp_path, 2, method, method_name="scale_groups", budget=1)).results
-    assert results is not None
     memory = results.memory
     assert (memory.full_tokens, memory.peak_tokens) == (4 * 14, 4 * 5)
     assert memory.last_tokens == 4 * 5

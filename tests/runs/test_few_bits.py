@@ -53,20 +53,14 @@ def test_storage_names_a_run_where_it_decides(tmp_path: Path) -> None:
 def test_the_reference_stores_what_it_always_did(tmp_path: Path) -> None:
     plain = execute.run(job_of(tmp_path))
     few = execute.run(job_of(tmp_path, cache_dtype="int8"))
-    assert plain.results is not None
-    assert few.results is not None
     assert few.results.reference == plain.results.reference
-    assert few.results.memory.sequence_bytes is not None
-    assert plain.results.memory.sequence_bytes is not None
     assert few.results.memory.peak_tokens == plain.results.memory.peak_tokens
     assert few.results.memory.sequence_bytes < plain.results.memory.sequence_bytes / 2
 
 
 def test_the_full_cache_in_few_bits_is_compared_with_the_full_cache(tmp_path: Path) -> None:
     outcome = execute.run(job_of(tmp_path, method=Full(), method_name="full", cache_dtype="int2"))
-    assert outcome.results is not None
     assert outcome.folder.name.startswith("full-int2-")
-    assert outcome.results.reference is not None
     assert not outcome.results.reference.startswith("full-int2-")
     assert "psnr" in outcome.results.metrics
     again = execute.run(job_of(tmp_path, method=Full(), method_name="full", cache_dtype="int2", batch_size=2))
@@ -93,10 +87,7 @@ def test_a_budget_in_bytes_buys_more_tokens_in_fewer_bits(tmp_path: Path) -> Non
     for dtype in ("float16", "int8", "int4"):
         job = job_of(tmp_path, budget=0.5, budget_unit="bytes", cache_dtype=dtype, storage=CODEBOOKS)
         outcome = execute.run(job)
-        assert outcome.results is not None
         memory = outcome.results.memory
-        assert memory.sequence_bytes is not None
-        assert memory.budget_bytes is not None
         assert memory.sequence_bytes <= memory.budget_bytes
         held.append(memory.peak_tokens)
     assert held[0] < held[1] <= held[2]
@@ -111,7 +102,6 @@ class Formed(MixedPrecision, StreamingLLM):
 
 def test_a_method_with_forms_gets_codebooks_whatever_the_dtype(tmp_path: Path) -> None:
     outcome = execute.run(job_of(tmp_path, method=Formed(sinks=1)))
-    assert outcome.results is not None
     memory = outcome.results.memory
     assert (
         memory.sequence_bytes == memory.peak_tokens * 2 * 8 * 4 // 8 // 2

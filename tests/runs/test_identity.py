@@ -26,3 +26,4 @@ def test_every_field_changes_the_hash(name: str) -> None:
 def test_the_label_and_the_order_of_keys_do_not() -> None:
     method = dict(reversed(IDENTITY.method.items()))
     assert replace(IDENTITY, label="heatkv-0.1", method=method).hash == IDENTITY.hash
+    assert len(IDENTITY.hash) == 10

@@ -21,7 +21,6 @@ from tests.support.fake_run import SPEC, Fake, job_in
 
 def test_a_run_tells_what_its_first_batch_kept(whole: Path) -> None:
     found = read_retention(whole)
-    assert found is not None
     assert (found.segment, found.prompts) == (3, 2)
     assert (found.sources, found.tokens) == (("1x1", "2x2", "3x3"), (1, 4, 9))
     held = [
@@ -32,7 +31,6 @@ def test_a_run_tells_what_its_first_batch_kept(whole: Path) -> None:
     assert sum(map(sum, held)) == pytest.approx(memory["last_tokens"], abs=1e-4)
     [reference] = whole.parent.glob("full-*")
     full = read_retention(reference)
-    assert full is not None
     assert {share for layer in full.kept for head in layer for share in head} == {1.0}
 
 
@@ -44,7 +42,6 @@ def test_shards_tell_the_same(tmp_path: Path, whole: Path, order: tuple[int, ...
 
 def test_without_memory_it_is_of_as_many_prompts_as_had_some(tmp_path: Path) -> None:
     found = read_retention(execute.run(job_in(tmp_path, batch_size=8, model=Fake(most=3))).folder)
-    assert found is not None
     assert found.prompts == 2
 
 
@@ -61,7 +58,6 @@ def test_texts_that_end_early_tell_what_was_held_then(tmp_path: Path) -> None:
         "small", shape, TextSampling(1.0, 0, 1.0), {}, "random", prompt_tokens=4, max_tokens=800, chunk=4
     )
     found = read_retention(execute.run(job_in(tmp_path, model=model, count=2, batch_size=2)).folder)
-    assert found is not None
     records = (tmp_path / "small").rglob("samples.jsonl")
     longest = max(json.loads(line)["tokens"] for path in records for line in path.read_text().splitlines())
     assert 4 < longest < 800 - 16
@@ -88,7 +84,6 @@ def test_sources_cover_what_came_before(prompt: int, tokens: int, chunk: int, li
 
 def test_heads_of_several_processes_follow_each_other(whole: Path) -> None:
     one = read_retention(whole)
-    assert one is not None
     other = replace(one, kept=tuple(tuple((0.5,) * 3 for _ in layer) for layer in one.kept))
     joined = join_heads([one, other])
     assert [len(layer) for layer in joined.kept] == [4, 4]

@@ -89,7 +89,6 @@ def test_a_run_leaves_texts(whole: Path) -> None:
 def test_what_drops_did_to_lse_is_recorded_where_it_is_watched(tmp_path: Path, whole: Path) -> None:
     watching = HardKV(queries=4, window=2, start=0.0, p=0.5, watch_lse=True)
     outcome = execute.run(replace(job(tmp_path), method=watching))
-    assert outcome.results is not None
     drifts: list[float] = [record["lse_drift"] for record in records(outcome.folder)]
     assert outcome.results.memory.lse_drift == min(drifts) < 0
     for record in records(outcome.folder):
