@@ -55,7 +55,8 @@ def make_runs(count: int) -> Iterator[Results]:
             memory=Memory(
                 budget_tokens=9288 * budget, peak_tokens=int(9288 * budget), full_tokens=9288, peak_bytes=number,
                 full_bytes=2**26, rebuild_bytes=number, transient_bytes=2**20, batch=8, paper_full_mib=24.7,
-                paper_peak_mib=24.7 * budget, last_tokens=number, least_share=1.0,
+                paper_peak_mib=24.7 * budget, state_bytes=0, gpu_peak_bytes=0, last_tokens=number, least_share=1.0,
+                sequence_bytes=number, full_sequence_bytes=2**23, last_bytes=number,
             ),
             latency=Latency(0.1 + number / 1e6, 0.1, 10.0, 8, "cpu"),
             metrics=metrics,

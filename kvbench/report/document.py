@@ -86,7 +86,7 @@ def _list_dropped(rows: Sequence[Row]) -> list[str]:
 
 def is_roomy(run: Results) -> bool:
     """Return whether a run left more than 3 % of its budget unused; False if unknown."""
-    return run.memory.well_used is False
+    return not run.memory.well_used
 
 
 def describe_unused(runs: Sequence[Results]) -> str:

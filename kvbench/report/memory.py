@@ -59,6 +59,6 @@ def _write_percent(share: float | None) -> str:
     return "-" if share is None else f"{100 * share:.2f}"
 
 
-def _mark_share(share: float | None) -> str:
+def _mark_share(share: float) -> str:
     """Write a share of the budget; what leaves more than 3 % of it unused has an exclamation mark."""
-    return "-" if share is None else f"{share:.3f}{'!' if share < WELL_USED else ''}"
+    return f"{share:.3f}{'!' if share < WELL_USED else ''}"

@@ -44,7 +44,6 @@ def show_outcome(console: Console, outcome: Outcome) -> Path:
 def _cost_rows(run: Results) -> list[tuple[str, str, str, str, str]]:
     memory, latency, drawn = run.memory, run.latency, run.latency.tokens_per_second
     rebuilt, flying = memory.rebuild_bytes / MIB, memory.transient_bytes / MIB
-    known = memory.sequence_bytes is not None
     kept = f", {memory.state_bytes / MIB:.2f} of scores and keys beside" if memory.state_bytes else ""
     return [
         (
@@ -54,10 +53,7 @@ def _cost_rows(run: Results) -> list[tuple[str, str, str, str, str]]:
             "",
             _describe_tokens(memory),
         ),
-        *(
-            [("cache, bytes per sequence", str(memory.sequence_bytes), "", "", _describe_bytes(memory))]
-            * known
-        ),
+        ("cache, bytes per sequence", str(memory.sequence_bytes), "", "", _describe_bytes(memory)),
         (
             "cache, MiB stored",
             f"{memory.peak_bytes / MIB:.2f}",
@@ -86,7 +82,7 @@ def _describe_tokens(memory: Memory) -> str:
 
 def _describe_bytes(memory: Memory) -> str:
     """Say which share of the full cache in 16 bits was held; of a budget in bytes, how many were allowed and used."""
-    share, full = memory.byte_peak or 0.0, memory.full_sequence_bytes
+    share, full = memory.byte_peak, memory.full_sequence_bytes
     if memory.budget_bytes is None:
         return f"{100 * share:.2f} % of the full cache in 16 bits ({full})"
     return f"budget {memory.budget_bytes:.10g} of {full} in 16 bits ({_describe_use(memory, share)})"
@@ -95,10 +91,8 @@ def _describe_bytes(memory: Memory) -> str:
 def _describe_use(memory: Memory, peak: float) -> str:
     broken = ", above the budget: measured, not promised" if memory.exceeded else ""
     used = f"{100 * peak:.2f} % used at the peak{broken}"
-    if memory.last_share is not None and memory.least_share is not None:
-        last, least = 100 * memory.last_share, 100 * memory.least_share
-        used += f"; of the budget {last:.1f} % at the last scale, {least:.1f} % at least"
-    return used
+    last, least = 100 * memory.last_share, 100 * memory.least_share
+    return f"{used}; of the budget {last:.1f} % at the last scale, {least:.1f} % at least"
 
 
 def _metric_row(name: str, metric: Metric) -> tuple[str, str, str, str, str]:

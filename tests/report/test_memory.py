@@ -62,8 +62,6 @@ def test_bytes_stand_beside_tokens_only_where_these_do_not_compare() -> None:
         ("float16", "99.00", "99.00"),
         ("int4", "99.00", "24.75"),
     ]
-    older = replace(FULL, memory=replace(FULL.memory, sequence_bytes=None, full_sequence_bytes=None))
-    assert make_rows([*BYTES, older])[-1]["bytes %"] == "-"
 
 
 def test_the_best_of_a_budget_is_that_of_its_unit() -> None:

@@ -13,7 +13,7 @@ from kvbench.runs.record.costs import Cost, summarise_latency, summarise_memory
 SPEC = ModelSpec("small", 3, 4, 64, next_scale([(1, 1), (2, 2), (3, 3)]), branches=2)
 COST = Cost(
     batch=2, seconds=1.0, peak_tokens=48, peak_bytes=5, rebuild_bytes=6, transient_bytes=7, state_bytes=8,
-    gpu_peak_bytes=9, last_tokens=30, least_share=0.5, lse_drift=-0.25, longest=5,
+    gpu_peak_bytes=9, last_tokens=30, least_share=0.5, lse_drift=-0.25, longest=5, sequence_bytes=10, last_bytes=4,
 )  # fmt: skip
 
 
@@ -29,27 +29,23 @@ def test_papers_count_keys_in_four_bytes_and_values_in_two() -> None:
 
 
 def test_memory_is_the_worst_of_all_batches() -> None:
-    costs = [
-        COST,
-        replace(
-            COST, peak_tokens=50, peak_bytes=4, state_bytes=80, last_tokens=20, least_share=0.75, longest=7
-        ),
-        replace(
-            COST,
-            batch=8,
-            rebuild_bytes=60,
-            transient_bytes=70,
-            gpu_peak_bytes=90,
-            gpu_reserved_bytes=95,
-            lse_drift=-1.5,
-        ),
-    ]
+    second = {
+        "peak_tokens": 50,
+        "peak_bytes": 4,
+        "state_bytes": 80,
+        "last_tokens": 20,
+        "last_bytes": 3,
+        "longest": 7,
+    }
+    third = {"batch": 8, "rebuild_bytes": 60, "transient_bytes": 70, "gpu_peak_bytes": 90, "lse_drift": -1.5}
+    costs = [COST, replace(COST, least_share=0.75, **second), replace(COST, gpu_reserved_bytes=95, **third)]
     memory = summarise_memory(costs, SPEC, Budget.parse("0.8", SPEC), itemsize=2)
     assert (memory.budget_tokens, memory.full_tokens, memory.peak_tokens) == (48, 60, 50)
     assert memory.full_bytes == 60 * 128 * 2 * 2 * 8
     assert (memory.peak_bytes, memory.rebuild_bytes, memory.transient_bytes) == (5, 60, 70)
     assert (memory.state_bytes, memory.gpu_peak_bytes, memory.batch) == (80, 90, 8)
     assert memory.gpu_reserved_bytes == 95
+    assert (memory.sequence_bytes, memory.last_bytes, memory.full_sequence_bytes) == (10, 3, 60 * 128 * 2)
     assert (memory.last_tokens, memory.least_share, memory.lse_drift) == (20, 0.5, -1.5)
     assert (memory.regular_tokens, memory.utilisation) == (7 * 12, None)
     assert memory.paper_full_mib == 60 * 64 * 6 * 2 * 8 / 2**20

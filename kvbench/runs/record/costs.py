@@ -3,17 +3,15 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
-from typing import TypeVar
+from typing import Any
 
 from kvbench.core.budget import Budget
 from kvbench.core.segments import ModelSpec
 from kvbench.engine.memory import cache_bytes, paper_mib
 from kvbench.runs.record.results import Latency, Memory
 
-N = TypeVar("N", int, float)
 
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Cost:
     """What the batch of one sample cost, as its line of samples.jsonl has it.
 
@@ -26,16 +24,16 @@ class Cost:
         transient_bytes: most bytes of keys and values in flight.
         state_bytes: most bytes the method kept beside keys and values.
         gpu_peak_bytes: the allocator's peak on a GPU; 0 on a CPU.
-        last_tokens: tokens that one sequence held while the last segment ran; None in lines of older versions.
-        least_share: least share of min(B, all tokens so far) held after any segment; None in lines of older versions.
+        last_tokens: tokens that one sequence held while the last segment ran.
+        least_share: least share of min(B, all tokens so far) held after any segment.
         lse_drift: nats by which drops changed the log-sum-exp of watched queries, a mean; None where none are watched.
         tokens: tokens that its text was drawn in; None of an image.
         utilisation: tokens that its own sequence held over those of rows as long as the longest; None if none left.
-        longest: tokens of the longest row that it ever had between segments; None in lines of older versions.
-        gpu_reserved_bytes: the most that the allocator reserved on a GPU; None on a CPU and in lines of older versions.
+        longest: tokens of the longest row that it ever had between segments; None if it had none.
+        gpu_reserved_bytes: the most that the allocator reserved on a GPU; None on a CPU.
         processes: processes that held the model together, all of whose memory is counted; None of one.
-        sequence_bytes: most bytes of keys and values that one sequence held; None in lines of older versions.
-        last_bytes: bytes that one sequence held while the last segment ran; None in lines of older versions.
+        sequence_bytes: most bytes of keys and values that one sequence held.
+        last_bytes: bytes that one sequence held while the last segment ran.
     """
 
     batch: int
@@ -46,16 +44,25 @@ class Cost:
     transient_bytes: int
     state_bytes: int
     gpu_peak_bytes: int
-    last_tokens: int | None = None
-    least_share: float | None = None
+    last_tokens: int
+    least_share: float
     lse_drift: float | None = None
     tokens: int | None = None
     utilisation: float | None = None
     longest: int | None = None
     gpu_reserved_bytes: int | None = None
     processes: int | None = None
-    sequence_bytes: int | None = None
-    last_bytes: int | None = None
+    sequence_bytes: int
+    last_bytes: int
+
+
+MAXIMA = (
+    "batch", "peak_tokens", "peak_bytes", "rebuild_bytes", "transient_bytes", "state_bytes", "gpu_peak_bytes",
+    "sequence_bytes",
+)  # fmt: skip
+"""Costs of which a run's is that of its largest batch."""
+MINIMA = ("last_tokens", "least_share", "last_bytes")
+"""Costs of which a run's is the smallest of all batches."""
 
 
 def summarise_memory(costs: Sequence[Cost], spec: ModelSpec, budget: Budget, itemsize: int) -> Memory:
@@ -67,41 +74,26 @@ def summarise_memory(costs: Sequence[Cost], spec: ModelSpec, budget: Budget, ite
         budget: capacity B.
         itemsize: bytes of a stored value.
     """
-    batch, peak = max(cost.batch for cost in costs), max(cost.peak_tokens for cost in costs)
-    used = [cost.utilisation for cost in costs if cost.utilisation is not None]
-    sizes = [cost.sequence_bytes for cost in costs if cost.sequence_bytes is not None]
-    reserved = [cost.gpu_reserved_bytes for cost in costs if cost.gpu_reserved_bytes is not None]
-    longest = [cost.longest for cost in costs if cost.longest is not None]
+    found: dict[str, Any] = {name: max(getattr(cost, name) for cost in costs) for name in MAXIMA}
+    found |= {name: min(getattr(cost, name) for cost in costs) for name in MINIMA}
+    names = ("lse_drift", "longest", "gpu_reserved_bytes", "utilisation")
+    known = ([value for cost in costs if (value := getattr(cost, name)) is not None] for name in names)
+    (drifts, longest, reserved, used), batch = known, found["batch"]
     return Memory(
+        **found,
         budget_tokens=float(budget.capacity),
-        peak_tokens=peak,
         full_tokens=spec.full_tokens,
-        peak_bytes=max(cost.peak_bytes for cost in costs),
         full_bytes=cache_bytes(spec.full_tokens, spec, batch, itemsize),
-        rebuild_bytes=max(cost.rebuild_bytes for cost in costs),
-        transient_bytes=max(cost.transient_bytes for cost in costs),
-        state_bytes=max(cost.state_bytes for cost in costs),
-        gpu_peak_bytes=max(cost.gpu_peak_bytes for cost in costs),
         gpu_reserved_bytes=max(reserved, default=None),
-        batch=batch,
         paper_full_mib=paper_mib(spec.full_tokens, spec, batch),
-        paper_peak_mib=paper_mib(peak, spec, batch),
-        last_tokens=_least([cost.last_tokens for cost in costs]),
-        least_share=_least([cost.least_share for cost in costs]),
-        lse_drift=_least([cost.lse_drift for cost in costs]),
+        paper_peak_mib=paper_mib(found["peak_tokens"], spec, batch),
+        lse_drift=min(drifts) if len(drifts) == len(costs) else None,
         utilisation=fmean(used) if used else None,
         regular_tokens=spec.all_heads * max(longest) if len(longest) == len(costs) else None,
         budget_unit=budget.unit,
         budget_bytes=None if budget.bytes is None else float(budget.bytes),
-        sequence_bytes=max(sizes) if len(sizes) == len(costs) else None,
         full_sequence_bytes=spec.full_bytes,
-        last_bytes=_least([cost.last_bytes for cost in costs]),
     )
-
-
-def _least(values: Sequence[N | None]) -> N | None:
-    known = [value for value in values if value is not None]
-    return min(known) if len(known) == len(values) else None
 
 
 def summarise_latency(costs: Sequence[Cost], device: str) -> Latency:

@@ -16,8 +16,6 @@ SCHEMA_VERSION = 1
 FILE = "results.json"
 SIGNED = ("lse_drift",)
 """Costs that may be negative; of all others that is a sign of damage."""
-
-
 WELL_USED = 0.97
 """Share of the budget below which a method is at a disadvantage that the peak does not show."""
 
@@ -36,25 +34,23 @@ class Memory:
         transient_bytes: most bytes of keys and values in flight.
         state_bytes: most bytes a method keeps beside keys and values.
         gpu_peak_bytes: the allocator's peak on a GPU; 0 on a CPU.
-        gpu_reserved_bytes: the most that the allocator reserved there, what is in use among it; None on a CPU and in
-            older results.
+        gpu_reserved_bytes: the most that the allocator reserved there, what is in use among it; None on a CPU.
         batch: largest batch that was generated together, prompts.
         paper_full_mib: `full_tokens` in MiB as HeatKV and ScaleKV count them.
         paper_peak_mib: `peak_tokens` in MiB as HeatKV and ScaleKV count them.
-        last_tokens: tokens held while the last segment runs, the least of all batches; None in older results.
-        least_share: least share of min(B, all tokens so far) held after any segment; None in older results.
+        last_tokens: tokens held while the last segment runs, the least of all batches.
+        least_share: least share of min(B, all tokens so far) held after any segment.
         lse_drift: nats by which a drop changes the log-sum-exp of watched queries, the lowest mean of all batches; None
             where the method watches none or a batch dropped nothing.
         utilisation: slot utilisation (SU), tokens held over slots of rows as long as the longest one of a sequence, a
             mean over samples; None where no token left.
         regular_tokens: the most that one sequence held if all its rows were as long as the longest, which is what
-            Hard-KV's HA-Max allocates for what is kept; None in older results.
+            Hard-KV's HA-Max allocates for what is kept; None where a sample had no row.
         budget_unit: what the budget counts.
         budget_bytes: the bytes that one sequence may hold; None of a budget in tokens.
-        sequence_bytes: most bytes of keys and values that one sequence held, as they are stored; None in older results.
-        full_sequence_bytes: bytes of one sequence's full cache in 16 bits; None in older results.
-        last_bytes: bytes that one sequence held while the last segment ran, the least of all batches; None in older
-            results.
+        sequence_bytes: most bytes of keys and values that one sequence held, as they are stored.
+        full_sequence_bytes: bytes of one sequence's full cache in 16 bits.
+        last_bytes: bytes that one sequence held while the last segment ran, the least of all batches.
     """
 
     budget_tokens: float
@@ -64,27 +60,27 @@ class Memory:
     full_bytes: int
     rebuild_bytes: int
     transient_bytes: int
-    state_bytes: int = 0
-    gpu_peak_bytes: int = 0
+    state_bytes: int
+    gpu_peak_bytes: int
     gpu_reserved_bytes: int | None = None
     batch: int
     paper_full_mib: float
     paper_peak_mib: float
-    last_tokens: int | None = None
-    least_share: float | None = None
+    last_tokens: int
+    least_share: float
     lse_drift: float | None = None
     utilisation: float | None = None
     regular_tokens: int | None = None
     budget_unit: Unit = "tokens"
     budget_bytes: float | None = None
-    sequence_bytes: int | None = None
-    full_sequence_bytes: int | None = None
-    last_bytes: int | None = None
+    sequence_bytes: int
+    full_sequence_bytes: int
+    last_bytes: int
 
     @property
     def budget(self) -> float:
         """Budget as a fraction of the full cache: of its tokens, or, if it is in bytes, of its bytes in 16 bits."""
-        if self.budget_bytes is None or self.full_sequence_bytes is None:
+        if self.budget_bytes is None:
             return self.budget_tokens / self.full_tokens
         return self.budget_bytes / self.full_sequence_bytes
 
@@ -99,10 +95,8 @@ class Memory:
         return round(self.budget, 6), self.budget_unit
 
     @property
-    def byte_peak(self) -> float | None:
-        """Most bytes held as a fraction of the full cache's in 16 bits; None in older results."""
-        if self.sequence_bytes is None or self.full_sequence_bytes is None:
-            return None
+    def byte_peak(self) -> float:
+        """Most bytes held as a fraction of the full cache's in 16 bits."""
         return self.sequence_bytes / self.full_sequence_bytes
 
     @property
@@ -117,7 +111,7 @@ class Memory:
     @property
     def exceeded(self) -> bool:
         """Whether more was held than the budget, in its unit."""
-        if self.budget_bytes is None or self.sequence_bytes is None:
+        if self.budget_bytes is None:
             return self.peak_tokens > self.budget_tokens
         return self.sequence_bytes > self.budget_bytes
 
@@ -127,16 +121,16 @@ class Memory:
         return self.peak_tokens / self.full_tokens
 
     @property
-    def last_share(self) -> float | None:
+    def last_share(self) -> float:
         """Tokens, or bytes, held while the last segment runs as a fraction of the budget."""
-        if self.budget_bytes is not None:
-            return None if self.last_bytes is None else self.last_bytes / self.budget_bytes
-        return None if self.last_tokens is None else self.last_tokens / self.budget_tokens
+        if self.budget_bytes is None:
+            return self.last_tokens / self.budget_tokens
+        return self.last_bytes / self.budget_bytes
 
     @property
-    def well_used(self) -> bool | None:
-        """Whether all but 3 % of the budget was in use whenever there was so much to hold; None in older results."""
-        return None if self.least_share is None else self.least_share >= WELL_USED
+    def well_used(self) -> bool:
+        """Whether all but 3 % of the budget was in use whenever there was so much to hold."""
+        return self.least_share >= WELL_USED
 
 
 @dataclass(frozen=True)
