@@ -195,8 +195,8 @@ def draw_layers(options: argparse.Namespace, dtype: torch.dtype) -> Iterator[Lay
         spec.segments, config.rope_grid, spec.head_dim, config.rope_base, options.device
     )
     context = random(*mask.shape, width)
-    plain_text = project_text(context, cross.mat_kv.weight, cross.v_bias, spec.heads, mask, dtype)
-    text = (cross.prepare(context, mask, dtype), plain_text)
+    plain_text = project_text(context, cross.mat_kv.weight, cross.v_bias, spec.heads, mask)
+    text = (cross.prepare(context, mask), plain_text)
     for at in spec.segments:
         rows = (sequences, at.length)
         x = random(*rows, width, dtype=torch.float32)

@@ -4,7 +4,8 @@ Module names equal the keys of Infinity's files (`encoder.down.0.block.0.norm1.n
 inside convolutions and norms (`norm1.weight`); `kvbench.models.weights` adds it.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -168,6 +169,18 @@ class _Level(nn.Module):
             self.add_module(resample, _Resample(outputs, down=resample == "downsample"))
 
 
+def _make_levels(
+    inputs: Sequence[int],
+    outputs: Sequence[int],
+    blocks: int,
+    resample: Sequence[str | None],
+    config: NetworkConfig,
+) -> nn.ModuleList:
+    attention = [False] * (len(outputs) - 1) + [config.attention == "lowest"]
+    shapes = zip(inputs, outputs, resample, attention, strict=True)
+    return nn.ModuleList(_Level(before, after, blocks, way, has) for before, after, way, has in shapes)
+
+
 def _steps(levels: Iterable[nn.Module]) -> Iterator[nn.Module]:
     """Yield the modules of all levels in order: called one by one, the input of each is freed when it is done."""
     for level in levels:
@@ -187,17 +200,8 @@ class Encoder(nn.Module):
         widths = config.encoder_widths
         self.stem = config.stem
         self.conv_in = Conv(3 * config.stem**2, config.base)
-        last = len(widths) - 1
-        self.down = nn.ModuleList(
-            _Level(
-                before,
-                width,
-                config.blocks,
-                "downsample" if i < last else None,
-                config.attention == "lowest" and i == last,
-            )
-            for i, (before, width) in enumerate(zip((config.base, *widths[:-1]), widths, strict=True))
-        )
+        inputs, resample = (config.base, *widths[:-1]), [*["downsample"] * (len(widths) - 1), None]
+        self.down = _make_levels(inputs, widths, config.blocks, resample, config)
         self.mid = _Middle(widths[-1], config)
         self.norm_out, self.conv_out = Norm(widths[-1]), Conv(widths[-1], config.latents)
 
@@ -215,22 +219,13 @@ class Decoder(nn.Module):
     def __init__(self, config: NetworkConfig) -> None:
         super().__init__()
         widths = config.decoder_widths
-        last = len(widths) - 1
         self.stem = config.stem
         self.conv_in = Conv(config.latents, widths[-1])
         if config.mixers:
             self.place = nn.Parameter(torch.zeros(1, widths[-1], *config.grid))
         self.mid = _Middle(widths[-1], config)
-        self.up = nn.ModuleList(
-            _Level(
-                before,
-                width,
-                config.blocks + 1,
-                "upsample" if i else None,
-                config.attention == "lowest" and i == last,
-            )
-            for i, (width, before) in enumerate(zip(widths, (*widths[1:], widths[-1]), strict=True))
-        )
+        inputs, resample = (*widths[1:], widths[-1]), [None, *["upsample"] * (len(widths) - 1)]
+        self.up = _make_levels(inputs, widths, config.blocks + 1, resample, config)
         self.norm_out, self.conv_out = Norm(widths[0]), Conv(widths[0], 3 * config.stem**2)
 
     def forward(self, latents: Tensor) -> Tensor:
@@ -242,6 +237,14 @@ class Decoder(nn.Module):
         for step in _steps(reversed(self.up)):
             x = step(x)
         return F.pixel_shuffle(self.conv_out(self.norm_out(x)), self.stem)
+
+
+class ImageTokenizer(nn.Module):
+    """Base class of image tokenizers."""
+
+    @abstractmethod
+    def decode(self, latents: Tensor) -> Tensor:
+        """Decode latents [B, channels, h, w] to images [B, 3, h patch, w patch]."""
 
 
 @torch.no_grad()
@@ -265,7 +268,7 @@ def decode_pixels(
     """Decode some images at a time, `DECODED` pixels or one image, and return their pixels on the CPU.
 
     Args:
-        decode: maps latents [some, channels, h, w] to images [some, 3, h patch, w patch] in [-1, 1].
+        decode: maps latents [some, channels, h, w] to images [some, 3, h patch, w patch], which are clamped to [-1, 1].
         latents: [B, channels, h, w].
         patch: pixels per latent cell and side.
         truncate: round down.
@@ -290,16 +293,11 @@ def count_decoding_bytes(config: NetworkConfig, images: int, cells: int) -> int:
     numbers = []
     for level, (width, before) in enumerate(zip(widths, (*widths[1:], widths[-1]), strict=True)):
         positions = together * cells * 4 ** (len(widths) - 1 - level)
-        numbers.append(
-            positions * (2 * before + width)
-        )  # a block's input, normalised too, and its first output
-        if level:
-            numbers.append(
-                positions * width * (1 + 2 * 4)
-            )  # twice as large a side, before and after a convolution
+        # A block's input, normalised too, and its first output; twice as large a side around a convolution.
+        numbers += [positions * (2 * before + width), positions * width * (1 + 2 * 4) if level else 0]
     return 4 * max(numbers)
 
 
 def _to_pixels(images: Tensor, truncate: bool) -> Tensor:
-    pixels = (images + 1) * 127.5
+    pixels = (images.clamp(-1, 1) + 1) * 127.5
     return (pixels if truncate else pixels.round()).to(torch.uint8).permute(0, 2, 3, 1).cpu()

@@ -4,7 +4,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, NoReturn, Protocol
+from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -30,15 +30,17 @@ def require_finite(logits: Tensor, scale: int) -> None:
     Raises:
         NotFinite: some are not finite.
     """
-    if not torch.isfinite(logits).all():
-        _refuse(int((~torch.isfinite(logits)).flatten(1).any(1).nonzero()[0]), scale)
+    finite = torch.isfinite(logits)
+    if not finite.all():
+        prompt = finite.flatten(1).all(1).tolist().index(False)
+        raise NotFinite(f"logits are not finite: prompt {prompt} of the batch, scale {scale}")
 
 
 class FiniteCheck:
-    """Checks that the logits of all scales are finite; a GPU is asked once, so that nobody waits in between."""
+    """Checks that the logits of all scales are finite; a GPU is asked at the end, so that the host never waits."""
 
     def __init__(self) -> None:
-        self._finite: list[Tensor] = []
+        self._worst: list[Tensor] = []
 
     def note(self, logits: Tensor, scale: int) -> None:
         """Check the logits [prompts, ...] of the next scale: on a CPU now, else with all the others.
@@ -47,7 +49,7 @@ class FiniteCheck:
             NotFinite: some are not finite.
         """
         if logits.is_cuda:
-            self._finite.append(torch.isfinite(logits).flatten(1).all(1))
+            self._worst.append(logits.abs().flatten(1).amax(1, keepdim=True))  # NaN if one is
         else:
             require_finite(logits, scale)
 
@@ -57,15 +59,9 @@ class FiniteCheck:
         Raises:
             NotFinite: some were not finite.
         """
-        if not self._finite:
-            return
-        for scale, prompts in enumerate(torch.stack(self._finite).cpu().tolist()):
-            if not all(prompts):
-                _refuse(prompts.index(False), scale)
-
-
-def _refuse(prompt: int, scale: int) -> NoReturn:
-    raise NotFinite(f"logits are not finite: prompt {prompt} of the batch, scale {scale}")
+        if self._worst:
+            for scale, worst in enumerate(torch.stack(self._worst).cpu()):
+                require_finite(worst, scale)
 
 
 def require_positive(key: str, **sizes: int) -> None:

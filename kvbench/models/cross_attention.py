@@ -51,18 +51,17 @@ class CrossAttention(nn.Module):
         self.v_bias = nn.Parameter(torch.zeros(width))
         self.proj = nn.Linear(width, width)
 
-    def prepare(self, context: Tensor, mask: Tensor, dtype: torch.dtype) -> TextKeys | AbsorbedText:
+    def prepare(self, context: Tensor, mask: Tensor) -> TextKeys | AbsorbedText:
         """Project a text once, for every later call of `forward`.
 
         Args:
             context: [B, words, width].
             mask: bool [B, words], which words exist.
-            dtype: dtype that the attention itself is computed in.
         """
-        text = project_text(context, self.mat_kv.weight, self.v_bias, self.heads, mask, dtype)
+        text = project_text(context, self.mat_kv.weight, self.v_bias, self.heads, mask)
         width = len(self.v_bias)
         # Other dtypes round the queries in between, as the official program does.
-        exact = dtype == self.mat_q.weight.dtype == torch.float32
+        exact = text.keys.dtype == torch.float32
         return self._absorbed(text) if exact and mask.shape[1] * (self.heads - 1) < width else text
 
     def _absorbed(self, text: TextKeys) -> AbsorbedText:
@@ -114,20 +113,19 @@ class PooledText(nn.Module):
         self.v_bias = nn.Parameter(torch.zeros(width))
         self.proj = nn.Linear(width, width)
 
-    def forward(self, values: Tensor, mask: Tensor, compute: torch.dtype, attention: torch.dtype) -> Tensor:
+    def forward(self, values: Tensor, mask: Tensor, compute: torch.dtype) -> Tensor:
         """Pool a text into one vector per sequence.
 
         Args:
             values: [B, words, text_width].
             mask: bool [B, words], which words exist.
-            compute: dtype of the linear layers.
-            attention: dtype of the attention.
+            compute: dtype of linear layers and attention.
 
         Returns:
             [B, width] in the dtype `compute`.
         """
         heads = self.mat_q.shape[1]
-        text = project_text(values, self.mat_kv.weight, self.v_bias, heads, mask, attention, compute)
+        text = project_text(values, self.mat_kv.weight, self.v_bias, heads, mask, compute)
         q = self.mat_q.unsqueeze(2).expand(len(values), -1, -1, -1).to(text.keys.dtype)
         return linear(text_attention(q, text)[:, 0], self.proj.weight, self.proj.bias, compute)
 
@@ -138,7 +136,6 @@ def project_text(
     v_bias: Tensor,
     heads: int,
     mask: Tensor,
-    dtype: torch.dtype,
     compute: torch.dtype | None = None,
 ) -> TextKeys:
     """Return keys (without bias) and values of a text.
@@ -149,12 +146,12 @@ def project_text(
         v_bias: bias of the values, [width].
         heads: attention heads.
         mask: bool [B, words], which words exist.
-        dtype: dtype of the result.
-        compute: dtype of the projection; None: that of its weight.
+        compute: dtype of projection and result; None: that of the weight.
     """
     bias = torch.cat((torch.zeros_like(v_bias), v_bias))
-    both = linear(context, weight, bias, compute or weight.dtype).unflatten(-1, (2, heads, -1))
-    keys, values = both.permute(2, 0, 3, 1, 4).to(dtype)
+    dtype = compute or weight.dtype
+    both = linear(context, weight, bias, dtype).unflatten(-1, (2, heads, -1))
+    keys, values = both.permute(2, 0, 3, 1, 4)
     # Rows of the mask start on multiples of 16 numbers: fused attention would copy others at every call.
     wide = torch.zeros(len(mask), 1, 1, -(-mask.shape[1] // 16) * 16, dtype=dtype, device=mask.device)
     absent = wide[..., : mask.shape[1]].masked_fill_(~mask[:, None, None], -math.inf)

@@ -5,6 +5,7 @@ token. Parameter names are those of LlamaGen's files. Rounding: everything is in
 statistics of the norms, the rotation and the logits, which are float32 (the official program, cast as a whole).
 """
 
+from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from kvbench.core.segments import ModelSpec, Segment
+from kvbench.core.segments import ModelSpec, Segment, next_token_image
 from kvbench.kernels.linear import linear
 from kvbench.models.base import require_positive
 from kvbench.models.layers import Attend
@@ -96,18 +97,8 @@ class DecoderConfig:
         self, name: str, segments: tuple[Segment, ...], branches: int, *, equal_branches: bool = True
     ) -> ModelSpec:
         """Return what a cache and a method need to know of the decoder; see `ModelSpec` for the arguments."""
-        scale = self.head_dim**-0.5
-        return ModelSpec(
-            name,
-            self.depth,
-            self.kv_heads,
-            self.head_dim,
-            segments,
-            branches,
-            scale,
-            equal_branches=equal_branches,
-            line=self.line,
-        )
+        shape = (self.depth, self.kv_heads, self.head_dim, segments, branches, self.head_dim**-0.5)
+        return ModelSpec(name, *shape, equal_branches=equal_branches, line=self.line)
 
     def rotations(self, length: int) -> Tensor:
         """Return the rotations of a sequence of `length` tokens, complex64 [length, head_dim/2].
@@ -119,6 +110,35 @@ class DecoderConfig:
             return rotate_line(length, self.head_dim, self.rope_base)
         before = length - self.grid[0] * self.grid[1]
         return rotate_grid(self.grid, self.head_dim, self.rope_base, before)
+
+
+class ImageDecoderConfig(DecoderConfig):
+    """Base class of shapes of decoders that draw images."""
+
+    @property
+    @abstractmethod
+    def cells(self) -> tuple[int, int]:
+        """Rows and columns of an image's codes."""
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of an image."""
+        return self.cells[0] * self.line
+
+    @property
+    def line(self) -> int:
+        """Tokens of a row."""
+        return self.cells[1]
+
+    def segments(self, prompt: int, chunk: int | None = None) -> tuple[Segment, ...]:
+        """Return a prompt of so many tokens, then the image's tokens in segments of `chunk`, a row if None."""
+        return next_token_image(prompt, self.tokens, self.line if chunk is None else chunk)
+
+    def _check_cells(self, name: str) -> None:
+        if min(self.cells) < 1 or self.tokens < 2:
+            raise ValueError(
+                f"model.transformer.{name}={list(self.cells)}: rows and columns of at least 2 tokens"
+            )
 
 
 class RMSNorm(nn.Module):

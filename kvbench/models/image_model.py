@@ -1,7 +1,7 @@
 """Base class of image models: a transformer that draws latents and a tokenizer that decodes them."""
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, Literal, Protocol, TypeVar
 
@@ -9,13 +9,13 @@ import torch
 from torch import Tensor, nn
 
 from kvbench.core.files import hash_content
-from kvbench.models.autoencoder import NetworkConfig, count_decoding_bytes, decode_pixels
+from kvbench.models.autoencoder import ImageTokenizer, NetworkConfig, count_decoding_bytes, decode_pixels
 from kvbench.models.base import Cache, Calls, Model
 from kvbench.models.noise import Noise
-from kvbench.models.weights import Clean, Source, fill
+from kvbench.models.weights import Clean, Source, build_on_meta, check_sources, fill
 
 N = TypeVar("N", bound=nn.Module)
-T = TypeVar("T", bound=nn.Module)
+T = TypeVar("T", bound=ImageTokenizer)
 
 
 class TokenizerConfig(Protocol):
@@ -48,6 +48,7 @@ class ImageModel(Model, Generic[N, T]):
     sources: dict[str, Source]
     weights: Literal["files", "random"] = "files"
 
+    networks: ClassVar[tuple[Callable[[Any], Any], Callable[[Any], Any]]]  # make transformer and tokenizer
     truncate: ClassVar[bool] = False  # round pixels down instead of half to even
 
     @property
@@ -55,25 +56,18 @@ class ImageModel(Model, Generic[N, T]):
     def cells(self) -> int:
         """Latent cells of an image, h w."""
 
+    @property
     @abstractmethod
-    def _build(self) -> tuple[N, T]:
-        """Build transformer and tokenizer on the meta device."""
+    def _cleans(self) -> dict[str, Clean]:
+        """Conversion of the transformer's and the tokenizer's source, or of one that holds both by these names."""
 
-    @abstractmethod
-    def _fill(self) -> list[str]:
-        """Fill the networks and return the SHA-256 of each source; `_fill_parts` does for one file a network."""
-
-    def _read_text(self, device: torch.device | str) -> tuple[Any, list[str]]:
-        """Return what encodes prompts, None for classes, and the SHA-256 of its file if it has one."""
-        return None, []
+    def _read_text(self, device: torch.device | str) -> tuple[Any, str]:
+        """Return what encodes prompts, None for classes, and the SHA-256 of its file, empty without one."""
+        return None, ""
 
     @abstractmethod
     def _draw(self, prompts: Sequence[str], cache: Cache, noise: Noise) -> Tensor:
         """Draw the latents of a batch, float32 [B, channels, h, w]."""
-
-    @abstractmethod
-    def _decode(self, latents: Tensor) -> Tensor:
-        """Decode latents [some, channels, h, w] to images [some, 3, h patch, w patch] in [-1, 1]."""
 
     @property
     def parameters(self) -> int:
@@ -105,12 +99,12 @@ class ImageModel(Model, Generic[N, T]):
             WeightsError: a checkpoint is missing, unreadable or does not fit.
         """
         self._transformer, self._tokenizer = self._build()
-        digests = self._fill()
-        self._text, read = self._read_text(device)
+        digest = self._fill()
+        self._text, text_digest = self._read_text(device)
         self._place(device)
         self._tokenizer.to(device)
         self._device = device
-        self.weights_sha256 = hash_content("".join([*digests, *read]))
+        self.weights_sha256 = hash_content(digest + text_digest)
 
     def _place(self, device: torch.device | str) -> None:
         """Move the transformer to the device and cast its blocks."""
@@ -126,15 +120,26 @@ class ImageModel(Model, Generic[N, T]):
         with torch.inference_mode():
             latents = self._draw(prompts, cache, noise)
             cache.release()
-            return decode_pixels(self._decode, latents, self.tokenizer.networks.patch, truncate=self.truncate)
+            patch = self.tokenizer.networks.patch
+            return decode_pixels(self._tokenizer.decode, latents, patch, truncate=self.truncate)
 
-    def _fill_parts(self, **cleans: Clean) -> list[str]:
-        """Fill transformer and tokenizer, each from the source named; return their SHA-256."""
-        networks = (self._transformer, self._tokenizer)
-        return [
-            fill(network, self._source(part), clean)
-            for network, (part, clean) in zip(networks, cleans.items(), strict=True)
-        ]
+    def _build(self) -> tuple[N, T]:
+        """Build transformer and tokenizer on the meta device."""
+        transformer, tokenizer = self.networks
+        return build_on_meta(lambda: transformer(self.transformer)), build_on_meta(
+            lambda: tokenizer(self.tokenizer)
+        )
+
+    def _fill(self) -> str:
+        """Fill the networks and return the SHA-256 of all sources."""
+        networks: list[nn.Module] = [self._transformer, self._tokenizer]
+        if len(self._cleans) == 1:
+            networks = [nn.ModuleDict({"transformer": self._transformer, "tokenizer": self._tokenizer})]
+        parts = zip(networks, self._cleans.items(), strict=True)
+        return "".join(fill(network, self._source(part), clean) for network, (part, clean) in parts)
+
+    def _check_sources(self, *others: str) -> None:
+        check_sources(self.weights, self.sources, *self._cleans, *others)
 
     def _source(self, part: str) -> Source | None:
         return None if self.weights == "random" else self.sources[part]

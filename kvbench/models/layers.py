@@ -164,17 +164,16 @@ class Block(nn.Module):
         self.ffn = FeedForward(width, hidden)
         self.ca_norm = nn.LayerNorm(width, eps=EPSILON)
 
-    def condition(self, gss: Tensor, context: Tensor, mask: Tensor, attention: torch.dtype) -> LayerCondition:
+    def condition(self, gss: Tensor, context: Tensor, mask: Tensor) -> LayerCondition:
         """Compute what the layer needs at every scale.
 
         Args:
             gss: shared modulation float32 [B, 1, 6, width].
             context: text [B, words, width].
             mask: bool [B, words], which words exist.
-            attention: dtype that attention over the text is computed in.
         """
         modulation = Modulation.split(self.ada_gss + gss)
-        return LayerCondition(modulation, self.sa.prepare(), self.ca.prepare(context, mask, attention))
+        return LayerCondition(modulation, self.sa.prepare(), self.ca.prepare(context, mask))
 
     def forward(
         self, x: Tensor, layer: int, condition: LayerCondition, rotation: Tensor, attend: Attend
@@ -234,6 +233,16 @@ def add_gated(x: Tensor, h: Tensor, gate: Tensor, *, rounded: bool) -> Tensor:
     if not rounded or h.dtype == torch.float32:
         return torch.addcmul(x, h, gate) if learning else x.addcmul_(h, gate)
     return x + (h * gate).to(h.dtype) if learning else x.add_(h.mul_(gate))
+
+
+@torch.no_grad()
+def init_linear(module: nn.Module, generator: torch.Generator) -> None:
+    """Set matrices to train from so that outputs have unit variance, and biases to 0."""
+    for name, parameter in module.named_parameters():
+        if parameter.ndim >= 2 and name.endswith("weight"):
+            parameter.normal_(0, parameter.shape[-1] ** -0.5, generator=generator)
+        elif name.endswith("bias"):
+            parameter.zero_()
 
 
 def make_attend(segments: Sequence[Segment]) -> Attend:

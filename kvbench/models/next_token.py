@@ -12,7 +12,7 @@ from torch import Tensor
 
 from kvbench.core.segments import ModelSpec, Segment
 from kvbench.models.base import Cache, Model, require_positive
-from kvbench.models.decoder import Decoder, DecoderConfig
+from kvbench.models.decoder import Decoder, DecoderConfig, ImageDecoderConfig
 from kvbench.models.image_model import ImageModel
 from kvbench.models.llamagen.loop import generate
 from kvbench.models.llamagen.sampling import LlamaGenSampling
@@ -39,8 +39,8 @@ class NextTokenModel(Model, Generic[N]):
     _transformer: N
 
     @abstractmethod
-    def _read_text(self, device: torch.device | str) -> tuple[Any, list[str]]:
-        """Return what encodes prompts, None for classes, and the SHA-256 of its file if it has one."""
+    def _read_text(self, device: torch.device | str) -> tuple[Any, str]:
+        """Return what encodes prompts, None for classes, and the SHA-256 of its file, empty without one."""
 
     @property
     def _passes(self) -> list[tuple[object, str]]:
@@ -84,7 +84,7 @@ class NextTokenImageModel(NextTokenModel[N], ImageModel[N, T]):
         default_sinks: sink segments when the config names none; the prompt is the first segment.
     """
 
-    transformer: DecoderConfig
+    transformer: ImageDecoderConfig
     tokenizer: VQConfig
     sampling: LlamaGenSampling
     chunk: int | None = None
@@ -104,11 +104,6 @@ class NextTokenImageModel(NextTokenModel[N], ImageModel[N, T]):
 
     @property
     @abstractmethod
-    def _grid(self) -> tuple[int, int]:
-        """Rows and columns of an image's codes."""
-
-    @property
-    @abstractmethod
     def _segments(self) -> tuple[Segment, ...]:
         """The prompt, then the image."""
 
@@ -122,7 +117,7 @@ class NextTokenImageModel(NextTokenModel[N], ImageModel[N, T]):
     @property
     def cells(self) -> int:
         """Codes of an image."""
-        return prod(self._grid)
+        return prod(self.transformer.cells)
 
     @abstractmethod
     def _embed(self, prompts: Sequence[str]) -> tuple[Tensor, Sequence[int] | None]:
@@ -134,7 +129,7 @@ class NextTokenImageModel(NextTokenModel[N], ImageModel[N, T]):
 
     def _find_codes(self, tokens: Tensor) -> Tensor:
         """Return the codes int64 [B, rows, columns] of drawn tokens int64 [B, tokens]."""
-        return tokens.unflatten(1, self._grid)
+        return tokens.unflatten(1, self.transformer.cells)
 
     def _draw(self, prompts: Sequence[str], cache: Cache, noise: Noise) -> Tensor:
         condition, padding = self._embed(prompts)
@@ -150,9 +145,6 @@ class NextTokenImageModel(NextTokenModel[N], ImageModel[N, T]):
             activations=self.activation_bytes(len(prompts)),
         )
         return self._tokenizer.codes(self._find_codes(tokens))
-
-    def _decode(self, latents: Tensor) -> Tensor:
-        return self._tokenizer.decode(latents).clamp(-1, 1)
 
 
 @dataclass
@@ -172,6 +164,10 @@ class PromptedImageModel(NextTokenImageModel[N, T]):
     def __post_init__(self) -> None:
         super().__post_init__()
         require_positive("model", prompt_tokens=self.prompt_tokens)
+
+    @property
+    def _segments(self) -> tuple[Segment, ...]:
+        return self.transformer.segments(self.prompt_tokens, self.chunk)
 
     def _embed(self, prompts: Sequence[str]) -> tuple[Tensor, Sequence[int]]:
         rows, padding = lay_out(prompts, self._text, self.prompt_tokens, guided=self.sampling.branches > 1)

@@ -10,6 +10,7 @@ from torch.nn import functional as F
 
 from kvbench.core.files import hash_content, hash_path
 from kvbench.models.base import TextFeatures
+from kvbench.models.layers import init_linear
 from kvbench.models.weights import Source, WeightsError, build_on_meta, fill
 
 
@@ -158,11 +159,7 @@ class VocabularyEncoder(nn.Module):
     @torch.no_grad()
     def init_weights(self, generator: torch.Generator) -> None:
         """Set weights to train from: unit-variance layers, branches that start at zero."""
-        for name, parameter in self.named_parameters():
-            if parameter.ndim >= 2:
-                parameter.normal_(0, parameter.shape[-1] ** -0.5, generator=generator)
-            elif name.endswith("bias"):
-                parameter.zero_()
+        init_linear(self, generator)
         self.word.weight.normal_(0, 1.0, generator=generator)
         self.place.weight.normal_(0, 0.5, generator=generator)
         for block in self.text_blocks:

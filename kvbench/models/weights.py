@@ -293,13 +293,13 @@ def _is_safe(path: Path) -> bool:
     )
 
 
-def check_sources(sources: Mapping[str, Source], *needed: str) -> None:
-    """Make sure that a model whose weights come from files says where they are.
+def check_sources(weights: str, sources: Mapping[str, Source], *needed: str) -> None:
+    """Check that a model whose `weights` are `files` names a source for each part.
 
     Raises:
         ValueError: naming the parts of the model that `model.sources` lacks.
     """
-    if lacking := set(needed) - set(sources):
+    if weights == "files" and (lacking := set(needed) - set(sources)):
         raise ValueError(
             f"model.weights=files: model.sources names no {' and no '.join(sorted(lacking))}; use model.weights=random"
         )

@@ -15,8 +15,8 @@ LLAMAGEN_XL = LlamaGenConfig(
     [
         (next_scale([(1, 1), (2, 2), (3, 3)]), "next-scale", 14),
         (next_token(5, [8, 8, 7]), "next-token", 24),
-        (LLAMAGEN_XL.segments(), "next-token", 576),
-        (LLAMAGEN_XL.segments(100), "next-token", 576),
+        (LLAMAGEN_XL.segments(1), "next-token", 576),
+        (LLAMAGEN_XL.segments(1, 100), "next-token", 576),
     ],
 )
 def test_what_is_drawn(segments: tuple[Segment, ...], family: str, drawn: int) -> None:

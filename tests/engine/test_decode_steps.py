@@ -77,7 +77,7 @@ class Device:
             depth=LAYERS, width=256, heads=4, kv_heads=2, head_dim=64, hidden=512, vocabulary=512,
             grid=(4, 9), text_width=64, text_tokens=caption,
         )  # fmt: skip
-        self.spec: ModelSpec = self.config.describe("small", self.config.segments(), 2)
+        self.spec: ModelSpec = self.config.describe("small", self.config.segments(self.config.condition), 2)
         self.kernel, self.merge, self.watch = Launch(), Launch(), Watch()
         self.passes: list[tuple[int, int]] = []
         self._patch = monkeypatch

@@ -17,6 +17,6 @@ def test_a_cpu_is_asked_at_once() -> None:
 
 def test_a_gpu_is_asked_in_the_end() -> None:
     check = FiniteCheck()
-    check._finite = [torch.tensor([True, True, True]), torch.tensor([True, False, False])]
+    check._worst = [torch.ones(3, 1), torch.tensor([[1.0], [torch.nan], [torch.inf]])]
     with pytest.raises(NotFinite, match="prompt 1 of the batch, scale 1"):
         check.conclude()

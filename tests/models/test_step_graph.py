@@ -74,7 +74,7 @@ def on_device(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def draw(method: Method, record: Record | None = None, chunk: int | None = None) -> tuple[Tensor, KVCache]:
-    spec = CONFIG.describe("small", CONFIG.segments(chunk), SAMPLING.branches)
+    spec = CONFIG.describe("small", CONFIG.segments(CONFIG.condition, chunk), SAMPLING.branches)
     budget = 1 if isinstance(method, Full) else 18
     cache = KVCache(spec, prepared(method, spec, budget), dtype=torch.float32, record=record)
     with torch.inference_mode():

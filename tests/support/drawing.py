@@ -14,8 +14,11 @@ def close(found: Tensor, expected: Tensor, atol: float = 1e-4) -> None:
 class Silence:
     """No noise: the likeliest token is drawn, the first of equals."""
 
+    def __init__(self, prompts: int = 1) -> None:
+        self._prompts = prompts
+
     def draw(self, count: int) -> Tensor:
-        return torch.ones(1, count)
+        return torch.ones(self._prompts, count)
 
 
 class Recorded:

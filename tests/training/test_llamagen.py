@@ -79,7 +79,7 @@ def test_one_pass_is_what_the_cache_computes_token_by_token() -> None:
     dropped = torch.tensor([False, True, False])
     found = network(words, dropped, targets, targets)
     transformer, config = network.transformer, network.transformer.config
-    segments = config.segments()
+    segments = config.segments(config.condition)
     spec = ModelSpec(
         "tiny", config.depth, config.kv_heads, config.head_dim, segments, 1, config.head_dim**-0.5
     )

@@ -50,7 +50,6 @@ def generate(
     sampling: Sampling,
     *,
     negative: TextFeatures | None = None,
-    forced: Sequence[Tensor] | None = None,
     activations: int = 0,
 ) -> Tensor:
     """Draw images' codes for a batch of prompts (Infinity inference with classifier-free guidance).
@@ -64,7 +63,6 @@ def generate(
         noise: randomness, per prompt.
         sampling: guidance, temperature, truncation.
         negative: encoded negative prompts in place of the learned unconditional text.
-        forced: bits [B, h, w, d] in the tokenizer's layout for the first scales, used instead of those drawn.
         activations: bytes that a GPU's allocator takes as one piece beforehand, for what a layer works on.
 
     Returns:
@@ -105,8 +103,6 @@ def generate(
         bits = bits.unflatten(1, (segment.height, segment.width))
         if patch == 2:
             bits = F.pixel_shuffle(bits.permute(0, 3, 1, 2).float(), 2).permute(0, 2, 3, 1) > 0
-        if forced is not None and segment.index < len(forced):
-            bits = forced[segment.index]
         summed = tokenizer.add(summed, bits, segment.index)
         if not segment.last:
             features = make_features(summed, segments[segment.index + 1], patch)

@@ -21,7 +21,7 @@ from kvbench.models.infinity.transformer import Infinity, InfinityConfig
 from kvbench.models.layers import count_layer_bytes
 from kvbench.models.noise import Noise
 from kvbench.models.text import HashedText, TextEncoder, VocabularyConfig, load_t5, load_vocabulary
-from kvbench.models.weights import build_on_meta, clean_tokenizer, clean_transformer
+from kvbench.models.weights import Clean, clean_tokenizer, clean_transformer
 from kvbench.scenes import grammar
 
 Size = tuple[int, int]
@@ -61,7 +61,10 @@ class InfinityModel(ImageModel[Infinity, BSQ]):
     default_alpha: float = 0.2
     default_tau: float = 1.0
 
+    networks = (Infinity, BSQ)
+
     def __post_init__(self) -> None:
+        self._check_sources("text")
         grid = rotary_grid(self.aspect)
         if self.transformer.rope_grid is None:
             self.transformer = replace(self.transformer, rope_grid=grid)
@@ -124,8 +127,9 @@ class InfinityModel(ImageModel[Infinity, BSQ]):
         """Return W_o of a layer of the loaded model, [width, query heads x D], for methods that ask a view for it."""
         return self._transformer.layers[layer].sa.proj.weight
 
-    def _fill(self) -> list[str]:
-        return self._fill_parts(transformer=clean_transformer, tokenizer=clean_tokenizer)
+    @property
+    def _cleans(self) -> dict[str, Clean]:
+        return {"transformer": clean_transformer, "tokenizer": clean_tokenizer}
 
     def _place(self, device: torch.device | str) -> None:
         self._transformer.to(device)
@@ -149,19 +153,9 @@ class InfinityModel(ImageModel[Infinity, BSQ]):
             activations=self.activation_bytes(len(prompts)),
         )
 
-    def _decode(self, latents: Tensor) -> Tensor:
-        return self._tokenizer.decode(latents)
-
-    def _build(self) -> tuple[Infinity, BSQ]:
-        return build_on_meta(lambda: Infinity(self.transformer)), build_on_meta(lambda: BSQ(self.tokenizer))
-
-    def _read_text(self, device: torch.device | str) -> tuple[TextEncoder, list[str]]:
+    def _read_text(self, device: torch.device | str) -> tuple[TextEncoder, str]:
         if self.text == "vocabulary":
-            encoder, digest = load_vocabulary(
-                self._source("text"), self.text_config, grammar.tokenize, device
-            )
-        elif self.weights == "random":
-            return HashedText(self.transformer.text_width, device), []
-        else:
-            encoder, digest = load_t5(self.sources["text"], device)
-        return encoder, [digest]
+            return load_vocabulary(self._source("text"), self.text_config, grammar.tokenize, device)
+        if self.weights == "random":
+            return HashedText(self.transformer.text_width, device), ""
+        return load_t5(self.sources["text"], device)

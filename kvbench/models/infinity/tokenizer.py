@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from kvbench.models.autoencoder import Decoder, Encoder, NetworkConfig, Size, resize
+from kvbench.models.autoencoder import Decoder, Encoder, ImageTokenizer, NetworkConfig, Size, resize
 
 
 @dataclass(frozen=True)
@@ -42,24 +42,11 @@ class BSQConfig:
     @property
     def networks(self) -> NetworkConfig:
         """Shape of encoder and decoder."""
-        return NetworkConfig(
-            self.bits,
-            self.base,
-            self.encoder_widths,
-            self.decoder_widths,
-            self.blocks,
-            self.stem,
-            self.mixers,
-            self.grid,
-        )
-
-    @property
-    def patch(self) -> int:
-        """Pixels per latent cell and side."""
-        return self.networks.patch
+        shared = ("base", "encoder_widths", "decoder_widths", "blocks", "stem", "mixers", "grid")
+        return NetworkConfig(self.bits, *(getattr(self, name) for name in shared))
 
 
-class BSQ(nn.Module):
+class BSQ(ImageTokenizer):
     """The tokenizer: images to bits per scale and back."""
 
     def __init__(self, config: BSQConfig) -> None:

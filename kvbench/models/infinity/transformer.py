@@ -8,15 +8,15 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from kvbench.core.segments import Segment
 from kvbench.kernels.linear import linear
 from kvbench.kernels.modulate import modulate
 from kvbench.models.base import require_positive
 from kvbench.models.cross_attention import PooledText
+from kvbench.models.decoder import RMSNorm
 from kvbench.models.infinity import rope
-from kvbench.models.layers import Block, HeadNorm, LayerCondition, make_attend
+from kvbench.models.layers import Block, HeadNorm, LayerCondition, init_linear, make_attend
 
 
 @dataclass(frozen=True)
@@ -53,17 +53,17 @@ class InfinityConfig:
     hidden: int = 0
 
     def __post_init__(self) -> None:
-        require_positive(
-            "model.transformer",
-            depth=self.depth,
-            width=self.width,
-            heads=self.heads,
-            block_chunks=self.block_chunks,
-            token_channels=self.token_channels,
-            text_width=self.text_width,
-            text_maxlen=self.text_maxlen,
-            levels=self.levels,
+        names = (
+            "depth",
+            "width",
+            "heads",
+            "block_chunks",
+            "token_channels",
+            "text_width",
+            "text_maxlen",
+            "levels",
         )
+        require_positive("model.transformer", **{name: getattr(self, name) for name in names})
         if self.width % (4 * self.heads):
             raise ValueError(
                 f"model.transformer.width={self.width}: must be a multiple of 4 x heads={self.heads}, "
@@ -100,44 +100,22 @@ class Condition:
     layers: tuple[LayerCondition, ...]
 
 
-class _Chunk(nn.Module):
-    def __init__(self, blocks: list[Block]) -> None:
-        super().__init__()
-        self.module = nn.ModuleList(blocks)
-
-
-class _PooledTextHolder(nn.Module):
-    def __init__(self, pooled: PooledText) -> None:
-        super().__init__()
-        self.ca = pooled
-
-
-class _TextNorm(nn.Module):
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(width))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.rms_norm(x.float(), x.shape[-1:], self.weight.float(), 1e-6)
-
-
 class Infinity(nn.Module):
     """The transformer: text and the running sum of codes in, bit logits out, one scale at a time or all at once.
 
     Attributes:
         layers: the blocks in order.
-        text_attention: dtype that attention over the text is computed in; None follows the blocks. The official program
-            uses bf16 there even when everything else is fp32.
     """
 
-    def __init__(self, config: InfinityConfig, text_attention: torch.dtype | None = None) -> None:
+    def __init__(self, config: InfinityConfig) -> None:
         super().__init__()
-        self.config, self.text_attention = config, text_attention
+        self.config = config
         width = config.width
         self.cfg_uncond = nn.Parameter(torch.zeros(config.text_maxlen, config.text_width))
         self.pos_start = nn.Parameter(torch.zeros(1, 1, width))
-        self.text_norm = _TextNorm(config.text_width)
-        self.text_proj_for_sos = _PooledTextHolder(PooledText(config.text_width, width, config.pooling_heads))
+        self.text_norm = RMSNorm(config.text_width, 1e-6)
+        pooled = PooledText(config.text_width, width, config.pooling_heads)
+        self.text_proj_for_sos = nn.ModuleDict({"ca": pooled})
         self.text_proj_for_ca = nn.Sequential(
             nn.Linear(config.text_width, width), nn.GELU(approximate="tanh"), nn.Linear(width, width)
         )
@@ -153,7 +131,8 @@ class Infinity(nn.Module):
             self.blocks = nn.ModuleList(blocks)
         else:
             self.block_chunks = nn.ModuleList(
-                _Chunk(blocks[i : i + per_chunk]) for i in range(0, config.depth, per_chunk)
+                nn.ModuleDict({"module": nn.ModuleList(blocks[i : i + per_chunk])})
+                for i in range(0, config.depth, per_chunk)
             )
 
     @property
@@ -179,15 +158,14 @@ class Infinity(nn.Module):
     def condition(self, values: Tensor, mask: Tensor) -> Condition:
         """Compute everything that depends on the text alone (values [B, words, text_width], mask bool [B, words])."""
         compute = self.compute
-        attention = self.text_attention or compute
         values = self.text_norm(values)
-        start = self.text_proj_for_sos.ca(values, mask, compute, attention)
+        start = self.text_proj_for_sos["ca"](values, mask, compute)
         first, second = (layer for layer in self.text_proj_for_ca if isinstance(layer, nn.Linear))
         context = linear(values, first.weight, first.bias, compute, gelu=True)
         context = linear(context, second.weight, second.bias, compute)
         gss = self.shared_ada_lin(start.float()).unflatten(-1, (1, 6, -1))
         scale, shift = self.head_nm.ada_lin(start.float()).unflatten(-1, (1, 2, -1)).unbind(2)
-        layers = tuple(block.condition(gss, context, mask, attention) for block in self.layers)
+        layers = tuple(block.condition(gss, context, mask) for block in self.layers)
         return Condition(start, (1 + scale, shift), layers)
 
     def embed(self, scale: int, condition: Condition, features: Tensor | None) -> Tensor:
@@ -229,12 +207,12 @@ class Infinity(nn.Module):
     @torch.no_grad()
     def init_weights(self, generator: torch.Generator) -> None:
         """Set weights to train from: open gates, branches that start at zero, temperature 8, drawn from `generator`."""
-        for name, parameter in self.named_parameters():
-            if parameter.ndim >= 2 and name.endswith("weight"):
-                parameter.normal_(0, parameter.shape[-1] ** -0.5, generator=generator)
-            elif name.endswith("bias"):
-                parameter.zero_()
-        for parameter in (self.cfg_uncond, self.pos_start, self.text_proj_for_sos.ca.mat_q):
+        init_linear(self, generator)
+        for parameter in (
+            self.cfg_uncond,
+            self.pos_start,
+            self.text_proj_for_sos["ca"].get_parameter("mat_q"),
+        ):
             parameter.normal_(0, 0.5, generator=generator)
         self.lvl_embed.weight.normal_(0, 0.3, generator=generator)
         for modulation in (self.shared_ada_lin[1], self.head_nm.ada_lin[1]):

@@ -5,13 +5,12 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from kvbench.core.segments import Segment, next_token_image
 from kvbench.models.base import require_positive
-from kvbench.models.decoder import Decoder, DecoderConfig
+from kvbench.models.decoder import Decoder, ImageDecoderConfig
 
 
 @dataclass(frozen=True, kw_only=True)
-class JanusConfig(DecoderConfig):
+class JanusConfig(ImageDecoderConfig):
     """Shape of a language model that draws; `vocabulary` counts its text tokens.
 
     Attributes:
@@ -30,10 +29,7 @@ class JanusConfig(DecoderConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         require_positive("model.transformer", codes=self.codes, code_width=self.code_width)
-        if self.image[0] < 1 or self.image[1] < 1 or self.tokens < 2:
-            raise ValueError(
-                f"model.transformer.image={list(self.image)}: rows and columns of at least 2 tokens"
-            )
+        self._check_cells("image")
 
     @property
     def choices(self) -> int:
@@ -41,18 +37,9 @@ class JanusConfig(DecoderConfig):
         return self.codes
 
     @property
-    def tokens(self) -> int:
-        """Tokens of an image."""
-        return self.image[0] * self.image[1]
-
-    @property
-    def line(self) -> int:
-        """Tokens of a row."""
-        return self.image[1]
-
-    def segments(self, prompt: int, chunk: int | None = None) -> tuple[Segment, ...]:
-        """Return a prompt of so many tokens, then the image's tokens in segments of `chunk`, a row if None."""
-        return next_token_image(prompt, self.tokens, self.line if chunk is None else chunk)
+    def cells(self) -> tuple[int, int]:
+        """Rows and columns of an image's codes."""
+        return self.image
 
 
 class Aligner(nn.Module):

@@ -14,7 +14,7 @@ from kvbench.models.llamagen.tokenizer import VQ
 from kvbench.models.llamagen.transformer import LlamaGen, LlamaGenConfig
 from kvbench.models.next_token import NextTokenImageModel
 from kvbench.models.text import HashedText, TextEncoder, VocabularyConfig, load_t5, load_vocabulary
-from kvbench.models.weights import build_on_meta, check_sources, clean_decoder, clean_vqgan
+from kvbench.models.weights import Clean, clean_decoder, clean_vqgan
 from kvbench.scenes import grammar
 
 
@@ -37,6 +37,8 @@ class LlamaGenModel(NextTokenImageModel[LlamaGen, VQ]):
     text_layers: int = 2
     text_heads: int = 4
 
+    networks = (LlamaGen, VQ)
+
     def __post_init__(self) -> None:
         self._check_codes("vocabulary", self.transformer.vocabulary)
         if (self.text is None) != (self.transformer.text_width is None):
@@ -45,16 +47,11 @@ class LlamaGenModel(NextTokenImageModel[LlamaGen, VQ]):
                 "give both for captions, neither for classes"
             )
         super().__post_init__()
-        if self.weights == "files":
-            check_sources(self.sources, "transformer", "tokenizer", *(["text"] if self.text else []))
-
-    @property
-    def _grid(self) -> tuple[int, int]:
-        return self.transformer.grid
+        self._check_sources(*(["text"] if self.text else []))
 
     @property
     def _segments(self) -> tuple[Segment, ...]:
-        return self.transformer.segments(self.chunk)
+        return self.transformer.segments(self.transformer.condition, self.chunk)
 
     @property
     def text_config(self) -> VocabularyConfig:
@@ -96,24 +93,17 @@ class LlamaGenModel(NextTokenImageModel[LlamaGen, VQ]):
         text = self._text.encode(captions)
         return text.pad(room, front=True)[0].to(dtype), [room - length for length in text.lengths]
 
-    def _build(self) -> tuple[LlamaGen, VQ]:
-        return build_on_meta(lambda: LlamaGen(self.transformer)), build_on_meta(lambda: VQ(self.tokenizer))
+    @property
+    def _cleans(self) -> dict[str, Clean]:
+        return {"transformer": clean_decoder, "tokenizer": clean_vqgan}
 
-    def _fill(self) -> list[str]:
-        return self._fill_parts(transformer=clean_decoder, tokenizer=clean_vqgan)
-
-    def _read_text(self, device: torch.device | str) -> tuple[TextEncoder | None, list[str]]:
-        if self.text is None:
-            return None, []
+    def _read_text(self, device: torch.device | str) -> tuple[TextEncoder | None, str]:
         config = self.transformer
+        if config.text_width is None:
+            return None, ""
         if self.text == "vocabulary":
-            source = self._source("text")
-            encoder, digest = load_vocabulary(source, self.text_config, grammar.tokenize_filled, device)
-        elif self.weights == "random":
-            assert config.text_width is not None
-            return HashedText(config.text_width, device, config.text_tokens), []
-        else:
-            require_cleaning()
-            half = self.compute_dtype(device)
-            encoder, digest = load_t5(self.sources["text"], device, half, config.text_tokens)
-        return encoder, [digest]
+            return load_vocabulary(self._source("text"), self.text_config, grammar.tokenize_filled, device)
+        if self.weights == "random":
+            return HashedText(config.text_width, device, config.text_tokens), ""
+        require_cleaning()
+        return load_t5(self.sources["text"], device, self.compute_dtype(device), config.text_tokens)

@@ -1,52 +1,32 @@
 """LlamaGen's image tokenizer: a VQGAN whose codes lie on the unit sphere (arXiv:2406.06525, section 3.1)."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from kvbench.models.autoencoder import Decoder, Encoder, NetworkConfig
+from kvbench.models.autoencoder import Decoder, Encoder, ImageTokenizer, NetworkConfig
+from kvbench.models.codebook import Codebook, CodebookConfig, find_nearest
 
 
-@dataclass(frozen=True)
-class VQConfig:
+@dataclass(frozen=True, kw_only=True)
+class VQConfig(CodebookConfig):
     """Shape of a tokenizer.
 
     Attributes:
-        codes: entries of the codebook.
-        channels: channels of a code.
         latents: channels between the networks and the 1x1 convolutions around the codes.
-        widths: channels of each resolution level of encoder and decoder, highest resolution first.
-        blocks: residual blocks per encoder level (the decoder has one more).
-        stem: pixel-unshuffle factor before the first and pixel-shuffle factor after the last convolution (official: 1).
     """
 
-    codes: int
-    channels: int
     latents: int
-    widths: tuple[int, ...]
-    blocks: int = 2
-    stem: int = 1
 
     @property
     def networks(self) -> NetworkConfig:
         """Shape of encoder and decoder."""
-        widths = tuple(self.widths)
-        return NetworkConfig(
-            self.latents, widths[0], widths, widths, self.blocks, self.stem, attention="lowest"
-        )
+        return replace(super().networks, latents=self.latents)
 
 
-class Codebook(nn.Module):
-    """The codes, under the name `embedding`."""
-
-    def __init__(self, config: VQConfig) -> None:
-        super().__init__()
-        self.embedding = nn.Embedding(config.codes, config.channels)
-
-
-class VQ(nn.Module):
+class VQ(ImageTokenizer):
     """The tokenizer: images to tokens and back."""
 
     def __init__(self, config: VQConfig) -> None:
@@ -64,8 +44,7 @@ class VQ(nn.Module):
     @torch.no_grad()
     def encode(self, latents: Tensor) -> Tensor:
         """Return the codes nearest to latents [B, channels, h, w], both of unit length: tokens int64 [B, h, w]."""
-        z, book = F.normalize(latents.permute(0, 2, 3, 1), dim=-1), self._book
-        return (z.square().sum(-1, keepdim=True) + book.square().sum(1) - 2 * (z @ book.T)).argmin(-1)
+        return find_nearest(F.normalize(latents.permute(0, 2, 3, 1), dim=-1), self._book)
 
     def codes(self, tokens: Tensor) -> Tensor:
         """Look up the codes of tokens int64 [B, h, w], of unit length: float32 [B, channels, h, w]."""

@@ -9,14 +9,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from kvbench.core.segments import Segment, next_token_image
 from kvbench.kernels.linear import linear
 from kvbench.models.base import require_positive
-from kvbench.models.decoder import Decoder, DecoderConfig
+from kvbench.models.decoder import Decoder, ImageDecoderConfig
 
 
 @dataclass(frozen=True, kw_only=True)
-class LlamaGenConfig(DecoderConfig):
+class LlamaGenConfig(ImageDecoderConfig):
     """Shape of a transformer.
 
     Attributes:
@@ -36,10 +35,7 @@ class LlamaGenConfig(DecoderConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         require_positive("model.transformer", classes=self.classes, text_tokens=self.text_tokens)
-        if self.grid[0] < 1 or self.grid[1] < 1 or self.tokens < 2:
-            raise ValueError(
-                f"model.transformer.grid={list(self.grid)}: rows and columns of at least 2 tokens"
-            )
+        self._check_cells("grid")
 
     @property
     def condition(self) -> int:
@@ -47,14 +43,9 @@ class LlamaGenConfig(DecoderConfig):
         return 1 if self.text_width is None else self.text_tokens
 
     @property
-    def tokens(self) -> int:
-        """Tokens of an image."""
-        return self.grid[0] * self.grid[1]
-
-    @property
-    def line(self) -> int:
-        """Tokens of a row."""
-        return self.grid[1]
+    def cells(self) -> tuple[int, int]:
+        """Rows and columns of an image's codes."""
+        return self.grid
 
     def rotations(self, length: int) -> Tensor:
         """Return the rotations of a sequence, complex64 [length, head_dim/2], whose last tokens are the image's.
@@ -65,10 +56,6 @@ class LlamaGenConfig(DecoderConfig):
         if self.condition_keys:
             table[: length - self.tokens] = 1
         return table
-
-    def segments(self, chunk: int | None = None) -> tuple[Segment, ...]:
-        """Return the condition, then the image's tokens in segments of `chunk`, a row if None."""
-        return next_token_image(self.condition, self.tokens, self.line if chunk is None else chunk)
 
 
 class ClassEmbedding(nn.Module):

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from kvbench.core.segments import Segment
 from kvbench.models.lumina.files import clean_chameleon, clean_lumina
 from kvbench.models.lumina.prompt import HashedTokens, LuminaTokenizer, LuminaTokens
 from kvbench.models.lumina.sampling import LuminaSampling
@@ -17,7 +16,7 @@ from kvbench.models.lumina.tokenizer import Chameleon, ChameleonConfig
 from kvbench.models.lumina.transformer import Lumina, LuminaConfig
 from kvbench.models.next_token import PromptedImageModel
 from kvbench.models.tokens import read_tokenizer
-from kvbench.models.weights import build_on_meta, check_sources
+from kvbench.models.weights import Clean
 
 
 @dataclass
@@ -39,37 +38,22 @@ class LuminaModel(PromptedImageModel[Lumina, Chameleon]):
     sampling: LuminaSampling
 
     equal_branches: ClassVar[bool] = False
+    networks = (Lumina, Chameleon)
 
     def __post_init__(self) -> None:
         self._check_codes("codes", self.transformer.codes)
         super().__post_init__()
-        if self.weights == "files":
-            check_sources(self.sources, "weights", "tokenizer", "text")
+        self._check_sources("text")
 
     @property
-    def _grid(self) -> tuple[int, int]:
-        return self.transformer.image
+    def _cleans(self) -> dict[str, Clean]:
+        return {"weights": partial(clean_lumina, config=self.transformer), "tokenizer": clean_chameleon}
 
-    @property
-    def _segments(self) -> tuple[Segment, ...]:
-        return self.transformer.segments(self.prompt_tokens, self.chunk)
-
-    def _build(self) -> tuple[Lumina, Chameleon]:
-        return build_on_meta(lambda: Lumina(self.transformer)), build_on_meta(
-            lambda: Chameleon(self.tokenizer)
-        )
-
-    def _fill(self) -> list[str]:
-        return self._fill_parts(
-            weights=partial(clean_lumina, config=self.transformer), tokenizer=clean_chameleon
-        )
-
-    def _read_text(self, device: torch.device | str) -> tuple[LuminaTokens, list[str]]:
+    def _read_text(self, device: torch.device | str) -> tuple[LuminaTokens, str]:
         if self.weights == "random":
-            return HashedTokens(self.transformer), []
+            return HashedTokens(self.transformer), ""
         make = partial(LuminaTokenizer, config=self.transformer)
-        tokenizer, digest = read_tokenizer(self.sources["text"], make, "Lumina-mGPT")
-        return tokenizer, [digest]
+        return read_tokenizer(self.sources["text"], make, "Lumina-mGPT")
 
     def load(self, device: torch.device | str) -> None:
         """Build and fill the networks as `ImageModel.load`, and read which code each token is."""

@@ -5,8 +5,9 @@ from dataclasses import dataclass, replace
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from kvbench.models.autoencoder import Decoder, NetworkConfig
-from kvbench.models.llamagen.tokenizer import Codebook, VQConfig
+from kvbench.models.autoencoder import Decoder, ImageTokenizer, NetworkConfig
+from kvbench.models.codebook import Codebook
+from kvbench.models.llamagen.tokenizer import VQConfig
 
 
 @dataclass(frozen=True)
@@ -19,7 +20,7 @@ class ChameleonConfig(VQConfig):
         return replace(super().networks, attention="middle")
 
 
-class Chameleon(nn.Module):
+class Chameleon(ImageTokenizer):
     """The tokenizer: tokens to images."""
 
     def __init__(self, config: ChameleonConfig) -> None:

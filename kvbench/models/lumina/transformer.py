@@ -6,16 +6,15 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from kvbench.core.segments import Segment, next_token_image
 from kvbench.models.base import require_positive
-from kvbench.models.decoder import Decoder, DecoderConfig
+from kvbench.models.decoder import Decoder, ImageDecoderConfig
 
 SPECIAL = 6
 """Tokens that are neither words nor codes and without which no image is drawn (`prompt.Marks`)."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class LuminaConfig(DecoderConfig):
+class LuminaConfig(ImageDecoderConfig):
     """Shape of a language model that draws; `vocabulary` counts all tokens, those of images too.
 
     Attributes:
@@ -41,18 +40,14 @@ class LuminaConfig(DecoderConfig):
             )
 
     @property
-    def tokens(self) -> int:
-        """Tokens of an image, newlines included; every line ends with one, the last too."""
-        return self.image[0] * self.line
+    def cells(self) -> tuple[int, int]:
+        """Rows and columns of an image's codes."""
+        return self.image
 
     @property
     def line(self) -> int:
-        """Tokens of a line: its codes and a newline."""
+        """Tokens of a line: its codes and a newline; the last line has one too."""
         return self.image[1] + 1
-
-    def segments(self, prompt: int, chunk: int | None = None) -> tuple[Segment, ...]:
-        """Return a prompt of so many tokens, then the image's tokens in segments of `chunk`, a line if None."""
-        return next_token_image(prompt, self.tokens, self.line if chunk is None else chunk)
 
 
 class Lumina(Decoder):

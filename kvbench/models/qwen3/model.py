@@ -79,8 +79,7 @@ class Qwen3Model(NextTokenModel[Qwen3]):
         if self.max_tokens < 2:
             raise ValueError(f"model.max_tokens={self.max_tokens}: must be at least 2")
         check_split(self.transformer, self.tensor_parallel)
-        if self.weights == "files":
-            check_sources(self.sources, "weights")
+        check_sources(self.weights, self.sources, "weights")
 
     @cached_property
     def spec(self) -> ModelSpec:
@@ -154,7 +153,7 @@ class Qwen3Model(NextTokenModel[Qwen3]):
         texts = zip(drawn.rows(), drawn.ended.tolist(), strict=True)
         return [Text(self._text.decode(row), len(row), ended) for row, ended in texts]
 
-    def _read_text(self, device: torch.device | str) -> tuple[TextTokenizer, list[str]]:
+    def _read_text(self, device: torch.device | str) -> tuple[TextTokenizer, str]:
         if self.weights == "random":
-            return HashedTokens(self.transformer.vocabulary), []
-        return read_tokenizer(self.sources["weights"], thinking=self.thinking), []
+            return HashedTokens(self.transformer.vocabulary), ""
+        return read_tokenizer(self.sources["weights"], thinking=self.thinking), ""

@@ -17,7 +17,7 @@ from kvbench.models.var.loop import generate
 from kvbench.models.var.sampling import VARSampling
 from kvbench.models.var.tokenizer import VQVAE, VQConfig
 from kvbench.models.var.transformer import VAR, VARConfig
-from kvbench.models.weights import build_on_meta, check_sources, clean_transformer, clean_vqvae
+from kvbench.models.weights import Clean, clean_transformer, clean_vqvae
 
 
 @dataclass
@@ -41,14 +41,14 @@ class VARModel(ImageModel[VAR, VQVAE]):
     default_tau: float = 0.5
 
     half: ClassVar[torch.dtype] = torch.float16
+    networks = (VAR, VQVAE)
 
     def __post_init__(self) -> None:
         for name in ("codes", "channels"):
             ours, theirs = getattr(self.transformer, name), getattr(self.tokenizer, name)
             if ours != theirs:
                 raise ValueError(f"model.transformer.{name}={ours}: model.tokenizer.{name} is {theirs}")
-        if self.weights == "files":
-            check_sources(self.sources, "transformer", "tokenizer")
+        self._check_sources()
 
     @cached_property
     def spec(self) -> ModelSpec:
@@ -62,14 +62,11 @@ class VARModel(ImageModel[VAR, VQVAE]):
         That is at the last scale, in a layer, while logits of codes are made, or while they are drawn from.
         """
         config, cells = self.transformer, self.spec.segments[-1].length
-        rows = 2 * prompts * cells
-        logits = 4 * prompts * cells * config.codes
-        return max(
-            count_layer_bytes(rows, config.width, 4 * config.width),
-            rows * config.width * 6
-            + 3 * logits,  # the stream and its norm; both branches in bf16 and float32
-            5 * logits,  # guided, truncated, probabilities, noise, their quotient
-        )
+        rows, logits = 2 * prompts * cells, 4 * prompts * cells * config.codes
+        layer = count_layer_bytes(rows, config.width, 4 * config.width)
+        # The stream and its norm, and both branches in bf16 and float32; then guided and truncated logits,
+        # probabilities, noise, and their quotient.
+        return max(layer, rows * config.width * 6 + 3 * logits, 5 * logits)
 
     @property
     def cells(self) -> int:
@@ -92,8 +89,9 @@ class VARModel(ImageModel[VAR, VQVAE]):
         """Return W_o of a layer of the loaded model, [width, query heads x D], for methods that ask a view for it."""
         return self._transformer.layers[layer].attn.proj.weight
 
-    def _fill(self) -> list[str]:
-        return self._fill_parts(transformer=clean_transformer, tokenizer=clean_vqvae)
+    @property
+    def _cleans(self) -> dict[str, Clean]:
+        return {"transformer": clean_transformer, "tokenizer": clean_vqvae}
 
     def _place(self, device: torch.device | str) -> None:
         self._transformer.to(device)
@@ -110,9 +108,3 @@ class VARModel(ImageModel[VAR, VQVAE]):
             self.sampling,
             activations=self.activation_bytes(len(prompts)),
         )
-
-    def _decode(self, latents: Tensor) -> Tensor:
-        return self._tokenizer.decode(latents)
-
-    def _build(self) -> tuple[VAR, VQVAE]:
-        return build_on_meta(lambda: VAR(self.transformer)), build_on_meta(lambda: VQVAE(self.tokenizer))

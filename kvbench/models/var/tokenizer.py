@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from kvbench.models.autoencoder import Decoder, Encoder, NetworkConfig, Size, resize
+from kvbench.models.autoencoder import Decoder, Encoder, ImageTokenizer, Size, resize
+from kvbench.models.codebook import Codebook, CodebookConfig, find_nearest
 
 TICKS = (0.08333333333333333, 0.36111111111111105, 0.6388888888888888, 0.9166666666666666)
 """Where the four convolutions lie between the first scale (0) and the last (1), to the last bit of a double.
@@ -22,46 +23,18 @@ SHARE = 0.5
 
 
 @dataclass(frozen=True)
-class VQConfig:
-    """Shape of a tokenizer.
-
-    Attributes:
-        codes: entries of the codebook.
-        channels: channels of the latent and of a code.
-        widths: channels of each resolution level of encoder and decoder, highest resolution first.
-        blocks: residual blocks per encoder level (the decoder has one more).
-        stem: pixel-unshuffle factor before the first and pixel-shuffle factor after the last convolution (official: 1).
-    """
-
-    codes: int
-    channels: int
-    widths: tuple[int, ...]
-    blocks: int = 2
-    stem: int = 1
-
-    @property
-    def networks(self) -> NetworkConfig:
-        """Shape of encoder and decoder."""
-        widths = tuple(self.widths)
-        return NetworkConfig(
-            self.channels, widths[0], widths, widths, self.blocks, self.stem, attention="lowest"
-        )
+class VQConfig(CodebookConfig):
+    """Shape of a tokenizer, whose latent has the channels of a code."""
 
 
-class _Convolutions(nn.Module):
-    def __init__(self, channels: int) -> None:
-        super().__init__()
-        self.qresi_ls = nn.ModuleList(nn.Conv2d(channels, channels, 3, padding=1) for _ in TICKS)
-
-
-class _Quantizer(nn.Module):
+class _Quantizer(Codebook):
     def __init__(self, config: VQConfig) -> None:
-        super().__init__()
-        self.embedding = nn.Embedding(config.codes, config.channels)
-        self.quant_resi = _Convolutions(config.channels)
+        super().__init__(config)
+        convolutions = [nn.Conv2d(config.channels, config.channels, 3, padding=1) for _ in TICKS]
+        self.quant_resi = nn.ModuleDict({"qresi_ls": nn.ModuleList(convolutions)})
 
 
-class VQVAE(nn.Module):
+class VQVAE(ImageTokenizer):
     """The tokenizer: images to tokens per scale and back."""
 
     def __init__(self, config: VQConfig) -> None:
@@ -91,7 +64,7 @@ class VQVAE(nn.Module):
         """
         grid = (summed.shape[2], summed.shape[3])
         resized = resize(codes.permute(0, 3, 1, 2), grid, "bicubic")
-        convolution = self.quantize.quant_resi.qresi_ls[choose_convolution(scale, scales)]
+        convolution = self.quantize.quant_resi.get_submodule(f"qresi_ls.{choose_convolution(scale, scales)}")
         return summed + (1 - SHARE) * resized + SHARE * convolution(resized)
 
     @torch.no_grad()
@@ -122,10 +95,7 @@ class VQVAE(nn.Module):
     @torch.no_grad()
     def nearest(self, residual: Tensor) -> Tensor:
         """Return the tokens int64 [B, h, w] whose codes are nearest to residuals [B, channels, h, w]."""
-        book = self.quantize.embedding.weight
-        z = residual.permute(0, 2, 3, 1)
-        distance = z.square().sum(-1, keepdim=True) + book.square().sum(1) - 2 * (z @ book.T)
-        return distance.argmin(-1)
+        return find_nearest(residual.permute(0, 2, 3, 1), self.quantize.embedding.weight)
 
     def decode(self, summed: Tensor) -> Tensor:
         """Decode any prefix sum of codes [B, channels, H, W] to an image [B, 3, .., ..] clamped to [-1, 1]."""

@@ -25,6 +25,7 @@ from kvbench.models.layers import (
     Projection,
     SelfAttention,
     add_gated,
+    init_linear,
     make_attend,
 )
 
@@ -54,15 +55,8 @@ class VARConfig:
     shared_aln: bool = False
 
     def __post_init__(self) -> None:
-        require_positive(
-            "model.transformer",
-            depth=self.depth,
-            width=self.width,
-            heads=self.heads,
-            classes=self.classes,
-            codes=self.codes,
-            channels=self.channels,
-        )
+        names = ("depth", "width", "heads", "classes", "codes", "channels")
+        require_positive("model.transformer", **{name: getattr(self, name) for name in names})
         if len(self.sides) < 2:
             raise ValueError(f"model.transformer.sides={list(self.sides)}: there must be at least 2 scales")
         if self.width % self.heads:
@@ -218,11 +212,7 @@ class VAR(nn.Module):
     @torch.no_grad()
     def init_weights(self, generator: torch.Generator) -> None:
         """Set weights to train from: open gates, branches that start at zero, temperature 8, drawn from `generator`."""
-        for name, parameter in self.named_parameters():
-            if parameter.ndim >= 2 and name.endswith("weight"):
-                parameter.normal_(0, parameter.shape[-1] ** -0.5, generator=generator)
-            elif name.endswith("bias"):
-                parameter.zero_()
+        init_linear(self, generator)
         for table in (self.class_emb.weight, self.pos_start, self.pos_1LC):
             table.normal_(0, 0.5, generator=generator)
         self.lvl_embed.weight.normal_(0, 0.3, generator=generator)

@@ -49,7 +49,7 @@ def test_quantiser_and_decoder_equal_the_official_ones(name: str) -> None:
 @pytest.mark.parametrize("name", ["vae_f16", "vae_f8p"])
 def test_patch_and_magnitude(name: str) -> None:
     model = official(name)
-    assert model.config.patch == {"vae_f16": 16, "vae_f8p": 8}[name]
+    assert model.config.networks.patch == {"vae_f16": 16, "vae_f8p": 8}[name]
     codes = model.codes(torch.tensor([True, False]), 0)
     assert codes.tolist() == pytest.approx([model.config.bits**-0.5, -(model.config.bits**-0.5)])
 
@@ -67,7 +67,7 @@ CONFIGS = [
 def test_images_come_back_in_their_shape(config: BSQConfig) -> None:
     torch.manual_seed(0)
     model = BSQ(config)
-    side = 4 * config.patch
+    side = 4 * config.networks.patch
     images = torch.rand(2, 3, side, side) * 2 - 1
     latents = model.encoder(images)
     assert latents.shape == (2, config.bits, 4, 4)

@@ -15,7 +15,9 @@ from kvbench.core.budget import Budget
 from kvbench.core.segments import ModelSpec, Segment, next_scale
 from kvbench.engine.cache import KVCache
 from kvbench.methods.full import Full
+from kvbench.models import cross_attention
 from kvbench.models.base import NotFinite, TextFeatures
+from kvbench.models.cross_attention import TextKeys
 from kvbench.models.infinity import loop as generation
 from kvbench.models.infinity.loop import generate, make_features
 from kvbench.models.infinity.sampling import Sampling, probabilities
@@ -56,16 +58,14 @@ def tokenizer(name: str) -> BSQ:
     return model.eval()
 
 
-def transformer(
-    name: str, grid: tuple[int, int] = (6, 6), text_attention: torch.dtype | None = None
-) -> tuple[Infinity, BSQ]:
+def transformer(name: str, grid: tuple[int, int] = (6, 6)) -> tuple[Infinity, BSQ]:
     state, shape = packed(f"{name}.weights")
     vae = tokenizer(shape["vae"])
     channels = vae.config.bits * (4 if shape["apply_spatial_patchify"] else 1)
     names = ("depth", "embed_dim", "num_heads", "block_chunks")
     text = (shape["text_channels"], shape["text_maxlen"])
     config = InfinityConfig(*(shape[name] for name in names), channels, *text, grid)
-    model = Infinity(config, text_attention)
+    model = Infinity(config)
     model.load_state_dict(state)
     return model.eval(), vae
 
@@ -92,6 +92,20 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> Watched:
     return seen
 
 
+class Forced(NamedTuple):
+    """A tokenizer that takes the given bits [B, h, w, d] of each scale for those drawn."""
+
+    vae: BSQ
+    bits: list[Tensor]
+
+    @property
+    def config(self) -> BSQConfig:
+        return self.vae.config
+
+    def add(self, summed: Tensor, bits: Tensor, scale: int) -> Tensor:
+        return self.vae.add(summed, self.bits[scale], scale)
+
+
 class Run(NamedTuple):
     """One case run again: reference tensors, the sum of codes, the tokenizer."""
 
@@ -113,7 +127,7 @@ def rerun(model: str, case: str, *, rounding: str = "", engine: bool = False) ->
     expected, meta = packed(f"{model}.{case}")
     sizes = [(height, width) for _, height, width in meta["scale_schedule"]]
     grid = (78, 52) if "r1500" in case else (6, 6) if sizes[-1][0] == sizes[-1][1] else (6, 5)
-    net, vae = transformer(model, grid, torch.bfloat16 if rounding == "text" else None)
+    net, vae = transformer(model, grid)
     if rounding == "all":
         net.block_chunks.to(torch.bfloat16)
     text = TextFeatures(expected["in.kv_compact"], tuple(expected["in.lens"].tolist()))
@@ -123,10 +137,12 @@ def rerun(model: str, case: str, *, rounding: str = "", engine: bool = False) ->
     sampling = Sampling(
         meta["cfg_list"], meta["tau_list"], meta["top_k"], meta["top_p"] or 1.0, meta["cfg_insertion_layer"]
     )
-    forced = [expected[f"s{i}.bits_vae"][:, 0].bool() for i in range(len(sizes))] if rounding else None
+    codes = (
+        Forced(vae, [expected[f"s{i}.bits_vae"][:, 0].bool() for i in range(len(sizes))]) if rounding else vae
+    )
     noise, segments = OneStream(meta["seed"], len(text.lengths)), next_scale(sizes)
     cache = full_cache(net, segments) if engine else Growing()
-    summed = generate(net, vae, text, segments, cache, noise, sampling, negative=negative, forced=forced)
+    summed = generate(net, codes, text, segments, cache, noise, sampling, negative=negative)
     return Run(expected, summed, vae)
 
 
@@ -152,7 +168,14 @@ def test_equals_the_official_program(model: str, case: str, watched: Watched) ->
     assert (image.int() - expected["image_u8_bgr"].int()).abs().max() <= 1
 
 
-def test_text_attention_in_bf16_follows_the_official_rounding(watched: Watched) -> None:
+def test_text_attention_in_bf16_follows_the_official_rounding(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def project(*given: Any) -> TextKeys:
+        return TextKeys(*(part.bfloat16() for part in inner(*given)))
+
+    inner = cross_attention.project_text
+    monkeypatch.setattr(cross_attention, "project_text", project)
     expected, _, _ = rerun("ar_2b", "ca_bf16_forced", rounding="text")
     for i, logits in enumerate(watched.logits):
         torch.testing.assert_close(logits, expected[f"s{i}.logits"], atol=0.05, rtol=0)
@@ -205,7 +228,7 @@ def test_one_pass_equals_step_by_step(
 
         patched.setattr(generation, "compute_logits", compute_logits)
         noise = PromptNoise(0, range(len(lengths)))
-        generate(net, vae, text, segments, Growing(), noise, Sampling(cfg=1.0), forced=forced)
+        generate(net, Forced(vae, forced), text, segments, Growing(), noise, Sampling(cfg=1.0))
     grid = (sizes[-1][0] * patch, sizes[-1][1] * patch)
     summed = torch.zeros(len(lengths), vae.config.bits, *grid)
     features = [torch.empty(len(lengths), 0, net.config.token_channels)]
@@ -241,17 +264,6 @@ def test_guidance_of_one_is_no_guidance(watched: Watched) -> None:
     for guided, plain in zip(watched.logits[:2], watched.logits[3:5], strict=True):
         torch.testing.assert_close(guided, plain, atol=2e-4, rtol=0)
     assert (watched.logits[2] - watched.logits[5]).abs().max() > 1e-2
-
-
-def test_forced_bits_may_cover_the_first_scales_only() -> None:
-    net, vae = transformer("ar_2b")
-    text, segments = random_text(1, (4,)), next_scale(SIZES[:3])
-    forced = [torch.ones(1, 1, 1, vae.config.bits, dtype=torch.bool)]
-    runs = [
-        generate(net, vae, text, segments, Growing(), PromptNoise(0, (0,)), Sampling(), forced=f)
-        for f in (None, forced)
-    ]
-    assert not torch.equal(*runs)
 
 
 @pytest.mark.parametrize("broken", [float("nan"), float("inf")])

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from kvbench.core.segments import ModelSpec
+from kvbench.core.segments import Segment
 from kvbench.engine.cache import KVCache
 from kvbench.methods.full import Full
 from kvbench.models import weights
@@ -17,6 +17,7 @@ from kvbench.models.llamagen.sampling import LlamaGenSampling, choose, guide, tr
 from kvbench.models.llamagen.transformer import LlamaGen, LlamaGenConfig
 from kvbench.models.noise import PromptNoise
 from kvbench.models.weights import WeightsError
+from tests.support.drawing import Silence
 from tests.support.engine import prepared
 from tests.support.reference import OneStream
 from tests.support.reference_llamagen import (
@@ -45,26 +46,15 @@ def sampling_of(run: str) -> LlamaGenSampling:
     return LlamaGenSampling(cfg=given["cfg_scale"], top_k=top_k, **rest)
 
 
+def segments_of(config: LlamaGenConfig, chunk: int | None = None) -> tuple[Segment, ...]:
+    return config.segments(config.condition, chunk)
+
+
 def engine(
     config: LlamaGenConfig, branches: int, chunk: int | None = None, dtype: torch.dtype = torch.float32
 ) -> KVCache:
-    spec = ModelSpec(
-        "tiny",
-        config.depth,
-        config.kv_heads,
-        config.head_dim,
-        config.segments(chunk),
-        branches,
-        config.head_dim**-0.5,
-    )
+    spec = config.describe("tiny", segments_of(config, chunk), branches)
     return KVCache(spec, prepared(Full(), spec), dtype=dtype)
-
-
-class Silence:
-    """No noise: the likeliest token is drawn, the first of equals."""
-
-    def draw(self, count: int) -> Tensor:
-        return torch.ones(2, count)
 
 
 class Recorded:
@@ -95,9 +85,11 @@ def generate(model: LlamaGen, kind: str, run: str, cache: Cache) -> Tensor:
     sampling = sampling_of(f"{kind}.{run}")
     condition = condition_of(model, kind, sampling.branches > 1)
     given = meta()["runs"][f"{kind}.{run}"]
-    noise = OneStream(given["seed"], 2) if given["sample_logits"] else Silence()
+    noise = OneStream(given["seed"], 2) if given["sample_logits"] else Silence(2)
     padding = padding_of(run) * sampling.branches if kind == "t2i" else None
-    return loop.generate(model, condition, CONFIGS[kind].segments(), cache, noise, sampling, padding=padding)
+    return loop.generate(
+        model, condition, segments_of(CONFIGS[kind]), cache, noise, sampling, padding=padding
+    )
 
 
 def padding_of(run: str) -> list[int]:
@@ -190,7 +182,7 @@ def test_all_tokens_in_one_pass_give_the_official_logits() -> None:
     # The engine takes a whole segment at once too.
     on_engine, parts = engine(config, 2), []
     on_engine.reset(4)
-    for segment in config.segments():
+    for segment in segments_of(config):
         on_engine.begin(segment)
         part = slice(segment.start, segment.end)
         parts.append(model.logits(model(x[:, part], config.rotations(37)[part], on_engine.attend)))
@@ -216,7 +208,7 @@ def test_equals_a_decoder_written_head_by_head(kind: str) -> None:
     noise, sampling = PromptNoise(0, (0, 1)), LlamaGenSampling(cfg=1.0, top_k=0)
     with torch.inference_mode():
         condition = model.cls_embedding(given, guided=False)
-        drawn = loop.generate(model, condition, config.segments(), engine(config, 1), noise, sampling)
+        drawn = loop.generate(model, condition, segments_of(config), engine(config, 1), noise, sampling)
         x = torch.cat((condition, model.tok_embeddings(drawn)), 1)
         logits = slow_decoder(model.state_dict(), config, x)[:, config.condition - 1 : -1].float()
     again = PromptNoise(0, (0, 1))
@@ -248,7 +240,7 @@ def test_the_first_two_tokens_are_always_guided() -> None:
 @pytest.mark.parametrize("chunk", [1, 4, 6, 7, 35, 100])
 def test_segments_do_not_matter_where_everything_is_kept(chunk: int) -> None:
     model, expected = transformer("c2i"), golden("c2i")["sampled.tokens"]
-    segments = CONFIGS["c2i"].segments(chunk)
+    segments = segments_of(CONFIGS["c2i"], chunk)
     assert [segments[0].length, segments[-1].end] == [1, 36]
     assert {segment.length for segment in segments[1:-1]} <= {chunk}
     found = loop.generate(
@@ -263,7 +255,7 @@ def test_segments_do_not_matter_where_everything_is_kept(chunk: int) -> None:
 
 
 def test_the_last_token_is_drawn_and_never_fed_back() -> None:
-    segments = LlamaGenConfig(**{**vars(CONFIGS["c2i"]), "grid": (24, 24)}).segments()
+    segments = segments_of(replace(CONFIGS["c2i"], grid=(24, 24)))
     assert [segment.length for segment in segments] == [1, *[24] * 23, 23]
     assert [segment.last for segment in segments] == [False] * 24 + [True]
     assert all(segment.causal for segment in segments)
@@ -277,7 +269,7 @@ def test_logits_that_are_not_finite_are_named() -> None:
         loop.generate(
             model,
             condition,
-            CONFIGS["c2i"].segments(),
+            segments_of(CONFIGS["c2i"]),
             engine(CONFIGS["c2i"], 1),
             PromptNoise(0, (0, 1)),
             LlamaGenSampling(cfg=1.0),
