@@ -10,7 +10,6 @@ from typing import ClassVar
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from PIL import Image
 from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn import functional as F
@@ -18,7 +17,7 @@ from torch.nn import functional as F
 from kvbench.eval.alignment.prompted import PromptScore, Scorer
 from kvbench.eval.files.weights import Weight
 from kvbench.eval.protocol.scores import MetricSpec
-from kvbench.eval.spaces.float32 import full_float32
+from kvbench.eval.spaces.networks import full_float32, stack_pictures
 
 PACKAGES = ("open_clip", "torchvision")
 OPENAI_VIT_L_14 = Weight(
@@ -161,9 +160,7 @@ class ClipScore(PromptScore):
         file, sha256 = replace(self.network, path=self.path).require()
         clip = Clip(self.model, file, device, quick_gelu=self.quick_gelu, scripted=self.network.pinned)
 
-        def score(pixels: NDArray[np.uint8], prompts: Sequence[str]) -> list[float]:
-            pictures = torch.stack([clip.transform(Image.fromarray(image)) for image in pixels])
-            values: list[float] = (100 * cosines(clip, pictures, prompts)).clamp(min=0).tolist()
-            return values
+        def score(pixels: NDArray[np.uint8], prompts: Sequence[str]) -> Tensor:
+            return (100 * cosines(clip, stack_pictures(pixels, clip.transform), prompts)).clamp(min=0)
 
         return score, {self.network.file: sha256}

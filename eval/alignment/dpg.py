@@ -90,8 +90,8 @@ def read_questions(path: Path, *, official: bool = False) -> dict[str, list[Ques
                 items.setdefault(line["item_id"], []).append(_question(path, number + 2, line))
     if not items:
         raise ValueError(f"{path} holds no questions")
-    if not official:
-        _check_parents(path, items)
+    if not official and (resting := _dropped(items)):
+        raise ValueError(f"{path}: item {min(resting)} has a question that rests on one that is not there")
     return items
 
 
@@ -199,8 +199,3 @@ def _dropped(items: Mapping[str, Sequence[Question]]) -> set[str]:
     """Items with a question that rests on one that is not there."""
     known = {item: {question.number for question in questions} for item, questions in items.items()}
     return {i for i, questions in items.items() for q in questions if not known[i].issuperset(q.parents)}
-
-
-def _check_parents(path: Path, items: Mapping[str, Sequence[Question]]) -> None:
-    if absent := _dropped(items):
-        raise ValueError(f"{path}: item {min(absent)} has a question that rests on one that is not there")

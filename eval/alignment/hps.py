@@ -16,7 +16,7 @@ from kvbench.eval.files.images import ImageSet
 from kvbench.eval.files.weights import Weight
 from kvbench.eval.protocol.base import Result
 from kvbench.eval.protocol.scores import MetricSpec, mean_score, with_parts
-from kvbench.eval.spaces.pixels import normalise
+from kvbench.eval.spaces.networks import normalise
 
 MODEL = "ViT-H-14"
 MEAN = (0.48145466, 0.4578275, 0.40821073)
@@ -73,11 +73,9 @@ class Hps(PromptScore):
     name: ClassVar[str] = "hpsv2"
     protocol: ClassVar[str] = "v2.1"
     packages: ClassVar[tuple[str, ...]] = PACKAGES
-
-    @property
-    def metrics(self) -> dict[str, MetricSpec]:
-        """The overall score and that of each style."""
-        return with_parts("hpsv2.1", MetricSpec("higher", digits=2), STYLES)
+    metrics: ClassVar[Mapping[str, MetricSpec]] = with_parts(
+        "hpsv2.1", MetricSpec("higher", digits=2), STYLES
+    )
 
     @property
     def weights(self) -> tuple[Weight, ...]:
@@ -90,10 +88,9 @@ class Hps(PromptScore):
         file, sha256 = weight.require()
         clip = Clip(self.model, file, device, quick_gelu=False, scripted=weight.pinned)
 
-        def score(pixels: NDArray[np.uint8], prompts: Sequence[str]) -> list[float]:
+        def score(pixels: NDArray[np.uint8], prompts: Sequence[str]) -> Tensor:
             pictures = [preprocess(image, clip.side, antialias=self.antialias) for image in pixels]
-            values: list[float] = (100 * cosines(clip, torch.stack(pictures), prompts)).tolist()
-            return values
+            return 100 * cosines(clip, torch.stack(pictures), prompts)
 
         return score, {weight.file: sha256}
 
@@ -101,12 +98,12 @@ class Hps(PromptScore):
         """Score every image, and average over all images and over those of each style."""
         result = super().run(samples, reference, device)
         assert result.samples is not None
-        values, prompts = result.samples["hpsv2.1"], samples.clusters
+        values = result.samples["hpsv2.1"]
         styles = [str(samples.meta(index).get("style", "")) for index in samples.indices]
         for style in STYLES:
-            rows = [row for row, one in enumerate(styles) if one == style]
-            if rows:
-                own = mean_score([values[row] for row in rows], [prompts[row] for row in rows])
-                result.scores[f"hpsv2.1/{style}"] = own
+            rows = zip(values, samples.clusters, styles, strict=True)
+            if own := [(value, prompt) for value, prompt, one in rows if one == style]:
+                score = mean_score([value for value, _ in own], [prompt for _, prompt in own])
+                result.scores[f"hpsv2.1/{style}"] = score
         result.samples = {"index": result.samples["index"], "style": styles, "hpsv2.1": values}
         return result

@@ -9,7 +9,6 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from PIL import Image
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -17,7 +16,7 @@ from kvbench.eval.alignment.clip import PACKAGES, read_state
 from kvbench.eval.alignment.prompted import PromptScore, Scorer
 from kvbench.eval.files.weights import Snapshot
 from kvbench.eval.protocol.scores import MetricSpec
-from kvbench.eval.spaces.float32 import full_float32
+from kvbench.eval.spaces.networks import full_float32, stack_pictures
 
 IMAGE_REWARD = Snapshot("THUDM/ImageReward", ("ImageReward.pt", "med_config.json"))
 BERT = Snapshot(
@@ -111,17 +110,16 @@ def load_scorer(folder: Path, vocabulary: Path, device: str) -> Scorer:
     transform = open_clip.image_transform(vision.config.image_size, is_train=False)
 
     @torch.inference_mode()
-    def score(pixels: NDArray[np.uint8], prompts: Sequence[str]) -> list[float]:
-        pictures = torch.stack([transform(Image.fromarray(image)) for image in pixels]).to(device)
+    def score(pixels: NDArray[np.uint8], prompts: Sequence[str]) -> Tensor:
+        pictures = stack_pictures(pixels, transform).to(device)
         tokens, attention = (tensor.to(device) for tensor in tokenize(prompts))
         with full_float32():
             seen = vision(pixel_values=pictures).last_hidden_state
             read = text(tokens, attention_mask=attention, encoder_hidden_states=seen).last_hidden_state
-            values = read[:, 0]
+            values: Tensor = read[:, 0]
             for weight, bias in head:
                 values = F.linear(values, weight, bias)
-        rewards: list[float] = ((values[:, 0] - MEAN) / STD).tolist()
-        return rewards
+        return (values[:, 0] - MEAN) / STD
 
     return score
 
@@ -191,9 +189,6 @@ def _rename(name: str) -> str:
 
 def _read_config(path: Path) -> dict[str, Any]:
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path} cannot be read: {error}") from None
-    if not isinstance(config, dict):
-        raise ValueError(f"{path} holds no settings by name")
-    return config
+        return dict(json.loads(path.read_text(encoding="utf-8")))
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"{path} cannot be read as settings by name: {error}") from None

@@ -8,14 +8,13 @@ from typing import ClassVar
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from PIL import Image
+from torch import Tensor
 
 from kvbench.eval.alignment.clip import PACKAGES
 from kvbench.eval.alignment.prompted import PromptScore, Scorer
 from kvbench.eval.files.weights import Snapshot
 from kvbench.eval.protocol.scores import MetricSpec
-from kvbench.eval.spaces.float32 import full_float32
-from kvbench.eval.spaces.pretrained import load_pretrained
+from kvbench.eval.spaces.networks import full_float32, load_pretrained, stack_pictures
 
 ARCHITECTURE = "ViT-H-14"
 """The network that it was tuned from, whose tokenizer and transform are used."""
@@ -59,12 +58,11 @@ def load_scorer(folder: Path, device: str) -> Scorer:
     transform = open_clip.image_transform(network.config.vision_config.image_size, is_train=False)
 
     @torch.inference_mode()
-    def score(pixels: NDArray[np.uint8], texts: Sequence[str]) -> list[float]:
-        pictures = torch.stack([transform(Image.fromarray(image)) for image in pixels]).to(device)
+    def score(pixels: NDArray[np.uint8], texts: Sequence[str]) -> Tensor:
+        pictures = stack_pictures(pixels, transform).to(device)
         with full_float32():
             found = network(input_ids=tokenize(list(texts)).to(device), pixel_values=pictures)
-            cosines = (found.image_embeds * found.text_embeds).sum(-1)
-        values: list[float] = (network.logit_scale.exp() * cosines).tolist()
-        return values
+            cosines: Tensor = (found.image_embeds * found.text_embeds).sum(-1)
+            return network.logit_scale.exp() * cosines
 
     return score

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
 from kvbench.eval.files.images import ImageSet
 from kvbench.eval.protocol.base import Evaluator, Result, SkipEvaluation, make_result
@@ -13,8 +14,8 @@ from kvbench.eval.protocol.component import setting
 from kvbench.eval.protocol.intervals import are_classes
 from kvbench.eval.protocol.scores import mean_score
 
-Scorer = Callable[[NDArray[np.uint8], Sequence[str]], list[float]]
-"""Scores of images uint8 [N, H, W, 3], one of each with its prompt."""
+Scorer = Callable[[NDArray[np.uint8], Sequence[str]], Tensor]
+"""Scores [N] of images uint8 [N, H, W, 3], one of each with its prompt."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,8 @@ class PromptScore(Evaluator):
         score, hashes = self.load(device)
         values: list[float] = []
         for indices in samples.batches(self.batch, self.name):
-            values += score(samples.stack(indices), [samples.samples[index].prompt for index in indices])
+            prompts = [samples.samples[index].prompt for index in indices]
+            values += score(samples.stack(indices), prompts).tolist()
         metric = next(iter(self.metrics))
         scores = {metric: mean_score(values, samples.clusters)}
         return make_result(self, scores, {"index": samples.indices, metric: values}, hashes)

@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 
 from kvbench.eval.files.weights import Snapshot
 from kvbench.eval.protocol.component import Component
-from kvbench.eval.spaces.float32 import full_float32
-from kvbench.eval.spaces.pretrained import load_pretrained
+from kvbench.eval.spaces.networks import full_float32, load_pretrained
 
 Answer = Callable[[NDArray[np.uint8], Sequence[str]], list[str]]
 """Answers to questions about an image, uint8 [H, W, 3]."""

@@ -12,8 +12,6 @@ import sys
 import zipfile
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass
-from itertools import groupby, islice
 from pathlib import Path
 from typing import IO
 
@@ -29,8 +27,8 @@ from torch import Tensor
 from kvbench.core.files import hash_content, write_beside
 from kvbench.eval.distribution.frechet import moments
 from kvbench.eval.files.image_folder import SUFFIXES
-from kvbench.eval.files.images import find_flaw
-from kvbench.eval.files.samples import map_in_threads
+from kvbench.eval.files.images import ImageSet, find_flaw
+from kvbench.eval.files.samples import Sample, map_in_threads
 from kvbench.eval.files.store import Held
 from kvbench.eval.files.weights import Weight, WeightError, file_sha256
 from kvbench.eval.spaces.base import Adm, Clean, Source, Space, provenance
@@ -63,22 +61,7 @@ class DatasetError(ValueError):
     """Statistics, a reference batch or a folder of images cannot be used."""
 
 
-@dataclass(frozen=True)
-class Moments:
-    """Gaussian of a dataset's features.
-
-    Attributes:
-        mean: float64 [D].
-        covariance: float64 [D, D].
-        origin: what is known of the images: digest, number, whether their features were reused.
-    """
-
-    mean: Tensor
-    covariance: Tensor
-    origin: dict[str, object]
-
-
-class Pictures:
+class Pictures(ImageSet):
     """The images directly in a folder, by name; subfolders are left alone.
 
     Args:
@@ -89,21 +72,25 @@ class Pictures:
     """
 
     def __init__(self, folder: Path) -> None:
+        self.folder = folder
         self.paths = sorted(path for path in folder.iterdir() if path.suffix.lower() in SUFFIXES)
         if not self.paths:
             raise DatasetError(f"{folder} holds no images ({', '.join(SUFFIXES)})")
-        map_in_threads(_check_picture, self.paths)
         self.indices = list(range(len(self.paths)))
-        joined = "".join(f"{path.name} {file_sha256(path)}\n" for path in self.paths)
-        self.digest = hash_content(joined)
+        self.samples = dict(enumerate(map_in_threads(self._check, self.indices)))
+        self.digest = hash_content("".join(f"{path.name} {file_sha256(path)}\n" for path in self.paths))
 
-    def stacks(self, size: int, title: str) -> Iterator[NDArray[np.uint8]]:
-        """Pixels uint8 [N, H, W, 3], at most `size` images of one size at a time."""
-        parts = (self.paths[start : start + size] for start in range(0, len(self.paths), size))
-        images = (image for part in parts for image in map_in_threads(_read_picture, part))
-        for _, run in groupby(images, np.shape):
-            while batch := list(islice(run, size)):
-                yield np.stack(batch)
+    def image(self, index: int) -> NDArray[np.uint8]:
+        """Pixels uint8 [H, W, 3]."""
+        with _open_picture(self.paths[index]) as image:
+            return np.array(image.convert("RGB"))
+
+    def _check(self, index: int) -> Sample:
+        path = self.paths[index]
+        with _open_picture(path) as image:
+            if flaw := find_flaw(image):
+                raise DatasetError(f"{path} {flaw}: images of 8 bits per channel are needed")
+            return Sample(index, 0, "", "", size=image.size)
 
 
 class Packed:
@@ -128,8 +115,10 @@ class Packed:
                 yield np.frombuffer(data, np.uint8).reshape(rows, *shape)
 
 
-def dataset_moments(path: Path, space: Space, device: str) -> Moments:
-    """Mean and covariance of a dataset's features.
+def dataset_moments(path: Path, space: Space, device: str) -> tuple[Tensor, Tensor, dict[str, object]]:
+    """Return mean [D] and covariance [D, D], float64, of a dataset's features, and their origin.
+
+    The origin is what is known of the images: digest, number, whether their features were reused.
 
     Args:
         path: folder of images, statistics (.safetensors) or reference batch (.npz).
@@ -141,7 +130,7 @@ def dataset_moments(path: Path, space: Space, device: str) -> Moments:
     """
     if path.is_dir():
         features, origin = dataset_features(path, space, device)
-        return Moments(*moments(features.arrays["features"]), origin)
+        return *moments(features.arrays["features"]), origin
     read = _from_npz if path.suffix == ".npz" else _from_safetensors
     mean, covariance, origin = read(path, space)
     if mean.ndim != 1 or covariance.shape != (len(mean), len(mean)):
@@ -157,11 +146,11 @@ def dataset_moments(path: Path, space: Space, device: str) -> Moments:
         raise DatasetError(
             f"{path}: its covariance is not a covariance: not symmetric, or negative variances"
         )
-    return Moments(mean.double(), (covariance.double() + covariance.double().T) / 2, origin)
+    return mean.double(), (covariance.double() + covariance.double().T) / 2, origin
 
 
 def dataset_features(path: Path, space: Space, device: str) -> tuple[Held, dict[str, object]]:
-    """Features of a dataset's images themselves, and their origin as in `Moments`.
+    """Features of a dataset's images themselves, and their origin as in `dataset_moments`.
 
     Raises:
         DatasetError: the file holds statistics only, or cannot be read.
@@ -237,22 +226,13 @@ def _from_safetensors(path: Path, space: Space) -> tuple[Tensor, Tensor, dict[st
     return mean, covariance, {"digest": metadata.get("images"), "n": metadata.get("count")}
 
 
-def _check_picture(path: Path) -> None:
+@contextlib.contextmanager
+def _open_picture(path: Path) -> Iterator[Image.Image]:
     try:
         with Image.open(path) as image:
-            flaw = find_flaw(image)
+            yield image
     except OSError as error:
         raise DatasetError(f"{path} is not an image: {error}") from error
-    if flaw:
-        raise DatasetError(f"{path} {flaw}: images of 8 bits per channel are needed")
-
-
-def _read_picture(path: Path) -> NDArray[np.uint8]:
-    try:
-        with Image.open(path) as image:
-            return np.array(image.convert("RGB"))
-    except OSError as error:
-        raise DatasetError(f"{path} cannot be decoded: {error}") from error
 
 
 @contextlib.contextmanager

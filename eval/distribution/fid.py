@@ -10,8 +10,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
+from torch import Tensor
+
 from kvbench.eval.distribution.base import ToDataset, ToReference
-from kvbench.eval.distribution.dataset import DatasetError, Moments, dataset_moments
+from kvbench.eval.distribution.dataset import DatasetError, dataset_moments
 from kvbench.eval.distribution.frechet import Features, frechet_distance, frechet_to
 from kvbench.eval.protocol.scores import MetricSpec, Score, jackknife_score
 from kvbench.eval.spaces.base import few_samples
@@ -52,18 +54,18 @@ class FidReal(ToDataset):
         """One distance, named after the space."""
         return {f"{self.space.distance}_{self.space.real}": MetricSpec("lower", digits=2)}
 
-    def read_dataset(self, device: str) -> tuple[Moments, dict[str, object]]:
+    def read_dataset(self, device: str) -> tuple[tuple[Tensor, Tensor], dict[str, object]]:
         """Return mean and covariance of the dataset, and their origin."""
-        real = dataset_moments(self.dataset(), self.space, device)
-        return real, real.origin
+        mean, covariance, origin = dataset_moments(self.dataset(), self.space, device)
+        return (mean, covariance), origin
 
-    def compare(self, ours: Features, others: Moments, clusters: list[str]) -> dict[str, Score]:
+    def compare(self, ours: Features, others: tuple[Tensor, Tensor], clusters: list[str]) -> dict[str, Score]:
         """Return the distance between the run's features and the dataset's moments."""
-        if ours.shape[1] != len(others.mean):
+        if ours.shape[1] != len(others[0]):
             raise DatasetError(
-                f"{self.dataset()}: {len(others.mean)} features, the network gives {ours.shape[1]}"
+                f"{self.dataset()}: {len(others[0])} features, the network gives {ours.shape[1]}"
             )
-        distance = frechet_to(others.mean, others.covariance)
+        distance = frechet_to(*others)
         [name] = self.metrics
         return {name: jackknife_score(lambda kept: distance(ours[kept]), clusters)}
 

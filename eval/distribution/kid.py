@@ -1,7 +1,7 @@
 """Kernel distance between sets of features (Binkowski et al., arXiv:1801.01401), in float64."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
@@ -12,8 +12,8 @@ from kvbench.eval.distribution.base import ToReference
 from kvbench.eval.distribution.frechet import Features, checked
 from kvbench.eval.distribution.kernels import KernelSums
 from kvbench.eval.protocol.component import setting
-from kvbench.eval.protocol.intervals import SEED, Replicates, leave_out
-from kvbench.eval.protocol.scores import MetricSpec, Score, with_interval
+from kvbench.eval.protocol.intervals import SEED, Replicates
+from kvbench.eval.protocol.scores import MetricSpec, Score, jackknife_score, with_interval
 
 REPORTED = 1000  # papers print KID times 1000
 
@@ -43,22 +43,17 @@ class Kid(ToReference):
 
     def compare(self, ours: Features, others: Features, clusters: list[str]) -> dict[str, Score]:
         """Return the distance between both sides."""
-        if len(ours) <= self.full_up_to:
-            value, replicates = paired_kid(ours, others, clusters)
-        else:
-            value, replicates = self._over_subsets(ours, others)
-        value *= REPORTED
-        interval = None if replicates is None else replicates.scale(REPORTED).surround(value)
         [name] = self.metrics
-        return {name: with_interval(Score(value, len(ours)), interval)}
-
-    def _over_subsets(self, first: Features, second: Features) -> tuple[float, Replicates]:
-        """Return the mean over subsets; its error is the subsets' spread scaled to all samples (subsampling)."""
-        size = min(self.size, len(first))
-        draws = draw_subsets(len(first), self.subsets, size)
-        values = np.array([kid(first[draw], second[draw], paired=True) for draw in draws])
+        if len(ours) <= self.full_up_to:
+            return {name: paired_kid(ours, others, clusters)}
+        # The error of the mean over subsets is their spread scaled to all samples (subsampling).
+        size = min(self.size, len(ours))
+        draws = draw_subsets(len(ours), self.subsets, size)
+        values = REPORTED * np.array([kid(ours[draw], others[draw], paired=True) for draw in draws])
         method = f"subsampling {self.subsets} of {size} seed {SEED}"
-        return float(values.mean()), Replicates(tuple(values.tolist()), (size / len(first)) ** 0.5, method)
+        replicates = Replicates(tuple(values.tolist()), (size / len(ours)) ** 0.5, method)
+        value = float(values.mean())
+        return {name: with_interval(Score(value, len(ours)), replicates.surround(value))}
 
 
 def kid(first: Features, second: Features, *, paired: bool = False) -> float:
@@ -76,20 +71,19 @@ def kid(first: Features, second: Features, *, paired: bool = False) -> float:
     return _discrepancy(*(kernel.mean() for kernel in _kernels(first, second, paired=paired)))
 
 
-def paired_kid(first: Features, second: Features, clusters: list[str]) -> tuple[float, Replicates | None]:
-    """Return `kid` of paired sets [n, D] and its jackknife, which leaves out the same samples on both sides.
+def paired_kid(first: Features, second: Features, clusters: list[str]) -> Score:
+    """Return 1000 x `kid` of paired sets [n, D] with the interval of a jackknife on both sides.
 
     The kernels are summed once. What a group takes away follows from the sums of its rows and columns and the
     block between its members.
     """
     kernels = _kernels(first, second, paired=True)
-    value = _discrepancy(*(kernel.mean() for kernel in kernels))
 
-    def without(kept: NDArray[np.int64]) -> float:
+    def find_distance(kept: NDArray[np.int64]) -> float:
         out = np.setdiff1d(np.arange(len(first)), kept)
-        return _discrepancy(*(kernel.mean_without(out, out) for kernel in kernels))
+        return REPORTED * _discrepancy(*(kernel.mean_without(out, out) for kernel in kernels))
 
-    return value, leave_out(without, clusters)
+    return replace(jackknife_score(find_distance, clusters), bias=None)
 
 
 def draw_subsets(count: int, subsets: int, size: int, seed: int = SEED) -> NDArray[np.int64]:

@@ -12,7 +12,7 @@ from torch import Tensor
 from kvbench.eval.distribution.base import Comparison, ToDataset, ToReference
 from kvbench.eval.distribution.frechet import Features, checked
 from kvbench.eval.protocol.component import setting
-from kvbench.eval.protocol.intervals import Interval, Replicates, are_classes, assign_groups
+from kvbench.eval.protocol.intervals import Replicates, are_classes, assign_groups
 from kvbench.eval.protocol.scores import MetricSpec, Score, with_interval
 from kvbench.eval.protocol.shares import wilson_interval
 from kvbench.eval.spaces.base import few_samples
@@ -56,19 +56,11 @@ class Shares(Comparison):
     def compare(self, ours: Features, others: Features, clusters: list[str]) -> dict[str, Score]:
         """Return both shares; of a pair, a group of samples is left out on both sides."""
         dealt = assign_groups(clusters)
-        if (
-            len(dealt) - np.bincount(dealt).max() <= self.neighbour
-        ):  # what a group leaves has no such neighbour
-            shares = precision_recall(ours, others, self.neighbour)
-            return {name: Score(value, len(ours)) for name, value in zip(self.metrics, shares, strict=True)}
-        sides = (dealt, dealt if self.needs_reference else None)
-        scores = {}
-        for name, found in zip(
-            self.metrics, leave_groups_out(ours, others, self.neighbour, sides), strict=True
-        ):
-            value, replicates = float(found[0]), Replicates.from_groups(found[1:], clusters)
-            scores[name] = with_interval(Score(value, len(ours)), _surround(value, replicates, clusters))
-        return scores
+        # Without a neighbour of that rank in what a group leaves there are no replicates.
+        groups = dealt if len(dealt) - np.bincount(dealt).max() > self.neighbour else None
+        sides = (groups, groups if self.needs_reference else None)
+        found = leave_groups_out(ours, others, self.neighbour, sides)
+        return {name: _make_score(shares, clusters) for name, shares in zip(self.metrics, found, strict=True)}
 
 
 @dataclass(frozen=True)
@@ -108,8 +100,8 @@ def precision_recall(sample: Features, real: Features, neighbour: int = NEIGHBOU
     Raises:
         ValueError: no more than k samples, unequal dimensions, or features that are not finite.
     """
-    a, b = checked(sample, real, min_samples=neighbour + 1)
-    return float(_covered(a, b, neighbour, None, None)[0]), float(_covered(b, a, neighbour, None, None)[0])
+    precision, recall = leave_groups_out(sample, real, neighbour, (None, None))
+    return float(precision[0]), float(recall[0])
 
 
 def leave_groups_out(
@@ -131,13 +123,17 @@ def leave_groups_out(
     return precision.numpy(), _covered(b, a, neighbour, groups_b, groups_a).numpy()
 
 
-def _surround(share: float, replicates: Replicates, clusters: Sequence[str]) -> Interval:
-    """Return the interval of a share; one that no group moves is as uncertain as a share of so many prompts is."""
-    found = replicates.surround(share)
+def _make_score(shares: NDArray[np.float64], clusters: Sequence[str]) -> Score:
+    """Return a score out of shares [1 + groups]; one that no group moves is as uncertain as one of so many prompts."""
+    score = Score(float(shares[0]), len(clusters))
+    if len(shares) == 1:
+        return score
+    replicates = Replicates.from_groups(shares[1:], clusters)
+    found = replicates.surround(float(shares[0]))
     if found.se > 0:
-        return found.clip(0, 1)
+        return with_interval(score, found.clip(0, 1))
     count = len(clusters) if are_classes(clusters) else len(set(clusters))
-    return replace(wilson_interval(share, count), replicates=replicates)
+    return with_interval(score, replace(wilson_interval(float(shares[0]), count), replicates=replicates))
 
 
 def _covered(

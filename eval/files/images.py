@@ -24,7 +24,6 @@ class ImageSet(SampleSet):
 
     Args:
         folder: the run folder.
-        limit: use only the first `limit` samples.
 
     Raises:
         SampleSetError: records or images are missing, surplus, altered, truncated or not RGB.
@@ -46,12 +45,13 @@ class ImageSet(SampleSet):
         """Pixels uint8 [N, H, W, 3] of images of one size."""
         return np.stack(map_in_threads(self.image, indices))
 
-    def batches(self, size: int, title: str) -> Iterator[list[int]]:
-        """Consecutive indices, at most `size` at a time and of one image size, behind a progress bar."""
+    def batches(self, size: int, title: str, indices: Sequence[int] | None = None) -> Iterator[list[int]]:
+        """Consecutive ones of `indices` (all), at most `size` and of one image size, behind a progress bar."""
+        chosen = self.indices if indices is None else indices
         with tqdm(
-            total=len(self), desc=title, unit="image", leave=False, disable=None, mininterval=1.0
+            total=len(chosen), desc=title, unit="image", leave=False, disable=None, mininterval=1.0
         ) as bar:
-            for _, run in groupby(self.indices, lambda index: self.samples[index].size):
+            for _, run in groupby(chosen, lambda index: self.samples[index].size):
                 while batch := list(islice(run, size)):
                     yield batch
                     bar.update(len(batch))

@@ -52,6 +52,11 @@ class Sample:
         """The benchmark's prompt: what the model received unless that was rewritten."""
         return str(self.meta.get(REWRITTEN_FROM, self.prompt))
 
+    @property
+    def cluster(self) -> str:
+        """Its prompt, or a name of its own without any: samples of one cluster are resampled together."""
+        return self.original or f"sample {self.index}"
+
 
 class SampleSet:
     """Samples of one run by index: a file each, `<kind>/<index:06d><suffix>`, and one line each in `samples.jsonl`.
@@ -64,7 +69,6 @@ class SampleSet:
 
     Args:
         folder: the run folder.
-        limit: use only the first `limit` samples.
 
     Raises:
         SampleSetError: records or files are missing, surplus, altered or unreadable.
@@ -73,11 +77,11 @@ class SampleSet:
     kind: ClassVar[str]
     suffix: ClassVar[str]
 
-    def __init__(self, folder: Path | str, limit: int | None = None) -> None:
+    def __init__(self, folder: Path | str) -> None:
         self.folder = Path(folder)
         records = read_samples(self.folder / "samples.jsonl")
         self._check_names(set(records))
-        checked = map_in_threads(self._checked, [records[index] for index in sorted(records)[:limit]])
+        checked = map_in_threads(self._checked, [records[index] for index in sorted(records)])
         self.samples = {sample.index: sample for sample in checked}
         self.indices = list(self.samples)
         self.digest = self._digest()
@@ -87,8 +91,8 @@ class SampleSet:
 
     @property
     def clusters(self) -> list[str]:
-        """The prompt of each sample: those of one prompt are resampled together, those without any on their own."""
-        return [sample.original or f"sample {sample.index}" for sample in self.samples.values()]
+        """The cluster of each sample."""
+        return [sample.cluster for sample in self.samples.values()]
 
     @property
     def rewritten(self) -> bool:

@@ -15,7 +15,6 @@ class TextSet(SampleSet):
 
     Args:
         folder: the run folder.
-        limit: use only the first `limit` samples.
 
     Raises:
         SampleSetError: records or texts are missing, surplus, altered or not UTF-8, or a record has no `tokens`.

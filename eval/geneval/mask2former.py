@@ -18,8 +18,7 @@ from kvbench.eval.alignment.clip import PACKAGES
 from kvbench.eval.files.weights import Snapshot
 from kvbench.eval.geneval.colors import ClipColors, Region
 from kvbench.eval.geneval.score import DetectorModel, Sight
-from kvbench.eval.spaces.float32 import full_float32
-from kvbench.eval.spaces.pretrained import load_pretrained
+from kvbench.eval.spaces.networks import full_float32, load_pretrained
 
 MASK2FORMER = Snapshot(
     "facebook/mask2former-swin-small-coco-instance",

@@ -10,10 +10,10 @@ import torch
 from numpy.typing import NDArray
 
 from kvbench.eval.files.images import ImageSet
-from kvbench.eval.protocol.base import Evaluator, Result, make_result
+from kvbench.eval.protocol.base import Evaluator, Result, SkipEvaluation, make_result
 from kvbench.eval.protocol.component import setting
 from kvbench.eval.protocol.scores import mean_score
-from kvbench.eval.spaces.float32 import full_float32
+from kvbench.eval.spaces.networks import full_float32
 
 Measure = Callable[[NDArray[np.uint8], NDArray[np.uint8]], list[list[float]]]
 """Values of pairs of images uint8 [N, H, W, 3]: for each metric a list of N."""
@@ -25,10 +25,12 @@ class PairedScore(Evaluator):
 
     Attributes:
         batch: pairs at a time.
+        min_side: pixels of the shorter side, below which images are left out, and what needs them.
     """
 
     batch: int = setting(8, 1)
     needs_reference: ClassVar[bool] = True
+    min_side: ClassVar[tuple[int, str]] = (0, "")
 
     @abstractmethod
     def load(self, device: str) -> tuple[Measure, Mapping[str, str]]:
@@ -37,12 +39,19 @@ class PairedScore(Evaluator):
     def run(self, samples: ImageSet, reference: ImageSet | None, device: str) -> Result:
         """Measure every pair, and average over pairs."""
         assert reference is not None
+        side, need = self.min_side
+        indices = [index for index, sample in samples.samples.items() if min(sample.size) >= side]
+        count = len(samples) - len(indices)
+        caveat = f"{count} of {len(samples)} images are smaller than {side} pixels, which {need} need"
+        if not indices:
+            raise SkipEvaluation(caveat)
         measure, hashes = self.load(device)
         columns: dict[str, list[float]] = {name: [] for name in self.metrics}
         with torch.inference_mode(), full_float32():
-            for batch in samples.batches(self.batch, self.name):
+            for batch in samples.batches(self.batch, self.name, indices):
                 found = measure(samples.stack(batch), reference.stack(batch))
                 for column, values in zip(columns.values(), found, strict=True):
                     column += values
-        scores = {name: mean_score(values, samples.clusters) for name, values in columns.items()}
-        return make_result(self, scores, {"index": samples.indices, **columns}, hashes)
+        prompts = [samples.samples[index].cluster for index in indices]
+        scores = {name: mean_score(values, prompts) for name, values in columns.items()}
+        return make_result(self, scores, {"index": indices, **columns}, hashes, caveat if count else None)

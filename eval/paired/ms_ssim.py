@@ -9,11 +9,9 @@ import torch
 from numpy.typing import NDArray
 from torch.nn import functional as F
 
-from kvbench.eval.files.images import ImageSet
+from kvbench.eval.paired.base import Measure, PairedScore
 from kvbench.eval.paired.structure import crop_border, map_similarity, to_planes
-from kvbench.eval.protocol.base import Evaluator, Result, SkipEvaluation, make_result
-from kvbench.eval.protocol.component import setting
-from kvbench.eval.protocol.scores import MetricSpec, mean_score
+from kvbench.eval.protocol.scores import MetricSpec
 
 EXPONENTS = (0.0448, 0.2856, 0.3001, 0.2363, 0.1333)
 """Weights of the scales, the finest first (table of the paper)."""
@@ -22,7 +20,7 @@ MIN_SIDE = 176
 
 
 @dataclass(frozen=True)
-class MsSsim(Evaluator):
+class MsSsim(PairedScore):
     """`ms_ssim`: multi-scale structural similarity (Wang, Simoncelli and Bovik, 2003).
 
     Window and constants of `ssim` at five scales with the paper's exponents; negative terms count as zero. The
@@ -30,40 +28,20 @@ class MsSsim(Evaluator):
     with a reflected border. Images smaller than the pyramid needs are left out.
 
     Attributes:
-        batch: pairs at a time.
         double: compute in float64; float32 is off by up to 4e-5 in flat regions.
     """
 
-    batch: int = setting(8, 1)
     double: bool = False
     name: ClassVar[str] = "ms_ssim"
     protocol: ClassVar[str] = "gaussian11x5"
-    needs_reference: ClassVar[bool] = True
+    min_side: ClassVar[tuple[int, str]] = (MIN_SIDE, "five scales")
     metrics: ClassVar[Mapping[str, MetricSpec]] = {"ms_ssim": MetricSpec("higher")}
 
-    def run(self, images: ImageSet, reference: ImageSet | None, device: str) -> Result:
-        """Similarity of each image that is large enough, and their mean."""
-        assert reference is not None
-        small = {index for index, sample in images.samples.items() if min(sample.size) < MIN_SIDE}
-        reason = (
-            f"{len(small)} of {len(images)} images are smaller than {MIN_SIDE} pixels, which five scales need"
-        )
-        if len(small) == len(images):
-            raise SkipEvaluation(reason)
-        values: dict[int, float] = {}
-        for batch in images.batches(self.batch, self.name):
-            if batch[0] not in small:  # a batch has one size
-                found = ms_ssim(images.stack(batch), reference.stack(batch), device, double=self.double)
-                values |= zip(batch, found, strict=True)
-        prompts = [
-            prompt for index, prompt in zip(images.indices, images.clusters, strict=True) if index in values
-        ]
-        scores = {"ms_ssim": mean_score(list(values.values()), prompts)}
-        samples: dict[str, list[object]] = {"index": list(values), "ms_ssim": list(values.values())}
-        return make_result(self, scores, samples, caveat=reason if small else None)
+    def load(self, device: str) -> tuple[Measure, Mapping[str, str]]:
+        """Return the similarity; it needs no files."""
+        return lambda ours, theirs: [ms_ssim(ours, theirs, device, double=self.double)], {}
 
 
-@torch.inference_mode()
 def ms_ssim(ours: NDArray[np.uint8], theirs: NDArray[np.uint8], device: str, *, double: bool) -> list[float]:
     """Return one similarity per pair of uint8 [N, H, W, 3] images.
 

@@ -6,7 +6,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
-from kvbench.eval.spaces.float32 import full_float32
+from kvbench.eval.spaces.networks import full_float32
 
 BORDER = 5
 """Half the width of the 11 x 11 window, in pixels; that far from an edge the window meets the reflected border."""

@@ -210,7 +210,7 @@ def make_result(
     """
     if unknown := [name for name in scores if name not in evaluator.metrics]:
         raise ValueError(f"{evaluator.name}: `metrics` does not have {unknown[0]}")
-    result = _result(evaluator, "ok", caveat, dict(scores))
+    result = _result(evaluator, "ok", caveat, scores)
     result.samples = None if samples is None else {name: list(column) for name, column in samples.items()}
     result.provenance["weights"] = dict(weights or {})
     return result
@@ -225,10 +225,10 @@ def _evaluate(evaluator: Evaluator, samples: SampleSet, reference: SampleSet | N
             raise SkipEvaluation("; ".join(obstacles))
         result = evaluator.run(samples, reference, device)
     except SkipEvaluation as skip:
-        result = _without_values(evaluator, "skipped", str(skip))
+        result = _result(evaluator, "skipped", str(skip))
         log.info("%s skipped: %s", evaluator.name, skip)
     except Exception as error:  # one evaluator's fault must not lose the others' work
-        result = _without_values(evaluator, "failed", f"{type(error).__name__}: {error}")
+        result = _result(evaluator, "failed", f"{type(error).__name__}: {error}")
         result.provenance["traceback"] = traceback.format_exc()
         log.exception("%s failed", evaluator.name)
     result.provenance |= _provenance(evaluator, samples, reference, device)
@@ -246,15 +246,13 @@ def _find_obstacles(evaluator: Evaluator, samples: SampleSet, reference: SampleS
     return lacking
 
 
-def _result(evaluator: Evaluator, status: Status, reason: str | None, scores: dict[str, Score]) -> Result:
-    needs = evaluator.needs_reference
-    return Result(
-        evaluator.name, evaluator.protocol, status, reason, evaluator.metrics, scores, needs_reference=needs
-    )
-
-
-def _without_values(evaluator: Evaluator, status: Status, reason: str) -> Result:
-    return _result(evaluator, status, reason, {name: Score(None) for name in evaluator.metrics})
+def _result(
+    evaluator: Evaluator, status: Status, reason: str | None, scores: Mapping[str, Score] | None = None
+) -> Result:
+    """Return a result, by default without values."""
+    given = {name: Score(None) for name in evaluator.metrics} if scores is None else dict(scores)
+    names, needs = (evaluator.name, evaluator.protocol), evaluator.needs_reference
+    return Result(*names, status, reason, evaluator.metrics, given, needs_reference=needs)
 
 
 def _provenance(

@@ -54,10 +54,6 @@ class Replicates:
         method = f"jackknife {groups} groups{within} seed {SEED}"
         return cls(tuple(values.tolist()), (groups - 1) / groups**0.5, method)
 
-    def scale(self, factor: float) -> "Replicates":
-        """Return the replicates of `factor` times the statistic."""
-        return replace(self, values=tuple(None if v is None else factor * v for v in self.values))
-
     def subtract(self, other: "Replicates") -> "Replicates | None":
         """Return the replicates of a difference; None if the parts are not the same or have no finite value."""
         if (self.method, len(self.values)) != (other.method, len(other.values)):

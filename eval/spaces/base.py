@@ -21,7 +21,7 @@ from kvbench.eval.files.weights import TORCH_CACHES, Weight
 from kvbench.eval.protocol.base import Evaluator, Result, SkipEvaluation, make_result
 from kvbench.eval.protocol.component import Component, setting
 from kvbench.eval.protocol.scores import Score
-from kvbench.eval.spaces.float32 import full_float32
+from kvbench.eval.spaces.networks import full_float32
 
 Features = NDArray[np.float32]
 Network = Callable[[NDArray[np.uint8]], Mapping[str, Tensor]]

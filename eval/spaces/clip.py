@@ -14,7 +14,7 @@ from kvbench.eval.alignment.clip import PACKAGES, Clip
 from kvbench.eval.alignment.hps import MEAN, STD
 from kvbench.eval.files.weights import Weight
 from kvbench.eval.spaces.base import Network, Space
-from kvbench.eval.spaces.pixels import resize_normalised
+from kvbench.eval.spaces.networks import resize_normalised
 
 OPENAI_VIT_L_14_336 = Weight(
     "ViT-L-14-336px.pt",

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from kvbench.eval.files.weights import TORCH_CACHES, Weight
 from kvbench.eval.spaces.base import Network, Space
-from kvbench.eval.spaces.pixels import resize_normalised
+from kvbench.eval.spaces.networks import resize_normalised
 
 MEAN, SD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 SIDE, PATCH = 224, 14

@@ -25,7 +25,7 @@ from kvbench.eval.protocol.base import Evaluator, Result
 from kvbench.eval.protocol.component import setting
 from kvbench.eval.protocol.scores import MetricSpec, mean_score
 from kvbench.eval.spaces.base import Network, Space, finish
-from kvbench.eval.spaces.float32 import full_float32
+from kvbench.eval.spaces.networks import full_float32
 
 WIDTHS = (16, 32, 48, 64)
 BATCH = 64

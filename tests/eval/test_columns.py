@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from kvbench.eval.alignment import clip, hps, imagereward, pickscore
 from kvbench.eval.alignment.vqa import BlipVqa
 from kvbench.eval.distribution import base, fid, mjhq
-from kvbench.eval.distribution.dataset import Moments, Pictures
+from kvbench.eval.distribution.dataset import Pictures
 from kvbench.eval.files.images import ImageSet
 from kvbench.eval.files.store import Held
 from kvbench.eval.files.weights import Snapshot, Weight
@@ -109,8 +109,8 @@ def stand_ins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def find(self: Weight) -> Path:
         return FOUND(self) or tmp_path / self.file
 
-    def moments(*_: object) -> Moments:
-        return Moments(torch.full((48,), 128.0).double(), 900 * torch.eye(48).double(), {})
+    def moments(*_: object) -> tuple[Tensor, Tensor, dict[str, object]]:
+        return torch.full((48,), 128.0).double(), 900 * torch.eye(48).double(), {}
 
     def features(*_: object) -> tuple[Held, dict[str, object]]:
         return Held(
@@ -131,9 +131,7 @@ def stand_ins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (clip, hps):
         monkeypatch.setattr(module, "Clip", Thumbnails)
     for module in (pickscore, imagereward):
-        monkeypatch.setattr(
-            module, "load_scorer", lambda *_: lambda images, _: images.mean((1, 2, 3)).tolist()
-        )
+        monkeypatch.setattr(module, "load_scorer", lambda *_: lambda images, _: images.mean((1, 2, 3)))
     monkeypatch.setattr(BlipVqa, "load", lambda *_: (answer, {}))
     monkeypatch.setattr(Mask2Former, "load", lambda *_: Sight(detect))
     monkeypatch.setattr(Mask2Former, "classes", tuple(SHAPES))
