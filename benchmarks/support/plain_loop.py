@@ -54,7 +54,7 @@ class PlainCondition(NamedTuple):
 class PlainBlock(Block):
     """One layer of Infinity, operation by operation."""
 
-    def condition(self, gss: Tensor, context: Tensor, mask: Tensor, attention: torch.dtype) -> PlainCondition:
+    def condition(self, gss: Tensor, context: Tensor, mask: Tensor) -> PlainCondition:
         """Nothing is computed ahead."""
         absent = torch.zeros(mask.shape, device=mask.device).masked_fill_(~mask, -math.inf)
         return PlainCondition(gss, context, absent[:, None, None])
