@@ -9,7 +9,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
 
 from kvbench.kernels import ragged_attention as module
 from kvbench.kernels.attention_mass import attention_mass, attention_scores
@@ -17,116 +16,57 @@ from kvbench.kernels.compact import rebuild, source_table
 from kvbench.kernels.layout import Past, empty_layout, list_positions, view_group
 from kvbench.kernels.ragged_attention import dense_attention, ragged_attention
 from tests.support.places import ROOT
-from tests.support.reference_attention import agrees, received, scores
-
-
-class Ragged(NamedTuple):
-    """Random rows: cached keys and values as lists of view_group tensors and as flat storage."""
-
-    batch: int
-    rows: int
-    q: Tensor
-    k: Tensor
-    v: Tensor
-    past: list[tuple[Tensor, Tensor]]
-    stored: Past
-    scale: float
+from tests.support.ragged_rows import CASES, Case, check, check_mass, make
+from tests.support.reference_attention import agrees, scores
 
 
 @st.composite
-def ragged(draw: st.DrawFn) -> Ragged:
-    batch, rows = draw(st.integers(1, 3)), draw(st.integers(1, 5))
-    held = draw(st.lists(st.integers(0, 7), min_size=rows, max_size=rows))
-    queries, tokens, channels = (
-        draw(st.integers(1, 6)),
-        draw(st.integers(1, 6)),
-        draw(st.sampled_from((4, 8, 16))),
-    )
-    generator = torch.Generator().manual_seed(draw(st.integers(0, 10**6)))
-
-    def normal(*shape: int) -> Tensor:
-        return torch.randn(*shape, generator=generator)
-
-    longest = max(held, default=0)
-    layout, keys, values = empty_layout(rows, "cpu"), normal(batch, 0, channels), normal(batch, 0, channels)
-    past = [(normal(batch, length, channels), normal(batch, length, channels)) for length in held]
-    if longest:
-        keep = torch.arange(longest) < torch.tensor(held)[:, None]
-        layout, source = source_table(layout, keep, 0, longest)
-        filled = []
-        for which in (0, 1):
-            current = torch.zeros(batch, rows, longest, channels)
-            for row, pair in enumerate(past):
-                current[:, row, : held[row]] = pair[which]
-            filled.append(rebuild(keys, current, source))
-        keys, values = filled
-    q, k, v = (
-        normal(batch, rows, queries, channels),
-        *(normal(batch, rows, tokens, channels) for _ in range(2)),
-    )
-    return Ragged(batch, rows, q, k, v, past, Past(keys, values, layout), draw(st.sampled_from((1.0, 0.25))))
+def ragged(draw: st.DrawFn) -> Case:
+    """Short rows on the CPU; of the queries of all tokens the first ones."""
+    held = st.lists(st.integers(0, 7), min_size=1, max_size=5)
+    short = {
+        "batch": st.integers(1, 3),
+        "held": held,
+        "tokens": st.integers(1, 6),
+        "channels": st.sampled_from((4, 8)),
+    }
+    given = {name: draw(strategy) for name, strategy in {**CASES, **short}.items()}
+    case = make(**{**given, "dtype": torch.float32, "device": "cpu"})
+    return case._replace(q=case.q[:, :, : draw(st.integers(1, case.q.shape[2]))])
 
 
-@given(ragged(), st.booleans(), st.sampled_from((1, 500, 4 << 20)), st.sampled_from((-1, 20, 1 << 15)))
+@given(
+    ragged(), st.booleans(), st.sampled_from((1.0, 0.25)), st.sampled_from((1, 500, 4 << 20)),
+    st.sampled_from((-1, 20, 1 << 15)),
+)  # fmt: skip
 @settings(max_examples=200, deadline=None)
 def test_ragged_attention_is_softmax_over_past_and_present(
-    case: Ragged, causal: bool, piece: int, padded: int
+    case: Case, causal: bool, scale: float, piece: int, padded: int
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:  # groups alone, some of them together, all together
         patch.setattr(module, "PIECE_BYTES", piece)
         patch.setattr(module, "PADDED_SCORES", padded)
-        out, lse = ragged_attention(case.q, case.k, case.v, case.stored, case.scale, causal=causal, lse=True)
-    assert out.shape == case.q.shape
-    assert lse is not None
-    assert lse.dtype == torch.float32
-    for row, past in enumerate(case.past):
-        present = (case.k[:, row], case.v[:, row])
-        agrees((out[:, row], lse[:, row]), case.q[:, row], past, present, case.scale, causal)
+        check(ragged_attention(*case, scale, causal=causal, lse=True), case, scale, causal)
 
 
-def test_causal_mass_of_many_queries_is_the_mean_of_the_masked_matrix() -> None:
-    """More queries than are taken at a time; each sees the past and no later token than its own."""
-    queries, past, channels = 300, 5, 8
-    generator = torch.Generator().manual_seed(0)
-    q, k, before = (
-        torch.randn(1, 2, count, channels, generator=generator) for count in (queries, queries, past)
-    )
-    layout, source = source_table(empty_layout(2, "cpu"), torch.ones(2, past, dtype=torch.bool), 0, past)
-    keys = rebuild(torch.empty(1, 0, channels), before, source)
-    mass = attention_mass(q, k, Past(keys, keys, layout), 0.5, tokens=torch.arange(queries))
-    scores = 0.5 * q @ torch.cat((before, k), 2).mT
-    later = torch.ones(queries, queries, dtype=torch.bool).triu(1)
-    scores[..., past:].masked_fill_(later, -torch.inf)
-    torch.testing.assert_close(mass, scores.softmax(-1).mean(2), atol=1e-6, rtol=1e-4)
-
-
-@given(ragged(), st.sampled_from((1, 2)), st.booleans())
+@given(ragged(), st.sampled_from((1, 2)), st.booleans(), st.booleans())
 @settings(max_examples=80, deadline=None)
-def test_attention_mass_is_the_mean_of_the_matrix(case: Ragged, power: int, known: bool) -> None:
-    longest, tokens = case.stored.layout.longest, case.k.shape[2]
-    lse = None
-    if known:
-        _, lse = ragged_attention(case.q, case.k, case.v, case.stored, case.scale, lse=True)
+def test_attention_mass_is_the_mean_of_the_matrix(case: Case, power: int, known: bool, causal: bool) -> None:
+    lse = ragged_attention(*case, 0.3, causal=causal, lse=True)[1] if known else None
+    last = torch.arange(case.q.shape[2]) % case.k.shape[2] if causal else None
     for chunk in (256, 2):
-        mass = attention_mass(case.q, case.k, case.stored, case.scale, power=power, lse=lse, chunk=chunk)
-        assert mass.shape == (case.batch, case.rows, longest + tokens)
-        if power == 1:
-            torch.testing.assert_close(mass.sum(-1), torch.ones(case.batch, case.rows), atol=1e-5, rtol=0)
-        for row, (keys, _) in enumerate(case.past):
-            expected = received(case.q[:, row], keys, case.k[:, row], case.scale, power).float()
-            length = keys.shape[1]
-            found = torch.cat((mass[:, row, :length], mass[:, row, longest:]), 1)
-            torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-4)
-            assert not mass[:, row, length:longest].any()
+        given = {"power": power, "lse": lse, "tokens": last, "chunk": chunk}
+        check_mass(attention_mass(case.q, case.k, case.stored, 0.3, **given), case, 0.3, power, causal)
 
 
-@given(ragged())
+@given(ragged(), st.booleans())
 @settings(max_examples=40, deadline=None)
-def test_attention_scores_are_the_logits(case: Ragged) -> None:
-    found = attention_scores(case.q, case.k, case.stored, case.scale)
-    longest = case.stored.layout.longest
+def test_attention_scores_are_the_logits(case: Case, causal: bool) -> None:
+    last = torch.arange(case.q.shape[2]) % case.k.shape[2] if causal else None
+    found = attention_scores(case.q, case.k, case.stored, 0.3, tokens=last)
+    longest, case = case.layout.longest, case.folded
     for row, (keys, _) in enumerate(case.past):
-        expected = scores(case.q[:, row], keys, case.k[:, row], case.scale).float()
+        expected = scores(case.q[:, row], keys, case.k[:, row], 0.3, causal).float()
         length = keys.shape[1]
         shown = torch.cat((found[:, row, :, :length], found[:, row, :, longest:]), 2)
         torch.testing.assert_close(shown, expected, atol=1e-5, rtol=1e-4)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from kvbench.kernels import quantised_attention as module
 from kvbench.kernels.layout import arrange_rows
-from kvbench.kernels.planes import Codes, Plane, halve, list_slots
+from kvbench.kernels.planes import Codes, Plane, halve, list_slots, read_plane
 from kvbench.kernels.quantised_attention import quantised_attention
 from tests.support import reference_attention
 from tests.support.triton_device import DEVICE, needs_loops
@@ -165,6 +165,21 @@ def shapes(draw: st.DrawFn) -> Shape:
         queries=draw(st.sampled_from((1, 3, 18))),
         channels=draw(st.sampled_from((16, 24, 32))),
     )
+
+
+@given(shape=shapes(), seed=st.integers(0, 10**6))
+@settings(max_examples=60, deadline=None)
+def test_a_plane_reads_back_what_every_code_stands_for(shape: Shape, seed: int) -> None:
+    plane = make(shape, torch.Generator().manual_seed(seed))
+    found, expected = read_plane(plane), read_slowly(plane, shape.channels)
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one.double().cpu(), other, rtol=1e-5, atol=1e-4, check_dtype=False)
+    some, several = slice(shape.stored - 1, None), slice(1, max(1, sum(shape.held) - 1))
+    for part, whole in zip(read_plane(plane, some, several), found, strict=True):
+        assert torch.equal(part, whole[some, several])
+    if plane.rotation is not None and sum(shape.held):
+        near, _ = read_plane(plane._replace(rotation=halve(plane.rotation)))
+        assert torch.allclose(near, found[0], atol=2**-10 * float(found[0].abs().max()))
 
 
 @given(shape=shapes(), piece=st.sampled_from((1, 1 << 10, 1 << 13, 1 << 22)), seed=st.integers(0, 10**6))

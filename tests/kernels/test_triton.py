@@ -8,15 +8,14 @@ from torch import Tensor
 
 from kvbench.kernels.compact import source_table
 from kvbench.kernels.layout import empty_layout, list_positions
-from tests.support.ragged_rows import CASES, HALF, make
-from tests.support.reference_attention import agrees, received
+from tests.support.ragged_rows import CASES, HALF, check, check_mass, make
 from tests.support.triton_device import DEVICE, needs_loops
 
 pytest.importorskip("triton")
 
-from kvbench.kernels.triton import attention_mass as attention_mass_triton
-from kvbench.kernels.triton import compact as compact_triton
-from kvbench.kernels.triton import ragged_attention as ragged_attention_triton
+from kvbench.kernels.triton.attention_mass import attention_mass_triton
+from kvbench.kernels.triton.compact import rebuild_triton
+from kvbench.kernels.triton.ragged_attention import ragged_attention_triton
 
 
 @needs_loops
@@ -29,39 +28,10 @@ from kvbench.kernels.triton import ragged_attention as ragged_attention_triton
 )
 @settings(max_examples=25, deadline=None)
 def test_attention(
-    batch: int,
-    held: list[int],
-    folds: int,
-    tokens: int,
-    channels: int,
-    dtype: torch.dtype,
-    strided: bool,
-    apart: bool,
-    seed: int,
-    stored: torch.dtype | None,
-    causal: bool,
-    share: int | None,
-    scale: float,
+    stored: torch.dtype | None, causal: bool, share: int | None, scale: float, **given: object
 ) -> None:
-    case = make(
-        batch,
-        held,
-        folds,
-        tokens,
-        channels,
-        dtype=dtype,
-        stored=stored,
-        strided=strided,
-        apart=apart,
-        seed=seed,
-    )
-    out, lse = ragged_attention_triton.ragged_attention_triton(*case, scale, causal=causal, share=share)
-    assert (out.shape, out.dtype, lse.dtype) == (case.q.shape, dtype, torch.float32)
-    case = case.folded
-    out, lse = out.reshape(case.q.shape), lse.reshape(case.q.shape[:3])
-    for row, (keys, values) in enumerate(case.past):
-        past, present = (keys.to(dtype), values.to(dtype)), (case.k[:, row], case.v[:, row])
-        agrees((out[:, row], lse[:, row]), case.q[:, row], past, present, scale, causal)
+    case = make(**given, stored=stored)
+    check(ragged_attention_triton(*case, scale, causal=causal, share=share), case, scale, causal)
 
 
 @needs_loops
@@ -70,43 +40,18 @@ def test_attention_without_a_present(share: int | None) -> None:
     case = make(1, [1, 40, 70, 33], 2, 7, 24)
     nothing = case.stored.keys[:, None, :0].expand(-1, 4, -1, -1)
     case = case._replace(k=nothing, v=nothing)
-    out, lse = ragged_attention_triton.ragged_attention_triton(*case, 0.3, share=share)
-    for row, past in enumerate(case.past):
-        present = nothing[:, row], nothing[:, row]
-        agrees((out[:, row], lse[:, row]), case.q[:, row], past, present, 0.3, False)
+    check(ragged_attention_triton(*case, 0.3, share=share), case, 0.3)
 
 
 @needs_loops
 @given(**CASES, power=st.sampled_from((1, 2)), known=st.booleans(), causal=st.booleans())
 @settings(max_examples=30, deadline=None)
-def test_mass(
-    batch: int,
-    held: list[int],
-    folds: int,
-    tokens: int,
-    channels: int,
-    dtype: torch.dtype,
-    strided: bool,
-    apart: bool,
-    seed: int,
-    power: int,
-    known: bool,
-    causal: bool,
-) -> None:
-    case = make(batch, held, folds, tokens, channels, dtype=dtype, strided=strided, apart=apart, seed=seed)
-    lse = ragged_attention_triton.ragged_attention_triton(*case, 0.3, causal=causal)[1] if known else None
+def test_mass(tokens: int, folds: int, power: int, known: bool, causal: bool, **given: object) -> None:
+    case = make(**given, tokens=tokens, folds=folds)
+    lse = ragged_attention_triton(*case, 0.3, causal=causal)[1] if known else None
     last = torch.arange(tokens, dtype=torch.int32, device=DEVICE).repeat(folds) if causal else None
-    mass = attention_mass_triton.attention_mass_triton(
-        case.q, case.k, case.stored, 0.3, power=power, lse=lse, tokens=last
-    )
-    longest, case = case.layout.longest, case.folded
-    assert (mass.shape, mass.dtype) == ((*case.q.shape[:2], longest + tokens), torch.float32)
-    for row, (keys, _) in enumerate(case.past):
-        expected = received(case.q[:, row], keys, case.k[:, row], 0.3, power, causal)
-        length = keys.shape[1]
-        found = torch.cat((mass[:, row, :length], mass[:, row, longest:]), 1)
-        torch.testing.assert_close(found.double(), expected, atol=1e-6, rtol=1e-4)
-        assert not mass[:, row, length:longest].any()
+    mass = attention_mass_triton(case.q, case.k, case.stored, 0.3, power=power, lse=lse, tokens=last)
+    check_mass(mass, case, 0.3, power, causal)
 
 
 @given(
@@ -141,8 +86,8 @@ def test_rebuild(
         layout, source = source_table(layout, keep, start, length)
         old, new = (storage, negative), (current.transpose(1, 2), -current.transpose(1, 2).contiguous())
         storage, negative, alone = storage.new_empty(3, 2, layout.total, channels).unbind()
-        compact_triton.rebuild_triton(old, new, source, (storage, negative))
-        compact_triton.rebuild_triton(old[:1], new[:1], source, (alone,))
+        rebuild_triton(old, new, source, (storage, negative))
+        rebuild_triton(old[:1], new[:1], source, (alone,))
         start += length
         assert torch.equal(alone, storage)
         assert torch.equal(negative, -storage)
@@ -156,10 +101,10 @@ def test_rebuild(
 @needs_loops
 def test_output_lies_as_the_queries_lie() -> None:
     case = make(2, [3, 0], 1, 5, 16)
-    out, _ = ragged_attention_triton.ragged_attention_triton(*case, 1.0)
+    out, _ = ragged_attention_triton(*case, 1.0)
     assert out.transpose(1, 2).is_contiguous()
     case = make(2, [3, 0], 1, 5, 16, strided=False)
-    assert ragged_attention_triton.ragged_attention_triton(*case, 1.0)[0].is_contiguous()
+    assert ragged_attention_triton(*case, 1.0)[0].is_contiguous()
 
 
 @needs_loops
@@ -169,13 +114,13 @@ def test_rows_that_start_anywhere_are_copied_first() -> None:
     odd = case._replace(q=wide[..., 1:])
     plain = case._replace(q=wide[..., 1:].contiguous())
     for one, other in zip(
-        ragged_attention_triton.ragged_attention_triton(*odd, 1.0),
-        ragged_attention_triton.ragged_attention_triton(*plain, 1.0),
+        ragged_attention_triton(*odd, 1.0),
+        ragged_attention_triton(*plain, 1.0),
         strict=True,
     ):
         assert torch.equal(one, other)
     with pytest.raises(ValueError, match="head dim 12: kernels on CUDA need a multiple of 8"):
-        ragged_attention_triton.ragged_attention_triton(*make(1, [2], 1, 2, 12), 1.0)
+        ragged_attention_triton(*make(1, [2], 1, 2, 12), 1.0)
 
 
 @needs_loops
@@ -185,8 +130,8 @@ def test_large_scores_do_not_overflow() -> None:
         q=case.q * 20, k=case.k * 20, stored=case.stored._replace(keys=case.stored.keys * 20)
     )
     for share in (1, 2):
-        out, lse = ragged_attention_triton.ragged_attention_triton(*case, 1.0, share=share)
+        out, lse = ragged_attention_triton(*case, 1.0, share=share)
         assert torch.isfinite(out).all()
         assert torch.isfinite(lse).all()
-    mass = attention_mass_triton.attention_mass_triton(case.q, case.k, case.stored, 1.0)
+    mass = attention_mass_triton(case.q, case.k, case.stored, 1.0)
     torch.testing.assert_close(mass.sum(-1), torch.ones_like(mass.sum(-1)), atol=1e-3, rtol=0)

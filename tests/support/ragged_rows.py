@@ -8,6 +8,7 @@ from torch import Tensor
 
 from kvbench.kernels.compact import source_table
 from kvbench.kernels.layout import Layout, Past, empty_layout
+from tests.support.reference_attention import agrees, received
 from tests.support.triton_device import DEVICE
 
 # Interpreted, bfloat16 can be stored but neither multiplied nor rounded to.
@@ -78,6 +79,33 @@ def make(
     shape = (1 if apart else batch, sum(lengths), channels)
     keys, values = (normal(*shape).to(stored or dtype) for _ in range(2))
     return Case(q, k, v, Past(keys, values, layout))
+
+
+def check(found: tuple[Tensor, Tensor], case: Case, scale: float, causal: bool = False) -> None:
+    """Assert that each row attends to its past and to the tokens of the present that there are."""
+    assert (found[0].shape, found[0].dtype) == (case.q.shape, case.q.dtype)
+    assert found[1].dtype == torch.float32
+    case = case.folded
+    out, lse = found[0].reshape(case.q.shape), found[1].reshape(case.q.shape[:3])
+    for row, (keys, values) in enumerate(case.past):
+        past, present = (keys.to(out.dtype), values.to(out.dtype)), (case.k[:, row], case.v[:, row])
+        if keys.shape[1] + case.k.shape[2]:
+            agrees((out[:, row], lse[:, row]), case.q[:, row], past, present, scale, causal)
+        else:
+            assert not out[:, row].any()
+            assert (lse[:, row] == -torch.inf).all()
+
+
+def check_mass(mass: Tensor, case: Case, scale: float, power: int, causal: bool) -> None:
+    """Assert that each slot has the mean of its probability's power, and zero stands beyond a row's end."""
+    longest, tokens, case = case.layout.longest, case.k.shape[2], case.folded
+    assert (mass.shape, mass.dtype) == ((*case.q.shape[:2], longest + tokens), torch.float32)
+    for row, (keys, _) in enumerate(case.past):
+        expected = received(case.q[:, row], keys, case.k[:, row], scale, power, causal)
+        length = keys.shape[1]
+        shown = torch.cat((mass[:, row, :length], mass[:, row, longest:]), 1)
+        torch.testing.assert_close(shown.double(), expected, atol=1e-6, rtol=1e-4)
+        assert not mass[:, row, length:longest].any()
 
 
 LENGTHS = st.sampled_from((0, 1, 15, 31, 32, 33, 63, 64, 65, 96, 130))
