@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -26,6 +26,10 @@ from kvbench.kernels.triton.ragged_attention import ragged_attention_triton
     share=st.sampled_from((None, 1, 2, 3)),
     scale=st.sampled_from((1.0, 0.2)),
 )
+@example(  # blocks of queries end amid a head's tokens
+    batch=1, held=[5], folds=3, tokens=70, channels=16, dtype=torch.float32, strided=True, apart=False, seed=0,
+    stored=None, causal=True, share=1, scale=1.0,
+)  # fmt: skip
 @settings(max_examples=25, deadline=None)
 def test_attention(
     stored: torch.dtype | None, causal: bool, share: int | None, scale: float, **given: object
