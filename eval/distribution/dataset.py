@@ -55,6 +55,8 @@ def statistics_of(space: str) -> Weight:
 
 SPACES: dict[str, type[Space]] = {space.name: space for space in (Clean, Adm, Dinov2)}
 """Spaces in which statistics are made."""
+STATISTICS = statistics_of(Clean.name)
+"""Entry of the catalogue of `kvbench.eval.files.fetch`, as is every `Weight` of a module."""
 
 
 class DatasetError(ValueError):

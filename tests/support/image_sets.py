@@ -57,8 +57,8 @@ def make_noise(
     return make_set(folder, list(images), prompts, metas)
 
 
-def write_lines(folder: Path, lines: Sequence[Mapping[str, object]]) -> None:
-    (folder / "samples.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+def write_lines(folder: Path, lines: Sequence[Mapping[str, object]], name: str = "samples.jsonl") -> None:
+    (folder / name).write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
 def golden_pair(folder: Path, names: Sequence[str] = tuple(PAIRS)) -> tuple[ImageSet, ImageSet]:

@@ -97,20 +97,19 @@ def test_what_holds_no_tensors_is_refused(tmp_path: Path) -> None:
             read_state(tmp_path / f"{name}.pt")
 
 
-def test_class_numbers_have_no_clip_score(clip_weight: Weight, tmp_path: Path) -> None:
-    images = make_noise(tmp_path / "run", [{"class": 3}] * 2, ["3", "207"])
+@pytest.mark.parametrize(
+    ("meta", "prompts", "why"),
+    [({"class": 3}, ["3", "207"], "class numbers"), ({"rewritten_from": "a dog"}, None, "were rewritten")],
+)
+def test_only_texts_that_the_model_received_have_a_score(
+    clip_weight: Weight, tmp_path: Path, meta: dict[str, object], prompts: list[str] | None, why: str
+) -> None:
+    images = make_noise(tmp_path / "run", [meta] * 2, prompts)
     for evaluator in (
         ClipScore(clip_weight.path, model=MODEL, network=clip_weight),
         Hps(clip_weight.path, model=MODEL),
     ):
-        assert "class numbers" in reason(evaluator, "skipped", images)
-
-
-def test_rewritten_prompts_have_no_score_of_image_and_text(clip_weight: Weight, tmp_path: Path) -> None:
-    images = make_noise(tmp_path / "run", [{"rewritten_from": "a dog"}] * 2)
-    assert "were rewritten" in reason(
-        ClipScore(clip_weight.path, model=MODEL, network=clip_weight), "skipped", images
-    )
+        assert why in reason(evaluator, "skipped", images)
 
 
 class Speaks(nn.Module):

@@ -2,7 +2,7 @@
 
 import csv
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 from torch import nn
 
-from kvbench.eval.alignment.dpg import CATEGORIES, Dpg, Question, by_category, read_questions, settled
+from kvbench.eval.alignment.dpg import CATEGORIES, COLUMNS, Dpg, read_questions
 from kvbench.eval.alignment.vqa import BlipVqa, Vqa
 from kvbench.eval.files.weights import Weight, file_sha256
 from tests.support.image_sets import make_noise, only, reason
@@ -20,35 +20,9 @@ from tests.support.places import GOLDENS
 
 transformers = pytest.importorskip("transformers")
 GOLDEN = json.loads((GOLDENS / "eval" / "dpg_cases.json").read_text())
+COUNTING_L1 = {"entity": 50, "attribute": 50, "relation": 25, "global": 75, "other": 25}
+"""Means over all images of the answers that count, by category, from the golden answers by hand."""
 pytestmark = pytest.mark.usefixtures("offline")
-
-
-def questions_of(item: Mapping[str, object]) -> list[Question]:
-    return [
-        Question(q["qid"], q["question"], q["tuple"], tuple(p for p in q["dependency"] if p))
-        for q in item["questions"]
-    ]
-
-
-def answered(item: Mapping[str, object], image: int) -> dict[int, bool]:
-    return {int(n): text == "yes" for n, text in item["answers"][image].items()}
-
-
-@pytest.mark.parametrize("item", GOLDEN["items"], ids=lambda item: item["id"])
-def test_dpg_image_scores_equal_the_official_ones(item: Mapping[str, object]) -> None:
-    questions = questions_of(item)
-    scores = [np.mean(list(settled(questions, answered(item, image)).values())) for image in range(4)]
-    assert scores == item["official_per_image"]
-    assert np.mean(scores) == item["official_score"]
-
-
-def test_dpg_categories_equal_the_official_ones() -> None:
-    def means(images: Sequence[int]) -> dict[str, float]:
-        judged = [(i["id"], questions_of(i), answered(i, image)) for i in GOLDEN["items"] for image in images]
-        return {category: float(np.mean(values)) for category, (values, _) in by_category(judged).items()}
-
-    assert means([3]) == GOLDEN["official_l1"]
-    assert means(range(4)) == GOLDEN["all_images_l1"]
 
 
 @dataclass(frozen=True)
@@ -75,7 +49,7 @@ def write_csv(path: Path, before: Sequence[Sequence[object]] = ()) -> str:
     ]
     with path.open("w", newline="") as file:
         writer = csv.writer(file)
-        writer.writerow(["item_id", "proposition_id", "dependency", "tuple", "question_natural_language"])
+        writer.writerow(COLUMNS)
         writer.writerows([*before, *rows])
     return str(path)
 
@@ -90,14 +64,7 @@ def test_dpg_scores_a_run(tmp_path: Path) -> None:
     assert result.scores["dpg[told]"].n == 2
     shares = [share for item in GOLDEN["items"] for share in item["official_per_image"]]
     assert result.samples["dpg[told]"] == [100 * share for share in shares]
-    judged = [
-        (i["id"], questions_of(i), settled(questions_of(i), answered(i, n)))
-        for i in GOLDEN["items"]
-        for n in range(4)
-    ]
-    for category, (values, _) in by_category(judged).items():
-        assert result.scores[f"dpg[told]/{category}"].value == np.mean(values)
-    assert set(result.scores) == {"dpg[told]", *(f"dpg[told]/{category}" for category in CATEGORIES)}
+    assert {c: result.scores[f"dpg[told]/{c}"].value for c in CATEGORIES} == COUNTING_L1
     assert result.save(tmp_path / "metrics").name == "dpg-told.json"
 
     first = [("z", 1, "0", "entity - whole (sky)", "Is there a sky?")]
@@ -112,23 +79,17 @@ def test_dpg_scores_a_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "complaint"),
+    ("columns", "line", "complaint"),
     [
-        ("item_id,tuple\na,b\n", "no column proposition_id"),
-        ("item_id,proposition_id,dependency,tuple,question_natural_language\n", "holds no questions"),
-        (
-            "item_id,proposition_id,dependency,tuple,question_natural_language\na,x,0,t,Is it?\n",
-            "line 2: not a DPG",
-        ),
-        ("item_id,proposition_id,dependency,tuple,question_natural_language\na,1,0,t\n", "line 2: not a DPG"),
-        (
-            "item_id,proposition_id,dependency,tuple,question_natural_language\na,1,2,t,Is it?\n",
-            "item a has a question",
-        ),
+        ("item_id,tuple", "a,b", "no column proposition_id"),
+        (",".join(COLUMNS), "", "holds no questions"),
+        (",".join(COLUMNS), "a,x,0,t,Is it?", "line 2: not a DPG"),
+        (",".join(COLUMNS), "a,1,0,t", "line 2: not a DPG"),
+        (",".join(COLUMNS), "a,1,2,t,Is it?", "item a has a question"),
     ],
 )
-def test_malformed_questions_are_refused(text: str, complaint: str, tmp_path: Path) -> None:
-    (tmp_path / "q.csv").write_text(text)
+def test_malformed_questions_are_refused(columns: str, line: str, complaint: str, tmp_path: Path) -> None:
+    (tmp_path / "q.csv").write_text(f"{columns}\n{line}\n")
     with pytest.raises(ValueError, match=complaint):
         read_questions(tmp_path / "q.csv")
 
@@ -170,10 +131,10 @@ def test_blip_answers_as_transformers_does(tmp_path: Path) -> None:
     config = transformers.BlipConfig(
         text_config={
             **small,
+            **ids,
             "vocab_size": 15,
             "encoder_hidden_size": 16,
             "max_position_embeddings": 32,
-            **ids,
         },
         vision_config={**small, "image_size": 32, "patch_size": 16},
     )
@@ -194,11 +155,8 @@ def test_blip_answers_as_transformers_does(tmp_path: Path) -> None:
         pixels = np.random.default_rng(seed).integers(0, 256, (40, 50, 3), np.uint8)
         expected = []
         for question in questions:
-            inputs = {
-                **tokenizer(question, return_tensors="pt"),
-                **processor(Image.fromarray(pixels), return_tensors="pt"),
-            }
-            inputs.pop("token_type_ids", None)
+            asked = tokenizer(question, return_tensors="pt", return_token_type_ids=False)
+            inputs = {**asked, **processor(Image.fromarray(pixels), return_tensors="pt")}
             tokens = model.generate(**inputs, max_new_tokens=10, do_sample=False)
             expected.append(tokenizer.decode(tokens[0], skip_special_tokens=True).strip())
         assert answer(pixels, questions) == expected

@@ -260,8 +260,9 @@ def test_pictures_that_would_change_are_refused_when_the_folder_is_opened(
 def test_pictures_come_in_order_and_at_most_so_many_of_one_size(tmp_path: Path) -> None:
     images = folder(tmp_path / "real")
     Image.fromarray(PIXELS[1][:8]).save(images / "image 1.png")
-    Image.fromarray(PIXELS[0, :, :, 0]).save(images / "image 4.png")  # grey
-    grey = PIXELS[0, :, :, :1].repeat(3, 2)
-    expected = [[PIXELS[0]], [PIXELS[1][:8]], [PIXELS[2], PIXELS[3]], [grey]]
+    Image.fromarray(PIXELS[0, :, :, 0]).save(images / "image 4.PNG")  # grey
+    Image.new("CMYK", (5, 5)).save(images / "image 5.jpg")
+    grey, white = PIXELS[0, :, :, :1].repeat(3, 2), np.full((5, 5, 3), 255)
+    expected = [[PIXELS[0]], [PIXELS[1][:8]], [PIXELS[2], PIXELS[3]], [grey], [white]]
     for found, wanted in zip(Pictures(images).stacks(2, ""), expected, strict=True):
         assert (found == np.stack(wanted)).all()

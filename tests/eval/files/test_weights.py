@@ -15,6 +15,8 @@ from kvbench.eval.alignment.vqa import BLIP
 from kvbench.eval.files import fetch as fetching
 from kvbench.eval.files.fetch import catalogue, download_file, fetch, main
 from kvbench.eval.files.weights import Snapshot, Weight, WeightError
+from kvbench.eval.protocol.base import Evaluator
+from kvbench.eval.registry import build_metrics, describe_metrics, read_metrics
 
 CONTENT = bytes(range(256)) * 40
 SHA256 = hashlib.sha256(CONTENT).hexdigest()
@@ -128,27 +130,19 @@ def test_every_file_has_its_state(server: str, tmp_path: Path, monkeypatch: pyte
     (tmp_path / "weights").mkdir()
     for name in ("there.bin", "damaged.bin"):
         (tmp_path / "weights" / name).write_bytes(CONTENT)
-    wanted = [
-        Weight("there.bin", sha256=SHA256),
-        Weight("new.bin", f"{server}/new.bin", SHA256),
-        Weight("damaged.bin", f"{server}/damaged.bin", "0" * 64),
-        Weight("gone.bin", f"{server}/gone", SHA256),
-        Weight("other.bin", f"{server}/other.bin", "0" * 64),
-        Weight("manual.bin", how="Ask its authors"),
-        Weight("far.bin", "http://127.0.0.1:9/far.bin"),
-        Weight("farther.bin", "http://127.0.0.1:9/farther.bin"),
-    ]
-    reports = {report.name: report for report in fetch(wanted)}
-    assert {name: report.state for name, report in reports.items()} == {
-        "there.bin": "found",
-        "new.bin": "fetched",
-        "damaged.bin": "wrong",
-        "gone.bin": "unreachable",
-        "other.bin": "unreachable",
-        "manual.bin": "by hand",
-        "far.bin": "unreachable",
-        "farther.bin": "unreachable",
+    expected = {
+        Weight("there.bin", sha256=SHA256): "found",
+        Weight("new.bin", f"{server}/new.bin", SHA256): "fetched",
+        Weight("damaged.bin", f"{server}/damaged.bin", "0" * 64): "wrong",
+        Weight("gone.bin", f"{server}/gone", SHA256): "unreachable",
+        Weight("other.bin", f"{server}/other.bin", "0" * 64): "unreachable",
+        Weight("manual.bin", how="Ask its authors"): "by hand",
+        Weight("far.bin", "http://127.0.0.1:9/far.bin"): "unreachable",
+        Weight("farther.bin", "http://127.0.0.1:9/farther.bin"): "unreachable",
     }
+    wanted = list(expected)
+    reports = {report.name: report for report in fetch(wanted)}
+    assert [report.state for report in reports.values()] == list(expected.values())
     assert (tmp_path / "weights" / "new.bin").read_bytes() == CONTENT
     assert (tmp_path / "weights" / "damaged.bin").read_bytes() == CONTENT  # the user's, not ours to replace
     assert "404" in reports["gone.bin"].detail
@@ -173,19 +167,15 @@ def test_a_folder_is_fetched_file_by_file(
     assert hashes == {"who/model/config.json": SHA256, "who/model/model.safetensors": SHA256}
 
 
+def build_all() -> list[Evaluator]:
+    return [metric for name in describe_metrics() for metric in build_metrics(read_metrics(name))]
+
+
 def test_the_catalogue_knows_what_evaluators_need() -> None:
     known = {one.file: one for one in catalogue()}
-    assert {
-        "alexnet-owt-7be5be79.pth",
-        "inception-2015-12-05.pt",
-        "ViT-L-14.pt",
-        "HPS_v2.1_compressed.pt",
-        "mask2former-swin-small-coco-instance",
-        "blip-vqa-capfilt-large",
-        "ImageReward",
-        "bert-base-uncased",
-        "dpg_bench.csv",
-    } <= set(known)
+    wanted = {weight.file for metric in build_all() for weight in metric.weights}
+    assert wanted <= {*known, "mjhq30k_imgs", "statistics-dinov2.safetensors"}
+    assert {"inception-2015-12-05.pt", "ViT-L-14.pt", "blip-vqa-capfilt-large", "dpg_bench.csv"} <= wanted
     assert known["ViT-L-14.pt"] == OPENAI_VIT_L_14
     assert str(OPENAI_VIT_L_14.sha256) in OPENAI_VIT_L_14.url
     assert all(isinstance(one, Snapshot) or one.url or one.how for one in known.values())
@@ -194,18 +184,12 @@ def test_the_catalogue_knows_what_evaluators_need() -> None:
 def test_one_home_is_always_searched_and_fetched_into(
     server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    home = tmp_path / ".cache" / "kvbench" / "weights"
-    wanted = [
-        Weight("alone.npz", f"{server}/alone.npz"),
-        Weight("cached.pth", f"{server}/cached.pth", SHA256, places=("~/.cache/torch/hub/checkpoints",)),
-    ]
-    assert [report.state for report in fetch(wanted)] == ["fetched", "fetched"]
-    assert [one.find() for one in wanted] == [home / "alone.npz", home / "cached.pth"]
-    monkeypatch.setenv("KVBENCH_WEIGHTS", str(tmp_path / "mine"))
-    assert [one.find() for one in wanted] == [home / "alone.npz", home / "cached.pth"]
-    assert wanted[0].home == tmp_path / "mine" / "alone.npz"
-    monkeypatch.setenv("KVBENCH_WEIGHTS", "")
-    assert wanted[0].home == home / "alone.npz"
+    home = tmp_path / ".cache" / "kvbench" / "weights" / "net.bin"
+    weight = Weight("net.bin", f"{server}/net.bin", SHA256, places=("~/.cache/torch/hub/checkpoints",))
+    assert fetch([weight])[0].state == "fetched"
+    for variable, target in (("", home), (str(tmp_path / "mine"), tmp_path / "mine" / "net.bin")):
+        monkeypatch.setenv("KVBENCH_WEIGHTS", variable)
+        assert (weight.find(), weight.home) == (home, target)
 
 
 def test_whatever_is_fetched_is_found_again(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from kvbench.eval.geneval.mask2former import CLASSES, Mask2Former, find_instance
 from kvbench.eval.geneval.official import GenEvalOfficial
 from kvbench.eval.geneval.score import GenEval
 from kvbench.eval.protocol.base import evaluate, find_missing
-from tests.support.image_sets import make_noise, only, reason
+from tests.support.image_sets import make_noise, only, reason, write_lines
 from tests.support.tiny import MODEL, tiny_clip
 
 pytest.importorskip("open_clip")
@@ -84,26 +84,17 @@ COCO = [
 
 
 def tiny_mask2former(folder: Path, clip: Weight, classes: Sequence[str] = COCO) -> Mask2Former:
-    backbone = transformers.SwinConfig(
-        image_size=32,
-        embed_dim=8,
-        depths=[1, 1, 1, 1],
-        num_heads=[1, 1, 2, 2],
-        window_size=2,
-        out_features=["stage1", "stage2", "stage3", "stage4"],
-    )
+    stages = {
+        "depths": [1, 1, 1, 1],
+        "num_heads": [1, 1, 2, 2],
+        "out_features": [f"stage{n}" for n in range(1, 5)],
+    }
+    backbone = transformers.SwinConfig(image_size=32, embed_dim=8, window_size=2, **stages)
+    wide = dict.fromkeys(("feature_size", "mask_feature_size", "hidden_dim"), 32)
+    narrow = dict.fromkeys(("encoder_feedforward_dim", "dim_feedforward"), 16)
+    counts = {"encoder_layers": 1, "decoder_layers": 2, "num_attention_heads": 2, "num_queries": 5}
     config = transformers.Mask2FormerConfig(
-        backbone_config=backbone,
-        feature_size=32,
-        mask_feature_size=32,
-        hidden_dim=32,
-        encoder_feedforward_dim=16,
-        dim_feedforward=16,
-        encoder_layers=1,
-        decoder_layers=2,
-        num_attention_heads=2,
-        num_queries=5,
-        id2label=dict(enumerate(classes)),
+        backbone_config=backbone, id2label=dict(enumerate(classes)), **wide, **narrow, **counts
     )
     torch.manual_seed(4)
     model = transformers.Mask2FormerForUniversalSegmentation(config)
@@ -155,87 +146,72 @@ def test_half_a_checkpoint_is_refused(clip_weight: Weight, tmp_path: Path) -> No
 def test_prompts_about_other_classes_are_skipped(clip_weight: Weight, tmp_path: Path) -> None:
     line = {"tag": "counting", "include": [{"class": "ring", "count": 2}], "prompt": "two rings"}
     detector = tiny_mask2former(tmp_path / "model", clip_weight)
-    assert "does not know ring" in reason(
-        GenEval(detector, "mask2former-hf"), "skipped", make_noise(tmp_path / "run", [line] * 2)
-    )
+    images = make_noise(tmp_path / "run", [line] * 2)
+    assert "does not know ring" in reason(GenEval(detector, "mask2former-hf"), "skipped", images)
 
 
 def test_what_is_missing_is_skipped_with_the_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     line = {"tag": "colors", "include": [{"class": "dog", "count": 1}], "prompt": "a dog"}
     images = make_noise(tmp_path / "run", [{**line, "item_id": "a"}] * 2)
-    evaluators = [ClipScore(), Hps(), GenEval(Mask2Former(), "mask2former-hf"), Dpg()]
-    wanted = (
-        (["ViT-L-14.pt"], ["https://openaipublic.azureedge.net/clip/models/b8cca3fd"]),
-        (["HPS_v2.1_compressed.pt"], ["https://huggingface.co/xswu/HPSv2", "hash is not published"]),
+    clip, detector = "ViT-L-14.pt", "mask2former-swin-small-coco-instance"
+    for evaluator, names, addresses in (
+        (ClipScore(), [clip], ["https://openaipublic.azureedge.net/clip/models/b8cca3fd"]),
+        (Hps(), ["HPS_v2.1_compressed.pt"], ["https://huggingface.co/xswu/HPSv2", "hash is not published"]),
         (
-            ["mask2former-swin-small-coco-instance", "ViT-L-14.pt"],
-            ["hf download facebook/mask2former-swin-small-coco-instance", "model.safetensors"],
+            GenEval(Mask2Former(), "x"),
+            [detector, clip],
+            [f"hf download facebook/{detector}", "model.safetensors"],
         ),
-        (["dpg_bench.csv", "blip-vqa-capfilt-large"], ["Salesforce/blip-vqa-capfilt-large"]),
-    )
-    for evaluator, (names, addresses) in zip(evaluators, wanted, strict=True):
-        [result] = evaluate([evaluator], images)
-        assert result.status == "skipped"
+        (Dpg(), ["dpg_bench.csv", "blip-vqa-capfilt-large"], ["Salesforce/blip-vqa-capfilt-large"]),
+    ):
         remedy = "Get it with: make weights (python -m kvbench.eval.files.fetch)"
-        assert result.reason == "; ".join(f"weights missing: {name}. {remedy}" for name in names)
+        expected = "; ".join(f"weights missing: {name}. {remedy}" for name in names)
+        assert reason(evaluator, "skipped", images) == expected
         directions = " ".join(weight.directions() for weight in evaluator.weights)
         assert all(address in directions for address in addresses)
-        assert all(score.value is None for score in result.scores.values())
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "open_clip" else object())
-    assert (
-        find_missing(ClipScore())[0] == "package missing: open_clip. Get it with: pip install open_clip_torch"
-    )
+    assert "package missing: open_clip. Get it with: pip install open_clip_torch" in find_missing(ClipScore())
 
 
 # GenEval's own program
 
 
 def test_official_folder_goes_out_and_its_verdicts_come_in(tmp_path: Path) -> None:
-    line = {
-        "tag": "counting",
-        "include": [{"class": "dog", "count": 2}],
-        "exclude": [{"class": "dog", "count": 3}],
-    }
-    lines = [{**line, "prompt": "two dogs"}] * 2 + [{**line, "prompt": "two wet dogs"}] * 2
-    images = make_noise(
-        tmp_path / "run",
-        [{**m, "image_index": i % 2} for i, m in enumerate(lines)],
-        [m["prompt"] for m in lines],
-    )
-    [skipped] = evaluate([GenEvalOfficial()], images)
-    assert skipped.status == "skipped"
+    line = {"tag": "counting", "include": [{"class": "dog", "count": 2}]}
+    lines = [
+        {**line, "exclude": line["include"], "prompt": text}
+        for text in ["two dogs"] * 2 + ["two wet dogs"] * 2
+    ]
+    metas = [{**meta, "image_index": i % 2} for i, meta in enumerate(lines)]
+    images = make_noise(tmp_path / "run", metas, [meta["prompt"] for meta in lines])
     folder = tmp_path / "run" / "geneval_official"
-    assert f"evaluate_images.py {folder} --outfile {folder}/results.jsonl --model-path" in str(skipped.reason)
+    command = f"evaluate_images.py {folder} --outfile {folder}/results.jsonl --model-path"
+    for _ in range(2):  # again, over what is there
+        assert command in reason(GenEvalOfficial(), "skipped", images)
     assert json.loads((folder / "00001" / "metadata.jsonl").read_text()) == lines[2]
     out = folder / "00001" / "samples" / "00000.png"
     assert out.read_bytes() == (tmp_path / "run" / "images" / "000002.png").read_bytes()
     assert len(list(folder.rglob("*.png"))) == 4
-    assert evaluate([GenEvalOfficial()], images)[0].reason == skipped.reason  # again, over what is there
 
     verdicts = [
-        {
-            "filename": f"/elsewhere/{n:05d}/samples/{i:05d}.png",
-            "correct": (n, i) == (1, 0),
-            "prompt": lines[2 * n]["prompt"],
-        }
-        for n in (1, 0)
-        for i in (1, 0)
+        {"filename": f"/x/0000{n}/samples/0000{i}.png", "correct": correct, "prompt": lines[2 * n]["prompt"]}
+        for n, i, correct in ((1, 1, False), (1, 0, True), (0, 1, False), (0, 0, False))
     ]
-    path = folder / "results.jsonl"
-    path.write_text("".join(json.dumps(v) + "\n" for v in verdicts))
+    write_lines(folder, verdicts, "results.jsonl")
     result = only(GenEvalOfficial(verdicts=True), images)
     assert result.samples["geneval[official]"] == [False, False, True, False]
     assert result.scores["geneval[official]"].value == 0.25
     assert result.scores["geneval[official]/correct_prompts"].value == 0.5
 
-    for text, complaint in (
-        ("".join(json.dumps(v) + "\n" for v in verdicts[:3]), "no verdict on 00000/samples/00000.png"),
-        ("".join(json.dumps({**v, "prompt": "a cat"}) + "\n" for v in verdicts), "is about another prompt"),
-        ('{"correct": true}\n', "line 1: not a verdict"),
+    others = [{**verdict, "prompt": "a cat"} for verdict in verdicts]
+    for lines, complaint in (
+        (verdicts[:3], "no verdict on 00000/samples/00000.png"),
+        (others, "is about another prompt"),
+        ([{"correct": True}], "line 1: not a verdict"),
     ):
-        path.write_text(text)
+        write_lines(folder, lines, "results.jsonl")
         assert complaint in reason(GenEvalOfficial(verdicts=True), "failed", images)
-    path.unlink()
+    (folder / "results.jsonl").unlink()
     assert "is not there yet" in reason(
         GenEvalOfficial(verdicts=True), "failed", images
     )  # and so tried again
@@ -256,11 +232,10 @@ def test_official_program_judges_rewritten_prompts_by_the_originals(tmp_path: Pa
         {"filename": f"{n:05d}/samples/00000.png", "correct": n == 0, "prompt": meta["prompt"]}
         for n, meta in enumerate(metas)
     ]
-    (folder / "results.jsonl").write_text("".join(json.dumps(v) + "\n" for v in verdicts))
+    write_lines(folder, verdicts, "results.jsonl")
     result = only(GenEvalOfficial(verdicts=True), images)
     assert result.scores["geneval[official-rewritten]"].value == 0.5
     assert result.save(tmp_path / "metrics").name == "geneval-official-rewritten.json"
     verdicts[1]["prompt"] = "a pair"
-    (folder / "results.jsonl").write_text("".join(json.dumps(v) + "\n" for v in verdicts))
-    [failed] = evaluate([GenEvalOfficial(verdicts=True)], images)
-    assert "is about another prompt" in str(failed.reason)
+    write_lines(folder, verdicts, "results.jsonl")
+    assert "is about another prompt" in reason(GenEvalOfficial(verdicts=True), "failed", images)
