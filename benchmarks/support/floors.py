@@ -9,7 +9,7 @@ from benchmarks.support.build import ROOT
 from kvbench.core.budget import Budget
 from kvbench.core.segments import ModelSpec
 from kvbench.methods.heatkv.method import HeatKV
-from kvbench.methods.heatkv.schedule import Schedule, schedule_by_source
+from kvbench.methods.heatkv.schedule import Schedule, schedule_evictions
 from kvbench.methods.heatkv.scores import AttentionByScale
 
 Ints = NDArray[np.int64]
@@ -43,7 +43,7 @@ def heatkv(spec: ModelSpec, budget: Budget, sinks: int) -> tuple[Schedule, str]:
     if path.is_file() and sides == SIDES and sinks == 3:
         ranks = np.zeros((len(sides), spec.layers, spec.heads), np.int64)
         ranks[sinks:-1] = np.load(path)["rank"]
-        return schedule_by_source(spec, budget, sinks, ranks), "published order of heads"
+        return schedule_evictions(spec, budget, sinks, ranks), "published order of heads"
     method = HeatKV(sinks)
     method.prepare(spec, budget, AttentionByScale().make_stand_in(spec))
     return method.schedule, "random order of heads"

@@ -7,12 +7,12 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from kvbench.core.config import UserError
 from kvbench.core.graphs import Record, Repetitions
 from kvbench.core.segments import ModelSpec, Segment
+from kvbench.engine.account import Account
 from kvbench.engine.bias import narrow, widen, widen_queries
 from kvbench.engine.coding.formats import Books, Packing
-from kvbench.engine.ledger import Account, open_ledger
+from kvbench.engine.ledger import Ledger
 from kvbench.engine.packed.storage import PackedStorage
 from kvbench.engine.padding import Padding, attend_padded, follow_schedule, read_padding
 from kvbench.engine.plain import PlainStorage
@@ -34,15 +34,10 @@ from kvbench.methods.capabilities import (
 )
 
 
-class BudgetExceeded(UserError, RuntimeError):
-    """A method kept more than its budget; the message names method, segment, layer, and tokens or bytes."""
-
-
 class KVCache:
     """Keys and values of one batch of generations after the other, kept as a method decides.
 
     Attributes:
-        ledger: peaks of the generation that runs, or of the last one.
         prompts: numbers of the prompts of the next generations, for methods that draw at random; 0, 1, ... unless set.
         record: records a segment's steps for the model that runs them; None: each runs by itself.
         repetitions: of segments whose tokens come at once, under a static method, if there is a `record`; else None.
@@ -111,16 +106,12 @@ class KVCache:
         self._padding = read_padding(spec, sequences, padding, self._device)
         # Rows that keep the same slots in all sequences share a layout.
         shared = self.method.static and self._padding is None
-        self.ledger = open_ledger(spec)
-        if count_lse_queries(self.method):
-            self.ledger.lse = [[] for _ in spec.segments]
-        if self._padding is not None:
-            self.ledger.padding = self._padding.min_tokens
         self._sequences = sequences
         self._batch, self._rows = (sequences, spec.heads) if shared else (1, spec.heads * sequences)
-        self._stored = 0  # bytes of all stores
-        self._in_flight = 0  # bytes of tokens that are not stored yet
-        self._account = Account(self.ledger, spec.layers, self._rows // spec.heads)
+        watched = count_lse_queries(self.method) > 0
+        self._account = Account(spec, self._rows // spec.heads, watched=watched)
+        if self._padding is not None:
+            self.ledger.padding = self._padding.min_tokens
         self._stores: list[LayerStore] = []
         self._begun: list[Layout] = []  # layouts as the last segment began, which leaves none behind
         if sequences:
@@ -154,8 +145,14 @@ class KVCache:
         if segment.causal:
             self._filled.zero_()
             self._told = 0
-            self._in_flight = segment.length * self._rows * sum(store.slot_bytes for store in self._stores)
-            self._note_transient()
+            each = sum(store.slot_bytes for store in self._stores)
+            self._account.in_flight = segment.length * self._rows * each
+            self._account.note_transient(self._storage.max_read_bytes)
+
+    @property
+    def ledger(self) -> Ledger:
+        """Peaks of the generation that runs, or of the last one."""
+        return self._account.ledger
 
     @property
     def held(self) -> Held:
@@ -215,7 +212,7 @@ class KVCache:
             raise ValueError(
                 f"segment {self._segment.index}: {present.k.shape[2]} tokens came of {self._segment.length}"
             )
-        self._in_flight = present.k.nbytes + present.v.nbytes
+        self._account.in_flight = present.k.nbytes + present.v.nbytes
         # On a GPU attention gives methods that look at data the log-sum-exp.
         if self._segment.last or (present.q.is_cuda and not self.method.static):
             out, lse = self._attend_slots(present)
@@ -239,14 +236,9 @@ class KVCache:
             chosen = self.method.select_attended(view)
             if chosen is not None:
                 out, copied = attend_selected(present.q, view, chosen, self.spec.logit_scale)
-                self._in_flight += copied
+                self._account.in_flight += copied
                 return out, None
         return self._storage.attend(present.store, *present[1:4])
-
-    def _note_transient(self) -> None:
-        """Note the keys and values that exist beside what is kept: of tokens in flight, and read back at a time."""
-        now = self._in_flight + self._storage.max_read_bytes
-        self.ledger.transient_bytes = max(self.ledger.transient_bytes, now)
 
     def _attend_step(self, present: LayerInputs) -> Tensor:
         """Attend with the next tokens of a causal segment, and finish the segment with its last one."""
@@ -263,7 +255,7 @@ class KVCache:
             self._told = filled
         out = self._storage.attend_step(store, *present[1:4], length, self._filled)
         store.filled += tokens
-        self._note_transient()
+        self._account.note_transient(self._storage.max_read_bytes)
         if not self.method.static and tokens < length:
             q = note_queries(store, present.q, tokens, length, self._filled)
             present = present._replace(q=q, raw_queries=None)
@@ -275,16 +267,11 @@ class KVCache:
     def _save(self) -> Callable[[], None]:
         """Note the host's bookkeeping, and return what brings it back after a device has repeated a segment alone."""
         assert self._plain is not None
-        stores, arena, stored = (
-            [replace(store) for store in self._stores],
-            self._plain.arena.save(),
-            self._stored,
-        )
-        ledger, account = deepcopy((self.ledger, self._account))
+        stores, arena = [replace(store) for store in self._stores], self._plain.arena.save()
+        account = deepcopy(self._account)
 
         def restore() -> None:
-            self._stores, self.ledger = [replace(store) for store in stores], ledger
-            self._stored, self._account = stored, account
+            self._stores, self._account = [replace(store) for store in stores], account
             arena()
 
         return restore
@@ -313,7 +300,7 @@ class KVCache:
         if isinstance(self.method, ObservesLast) and self.method.observes_last:
             self.method.keep(self._show(present))
         self._enter(present.layer)
-        self._stored -= present.store.bytes
+        self._account.note_change(present.store.bytes, 0)
         self._storage.close(present.store)
         self._stores[present.layer] = self._storage.open(present.layer)
 
@@ -344,37 +331,16 @@ class KVCache:
     def _store(self, present: LayerInputs, change: Change) -> LayerStore:
         """Change a layer's storage and account for it."""
         layer, before = present.layer, present.store.bytes
-        self._stored -= before
         after = self._storage.change(layer, present.store, (present.k, present.v), self._segment, change)
         rebuild = self._storage.count_rebuild(before, after.bytes)
-        self.ledger.rebuild_bytes = max(self.ledger.rebuild_bytes, self._stored + rebuild)
+        self._account.note_change(before, after.bytes, rebuild)
+        self._account.note_drift(self._segment.index, change.drift)
         if isinstance(self.method, ComparesKeys) and self.method.compares(layer, self._segment):
             after.before = present.k.clone()  # a view would keep the whole projection it lies in
         self._stores[layer] = after
-        self._stored += after.bytes
-        self.ledger.drifts += change.drift.total
-        self.ledger.drops += change.drift.rows
-        if count_lse_queries(self.method):
-            self.ledger.lse[self._segment.index].append((change.drift.before, change.drift.after))
-        self._enter(present.layer)
+        self._enter(layer)
         return after
 
     def _enter(self, layer: int) -> None:
-        """Enter what a layer now holds in the ledger, and make sure that it is within the budget."""
-        store, method, heads = self._stores[layer], self.method, self.spec.heads
-        counts, segment = store.layout.counts, self._segment.index
-        rows = [counts[row : row + heads] for row in range(0, len(counts), heads)]
-        held_bytes = store.count_sequence_bytes(heads, self.spec.branches)
-        tokens, stored = self._account.enter(segment, layer, rows, held_bytes)
-        self.ledger.peak_bytes = max(self.ledger.peak_bytes, self._stored)
-        self._note_transient()
-        if not method.static:
-            state = sum(other.state_bytes for other in self._stores)
-            self.ledger.state_bytes = max(self.ledger.state_bytes, state)
-        budget = method.budget
-        held, most = (tokens, budget.capacity) if budget.bytes is None else (stored, budget.bytes)
-        if method.strict and held > most:
-            raise BudgetExceeded(
-                f"{type(method).__name__}: {held} {budget.unit} held after layer {layer} of segment {segment}, the "
-                f"budget is {float(most):.10g}; lower what the method keeps, or let it be `strict = False`"
-            )
+        self._account.note_transient(self._storage.max_read_bytes)
+        self._account.enter(self._segment.index, layer, self._stores, self.spec, self.method)

@@ -147,56 +147,6 @@ class Ledger:
         return sum(max(row[-1], default=0) > 0 for row in self.held)
 
 
-class Account:
-    """What each sequence holds at the moment, layer by layer and in all; a ledger's tables are filled out of it.
-
-    Of sequences that all hold as much there is one number.
-
-    Args:
-        ledger: of the generation that begins.
-        layers: of the model.
-        sequences: sequences with numbers of their own.
-    """
-
-    def __init__(self, ledger: Ledger, layers: int, sequences: int) -> None:
-        self._ledger = ledger
-        self._tokens, self._bytes = [0] * sequences, [0] * sequences
-        self._layers = [(self._tokens, self._bytes)] * layers
-
-    def enter(
-        self, segment: int, layer: int, rows: Sequence[Sequence[int]], held_bytes: Sequence[int]
-    ) -> tuple[int, int]:
-        """Enter what a layer holds after a segment; return the most tokens and bytes that one sequence then holds.
-
-        Args:
-            segment: its index.
-            layer: its index.
-            rows: tokens of every KV head, of each sequence.
-            held_bytes: bytes of the layer's keys and values, of each sequence.
-        """
-        tokens = [*map(sum, rows)]
-        before, self._layers[layer] = self._layers[layer], (tokens, [*held_bytes])
-        self._tokens = _exchange(self._tokens, before[0], tokens)
-        self._bytes = _exchange(self._bytes, before[1], held_bytes)
-        self._ledger.held[segment][layer] = self._tokens
-        self._ledger.held_bytes[segment][layer] = self._bytes
-        self._ledger.longest[segment][layer] = [*map(max, rows)]
-        return max(self._tokens, default=0), max(self._bytes, default=0)
-
-
-def _exchange(totals: Sequence[int], old: Sequence[int], new: Sequence[int]) -> list[int]:
-    return [total - before + now for total, before, now in zip(totals, old, new, strict=True)]
-
-
-def open_ledger(spec: ModelSpec) -> Ledger:
-    """Return the ledger of a generation that has not begun."""
-
-    def make_table() -> list[list[list[int]]]:
-        return [[[0]] * spec.layers for _ in spec.segments]
-
-    return Ledger(make_table(), held_bytes=make_table(), longest=make_table())
-
-
 def find_utilisation(steps: Sequence[Step]) -> float | None:
     """Return slot utilisation: tokens held over slots of rows that all are as long as the longest, in (0, 1].
 

@@ -16,6 +16,7 @@ from kvbench.engine.schedule import (
     predict_ring_slots,
     predict_row_lengths,
 )
+from kvbench.engine.storage import CacheBackend
 from kvbench.engine.view import LayerStore
 from kvbench.kernels.compact import move_slots, rebuild, rebuild_both
 from kvbench.kernels.decode_attention import decode_attention, prepare_rows
@@ -28,12 +29,11 @@ REBUILD_BOUND = Fraction(11, 10)
 """Storage at the worst instant of a rebuild over B, for methods whose lengths are not known beforehand."""
 
 
-class PlainStorage:
-    """Keys and values of all layers as numbers that attention reads where they lie (`storage.CacheBackend`).
+class PlainStorage(CacheBackend):
+    """Keys and values of all layers as numbers that attention reads where they lie.
 
     Attributes:
         arena: the ring; made anew when a generation needs a larger one.
-        max_read_bytes: 0, nothing is ever read back.
 
     Args:
         spec: the model's shapes.
@@ -41,8 +41,6 @@ class PlainStorage:
         dtype: of the stored keys and values.
         device: where they live.
     """
-
-    max_read_bytes = 0
 
     def __init__(self, spec: ModelSpec, method: Method, dtype: torch.dtype, device: torch.device) -> None:
         self._spec, self._method, self._dtype, self._device = spec, method, dtype, device
@@ -55,14 +53,7 @@ class PlainStorage:
         ] = {}  # of empty rows, by their number and the free slots behind them
 
     def prepare(self, sequences: int, batch: int, rows: int, schedule: Schedule) -> None:
-        """Clear the ring, and make it larger where this generation may hold more than those before.
-
-        Args:
-            sequences: in the batch.
-            batch: sequences that share a layout, 1 where each row has its own.
-            rows: of a layout.
-            schedule: of a static method.
-        """
+        """Clear the ring, and make it larger where this generation may hold more than those before."""
         self._batch, self._rows = batch, rows
         if self._ring is None:
             self._ring = self._predict_ring_slots(schedule)
@@ -109,16 +100,7 @@ class PlainStorage:
     def attend_step(
         self, store: LayerStore, q: Tensor, k: Tensor, v: Tensor, length: int, filled: Tensor
     ) -> Tensor:
-        """Attend with the next tokens of a causal segment, which are put into the free slots behind the rows.
-
-        Args:
-            store: the layer's storage, whose `filled` tokens of the segment came before.
-            q: [batch, rows, queries, D].
-            k: keys of the new tokens [batch, rows, tokens, D].
-            v: values, shaped like k.
-            length: tokens of the segment.
-            filled: int64 [1], `store.filled` on the device.
-        """
+        """Attend with the next tokens of a causal segment, which are put into the free slots behind the rows."""
         if store.rows is None:
             store.rows = prepare_rows(store.past, filled=filled)
         return decode_attention(q, k, v, store.rows, store.filled, self._spec.logit_scale)
@@ -136,15 +118,7 @@ class PlainStorage:
     def change(
         self, layer: int, store: LayerStore, present: tuple[Tensor, Tensor], at: Segment, change: Change
     ) -> LayerStore:
-        """Return a layer's storage after a segment.
-
-        Args:
-            layer: its index.
-            store: before.
-            present: keys and values of the segment [batch, rows, tokens, D].
-            at: the segment.
-            change: what stays.
-        """
+        """Return a layer's storage after a segment."""
         contents = change.contents
         shape = (self._batch, change.layout.capacity, store.keys.shape[2])
         self._together = store.keys.is_cuda and not store.layout.free_slots and contents is None
@@ -152,7 +126,7 @@ class PlainStorage:
             (keys, first), (values, second) = (self.arena.take(shape) for _ in ("keys", "values"))
             rebuild_both((store.keys, store.values), present, change.source, (keys, values))
             self.close(store)
-            return LayerStore(change.layout, keys, values, (first, second), change.state)
+            return LayerStore(change.layout, keys, values, (first, second), state=change.state)
         self._together = False
         # One after the other: the old keys are gone before the new values are made.
         keys, first = self._move(store.keys, store, present[0], change)
@@ -164,7 +138,7 @@ class PlainStorage:
         if contents is not None:
             values.index_copy_(1, contents.slots, contents.values[None].to(self._dtype))
         self.arena.release(store.tickets[1])
-        return LayerStore(change.layout, keys, values, (first, second), change.state)
+        return LayerStore(change.layout, keys, values, (first, second), state=change.state)
 
     def count_rebuild(self, before: int, after: int) -> int:
         """Return the most bytes of a layer at an instant of its last rebuild, with so many before and after."""

@@ -1,6 +1,6 @@
-"""Interface of a cache backend; implemented by PlainStorage and PackedStorage."""
+"""Base class of cache backends, PlainStorage and PackedStorage."""
 
-from typing import Any, Protocol
+from typing import Any
 
 from torch import Tensor, dtype
 
@@ -8,14 +8,14 @@ from kvbench.core.segments import Segment
 from kvbench.engine.schedule import Change, Schedule
 
 
-class CacheBackend(Protocol):
+class CacheBackend:
     """Keys and values of all layers; `store` is what `open` or `change` returned for a layer.
 
     Attributes:
         max_read_bytes: bytes of keys and values that were read back at a time since the last `prepare`.
     """
 
-    max_read_bytes: int
+    max_read_bytes: int = 0
 
     def prepare(self, sequences: int, batch: int, rows: int, schedule: Schedule) -> None:
         """Prepare for a generation and drop whatever was held.
@@ -26,31 +26,30 @@ class CacheBackend(Protocol):
             rows: of a layout.
             schedule: of a static method, else empty.
         """
-        ...
+        raise NotImplementedError
 
     def find_free_slots(self, index: int) -> int:
         """Return the free slots that layouts have behind every row while segment `index` runs."""
-        ...
+        return 0
 
     def open(self, layer: int, free_slots: int = 0) -> Any:
         """Return a layer's storage that holds nothing yet, with so many free slots behind every row."""
-        ...
+        raise NotImplementedError
 
     def close(self, store: Any) -> None:
         """Take a layer's storage back."""
-        ...
+        raise NotImplementedError
 
     def release(self) -> None:
         """Free buffers beside the stores, until the next `prepare`."""
-        ...
 
     def attend(self, store: Any, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor | None]:
         """Attend over a layer's past and the whole present (`kernels.ragged_attention`)."""
-        ...
+        raise NotImplementedError
 
     def can_append(self, change: Change, dtype: dtype) -> bool:
         """Return whether past and present will lie together in the new storage as attention in `dtype` reads them."""
-        ...
+        return False
 
     def attend_step(self, store: Any, q: Tensor, k: Tensor, v: Tensor, length: int, filled: Tensor) -> Tensor:
         """Attend with the next tokens of a causal segment, and hold them until it is full.
@@ -66,15 +65,15 @@ class CacheBackend(Protocol):
         Returns:
             [batch, rows, queries, D].
         """
-        ...
+        raise NotImplementedError
 
     def fill(self, store: Any, k: Tensor, v: Tensor) -> None:
         """Hold all tokens of a causal segment, [batch, rows, tokens, D], to which nobody attends by `attend_step`."""
-        ...
+        raise NotImplementedError
 
     def view_flight(self, store: Any, length: int) -> tuple[Tensor, Tensor]:
         """Return keys and values of a full causal segment of `length` tokens, [batch, rows, tokens, D]."""
-        ...
+        raise NotImplementedError
 
     def change(
         self, layer: int, store: Any, present: tuple[Tensor, Tensor], at: Segment, change: Change
@@ -88,8 +87,8 @@ class CacheBackend(Protocol):
             at: the segment.
             change: what stays.
         """
-        ...
+        raise NotImplementedError
 
     def count_rebuild(self, before: int, after: int) -> int:
         """Return the most bytes of a layer while it changes, which has so many before and after."""
-        ...
+        raise NotImplementedError

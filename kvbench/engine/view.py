@@ -10,26 +10,45 @@ from torch import Tensor
 from kvbench.core.segments import Segment
 from kvbench.engine.bias import attach_bias, narrow, read_bias, widen
 from kvbench.engine.coding.formats import Books, read_back
+from kvbench.engine.coding.planes import count_rows
 from kvbench.kernels.attention_mass import attention_mass, attention_scores
 from kvbench.kernels.decode_attention import DecodeRows
 from kvbench.kernels.layout import Layout, Past, fold_rows, pad_rows
 from kvbench.kernels.planes import unrotate
 
 
-@dataclass
-class LayerStore:
-    """One layer's storage: where its rows lie, keys and values [batch, capacity, D], and what the method keeps beside.
+@dataclass(kw_only=True)
+class LayerState:
+    """What is kept of one layer beside its keys and values.
 
     Attributes:
-        layout: where rows lie in both.
-        keys: stored keys.
-        values: stored values.
-        tickets: what the arena wants back for keys and values.
         state: float32 [rows, longest], a number per slot, of a stateful method.
         before: keys of the segment before [batch, rows, tokens, D], of a method that compares keys.
         asked: queries [batch, rows, query heads per KV head, tokens, D] of a segment that is not full yet, of a method
             that looks at data.
-        filled: tokens that lie in the free slots behind every row.
+        filled: tokens of that segment.
+    """
+
+    state: Tensor | None = None
+    before: Tensor | None = None
+    asked: Tensor | None = None
+    filled: int = 0
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes that the method keeps."""
+        return sum(x.nbytes for x in (self.state, self.before, self.asked) if x is not None)
+
+
+@dataclass
+class LayerStore(LayerState):
+    """One layer's storage: where its rows lie, and keys and values [batch, capacity, D].
+
+    Attributes:
+        layout: where rows lie in both; tokens of a segment that is not full lie in the free slots behind every row.
+        keys: stored keys.
+        values: stored values.
+        tickets: what the arena wants back for keys and values.
         rows: the same storage as the steps of a segment see it, from the first step on.
     """
 
@@ -37,10 +56,6 @@ class LayerStore:
     keys: Tensor
     values: Tensor
     tickets: tuple[int | None, int | None] = (None, None)
-    state: Tensor | None = None
-    before: Tensor | None = None
-    asked: Tensor | None = None
-    filled: int = 0
     rows: DecodeRows | None = None
 
     @property
@@ -66,14 +81,7 @@ class LayerStore:
             heads: KV heads of the layer.
             branches: sequences of a prompt.
         """
-        counts, token = self.layout.counts, self.slot_bytes // len(self.keys)
-        return [sum(counts[row : row + heads]) * token for row in range(0, len(counts), heads)]
-
-    @property
-    def state_bytes(self) -> int:
-        """Bytes that the method keeps beside them."""
-        beside = (self.state, self.before, self.asked)
-        return sum(tensor.nbytes for tensor in beside if tensor is not None)
+        return count_rows([count * self.slot_bytes // len(self.keys) for count in self.layout.counts], heads)
 
 
 class LayerInputs(NamedTuple):

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kvbench.core.budget import Budget
-from kvbench.core.segments import ModelSpec, Segment
+from kvbench.core.segments import Segment
+from kvbench.methods.base import SHARE, set_limits
 from kvbench.methods.scored import Attentive
 from kvbench.methods.select import choose_best, find_sinks, fits, spread_capacity
 from kvbench.methods.view import View
@@ -27,16 +27,12 @@ class AdaKV(Attentive):
 
     safeguard: float = 0.2
 
+    limits = set_limits(safeguard=SHARE)
+
     @property
     def headwise(self) -> bool:
         """The heads of a layer compete."""
         return False
-
-    def check(self, spec: ModelSpec, budget: Budget) -> None:
-        """Refuse a safeguard that is no share, and what SnapKV refuses."""
-        if not 0 <= self.safeguard <= 1:
-            raise ValueError(f"method.safeguard={self.safeguard}: must lie in 0..1")
-        super().check(spec, budget)
 
     def capacity(self, layer: int, segment: Segment) -> None:
         """Return None: the data decides how long a row is."""

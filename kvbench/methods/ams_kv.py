@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from kvbench.core.budget import Budget, InfeasibleBudget
 from kvbench.core.segments import Family, ModelSpec, Segment
-from kvbench.methods.base import Artifact, Method, Observer
+from kvbench.methods.base import Artifact, Limit, Method, Observer, require_artifact, set_limits
 from kvbench.methods.capabilities import ComparesKeys
 from kvbench.methods.select import share_evenly
 from kvbench.methods.view import View
@@ -102,6 +102,7 @@ class AMSKV(ComparesKeys, Method):
     strict: bool = False
 
     families: ClassVar[tuple[Family, ...]] = ("next-scale",)
+    limits = set_limits(demanding=Limit(0, 1, "must lie in 0..1, or null to use theta"))
 
     @property
     def budgeted(self) -> bool:
@@ -113,11 +114,9 @@ class AMSKV(ComparesKeys, Method):
         return None if self.demanding is None else KeySimilarity(self.metric, self.resize)
 
     def check(self, spec: ModelSpec, budget: Budget) -> None:
-        """Refuse condensed scales that leave no two others, and a share out of range."""
+        """Refuse condensed scales that leave no two others."""
         super().check(spec, budget)
         check_condensed(self.condensed, spec)
-        if self.demanding is not None and not 0 <= self.demanding <= 1:
-            raise ValueError(f"method.demanding={self.demanding}: must lie in 0..1, or null to use theta")
 
     def prepare(self, spec: ModelSpec, budget: Budget, artifact: Artifact | None = None) -> None:
         """Work out capacities and threshold.
@@ -130,13 +129,11 @@ class AMSKV(ComparesKeys, Method):
         self._demanding: list[Tensor] = [torch.zeros(0)] * spec.layers
         self._theta = self.theta
         if self.demanding is not None:
-            if artifact is None:
-                raise ValueError("method.demanding: calibrate first (python run.py task=calibrate)")
+            similarity = require_artifact(artifact, "method.demanding:")["similarity"]
             overflow = next(k for k, end in enumerate(spec.ends) if end > self.first)
-            lowest = (
-                artifact.tensors["similarity"][:, overflow:-1].min(1).values
+            profile = (
+                similarity[:, overflow:-1].min(1).values.sort().values
             )  # any of these scales may promote
-            profile = lowest.sort().values
             count = round(self.demanding * spec.layers)
             # Halfway to the next layer, so that rounding does not decide; everything or nothing at the ends.
             padded = torch.cat((profile.new_tensor([-torch.inf]), profile, profile.new_tensor([torch.inf])))
@@ -222,8 +219,8 @@ class AMSKVFixed(Method):
             InfeasibleBudget: what `check` refuses.
         """
         super().prepare(spec, budget, artifact)
-        if artifact is None and self.placement == "similarity":
-            raise ValueError("method=ams_kv_fixed: calibrate first (python run.py task=calibrate)")
+        if self.placement == "similarity":
+            similarity = require_artifact(artifact, "method=ams_kv_fixed:")["similarity"]
         self.scale, first, most = fixed_capacities(spec, budget, self.condensed)
         number = int((budget.per_head - first) * spec.layers / (most - first))
         if number >= spec.layers:
@@ -236,8 +233,7 @@ class AMSKVFixed(Method):
             larger = [int((place + 0.5) * spec.layers / number) for place in range(number)]
             order = larger + [layer for layer in range(spec.layers) if layer not in larger]
         else:
-            assert artifact is not None
-            order = artifact.tensors["similarity"][:, self.scale + 1].sort(stable=True).indices.tolist()
+            order = similarity[:, self.scale + 1].sort(stable=True).indices.tolist()
         self.capacities = torch.full((spec.layers, spec.heads), first)
         self.capacities[order[:number]] = most
         each, some = divmod(budget.tokens - int(self.capacities.sum()), spec.heads)

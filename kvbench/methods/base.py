@@ -1,8 +1,10 @@
 """Base classes of methods and of calibrations, and the artifact that a calibration leaves."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import inf
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -33,6 +35,49 @@ class Artifact:
     metadata: dict[str, Any] = field(default_factory=dict)
 
 
+class Limit(NamedTuple):
+    """Range of a setting that is a number.
+
+    Attributes:
+        low: smallest value.
+        high: largest value.
+        wants: text of the message in place of the range.
+    """
+
+    low: float
+    high: float = inf
+    wants: str = ""
+
+    def check(self, name: str, value: float | None) -> None:
+        """Refuse a value out of range, NaN included; None passes.
+
+        Raises:
+            ValueError: naming the setting.
+        """
+        if value is not None and not self.low <= value <= self.high:
+            range_ = f"be at least {self.low}" if self.high == inf else f"lie in {self.low}..{self.high}"
+            raise ValueError(f"method.{name}={value}: {self.wants or f'must {range_}'}")
+
+
+SHARE = Limit(0, 1)
+
+
+def set_limits(**limits: Limit) -> Mapping[str, Limit]:
+    """Return `Method.limits`, the range of each setting by its name."""
+    return limits
+
+
+def require_artifact(artifact: Artifact | None, lead: str) -> dict[str, Tensor]:
+    """Return the tensors of a calibration.
+
+    Raises:
+        ValueError: there is none; the message is `lead`, then how to calibrate.
+    """
+    if artifact is None:
+        raise ValueError(f"{lead} calibrate first (python run.py task=calibrate)")
+    return artifact.tensors
+
+
 class Method:
     """Rule for what a cache keeps. Subclasses are dataclasses; their fields are the method's settings.
 
@@ -41,6 +86,7 @@ class Method:
 
     Attributes:
         families: model families that the method supports; `check` refuses others.
+        limits: ranges of settings by name; `check` refuses values outside.
         static: `keep` depends on the layer, the segment and the positions of the slots only, never on data or on the
             sequence. The cache then calls it once per (layer, segment) and reuses the result.
         revision: raised when the same settings come to keep other tokens, so that earlier runs are not reused.
@@ -51,6 +97,7 @@ class Method:
     """
 
     families: ClassVar[tuple[Family, ...]] = ("next-scale", "next-token")
+    limits: ClassVar[Mapping[str, Limit]] = {}
     static: ClassVar[bool] = False
     revision: ClassVar[int] = 0
     strict: bool = True
@@ -79,13 +126,15 @@ class Method:
 
         Raises:
             InfeasibleBudget: the budget is below what the method must keep.
-            ValueError: the model is of another family, or a setting does not fit the model.
+            ValueError: the model is of another family, or a setting is out of range or does not fit the model.
         """
         if spec.family not in self.families:
             raise ValueError(
                 f"method: {type(self).__name__} is for {' and '.join(self.families)} models and {spec.name} is a "
                 f"{spec.family} model; take one of the methods that task=plan model={spec.name} lists"
             )
+        for name, limit in self.limits.items():
+            limit.check(name, getattr(self, name))
 
     def prepare(self, spec: ModelSpec, budget: Budget, artifact: Artifact | None = None) -> None:
         """Set up for a model and a budget, before any generation; raises what `check` raises.

@@ -6,8 +6,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from kvbench.core.budget import Budget
-from kvbench.core.segments import ModelSpec
+from kvbench.methods.base import SHARE, Limit, set_limits
 from kvbench.methods.capabilities import Stateful
 from kvbench.methods.scored import Scored
 from kvbench.methods.select import choose_window
@@ -34,13 +33,7 @@ class H2O(Stateful, Scored):
     norm: Literal["none", "per_query"] = "none"
     observed: int | None = None
 
-    def check(self, spec: ModelSpec, budget: Budget) -> None:
-        """Refuse settings out of range, and what `Scored` refuses."""
-        if not 0 <= self.recent <= 1:
-            raise ValueError(f"method.recent={self.recent}: must lie in 0..1")
-        if self.observed is not None and self.observed < 1:
-            raise ValueError(f"method.observed={self.observed}: must be at least 1, or null for all")
-        super().check(spec, budget)
+    limits = set_limits(recent=SHARE, observed=Limit(1, wants="must be at least 1, or null for all"))
 
     def keep(self, view: View) -> Tensor | None:
         """Add the segment's attention to every slot's sum, then keep the best."""

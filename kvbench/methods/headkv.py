@@ -8,7 +8,7 @@ from torch import Tensor
 
 from kvbench.core.budget import Budget
 from kvbench.core.segments import Family, ModelSpec
-from kvbench.methods.base import Artifact, Method
+from kvbench.methods.base import SHARE, Artifact, Limit, Method, set_limits
 from kvbench.methods.select import (
     BranchMode,
     LineAttention,
@@ -79,6 +79,14 @@ class HeadKV(Method):
     attention: LineAttention = "prob"
 
     families: ClassVar[tuple[Family, ...]] = ("next-token",)
+    limits = set_limits(
+        threshold=SHARE,
+        ratio=SHARE,
+        recent=Limit(1),
+        buffer=Limit(1),
+        local_window=Limit(1),
+        group_at=Limit(0),
+    )
 
     @property
     def headwise(self) -> bool:
@@ -86,15 +94,8 @@ class HeadKV(Method):
         return not self.match_mean
 
     def check(self, spec: ModelSpec, budget: Budget) -> None:
-        """Refuse settings out of range and a budget too small for the condition and the buffer."""
+        """Refuse branches that cannot agree and a budget too small for the condition and the buffer."""
         super().check(spec, budget)
-        for name, share in (("threshold", self.threshold), ("ratio", self.ratio)):
-            if not 0 <= share <= 1:
-                raise ValueError(f"method.{name}={share}: must lie in 0..1")
-        for name, least in (("recent", 1), ("buffer", 1), ("group_at", 0), ("local_window", 1)):
-            value = getattr(self, name)
-            if value is not None and value < least:
-                raise ValueError(f"method.{name}={value}: must be at least {least}")
         if self.branch_mode != "per_row" and self.len_rows == "per_row":
             raise ValueError(
                 f"method.branch_mode={self.branch_mode}: branches of unequal length share no tokens; set "

@@ -6,8 +6,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from kvbench.core.budget import Budget
-from kvbench.core.segments import Family, ModelSpec
+from kvbench.core.segments import Family
+from kvbench.methods.base import Limit, set_limits
 from kvbench.methods.scored import Scored
 from kvbench.methods.select import LineAttention, cap_recent, score_line
 from kvbench.methods.view import View
@@ -42,16 +42,11 @@ class LineAR(Scored):
     attention: LineAttention = "prob"
 
     families: ClassVar[tuple[Family, ...]] = ("next-token",)
-
-    def check(self, spec: ModelSpec, budget: Budget) -> None:
-        """Refuse numbers of lines and windows that cannot be, and what `Scored` refuses."""
-        super().check(spec, budget)
-        if self.anchors < 0:
-            raise ValueError(f"method.anchors={self.anchors}: must be at least 0")
-        if self.recent < 1:
-            raise ValueError(f"method.recent={self.recent}: must be at least 1, the line just finished")
-        if self.window is not None and self.window < 1:
-            raise ValueError(f"method.window={self.window}: must be at least 1, or null for the whole line")
+    limits = set_limits(
+        anchors=Limit(0),
+        recent=Limit(1, wants="must be at least 1, the line just finished"),
+        window=Limit(1, wants="must be at least 1, or null for the whole line"),
+    )
 
     def score(self, view: View) -> Tensor:
         """Return what the finished line gives to each slot, infinity for anchors and recent lines: [rows, slots]."""

@@ -7,7 +7,7 @@ from math import floor
 
 from kvbench.core.budget import Budget
 from kvbench.core.segments import ModelSpec
-from kvbench.methods.base import Artifact
+from kvbench.methods.base import Artifact, Limit, set_limits
 from kvbench.methods.scored import Attentive
 from kvbench.methods.select import fit_window, share_layer
 from kvbench.methods.view import View
@@ -29,16 +29,12 @@ class PyramidKV(Attentive):
 
     beta: float = 20
 
+    limits = set_limits(beta=Limit(1))
+
     @property
     def headwise(self) -> bool:
         """Rooms depend on the whole model's B."""
         return False
-
-    def check(self, spec: ModelSpec, budget: Budget) -> None:
-        """Refuse a beta below 1, and what SnapKV refuses."""
-        if not self.beta >= 1:
-            raise ValueError(f"method.beta={self.beta}: must be at least 1")
-        super().check(spec, budget)
 
     def prepare(self, spec: ModelSpec, budget: Budget, artifact: Artifact | None = None) -> None:
         """Deal the budget out by layer."""

@@ -5,8 +5,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from kvbench.core.budget import Budget
-from kvbench.core.segments import ModelSpec
+from kvbench.methods.base import SHARE, Limit, set_limits
 from kvbench.methods.redundancy import measure_redundancy
 from kvbench.methods.scored import Windowed
 from kvbench.methods.select import average_attention, find_asking, smooth
@@ -40,17 +39,10 @@ class RKV(Windowed):
     normalize: bool = True
     kernel: int = 7
 
+    limits = set_limits(
+        mix=SHARE, threshold=Limit(-1, 1, "is a cosine and must lie in -1..1"), protected=Limit(0)
+    )
     revision: ClassVar[int] = 2  # slots that a row has not were its slots' neighbours
-
-    def check(self, spec: ModelSpec, budget: Budget) -> None:
-        """Refuse settings out of range, and what `Windowed` refuses."""
-        if not 0 <= self.mix <= 1:
-            raise ValueError(f"method.mix={self.mix}: must lie in 0..1")
-        if not -1 <= self.threshold <= 1:
-            raise ValueError(f"method.threshold={self.threshold}: is a cosine and must lie in -1..1")
-        if self.protected < 0:
-            raise ValueError(f"method.protected={self.protected}: must be at least 0")
-        super().check(spec, budget)
 
     def score_outside(self, view: View, chosen: Tensor, inside: Tensor) -> Tensor:
         """Return lambda I - (1 - lambda) R, float32 [rows, slots]."""

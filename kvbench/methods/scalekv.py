@@ -14,7 +14,7 @@ from torch import Tensor
 from kvbench.core.budget import Budget
 from kvbench.core.files import parse_json
 from kvbench.core.segments import Family, ModelSpec, Segment
-from kvbench.methods.base import Artifact, Observer
+from kvbench.methods.base import SHARE, Artifact, Limit, Observer, require_artifact, set_limits
 from kvbench.methods.capacities import Ints, fill_gaps, shrink_early
 from kvbench.methods.scored import Scored
 from kvbench.methods.select import (
@@ -109,6 +109,7 @@ class ScaleKV(Scored):
 
     revision: ClassVar[int] = 2  # slots that a row has not were its slots' neighbours
     families: ClassVar[tuple[Family, ...]] = ("next-scale",)
+    limits = set_limits(drafters=SHARE, strongest=SHARE, queries=Limit(1))
 
     def needs(self) -> Observer | Path:
         """Return the calibration of ASI, or the budget file that stands in its place."""
@@ -117,14 +118,9 @@ class ScaleKV(Scored):
         return AttentionSelectivity(self.strongest, self.queries)
 
     def check(self, spec: ModelSpec, budget: Budget) -> None:
-        """Refuse settings out of range, a budget file of another model or budget, and what `Scored` refuses."""
+        """Refuse a window that cannot be, a budget file of another model or budget, and what `Scored` refuses."""
         super().check(spec, budget)
         check_window(self.window, self.kernel, most=max(spec.lengths))
-        for name, share in (("drafters", self.drafters), ("strongest", self.strongest)):
-            if not 0 <= share <= 1:
-                raise ValueError(f"method.{name}={share}: must lie in 0..1")
-        if self.queries < 1:
-            raise ValueError(f"method.queries={self.queries}: must be at least 1")
         if self.budgets is not None:
             read_capacities(Path(self.budgets), spec, budget)
 
@@ -139,12 +135,9 @@ class ScaleKV(Scored):
         if self.budgets is not None:
             held = read_capacities(Path(self.budgets), spec, budget)
             self.capacities = shrink_early(held, spec.lengths, total) if self.strict else held
-        elif artifact is None:
-            raise ValueError(
-                "method.budgets: give a budget file, or calibrate first (python run.py task=calibrate)"
-            )
         else:
-            flags = choose_drafters(artifact.tensors["asi"], spec, budget.head_tokens, self.drafters)
+            asi = require_artifact(artifact, "method.budgets: give a budget file, or")["asi"]
+            flags = choose_drafters(asi, spec, budget.head_tokens, self.drafters)
             held = fill_up(share_capacity(spec, budget.head_tokens, flags), spec, total)
             if self.strict:
                 held = fill_gaps(shrink_early(held, spec.lengths, total), spec.lengths, total)

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from kvbench.core.budget import Budget
 from kvbench.core.segments import ModelSpec
-from kvbench.methods.base import Artifact, Method
+from kvbench.methods.base import Artifact, Limit, Method, set_limits
 from kvbench.methods.select import check_capacity, share_evenly, spread_capacity
 from kvbench.methods.view import View
 
@@ -34,13 +34,12 @@ class StreamingLLM(Method):
     leading: int = 0
 
     static: ClassVar[bool] = True
+    limits = set_limits(leading=Limit(0))
     revision: ClassVar[int] = 1  # what floor(B / T) left was unused
 
     def check(self, spec: ModelSpec, budget: Budget) -> None:
         """Refuse sinks that the model has not, and a budget too small for them or for one token a head."""
         super().check(spec, budget)
-        if self.leading < 0:
-            raise ValueError(f"method.leading={self.leading}: must be at least 0")
         check_capacity(spec, budget, self.sinks, self.leading)
 
     def prepare(self, spec: ModelSpec, budget: Budget, artifact: Artifact | None = None) -> None:

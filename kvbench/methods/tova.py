@@ -5,8 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kvbench.core.budget import Budget
-from kvbench.core.segments import ModelSpec
+from kvbench.methods.base import Limit, set_limits
 from kvbench.methods.scored import Scored
 from kvbench.methods.select import average_attention, choose_window, find_asking, find_slots
 from kvbench.methods.view import View
@@ -28,16 +27,12 @@ class TOVA(Scored):
 
     asking: int = 1
 
+    limits = set_limits(asking=Limit(1))
+
     @property
     def headwise(self) -> bool:
         """Heads share one score."""
         return False
-
-    def check(self, spec: ModelSpec, budget: Budget) -> None:
-        """Refuse a mean over no query, and what `Scored` refuses."""
-        if self.asking < 1:
-            raise ValueError(f"method.asking={self.asking}: must be at least 1")
-        super().check(spec, budget)
 
     def score(self, view: View) -> Tensor:
         """Return the heads' mean attention from the newest queries, float32 [rows, slots], infinity for the newest."""

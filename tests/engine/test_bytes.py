@@ -9,7 +9,8 @@ from torch import Tensor
 
 from kvbench.core.budget import Budget, find_capacity
 from kvbench.core.segments import ModelSpec, next_token
-from kvbench.engine.cache import BudgetExceeded, KVCache
+from kvbench.engine.account import BudgetExceeded
+from kvbench.engine.cache import KVCache
 from kvbench.engine.ledger import add_ledgers
 from kvbench.engine.memory import token_bytes
 from kvbench.engine.schedule import predict_row_lengths, sum_tokens

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from kvbench.core.budget import Budget
 from kvbench.core.segments import ModelSpec
-from kvbench.engine.cache import BudgetExceeded, KVCache
+from kvbench.engine.account import BudgetExceeded
+from kvbench.engine.cache import KVCache
 from kvbench.methods.base import Method
 from kvbench.methods.capabilities import ComparesKeys, ObservesLast
 from kvbench.methods.full import Full

@@ -12,7 +12,8 @@ from torch import Tensor
 from kvbench.core.budget import Budget
 from kvbench.core.segments import ModelSpec, Segment, next_token
 from kvbench.core.storage import CODEBOOKS, Precision, StorageConfig
-from kvbench.engine.cache import BudgetExceeded, KVCache
+from kvbench.engine.account import BudgetExceeded
+from kvbench.engine.cache import KVCache
 from kvbench.engine.coding.formats import Packing
 from kvbench.engine.packed.bytes import bound_bytes, predict_bytes
 from kvbench.engine.schedule import sum_tokens

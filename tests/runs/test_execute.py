@@ -16,7 +16,7 @@ from torch import Tensor
 from kvbench.core.budget import InfeasibleBudget
 from kvbench.core.config import ConfigError
 from kvbench.core.settings import Shard
-from kvbench.engine.cache import BudgetExceeded
+from kvbench.engine.account import BudgetExceeded
 from kvbench.eval.files.images import ImageSet
 from kvbench.eval.paired.metrics import Lpips, Psnr
 from kvbench.eval.protocol.base import Result, SkipEvaluation, make_result

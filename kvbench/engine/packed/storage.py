@@ -31,6 +31,7 @@ from kvbench.engine.coding.planes import (
 )
 from kvbench.engine.packed.store import PackedStore
 from kvbench.engine.schedule import Change, Schedule
+from kvbench.engine.storage import CacheBackend
 from kvbench.kernels.layout import Past, empty_layout
 from kvbench.kernels.planes import Codes, Plane, halve, unrotate
 from kvbench.kernels.quantised_attention import quantised_attention
@@ -38,11 +39,8 @@ from kvbench.kernels.ragged_attention import PIECE_BYTES, ragged_attention
 from kvbench.methods.base import Method
 
 
-class PackedStorage:
-    """Storage in few bits for all layers (`storage.CacheBackend`).
-
-    Attributes:
-        max_read_bytes: bytes of keys and values that were read back at a time since the last `prepare`.
+class PackedStorage(CacheBackend):
+    """Storage in few bits for all layers; tokens in flight lie apart from those that are kept.
 
     Args:
         spec: the model's shapes.
@@ -94,10 +92,6 @@ class PackedStorage:
             raise ValueError(
                 "tokens are shared by sequences whose rows lie alike: by a static method, without padding"
             )
-
-    def find_free_slots(self, index: int) -> int:
-        """Return 0: tokens of a segment in flight lie apart from those that are kept."""
-        return 0
 
     def open(self, layer: int, free_slots: int = 0) -> PackedStore:
         """Return a layer's storage that holds nothing yet."""
@@ -151,20 +145,12 @@ class PackedStorage:
                 _follow(how, old, one, move) for how, old, one in zip(fmt[1:3], plane[2:4], new, strict=True)
             )
             planes.append(self._join(layer, fmt, plane_rows, keys_codes, values_codes))
-        return PackedStore(
-            change.layout, store.formats, tuple(planes), placed.after, self._dtype, change.state
-        )
+        settled = (change.layout, store.formats, tuple(planes), placed.after, self._dtype)
+        return PackedStore(*settled, state=change.state)
 
     def close(self, store: PackedStore) -> None:
         """Take note of what was read back of it; planes end with the last who holds them."""
         self._note_whole(store)
-
-    def release(self) -> None:
-        """Give back nothing: there is nothing beside stores."""
-
-    def can_append(self, change: Change, dtype: torch.dtype) -> bool:
-        """Return False: the past is read back in pieces."""
-        return False
 
     def count_rebuild(self, before: int, after: int) -> int:
         """Return the bytes of a layer before and after: all new planes are made before the old ones are gone."""

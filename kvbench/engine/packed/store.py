@@ -8,12 +8,13 @@ from torch import Tensor
 
 from kvbench.engine.coding.formats import PlaneFormat
 from kvbench.engine.coding.planes import Placement, count_rows
+from kvbench.engine.view import LayerState
 from kvbench.kernels.layout import Layout, Past
 from kvbench.kernels.planes import Plane, read_plane
 
 
 @dataclass
-class PackedStore:
+class PackedStore(LayerState):
     """One layer's storage in planes (`view.LayerStore` says what a view asks of it).
 
     Attributes:
@@ -22,11 +23,7 @@ class PackedStore:
         planes: the numbers.
         placement: where each slot lies.
         dtype: in which attention reads them.
-        state: float32 [rows, longest], a number per slot, of a stateful method.
-        before: keys of the segment before [batch, rows, tokens, D], of a method that compares keys.
-        asked: queries of a segment that is not full yet, of a method that looks at data.
-        filled: tokens of that segment.
-        flight: keys and values [batch, rows, tokens, D] of that segment, all of which have a place there.
+        flight: keys and values [batch, rows, tokens, D] of a segment that is not full, all of which have a place there.
         whole: keys and values of all slots, once a view has asked for them.
     """
 
@@ -35,10 +32,6 @@ class PackedStore:
     planes: tuple[Plane, ...]
     placement: Placement
     dtype: torch.dtype
-    state: Tensor | None = None
-    before: Tensor | None = None
-    asked: Tensor | None = None
-    filled: int = 0
     flight: tuple[Tensor, Tensor] | None = None
     whole: Past | None = field(default=None, repr=False)
 
@@ -74,12 +67,6 @@ class PackedStore:
         """Bytes of one token's key and value while its segment is in flight, of all sequences."""
         batch, _, channels = self.planes[0].keys.numbers.shape
         return 2 * batch * channels * self.dtype.itemsize
-
-    @property
-    def state_bytes(self) -> int:
-        """Bytes that the method keeps beside them."""
-        beside = (self.state, self.before, self.asked)
-        return sum(tensor.nbytes for tensor in beside if tensor is not None)
 
     def count_sequence_bytes(self, heads: int, branches: int) -> list[int]:
         """Return the bytes of codes and scales of each sequence, one number if all have as many.

@@ -72,13 +72,3 @@ def find_contextual(sigma: Tensor, alpha: float) -> Tensor:
     classes = torch.zeros(sigma.numel(), dtype=torch.bool)
     classes[order[: round(alpha * sigma.numel())]] = True
     return classes.view(sigma.shape)
-
-
-def check_share(name: str, share: float) -> None:
-    """Refuse a setting that is no share.
-
-    Raises:
-        ValueError: naming the setting.
-    """
-    if not 0 <= share <= 1:
-        raise ValueError(f"method.{name}={share}: must lie in 0..1")

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from kvbench.core.budget import Budget
 from kvbench.core.segments import Family, ModelSpec, Segment
-from kvbench.methods.base import Artifact, Method, Observer
-from kvbench.methods.hack.classes import ColumnVariance, check_share, find_contextual
+from kvbench.methods.base import SHARE, Artifact, Limit, Method, Observer, require_artifact, set_limits
+from kvbench.methods.hack.classes import ColumnVariance, find_contextual
 from kvbench.methods.select import (
     BranchMode,
     check_capacity,
@@ -55,6 +55,7 @@ class HACK(Method):
     branch_mode: BranchMode = "per_row"
 
     families: ClassVar[tuple[Family, ...]] = ("next-scale",)
+    limits = set_limits(alpha=SHARE, contextual=SHARE, observed=Limit(1))
     revision: ClassVar[int] = 1  # what did not divide was unused
 
     def needs(self) -> Observer | Path:
@@ -62,12 +63,8 @@ class HACK(Method):
         return ColumnVariance()
 
     def check(self, spec: ModelSpec, budget: Budget) -> None:
-        """Refuse settings out of range and sinks that do not fit (structural heads have at least the mean)."""
+        """Refuse sinks that do not fit (structural heads have at least the mean)."""
         super().check(spec, budget)
-        check_share("alpha", self.alpha)
-        check_share("contextual", self.contextual)
-        if self.observed < 1:
-            raise ValueError(f"method.observed={self.observed}: must be at least 1")
         check_capacity(spec, budget, self.sinks)
 
     def prepare(self, spec: ModelSpec, budget: Budget, artifact: Artifact | None = None) -> None:
@@ -78,9 +75,8 @@ class HACK(Method):
             InfeasibleBudget: the sinks do not fit.
         """
         super().prepare(spec, budget, artifact)
-        if artifact is None:
-            raise ValueError("method=hack: calibrate first (python run.py task=calibrate)")
-        self.is_contextual = find_contextual(artifact.tensors["sigma"], self.alpha)
+        sigma = require_artifact(artifact, "method=hack:")["sigma"]
+        self.is_contextual = find_contextual(sigma, self.alpha)
         classes = self.is_contextual.flatten()
         contextual, structural, left = self._share_budget(spec, budget)
         self.capacities = torch.where(self.is_contextual, contextual, structural)

@@ -10,10 +10,10 @@ from torch import Tensor
 
 from kvbench.core.budget import Budget
 from kvbench.core.segments import Family, ModelSpec, Segment
-from kvbench.methods.base import Artifact, Method, Observer
+from kvbench.methods.base import SHARE, Artifact, Limit, Method, Observer, require_artifact, set_limits
 from kvbench.methods.capabilities import SparseReads
 from kvbench.methods.hack.budgets import group_heads, measure_reliance, share_budget, weigh_groups
-from kvbench.methods.hack.classes import HeadPatterns, check_share, find_contextual
+from kvbench.methods.hack.classes import HeadPatterns, find_contextual
 from kvbench.methods.select import (
     BranchMode,
     check_branch_mode,
@@ -76,6 +76,7 @@ class HACKPlusPlus(SparseReads, Method):
     strict: bool = True
 
     families: ClassVar[tuple[Family, ...]] = ("next-scale",)
+    limits = set_limits(alpha=SHARE, tau=Limit(0, wants="must not be negative"), observed=Limit(1))
 
     @property
     def sparse_reads(self) -> bool:
@@ -89,14 +90,9 @@ class HACKPlusPlus(SparseReads, Method):
     def check(self, spec: ModelSpec, budget: Budget) -> None:
         """Refuse settings out of range and a budget too small for the sinks or a token a head."""
         super().check(spec, budget)
-        check_share("alpha", self.alpha)
         check_branch_mode(self.branch_mode, spec)
         check_capacity(spec, budget, self.sinks)
         count_read(self.attention_budget, spec)
-        if self.tau < 0:
-            raise ValueError(f"method.tau={self.tau}: must not be negative")
-        if self.observed < 1:
-            raise ValueError(f"method.observed={self.observed}: must be at least 1")
         if self.pool < 1 or self.pool % 2 == 0:
             raise ValueError(f"method.pool={self.pool}: must be odd and positive")
 
@@ -108,10 +104,9 @@ class HACKPlusPlus(SparseReads, Method):
             InfeasibleBudget: the sinks do not fit, or less than a token a head.
         """
         super().prepare(spec, budget, artifact)
-        if artifact is None:
-            raise ValueError("method=hackpp: calibrate first (python run.py task=calibrate)")
-        mass = artifact.tensors["mass"]
-        self.is_contextual = find_contextual(artifact.tensors["sigma"], self.alpha)
+        tensors = require_artifact(artifact, "method=hackpp:")
+        mass = tensors["mass"]
+        self.is_contextual = find_contextual(tensors["sigma"], self.alpha)
         self._by_attention = self.is_contextual | (self.structural == "attention")
         # Known to the host, so that no layer asks a GPU.
         self._any_by_attention = [any(heads) for heads in self._by_attention.tolist()]

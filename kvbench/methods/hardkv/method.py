@@ -9,7 +9,7 @@ from torch import Tensor
 
 from kvbench.core.budget import Budget
 from kvbench.core.segments import Family, ModelSpec, Segment
-from kvbench.methods.base import Artifact
+from kvbench.methods.base import Artifact, Limit, set_limits
 from kvbench.methods.capabilities import RecordsLse, ReplacesContents
 from kvbench.methods.hardkv.calibration import Calibration, mark_top_p, solve_temperatures
 from kvbench.methods.hardkv.merging import Choice, merge_exactly, merge_fixed_budget, merge_multi_to_one
@@ -101,6 +101,13 @@ class HardKV(ReplacesContents, RecordsLse, Scored):
     _temperatures: dict[int, Tensor] = field(default_factory=dict, init=False, repr=False)
 
     families: ClassVar[tuple[Family, ...]] = ("next-token",)
+    limits = set_limits(
+        start=Limit(0, 1, "must lie in [0, 1]"),
+        mix=Limit(0, 1, "must lie in [0, 1]"),
+        leading=Limit(0),
+        protected=Limit(0),
+        queries=Limit(1),
+    )
 
     @property
     def biased(self) -> bool:
@@ -121,13 +128,6 @@ class HardKV(ReplacesContents, RecordsLse, Scored):
         """Refuse settings out of range, and what `Scored` refuses."""
         if not 0 < self.p <= 1:
             raise ValueError(f"method.p={self.p}: must lie in (0, 1]")
-        if not 0 <= self.start <= 1:
-            raise ValueError(f"method.start={self.start}: must lie in [0, 1]")
-        if not 0 <= self.mix <= 1:
-            raise ValueError(f"method.mix={self.mix}: must lie in [0, 1]")
-        for name, least in (("queries", 1), ("leading", 0), ("protected", 0)):
-            if getattr(self, name) < least:
-                raise ValueError(f"method.{name}={getattr(self, name)}: must be at least {least}")
         check_window(self.window, self.kernel, "last")
         if self.select.startswith("official") and self.calibration != "official":
             raise ValueError(
@@ -148,10 +148,9 @@ class HardKV(ReplacesContents, RecordsLse, Scored):
 
     def min_capacity(self, view: View) -> int:
         """Return how many tokens every head of the layer may hold before anything is dropped."""
-        capacity = self.share(view.layer, view.segment)
-        least = capacity if isinstance(capacity, int) else min(capacity)
+        whole = super().min_capacity(view)
         early = self.select in UNEVEN and self.budget.fraction < 1
-        return int(self.start * least) if early else least
+        return int(self.start * whole) if early else whole
 
     def keep(self, view: View) -> Tensor | None:
         """Keep the sinks, the latest tokens, and what was selected of the rest."""

@@ -11,13 +11,14 @@ from torch import Tensor
 
 from kvbench.core.budget import Budget
 from kvbench.core.segments import ModelSpec
-from kvbench.methods.base import Artifact, Method, Observer
+from kvbench.methods.base import Artifact, Method, Observer, require_artifact
 from kvbench.methods.heatkv.order_file import read_orders
-from kvbench.methods.heatkv.schedule import Schedule, count_pruned_heads, schedule_by_head, schedule_by_source
+from kvbench.methods.heatkv.schedule import count_pruned_heads, schedule_evictions
 from kvbench.methods.heatkv.scores import AttentionByScale, cas, rank_heads, scas
 from kvbench.methods.view import View
 
 Ints = NDArray[np.int64]
+NO_ORDERS = "method.orders: give an order file, or"
 
 
 @dataclass
@@ -62,7 +63,8 @@ class HeatKV(Method):
             InfeasibleBudget: the sinks alone exceed the budget.
         """
         super().prepare(spec, budget, artifact)
-        self.schedule = self._make_schedule(spec, budget, self._ranks(spec, artifact))
+        rank = self._ranks(spec, artifact)
+        self.schedule = schedule_evictions(spec, budget, self.sinks, rank, naive=self.naive)
         self._absent = torch.from_numpy(self.schedule.absent)
 
     def keep(self, view: View) -> Tensor:
@@ -73,10 +75,7 @@ class HeatKV(Method):
     def _ranks(self, spec: ModelSpec, artifact: Artifact | None) -> Ints:
         if self.orders is not None:
             return read_orders(Path(self.orders), spec, self.sinks)
-        return rank_heads(scas(_require_mass(artifact)))
-
-    def _make_schedule(self, spec: ModelSpec, budget: Budget, rank: Ints) -> Schedule:
-        return schedule_by_source(spec, budget, self.sinks, rank, naive=self.naive)
+        return rank_heads(scas(require_artifact(artifact, NO_ORDERS)["mass"]))
 
 
 @dataclass
@@ -91,17 +90,7 @@ class BinaryHeatKV(HeatKV):
 
     def _ranks(self, spec: ModelSpec, artifact: Artifact | None) -> Ints:
         if self.orders is None:
-            return rank_heads(cas(_require_mass(artifact), self.sinks)[..., None])[0]
+            mass = require_artifact(artifact, NO_ORDERS)["mass"]
+            return rank_heads(cas(mass, self.sinks)[..., None])[0]
         mean = read_orders(Path(self.orders), spec, self.sinks)[self.sinks : -1].mean(0)
         return rank_heads(torch.from_numpy(mean)[..., None])[0]
-
-    def _make_schedule(self, spec: ModelSpec, budget: Budget, rank: Ints) -> Schedule:
-        return schedule_by_head(spec, budget, self.sinks, rank, naive=self.naive)
-
-
-def _require_mass(artifact: Artifact | None) -> Tensor:
-    if artifact is None:
-        raise ValueError(
-            "method.orders: give an order file, or calibrate first (python run.py task=calibrate)"
-        )
-    return artifact.tensors["mass"]

@@ -73,60 +73,49 @@ def count_pruned_heads(spec: ModelSpec, budget: Budget, sinks: int) -> Ints:
     return counts
 
 
-def schedule_by_source(
+def schedule_evictions(
     spec: ModelSpec, budget: Budget, sinks: int, rank: Ints, *, naive: bool = False
 ) -> Schedule:
-    """Schedule HeatKV's evictions, where each source scale ranks the heads for itself.
+    """Schedule HeatKV's evictions, or Binary-HeatKV's, which prune a head of all sources past the sinks or of none.
 
     Args:
         spec: the model.
         budget: capacity B.
         sinks: leading scales that are never pruned.
-        rank: int64 [K, L, H], place of each head in the order of a source (0 is pruned first); rows below `sinks` and
-            the last are unused.
+        rank: place of each head in the order of a source (0 is pruned first), int64 [K, L, H], rows below `sinks` and
+            the last are unused; for Binary-HeatKV in one order for all sources, int64 [L, H].
         naive: evict everything that scale k will prune at its start already (the paper's Table 3c).
     """
-    counts = count_pruned_heads(spec, budget, sinks)
-    scales = len(spec.segments)
-    gone = np.zeros((scales, scales, spec.layers, spec.heads), np.bool_)
+    counts, scales = count_pruned_heads(spec, budget, sinks), len(spec.segments)
+    ranks = np.broadcast_to(rank, (scales, spec.layers, spec.heads))
+    gone = np.zeros((scales, *ranks.shape), np.bool_)
     for k in range(sinks, scales):
-        last = min(k, scales - 2)
-        gone[k, sinks : last + 1] = rank[sinks : last + 1] < counts[k]
+        pruned = slice(sinks, min(k, scales - 2) + 1)
+        gone[k, pruned] = ranks[pruned] < counts[k]
+    absent, early = np.zeros_like(gone), np.zeros(scales, np.int64)
+    for k in range(1, scales):
+        absent[k, :k] = gone[k - 1, :k]
+        fresh = gone[k, :k] & ~gone[k - 1, :k]
+        if k == scales - 1:
+            continue
+        if naive:
+            early[k] = fresh.sum()
+            absent[k, :k] = gone[k, :k]
+            continue
+        units = _list_units(spec, fresh, ranks, whole_heads=rank.ndim == 2)
+        for unit in _evict_early(spec, budget, k, gone, units):
+            absent[k, list(unit.sources), unit.layer, unit.head] = True
+            early[k] += len(unit.sources)
+    return Schedule(absent, gone, counts, count_held_tokens(spec, gone, absent), early)
 
-    def units(k: int) -> list[Unit]:
-        fresh = np.argwhere(gone[k, :k] & ~gone[k - 1, :k])
-        order = sorted(fresh.tolist(), key=lambda a: (-a[1], -a[0], rank[a[0], a[1], a[2]]))
-        return [Unit(layer, head, (source,), spec.lengths[source]) for source, layer, head in order]
 
-    return _complete_schedule(spec, budget, counts, gone, units if not naive else None)
-
-
-def schedule_by_head(
-    spec: ModelSpec, budget: Budget, sinks: int, rank: Ints, *, naive: bool = False
-) -> Schedule:
-    """Schedule Binary-HeatKV's evictions: a head is pruned of all sources past the sinks or of none.
-
-    Args:
-        spec: the model.
-        budget: capacity B.
-        sinks: leading scales that are never pruned.
-        rank: int64 [L, H], place of each head in the order (0 is pruned first).
-        naive: evict everything that scale k will prune at its start already.
-    """
-    counts = count_pruned_heads(spec, budget, sinks)
-    scales = len(spec.segments)
-    gone = np.zeros((scales, scales, spec.layers, spec.heads), np.bool_)
-    for k in range(sinks, scales):
-        gone[k, sinks : min(k, scales - 2) + 1] = rank < counts[k]
-
-    def units(k: int) -> list[Unit]:
-        sources = tuple(range(sinks, k))
-        freed = sum(spec.lengths[source] for source in sources)
-        fresh = np.argwhere((rank < counts[k]) & (rank >= counts[k - 1]))
-        order = sorted(fresh.tolist(), key=lambda a: (-a[0], rank[a[0], a[1]]))
-        return [Unit(layer, head, sources, freed) for layer, head in order]
-
-    return _complete_schedule(spec, budget, counts, gone, units if not naive else None)
+def _list_units(spec: ModelSpec, fresh: Bools, ranks: Ints, *, whole_heads: bool) -> list[Unit]:
+    """Order what a scale prunes anew, bool [sources, L, H]: deepest layers first, then newest sources, then ranks."""
+    atoms, units = np.argwhere(fresh[-1:] if whole_heads else fresh).tolist(), []
+    for source, layer, head in sorted(atoms, key=lambda a: (-a[1], -a[0], ranks[tuple(a)])):
+        sources = tuple(np.flatnonzero(fresh[:, layer, head]).tolist()) if whole_heads else (source,)
+        units.append(Unit(layer, head, sources, sum(spec.lengths[i] for i in sources)))
+    return units
 
 
 def count_held_tokens(spec: ModelSpec, gone: Bools, absent: Bools) -> Ints:
@@ -144,24 +133,6 @@ def count_held_tokens(spec: ModelSpec, gone: Bools, absent: Bools) -> Ints:
 
 def _count_per_layer(lengths: Ints, absent: Bools) -> Ints:
     return np.einsum("i,ilh->l", lengths, ~absent, dtype=np.int64)
-
-
-def _complete_schedule(spec: ModelSpec, budget: Budget, counts: Ints, gone: Bools, units) -> Schedule:  # type: ignore[no-untyped-def]
-    scales = len(spec.segments)
-    absent = np.zeros_like(gone)
-    early = np.zeros(scales, np.int64)
-    for k in range(1, scales):
-        absent[k, :k] = gone[k - 1, :k]
-        if k == scales - 1:
-            continue
-        if units is None:
-            early[k] = (gone[k, :k] & ~gone[k - 1, :k]).sum()
-            absent[k, :k] = gone[k, :k]
-            continue
-        for unit in _evict_early(spec, budget, k, gone, units(k)):
-            absent[k, list(unit.sources), unit.layer, unit.head] = True
-            early[k] += len(unit.sources)
-    return Schedule(absent, gone, counts, count_held_tokens(spec, gone, absent), early)
 
 
 def _evict_early(spec: ModelSpec, budget: Budget, k: int, gone: Bools, units: Iterable[Unit]) -> list[Unit]:

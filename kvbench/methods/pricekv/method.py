@@ -11,7 +11,7 @@ from torch import Tensor
 from kvbench.core.budget import Budget
 from kvbench.core.segments import ModelSpec, Segment
 from kvbench.core.storage import LEVELS, Precision
-from kvbench.methods.base import Artifact, Method
+from kvbench.methods.base import Artifact, Limit, Method, require_artifact, set_limits
 from kvbench.methods.capabilities import MixedPrecision
 from kvbench.methods.pricekv.allocate import Weights, allocate, allocate_counts, offer, pose
 from kvbench.methods.pricekv.errors import Importance, SubsetError
@@ -20,7 +20,7 @@ from kvbench.methods.pricekv.sources import list_sources
 from kvbench.methods.select import check_capacity
 from kvbench.methods.view import View
 
-MOST_SOURCES = 15
+MAX_SOURCES = 15
 """Sources beyond which sets of them are too many."""
 
 
@@ -77,6 +77,7 @@ class PriceKV(MixedPrecision, Method):
     share: bool = False
 
     static: ClassVar[bool] = True
+    limits = set_limits(queries=Limit(1), recent=Limit(1, MAX_SOURCES - 1))
     revision: ClassVar[int] = 1  # capacity in which no block fitted was unused
 
     @property
@@ -96,16 +97,12 @@ class PriceKV(MixedPrecision, Method):
         return SubsetError(self.importance, self.queries, self.recent)
 
     def check(self, spec: ModelSpec, budget: Budget) -> None:
-        """Refuse settings out of range, too many scales, and budgets below the sinks."""
+        """Refuse too many scales, settings that exclude each other, and budgets below the sinks."""
         super().check(spec, budget)
-        if self.queries < 1:
-            raise ValueError(f"method.queries={self.queries}: must be at least 1")
-        if not 1 <= self.recent < MOST_SOURCES:
-            raise ValueError(f"method.recent={self.recent}: must lie in 1..{MOST_SOURCES - 1}")
         sources = list_sources(spec, self.recent)
-        if len(sources[-1]) > MOST_SOURCES:
+        if len(sources[-1]) > MAX_SOURCES:
             raise ValueError(
-                f"method=pricekv: {spec.name} has {len(sources[-1])} source scales, it can choose among {MOST_SOURCES}"
+                f"method=pricekv: {spec.name} has {len(sources[-1])} source scales, it can choose among {MAX_SOURCES}"
             )
         if not self.lifetimes and (self.allocation == "counts" or len(sources[-1]) < len(sources) - 1):
             raise ValueError(
@@ -137,13 +134,10 @@ class PriceKV(MixedPrecision, Method):
             InfeasibleBudget: the sinks exceed the budget.
         """
         super().prepare(spec, budget, artifact)
-        if artifact is None:
-            raise ValueError("method=pricekv: calibrate first (python run.py task=calibrate)")
-        error, sources = artifact.tensors["error"], list_sources(spec, self.recent)
-        self.problem = pose(error, spec, budget, sources, weights=self.weights, forced=self.sinks)
+        tensors, sources = require_artifact(artifact, "method=pricekv:"), list_sources(spec, self.recent)
+        self.problem = pose(tensors["error"], spec, budget, sources, weights=self.weights, forced=self.sinks)
         if self.mixes_precisions:
-            noise = artifact.tensors["noise"]
-            self.problem = offer(self.problem, noise, self.offered, spec, budget, self.weights)
+            self.problem = offer(self.problem, tensors["noise"], self.offered, spec, budget, self.weights)
         if self.allocation == "counts":
             self.holding = allocate_counts(self.problem, spec, budget)
         else:

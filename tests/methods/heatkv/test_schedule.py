@@ -15,8 +15,7 @@ from kvbench.methods.heatkv.schedule import (
     Schedule,
     count_held_tokens,
     count_pruned_heads,
-    schedule_by_head,
-    schedule_by_source,
+    schedule_evictions,
 )
 from tests.support.places import GOLDENS
 
@@ -48,11 +47,8 @@ def build(name: str) -> tuple[Schedule, Budget, dict[str, NDArray[np.generic]]]:
     spec, sinks = megapixel(model), int(stored["s"])
     budget = Budget.parse(str(round(float(stored["budget"]), 4)), spec)
     naive = "naive" in name
-    if "O_rank" in stored:
-        made = schedule_by_head(spec, budget, sinks, stored["O_rank"].astype(np.int64), naive=naive)
-    else:
-        made = schedule_by_source(spec, budget, sinks, official_ranks(model, sinks), naive=naive)
-    return made, budget, stored
+    rank = stored["O_rank"].astype(np.int64) if "O_rank" in stored else official_ranks(model, sinks)
+    return schedule_evictions(spec, budget, sinks, rank, naive=naive), budget, stored
 
 
 def unpacked(stored: dict[str, NDArray[np.generic]], name: str) -> NDArray[np.bool_]:
@@ -101,7 +97,7 @@ def test_published_numbers(model: str, share: str, capacity: int, peak: int, cou
     budget = Budget.parse(share, spec)
     assert budget.capacity == capacity
     assert count_pruned_heads(spec, budget, 3).tolist() == [0] * 5 + list(counts) + [counts[-1]]
-    made = schedule_by_source(spec, budget, 3, official_ranks(model, 3))
+    made = schedule_evictions(spec, budget, 3, official_ranks(model, 3))
     assert made.cached_after.max() == peak
 
 
@@ -117,7 +113,7 @@ def test_early_evictions_of_two_billion_at_four_percent() -> None:
 def test_worst_instant_of_a_rebuild_stays_near_the_budget(model: str, share: str) -> None:
     spec = megapixel(model)
     budget = Budget.parse(share, spec)
-    made = schedule_by_source(spec, budget, 3, official_ranks(model, 3))
+    made = schedule_evictions(spec, budget, 3, official_ranks(model, 3))
     lengths, held = np.array(spec.lengths), np.zeros(spec.layers)
     worst = 0.0
     for k in range(len(lengths) - 1):
@@ -155,8 +151,8 @@ def cases(draw: st.DrawFn) -> Case:
 def schedules(case: Case) -> list[Schedule]:
     spec, sinks, budget, ranks = case
     return [
-        build(spec, budget, sinks, rank, naive=naive)
-        for build, rank in ((schedule_by_source, ranks), (schedule_by_head, ranks[0]))
+        schedule_evictions(spec, budget, sinks, rank, naive=naive)
+        for rank in (ranks, ranks[0])
         for naive in (False, True)
     ]
 
