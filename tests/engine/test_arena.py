@@ -15,7 +15,7 @@ from kvbench.methods.h2o import H2O
 from kvbench.methods.headkv import HeadKV
 from kvbench.methods.snapkv import SnapKV
 from kvbench.methods.streaming_llm import StreamingLLM
-from tests.support.engine import D, DrawnPerSequence, draw_seen, prepared, run, small, tokens_of
+from tests.support.engine import D, DrawnPerSequence, draw_seen, open_cache, prepared, run, small, tokens_of
 
 CPU = torch.device("cpu")
 
@@ -88,10 +88,8 @@ def test_generations_allocate_no_storage_once_the_ring_is_made(
     spec = small(layers=3)
     if steps:
         spec = ModelSpec("steps", 3, 3, D, next_token(3, [4] * 5), 1)
-    cache = KVCache(
-        spec, prepared(method, spec, 1 if isinstance(method, Full) else "0.5"), dtype=torch.float32
-    )
-    run(cache, spec, tokens_of(spec, 4))
+    cache = open_cache(method, spec, 1 if isinstance(method, Full) else "0.5")
+    run(cache, tokens_of(spec, 4))
     arena = cache._storage.arena
     taken: list[int | None] = []
     take = Arena.take
@@ -104,7 +102,7 @@ def test_generations_allocate_no_storage_once_the_ring_is_made(
 
     monkeypatch.setattr(Arena, "take", noting)
     for sequences in (4, 2):
-        run(cache, spec, tokens_of(spec, sequences))
+        run(cache, tokens_of(spec, sequences))
     assert taken
     assert None not in taken
     assert cache._storage.arena is arena
@@ -120,7 +118,7 @@ def test_lengths_that_data_decides_have_the_budget_as_bound() -> None:
     inputs = tokens_of(spec, 2)
     cache.reset(2)
     assert cache._storage.arena.numbers == 2 * 93 * 2 * D  # 84 tokens, and a tenth
-    run(cache, spec, inputs)
+    run(cache, inputs)
 
 
 def test_tokens_of_a_row_in_steps_have_room_beside_the_budget() -> None:

@@ -54,7 +54,7 @@ def test_bytes_after_every_layer(kind: type[Drawn], dtype: torch.dtype, size: in
     method = prepared(kind(seen), spec)
     assert token_bytes(spec, dtype.itemsize, biased=is_biased(method)) == size
     cache = KVCache(spec, method, dtype=dtype)
-    run(cache, spec, tokens_of(spec, 4))
+    run(cache, tokens_of(spec, 4))
     for at in spec.segments:
         for layer in range(spec.layers):
             tokens = seen[at.index, layer + 1 :, :, : at.start].sum()
@@ -82,11 +82,11 @@ def test_one_byte_less_than_what_is_held_is_an_error(
     full = spec.full_tokens * size
     just = replace(Budget.parse(1, spec), bytes=Fraction(full), full_bytes=spec.full_bytes)
     method.prepare(spec, just)
-    run(KVCache(spec, method, dtype=dtype), spec, tokens_of(spec, 2))
+    run(KVCache(spec, method, dtype=dtype), tokens_of(spec, 2))
     method.prepare(spec, replace(just, bytes=Fraction(full - 1)))
     message = f"{kind.__name__}: {full} bytes held after layer 1 of segment 2, the budget is {full - 1};"
     with pytest.raises(BudgetExceeded, match=message):
-        run(KVCache(spec, method, dtype=dtype), spec, tokens_of(spec, 2))
+        run(KVCache(spec, method, dtype=dtype), tokens_of(spec, 2))
 
 
 @pytest.mark.parametrize("value", ["0.3", "0.5", "0.81"])
@@ -98,7 +98,7 @@ def test_at_equal_bytes_numbers_of_32_bits_leave_half_the_tokens(value: str) -> 
         method = FirstScales()
         method.prepare(spec, budget)
         cache = KVCache(spec, method, dtype=dtype)
-        run(cache, spec, tokens_of(spec, 2))
+        run(cache, tokens_of(spec, 2))
         found[dtype], ledger = budget.capacity, cache.ledger
         assert ledger.peak_tokens == budget.tokens
         assert 0.97 * budget.bytes < ledger.sequence_bytes <= budget.bytes
@@ -141,7 +141,7 @@ def test_what_is_needed_at_once_is_planned(dtype: torch.dtype, share: float) -> 
     spec = small(layers=3)
     method = prepared(Drawn(draw_seen(spec, 3, share)), spec)
     cache = KVCache(spec, method, dtype=dtype)
-    run(cache, spec, tokens_of(spec, 2))
+    run(cache, tokens_of(spec, 2))
     lengths = predict_row_lengths(spec, method)
     assert lengths is not None
     planned = count_at_once(spec, lengths, token_bytes(spec, dtype.itemsize), WHOLE)
@@ -152,7 +152,7 @@ def test_tokens_that_come_one_by_one_are_in_flight_in_all_layers() -> None:
     spec = ModelSpec("small", 3, 2, D, next_token(4, (5, 5, 6, 4)), 1)
     method = prepared(Full(), spec)
     cache = KVCache(spec, method, dtype=torch.float16)
-    run(cache, spec, tokens_of(spec, 2))
+    run(cache, tokens_of(spec, 2))
     lengths = predict_row_lengths(spec, method)
     assert lengths is not None
     planned = count_at_once(spec, lengths, HALF, WHOLE)

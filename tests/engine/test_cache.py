@@ -26,6 +26,7 @@ from tests.support.engine import (
     close,
     dense,
     draw_seen,
+    open_cache,
     prepared,
     run,
     small,
@@ -38,8 +39,8 @@ from tests.support.engine import (
 def test_full_equals_concatenation(groups: int, scale: float) -> None:
     spec = small(scale=scale)
     inputs = tokens_of(spec, 4, groups=groups)
-    cache = KVCache(spec, prepared(Full(), spec), dtype=torch.float32)
-    found = run(cache, spec, inputs)
+    cache = open_cache(Full(), spec)
+    found = run(cache, inputs)
     given_tokens = chain.from_iterable(inputs)
     assert all(out.shape == q.shape for out, (q, _, _) in zip(found, given_tokens, strict=True))
     close(found, dense(spec, inputs))
@@ -59,11 +60,11 @@ def test_ragged_rows_equal_masked_attention(
 ) -> None:
     spec = small(sides=tuple(sides), scale=0.5)
     seen = draw_seen(spec, seed, share)
-    cache = KVCache(spec, prepared(kind(seen), spec), dtype=torch.float32)
+    cache = open_cache(kind(seen), spec)
     inputs = tokens_of(spec, sequences, seed, groups)
     expected = dense(spec, inputs, seen)
     for _ in range(2):
-        close(run(cache, spec, inputs), expected)
+        close(run(cache, inputs), expected)
     for segment in spec.segments[:-1]:
         following = spec.segments[segment.index + 1]
         held = [int(seen[following.index, layer, :, : following.start].sum()) for layer in range(spec.layers)]
@@ -98,7 +99,7 @@ def test_a_view_shows_positions_in_order_and_the_attention() -> None:
     spec = small(layers=1)
     inputs = tokens_of(spec, 2)
     method = Watching()
-    run(KVCache(spec, prepared(method, spec), dtype=torch.float32), spec, inputs)
+    run(open_cache(method, spec), inputs)
     assert [index for index, *_ in method.shown] == [0, 1, 2, 3]
     for index, layer, position, segment, mass, by_segment in method.shown:
         end = spec.ends[index]
@@ -116,8 +117,8 @@ def test_a_view_shows_positions_in_order_and_the_attention() -> None:
 def test_bytes_are_exact(dtype: torch.dtype, sequences: int) -> None:
     spec = small()
     per_token = 2 * D * dtype.itemsize * sequences
-    cache = KVCache(spec, prepared(Full(), spec), dtype=dtype)
-    run(cache, spec, tokens_of(spec, sequences))
+    cache = open_cache(Full(), spec, dtype=dtype)
+    run(cache, tokens_of(spec, sequences))
     ledger = cache.ledger
     assert ledger.peak_tokens == spec.full_tokens == 2 * 3 * 14
     assert ledger.peak_bytes == ledger.peak_tokens * per_token
@@ -133,11 +134,11 @@ def test_bytes_are_exact(dtype: torch.dtype, sequences: int) -> None:
 def test_a_ledger_is_of_one_generation(kind: type[Drawn] | type[DrawnPerSequence]) -> None:
     spec = small()
     kept = draw_seen(spec, 3, 0.5)
-    again = KVCache(spec, prepared(kind(kept), spec), dtype=torch.float32)
+    again = open_cache(kind(kept), spec)
     for sequences in (3, 1, 2):
         inputs = tokens_of(spec, sequences, sequences)
-        fresh = KVCache(spec, prepared(kind(kept), spec), dtype=torch.float32)
-        for out, expected in zip(run(again, spec, inputs), run(fresh, spec, inputs), strict=True):
+        fresh = open_cache(kind(kept), spec)
+        for out, expected in zip(run(again, inputs), run(fresh, inputs), strict=True):
             torch.testing.assert_close(out, expected, atol=0, rtol=0)
         assert again.ledger == fresh.ledger
 
@@ -147,21 +148,21 @@ def test_a_ledger_is_of_one_generation(kind: type[Drawn] | type[DrawnPerSequence
 def test_ragged_bytes_are_exact(seed: int, share: float) -> None:
     spec = small()
     for kind in (Drawn, DrawnPerSequence):
-        cache = KVCache(spec, prepared(kind(draw_seen(spec, seed, share)), spec), dtype=torch.float32)
-        run(cache, spec, tokens_of(spec, 2, seed))
+        cache = open_cache(kind(draw_seen(spec, seed, share)), spec)
+        run(cache, tokens_of(spec, 2, seed))
         assert cache.ledger.peak_bytes == cache.ledger.peak_tokens * 2 * D * 4 * 2
 
 
 def test_the_last_segment_is_never_stored() -> None:
     spec = small(layers=3)
-    cache = KVCache(spec, prepared(Full(), spec), dtype=torch.float32)
+    cache = open_cache(Full(), spec)
     inputs = tokens_of(spec, 2)
-    run(cache, spec, inputs)
+    run(cache, inputs)
     assert sum(store.bytes for store in cache._stores) == 0
     assert max(cache.ledger.tokens_after[-1]) == spec.full_tokens
     only = small(sides=(4,))
-    alone = KVCache(only, prepared(Full(), only), dtype=torch.float32)
-    close(run(alone, only, tokens_of(only, 2)), dense(only, tokens_of(only, 2)))
+    alone = open_cache(Full(), only)
+    close(run(alone, tokens_of(only, 2)), dense(only, tokens_of(only, 2)))
     assert alone.ledger.peak_bytes == 0
 
 
@@ -177,7 +178,7 @@ class Comparing(ComparesKeys, Full):
 
 def test_keys_that_are_compared_do_not_keep_the_projection_they_lie_in() -> None:
     spec = small(sides=(1, 2, 3, 4))
-    cache = KVCache(spec, prepared(Comparing(), spec), dtype=torch.float32)
+    cache = open_cache(Comparing(), spec)
     cache.reset(2)
     for segment in spec.segments[:-1]:
         cache.begin(segment)
@@ -191,28 +192,28 @@ def test_keys_that_are_compared_do_not_keep_the_projection_they_lie_in() -> None
 
 def test_what_is_released_is_made_again() -> None:
     spec = small()
-    cache = KVCache(spec, prepared(Full(), spec), dtype=torch.float32)
+    cache = open_cache(Full(), spec)
     inputs = tokens_of(spec, 2)
-    first = run(cache, spec, inputs)
+    first = run(cache, inputs)
     ledger, layouts = cache.ledger, cache.held.layouts
     cache.release()
     assert cache._storage.arena.numbers == 0
     assert (cache.ledger, cache.held.layouts) == (ledger, layouts)
-    for out, expected in zip(run(cache, spec, inputs), first, strict=True):
+    for out, expected in zip(run(cache, inputs), first, strict=True):
         torch.testing.assert_close(out, expected, atol=0, rtol=0)
 
 
 def test_exceeding_the_budget_names_layer_and_segment() -> None:
     spec = small()
-    cache = KVCache(spec, prepared(Full(), spec, "0.5"), dtype=torch.float32)
+    cache = open_cache(Full(), spec, "0.5")
     with pytest.raises(
         BudgetExceeded, match=r"Full: 57 tokens held after layer 0 of segment 2, the budget is 42"
     ):
-        run(cache, spec, tokens_of(spec, 2))
+        run(cache, tokens_of(spec, 2))
     method = prepared(Full(), spec, "0.5")
     method.strict = False
     lenient = KVCache(spec, method, dtype=torch.float32)
-    close(run(lenient, spec, tokens_of(spec, 2)), dense(spec, tokens_of(spec, 2)))
+    close(run(lenient, tokens_of(spec, 2)), dense(spec, tokens_of(spec, 2)))
     assert lenient.ledger.peak_tokens == spec.full_tokens
 
 
@@ -233,10 +234,10 @@ class Failing(Drawn):
 def test_reset_recovers_from_an_exception() -> None:
     spec = small()
     seen = draw_seen(spec, 3, 0.5)
-    cache = KVCache(spec, prepared(Failing(seen), spec), dtype=torch.float32)
+    cache = open_cache(Failing(seen), spec)
     inputs = tokens_of(spec, 2)
     with pytest.raises(RuntimeError, match="out of memory"):
-        run(cache, spec, inputs)
-    close(run(cache, spec, inputs), dense(spec, inputs, seen))
+        run(cache, inputs)
+    close(run(cache, inputs), dense(spec, inputs, seen))
     other = tokens_of(spec, 6, seed=1)
-    close(run(cache, spec, other), dense(spec, other, seen))
+    close(run(cache, other), dense(spec, other, seen))

@@ -10,7 +10,7 @@ from kvbench.engine.coding.codebooks import Codebooks, augment_samples
 from kvbench.kernels.qk_norm_rope import rotate
 from kvbench.methods.capabilities import ReadsCodebooks
 from kvbench.methods.view import View
-from tests.support.engine import D, prepared, run, small, tokens_of
+from tests.support.engine import D, open_cache, prepared, run, small, tokens_of
 
 SPEC = small(layers=2, heads=2, sides=(1, 4, 5, 2))
 
@@ -20,7 +20,7 @@ def calibrated(spec: ModelSpec, rotation: Tensor | None = None, spread: float = 
     for seed in range(6):
         cache = KVCache(spec, observer, dtype=torch.float32, rotation=rotation)
         inputs = [[(q, spread * k, v) for q, k, v in layers] for layers in tokens_of(spec, 2, seed)]
-        run(cache, spec, inputs)
+        run(cache, inputs)
     assert isinstance(observer, Codebooks)
     return observer.average()
 
@@ -50,9 +50,9 @@ def test_new_tokens_of_the_same_kind_are_read_back_closely() -> None:
                     ]
                     seen.setdefault(bits, []).extend(errors)
 
-    cache = KVCache(SPEC, prepared(Reader(), SPEC), dtype=torch.float32, books=books)
+    cache = open_cache(Reader(), SPEC, books=books)
     inputs = [[(q, 3 * k, v) for q, k, v in layers] for layers in tokens_of(SPEC, 2, 99)]
-    run(cache, SPEC, inputs)
+    run(cache, inputs)
     # Max 1960 has .1175, .03454 and .009497 for a normal distribution known exactly.
     for bits, most in ((16, 1e-6), (8, 5e-4), (4, 0.02), (3, 0.055), (2, 0.16)):
         assert max(map(float, seen[bits])) < most
@@ -71,7 +71,7 @@ def test_keys_are_looked_at_as_they_were_before_the_model_turned_them() -> None:
             [(q, rotate(k, rotation[at.start : at.end]), v) for q, k, v in layers]
             for at, layers in zip(SPEC.segments, tokens_of(SPEC, 2, seed), strict=True)
         ]
-        run(cache, SPEC, rotated)
+        run(cache, rotated)
     assert isinstance(observer, Codebooks)
     order = [*range(0, D, 2), *range(1, D, 2)]
     for name, book in observer.average().items():
@@ -84,9 +84,9 @@ def test_a_view_without_books_says_so() -> None:
         def accumulate(self, view: View) -> None:
             view.read_back(view.keys(), view.values(), view.segment, 4)
 
-    cache = KVCache(SPEC, prepared(Reader(), SPEC), dtype=torch.float32)
+    cache = open_cache(Reader(), SPEC)
     with pytest.raises(ValueError, match="ReadsCodebooks"):
-        run(cache, SPEC, tokens_of(SPEC, 2))
+        run(cache, tokens_of(SPEC, 2))
 
 
 def test_imagined_numbers_have_the_mean_and_deviation_of_the_channel() -> None:
@@ -102,7 +102,7 @@ def test_what_is_left_out_might_not_have_been_seen() -> None:
     def watch(*seeds: int) -> Codebooks:
         observer = prepared(Codebooks(), SPEC)
         for seed in seeds:
-            run(KVCache(SPEC, observer, dtype=torch.float32), SPEC, tokens_of(SPEC, 2, seed))
+            run(KVCache(SPEC, observer, dtype=torch.float32), tokens_of(SPEC, 2, seed))
         assert isinstance(observer, Codebooks)
         return observer
 
@@ -118,7 +118,6 @@ def test_scales_of_eight_bits_reach_a_quarter_beyond_what_was_seen() -> None:
     signs = torch.tensor([1.0, -1.0])[:, None, None, None]
     run(
         KVCache(SPEC, observer, dtype=torch.float32),
-        SPEC,
         [
             [(q, signs.expand_as(k), signs.expand_as(v)) for q, k, v in layers]
             for layers in tokens_of(SPEC, 2)

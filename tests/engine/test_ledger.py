@@ -3,14 +3,12 @@
 from dataclasses import replace
 
 import pytest
-import torch
 
 from kvbench.core.segments import ModelSpec, next_token
-from kvbench.engine.cache import KVCache
 from kvbench.engine.ledger import Ledger, Step, add_ledgers, find_utilisation
 from kvbench.methods.full import Full
 from kvbench.runs.record.steps import average_steps
-from tests.support.engine import D, Drawn, DrawnPerSequence, draw_seen, prepared, run, tokens_of
+from tests.support.engine import D, Drawn, DrawnPerSequence, draw_seen, open_cache, run, tokens_of
 
 SPEC = ModelSpec("small", 3, 2, D, next_token(4, (5, 5, 5, 4)), 1, D**-0.5)
 
@@ -19,8 +17,8 @@ SPEC = ModelSpec("small", 3, 2, D, next_token(4, (5, 5, 5, 4)), 1, D**-0.5)
 @pytest.mark.parametrize("share", [0.3, 0.8, 1.0])
 def test_steps_are_the_rows_that_a_table_keeps(kind: type[Drawn], share: float) -> None:
     seen = draw_seen(SPEC, 1, share)
-    cache = KVCache(SPEC, prepared(kind(seen), SPEC), dtype=torch.float32)
-    run(cache, SPEC, tokens_of(SPEC, 2))
+    cache = open_cache(kind(seen), SPEC)
+    run(cache, tokens_of(SPEC, 2))
     for sequence in range(2):
         steps = cache.ledger.trace(SPEC, sequence)
         lengths = [seen[at.index + 1, :, :, : at.end].sum(2) for at in SPEC.segments[:-1]]
@@ -34,8 +32,8 @@ def test_steps_are_the_rows_that_a_table_keeps(kind: type[Drawn], share: float) 
 
 def test_a_text_has_no_steps_beyond_its_end() -> None:
     """After a prompt of 4 tokens it has 10, of which the last is never fed back: the segment to 14 is not whole."""
-    cache = KVCache(SPEC, prepared(Full(), SPEC), dtype=torch.float32)
-    run(cache, SPEC, tokens_of(SPEC, 1))
+    cache = open_cache(Full(), SPEC)
+    run(cache, tokens_of(SPEC, 1))
     assert [step.tokens for step in cache.ledger.trace(SPEC, 0, drawn=10)] == [4, 9]
     assert [step.tokens for step in cache.ledger.trace(SPEC, 0, drawn=11)] == [4, 9, 14]
 

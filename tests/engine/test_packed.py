@@ -20,7 +20,17 @@ from kvbench.engine.schedule import sum_tokens
 from kvbench.methods.base import Method
 from kvbench.methods.capabilities import MixedPrecision
 from kvbench.methods.full import Full
-from tests.support.engine import D, Drawn, DrawnPerSequence, draw_seen, prepared, run, small, tokens_of
+from tests.support.engine import (
+    D,
+    Drawn,
+    DrawnPerSequence,
+    draw_seen,
+    open_cache,
+    prepared,
+    run,
+    small,
+    tokens_of,
+)
 from tests.support.slow_storage import SlowStorage
 
 SCALES = small(layers=2, heads=2, sides=(1, 2, 3, 4))
@@ -99,15 +109,8 @@ def test_attention_and_bytes_are_those_of_slow_storage(dtype: str, storage: str,
             layer: SlowStorage(spec, layer, how, bits, fp8, rotation, books) for layer in range(spec.layers)
         }
         expected, held = attend_slowly(spec, inputs, seen, slow)
-        cache = KVCache(
-            spec,
-            prepared(kind(seen), spec),
-            dtype=torch.float32,
-            packing=Packing(bits, how, fp8),
-            rotation=rotation,
-            books=books,
-        )
-        for found, wanted in zip(run(cache, spec, inputs), expected, strict=True):
+        cache = open_cache(kind(seen), spec, packing=Packing(bits, how, fp8), rotation=rotation, books=books)
+        for found, wanted in zip(run(cache, inputs), expected, strict=True):
             # A number halfway between two codes may be rounded either way.
             wrong = (found - wanted).abs() > 2e-4 + 1e-3 * wanted.abs()
             assert wrong.float().mean() < 0.02
@@ -143,7 +146,7 @@ def test_each_head_has_the_forms_that_a_method_chose(rotated: bool) -> None:
     method = prepared(Formed(seen, menu), spec)
     packing = Packing(16, CODEBOOKS)
     cache = KVCache(spec, method, dtype=torch.float32, packing=packing, rotation=rotation, books=books)
-    for found, wanted in zip(run(cache, spec, inputs), expected, strict=True):
+    for found, wanted in zip(run(cache, inputs), expected, strict=True):
         wrong = (found - wanted).abs() > 2e-4 + 1e-3 * wanted.abs()
         assert wrong.float().mean() < 0.02
     foreseen = sum_tokens(predict_bytes(spec, method, packing)[..., None])
@@ -164,7 +167,7 @@ def test_bytes_are_known_beforehand_and_bounded(dtype: str, storage: str) -> Non
             cache = KVCache(
                 spec, method, dtype=torch.float32, packing=packing, rotation=None, books=make_books(spec)
             )
-            run(cache, spec, tokens_of(spec, 2))
+            run(cache, tokens_of(spec, 2))
             found = [[layer[0] for layer in row] for row in cache.ledger.held_bytes]
             assert sum_tokens(predict_bytes(spec, method, packing)[..., None]).tolist() == found
             for tokens, stored in zip(cache.ledger.tokens_after, found, strict=True):
@@ -181,10 +184,9 @@ def test_a_token_is_quantised_once(kind: type[Drawn]) -> None:
         StorageConfig(group=4, residual=10),
         StorageConfig("codebook", "codebook"),
     ):
-        cache = KVCache(
+        cache = open_cache(
+            kind(draw_seen(spec, 5, 0.9)),
             spec,
-            prepared(kind(draw_seen(spec, 5, 0.9)), spec),
-            dtype=torch.float32,
             packing=Packing(4, how),
             rotation=make_rotation(spec),
             books=make_books(spec),
@@ -212,13 +214,7 @@ def test_a_token_is_quantised_once(kind: type[Drawn]) -> None:
 
 def test_sixteen_bits_lose_what_half_precision_loses() -> None:
     inputs, rotation = tokens_of(SCALES, 2), make_rotation(SCALES)
-    cache = KVCache(
-        SCALES,
-        prepared(Full(), SCALES),
-        dtype=torch.float32,
-        packing=Packing(16, StorageConfig()),
-        rotation=rotation,
-    )
+    cache = open_cache(Full(), SCALES, packing=Packing(16, StorageConfig()), rotation=rotation)
     cache.reset(2)
     for at, layers in zip(SCALES.segments, inputs, strict=True):
         cache.begin(at)
@@ -231,9 +227,7 @@ def test_sixteen_bits_lose_what_half_precision_loses() -> None:
 
 def test_the_newest_tokens_of_a_window_are_exact() -> None:
     spec = small(layers=1, heads=1, sides=(1, 2, 2, 3))
-    cache = KVCache(
-        spec, prepared(Full(), spec), dtype=torch.float32, packing=Packing(2, StorageConfig(residual=4))
-    )
+    cache = open_cache(Full(), spec, packing=Packing(2, StorageConfig(residual=4)))
     inputs = tokens_of(spec, 2)
     cache.reset(2)
     for at, layers in zip(spec.segments[:-1], inputs, strict=False):
@@ -249,8 +243,8 @@ def test_the_newest_tokens_of_a_window_are_exact() -> None:
 def test_a_strict_budget_in_bytes_counts_codes_and_scales() -> None:
     spec, inputs = SCALES, tokens_of(SCALES, 2)
     packing = Packing(4, StorageConfig())
-    cache = KVCache(spec, prepared(Full(), spec), dtype=torch.float32, packing=packing)
-    run(cache, spec, inputs)
+    cache = open_cache(Full(), spec, packing=packing)
+    run(cache, inputs)
     most = cache.ledger.sequence_bytes
     # A head's sink in 16 bits; 4 and 9 tokens with 8 bytes of codes and a value's scale each, and 8 channels' scales.
     assert most == spec.layers * spec.heads * (32 + (4 + 9) * (8 + 4) + 2 * 32)
@@ -259,10 +253,10 @@ def test_a_strict_budget_in_bytes_counts_codes_and_scales() -> None:
         method.prepare(spec, replace(Budget.parse_bytes(1, spec, 1), bytes=bytes_))
         cache = KVCache(spec, method, dtype=torch.float32, packing=packing)
         if fits:
-            run(cache, spec, inputs)
+            run(cache, inputs)
         else:
             with pytest.raises(BudgetExceeded, match="bytes held"):
-                run(cache, spec, inputs)
+                run(cache, inputs)
 
 
 @pytest.mark.parametrize("method", [Full, lambda: DrawnPerSequence(draw_seen(SCALES, 1, 0.7))])
@@ -272,8 +266,8 @@ def test_the_batch_changes_nothing_but_rounding(method: Method) -> None:
     outs = []
     for part in (slice(0, 4), slice(0, 2)):
         some = [[tuple(x[part] for x in layer) for layer in layers] for layers in inputs]
-        cache = KVCache(SCALES, prepared(method(), SCALES), dtype=torch.float32, packing=packing)
-        outs.append(run(cache, SCALES, some))
+        cache = open_cache(method(), SCALES, packing=packing)
+        outs.append(run(cache, some))
     for whole, half in zip(*outs, strict=True):
         assert torch.allclose(whole[:2], half, atol=1e-5)
 

@@ -39,7 +39,7 @@ def test_what_is_foreseen_is_what_the_cache_measures(name: str) -> None:
     for spec, share in product((SCALES, STEPS), (0.3, 0.8)):
         method = prepared(Drawn(draw_seen(spec, 1, share)), spec)
         cache = open_packed(spec, method, PACKINGS[name])
-        run(cache, spec, tokens_of(spec, 2))
+        run(cache, tokens_of(spec, 2))
         held = sum_tokens(predict_bytes(spec, method, PACKINGS[name])[..., None])
         assert cache.ledger.held_bytes == [[[size] for size in row] for row in held.tolist()]
 
@@ -66,7 +66,7 @@ def test_static_methods_get_the_tokens_that_fit(name: str, value: str) -> None:
         assert given.bytes == budget.bytes
         assert given.capacity >= budget.capacity
         cache = open_packed(SCALES, method, packing)
-        run(cache, SCALES, tokens_of(SCALES, 2))
+        run(cache, tokens_of(SCALES, 2))
         assert 0.75 * budget.bytes < cache.ledger.sequence_bytes <= budget.bytes
         assert 0 < cache.ledger.find_least_share(SCALES, given) <= 1
         if (name, value) == ("channel", "0.25"):  # of some others all tokens have one size, or most are young
@@ -82,7 +82,7 @@ def test_methods_that_look_at_data_get_what_is_sure_to_fit() -> None:
         prepare_to_fit(method, SCALES, budget, None, packing)
         assert method.budget == budget
         cache = open_packed(SCALES, method, packing)
-        run(cache, SCALES, tokens_of(SCALES, 2))
+        run(cache, tokens_of(SCALES, 2))
         assert cache.ledger.sequence_bytes <= (budget.bytes or 0)
 
 

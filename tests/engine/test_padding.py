@@ -31,7 +31,7 @@ from kvbench.methods.select import sum_by_segment
 from kvbench.methods.snapkv import SnapKV
 from kvbench.methods.streaming_llm import StreamingLLM
 from kvbench.methods.view import View
-from tests.support.engine import Asked, D, Drawn, DrawnPerSequence, draw_seen, listening, prepared
+from tests.support.engine import Asked, D, Drawn, DrawnPerSequence, draw_seen, listening, open_cache, prepared
 
 PROMPT, ROWS = 6, (5, 5, 5, 4)
 Tokens = list[tuple[Tensor, ...]]
@@ -120,7 +120,7 @@ def test_padded_prompts_equal_attention_over_what_exists(
 ) -> None:
     spec = shapes(4, rows, heads=2)
     seen = draw_seen(spec, seed, share)
-    cache = KVCache(spec, prepared(kind(seen), spec), dtype=torch.float32)
+    cache = open_cache(kind(seen), spec)
     inputs = draw(spec, len(padding), groups, seed)
     expected = masked(spec, inputs, padding, seen)
     for _ in range(2):
@@ -269,7 +269,7 @@ def test_padding_of_nothing_is_no_padding(method: Method) -> None:
     spec = shapes()
     inputs = draw(spec, 2)
     budget = 1 if isinstance(method, Full) else "0.4"
-    cache = KVCache(spec, prepared(method, spec, budget), dtype=torch.float32)
+    cache = open_cache(method, spec, budget)
     plain = generate(cache, inputs)
     for one, other in zip(generate(cache, inputs, [0, 0]), plain, strict=True):
         assert torch.equal(one, other)
@@ -305,7 +305,7 @@ class Watching(Stateful, Method):
 def test_a_method_sees_of_a_padded_prompt_what_exists(groups: int) -> None:
     spec, padding = shapes(), [0, 2, 5]
     method = Watching()
-    cache = KVCache(spec, prepared(method, spec), dtype=torch.float32)
+    cache = open_cache(method, spec)
     inputs = draw(spec, len(padding), groups)
     cache.reset(len(padding), padding)
     cache.begin(spec.segments[0])
@@ -363,7 +363,7 @@ def test_calibrations_see_each_prompt_as_it_is_alone(kind: type[Observer]) -> No
 
 def test_padding_that_cannot_be_is_refused() -> None:
     spec = shapes()
-    cache = KVCache(spec, prepared(Full(), spec), dtype=torch.float32)
+    cache = open_cache(Full(), spec)
     for padding in ([1], [1, PROMPT], [-1, 2]):
         with pytest.raises(ValueError, match="2 sequences have from 0 to 5 such tokens each"):
             cache.reset(2, padding)
@@ -373,4 +373,4 @@ def test_padding_that_cannot_be_is_refused() -> None:
         cache.attend(0, *torch.zeros(3, 2, 3, 2, D))
     scales = ModelSpec("scales", 2, 3, D, next_scale([(2, 2), (3, 3)]), 1)
     with pytest.raises(ValueError, match="scales: only the prompt of a next-token model can be padded"):
-        KVCache(scales, prepared(Full(), scales), dtype=torch.float32).reset(2, [1, 0])
+        open_cache(Full(), scales).reset(2, [1, 0])

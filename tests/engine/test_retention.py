@@ -23,6 +23,7 @@ from tests.support.engine import (
     DrawnPerSequence,
     draw_seen,
     listening,
+    open_cache,
     prepared,
     run,
     small,
@@ -68,9 +69,9 @@ def check(cache: KVCache, held: Positions, edges: Sequence[int], padding: Sequen
 def test_scales(kind: type[Drawn], seed: int, share: float, sequences: int) -> None:
     spec = small()
     seen = draw_seen(spec, seed, share)
-    cache = KVCache(spec, prepared(kind(seen), spec), dtype=torch.float32)
+    cache = open_cache(kind(seen), spec)
     for _ in range(2):
-        run(cache, spec, tokens_of(spec, sequences, seed))
+        run(cache, tokens_of(spec, sequences, seed))
         at = spec.segments[-1]
         held = [
             [[seen[-1, layer, head, : at.start].nonzero().flatten().tolist() for head in range(spec.heads)]]
@@ -86,7 +87,7 @@ def test_scales(kind: type[Drawn], seed: int, share: float, sequences: int) -> N
 def test_rows_behind_padded_prompts(kind: type[Drawn], padding: list[int]) -> None:
     spec = ModelSpec("small", 2, 3, D, next_token(6, (5, 5, 5, 4)), 1, D**-0.5)
     seen = draw_seen(spec, 7, 0.6)
-    cache = KVCache(spec, prepared(kind(seen), spec), dtype=torch.float32)
+    cache = open_cache(kind(seen), spec)
     generate(cache, draw(spec, len(padding)), padding)
     held = [
         [
@@ -142,14 +143,14 @@ def test_methods_of_scale_models(make: Callable[[], Method]) -> None:
     spec = small(sides=(1, 2, 3, 4, 5))
     method = prepared(make(), spec, 0.5)
     cache = KVCache(spec, method, dtype=torch.float32)
-    held = list_held(method, cache, lambda: run(cache, spec, tokens_of(spec, 2)), 2, [0, 0])
+    held = list_held(method, cache, lambda: run(cache, tokens_of(spec, 2)), 2, [0, 0])
     check(cache, held, [0, *spec.ends[:-1]], [0, 0])
 
 
 def test_what_ends_early_holds_what_it_held_when_its_last_segment_began() -> None:
     spec = ModelSpec("small", 2, 3, D, next_token(6, (5, 5, 5, 4)), 1, D**-0.5)
     seen = draw_seen(spec, 7, 0.6)
-    cache = KVCache(spec, prepared(DrawnPerSequence(seen), spec), dtype=torch.float32)
+    cache = open_cache(DrawnPerSequence(seen), spec)
     inputs = draw(spec, 2)
     cache.reset(2)
     for segment, steps in zip(spec.segments[:3], (6, 5, 3), strict=True):

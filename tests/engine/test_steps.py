@@ -23,7 +23,7 @@ from kvbench.methods.rkv import RKV
 from kvbench.methods.snapkv import SnapKV
 from kvbench.methods.streaming_llm import StreamingLLM
 from kvbench.methods.view import View
-from tests.support.engine import D, Drawn, DrawnPerSequence, draw_seen, prepared
+from tests.support.engine import D, Drawn, DrawnPerSequence, draw_seen, open_cache, prepared
 from tests.support.places import ROOT
 
 
@@ -86,7 +86,7 @@ def agree(found: list[Tensor], expected: list[Tensor]) -> None:
 def test_full_equals_causal_attention_whatever_the_steps(size: int, groups: int) -> None:
     spec = rows(5, 4, 4, 3)
     inputs = draw_tokens(spec, 2, groups=groups)
-    cache = KVCache(spec, prepared(Full(), spec), dtype=torch.float32)
+    cache = open_cache(Full(), spec)
     agree(run_steps(cache, spec, inputs, size), causal(spec, inputs))
     assert cache.ledger.peak_tokens == spec.full_tokens == 2 * 3 * 13
 
@@ -114,7 +114,7 @@ def test_ragged_rows_equal_masked_attention(
 ) -> None:
     spec = rows(*lengths, heads=heads)
     seen = draw_seen(spec, seed, share)
-    cache = KVCache(spec, prepared(kind(seen), spec), dtype=torch.float32)
+    cache = open_cache(kind(seen), spec)
     inputs = draw_tokens(spec, sequences, seed, groups)
     expected = causal(spec, inputs, seen)
     for _ in range(2):
@@ -160,7 +160,7 @@ def test_a_method_is_asked_once_per_segment_and_sees_it_whole_and_causal(size: i
     spec = rows(3, 4, 2)
     inputs = draw_tokens(spec, 2, groups=2)
     method = Watching()
-    run_steps(KVCache(spec, prepared(method, spec), dtype=torch.float32), spec, inputs, size)
+    run_steps(open_cache(method, spec), spec, inputs, size)
     assert [at[:2] for at in method.shown] == [(k, layer) for k in range(3) for layer in range(2)]
     for index, layer, shown in method.shown:
         at = spec.segments[index]
@@ -186,7 +186,7 @@ def test_a_method_is_asked_once_per_segment_and_sees_it_whole_and_causal(size: i
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_tokens_in_flight_are_counted_apart_and_the_ledger_does_not_grow(dtype: torch.dtype) -> None:
     spec = rows(4, 6, 6)
-    cache = KVCache(spec, prepared(Full(), spec), dtype=dtype)
+    cache = open_cache(Full(), spec, dtype=dtype)
     run_steps(cache, spec, draw_tokens(spec, 3))
     per_token = 2 * D * dtype.itemsize * 3
     assert cache.ledger.tokens_after == [[12, 24], [42, 60], [60, 60]]
@@ -201,7 +201,7 @@ def test_tokens_in_flight_are_counted_apart_and_the_ledger_does_not_grow(dtype: 
 @pytest.mark.parametrize("size", [1, 3])
 def test_methods_hold_their_budget_after_every_segment_whatever_the_steps(method: Method, size: int) -> None:
     spec = rows(3, *[5] * 6)
-    cache = KVCache(spec, prepared(method, spec, "0.4"), dtype=torch.float32)
+    cache = open_cache(method, spec, "0.4")
     inputs = draw_tokens(spec, 2)
     found = run_steps(cache, spec, inputs, size)
     at_once = run_steps(cache, spec, inputs, 100)
@@ -212,13 +212,13 @@ def test_methods_hold_their_budget_after_every_segment_whatever_the_steps(method
 
 def test_too_many_tokens_and_parts_of_a_scale_are_refused() -> None:
     spec = rows(2, 3)
-    cache = KVCache(spec, prepared(Full(), spec), dtype=torch.float32)
+    cache = open_cache(Full(), spec)
     cache.reset(1)
     cache.begin(spec.segments[0])
     with pytest.raises(ValueError, match="segment 0: token 3 came, it has 2 tokens"):
         cache.attend(0, *torch.zeros(3, 1, 3, 3, D))
     whole = ModelSpec("scales", 1, 3, D, tuple(s._replace(causal=False) for s in spec.segments), 1)
-    scales = KVCache(whole, prepared(Full(), whole), dtype=torch.float32)
+    scales = open_cache(Full(), whole)
     scales.reset(1)
     scales.begin(whole.segments[0])
     with pytest.raises(ValueError, match="segment 0: 1 tokens came of 2"):
@@ -235,7 +235,7 @@ def decoder() -> ModuleType:
 def test_a_decoder_generates_what_a_plain_loop_does(decoder: ModuleType, sequences: int, groups: int) -> None:
     shape = decoder.Shape(layers=2, heads=2, groups=groups, head_dim=16, prompt=7, rows=(8, 8, 8, 5))
     model, prompts = decoder.Decoder(shape), decoder.random_prompts(shape, sequences)
-    cache = KVCache(shape.spec, prepared(Full(), shape.spec), dtype=torch.float32)
+    cache = open_cache(Full(), shape.spec)
     tokens, logits = model.generate(prompts, cache)
     expected, plain = model.generate(prompts, decoder.PlainCache())
     assert torch.equal(tokens, expected)
@@ -261,14 +261,18 @@ FOR_SCALES = {"ams_kv", "ams_kv_fixed", "hack", "hackpp", "scale_groups", "scale
 def test_with_room_for_everything_every_method_generates_what_a_plain_loop_does(
     decoder: ModuleType, name: str
 ) -> None:
-    steps = importlib.import_module("benchmarks.steps")
+    build, settings = (
+        importlib.import_module("benchmarks.support.build"),
+        [f"method={name}", "sinks=1", "protect=paper"],
+    )
     shape = decoder.Shape(layers=2, heads=2, groups=2, head_dim=16, prompt=7, rows=(8, 8, 8, 5))
     model, prompts = decoder.Decoder(shape), decoder.random_prompts(shape, 2)
     if name in FOR_SCALES:
         with pytest.raises(ValueError, match="is for next-scale models"):
-            steps.cache_of(name, shape, "1")
+            build.prepare_method(shape.spec, "1", settings)
         return
-    tokens, logits = model.generate(prompts, steps.cache_of(name, shape, "1"))
+    method = build.prepare_method(shape.spec, "1", settings)
+    tokens, logits = model.generate(prompts, KVCache(shape.spec, method, dtype=torch.float32))
     expected, plain = model.generate(prompts, decoder.PlainCache())
     assert torch.equal(tokens, expected)
     torch.testing.assert_close(logits, plain, atol=1e-3, rtol=1e-3)

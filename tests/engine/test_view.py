@@ -17,7 +17,7 @@ from kvbench.methods.full import Full
 from kvbench.methods.hack.classes import measure_column_variance
 from kvbench.methods.select import sum_by_segment
 from kvbench.methods.view import View
-from tests.support.engine import D, DrawnPerSequence, draw_seen, prepared, run, small, tokens_of
+from tests.support.engine import D, DrawnPerSequence, draw_seen, open_cache, prepared, run, small, tokens_of
 
 SEQUENCES = 2
 
@@ -161,7 +161,7 @@ def test_a_view_shows_what_was_given(check: Check, seed: int, share: float, grou
         seen.append(bool((view.position < 0).any()))
 
     method = Looking(draw_seen(truth.spec, seed, share), look=look)
-    run(KVCache(truth.spec, prepared(method, truth.spec), dtype=torch.float32), truth.spec, truth.inputs)
+    run(open_cache(method, truth.spec), truth.inputs)
     assert len(seen) == truth.spec.layers * len(truth.spec.segments)
     assert any(seen) or share in (0.0, 1.0)  # some rows were shorter than others
 
@@ -176,7 +176,7 @@ def test_stored_keys_are_shown_in_the_dtype_of_the_current_ones() -> None:
         torch.testing.assert_close(view.cached_keys()[0, old].double(), expected[old], rtol=1e-2, atol=1e-2)
 
     method = Looking(draw_seen(truth.spec, 0, 0.5), look=look)
-    run(KVCache(truth.spec, prepared(method, truth.spec), dtype=torch.bfloat16), truth.spec, truth.inputs)
+    run(open_cache(method, truth.spec, dtype=torch.bfloat16), truth.inputs)
 
 
 @dataclass
@@ -212,7 +212,7 @@ def test_state_moves_with_the_slots_that_are_kept(seed: int, sequences: int) -> 
     method = prepared(Marking(seed), spec)
     cache = KVCache(spec, method, dtype=torch.float32)
     for _ in range(2):
-        run(cache, spec, tokens_of(spec, sequences, seed))
+        run(cache, tokens_of(spec, sequences, seed))
     assert method.checked > 0
     assert cache.ledger.state_bytes > 0
 
@@ -239,7 +239,7 @@ def test_a_static_method_may_not_look_at_data(question: str) -> None:
             QUESTIONS[question](view)
 
     with pytest.raises(ValueError, match="a static method cannot look at data: set `static = False`"):
-        run(KVCache(spec, prepared(Peeking(), spec), dtype=torch.float32), spec, tokens_of(spec, 2))
+        run(open_cache(Peeking(), spec), tokens_of(spec, 2))
 
 
 @pytest.mark.parametrize(
@@ -260,4 +260,4 @@ def test_what_is_not_there_is_told(ask: Callable[[View], object], message: str) 
             ask(view)
 
     with pytest.raises(ValueError, match=message):
-        run(KVCache(spec, prepared(Asking(), spec), dtype=torch.float32), spec, tokens_of(spec, 2))
+        run(open_cache(Asking(), spec), tokens_of(spec, 2))

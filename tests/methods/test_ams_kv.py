@@ -21,7 +21,7 @@ from kvbench.methods.ams_kv import (
     fixed_capacities,
 )
 from kvbench.methods.base import Artifact, Method
-from tests.support.engine import Asked, listening, prepared, small, tokens_of
+from tests.support.engine import Asked, listening, open_cache, prepared, small, tokens_of
 from tests.support.places import GOLDENS
 from tests.support.reference_var import SIDES as TINY_SIDES
 from tests.support.reference_var import golden
@@ -308,7 +308,7 @@ def test_the_profile_is_a_mean_over_prompts(prompts: int) -> None:
 def test_keys_are_kept_only_while_layers_may_still_become_demanding() -> None:
     spec = small(layers=1, sides=(1, 2, 3, 4, 5, 6))
     inputs = tokens_of(spec, 2)
-    cache = KVCache(spec, prepared(AMSKV(), spec), dtype=torch.float32)
+    cache = open_cache(AMSKV(), spec)
     cache.reset(2)
     kept = []
     for segment, layers in zip(spec.segments, inputs, strict=True):

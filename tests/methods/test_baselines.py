@@ -9,12 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvbench.core.budget import Budget
-from kvbench.engine.cache import KVCache
 from kvbench.methods.adakv import choose_among_heads
 from kvbench.methods.first_scales import FirstScales
 from kvbench.methods.pyramidkv import PyramidKV, slope_layers
 from kvbench.methods.tova import TOVA, average_heads
-from tests.support.engine import listening, prepared, run, small, tokens_of
+from tests.support.engine import prepared, small, tokens_of, watch
 
 SPEC = small(layers=4, heads=3, sides=(1, 2, 3, 4, 5))
 
@@ -88,9 +87,7 @@ def test_the_mean_over_heads_is_taken_token_by_token(seed: int) -> None:
 
 
 def test_tova_keeps_the_same_tokens_in_all_heads_and_the_newest() -> None:
-    cache = KVCache(SPEC, prepared(TOVA(), SPEC, "8"), dtype=torch.float32)
-    seen = listening(cache.method)
-    run(cache, SPEC, tokens_of(SPEC, 2))
+    seen = watch(TOVA(), SPEC, tokens_of(SPEC, 2), "8").asked
     for asked in seen:
         rows = asked.ids()
         for first in range(0, len(rows), SPEC.heads):
@@ -99,8 +96,6 @@ def test_tova_keeps_the_same_tokens_in_all_heads_and_the_newest() -> None:
 
 
 def test_the_earliest_tokens_stay_for_ever() -> None:
-    cache = KVCache(SPEC, prepared(FirstScales(), SPEC, "8"), dtype=torch.float32)
-    seen = listening(cache.method)
-    run(cache, SPEC, tokens_of(SPEC, 2))
+    seen = watch(FirstScales(), SPEC, tokens_of(SPEC, 2), "8").asked
     for asked in seen:
         assert all(row == list(range(min(8, SPEC.ends[asked.scale]))) for row in asked.ids())

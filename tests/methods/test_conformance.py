@@ -33,7 +33,7 @@ from kvbench.methods.full import Full
 from kvbench.models.noise import PromptNoise
 from kvbench.prompts.base import Prompt
 from kvbench.runs.calibrate import calibrate
-from tests.support.engine import Asked, D, listening, prepared, run, tokens_of
+from tests.support.engine import Asked, D, listening, open_cache, prepared, run, tokens_of
 from tests.support.methods import class_of, list_representatives, list_variants, settings_of
 from tests.support.places import ROOT
 
@@ -171,10 +171,10 @@ def test_a_model_of_another_family_is_refused(name: str, spec: str) -> None:
 def test_the_whole_budget_is_equal_to_full(name: str, spec: str) -> None:
     cache, shapes = ready(name, spec, 1), spec_of(spec)
     inputs = tokens_of(shapes, 2)
-    found = run(cache, shapes, inputs)
+    found = run(cache, inputs)
     if not cache.method.strict and cache.ledger.peak_tokens < shapes.full_tokens:
         return  # it has no budget: what it leaves out, it always leaves out
-    expected = run(KVCache(shapes, prepared(Full(), shapes), dtype=torch.float32), shapes, inputs)
+    expected = run(open_cache(Full(), shapes), inputs)
     assert cache.ledger.peak_tokens == shapes.full_tokens
     if cache.method.static:
         assert equal(found, expected)
@@ -190,7 +190,7 @@ def test_four_bits_hold_what_more_bits_hold(name: str, spec: str) -> None:
         return  # refused, or stored as it says itself
     inputs, budget = tokens_of(shapes, 2, seed=2), 1 if isinstance(method, Full) else "0.3"
     wide, narrow = (ready(name, spec, budget, packing=packing) for packing in (None, Packing(4, CHANNEL)))
-    expected, found = run(wide, shapes, inputs), run(narrow, shapes, inputs)
+    expected, found = run(wide, inputs), run(narrow, inputs)
     assert all(torch.isfinite(one).all() for one in found)
     if narrow.method.static:
         assert narrow.ledger.held == wide.ledger.held
@@ -217,7 +217,7 @@ def check_budget(name: str, spec: str, budget: str) -> None:
     cache, shapes = ready(name, spec, budget), spec_of(spec)
     if isinstance(cache.method, Full) or not cache.method.strict:
         return
-    run(cache, shapes, tokens_of(shapes, 2, seed=1, groups=2))
+    run(cache, tokens_of(shapes, 2, seed=1, groups=2))
     capacity = cache.method.budget.capacity
     assert all(tokens <= capacity for row in cache.ledger.tokens_after for tokens in row)
     assert cache.ledger.peak_bytes <= float(capacity) * 2 * D * 4 * 2
@@ -234,7 +234,7 @@ def test_lengths_are_known_before_any_generation(name: str, spec: str, budget: s
     if foreseen is None:
         return  # the data decides, which is allowed: see below for the methods that ship
     seen = listening(cache.method)
-    run(cache, shapes, tokens_of(shapes, 4, seed=2, groups=2))
+    run(cache, tokens_of(shapes, 4, seed=2, groups=2))
     assert cache.ledger.tokens_after == sum_tokens(foreseen).tolist()
     for asked in seen:
         held = asked.kept.sum(1).view(-1, shapes.heads).tolist()
@@ -279,7 +279,7 @@ STRICT_CASES = [(name, spec) for name, spec in EVERY if name in STRICT and fits(
 @settings(max_examples=100, deadline=None)
 def test_any_budget_holds(case: tuple[str, str], share: Fraction, seed: int) -> None:
     cache = ready(*case, str(share), seed)
-    run(cache, cache.spec, tokens_of(cache.spec, 2, seed))
+    run(cache, tokens_of(cache.spec, 2, seed))
     assert cache.ledger.peak_tokens <= cache.method.budget.capacity
 
 
@@ -291,9 +291,9 @@ def budget_of(name: str) -> float | str:
 def test_two_generations_are_equal(name: str, spec: str) -> None:
     cache, shapes = ready(name, spec, budget_of(name)), spec_of(spec)
     inputs = tokens_of(shapes, 2)
-    run(cache, shapes, tokens_of(shapes, 4, seed=5))  # another batch leaves nothing behind
-    first = run(cache, shapes, inputs)
-    assert equal(run(ready(name, spec, budget_of(name)), shapes, inputs), first)
+    run(cache, tokens_of(shapes, 4, seed=5))  # another batch leaves nothing behind
+    first = run(cache, inputs)
+    assert equal(run(ready(name, spec, budget_of(name)), inputs), first)
 
 
 @pytest.mark.parametrize(("name", "spec"), mark_large([*FITTING, *VARIANTS]))
@@ -316,7 +316,7 @@ def test_prompts_of_a_batch_do_not_see_each_other(name: str, spec: str) -> None:
         cache = ready(name, spec, budget_of(name))
         cache.prompts = {"first": [0], "second": [1]}.get(key)
         seen = listening(cache.method)
-        results[key] = run(cache, shapes, given_tokens), seen, cache.method.static
+        results[key] = run(cache, given_tokens), seen, cache.method.static
     for key, sequences in (("other", own), ("first", own), ("second", foreign)):
         (out, seen, static), (both, all_seen, _) = results[key], results["both"]
         rows = [0, 1] if key != "other" else own
@@ -349,7 +349,7 @@ class Nothing(Method):
 def test_a_method_without_keep_is_refused() -> None:
     method = prepared(Nothing(), spec_of("small"))
     with pytest.raises(NotImplementedError):
-        run(KVCache(method.spec, method, dtype=torch.float32), method.spec, tokens_of(method.spec, 2))
+        run(KVCache(method.spec, method, dtype=torch.float32), tokens_of(method.spec, 2))
 
 
 @dataclass(frozen=True)

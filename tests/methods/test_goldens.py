@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from kvbench.core.segments import ModelSpec, Segment, next_scale, next_token
-from kvbench.engine.cache import KVCache
 from kvbench.methods.adakv import choose_among_heads
 from kvbench.methods.base import Method
 from kvbench.methods.h2o import H2O
@@ -21,7 +20,7 @@ from kvbench.methods.snapkv import SnapKV
 from kvbench.methods.streaming_llm import StreamingLLM
 from kvbench.methods.tova import TOVA
 from kvbench.methods.view import View
-from tests.support.engine import listening, prepared, run, same_best
+from tests.support.engine import same_best, watch
 from tests.support.places import GOLDENS
 
 GOLDEN = GOLDENS / "methods"
@@ -46,11 +45,9 @@ def kept_after(
 ) -> list[list[int]]:
     """Positions that each row keeps once all segments but a last one of one token are cached."""
     spec = ModelSpec("reference", 1, HEADS, D, segments, branches=1, logit_scale=D**-0.5)
-    cache = KVCache(spec, prepared(method, spec, room), dtype=torch.float32)
-    seen = listening(method)
     lengths = [s.length for s in spec.segments]
     parts = [x.split(lengths, 2) for x in (torch.cat((x, x[:, :, :1]), 2) for x in (q, k))]
-    run(cache, spec, [[(one, other, other)] for one, other in zip(*parts, strict=True)])
+    seen = watch(method, spec, [[(one, other, other)] for one, other in zip(*parts, strict=True)], room).asked
     return seen[-1].ids()
 
 

@@ -21,7 +21,7 @@ from kvbench.methods.hardkv.method import HardKV, Select
 from kvbench.methods.hardkv.selectors import Selector, pool_scores, weigh_redundancy
 from kvbench.methods.rkv import RKV
 from kvbench.methods.snapkv import SnapKV
-from tests.support.engine import Asked, listening, prepared, run, tokens_of
+from tests.support.engine import Asked, listening, prepared, tokens_of, watch
 from tests.support.hardkv import ASKS, KERNEL, LATEST, SPEC, P, expected_marks
 from tests.support.places import GOLDENS
 
@@ -162,9 +162,7 @@ def test_the_programs_fixed_budgets_are_our_baselines(kind: str) -> None:
     spec = ModelSpec(
         "reference", 1, HEADS, D, next_scale([(10, 16), (1, 1)]), branches=1, logit_scale=D**-0.5
     )
-    cache = KVCache(spec, prepared(method, spec, 64), dtype=torch.float32)
-    seen = listening(method)
-    run(cache, spec, [[(q, k, k)], [(q[:, :, :1], k[:, :, :1], k[:, :, :1])]])
+    seen = watch(method, spec, [[(q, k, k)], [(q[:, :, :1], k[:, :, :1], k[:, :, :1])]], 64).asked
     for found, expected in zip(seen[0].ids(), g[f"base.{kind}.kept_ids"][0], strict=True):
         assert found == sorted(expected.tolist())
 
@@ -173,9 +171,7 @@ def test_the_programs_fixed_budgets_are_our_baselines(kind: str) -> None:
 def test_what_a_query_marked_stays_and_nothing_else(selector: Selector) -> None:
     method = HardKV(selector=selector, queries=ASKS, window=LATEST, kernel=KERNEL, start=0.5)
     inputs = tokens_of(SPEC, 2, groups=2)
-    prepared(method, SPEC, 40)
-    seen = listening(method)
-    run(KVCache(SPEC, method, dtype=torch.float32), SPEC, inputs)
+    seen = watch(method, SPEC, inputs, 40).asked
     temperatures: dict[tuple[int, int], float] = {}
     dropped = 0
     for asked in seen:
@@ -208,10 +204,7 @@ def test_what_a_query_marked_stays_and_nothing_else(selector: Selector) -> None:
 @pytest.mark.parametrize("select", ["votes", "top_k"])
 def test_fixed_budgets_give_every_head_the_same(select: str) -> None:
     method = HardKV(select=select, queries=ASKS, window=LATEST, sinks=1)  # type: ignore[arg-type]
-    prepared(method, SPEC, 30)
-    seen = listening(method)
-    cache = KVCache(SPEC, method, dtype=torch.float32)
-    run(cache, SPEC, tokens_of(SPEC, 1, groups=2))
+    cache, seen, _ = watch(method, SPEC, tokens_of(SPEC, 1, groups=2), 30)
     for asked in seen[2:-2]:
         held = asked.kept.sum(1)
         assert (held == held[0]).all()
@@ -233,10 +226,7 @@ def test_no_head_ever_holds_more_than_its_share_and_an_interval(
     budget: int, select: Select, selector: Selector, start: float, p: float, seed: int
 ) -> None:
     method = HardKV(selector, select, p, start, queries=ASKS, window=LATEST, kernel=KERNEL)
-    prepared(method, SPEC, budget)
-    seen = listening(method)
-    cache = KVCache(SPEC, method, dtype=torch.float32)
-    run(cache, SPEC, tokens_of(SPEC, 2, seed, groups=2))
+    cache, seen, _ = watch(method, SPEC, tokens_of(SPEC, 2, seed, groups=2), budget)
     for asked in seen:
         interval = SPEC.segments[asked.scale].length
         assert (asked.position >= 0).sum(1).max() <= budget + interval
@@ -266,12 +256,10 @@ def test_the_first_tokens_of_a_text_stay_behind_its_padding(select: Select) -> N
 def test_the_most_voted_stay_and_the_latest_of_equals() -> None:
     """All keys are one, so that no query prefers any: every slot gets the votes of those who see it."""
     method = HardKV(select="votes", selector="vanilla", queries=ASKS, window=2, calibration="none")
-    prepared(method, SPEC, 8)
-    seen = listening(method)
     same = [
         [(torch.ones_like(q), torch.ones_like(k), v) for q, k, v in segment] for segment in tokens_of(SPEC, 1)
     ]
-    run(KVCache(SPEC, method, dtype=torch.float32), SPEC, same)
+    seen = watch(method, SPEC, same, 8).asked
     assert seen[0].ids() == [[0, 1, 2, 3, 4, 5, 8, 9]] * 2  # seen by all six queries but the last four
 
 
@@ -363,13 +351,9 @@ def test_heads_of_one_text_do_not_depend_on_another() -> None:
     inputs = tokens_of(SPEC, 3, groups=2)
 
     def kept(rows: slice) -> list[list[list[int]]]:
-        prepared(method, SPEC, 40)
-        seen = listening(method)
-        run(
-            KVCache(SPEC, method, dtype=torch.float32),
-            SPEC,
-            [[tuple(x[rows] for x in layer) for layer in segment] for segment in inputs],
-        )
+        seen = watch(
+            method, SPEC, [[tuple(x[rows] for x in layer) for layer in segment] for segment in inputs], 40
+        ).asked
         return [asked.ids() for asked in seen]
 
     together, alone = kept(slice(None)), kept(slice(1, 2))

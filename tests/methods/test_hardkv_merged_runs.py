@@ -11,7 +11,7 @@ from kvbench.engine.cache import KVCache
 from kvbench.engine.ledger import Ledger, add_ledgers
 from kvbench.methods.hardkv.method import HardKV, Merge, Select
 from kvbench.methods.view import View
-from tests.support.engine import close, listening, prepared, run, tokens_of
+from tests.support.engine import close, listening, open_cache, prepared, run, tokens_of
 from tests.support.hardkv import ASKS, KERNEL, LATEST, SPEC
 
 SCALE = 8**-0.5
@@ -93,7 +93,7 @@ def watch(
     method.score = listen  # type: ignore[method-assign]
     asked = listening(method)
     cache = KVCache(SPEC, method, dtype=torch.float32)
-    out = run(cache, SPEC, inputs)
+    out = run(cache, inputs)
     return Seen(out, cache, {(one.layer, one.scale): one.ids() for one in asked}, worth)
 
 
@@ -202,7 +202,7 @@ def test_prompts_of_unequal_length_merge_what_they_have(merge: Merge) -> None:
             for mine, foreign in zip(inputs[0][layer], other[0][layer], strict=True):
                 mine[1, :, :7] = foreign[1, :, :7]
         method = HardKV(queries=ASKS, window=LATEST, kernel=KERNEL, merge=merge, watch_lse=True, start=0.3)
-        cache = KVCache(SPEC, prepared(method, SPEC, 20), dtype=torch.float32)
+        cache = open_cache(method, SPEC, 20)
         cache.reset(2, [0, 7])
         out = []
         for segment, layers in zip(SPEC.segments, inputs, strict=True):
@@ -224,9 +224,9 @@ def test_a_bias_is_refused_of_methods_without_one() -> None:
             view.replace(keys, view.cached_values(), torch.zeros(keys.shape[:2]))
             return None
 
-    cache = KVCache(SPEC, prepared(Wrong(), SPEC, 20), dtype=torch.float32)
+    cache = open_cache(Wrong(), SPEC, 20)
     with pytest.raises(ValueError, match="a bias goes with `biased`"):
-        run(cache, SPEC, tokens_of(SPEC, 1))
+        run(cache, tokens_of(SPEC, 1))
 
 
 def test_drops_of_heads_in_several_processes_count_alike() -> None:

@@ -8,13 +8,12 @@ import torch
 from torch import Tensor
 
 from kvbench.core.budget import Budget
-from kvbench.engine.cache import KVCache
 from kvbench.methods.hardkv.calibration import mark_top_p
 from kvbench.methods.hardkv.method import HardKV, Select
 from kvbench.methods.hardkv.official import rank_rewritten, select_sparse, weigh_slots
 from kvbench.methods.hardkv.selectors import Selector, pool_scores, weigh_redundancy
 from kvbench.methods.redundancy import measure_redundancy
-from tests.support.engine import listening, prepared, run, tokens_of
+from tests.support.engine import tokens_of, watch
 from tests.support.hardkv import (
     ASKS,
     KERNEL,
@@ -109,10 +108,7 @@ def test_runs_keep_what_loops_keep(selector: Selector, select: Select) -> None:
     settings = {"queries": ASKS, "window": LATEST, "kernel": KERNEL, "mix": MIX}
     method = HardKV(selector=selector, select=select, calibration="official", **settings)  # type: ignore[arg-type]
     inputs = tokens_of(SPEC, 2, groups=2)
-    prepared(method, SPEC, 24)
-    seen = listening(method)
-    cache = KVCache(SPEC, method, dtype=torch.float32)
-    run(cache, SPEC, inputs)
+    cache, seen, _ = watch(method, SPEC, inputs, 24)
     expected = expected_sparse if select == "official_sparse" else expected_rewrite
     least, dropped = (12 if select == "official_sparse" else 24), 0
     for asked in seen:

@@ -15,7 +15,7 @@ from kvbench.core.segments import ModelSpec, next_token
 from kvbench.engine.cache import KVCache
 from kvbench.methods.headkv import HeadKV
 from kvbench.methods.select import share_evenly
-from tests.support.engine import Asked, D, listening, prepared, receive, run, tokens_of
+from tests.support.engine import Asked, D, open_cache, prepared, receive, run, tokens_of, watch
 
 CONDITION, LINE = 3, 5
 SPEC = ModelSpec("lines", 3, 2, D, next_token(CONDITION, [LINE] * 8 + [4]), logit_scale=0.7)
@@ -27,9 +27,7 @@ def generated(
     method: HeadKV, budget: str, sequences: int = 2, seed: int = 0, groups: int = 1, spec: ModelSpec = SPEC
 ) -> tuple[KVCache, list[Asked]]:
     """A generation of random tokens, and what was kept of each layer and segment."""
-    cache = KVCache(spec, prepared(method, spec, budget), dtype=torch.float32)
-    seen = listening(method)
-    run(cache, spec, tokens_of(spec, sequences, seed, groups))
+    cache, seen, _ = watch(method, spec, tokens_of(spec, sequences, seed, groups), budget)
     return cache, seen
 
 
@@ -246,19 +244,13 @@ def test_what_local_heads_leave_global_heads_have(budget: str, seed: int) -> Non
 @pytest.mark.parametrize("len_rows", ["shared", "per_row"])
 def test_branches_share_their_lengths_and_prompts_do_not(len_rows: Any) -> None:
     inputs, method = tokens_of(SPEC, 4, seed=2), HeadKV(sinks=1, len_rows=len_rows, **MIXED)
-    cache = KVCache(SPEC, prepared(method, SPEC, "0.5"), dtype=torch.float32)
-    seen = listening(method)
-    run(cache, SPEC, inputs)
+    cache, seen, _ = watch(method, SPEC, inputs, "0.5")
     together, kinds = [asked.ids() for asked in seen], torch.stack(method._local)
     assert torch.equal(kinds[:, :2], kinds[:, 2:]) == (len_rows == "shared")
     assert not torch.equal(kinds[:, 0], kinds[:, 1])
     for prompt in range(2):
         seen.clear()  # the same method again: nothing is left of the batch before
-        run(
-            cache,
-            SPEC,
-            [[tuple(x[[prompt, prompt + 2]] for x in qkv) for qkv in layers] for layers in inputs],
-        )
+        run(cache, [[tuple(x[[prompt, prompt + 2]] for x in qkv) for qkv in layers] for layers in inputs])
         for alone, rows in zip(seen, together, strict=True):
             assert alone.ids() == rows[2 * prompt : 2 * prompt + 2] + rows[4 + 2 * prompt : 6 + 2 * prompt]
 
@@ -270,7 +262,7 @@ def test_a_head_is_local_if_it_needs_fewer_tokens_than_the_local_window(tau: flo
     still = [[tuple(torch.zeros_like(x) for x in qkv) for qkv in layers] for layers in tokens_of(spec, 1)]
     for window, local in ((needed, False), (needed + 1, True)):
         method = HeadKV(sinks=1, group_at=16, threshold=tau - 1e-4, local_window=window, recent=1)
-        run(KVCache(spec, prepared(method, spec, 1), dtype=torch.float32), spec, still)
+        run(open_cache(method, spec, 1), still)
         assert method._local[0].tolist() == [[local]]
 
 

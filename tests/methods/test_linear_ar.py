@@ -13,7 +13,7 @@ from kvbench.core.segments import ModelSpec, next_token
 from kvbench.engine.cache import KVCache
 from kvbench.methods.linear_ar import LineAR
 from kvbench.methods.select import share_evenly
-from tests.support.engine import Asked, D, listening, prepared, receive, run, tokens_of
+from tests.support.engine import Asked, D, receive, tokens_of, watch
 
 SPEC = ModelSpec("lines", 2, 3, D, next_token(3, [5] * 7 + [4]), logit_scale=0.7)
 
@@ -22,9 +22,7 @@ def generated(
     method: LineAR, budget: str | int, sequences: int = 2, seed: int = 0, groups: int = 1
 ) -> tuple[KVCache, list[Asked]]:
     """A generation of random tokens, and what was kept of each layer and segment."""
-    cache = KVCache(SPEC, prepared(method, SPEC, budget), dtype=torch.float32)
-    seen = listening(method)
-    run(cache, SPEC, tokens_of(SPEC, sequences, seed, groups))
+    cache, seen, _ = watch(method, SPEC, tokens_of(SPEC, sequences, seed, groups), budget)
     return cache, seen
 
 
@@ -107,9 +105,7 @@ def test_the_condition_stays_and_the_budget_holds(budget: object, rows: Any, see
 def test_regions_at_the_budgets_of_llamagen(budget: int, regions: tuple[int, int, int]) -> None:
     """576 tokens in lines of 24 under 1/4, 1/6 and 1/8 of them: anchors shrink, then recent lines too."""
     spec = ModelSpec("llamagen_xl", 1, 1, D, next_token(1, [24] * 23 + [23]), logit_scale=D**-0.5)
-    method = prepared(LineAR(sinks=1), spec, budget)
-    seen = listening(method)
-    run(KVCache(spec, method, dtype=torch.float32), spec, tokens_of(spec, 2))
+    seen = watch(LineAR(sinks=1), spec, tokens_of(spec, 2), budget).asked
     condition, anchors, recent = regions
     for asked in seen:
         end = spec.ends[asked.scale]

@@ -2,11 +2,8 @@
 
 from collections import Counter
 
-import torch
-
-from kvbench.engine.cache import KVCache
 from kvbench.methods.random import Random
-from tests.support.engine import Asked, listening, prepared, run, small, tokens_of
+from tests.support.engine import Asked, listening, open_cache, run, small, tokens_of
 
 SPEC = small(layers=2, heads=2, sides=(1, 2, 3, 4, 5))
 ROOM, SINKS = 12, 1
@@ -14,10 +11,10 @@ ROOM, SINKS = 12, 1
 
 def kept_by(prompts: list[int], seed: int = 0) -> list[Asked]:
     """What was kept of each layer and segment, of prompts with two branches."""
-    cache = KVCache(SPEC, prepared(Random(seed=seed, sinks=SINKS), SPEC, ROOM), dtype=torch.float32)
+    cache = open_cache(Random(seed=seed, sinks=SINKS), SPEC, ROOM)
     cache.prompts = prompts
     seen = listening(cache.method)
-    run(cache, SPEC, tokens_of(SPEC, 2 * len(prompts)))
+    run(cache, tokens_of(SPEC, 2 * len(prompts)))
     return seen
 
 

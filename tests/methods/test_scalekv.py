@@ -28,7 +28,7 @@ from kvbench.methods.scalekv import (
 )
 from kvbench.methods.select import choose_best, choose_window, smooth, smooth_outside
 from kvbench.methods.view import View
-from tests.support.engine import prepared, run, same_best, small, tokens_of
+from tests.support.engine import open_cache, prepared, run, same_best, small, tokens_of
 from tests.support.places import GOLDENS
 
 GOLDEN = GOLDENS / "methods"
@@ -131,14 +131,14 @@ def test_a_generation_keeps_what_the_authors_keep(tmp_path: Path) -> None:
     spec = ModelSpec("one", 1, 2, D, next_scale([(n, n) for n in SIDES[:7]] + [(1, 1)]), logit_scale=0.3)
     file = budget_file(tmp_path / "b.json", CAPACITIES[0])
     method = Forced(budgets=file, released_queries=True, pool="max")
-    cache = KVCache(spec, prepared(method, spec, 260), dtype=torch.float32)
+    cache = open_cache(method, spec, 260)
     inputs = []
     for segment in spec.segments:
         name = case_name("max", 0, segment.index, "in_q")
         raw_queries = g[name] if name in g else torch.zeros(2, 2, segment.length, D)
         k = keys[:, :, segment.start : segment.end] if not segment.last else torch.zeros(2, 2, 1, D)
         inputs.append([(torch.randn(raw_queries.shape), k, k, lambda raw_queries=raw_queries: raw_queries)])
-    run(cache, spec, inputs)
+    run(cache, inputs)
     assert sorted(method.own) == [3, 4, 5, 6]
     for k, own in method.own.items():
         for mine, other, scores in zip(own, method.theirs[k], method.scores[k], strict=True):
@@ -335,11 +335,11 @@ def test_drafters_have_the_lowest_z_scores(seed: int, room: int, share: float) -
 def test_selectivity_equals_an_explicit_computation(groups: int) -> None:
     spec = small(sides=(1, 2, 3, 4, 6), scale=0.7)
     observer = AttentionSelectivity(strongest=0.2, queries=10)
-    cache = KVCache(spec, prepared(observer, spec), dtype=torch.float32)
+    cache = open_cache(observer, spec)
     expected = torch.zeros(spec.layers, 5, dtype=torch.float64)
     for seed in range(2):
         inputs = tokens_of(spec, 4, seed, groups)  # two prompts and their unconditional twins
-        run(cache, spec, inputs)
+        run(cache, inputs)
         for at in spec.segments[1:]:
             for layer in range(spec.layers):
                 keys = torch.cat([inputs[i][layer][1] for i in range(at.index + 1)], 2)
@@ -379,7 +379,7 @@ def test_the_published_order_exceeds_the_budget_and_the_strict_one_does_not(stri
         ScaleKV(drafters=0.25, strict=strict), spec, 15, Artifact("attention_selectivity", {"asi": asi})
     )
     cache = KVCache(spec, method, dtype=torch.float32)
-    run(cache, spec, tokens_of(spec, 2))
+    run(cache, tokens_of(spec, 2))
     capacity = method.budget.capacity
     assert (cache.ledger.peak_tokens > capacity) != strict
     assert max(row[-1] for row in cache.ledger.tokens_after) <= capacity

@@ -32,7 +32,7 @@ from kvbench.methods.snapkv import SnapKV
 from kvbench.methods.streaming_llm import StreamingLLM
 from kvbench.methods.tova import TOVA
 from kvbench.methods.view import View
-from tests.support.engine import listening, prepared, run, small, tokens_of
+from tests.support.engine import listening, open_cache, prepared, run, small, tokens_of, watch
 
 SPEC = small(layers=2, sides=(1, 2, 3, 4, 5, 6), scale=0.8)
 HIGH = 1e9
@@ -59,7 +59,7 @@ def test_methods_that_share_evenly_hold_all_of_the_budget(name: str, budget: str
     }  # fmt: skip
     method = prepared(methods[name], SPEC, budget)
     cache = KVCache(SPEC, method, dtype=torch.float32)
-    run(cache, SPEC, tokens_of(SPEC, 2))
+    run(cache, tokens_of(SPEC, 2))
     for segment in SPEC.segments[:-1]:
         most = min(method.budget.tokens, SPEC.all_heads * segment.end)
         assert cache.ledger.tokens_after[segment.index][-1] == most
@@ -161,8 +161,8 @@ def paid_by(inputs: Inputs, at: Segment, layer: int, row: int, held: list[int]) 
 def generation(method: Method, groups: int, slow: Callable[..., list[int]]) -> None:
     """Compares what a method keeps with `slow(scores, keys, held, at, room, memory)`, scale by scale, row by row."""
     inputs = tokens_of(SPEC, 2, seed=11, groups=groups)
-    cache, seen = KVCache(SPEC, prepared(method, SPEC, 22), dtype=torch.float32), listening(method)
-    run(cache, SPEC, inputs)
+    cache, seen = open_cache(method, SPEC, 22), listening(method)
+    run(cache, inputs)
     answers = {(asked.layer, asked.scale): asked.ids() for asked in seen}
     for layer in range(SPEC.layers):
         for row in range(2 * SPEC.heads):
@@ -277,9 +277,7 @@ def test_who_decides(name: str) -> None:
     inputs = tokens_of(SPEC, 4, seed=2)
     for rows in ("per_row", "mean", "conditional"):
         method, found = DECIDING[name](rows)
-        cache = KVCache(SPEC, prepared(method, SPEC, "0.4", found), dtype=torch.float32)
-        seen = listening(method)
-        run(cache, SPEC, inputs)
+        seen = watch(method, SPEC, inputs, "0.4", found).asked
         halves = [(asked.ids()[: 2 * SPEC.heads], asked.ids()[2 * SPEC.heads :]) for asked in seen]
         assert all(mine == twin for mine, twin in halves) == (rows != "per_row")
         kept[rows] = [mine for mine, _ in halves]
@@ -300,7 +298,7 @@ def test_sinks_never_leave_where_there_is_room(name: str) -> None:
     method, found = SINKING[name]()
     seen = listening(prepared(method, SPEC, "0.3", found))
     cache = KVCache(SPEC, method, dtype=torch.float32)
-    run(cache, SPEC, tokens_of(SPEC, 2, seed=4))
+    run(cache, tokens_of(SPEC, 2, seed=4))
     for asked in seen[SPEC.layers :]:
         assert all(row[:5] == [0, 1, 2, 3, 4] for row in asked.ids())
     assert cache.ledger.peak_tokens <= method.budget.capacity
@@ -330,9 +328,9 @@ def test_scores_that_are_nan_end_the_run_in_one_line() -> None:
             return super().score(view) * (torch.nan if view.layer == 1 and view.segment.index == 2 else 1)
 
     spec = small()
-    cache = KVCache(spec, prepared(Broken(), spec, 0.5), dtype=torch.float32)
+    cache = open_cache(Broken(), spec, 0.5)
     with pytest.raises(NotANumber, match=r"^method Broken: layer 1, segment 2: scores are NaN"):
-        run(cache, spec, tokens_of(spec, 2))
+        run(cache, tokens_of(spec, 2))
 
 
 def test_a_softmax_of_nothing_is_zero_and_of_nan_is_nan() -> None:

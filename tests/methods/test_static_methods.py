@@ -20,7 +20,7 @@ from kvbench.methods.heatkv.method import BinaryHeatKV, HeatKV
 from kvbench.methods.heatkv.scores import AttentionByScale
 from kvbench.methods.scale_groups import ScaleGroups
 from kvbench.methods.streaming_llm import StreamingLLM
-from tests.support.engine import Asked, D, listening, prepared, run, small, tokens_of
+from tests.support.engine import Asked, D, listening, open_cache, prepared, run, small, tokens_of, watch
 
 SINKS = 2
 SPEC = small(layers=4, sides=(1, 2, 3, 4, 5, 6))
@@ -37,13 +37,13 @@ def cache_of(name: str, budget: float | str) -> KVCache:
     generator = torch.Generator().manual_seed(0)
     mass = torch.rand(SPEC.layers, SPEC.heads, 6, 6, generator=generator, dtype=torch.float64)
     artifact = Artifact(AttentionByScale.kind, {"mass": mass})
-    return KVCache(SPEC, prepared(METHODS[name](), SPEC, budget, artifact), dtype=torch.float32)
+    return open_cache(METHODS[name](), SPEC, budget, artifact)
 
 
 def answers(name: str, budget: float | str) -> list[Asked]:
     cache = cache_of(name, budget)
     seen = listening(cache.method)
-    run(cache, SPEC, tokens_of(SPEC, 2))
+    run(cache, tokens_of(SPEC, 2))
     return seen
 
 
@@ -96,9 +96,7 @@ def test_what_counts_tokens_alone_holds_all_of_b_once_there_is_so_much(
 def test_diagonal_attn_stores_the_prompt_the_first_tokens_and_the_latest(leading: int) -> None:
     """576 tokens and a class, half of the image tokens stored in all of the paper's experiments (N_r = 288)."""
     spec = ModelSpec("llamagen_xl", 1, 1, D, next_token(1, [24] * 23 + [23]), logit_scale=D**-0.5)
-    method = prepared(StreamingLLM(1, leading), spec, 1 + leading + 288)
-    seen = listening(method)
-    run(KVCache(spec, method, dtype=torch.float32), spec, tokens_of(spec, 1))
+    seen = watch(StreamingLLM(1, leading), spec, tokens_of(spec, 1), 1 + leading + 288).asked
     for asked in seen:
         end = spec.ends[asked.scale]
         expected = [p for p in range(end) if p < 1 + leading or p >= end - 288]
@@ -115,7 +113,7 @@ def test_leading_tokens_that_cannot_be_are_refused() -> None:
 @pytest.mark.parametrize("name", ["heatkv", "naive_heatkv", "binary_heatkv"])
 def test_heatkv_keeps_what_its_schedule_says(name: str) -> None:
     cache = cache_of(name, "0.25")
-    run(cache, SPEC, tokens_of(SPEC, 2))
+    run(cache, tokens_of(SPEC, 2))
     schedule = cache.method.schedule
     # The cache moves on to the next scale's state as soon as a layer ran, so only whole scales compare.
     held = torch.tensor(cache.ledger.tokens_after)
@@ -153,7 +151,7 @@ def test_sinks_out_of_range_are_refused(method: Callable[[int], Method], sinks: 
 def test_scale_groups_leave_one_group_out(remove: str, left: set[int]) -> None:
     method = prepared(ScaleGroups(remove), SPEC)
     cache, seen = KVCache(SPEC, method, dtype=torch.float32), listening(method)
-    run(cache, SPEC, tokens_of(SPEC, 2))
+    run(cache, tokens_of(SPEC, 2))
     for asked in seen:
         expected = [
             p for s in SPEC.segments[: asked.scale + 1] if s.index in left for p in range(s.start, s.end)
@@ -199,13 +197,9 @@ def test_a_wait_is_recorded() -> None:
 def test_from_the_second_generation_on_nothing_waits_for_the_device(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cache = (
-        cache_of(name, "0.3")
-        if name in METHODS
-        else KVCache(SPEC, prepared(Full(), SPEC), dtype=torch.float32)
-    )
+    cache = cache_of(name, "0.3") if name in METHODS else open_cache(Full(), SPEC)
     inputs = tokens_of(SPEC, 2)
-    expected = run(cache, SPEC, inputs)
+    expected = run(cache, inputs)
     recorder, rebuild = Recorder(), plain.rebuild
 
     def unrecorded(*args: torch.Tensor) -> torch.Tensor:
@@ -217,7 +211,7 @@ def test_from_the_second_generation_on_nothing_waits_for_the_device(
 
     monkeypatch.setattr(plain, "rebuild", unrecorded)
     with recorder:
-        found = run(cache, SPEC, inputs)
+        found = run(cache, inputs)
     assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
     assert "baddbmm" in recorder.names
     assert not recorder.names & WAITS

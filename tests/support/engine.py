@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -48,10 +48,26 @@ def tokens_of(
     ]
 
 
-def run(cache: KVCache, spec: ModelSpec, inputs: Sequence[Sequence[tuple[Tensor, ...]]]) -> list[Tensor]:
-    cache.reset(len(inputs[0][0][0]))
+def open_cache(
+    method: Method,
+    spec: ModelSpec,
+    budget: float | str = 1,
+    artifact: Artifact | None = None,
+    *,
+    dtype: torch.dtype = torch.float32,
+    **options: Any,
+) -> KVCache:
+    """A cache of a method that is prepared here."""
+    return KVCache(spec, prepared(method, spec, budget, artifact), dtype=dtype, **options)
+
+
+def run(
+    cache: KVCache, inputs: Sequence[Sequence[tuple[Tensor, ...]]], padding: Sequence[int] | None = None
+) -> list[Tensor]:
+    """Feed each segment at once, inputs [segment][layer]; outputs of every segment and layer."""
+    cache.reset(len(inputs[0][0][0]), padding)
     out = []
-    for segment, layers in zip(spec.segments, inputs, strict=True):
+    for segment, layers in zip(cache.spec.segments, inputs, strict=True):
         cache.begin(segment)
         out += [cache.attend(layer, *qkv) for layer, qkv in enumerate(layers)]
     return out
@@ -143,6 +159,28 @@ def listening(method: Method) -> list[Asked]:
 
     method.keep = keep
     return seen
+
+
+class Watched(NamedTuple):
+    """A generation: its cache, what the method answered, and the outputs."""
+
+    cache: KVCache
+    asked: list[Asked]
+    out: list[Tensor]
+
+
+def watch(
+    method: Method,
+    spec: ModelSpec,
+    inputs: Sequence[Sequence[tuple[Tensor, ...]]],
+    budget: float | str = 1,
+    artifact: Artifact | None = None,
+    padding: Sequence[int] | None = None,
+) -> Watched:
+    """One generation by a method that is prepared here."""
+    cache = open_cache(method, spec, budget, artifact)
+    asked = listening(method)
+    return Watched(cache, asked, run(cache, inputs, padding))
 
 
 def same_best(kept: Sequence[int], expected: Sequence[int], scores: Tensor) -> None:

@@ -98,7 +98,7 @@ def test_patterns_are_what_an_explicit_matrix_shows(groups: int) -> None:
     observer = prepared(HeadPatterns(), spec)
     assert isinstance(observer, HeadPatterns)
     inputs = tokens_of(spec, 4, groups=groups)  # prompts 0 and 1, then their unconditional twins
-    run(KVCache(spec, observer, dtype=torch.float32), spec, inputs)
+    run(KVCache(spec, observer, dtype=torch.float32), inputs)
     mass = torch.zeros(spec.layers, spec.heads, 4, 4, dtype=torch.float64)
     sigma = torch.zeros(spec.layers, spec.heads, dtype=torch.float64)
     for k, layer, head, prompt in (

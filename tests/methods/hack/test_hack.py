@@ -33,7 +33,7 @@ def test_column_variance_equals_an_explicit_matrix(groups: int) -> None:
     expected = torch.zeros(spec.layers, spec.heads, dtype=torch.float64)
     for seed in range(2):
         inputs = tokens_of(spec, 4, seed, groups)  # prompts 0 and 1, then their unconditional twins
-        run(cache, spec, inputs)
+        run(cache, inputs)
         for layer in range(spec.layers):
             keys = torch.cat([inputs[i][layer][1] for i in range(4)], 2).double()
             for head in range(spec.heads):
@@ -131,7 +131,7 @@ def test_each_class_keeps_its_tokens(budget: str, recent: Literal["scored", "tai
 
     method.keep = keep
     cache = KVCache(SPEC, method, dtype=torch.float32)
-    run(cache, SPEC, tokens_of(SPEC, 2, seed=7))
+    run(cache, tokens_of(SPEC, 2, seed=7))
     assert any(compared)
     assert cache.ledger.peak_tokens <= method.budget.capacity
 

@@ -215,7 +215,7 @@ def test_published_shares_exceed_the_budget_inside_a_scale() -> None:
     )  # the first layer grows after the last cached scale, the last one shrinks
     method = ready("0.3", artifact, strict=False)
     cache = KVCache(SPEC, method, dtype=torch.float32)
-    run(cache, SPEC, tokens_of(SPEC, 2))
+    run(cache, tokens_of(SPEC, 2))
     assert cache.ledger.peak_tokens == peak(method.capacities) > method.budget.tokens
     assert peak(ready("0.3", artifact).capacities) <= method.budget.tokens
 
@@ -304,7 +304,7 @@ def test_a_generation_is_that_of_a_plain_loop(options: dict[str, object], groups
     artifact = patterns(seed=4)
     method = ready("0.25", artifact, **options)
     inputs, seen = tokens_of(SPEC, 2, seed=6, groups=groups), listening(method)
-    found = run(KVCache(SPEC, method, dtype=torch.float32), SPEC, inputs)
+    found = run(KVCache(SPEC, method, dtype=torch.float32), inputs)
     expected, kept = slow_generation(method, artifact.tensors["mass"], inputs)
     assert [asked.ids() for asked in seen] == kept
     for one, other in zip(found, expected, strict=True):
@@ -317,7 +317,7 @@ def test_what_is_read_changes_nothing_that_is_kept() -> None:
     for attention_budget in (None, 0.1):
         method = ready("0.25", artifact, attention_budget=attention_budget)
         cache, seen = KVCache(SPEC, method, dtype=torch.float32), listening(method)
-        outputs.append(run(cache, SPEC, inputs))
+        outputs.append(run(cache, inputs))
         answers.append([asked.ids() for asked in seen])
         transient.append(cache.ledger.transient_bytes)
     assert answers[0] == answers[1]
@@ -383,4 +383,4 @@ def test_zero_masses_still_give_every_head_a_token(structural: Structural) -> No
     })  # fmt: skip
     method = ready("0.1", artifact, structural=structural)
     assert method.capacities.min() >= 1
-    run(KVCache(SPEC, method, dtype=torch.float32), SPEC, tokens_of(SPEC, 2))
+    run(KVCache(SPEC, method, dtype=torch.float32), tokens_of(SPEC, 2))

@@ -58,7 +58,7 @@ def test_noise_is_that_of_attention_over_changed_keys_and_values(
     observer = prepared(PrecisionError(queries=3, recent=recent, menu=MENU), spec)
     projection = weights.__getitem__ if projected else None
     inputs = tokens_of(spec, 4, groups=FOLD)
-    run(KVCache(spec, observer, dtype=torch.float32, projection=projection), spec, inputs)
+    run(KVCache(spec, observer, dtype=torch.float32, projection=projection), inputs)
     found = observer.average()["noise"]
     expected = torch.zeros_like(found)
     for at, sources in zip(spec.segments[1:], list_sources(spec, recent)[1:], strict=True):

@@ -24,7 +24,7 @@ from kvbench.methods.pricekv.problem import count_held
 from kvbench.methods.pricekv.sources import list_sources
 from kvbench.prompts.base import Prompt
 from kvbench.runs.calibrate import calibrate
-from tests.support.engine import D, listening, prepared, run, tokens_of
+from tests.support.engine import D, open_cache, prepared, run, tokens_of, watch
 
 SCALES = ModelSpec("scales", 3, 2, D, next_scale([(side, side) for side in (1, 2, 3, 4, 5)]))
 ROWS = ModelSpec("rows", 3, 2, D, next_token(5, [*[6] * 8, 5]), logit_scale=D**-0.5)
@@ -35,8 +35,8 @@ def artifact_of(method: PriceKV, spec: ModelSpec) -> Artifact:
 
 
 def ran(method: PriceKV, spec: ModelSpec, budget: str) -> KVCache:
-    there = KVCache(spec, prepared(method, spec, budget, artifact_of(method, spec)), dtype=torch.float32)
-    run(there, spec, tokens_of(spec, 2))
+    there = open_cache(method, spec, budget, artifact_of(method, spec))
+    run(there, tokens_of(spec, 2))
     return there
 
 
@@ -50,9 +50,7 @@ def test_the_ledger_counts_what_was_allocated(spec: ModelSpec, budget: str) -> N
 
 def test_sinks_stay_in_every_head() -> None:
     method = PriceKV(sinks=2)
-    prepared(method, SCALES, "0.3", artifact_of(method, SCALES))
-    seen = listening(method)
-    run(KVCache(SCALES, method, dtype=torch.float32), SCALES, tokens_of(SCALES, 2))
+    seen = watch(method, SCALES, tokens_of(SCALES, 2), "0.3", artifact_of(method, SCALES)).asked
     for asked in seen:
         leading = min(SCALES.ends[asked.scale], 5)
         assert all(ids[:leading] == list(range(leading)) for ids in asked.ids())
@@ -146,7 +144,7 @@ def in_bytes(menu: tuple[int, ...], share: bool, budget: str) -> KVCache:
     method.prepare(SCALES, Budget.parse_bytes(budget, SCALES, token_bytes=4 * D), artifact)
     books = Codebooks().make_stand_in(SCALES).tensors
     cache = KVCache(SCALES, method, dtype=torch.float32, packing=Packing(16, CODEBOOKS), books=books)
-    run(cache, SCALES, tokens_of(SCALES, 4))
+    run(cache, tokens_of(SCALES, 4))
     return cache
 
 

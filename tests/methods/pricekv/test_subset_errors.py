@@ -14,7 +14,7 @@ from kvbench.methods.full import Full
 from kvbench.methods.pricekv.errors import Importance, SubsetError
 from kvbench.methods.pricekv.sources import list_sources
 from kvbench.methods.view import View
-from tests.support.engine import D, prepared, run, tokens_of
+from tests.support.engine import D, open_cache, prepared, run, tokens_of
 
 SCALES = ModelSpec("scales", 2, 2, D, next_scale([(1, 1), (2, 2), (2, 3), (3, 3)]), logit_scale=0.5)
 ROWS = replace(SCALES, segments=next_token(3, [4, 4, 4, 4, 3]))
@@ -28,8 +28,8 @@ def projections(spec: ModelSpec) -> Tensor:
 
 def calibrated(spec: ModelSpec, observer: SubsetError, weights: Tensor | None) -> Tensor:
     projection = None if weights is None else weights.__getitem__
-    cache = KVCache(spec, prepared(observer, spec), dtype=torch.float32, projection=projection)
-    run(cache, spec, tokens_of(spec, 2 * spec.branches, groups=FOLD))
+    cache = open_cache(observer, spec, projection=projection)
+    run(cache, tokens_of(spec, 2 * spec.branches, groups=FOLD))
     return observer.average()["error"]
 
 
@@ -98,9 +98,9 @@ def test_a_projection_by_heads_is_the_projection() -> None:
 
     method: Method = prepared(Asks(), SCALES)
     inputs = tokens_of(SCALES, 2, groups=FOLD)
-    out = run(KVCache(SCALES, method, dtype=torch.float32, projection=weights.__getitem__), SCALES, inputs)
+    out = run(KVCache(SCALES, method, dtype=torch.float32, projection=weights.__getitem__), inputs)
     expected = out[0].transpose(1, 2).flatten(2) @ weights[0].T
     found = torch.einsum("hgwd,shgtd->stw", seen[0], out[0].unflatten(1, (SCALES.heads, FOLD)))
     torch.testing.assert_close(found, expected)
-    run(KVCache(SCALES, method, dtype=torch.float32), SCALES, inputs)
+    run(KVCache(SCALES, method, dtype=torch.float32), inputs)
     assert seen[-1] is None
