@@ -20,11 +20,10 @@ from kvbench.eval.protocol.scores import MetricSpec
 from kvbench.eval.spaces.networks import full_float32, stack_pictures
 
 PACKAGES = ("open_clip", "torchvision")
-OPENAI_VIT_L_14 = Weight(
-    "ViT-L-14.pt",
-    url="https://openaipublic.azureedge.net/clip/models/"
+OPENAI_VIT_L_14 = Weight.at(
+    "https://openaipublic.azureedge.net/clip/models/"
     "b8cca3fd41ae0c99ba7e8951adf17d267cdb84cd88be6f7c2e0eca1737a03836/ViT-L-14.pt",
-    sha256="b8cca3fd41ae0c99ba7e8951adf17d267cdb84cd88be6f7c2e0eca1737a03836",
+    "b8cca3fd41ae0c99ba7e8951adf17d267cdb84cd88be6f7c2e0eca1737a03836",
     places=("~/.cache/clip",),
 )
 SHAPE_BUFFERS = ("input_resolution", "context_length", "vocab_size")

@@ -9,15 +9,12 @@ from typing import ClassVar
 from kvbench.eval.alignment.vqa import BlipVqa, Vqa
 from kvbench.eval.files.images import ImageSet
 from kvbench.eval.files.weights import Snapshot, Weight
-from kvbench.eval.protocol.base import Evaluator, Result, SkipEvaluation, make_result, read_meta
-from kvbench.eval.protocol.scores import MetricSpec, share_score, with_parts
+from kvbench.eval.protocol.base import PartedEvaluator, Result, SkipEvaluation, make_result, read_meta
+from kvbench.eval.protocol.scores import MetricSpec, share_score
 
 CATEGORIES = ("entity", "attribute", "relation", "global", "other")
 COLUMNS = ("item_id", "proposition_id", "dependency", "tuple", "question_natural_language")
-DPG_CSV = Weight(
-    "dpg_bench.csv",
-    url="https://raw.githubusercontent.com/TencentQQGYLab/ELLA/main/dpg_bench/dpg_bench.csv",
-)
+DPG_CSV = Weight.at("https://raw.githubusercontent.com/TencentQQGYLab/ELLA/main/dpg_bench/dpg_bench.csv")
 
 
 @dataclass(frozen=True)
@@ -96,7 +93,7 @@ def read_questions(path: Path, *, official: bool = False) -> dict[str, list[Ques
 
 
 @dataclass(frozen=True)
-class Dpg(Evaluator):
+class Dpg(PartedEvaluator):
     """`dpg[<vqa>]`: 100 x mean over prompts of the mean over their images of the share of questions answered yes.
 
     Attributes:
@@ -115,6 +112,8 @@ class Dpg(Evaluator):
     official: bool = False
     table: Weight = DPG_CSV
     name: ClassVar[str] = "dpg"
+    spec: ClassVar[MetricSpec] = MetricSpec("higher", digits=2)
+    part_names: ClassVar[tuple[str, ...]] = CATEGORIES
 
     @property
     def weights(self) -> tuple[Weight | Snapshot, ...]:
@@ -130,11 +129,6 @@ class Dpg(Evaluator):
     def metric(self) -> str:
         """The overall score's name."""
         return f"dpg[{self.protocol}]"
-
-    @property
-    def metrics(self) -> dict[str, MetricSpec]:
-        """The overall score and that of each category."""
-        return with_parts(self.metric, MetricSpec("higher", digits=2), CATEGORIES)
 
     def run(self, images: ImageSet, reference: ImageSet | None, device: str) -> Result:
         """Ask every question about every image; the reference is not used."""

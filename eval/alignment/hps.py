@@ -22,10 +22,7 @@ MODEL = "ViT-H-14"
 MEAN = (0.48145466, 0.4578275, 0.40821073)
 STD = (0.26862954, 0.26130258, 0.27577711)
 STYLES = ("anime", "concept-art", "paintings", "photo")
-HPS_V2_1 = Weight(
-    "HPS_v2.1_compressed.pt",
-    url="https://huggingface.co/xswu/HPSv2/resolve/main/HPS_v2.1_compressed.pt",
-)
+HPS_V2_1 = Weight.at("https://huggingface.co/xswu/HPSv2/resolve/main/HPS_v2.1_compressed.pt")
 
 
 def preprocess(image: NDArray[np.uint8], side: int, *, antialias: bool) -> Tensor:

@@ -4,14 +4,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from kvbench.eval.distribution.base import Comparison, ToDataset, ToReference
-from kvbench.eval.distribution.frechet import Features, checked
-from kvbench.eval.distribution.kernels import KernelSums
+from kvbench.eval.distribution.frechet import Features
+from kvbench.eval.distribution.kernels import make_discrepancy
 from kvbench.eval.files.weights import Weight
 from kvbench.eval.protocol.scores import MetricSpec, Score, jackknife_score
 from kvbench.eval.spaces.base import Space
@@ -69,29 +67,14 @@ class CmmdReal(Discrepancy, ToDataset):
 def discrepancy_score(first: Features, second: Features, clusters: Sequence[str], *, paired: bool) -> Score:
     """Return 1000 x the biased MMD^2 of two sets of unit vectors with its jackknife interval.
 
-    Gretton et al., JMLR 13, 2012, eq. 5.
-
     Args:
         first: [n, D].
         second: [m, D].
         clusters: the prompt of each row of `first`.
         paired: row i of both sides is the same sample, which is left out on both.
-
-    Raises:
-        ValueError: fewer than two samples, unequal dimensions, or vectors that are not finite.
     """
-    a, b = checked(first, second)
-    within_a, within_b, across = (
-        KernelSums.add_up(_gaussian, *sides, hollow=False) for sides in ((a, a), (b, b), (a, b))
-    )
-
-    def find_discrepancy(kept: NDArray[np.int64]) -> float:
-        out = np.setdiff1d(np.arange(len(first)), kept)
-        other = out if paired else out[:0]
-        means = within_a.mean_without(out, out), within_b.mean_without(other, other)
-        return REPORTED * (sum(means) - 2 * across.mean_without(out, other))
-
-    return jackknife_score(find_discrepancy, clusters)
+    distance = make_discrepancy(_gaussian, first, second, hollow=False, paired=paired)
+    return jackknife_score(lambda kept: REPORTED * distance(kept), clusters)
 
 
 def _gaussian(a: Tensor, b: Tensor) -> Tensor:

@@ -31,12 +31,11 @@ from kvbench.eval.files.images import ImageSet, find_flaw
 from kvbench.eval.files.samples import Sample, map_in_threads
 from kvbench.eval.files.store import Held
 from kvbench.eval.files.weights import Weight, WeightError, file_sha256
-from kvbench.eval.spaces.base import Adm, Clean, Source, Space, provenance
+from kvbench.eval.spaces.base import Adm, Clean, Space, provenance
 from kvbench.eval.spaces.dinov2 import Dinov2
 
-REFERENCE_BATCH = Weight(
-    "VIRTUAL_imagenet256_labeled.npz",
-    url="https://openaipublic.blob.core.windows.net/diffusion/jul-2021/ref_batches/imagenet/256/"
+REFERENCE_BATCH = Weight.at(
+    "https://openaipublic.blob.core.windows.net/diffusion/jul-2021/ref_batches/imagenet/256/"
     "VIRTUAL_imagenet256_labeled.npz",
 )
 BROKEN = (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error, pickle.UnpicklingError)
@@ -95,7 +94,7 @@ class Pictures(ImageSet):
             return Sample(index, 0, "", "", size=image.size)
 
 
-class Packed:
+class Packed(ImageSet):
     """The images `arr_0` (uint8 [n, H, W, 3]) of an .npz file, streamed: they need not fit in memory.
 
     Raises:
@@ -161,13 +160,13 @@ def dataset_features(path: Path, space: Space, device: str) -> tuple[Held, dict[
         raise DatasetError(
             f"{path}: images are needed here, not their mean and covariance: a folder or an .npz"
         )
-    source: Source = Pictures(path) if path.is_dir() else Packed(path)
+    source: ImageSet = Pictures(path) if path.is_dir() else Packed(path)
     found = space.features(source, device)
     origin = {"digest": source.digest, "n": len(source.indices), **provenance({"features": found})}
     return found, origin
 
 
-def save_statistics(source: Source, space: Space, device: str, out: Path) -> None:
+def save_statistics(source: ImageSet, space: Space, device: str, out: Path) -> None:
     """Write mean and covariance (float64) of a source's features, with space, network and number of images."""
     mean, covariance = moments(space.features(source, device).arrays["features"])
     metadata: dict[str, object] = {"space": space.name, "weights": space.weight.require()[1]}

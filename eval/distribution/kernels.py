@@ -1,12 +1,13 @@
-"""Sums over kernel matrices, from which means without some samples follow at little cost."""
+"""Maximum mean discrepancy of two sets, from sums over kernel matrices: cheap without some of the samples."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+
+from kvbench.eval.distribution.frechet import Features, checked
 
 ROWS = 1024  # of a kernel matrix at a time
 
@@ -15,52 +16,60 @@ Kernel = Callable[[Tensor, Tensor], Tensor]
 Positions = NDArray[np.int64]
 
 
-@dataclass(frozen=True)
-class KernelSums:
-    """Sums over the kernel matrix of two sets.
+def make_discrepancy(
+    kernel: Kernel, first: Features, second: Features, *, hollow: bool, paired: bool
+) -> Callable[[Positions], float]:
+    """Return a function of the positions of kept samples that gives MMD^2 (Gretton et al., JMLR 13, 2012).
 
-    Attributes:
-        kernel: gives its entries.
-        a: float64 [n, D].
-        b: float64 [m, D].
-        hollow: the diagonal does not count.
-        rows: sums float64 [n].
-        columns: sums float64 [m].
+    The kernel matrices are summed once. What the other samples take away follows from the sums of their rows and
+    columns and the block between them.
+
+    Args:
+        kernel: gives the matrices' entries.
+        first: [n, D], whose positions are kept.
+        second: [m, D].
+        hollow: a sample is not compared with itself, nor with its pair: the unbiased estimate.
+        paired: row i of both sides is the same sample, which is left out on both.
+
+    Raises:
+        ValueError: fewer than two samples, unequal dimensions, features that are not finite, or paired sets of unequal
+            size.
     """
+    a, b = checked(first, second)
+    if paired and len(a) != len(b):
+        raise ValueError(f"paired sets have {len(a)} and {len(b)} samples")
+    within_a, within_b = (_sum_kernel(kernel, side, side, hollow=hollow) for side in (a, b))
+    across = _sum_kernel(kernel, a, b, hollow=hollow and paired)
 
-    kernel: Kernel
-    a: Tensor
-    b: Tensor
-    hollow: bool
-    rows: Tensor
-    columns: Tensor
+    def find_discrepancy(kept: Positions) -> float:
+        out = np.setdiff1d(np.arange(len(a)), kept)
+        other = out if paired else out[:0]
+        return within_a(out, out) + within_b(other, other) - 2 * across(out, other)
 
-    @classmethod
-    def add_up(cls, kernel: Kernel, a: Tensor, b: Tensor, *, hollow: bool) -> "KernelSums":
-        """Compute the matrix of two sets, some rows at a time, and keep its sums."""
-        rows, columns = [], torch.zeros(len(b), dtype=a.dtype)
-        for start in range(0, len(a), ROWS):
-            block = kernel(a[start : start + ROWS], b)
-            if hollow:
-                block.diagonal(start).zero_()
-            rows.append(block.sum(1))
-            columns += block.sum(0)
-        return cls(kernel, a, b, hollow, torch.cat(rows), columns)
+    return find_discrepancy
 
-    def mean(self) -> float:
-        """Return the mean over the matrix, without its diagonal if that does not count."""
-        return float(self.rows.sum()) / (len(self.a) * len(self.b) - self.hollow * len(self.a))
 
-    def mean_without(self, rows: Positions, columns: Positions) -> float:
-        """Return the mean over what is left when rows and columns are left out.
+def _sum_kernel(
+    kernel: Kernel, a: Tensor, b: Tensor, *, hollow: bool
+) -> Callable[[Positions, Positions], float]:
+    """Return a function that gives the mean over the matrix of two sets without some rows and columns.
 
-        Args:
-            rows: int64 positions.
-            columns: int64 positions; those of the rows, if the diagonal does not count.
-        """
-        block = self.kernel(self.a[rows], self.b[columns])
-        if self.hollow:
+    If it is `hollow`, its diagonal does not count, and rows and columns are the same positions.
+    """
+    parts, columns = [], torch.zeros(len(b), dtype=a.dtype)
+    for start in range(0, len(a), ROWS):
+        block = kernel(a[start : start + ROWS], b)
+        if hollow:
+            block.diagonal(start).zero_()
+        parts.append(block.sum(1))
+        columns += block.sum(0)
+    rows = torch.cat(parts)
+
+    def mean_without(out_rows: Positions, out_columns: Positions) -> float:
+        block = kernel(a[out_rows], b[out_columns])
+        if hollow:
             block.diagonal().zero_()
-        total = self.rows.sum() - self.rows[rows].sum() - self.columns[columns].sum() + block.sum()
-        kept_rows, kept_columns = len(self.a) - len(rows), len(self.b) - len(columns)
-        return float(total) / (kept_rows * (kept_columns - self.hollow))
+        total = rows.sum() - rows[out_rows].sum() - columns[out_columns].sum() + block.sum()
+        return float(total) / ((len(a) - len(out_rows)) * (len(b) - len(out_columns) - hollow))
+
+    return mean_without

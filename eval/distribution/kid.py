@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from kvbench.eval.distribution.base import ToReference
-from kvbench.eval.distribution.frechet import Features, checked
-from kvbench.eval.distribution.kernels import KernelSums
+from kvbench.eval.distribution.frechet import Features
+from kvbench.eval.distribution.kernels import make_discrepancy
 from kvbench.eval.protocol.component import setting
 from kvbench.eval.protocol.intervals import SEED, Replicates
 from kvbench.eval.protocol.scores import MetricSpec, Score, jackknife_score, with_interval
@@ -68,40 +68,19 @@ def kid(first: Features, second: Features, *, paired: bool = False) -> float:
         ValueError: fewer than two samples, unequal dimensions, features that are not finite, or paired sets
             of unequal size.
     """
-    return _discrepancy(*(kernel.mean() for kernel in _kernels(first, second, paired=paired)))
+    return make_discrepancy(_kernel, first, second, hollow=True, paired=paired)(np.arange(len(first)))
 
 
 def paired_kid(first: Features, second: Features, clusters: list[str]) -> Score:
-    """Return 1000 x `kid` of paired sets [n, D] with the interval of a jackknife on both sides.
-
-    The kernels are summed once. What a group takes away follows from the sums of its rows and columns and the
-    block between its members.
-    """
-    kernels = _kernels(first, second, paired=True)
-
-    def find_distance(kept: NDArray[np.int64]) -> float:
-        out = np.setdiff1d(np.arange(len(first)), kept)
-        return REPORTED * _discrepancy(*(kernel.mean_without(out, out) for kernel in kernels))
-
-    return replace(jackknife_score(find_distance, clusters), bias=None)
+    """Return 1000 x `kid` of paired sets [n, D] with the interval of a jackknife on both sides."""
+    distance = make_discrepancy(_kernel, first, second, hollow=True, paired=True)
+    return replace(jackknife_score(lambda kept: REPORTED * distance(kept), clusters), bias=None)
 
 
 def draw_subsets(count: int, subsets: int, size: int, seed: int = SEED) -> NDArray[np.int64]:
     """Positions [subsets, size], each subset drawn without replacement."""
     rng = np.random.default_rng(seed)
     return np.stack([rng.choice(count, size, replace=False) for _ in range(subsets)])
-
-
-def _kernels(first: Features, second: Features, *, paired: bool) -> tuple[KernelSums, KernelSums, KernelSums]:
-    a, b = checked(first, second)
-    if paired and len(a) != len(b):
-        raise ValueError(f"paired sets have {len(a)} and {len(b)} samples")
-    first_sums, second_sums = (KernelSums.add_up(_kernel, side, side, hollow=True) for side in (a, b))
-    return first_sums, second_sums, KernelSums.add_up(_kernel, a, b, hollow=paired)
-
-
-def _discrepancy(within_a: float, within_b: float, across: float) -> float:
-    return within_a + within_b - 2 * across
 
 
 def _kernel(a: Tensor, b: Tensor) -> Tensor:

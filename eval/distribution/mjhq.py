@@ -1,6 +1,5 @@
 """FID on MJHQ-30K (Li et al., arXiv:2402.17245): a run's images against the benchmark's, whole and by category."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -11,8 +10,8 @@ from kvbench.eval.distribution.dataset import DatasetError, Pictures
 from kvbench.eval.distribution.frechet import frechet_distance, frechet_to, moments
 from kvbench.eval.files.images import ImageSet
 from kvbench.eval.files.weights import Weight
-from kvbench.eval.protocol.base import Result, SkipEvaluation
-from kvbench.eval.protocol.scores import MetricSpec, Score, jackknife_score, with_parts
+from kvbench.eval.protocol.base import PartedEvaluator, Result, SkipEvaluation
+from kvbench.eval.protocol.scores import MetricSpec, Score, jackknife_score
 from kvbench.eval.spaces.base import InSpace, finish, require_samples
 
 CATEGORIES = (
@@ -35,7 +34,7 @@ HOW = (
 
 
 @dataclass(frozen=True)
-class FidMjhq(InSpace):
+class FidMjhq(PartedEvaluator, InSpace):
     """`fid_mjhq_clean`: Frechet distance of the run to the real images of its categories; the same for each category.
 
     Images of one category are compared with all real ones of it, so a run on part of the prompts has a smaller n than
@@ -47,16 +46,13 @@ class FidMjhq(InSpace):
 
     folder: str | None = None
     name: ClassVar[str] = "fid_mjhq"
+    spec: ClassVar[MetricSpec] = MetricSpec("lower", digits=2)
+    part_names: ClassVar[tuple[str, ...]] = CATEGORIES
 
     @property
     def metric(self) -> str:
         """The whole distance's name."""
         return f"{self.space.distance}_mjhq_{self.space.name}"
-
-    @property
-    def metrics(self) -> Mapping[str, MetricSpec]:
-        """The whole distance and that of each category."""
-        return with_parts(self.metric, MetricSpec("lower", digits=2), CATEGORIES)
 
     @property
     def weights(self) -> tuple[Weight, ...]:

@@ -8,6 +8,7 @@ import os
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 from kvbench.core.files import hash_path, resolve_path
 
@@ -45,6 +46,11 @@ class Weight:
     places: tuple[str, ...] = ()
     how: str = ""
     path: str | None = None
+
+    @classmethod
+    def at(cls, url: str, sha256: str | None = None, **more: Any) -> "Weight":
+        """Return the file at an address, under the name that ends it."""
+        return cls(url.rpartition("/")[2], url, sha256, **more)
 
     def find(self) -> Path | None:
         """The configured file, else the one in $KVBENCH_WEIGHTS, ours or a library's cache; None if missing."""

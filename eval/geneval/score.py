@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 
 from kvbench.eval.files.images import ImageSet
 from kvbench.eval.geneval.rules import OFFICIAL, TASKS, ColorOf, Detector, Line, Rules, geneval_image
-from kvbench.eval.protocol.base import Evaluator, Result, SkipEvaluation, make_result, read_meta
+from kvbench.eval.protocol.base import PartedEvaluator, Result, SkipEvaluation, make_result, read_meta
 from kvbench.eval.protocol.component import Component
 from kvbench.eval.protocol.intervals import combine_strata
-from kvbench.eval.protocol.scores import MetricSpec, Score, share_score, with_interval, with_parts
+from kvbench.eval.protocol.scores import MetricSpec, Score, share_score, with_interval
 from kvbench.eval.protocol.shares import share_interval
 
 TAG = "tag"
@@ -84,22 +84,17 @@ def geneval_summary(
 
 
 @dataclass(frozen=True)
-class GenEvalMetrics(Evaluator):
+class GenEvalMetrics(PartedEvaluator):
     """Base class of GenEval's evaluators, whose metrics are named after the protocol."""
 
     name: ClassVar[str] = "geneval"
+    spec: ClassVar[MetricSpec] = MetricSpec("higher", digits=3, strata=TAG)
+    part_names: ClassVar[tuple[str, ...]] = (*TASKS, "correct_prompts")
 
     @property
     def metric(self) -> str:
         """Name of the overall score."""
         return f"geneval[{self.protocol}]"
-
-    @property
-    def metrics(self) -> dict[str, MetricSpec]:
-        """The overall score, that of each of the six tasks, and the share of prompts with a correct image."""
-        return with_parts(
-            self.metric, MetricSpec("higher", digits=3, strata=TAG), (*TASKS, "correct_prompts")
-        )
 
 
 @dataclass(frozen=True)

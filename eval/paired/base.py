@@ -1,7 +1,7 @@
 """Base class of metrics that compare each image with its reference."""
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -15,8 +15,8 @@ from kvbench.eval.protocol.component import setting
 from kvbench.eval.protocol.scores import mean_score
 from kvbench.eval.spaces.networks import full_float32
 
-Measure = Callable[[NDArray[np.uint8], NDArray[np.uint8]], list[list[float]]]
-"""Values of pairs of images uint8 [N, H, W, 3]: for each metric a list of N."""
+Measure = Callable[[NDArray[np.uint8], NDArray[np.uint8]], Sequence[torch.Tensor]]
+"""Values of pairs of images uint8 [N, H, W, 3]: for each metric [N]."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class PairedScore(Evaluator):
             for batch in samples.batches(self.batch, self.name, indices):
                 found = measure(samples.stack(batch), reference.stack(batch))
                 for column, values in zip(columns.values(), found, strict=True):
-                    column += values
+                    column += values.tolist()
         prompts = [samples.samples[index].cluster for index in indices]
         scores = {name: mean_score(values, prompts) for name, values in columns.items()}
         return make_result(self, scores, {"index": indices, **columns}, hashes, caveat if count else None)

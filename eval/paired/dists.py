@@ -5,9 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -22,10 +20,9 @@ STAGES = [3, 64, 128, 256, 512, 512]
 SMALL = 1e-6  # the constants c1 and c2
 MEAN, SD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
-VGG16 = Weight(
-    "vgg16-397923af.pth",
-    url="https://download.pytorch.org/models/vgg16-397923af.pth",
-    sha256="397923af8e79cdbb6a7127f12361acd7a2f83e06b05044ddf496e83de57a5bf0",
+VGG16 = Weight.at(
+    "https://download.pytorch.org/models/vgg16-397923af.pth",
+    "397923af8e79cdbb6a7127f12361acd7a2f83e06b05044ddf496e83de57a5bf0",
     places=TORCH_CACHES,
 )
 MIXTURE = Weight(
@@ -66,11 +63,8 @@ class Dists(PairedScore):
         """Read the network."""
         files = [weight.require() for weight in self.weights]
         network = DistsNetwork.load(*(file for file, _ in files)).to(device)
-
-        def measure(ours: NDArray[np.uint8], theirs: NDArray[np.uint8]) -> list[list[float]]:
-            return [network(to_unit(ours, device), to_unit(theirs, device)).tolist()]
-
-        return measure, {file.name: sha256 for file, sha256 in files}
+        hashes = {file.name: sha256 for file, sha256 in files}
+        return lambda a, b: [network(to_unit(a, device), to_unit(b, device))], hashes
 
 
 class DistsNetwork(nn.Module):

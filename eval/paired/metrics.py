@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
@@ -22,10 +23,9 @@ PEAK = 255
 AT_ONCE = 16
 """Pairs of images that are decoded together."""
 
-ALEXNET = Weight(
-    "alexnet-owt-7be5be79.pth",
-    url="https://download.pytorch.org/models/alexnet-owt-7be5be79.pth",
-    sha256="7be5be791159472b1fbf3c69796f7cb30dca7ad8466c2df70058c37116cdee02",
+ALEXNET = Weight.at(
+    "https://download.pytorch.org/models/alexnet-owt-7be5be79.pth",
+    "7be5be791159472b1fbf3c69796f7cb30dca7ad8466c2df70058c37116cdee02",
     size=244_408_911,
     places=TORCH_CACHES,
 )
@@ -110,9 +110,9 @@ class Ssim(PairedScore):
     def load(self, device: str) -> tuple[Measure, Mapping[str, str]]:
         """Return a function that averages the similarity map of each pair twice; it needs no files."""
 
-        def measure(ours: NDArray[np.uint8], theirs: NDArray[np.uint8]) -> list[list[float]]:
+        def measure(ours: NDArray[np.uint8], theirs: NDArray[np.uint8]) -> list[torch.Tensor]:
             similarity = ssim_map(ours, theirs, device, double=self.double)
-            return [part.mean((1, 2, 3)).tolist() for part in (crop_border(similarity), similarity)]
+            return [part.mean((1, 2, 3)) for part in (crop_border(similarity), similarity)]
 
         return measure, {}
 
@@ -137,13 +137,8 @@ class Lpips(PairedScore):
         """Read the network."""
         file, sha256 = replace(self.trunk, path=self.path).require()
         network = alex(file).to(device)
-
-        def measure(ours: NDArray[np.uint8], theirs: NDArray[np.uint8]) -> list[list[float]]:
-            return [
-                network(to_unit(ours, device), to_unit(theirs, device), normalize=True).flatten().tolist()
-            ]
-
-        return measure, {file.name: sha256}
+        unit = partial(to_unit, device=device)
+        return lambda a, b: [network(unit(a), unit(b), normalize=True).flatten()], {file.name: sha256}
 
 
 def squared_error(ours: NDArray[np.uint8], theirs: NDArray[np.uint8]) -> int:

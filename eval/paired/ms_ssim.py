@@ -7,6 +7,7 @@ from typing import ClassVar
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 from torch.nn import functional as F
 
 from kvbench.eval.paired.base import Measure, PairedScore
@@ -42,7 +43,7 @@ class MsSsim(PairedScore):
         return lambda ours, theirs: [ms_ssim(ours, theirs, device, double=self.double)], {}
 
 
-def ms_ssim(ours: NDArray[np.uint8], theirs: NDArray[np.uint8], device: str, *, double: bool) -> list[float]:
+def ms_ssim(ours: NDArray[np.uint8], theirs: NDArray[np.uint8], device: str, *, double: bool) -> Tensor:
     """Return one similarity per pair of uint8 [N, H, W, 3] images.
 
     Raises:
@@ -57,5 +58,4 @@ def ms_ssim(ours: NDArray[np.uint8], theirs: NDArray[np.uint8], device: str, *, 
         product *= crop_border(contrast).mean((1, 2, 3)).relu() ** exponent
         first, second = F.avg_pool2d(first, 2), F.avg_pool2d(second, 2)
     similarity, _ = map_similarity(first, second)
-    values: list[float] = (product * similarity.mean((1, 2, 3)).relu() ** EXPONENTS[-1]).tolist()
-    return values
+    return product * similarity.mean((1, 2, 3)).relu() ** EXPONENTS[-1]

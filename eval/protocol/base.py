@@ -23,7 +23,7 @@ from kvbench.eval.files.samples import SampleSet, check_pairs
 from kvbench.eval.files.weights import Snapshot, Weight
 from kvbench.eval.protocol.component import Component
 from kvbench.eval.protocol.records import strict
-from kvbench.eval.protocol.scores import Metric, MetricSpec, Score, Status, make_metric
+from kvbench.eval.protocol.scores import Metric, MetricSpec, Score, Status, make_metric, with_parts
 
 log = logging.getLogger(__name__)
 
@@ -130,6 +130,28 @@ class Evaluator(Component, ABC):
     @abstractmethod
     def run(self, samples: Any, reference: Any, device: str) -> Result:
         """Score the samples, an `ImageSet` or what `reads` names; any exception makes the result a failed one."""
+
+
+class PartedEvaluator(Evaluator):
+    """Base class of evaluators of one metric and its parts.
+
+    Attributes:
+        spec: meaning of the metric.
+        part_names: names of the parts.
+    """
+
+    spec: ClassVar[MetricSpec]
+    part_names: ClassVar[tuple[str, ...]]
+
+    @property
+    @abstractmethod
+    def metric(self) -> str:
+        """The metric's name."""
+
+    @property
+    def metrics(self) -> Mapping[str, MetricSpec]:
+        """The metric and its parts, `<metric>/<part>`."""
+        return with_parts(self.metric, self.spec, self.part_names)
 
 
 def evaluate(

@@ -5,10 +5,10 @@ network once, however many metrics ask.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import ClassVar, Protocol
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -29,34 +29,16 @@ Network = Callable[[NDArray[np.uint8]], Mapping[str, Tensor]]
 
 PUBLISHED = 50_000  # samples behind FID on ImageNet in papers
 
-CLEAN = Weight(
-    "inception-2015-12-05.pt",
-    url="https://nvlabs-fi-cdn.nvidia.com/stylegan2-ada-pytorch/pretrained/metrics/inception-2015-12-05.pt",
-    sha256="f58cb9b6ec323ed63459aa4fb441fe750cfe39fafad6da5cb504a16f19e958f4",
-)
-ADM = Weight(
-    "weights-inception-2015-12-05-6726825d.pth",
-    url="https://github.com/toshas/torch-fidelity/releases/download/v0.2.0/weights-inception-2015-12-05-6726825d.pth",
-    sha256="6726825d0af5f729cebd5821db510b11b1cfad8faad88a03f1befd49fb9129b2",
+ADM = Weight.at(
+    "https://github.com/toshas/torch-fidelity/releases/download/v0.2.0/weights-inception-2015-12-05-6726825d.pth",
+    "6726825d0af5f729cebd5821db510b11b1cfad8faad88a03f1befd49fb9129b2",
     size=95_628_359,
     places=TORCH_CACHES,
 )
-
-
-class Source(Protocol):
-    """Images in a fixed order.
-
-    Attributes:
-        digest: changes with any pixel.
-        indices: numbers of the images, for the rows of their features.
-    """
-
-    digest: str
-    indices: list[int]
-
-    def stacks(self, size: int, title: str) -> Iterator[NDArray[np.uint8]]:
-        """Pixels uint8 [N, H, W, 3], at most `size` images of one size at a time."""
-        ...
+CLEAN = Weight.at(
+    "https://nvlabs-fi-cdn.nvidia.com/stylegan2-ada-pytorch/pretrained/metrics/inception-2015-12-05.pt",
+    "f58cb9b6ec323ed63459aa4fb441fe750cfe39fafad6da5cb504a16f19e958f4",
+)
 
 
 @dataclass(frozen=True)
@@ -68,24 +50,31 @@ class Space(Component, ABC):
         batch: images at a time; it changes rounding only.
         network: the file; its hash is checked before it is read.
 
-    Class attributes: `name`, and how metrics are called in it, against a reference run (`paired`), against real images
-    (`real`), and Frechet's distance (`distance`).
+    Class attributes: `name`, and the name of Frechet's distance in it (`distance`).
     """
 
     path: str | None = None
     batch: int = setting(32, 1)
     network: Weight = CLEAN
     name: ClassVar[str]
-    paired: ClassVar[str]
-    real: ClassVar[str]
     distance: ClassVar[str] = "fid"
+
+    @property
+    def paired(self) -> str:
+        """Suffix of metrics in it against a reference run."""
+        return f"paired_{self.name}"
+
+    @property
+    def real(self) -> str:
+        """Suffix of metrics in it against real images."""
+        return self.name
 
     @property
     def weight(self) -> Weight:
         """The network's file."""
         return replace(self.network, path=self.path)
 
-    def features(self, source: Source, device: str) -> Held:
+    def features(self, source: ImageSet, device: str) -> Held:
         """`features` float32 [n, D] (and what else the network gives), out of the store if they are there."""
         file, sha256 = self.weight.require()
         return held(
@@ -97,7 +86,7 @@ class Space(Component, ABC):
         return self.features(images, device), self.features(reference, device)
 
     @torch.inference_mode()
-    def compute(self, source: Source, file: Path, device: str) -> Arrays:
+    def compute(self, source: ImageSet, file: Path, device: str) -> Arrays:
         """Run the network, in float32 without TF32."""
         network = self.load(file, device)
         with full_float32():
@@ -118,7 +107,6 @@ class Clean(Space):
     """
 
     name: ClassVar[str] = "clean"
-    paired: ClassVar[str] = "paired_clean"
     real: ClassVar[str] = "real_clean"
     packages: ClassVar[tuple[str, ...]] = ("cleanfid",)
 
@@ -153,8 +141,6 @@ class Adm(Space):
     batch: int = setting(64, 1)
     network: Weight = ADM
     name: ClassVar[str] = "adm"
-    paired: ClassVar[str] = "paired_adm"
-    real: ClassVar[str] = "adm"
     packages: ClassVar[tuple[str, ...]] = ("torch_fidelity",)
 
     def load(self, file: Path, device: str) -> Network:

@@ -16,11 +16,10 @@ from kvbench.eval.files.weights import Weight
 from kvbench.eval.spaces.base import Network, Space
 from kvbench.eval.spaces.networks import resize_normalised
 
-OPENAI_VIT_L_14_336 = Weight(
-    "ViT-L-14-336px.pt",
-    url="https://openaipublic.azureedge.net/clip/models/"
+OPENAI_VIT_L_14_336 = Weight.at(
+    "https://openaipublic.azureedge.net/clip/models/"
     "3035c92b350959924f9f00213499208652fc7ea050643e8b385c2dac08641f02/ViT-L-14-336px.pt",
-    sha256="3035c92b350959924f9f00213499208652fc7ea050643e8b385c2dac08641f02",
+    "3035c92b350959924f9f00213499208652fc7ea050643e8b385c2dac08641f02",
     places=("~/.cache/clip",),
 )
 
@@ -39,8 +38,6 @@ class ClipImages(Space):
     network: Weight = OPENAI_VIT_L_14_336
     model: str = "ViT-L-14-336"
     name: ClassVar[str] = "clip336"
-    paired: ClassVar[str] = "paired_clip336"
-    real: ClassVar[str] = "clip336"
     packages: ClassVar[tuple[str, ...]] = PACKAGES
 
     def load(self, file: Path, device: str) -> Network:

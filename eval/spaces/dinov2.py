@@ -16,17 +16,16 @@ from kvbench.eval.files.weights import TORCH_CACHES, Weight
 from kvbench.eval.spaces.base import Network, Space
 from kvbench.eval.spaces.networks import resize_normalised
 
+VIT_L_14 = Weight.at(
+    "https://dl.fbaipublicfiles.com/dinov2/dinov2_vitl14/dinov2_vitl14_pretrain.pth",
+    "d5383ea8f4877b2472eb973e0fd72d557c7da5d3611bd527ceeb1d7162cbf428",
+    size=1_217_586_395,
+    places=TORCH_CACHES,
+)
 MEAN, SD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 SIDE, PATCH = 224, 14
 OFFSET = 0.1
 """Number that the authors add to the patches when they resize the table of positions, which moves its grid."""
-VIT_L_14 = Weight(
-    "dinov2_vitl14_pretrain.pth",
-    url="https://dl.fbaipublicfiles.com/dinov2/dinov2_vitl14/dinov2_vitl14_pretrain.pth",
-    sha256="d5383ea8f4877b2472eb973e0fd72d557c7da5d3611bd527ceeb1d7162cbf428",
-    size=1_217_586_395,
-    places=TORCH_CACHES,
-)
 
 
 @dataclass(frozen=True)
@@ -44,8 +43,6 @@ class Dinov2(Space):
     network: Weight = VIT_L_14
     model: str = "vit_large_patch14_dinov2"
     name: ClassVar[str] = "dinov2"
-    paired: ClassVar[str] = "paired_dinov2"
-    real: ClassVar[str] = "dinov2"
     distance: ClassVar[str] = "fd"
     packages: ClassVar[tuple[str, ...]] = ("timm",)
 

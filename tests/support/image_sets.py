@@ -17,7 +17,7 @@ from kvbench.eval.files.store import Arrays
 from kvbench.eval.files.weights import file_sha256
 from kvbench.eval.protocol.base import Evaluator, Result, evaluate
 from kvbench.eval.protocol.scores import Status
-from kvbench.eval.spaces.base import ADM, CLEAN, Adm, Clean, Source, Space
+from kvbench.eval.spaces.base import ADM, CLEAN, Adm, Clean, Space
 from tests.support.places import ASSETS, GOLDENS
 
 GOLDEN = GOLDENS / "eval"
@@ -105,7 +105,7 @@ class Network(nn.Module):
 class FewFeatures(Space):
     """The first 64 of 2048 features and logits: a distance over all of them takes seconds."""
 
-    def compute(self, source: Source, file: Path, device: str) -> Arrays:
+    def compute(self, source: ImageSet, file: Path, device: str) -> Arrays:
         return {name: found[:, :64] for name, found in super().compute(source, file, device).items()}
 
 
