@@ -4,6 +4,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
+from typing import Literal
 
 from kvbench.core.budget import UNITS
 from kvbench.core.config import (
@@ -34,9 +35,9 @@ TASKS = (
     "status",
 )
 CACHE_DTYPES = ("auto", "float32", "bfloat16", "float16", *CODE_DTYPES)
-EXPORT_FORMATS = ("parquet", "csv")
 MAX_CALIBRATED = 10**4
 MAX_WORKERS = 10**4
+MAX_REPEATS = 10**9
 GROUPS = ("model", "method", "protect", "prompts", "eval", "logger", "train", "sweeps")
 """Keys of a configuration that hold objects (`_target_`) or nothing."""
 READERS = ("report", "dashboard", "export")
@@ -53,8 +54,7 @@ class Shard:
     count: int = 1
 
     def __post_init__(self) -> None:
-        if self.count < 1:
-            raise ConfigError(f"shard.count={self.count}: must be at least 1")
+        check_range("shard.count", self.count, 1, MAX_PROMPTS)
         if not 0 <= self.index < self.count:
             raise ConfigError(
                 f"shard.index={self.index}: must lie in 0..{self.count - 1} (shard.count={self.count})"
@@ -123,9 +123,8 @@ class ProfileSettings:
     def __post_init__(self) -> None:
         if not self.batch_sizes or min(self.batch_sizes) < 1:
             raise ConfigError(f"profile.batch_sizes={list(self.batch_sizes)}: name numbers of at least 1")
-        for key, min_ in (("warmup", 0), ("repeats", 1)):
-            if getattr(self, key) < min_:
-                raise ConfigError(f"profile.{key}={getattr(self, key)}: must be at least {min_}")
+        check_range("profile.warmup", self.warmup, 0, MAX_REPEATS)
+        check_range("profile.repeats", self.repeats, 1, MAX_REPEATS)
         if self.trace is not None and not Path(self.trace).expanduser().parent.is_dir():
             raise ConfigError(f"profile.trace={self.trace}: its folder does not exist")
 
@@ -134,11 +133,7 @@ class ProfileSettings:
 class ExportSettings:
     """What `task=export` writes: frames of runs and samples as `parquet` or `csv`."""
 
-    format: str = "parquet"
-
-    def __post_init__(self) -> None:
-        if self.format not in EXPORT_FORMATS:
-            raise ConfigError(f"export.format={self.format}: must be one of {', '.join(EXPORT_FORMATS)}")
+    format: Literal["parquet", "csv"] = "parquet"
 
 
 @dataclass(frozen=True)

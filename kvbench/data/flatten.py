@@ -1,7 +1,7 @@
 """Runs and samples as flat rows: plain values by column, and the types of columns (docs/data.md)."""
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, fields
 from typing import Literal, get_args
 
@@ -35,28 +35,33 @@ def list_kinds(section: str, kind: type) -> dict[str, Kind]:
     return found
 
 
-IDENTITY: Kinds = {
-    "folder": "text",
-    "run": "text",
-    "model": "text",
-    "method": "text",
-    "reference": "text",
-    "prompts": "text",
-    "n": "int",
-    "budget": "float",
-    "budget_unit": "text",
-    "peak": "float",
-    "byte_peak": "float",
-    "well_used": "bool",
-    "sinks": "int",
-    "seed": "int",
-    "batch_size": "int",
-    "device": "text",
-    "cache_dtype": "text",
-    "commit": "text",
-    "finished": "text",
+IDENTITY: Mapping[str, tuple[Kind, Callable[[Results], object]]] = {
+    "run": ("text", lambda run: run.run),
+    "model": ("text", lambda run: run.model),
+    "method": ("text", lambda run: run.method),
+    "reference": ("text", lambda run: run.reference),
+    "prompts": ("text", lambda run: run.prompts_label),
+    "n": ("int", lambda run: run.n),
+    "budget": ("float", lambda run: run.memory.budget),
+    "budget_unit": ("text", lambda run: run.memory.budget_unit),
+    "peak": ("float", lambda run: run.memory.peak),
+    "byte_peak": ("float", lambda run: run.memory.byte_peak),
+    "well_used": ("bool", lambda run: run.memory.well_used),
+    "sinks": ("int", lambda run: run.setting("sinks")),
+    "seed": ("int", lambda run: run.setting("seed")),
+    "batch_size": ("int", lambda run: run.setting("batch_size")),
+    "device": ("text", lambda run: run.setting("device")),
+    "cache_dtype": ("text", lambda run: run.setting("cache_dtype")),
+    "commit": ("text", lambda run: _find_commit(run)),
+    "finished": ("text", lambda run: run.finished),
 }
-FIXED: Kinds = {**IDENTITY, **list_kinds("memory", Memory), **list_kinds("latency", Latency)}
+"""What a run is: type of each column, and its value."""
+FIXED: Kinds = {
+    "folder": "text",
+    **{name: kind for name, (kind, _) in IDENTITY.items()},
+    **list_kinds("memory", Memory),
+    **list_kinds("latency", Latency),
+}
 """Columns that every frame of runs has, whatever its runs hold."""
 SAMPLE: Kinds = {
     "folder": "text",
@@ -70,24 +75,7 @@ SAMPLE: Kinds = {
 
 def flatten_run(run: Results) -> dict[str, Value]:
     """Return a run as a row without its `folder`; of its configuration what can tell it from another run."""
-    given = {name: run.setting(name) for name in ("sinks", "seed", "batch_size", "device", "cache_dtype")}
-    code = (run.provenance or {}).get("code")
-    row: dict[str, Value] = {
-        "run": run.run,
-        "model": run.model,
-        "method": run.method,
-        "reference": run.reference,
-        "prompts": run.prompts_label,
-        "n": run.n,
-        "budget": run.memory.budget,
-        "budget_unit": run.memory.budget_unit,
-        "peak": run.memory.peak,
-        "byte_peak": run.memory.byte_peak,
-        "well_used": run.memory.well_used,
-        **{name: _write(value) for name, value in given.items()},
-        "commit": _write(code.get("commit")) if isinstance(code, Mapping) else None,
-        "finished": run.finished,
-    }
+    row = {name: _write(find(run)) for name, (_, find) in IDENTITY.items()}
     for section in SECTIONS:
         row |= _flatten_settings(section, run.setting(section))
     row |= {f"memory.{name}": value for name, value in asdict(run.memory).items()}
@@ -95,6 +83,11 @@ def flatten_run(run: Results) -> dict[str, Value]:
     for name, metric in run.metrics.items():
         row |= _flatten_metric(name, metric)
     return row
+
+
+def _find_commit(run: Results) -> object:
+    code = (run.provenance or {}).get("code")
+    return code.get("commit") if isinstance(code, Mapping) else None
 
 
 def _flatten_settings(name: str, value: object) -> Iterator[tuple[str, Value]]:

@@ -71,7 +71,6 @@ class GenEval(PromptSet):
             sha256="5c48e0813e812e3c373fa5c8ed07a8f0a483be30272b4427b0559c8048e67c13",
         ),
     )
-    source: ClassVar[str] = f"evaluation_metadata.jsonl from {files[0].url}"
 
     def entries(self, place: Path) -> list[Entry]:
         """Read the prompts, each with its line: tag, include and exclude; of a rewritten one also what it was."""
@@ -177,7 +176,6 @@ class Parti(PromptSet):
             url="https://raw.githubusercontent.com/google-research/parti/main/PartiPrompts.tsv",
         ),
     )
-    source: ClassVar[str] = f"PartiPrompts.tsv from {files[0].url}"
 
     def entries(self, place: Path) -> list[Entry]:
         """Read the prompts, each with category and challenge."""

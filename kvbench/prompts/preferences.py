@@ -27,7 +27,6 @@ class Mjhq30k(PromptSet):
             url="https://huggingface.co/datasets/playgroundai/MJHQ-30K/resolve/main/meta_data.json",
         ),
     )
-    source: ClassVar[str] = f"meta_data.json from {files[0].url}"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -64,7 +63,6 @@ class ImageReward(PromptSet):
             url="https://raw.githubusercontent.com/THUDM/ImageReward/main/benchmark/benchmark-prompts.json",
         ),
     )
-    source: ClassVar[str] = f"benchmark-prompts.json from {files[0].url}"
 
     def entries(self, place: Path) -> list[Entry]:
         """Read the prompts, each with its `id`."""

@@ -110,7 +110,6 @@ class Gsm8k(Problems):
             "b52325ad96ea38979fdc222e881ff5d105f95295/grade_school_math/data/test.jsonl",
         ),
     )
-    source: ClassVar[str] = f"test.jsonl from {files[0].url}"
 
     def read_answer(self, text: str) -> str:
         """Return the number behind the solution, without commas."""

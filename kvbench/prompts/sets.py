@@ -38,6 +38,7 @@ class PromptSet:
     draw: int | None = None
     files: ClassVar[tuple[Weight, ...]] = ()
     source: ClassVar[str] = ""
+    """Where to get a set that has no address, or more than one."""
 
     def __post_init__(self) -> None:
         check_counts(count=self.count, per_prompt=self.per_prompt)
@@ -112,7 +113,8 @@ class PromptSet:
     def remedy(self) -> str:
         """Return how to get the set, and which key to set."""
         fetched = ", or set prompts.download=true" if self.files else ""
-        return f"Get {self.source} and set prompts.path to it{fetched}"
+        source = self.source or f"{Path(self.files[0].url).name} from {self.files[0].url}"
+        return f"Get {source} and set prompts.path to it{fetched}"
 
 
 def read_file(path: Path, parse: Callable[[str], T]) -> T:

@@ -126,42 +126,29 @@ def calibrate(
     check_calibration(prompts)
     readers = [observer for observer in observers if isinstance(observer, ReadsCodebooks)]
     others = [observer for observer in observers if not isinstance(observer, ReadsCodebooks)]
+    full, watch = Budget.parse(1, model.spec), partial(_watch, model, seed, device)
+    watching, codebooks, reading = _Watching(others), Codebooks(), _Watching(readers)
+    for observer in (watching, codebooks, reading):
+        observer.prepare(model.spec, full)
     if others:
-        watching = _Watching(others)
-        watching.prepare(model.spec, Budget.parse(1, model.spec))
-        _watch(model, prompts, watching, seed, device, advance, batch=batch)
+        watch(prompts, watching, advance, batch=batch)
     if readers:
-        progress = advance if not others else lambda _: None  # of every prompt once
-        _watch_readers(model, prompts, readers, seed, device, progress)
+        watch(prompts, codebooks, lambda _: None)
+        folds = min(FOLDS, len(prompts))
+        for fold in range(folds):
+            own = range(fold, len(prompts), folds)
+            books = codebooks.fit(without=[number + 1 for number in own] if folds > 1 else ())
+            progress = advance if not others else lambda _: None  # of every prompt once
+            watch([prompts[number] for number in own], reading, progress, books)
     return [observer.average() for observer in observers]
-
-
-def _watch_readers(
-    model: Model,
-    prompts: Sequence[Prompt],
-    readers: Sequence[Observer],
-    seed: int,
-    device: str,
-    advance: Callable[[int], object],
-) -> None:
-    """Show each prompt to observers of codebooks, through those that were fitted to others."""
-    watching, codebooks = _Watching(readers), Codebooks()
-    for observer in (watching, codebooks):
-        observer.prepare(model.spec, Budget.parse(1, model.spec))
-    _watch(model, prompts, codebooks, seed, device, lambda _: None)
-    folds = min(FOLDS, len(prompts))
-    for fold in range(folds):
-        own = range(fold, len(prompts), folds)
-        books = codebooks.fit(without=[number + 1 for number in own] if folds > 1 else ())
-        _watch(model, [prompts[number] for number in own], watching, seed, device, advance, books)
 
 
 def _watch(
     model: Model,
-    prompts: Sequence[Prompt],
-    observer: Method,
     seed: int,
     device: str,
+    prompts: Sequence[Prompt],
+    observer: Method,
     advance: Callable[[int], object],
     books: Books | None = None,
     batch: int = 1,

@@ -18,6 +18,12 @@ from kvbench.runs.job import Job
 from kvbench.runs.record.costs import Cost
 from kvbench.runs.record.steps import describe_rows
 
+COUNTED = (
+    "peak_tokens", "peak_bytes", "rebuild_bytes", "transient_bytes", "state_bytes", "last_tokens", "sequence_bytes",
+    "last_bytes",
+)  # fmt: skip
+"""Costs that the ledger counts."""
+
 
 class Drawn(NamedTuple):
     """What became of some prompts.
@@ -86,17 +92,11 @@ def draw(job: Job, cache: KVCache, part: range) -> Drawn:
             )
     ledger = add_ledgers([share.ledger for share in shares])
     drift = ledger.lse_drift
+    counted: dict[str, int] = {name: getattr(ledger, name) for name in COUNTED}
     cost = Cost(
+        **counted,
         batch=len(part),
         seconds=round(seconds / len(part), 5),
-        peak_tokens=ledger.peak_tokens,
-        peak_bytes=ledger.peak_bytes,
-        rebuild_bytes=ledger.rebuild_bytes,
-        transient_bytes=ledger.transient_bytes,
-        state_bytes=ledger.state_bytes,
-        last_tokens=ledger.last_tokens,
-        sequence_bytes=ledger.sequence_bytes,
-        last_bytes=ledger.last_bytes,
         least_share=round(ledger.find_least_share(job.model.spec, job.allowance.final), 6),
         gpu_peak_bytes=sum(share.gpu_peak_bytes for share in shares),
         gpu_reserved_bytes=sum(share.gpu_reserved_bytes for share in shares) or None,
