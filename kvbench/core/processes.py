@@ -1,6 +1,8 @@
 """Groups of processes that hold one model together; the first one leads."""
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TypeVar
@@ -45,20 +47,16 @@ class Processes:
     def add(self, x: Tensor) -> Tensor:
         """Return the sum of the processes' tensors, the same bits in each of them; x may be overwritten."""
         if self.count > 1:
-            try:
+            with self._explaining():
                 dist.all_reduce(x)
-            except RuntimeError as error:
-                raise self._explain(error) from None
         return x
 
     def broadcast(self, message: T) -> T:
         """Return what the process that leads has given, in all of them."""
         said = [message]
         if self.count > 1:
-            try:
+            with self._explaining():
                 dist.broadcast_object_list(said, src=0, group=self.words)
-            except RuntimeError as error:
-                raise self._explain(error) from None
         return said[0]
 
     def gather(self, value: T) -> list[T]:
@@ -66,19 +64,21 @@ class Processes:
         if self.count == 1:
             return [value]
         found: list[T] | None = [value] * self.count if self.rank == 0 else None
-        try:
+        with self._explaining():
             dist.gather_object(value, found, dst=0, group=self.words)
-        except RuntimeError as error:
-            raise self._explain(error) from None
         return [value] if found is None else found
 
-    def _explain(self, error: RuntimeError) -> RuntimeError:
-        if isinstance(error, torch.OutOfMemoryError):
-            return error
-        return ProcessLost(
-            f"process {self.rank} of {self.count}: another one ended or does not answer; start all of them again "
-            f"({str(error).splitlines()[0]})"
-        )
+    @contextmanager
+    def _explaining(self) -> Iterator[None]:
+        try:
+            yield
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            raise ProcessLost(
+                f"process {self.rank} of {self.count}: another one ended or does not answer; start all of them again "
+                f"({str(error).splitlines()[0]})"
+            ) from None
 
 
 ALONE = Processes()

@@ -96,7 +96,8 @@ class GenEval(PromptSet):
 
     def _read_lines(self, place: Path) -> list[Entry]:
         found: list[Entry] = []
-        for number, text in enumerate(read_file(place, _split_lines), 1):
+        # `splitlines` would also cut at separators that JSON strings may hold.
+        for number, text in enumerate(read_file(place, lambda text: text.split("\n")), 1):
             if not text.strip():
                 continue
             try:
@@ -201,7 +202,3 @@ def _split_columns(text: str) -> list[dict[str, str | None]]:
         return list(csv.DictReader(io.StringIO(text), delimiter="\t", quoting=csv.QUOTE_NONE))
     except csv.Error as error:
         raise ValueError(error) from None
-
-
-def _split_lines(text: str) -> list[str]:
-    return text.split("\n")  # splitlines would also cut at separators that JSON strings may hold

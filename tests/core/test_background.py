@@ -37,10 +37,12 @@ def fail() -> None:
     raise OSError("no space")
 
 
-def work_at(*pieces: Work) -> None:
+def work_at(*pieces: Work, error: type[Exception] | None = None) -> None:
     with working_beside(max_=2) as give:
         for piece in pieces:
             give(piece)
+        if error is not None:
+            raise error
 
 
 def test_an_error_is_raised_where_more_work_is_given_or_at_the_end() -> None:
@@ -52,15 +54,8 @@ def test_an_error_is_raised_where_more_work_is_given_or_at_the_end() -> None:
         work_at(fail)
 
 
-def break_after(*pieces: Work) -> None:
-    with working_beside(max_=2) as give:
-        for piece in pieces:
-            give(piece)
-        raise KeyError
-
-
 def test_another_error_is_not_hidden_and_work_is_done_all_the_same() -> None:
     done: list[int] = []
     with pytest.raises(KeyError):
-        break_after(fail, lambda: done.append(1))
+        work_at(fail, lambda: done.append(1), error=KeyError)
     assert done == [1]

@@ -40,18 +40,6 @@ def test_capacity_is_exact_and_never_more_than_there_is(value: Decimal, size: in
         assert SPEC.full_tokens * size <= budget.bytes
 
 
-@given(decimals, decimals, sizes, sizes)
-def test_more_bytes_or_smaller_tokens_never_give_fewer_tokens(
-    one: Decimal, other: Decimal, size: int, larger: int
-) -> None:
-    less, more = sorted((one, other))
-    small, large = sorted((size, larger))
-    assert (
-        Budget.parse_bytes(str(less), SPEC, large).capacity
-        <= Budget.parse_bytes(str(more), SPEC, small).capacity
-    )
-
-
 @given(st.integers(2, 24 * 39 * TOKEN))
 def test_a_whole_number_counts_bytes_of_a_sequence(size: int) -> None:
     budget = Budget.parse_bytes(size, SPEC, TOKEN)

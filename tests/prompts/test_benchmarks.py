@@ -2,7 +2,6 @@
 
 import json
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -27,163 +26,133 @@ LINES = [
 ]
 
 
-def coco(folder: Path) -> str:
-    images = [{"id": 40 - n} for n in range(6)]
-    captions = [(34 + n % 7, f" caption {n} \n") for n in range(20)]
-    annotations = [{"image_id": image, "caption": caption} for image, caption in captions]
-    (folder / "captions.json").write_text(json.dumps({"images": images, "annotations": annotations}))
-    return str(folder / "captions.json")
+CAPTIONS = [{"image_id": 34 + n % 7, "caption": f" caption {n} \n"} for n in range(20)]
+ROWS = (
+    "Prompt\tCategory\tChallenge\tNote",
+    'a sign that says "Go"\tArtifacts\tWriting\tnote',
+    '"Hello," said the dog\tAnimals\tBasic\t',
+    "x\tArts\tBasic\t",
+)
+KINDS = ("people", "art", "people", "logo")
+FILES: dict[type[PromptSet], dict[str, object]] = {
+    Coco: {"captions.json": {"images": [{"id": 40 - n} for n in range(6)], "annotations": CAPTIONS}},
+    GenEval: {"lines.jsonl": "".join(json.dumps(line) + "\n" for line in LINES)},
+    HpsV2: {f"{style}.json": [f"{style} {n}" for n in range(5)] for style in STYLES},
+    Dpg: {f"{item}.txt": f"a long text about {item}\n" for item in ("b1", "a2", "c0")},
+    Parti: {"parti.tsv": "".join(f"{row}\r\n" for row in ROWS)},
+    Mjhq30k: {
+        "meta_data.json": {
+            f"f{9 - n}": {"category": kind, "prompt": f" {kind}, take {n} "} for n, kind in enumerate(KINDS)
+        }
+    },
+    ImageReward: {
+        "prompts.json": [{"id": f"00569{n}-0057", "prompt": f"a vehicle, take {n}"} for n in range(3)]
+    },
+}
+"""Files of each set: text as it is, all else as JSON."""
 
 
-def geneval(folder: Path) -> str:
-    (folder / "lines.jsonl").write_text("".join(json.dumps(line) + "\n" for line in LINES))
-    return str(folder / "lines.jsonl")
-
-
-def hpsv2(folder: Path) -> str:
-    for style in STYLES:
-        (folder / f"{style}.json").write_text(json.dumps([f"{style} {n}" for n in range(5)]))
-    return str(folder)
-
-
-def dpg(folder: Path) -> str:
-    (folder / "prompts").mkdir()
-    for item in ("b1", "a2", "c0"):
-        (folder / "prompts" / f"{item}.txt").write_text(f"a long text about {item}\n")
-    return str(folder / "prompts")
-
-
-def parti(folder: Path) -> str:
-    rows = [
-        'a sign that says "Go"\tArtifacts\tWriting\tnote',
-        '"Hello," said the dog\tAnimals\tBasic\t',
-        "x\tArts\tBasic\t",
-    ]
-    (folder / "parti.tsv").write_text("\r\n".join(["Prompt\tCategory\tChallenge\tNote", *rows]) + "\r\n")
-    return str(folder / "parti.tsv")
-
-
-def mjhq(folder: Path) -> str:
-    kinds = ("people", "art", "people", "logo")
-    held = {f"f{9 - n}": {"category": kind, "prompt": f" {kind}, take {n} "} for n, kind in enumerate(kinds)}
-    (folder / "meta_data.json").write_text(json.dumps(held))
-    return str(folder / "meta_data.json")
-
-
-def imagereward(folder: Path) -> str:
-    held = [{"id": f"00569{n}-0057", "prompt": f"a vehicle, take {n}"} for n in range(3)]
-    (folder / "benchmark-prompts.json").write_text(json.dumps(held))
-    return str(folder / "benchmark-prompts.json")
-
-
-MADE: dict[type[PromptSet], Callable[[Path], str]] = {
-    Coco: coco, GenEval: geneval, HpsV2: hpsv2, Dpg: dpg, Parti: parti,
-    Mjhq30k: mjhq, ImageReward: imagereward,
-}  # fmt: skip
+def make(kind: type[PromptSet], folder: Path) -> str:
+    """Write a set's files; return the path of the only one, or of their folder."""
+    place = folder / kind.__name__
+    place.mkdir(exist_ok=True)
+    for name, content in FILES[kind].items():
+        (place / name).write_text(content if isinstance(content, str) else json.dumps(content), newline="")
+    return str(place / name if len(FILES[kind]) == 1 else place)
 
 
 def test_coco_takes_the_first_caption_of_every_image_in_order(tmp_path: Path) -> None:
-    prompts = Coco(coco(tmp_path)).load()
+    prompts = Coco(make(Coco, tmp_path)).load()
     assert [prompt.meta["image_id"] for prompt in prompts] == [40, 39, 38, 37, 36, 35]
     assert [prompt.text for prompt in prompts] == [f"caption {n}" for n in (6, 5, 4, 3, 2, 1)]
-    assert [prompt.text for prompt in Coco(coco(tmp_path), count=2).load()] == ["caption 6", "caption 5"]
-    drawn = Coco(coco(tmp_path), count=4, draw=0)
+    assert [prompt.text for prompt in Coco(make(Coco, tmp_path), count=2).load()] == [
+        "caption 6",
+        "caption 5",
+    ]
+    drawn = Coco(make(Coco, tmp_path), count=4, draw=0)
     assert drawn.load() == drawn.load()
     assert len({prompt.text for prompt in drawn.load()}) == 4
     assert drawn.load() != replace(drawn, draw=1).load()
 
 
 def test_geneval_makes_four_images_of_every_line(tmp_path: Path) -> None:
-    prompts = GenEval(geneval(tmp_path)).load()
+    prompts = GenEval(make(GenEval, tmp_path)).load()
     assert [prompt.index for prompt in prompts] == list(range(36))
     for prompt in prompts:
         line = LINES[prompt.index // 4]
         assert prompt.text == line["prompt"]
         assert prompt.meta == {**line, "prompt_index": prompt.index // 4, "image_index": prompt.index % 4}
-    some = GenEval(geneval(tmp_path), count=3, per_prompt=1).load()
+    some = GenEval(make(GenEval, tmp_path), count=3, per_prompt=1).load()
     assert [prompt.meta["tag"] for prompt in some] == ["single_object", "counting", "colors"]
 
 
 def test_rewritten_geneval_prompts_keep_their_lines(tmp_path: Path) -> None:
-    path, texts = (
-        tmp_path / "texts.json",
-        {str(line["prompt"]): f"as if {n // 2}" for n, line in enumerate(LINES)},
-    )
+    path = tmp_path / "texts.json"
+    texts = {str(line["prompt"]): f"as if {n // 2}" for n, line in enumerate(LINES)}
     path.write_text(json.dumps({"another": "prompt", **texts}))
-    plain = GenEval(geneval(tmp_path)).load()
-    prompts = GenEval(geneval(tmp_path), rewritten=str(path)).load()
+    plain = GenEval(make(GenEval, tmp_path)).load()
+    prompts = GenEval(make(GenEval, tmp_path), rewritten=str(path)).load()
     assert [prompt.text for prompt in prompts] == [texts[prompt.text] for prompt in plain]
     for own, was in zip(prompts, plain, strict=True):
         assert own.meta == {**was.meta, "rewritten_from": was.text}
     assert hash_prompts(prompts) != hash_prompts(plain)
     path.write_text(json.dumps({**texts, "single_object of a dog, take 0": "something else"}))
-    assert hash_prompts(GenEval(geneval(tmp_path), rewritten=str(path)).load()) != hash_prompts(prompts)
+    assert hash_prompts(GenEval(make(GenEval, tmp_path), rewritten=str(path)).load()) != hash_prompts(prompts)
 
 
 def test_bad_rewritten_prompts_are_one_error_that_names_key_and_file(tmp_path: Path) -> None:
     path = tmp_path / "texts.json"
     every = {str(line["prompt"]): "a text" for line in LINES}
     lacking = dict.fromkeys(list(every)[2:], "a text")
+    missing = r"does not have 'single_object of a dog, take 0' \(2 of 9 prompts are missing\)"
     for content, complaint in (
-        (
-            json.dumps(lacking),
-            r"does not have 'single_object of a dog, take 0' \(2 of 9 prompts are missing\)",
-        ),
+        (json.dumps(lacking), missing),
         (json.dumps({**every, "x": " "}), "not texts by prompt"),
         (json.dumps([*every]), "not texts by prompt"),
         ('{"a": ', "cannot be read"),
     ):
         path.write_text(content)
         with pytest.raises(ConfigError, match=rf"^prompts\.rewritten={path}: {complaint}"):
-            GenEval(geneval(tmp_path), rewritten=str(path)).load()
+            GenEval(make(GenEval, tmp_path), rewritten=str(path)).load()
     with pytest.raises(ConfigError, match=r"^prompts\.rewritten=.*nowhere: cannot be read"):
-        GenEval(geneval(tmp_path), rewritten=str(tmp_path / "nowhere")).load()
+        GenEval(make(GenEval, tmp_path), rewritten=str(tmp_path / "nowhere")).load()
 
 
 def test_hpsv2_goes_style_by_style(tmp_path: Path) -> None:
-    prompts = HpsV2(hpsv2(tmp_path)).load()
+    prompts = HpsV2(make(HpsV2, tmp_path)).load()
     assert [prompt.meta["style"] for prompt in prompts] == [style for style in STYLES for _ in range(5)]
     assert prompts[7].text == "concept-art 2"
-    some = HpsV2(hpsv2(tmp_path), count=8).load()
+    some = HpsV2(make(HpsV2, tmp_path), count=8).load()
     assert set(Counter(prompt.meta["style"] for prompt in some).values()) == {2}
-    assert {p.meta["style"] for p in HpsV2(hpsv2(tmp_path), styles=("photo",)).load()} == {"photo"}
+    assert {p.meta["style"] for p in HpsV2(make(HpsV2, tmp_path), styles=("photo",)).load()} == {"photo"}
 
 
 def test_dpg_names_items_after_their_files(tmp_path: Path) -> None:
-    prompts = Dpg(dpg(tmp_path)).load()
+    prompts = Dpg(make(Dpg, tmp_path)).load()
     assert [prompt.meta["item_id"] for prompt in prompts[::4]] == ["a2", "b1", "c0"]
     assert prompts[4].text == "a long text about b1"
     assert [prompt.meta["image_index"] for prompt in prompts] == [0, 1, 2, 3] * 3
 
 
 def test_parti_keeps_quotes(tmp_path: Path) -> None:
-    prompts = Parti(parti(tmp_path)).load()
+    prompts = Parti(make(Parti, tmp_path)).load()
     assert [prompt.text for prompt in prompts] == ['a sign that says "Go"', '"Hello," said the dog', "x"]
-    assert prompts[0].meta == {
-        "category": "Artifacts",
-        "challenge": "Writing",
-        "prompt_index": 0,
-        "image_index": 0,
-    }
+    own = {"category": "Artifacts", "challenge": "Writing"}
+    assert prompts[0].meta == {**own, "prompt_index": 0, "image_index": 0}
 
 
 def test_mjhq_keeps_categories_and_names_of_the_real_images(tmp_path: Path) -> None:
-    prompts = Mjhq30k(mjhq(tmp_path)).load()
-    assert [prompt.text for prompt in prompts] == [
-        "people, take 0",
-        "art, take 1",
-        "people, take 2",
-        "logo, take 3",
-    ]
+    prompts = Mjhq30k(make(Mjhq30k, tmp_path)).load()
+    assert [prompt.text for prompt in prompts] == [f"{kind}, take {n}" for n, kind in enumerate(KINDS)]
     assert prompts[1].meta == {"category": "art", "image_id": "f8", "prompt_index": 1, "image_index": 0}
-    some = Mjhq30k(mjhq(tmp_path), categories=("logo", "people")).load()
+    some = Mjhq30k(make(Mjhq30k, tmp_path), categories=("logo", "people")).load()
     assert [(prompt.index, prompt.meta["image_id"]) for prompt in some] == [(0, "f9"), (1, "f7"), (2, "f6")]
     with pytest.raises(ConfigError, match=r"^prompts\.categories=\['cats'\]: choose from animals, art"):
         Mjhq30k(categories=("cats",))
 
 
 def test_imagereward_makes_ten_images_of_every_prompt(tmp_path: Path) -> None:
-    prompts = ImageReward(imagereward(tmp_path)).load()
+    prompts = ImageReward(make(ImageReward, tmp_path)).load()
     assert len(prompts) == 30
     assert prompts[10].text == "a vehicle, take 1"
     assert prompts[10].meta == {"id": "005691-0057", "prompt_index": 1, "image_index": 0}
@@ -201,9 +170,9 @@ def test_count_chooses_different_prompts_in_order(total: int, data: st.DataObjec
         assert max(gaps) - min(gaps) <= 1
 
 
-@pytest.mark.parametrize("kind", MADE)
+@pytest.mark.parametrize("kind", FILES)
 def test_calibration_draws_other_prompts_of_the_set(kind: type[PromptSet], tmp_path: Path) -> None:
-    place = MADE[kind](tmp_path)
+    place = make(kind, tmp_path)
     every = {prompt.text for prompt in kind(place).load()}
     prompts = kind(place, count=2, per_prompt=2)
     own = {prompt.text for prompt in prompts.load()}
@@ -217,17 +186,17 @@ def test_calibration_draws_other_prompts_of_the_set(kind: type[PromptSet], tmp_p
     assert kind(place).load_others(3, seed=1) == []
 
 
-@pytest.mark.parametrize("kind", MADE)
+@pytest.mark.parametrize("kind", FILES)
 def test_a_missing_set_says_what_to_get_and_which_key_to_set(kind: type[PromptSet], tmp_path: Path) -> None:
+    download = ", or set prompts.download=true" if kind.files else ""
     with pytest.raises(
-        ConfigError, match=r"^prompts\.path=null: .*Get .* and set prompts\.path to it"
-    ) as told:
+        ConfigError, match=rf"^prompts\.path=null: .*Get .* and set prompts\.path to it{download}$"
+    ):
         kind().load()
-    assert ("prompts.download=true" in str(told.value)) == bool(kind.files)
     with pytest.raises(ConfigError, match=r"^prompts\.path=.*nowhere: does not exist\. Get .*prompts\.path"):
         kind(str(tmp_path / "nowhere")).load()
     with pytest.raises(ConfigError, match=r"^prompts\.count=999: the set holds \d+ prompts"):
-        kind(MADE[kind](tmp_path), count=999).load()
+        kind(make(kind, tmp_path), count=999).load()
     for name in ("count", "per_prompt"):
         with pytest.raises(ConfigError, match=rf"^prompts\.{name}=0: must be at least 1"):
             kind(**{name: 0})
@@ -236,7 +205,7 @@ def test_a_missing_set_says_what_to_get_and_which_key_to_set(kind: type[PromptSe
 def test_sets_with_an_address_are_downloaded_when_asked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    source = Path(geneval(tmp_path))
+    source = Path(make(GenEval, tmp_path))
     real = Weight("lines.jsonl", source.as_uri(), file_sha256(source))
     monkeypatch.setattr(GenEval, "files", (real,))
     prompts = GenEval(download=True).load()
@@ -289,21 +258,19 @@ def test_bad_files_are_one_error_that_names_them(
 
 
 def test_bad_folders_are_one_error_that_names_them(tmp_path: Path) -> None:
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(ConfigError, match=r"empty: holds no prompts"):
-        Dpg(str(tmp_path / "empty")).load()
-    with pytest.raises(ConfigError, match=r"empty: anime\.json is not there\. Get anime\.json"):
-        HpsV2(str(tmp_path / "empty")).load()
-    folder = Path(hpsv2(tmp_path))
-    (folder / "photo.json").write_text('{"photo": []}')
-    with pytest.raises(ConfigError, match=r"photo\.json: not a list of texts"):
-        HpsV2(str(folder)).load()
-    with pytest.raises(ConfigError, match=r"anime\.json: is not a folder"):
-        Dpg(str(folder / "anime.json")).load()
-    (folder / "prompts").mkdir()
-    (folder / "prompts" / "x.txt").write_text("\n")
-    with pytest.raises(ConfigError, match="prompt 0 is empty"):
-        Dpg(str(folder / "prompts")).load()
+    empty, styles, texts = tmp_path / "empty", Path(make(HpsV2, tmp_path)), Path(make(Dpg, tmp_path))
+    empty.mkdir()
+    (styles / "photo.json").write_text('{"photo": []}')
+    (texts / "x.txt").write_text("\n")
+    for kind, place, complaint in (
+        (Dpg, empty, "empty: holds no prompts"),
+        (HpsV2, empty, r"empty: anime\.json is not there\. Get anime\.json"),
+        (HpsV2, styles, r"photo\.json: not a list of texts"),
+        (Dpg, styles / "anime.json", r"anime\.json: is not a folder"),
+        (Dpg, texts, "prompt 3 is empty"),
+    ):
+        with pytest.raises(ConfigError, match=complaint):
+            kind(str(place)).load()
     with pytest.raises(ConfigError, match=r"^prompts\.styles=\['oil'\]: choose from anime"):
         HpsV2(styles=("oil",))
 

@@ -9,7 +9,7 @@ from kvbench.core.config import ConfigError
 from kvbench.methods.full import Full
 from kvbench.runs import execute
 from tests.runs.test_execute import Broken
-from tests.support.fake_run import Fake, job_in
+from tests.support.fake_run import job_in
 
 
 def test_the_bounds_are_full_runs_compared_with_the_reference(tmp_path: Path) -> None:
@@ -44,12 +44,7 @@ def test_a_batch_of_one_is_bounded_by_one_of_two(tmp_path: Path) -> None:
 def test_metrics_are_added_without_generating_again(tmp_path: Path) -> None:
     job = job_in(tmp_path)
     execute.run(job)
-    more = replace(
-        job,
-        model=Fake(),
-        evaluators={**job.evaluators, "broken": Broken(works=True)},
-        config={**job.config, "eval": {"psnr": {}, "broken": {}}},
-    )
+    more = job_in(tmp_path, evaluators={**job.evaluators, "broken": Broken(works=True)})
     outcome = execute.rescore(more)
     assert more.model.batches == []
     assert outcome.results.metrics["broken"].value == 1.0

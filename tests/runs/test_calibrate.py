@@ -16,6 +16,7 @@ from kvbench.core.segments import ModelSpec, next_scale
 from kvbench.core.settings import CalibrateSettings
 from kvbench.engine.cache import KVCache
 from kvbench.engine.coding.codebooks import Codebooks
+from kvbench.engine.coding.formats import Books
 from kvbench.methods.ams_kv import KeySimilarity
 from kvbench.methods.base import Artifact, Observer
 from kvbench.methods.capabilities import ReadsCodebooks
@@ -75,16 +76,6 @@ class Attending(Model):
         return mass
 
 
-class Reading:
-    """Noise that remembers nothing."""
-
-    def __init__(self, seed: int, prompts: int) -> None:
-        self._generator, self._prompts = torch.Generator().manual_seed(seed), prompts
-
-    def draw(self, count: int) -> Tensor:
-        return torch.randn(self._prompts, count, generator=self._generator)
-
-
 @pytest.mark.parametrize("prompts", [1, 3])
 def test_the_observer_equals_an_explicit_computation(prompts: int) -> None:
     observer, model = AttentionByScale(), Attending()
@@ -92,7 +83,7 @@ def test_the_observer_equals_an_explicit_computation(prompts: int) -> None:
     cache = KVCache(SPEC, observer, dtype=torch.float32)
     expected = torch.zeros(SPEC.layers, SPEC.heads, 4, 4, dtype=torch.float64)
     for seed in range(2):
-        model.generate(["a"] * prompts, cache, Reading(seed, prompts))
+        model.generate(["a"] * prompts, cache, PromptNoise(seed, range(prompts)))
         expected += torch.stack([model.mass(prompt) for prompt in range(prompts)]).mean(0) / 2
     torch.testing.assert_close(observer.average()["mass"], expected, atol=1e-6, rtol=1e-5)
     torch.testing.assert_close(
@@ -144,23 +135,18 @@ def test_codebooks_were_fitted_to_other_prompts_than_they_are_read_for(
     (made,) = calibrate(Attending(), lines, [OwnTokens()], 7, "cpu", steps.append)
     assert sum(steps) == 5
     assert left_out == [[1, 3, 5], [2, 4]]  # counted from 1, as they are watched
-    books = [fit(_watched([lines[i] for i in range(5) if i % 2 != fold])) for fold in range(2)]
+    books = [fit(watched(Codebooks(), lines[1 - fold :: 2])) for fold in range(2)]
     expected = 0.0
     for fold in range(2):
-        observer = OwnTokens()
-        observer.prepare(SPEC, Budget.parse(1, SPEC))
-        cache = KVCache(SPEC, observer, dtype=torch.float32, books=books[fold])
-        for line in lines[fold::2]:
-            Attending().generate([line.text], cache, PromptNoise(7, [line.index]))
-        expected += float(observer.sums["missed"])
+        expected += float(watched(OwnTokens(), lines[fold::2], books[fold]).sums["missed"])
     assert float(made["missed"]) == pytest.approx(expected / 5)
     assert expected > 0
 
 
-def _watched(lines: Sequence[Prompt]) -> Codebooks:
-    observer = Codebooks()
+def watched(observer: Observer, lines: Sequence[Prompt], books: Books | None = None) -> Observer:
+    """Show an observer one prompt after the other."""
     observer.prepare(SPEC, Budget.parse(1, SPEC))
-    cache = KVCache(SPEC, observer, dtype=torch.float32)
+    cache = KVCache(SPEC, observer, dtype=torch.float32, books=books)
     for line in lines:
         Attending().generate([line.text], cache, PromptNoise(7, [line.index]))
     return observer

@@ -2,13 +2,15 @@
 
 import hashlib
 import io
+import itertools
 import json
 import random
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 from PIL import Image
@@ -23,7 +25,7 @@ from kvbench.report.collect import collect_runs
 from kvbench.runs import execute
 from kvbench.runs.calls import recall, remember
 from kvbench.runs.job import Job
-from kvbench.runs.record.results import Outcome, Results
+from kvbench.runs.record.results import Results
 from tests.support.fake_run import job_in
 
 COUNT = 4
@@ -46,21 +48,16 @@ def make_job(root: Path, **more: object) -> Job:
 
 
 def with_another(root: Path) -> Job:
-    config = {**make_job(root).config, "eval": {"psnr": {}, "mean": {}}}
-    return make_job(root, evaluators={"psnr": Psnr(), "mean": Mean()}, config=config)
+    return make_job(root, evaluators={"psnr": Psnr(), "mean": Mean()})
 
 
 USES: dict[str, Callable[[Path], Results | None]] = {
     "again": lambda root: execute.run(make_job(root)).results,
     "another metric": lambda root: execute.run(with_another(root)).results,
     "evaluate": lambda root: execute.rescore(with_another(root)).results,
-    "recall": lambda root: results_of(recall(root, make_job(root).config, "streaming_llm")),
+    "recall": lambda root: getattr(recall(root, make_job(root).config, "streaming_llm"), "results", None),
     "report": lambda root: next((run for run in collect_runs(root) if run.reference is not None), None),
 }
-
-
-def results_of(outcome: Outcome | None) -> Results | None:
-    return None if outcome is None else outcome.results
 
 
 def images_of(root: Path) -> dict[str, str]:
@@ -102,25 +99,30 @@ def encode_foreign() -> bytes:
 VALUES: dict[str, object] = {"null": None, "nan": float("nan"), "text": "x", "negative": -1, "list": []}
 
 
+def change(values: dict[str, Any], key: str, value: object) -> bytes:
+    """Give a key another value, or take it out for `...`."""
+    changed = {**values, key: value}
+    return json.dumps({name: one for name, one in changed.items() if one is not ...}).encode()
+
+
 def damage_record(content: bytes, key: str, value: object) -> bytes:
-    """A key of one line of samples.jsonl gets another value; `...` takes it out."""
-    lines = [json.loads(line) for line in content.splitlines()]
-    if value is ...:
-        del lines[2][key]
-    else:
-        lines[2][key] = value
-    return b"".join(json.dumps(line).encode() + b"\n" for line in lines)
+    """Change one line of samples.jsonl."""
+    lines = content.splitlines()
+    lines[2] = change(json.loads(lines[2]), key, value)
+    return b"\n".join([*lines, b""])
 
 
 def damage_results(content: bytes, key: str, value: object) -> bytes:
-    """A key of results.json gets another value; `...` takes it out."""
+    """Change results.json, or its memory."""
     values = json.loads(content)
-    part = values["memory"] if key in values["memory"] else values
-    if value is ...:
-        del part[key]
-    else:
-        part[key] = value
-    return json.dumps(values).encode()
+    if key in values["memory"]:
+        return change(values, "memory", json.loads(change(values["memory"], key, value)))
+    return change(values, key, value)
+
+
+IDENTITY, COSTS = ("index", "seed", "prompt", "sha256"), ("batch", "seconds", "peak_tokens", "peak_bytes")
+PARTS = ("schema_version", "run", "n", "config", "memory", "latency", "peak_tokens")
+KEYS = (("samples.jsonl", (*IDENTITY, *COSTS), damage_record), ("results.json", PARTS, damage_results))
 
 
 def damages() -> Iterator[tuple[str, str, Damage]]:
@@ -131,20 +133,9 @@ def damages() -> Iterator[tuple[str, str, Damage]]:
                 yield f"{side}-*/{name}", what, damage
         for what in ("empty", "cut", "text", "foreign"):
             yield f"{side}-*/images/000001.png", what, WHOLE.get(what, lambda _: encode_foreign())
-        for key in ("index", "seed", "prompt", "sha256", "batch", "seconds", "peak_tokens", "peak_bytes"):
-            for what, value in {**VALUES, "missing": ...}.items():
-                yield (
-                    f"{side}-*/samples.jsonl",
-                    f"{key} {what}",
-                    lambda c, k=key, v=value: damage_record(c, k, v),
-                )
-        for key in ("schema_version", "run", "n", "config", "memory", "latency", "peak_tokens"):
-            for what, value in {**VALUES, "missing": ...}.items():
-                yield (
-                    f"{side}-*/results.json",
-                    f"{key} {what}",
-                    lambda c, k=key, v=value: damage_results(c, k, v),
-                )
+        for name, keys, damage in KEYS:
+            for key, (what, value) in itertools.product(keys, {**VALUES, "missing": ...}.items()):
+                yield f"{side}-*/{name}", f"{key} {what}", partial(damage, key=key, value=value)
     for what in ("empty", "cut", "text", "binary"):
         yield "calibration-*.safetensors", what, WHOLE[what]
 

@@ -10,13 +10,10 @@ from hypothesis import strategies as st
 
 from kvbench.core.config import ConfigError
 from kvbench.core.segments import ModelSpec, next_token_image
-from kvbench.core.settings import Shard
-from kvbench.models.qwen3.model import Qwen3Model
-from kvbench.models.qwen3.sampling import TextSampling
-from kvbench.models.qwen3.transformer import Qwen3Config
 from kvbench.runs import execute
 from kvbench.runs.generate.retention import FILE, MAX_BINS, join_heads, list_sources, read_retention
 from tests.support.fake_run import SPEC, Fake, job_in
+from tests.support.small_models import small_writer
 
 
 def test_a_run_tells_what_its_first_batch_kept(whole: Path) -> None:
@@ -34,12 +31,6 @@ def test_a_run_tells_what_its_first_batch_kept(whole: Path) -> None:
     assert {share for layer in full.kept for head in layer for share in head} == {1.0}
 
 
-@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0)])
-def test_shards_tell_the_same(tmp_path: Path, whole: Path, order: tuple[int, ...]) -> None:
-    *_, outcome = (execute.run(job_in(tmp_path, shard=Shard(index, 3))) for index in order)
-    assert (outcome.folder / FILE).read_bytes() == (whole / FILE).read_bytes()
-
-
 def test_without_memory_it_is_of_as_many_prompts_as_had_some(tmp_path: Path) -> None:
     found = read_retention(execute.run(job_in(tmp_path, batch_size=8, model=Fake(most=3))).folder)
     assert found.prompts == 2
@@ -53,10 +44,7 @@ def test_an_older_run_has_none_and_goes_without(tmp_path: Path) -> None:
 
 
 def test_texts_that_end_early_tell_what_was_held_then(tmp_path: Path) -> None:
-    shape = Qwen3Config(depth=1, width=16, heads=2, kv_heads=1, head_dim=8, hidden=16, vocabulary=12)
-    model = Qwen3Model(
-        "small", shape, TextSampling(1.0, 0, 1.0), {}, "random", prompt_tokens=4, max_tokens=800, chunk=4
-    )
+    model = small_writer(max_tokens=800)
     found = read_retention(execute.run(job_in(tmp_path, model=model, count=2, batch_size=2)).folder)
     records = (tmp_path / "small").rglob("samples.jsonl")
     longest = max(json.loads(line)["tokens"] for path in records for line in path.read_text().splitlines())

@@ -28,6 +28,7 @@ from tests.support.fake_run import job_in
 from tests.support.parallel import CASES, SAMPLED, collect, make_model
 from tests.support.places import ROOT
 from tests.support.processes import find_port, start_together
+from tests.support.small_models import SMALL_QWEN3
 
 KEYS = [*(f"{case} at 0.0" for case in CASES), *(f"{case} at 1.0" for case in SAMPLED)]
 
@@ -93,26 +94,9 @@ def test_a_head_has_the_same_room_in_its_share(layers: int, heads: int, count: i
 
 
 JOB = (
-    "model=qwen3_8b",
-    "model.weights=random",
-    "model.transformer.depth=2",
-    "model.transformer.width=32",
-    "model.transformer.heads=4",
-    "model.transformer.kv_heads=2",
-    "model.transformer.head_dim=16",
-    "model.transformer.hidden=64",
-    "model.transformer.vocabulary=60",
-    "model.prompt_tokens=8",
-    "model.max_tokens=34",
-    "model.chunk=8",
-    "model.stop=false",
-    "method=streaming_llm",
-    "budget=16",
-    "prompts=file",
-    "prompts.path=questions.txt",
-    "eval=none",
-    "batch_size=2",
-)
+    *SMALL_QWEN3, "model.max_tokens=34", "model.stop=false", "method=streaming_llm", "budget=16", "prompts=file",
+    "prompts.path=questions.txt", "eval=none", "batch_size=2",
+)  # fmt: skip
 SPLIT = (*JOB, "model.tensor_parallel=2")
 
 
@@ -172,12 +156,12 @@ def test_a_run_of_two_processes_resumes_to_the_run_of_one(
         (
             1,
             SPLIT,
-            "model.tensor_parallel=2: started as 1 process; start it as `torchrun --nproc-per-node 2 run",
+            "model.tensor_parallel=2: started as 1 process; start it as `torchrun --nproc-per-node 2 ",
         ),
         (
             3,
             SPLIT,
-            "model.tensor_parallel=2: started as 3 processes; start it as `torchrun --nproc-per-node 2",
+            "model.tensor_parallel=2: started as 3 processes; start it as `torchrun --nproc-per-node 2 ",
         ),
         (2, JOB, "model.tensor_parallel=1: started as 2 processes; start it as `python run.py"),
         (2, ("method=full",), "model.tensor_parallel=1: started as 2 processes"),

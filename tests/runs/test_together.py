@@ -3,7 +3,6 @@
 Threads stand for processes: they share nothing but the folder, whose claims belong to open files.
 """
 
-import hashlib
 import json
 import threading
 from collections.abc import Callable, Sequence
@@ -27,7 +26,7 @@ from kvbench.models.noise import Noise
 from kvbench.runs import execute
 from kvbench.runs.job import Busy, Job
 from kvbench.runs.record.results import Outcome
-from tests.support.fake_run import Fake, job_in
+from tests.support.fake_run import Fake, images_of, job_in
 
 
 class Killed(BaseException):
@@ -42,12 +41,6 @@ def together(jobs: Sequence[Job]) -> list[Outcome]:
 
 def made(jobs: Sequence[Job]) -> int:
     return sum(len(job.model.batches) for job in jobs)
-
-
-def images_of(folder: Path) -> dict[str, str]:
-    return {
-        path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in (folder / "images").glob("*.png")
-    }
 
 
 def test_one_call_four_times_does_its_work_once(tmp_path: Path) -> None:
@@ -76,7 +69,6 @@ def test_methods_share_the_work_on_their_reference(tmp_path: Path) -> None:
 def test_other_batch_sizes_leave_records_that_belong_to_their_images(tmp_path: Path) -> None:
     jobs = [job_in(tmp_path, batch_size=size, model=Fake(pause=0.01)) for size in (2, 3, 5)]
     for outcome in together(jobs):
-        assert outcome.results is not None
         assert len(ImageSet(outcome.folder)) == 10
 
 
@@ -128,11 +120,7 @@ def finding(name: str, meet: Callable[[], object] = lambda: None) -> Found:
 
 
 def scoring(root: Path, *evaluators: Found) -> Job:
-    named = {one.name: one for one in evaluators}
-    job = job_in(root, count=4, evaluators=named)
-    return job_in(
-        root, count=4, evaluators=named, config={**job.config, "eval": {name: {} for name in named}}
-    )
+    return job_in(root, count=4, evaluators={one.name: one for one in evaluators})
 
 
 def test_metrics_of_evaluators_that_run_at_once_are_all_kept(tmp_path: Path) -> None:

@@ -122,9 +122,6 @@ def test_a_sweep_ends_with_its_table_and_dashboard(tmp_path: Path, offline_wandb
     assert [rows[1][name] for name in ("fid", "fid/low", "fid/high")] == [2.0, 1.5, 2.5]
     assert rows[0]["fid"] is None
     assert (entry.files / entry.history[0]["dashboard.path"]).read_text() == page.read_text()
-
-
-def test_a_sweep_without_a_dashboard_has_its_table_alone(tmp_path: Path, offline_wandb: None) -> None:
     WandB().send_sweep(tmp_path, "budget", [RUN], None)
     [values] = read_entry(tmp_path).history
     assert {key.partition(".")[0] for key in values if key[0] != "_"} == {"runs"}

@@ -6,6 +6,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
@@ -88,7 +89,7 @@ def images_of(folder: Path) -> dict[str, str]:
     }
 
 
-def job_in(root: Path, count: int = 10, method: object = None, **more: object) -> Job:
+def job_in(root: Path, count: int = 10, method: object = None, **more: Any) -> Job:
     values: dict[str, object] = {
         "task": "run", "budget": 0.5, "sinks": 1, "seed": 0, "batch_size": 2, "device": "cpu",
         "cache_dtype": "auto", "runs_dir": root,
@@ -102,7 +103,7 @@ def job_in(root: Path, count: int = 10, method: object = None, **more: object) -
     config = {
         "model": {"name": "fake", "sources": {"path": "/somewhere"}},
         "method": {"_target_": type(method).__qualname__, **vars(method)},
-        "eval": {"psnr": {}},
+        "eval": {name: vars(one) for name, one in more.get("evaluators", {"psnr": Psnr()}).items()},
     }
     return Job(
         **{

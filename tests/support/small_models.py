@@ -13,7 +13,24 @@ from kvbench.engine.cache import KVCache
 from kvbench.methods.base import Method, Observer
 from kvbench.methods.full import Full
 from kvbench.models.noise import PromptNoise
+from kvbench.models.qwen3.model import Qwen3Model
+from kvbench.models.qwen3.sampling import TextSampling
+from kvbench.models.qwen3.transformer import Qwen3Config
 from tests.support.engine import prepared
+
+SMALL_QWEN3 = (
+    "model=qwen3_8b", "model.weights=random", "model.transformer.depth=2", "model.transformer.width=32",
+    "model.transformer.heads=4", "model.transformer.kv_heads=2", "model.transformer.head_dim=16",
+    "model.transformer.hidden=64", "model.transformer.vocabulary=60", "model.prompt_tokens=8", "model.chunk=8",
+)  # fmt: skip
+"""Words of the command line that make a language model small."""
+
+
+def small_writer(max_tokens: int) -> Qwen3Model:
+    """A language model with random weights whose texts end at random."""
+    shape = Qwen3Config(depth=1, width=16, heads=2, kv_heads=1, head_dim=8, hidden=16, vocabulary=12)
+    sampling = TextSampling(1.0, 0, 1.0)
+    return Qwen3Model("small", shape, sampling, {}, "random", prompt_tokens=4, max_tokens=max_tokens, chunk=4)
 
 
 @lru_cache

@@ -38,18 +38,9 @@ def _images() -> Tensor:
 
 def _network() -> CaptionToTokens:
     config = LlamaGenConfig(
-        depth=2,
-        width=32,
-        heads=2,
-        kv_heads=2,
-        head_dim=16,
-        hidden=48,
-        vocabulary=CODES,
-        grid=(4, 4),
-        text_width=16,
-        text_tokens=5,
-        condition_keys=True,
-    )
+        depth=2, width=32, heads=2, kv_heads=2, head_dim=16, hidden=48, vocabulary=CODES, grid=(4, 4), text_width=16,
+        text_tokens=5, condition_keys=True,
+    )  # fmt: skip
     text = VocabularyEncoder(VocabularyConfig(words=9, longest=5, width=16, layers=1, heads=2))
     network = CaptionToTokens(text, LlamaGen(config))
     network.init_weights(torch.Generator().manual_seed(2))

@@ -10,28 +10,20 @@ from kvbench.core.config import ConfigError
 from tests.support.small_models import composed
 
 STAGES = "train.transformer.stages=[{_target_: kvbench.training.stages.Stage, scales: 3, batch: 2, steps: 2}]"
-STEPS = ("train.transformer.steps=2", "train.transformer.batch=2")
 FEW = (
     "train.pool=8", "train.compiled=false", "train.threads=1", "train.tokenizer.steps=2", "train.tokenizer.batch=2",
 )  # fmt: skip
 FREE = "+train.tokenizer.free=1"
 SETTINGS = {
     "infinity_tiny": (STAGES, "train.features.steps=1", "train.features.batch=2", "+train.features.test=2"),
-    "llamagen_tiny": (*STEPS, FREE),
+    "llamagen_tiny": ("train.transformer.steps=2", "train.transformer.batch=2", FREE),
     "var_tiny": (STAGES, FREE),
 }
 
 
 @pytest.mark.parametrize("name", SETTINGS)
 def test_a_training_writes_weights_that_the_model_reads(name: str, tmp_path: Path) -> None:
-    few = (
-        "train.pool=8",
-        "train.compiled=false",
-        "train.threads=1",
-        "train.tokenizer.steps=2",
-        "train.tokenizer.batch=2",
-    )
-    config = composed(f"model={name}", f"train={name}", f"train.out={tmp_path}", *few, *SETTINGS[name])
+    config = composed(f"model={name}", f"train={name}", f"train.out={tmp_path}", *FEW, *SETTINGS[name])
     model = instantiate(config.model)
     shipped = {part: source.path for part, source in model.sources.items()}
     assert instantiate(config.train).train(model) == tmp_path

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import ClassVar
 
 import torch
-from torch import Tensor
 
 from kvbench.models.base import Model
 from kvbench.models.infinity.model import InfinityModel
@@ -42,7 +41,9 @@ class InfinityTraining(ImageTraining):
         segments = model.spec.segments
         sizes = [(segment.height, segment.width) for segment in segments]
         self._fit_tokenizer(bsq, make_loss(bsq, images, sizes, self.tokenizer, compiled=self.compiled), out)
-        corpus = Corpus(encode(bsq, images), _tokenize_captions(captions), bsq.amplitudes.detach().cpu())
+        words = [grammar.tokenize(caption) for caption in captions]
+        padded = torch.tensor([[*ids, *[0] * (grammar.MAX_TOKENS - len(ids))] for ids in words])
+        corpus = Corpus(encode(bsq, images), padded, bsq.amplitudes.detach().cpu())
         del images
         network = TextToBits(VocabularyEncoder(model.text_config), Infinity(model.transformer))
         rng = generator(self.transformer.seed, 3)
@@ -53,11 +54,3 @@ class InfinityTraining(ImageTraining):
         for part in ("transformer", "text"):
             write_weights(out / f"{part}.safetensors", weights, self.transformer, part)
         train_features(out / "features.safetensors", self.features, self.device)
-
-
-def _tokenize_captions(captions: list[str]) -> Tensor:
-    rows = torch.zeros(len(captions), grammar.MAX_TOKENS, dtype=torch.int64)
-    for row, caption in zip(rows, captions, strict=True):
-        ids = grammar.tokenize(caption)
-        row[: len(ids)] = torch.tensor(ids)
-    return rows

@@ -19,24 +19,9 @@ from kvbench.models.qwen3.sampling import TextSampling
 from kvbench.models.weights import Source, WeightsError
 from tests.support.methods import methods_for
 from tests.support.reference_qwen3 import CONFIGS, END, WORDS, pad, write_folder, write_tokenizer
-from tests.support.small_models import composed, full, ready
+from tests.support.small_models import SMALL_QWEN3, composed, full, ready
 
-SMALL = (
-    "model=qwen3_8b",
-    "model.weights=random",
-    "model.transformer.depth=2",
-    "model.transformer.width=32",
-    "model.transformer.heads=4",
-    "model.transformer.kv_heads=2",
-    "model.transformer.head_dim=16",
-    "model.transformer.hidden=64",
-    "model.transformer.vocabulary=60",
-    "model.prompt_tokens=8",
-    "model.max_tokens=41",
-    "model.chunk=8",
-    "model.sampling.temperature=1.0",
-    "model.sampling.top_k=0",
-)
+SMALL = (*SMALL_QWEN3, "model.max_tokens=41", "model.sampling.temperature=1.0", "model.sampling.top_k=0")
 PROMPTS = ["what is one plus two", "why"]
 
 
