@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import fields, is_dataclass
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -10,17 +10,12 @@ from torch import Tensor
 T = TypeVar("T")
 
 
-class Record(Protocol):
-    """Records work on a device. Whatever numbers the work reads on the host are part of the record."""
+Record = Callable[[Callable[[], Tensor]], tuple[Tensor, Callable[[], object]]]
+"""Records what some work asks of the device, without it being done; numbers that it reads on the host are part of it.
 
-    def __call__(self, work: Callable[[], Tensor]) -> tuple[Tensor, Callable[[], object]]:
-        """Record what `work` asks of the device, without it being done.
-
-        Returns:
-            The tensor that `work` returns, and what does the work: each call writes that tensor anew, out of the
-            tensors that `work` has read, as they are then.
-        """
-        ...
+Returns the tensor that the work returns, and what does the work: each call writes that tensor anew, out of the tensors
+that the work has read, as they are then.
+"""
 
 
 class CudaGraphs:

@@ -2,9 +2,9 @@
 
 import re
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, dataclass, fields, is_dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal, get_type_hints
 
 from kvbench.core.budget import UNITS
 from kvbench.core.config import (
@@ -159,17 +159,6 @@ class WorkSettings:
             raise ConfigError(f"work.lapse={self.lapse}: must be a positive number of seconds")
 
 
-PARTS: dict[str, type] = {
-    "storage": StorageConfig,
-    "shard": Shard,
-    "work": WorkSettings,
-    "plan": PlanSettings,
-    "calibrate": CalibrateSettings,
-    "profile": ProfileSettings,
-    "export": ExportSettings,
-}
-
-
 @dataclass(frozen=True)
 class Settings:
     """Settings that belong to no group.
@@ -252,7 +241,8 @@ class Settings:
             ConfigError: a key that is unknown or missing, a value of the wrong type or out of range.
         """
         own = {key: value for key, value in values.items() if key not in GROUPS}
-        check_fields({key: value for key, value in own.items() if key not in PARTS}, cls, "")
+        parts: dict[str, Any] = {key: kind for key, kind in get_type_hints(cls).items() if is_dataclass(kind)}
+        check_fields({key: value for key, value in own.items() if key not in parts}, cls, "")
         if missing := [
             field.name for field in fields(cls) if field.default is MISSING and field.name not in own
         ]:
@@ -260,7 +250,7 @@ class Settings:
         for group in GROUPS:
             if group != "train" or values["task"] == "train":  # its modules take long to import
                 check_objects(values.get(group), group)
-        for key, part in PARTS.items():
+        for key, part in parts.items():
             given = check_part(own.get(key, {}), part, key)
             own[key] = part(**{k: tuple(v) if isinstance(v, list) else v for k, v in given.items()})
         own["require"] = tuple(own.get("require", ()))  # type: ignore[arg-type]

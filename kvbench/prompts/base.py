@@ -43,6 +43,12 @@ def leave_out(candidates: Iterable[Prompt], evaluated: Iterable[Prompt], count: 
     return [replace(prompt, index=index) for index, prompt in enumerate(islice(others, count))]
 
 
+def repeat(entries: Iterable[tuple[str, dict[str, object]]], times: int) -> list[Prompt]:
+    """Return every text with its metadata several times, one after another, numbered by `image_index`."""
+    repeated = ((text, {**meta, "image_index": image}) for text, meta in entries for image in range(times))
+    return [Prompt(index, text, meta) for index, (text, meta) in enumerate(repeated)]
+
+
 def hash_prompts(prompts: list[Prompt]) -> str:
     """Return the SHA-256 of the texts in their order."""
     return hash_content("\0".join(prompt.text for prompt in prompts))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from kvbench.core.config import ConfigError
 from kvbench.core.files import parse_json
-from kvbench.prompts.base import Prompt, check_counts, check_total, leave_out
+from kvbench.prompts.base import Prompt, check_counts, check_total, leave_out, repeat
 
 
 @dataclass(frozen=True)
@@ -57,11 +57,9 @@ class PromptFile:
             )
         entries = entries[: self.count]
         check_total(self.per_prompt * len(entries), "per_prompt", self.per_prompt)
-        repeated = [(entry, image) for entry in entries for image in range(self.per_prompt)]
-        return [
-            Prompt(index, text, meta if self.per_prompt == 1 else {**meta, "image_index": image})
-            for index, ((text, meta), image) in enumerate(repeated)
-        ]
+        if self.per_prompt > 1:
+            return repeat(entries, self.per_prompt)
+        return [Prompt(index, text, meta) for index, (text, meta) in enumerate(entries)]
 
 
 def _parse_lines(path: Path, text: str) -> list[tuple[str, dict[str, object]]]:  # noqa: ARG001 - as other parsers

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from kvbench.core.config import MAX_SEED, ConfigError, check_range
-from kvbench.prompts.base import Prompt, check_counts, check_total, leave_out
+from kvbench.prompts.base import Prompt, check_counts, check_total, leave_out, repeat
 from kvbench.puzzles.room_walk import MAX_MOVES, ROOMS, WALKERS, answer, ask, draw_problem, goes_in_circles
 
 
@@ -49,24 +49,18 @@ class MathTiny:
 
     def load(self) -> list[Prompt]:
         """Return the problems; `prompt_index` in their metadata is the number of the problem."""
-        return [
-            replace(
-                problem, index=number * self.per_prompt + image, meta={**problem.meta, "image_index": image}
-            )
-            for number, problem in enumerate(self._draw())
-            for image in range(self.per_prompt)
-        ]
+        return repeat(self._draw(), self.per_prompt)
 
     def load_others(self, count: int, seed: int) -> list[Prompt]:
         """Return `count` problems of another seed, none of which is evaluated."""
         more = replace(self, count=2 * count + self.count, seed=self.seed + seed, per_prompt=1)
         return leave_out(more.load(), self.load(), count)
 
-    def _draw(self) -> Iterator[Prompt]:
+    def _draw(self) -> Iterator[tuple[str, dict[str, object]]]:
         rng = random.Random(f"math_tiny {self.seed}")
         for number in range(self.count):
             moves = rng.randint(self.min_moves, self.max_moves)
             while goes_in_circles(problem := draw_problem(rng, self.rooms, moves)):
                 pass
             meta = {"answer": answer(problem), "moves": problem.moves, "prompt_index": number}
-            yield Prompt(number, "".join(ask(problem)), meta)
+            yield "".join(ask(problem)), meta

@@ -9,7 +9,7 @@ from typing import ClassVar, TypeVar
 from kvbench.core.config import ConfigError
 from kvbench.eval.files.fetch import download_file
 from kvbench.eval.files.weights import Weight, WeightError
-from kvbench.prompts.base import Prompt, check_counts, check_total, leave_out
+from kvbench.prompts.base import Prompt, check_counts, check_total, leave_out, repeat
 
 CACHE = "~/.cache/kvbench/prompts"
 
@@ -58,11 +58,9 @@ class PromptSet:
             raise ConfigError(f"prompts.count={self.count}: the set holds {len(entries)} prompts")
         check_total(self.per_prompt * (self.count or len(entries)), "per_prompt", self.per_prompt)
         chosen = [(number, *entries[number]) for number in self._choose(len(entries))]
-        repeated = [(entry, image) for entry in chosen for image in range(self.per_prompt)]
-        return [
-            Prompt(index, text, {**meta, "prompt_index": number, "image_index": image})
-            for index, ((number, text, meta), image) in enumerate(repeated)
-        ]
+        return repeat(
+            ((text, {**meta, "prompt_index": number}) for number, text, meta in chosen), self.per_prompt
+        )
 
     def load_others(self, count: int, seed: int) -> list[Prompt]:
         """Return up to `count` prompts of the set that are not evaluated, drawn at random, in the order of the set."""
