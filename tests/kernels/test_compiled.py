@@ -33,15 +33,15 @@ sys.path.insert(0, ".")
 from benchmarks.support.plane_cases import Stored, equal_rows, make_plane
 from triton import knobs
 from triton.backends.compiler import GPUTarget
-from kvbench.kernels.triton import attention_mass as attention_mass_triton
-from kvbench.kernels.triton import compact as compact_triton
-from kvbench.kernels.triton import decode_attention as decode_attention_triton
-from kvbench.kernels.triton import modulate as modulate_triton
-from kvbench.kernels.triton import past_attention as past_attention_triton
-from kvbench.kernels.triton import qk_norm_rope as qk_norm_rope_triton
-from kvbench.kernels.triton import quantised_attention as quantised_attention_triton
-from kvbench.kernels.triton import softmax as softmax_triton
-from kvbench.kernels.triton import ragged_attention as ragged_attention_triton
+from kvbench.kernels.triton.attention_mass import attention_mass_triton
+from kvbench.kernels.triton.compact import rebuild_triton
+from kvbench.kernels.triton.decode_attention import decode_attention_triton
+from kvbench.kernels.triton.modulate import modulate_triton
+from kvbench.kernels.triton.past_attention import past_attention_triton
+from kvbench.kernels.triton.qk_norm_rope import qk_norm_rope_triton
+from kvbench.kernels.triton.quantised_attention import quantised_attention_triton
+from kvbench.kernels.triton.ragged_attention import ragged_attention_triton
+from kvbench.kernels.triton.softmax import merge_pair_triton
 from kvbench.kernels.compact import source_table
 from kvbench.kernels.layout import Past, arrange_rows, empty_layout
 
@@ -66,23 +66,23 @@ for batch in (1, 2, 16):
     for length in (1, 4, 16, 36, 64, 144, 256, 400, 576, 1024, 1600, 2304, 4096):
         qkv = torch.empty(batch, length, 3, rows, channels, dtype=torch.bfloat16)
         stream, condition = torch.empty(batch, length, rows * channels), torch.empty(batch, 6, 1, rows * channels)
-        modulate_triton.modulate_triton(stream, condition[:, 2] + 1, condition[:, 4], torch.bfloat16, 1e-6)
+        modulate_triton(stream, condition[:, 2] + 1, condition[:, 4], torch.bfloat16, 1e-6)
         rotation = torch.empty(length, channels // 2, dtype=torch.complex64)
-        q, k, v = qk_norm_rope_triton.qk_norm_rope_triton(qkv, torch.ones(2, rows), rotation, 1e-12)
-        state = ragged_attention_triton.ragged_attention_triton(q, k, v, Past(storage, storage, layout), 1.0)
-        softmax_triton.merge_pair_triton(*state, *state)
+        q, k, v = qk_norm_rope_triton(qkv, torch.ones(2, rows), rotation, 1e-12)
+        state = ragged_attention_triton(q, k, v, Past(storage, storage, layout), 1.0)
+        merge_pair_triton(*state, *state)
         if layout.total:
-            past_attention_triton.past_attention_triton(q, Past(storage, storage, layout), 1.0, state=state)
-        attention_mass_triton.attention_mass_triton(q, k, Past(storage, storage, layout), 1.0)
-        attention_mass_triton.attention_mass_triton(q[:, :, -1:], k, Past(storage, storage, layout), 1.0)
+            past_attention_triton(q, Past(storage, storage, layout), 1.0, state=state)
+        attention_mass_triton(q, k, Past(storage, storage, layout), 1.0)
+        attention_mass_triton(q[:, :, -1:], k, Past(storage, storage, layout), 1.0)
         keep = torch.rand(rows, layout.longest + length) < 0.3 + 0.2 * torch.arange(rows)[:, None]
         layout, source = source_table(layout, keep, start, length)
         moved = storage.new_empty(batch, len(source), channels)
-        compact_triton.rebuild_triton((storage, storage), (k, v), source, (moved, moved))
+        rebuild_triton((storage, storage), (k, v), source, (moved, moved))
         storage = moved
         form, held = Stored(4, "channel", "token"), equal_rows(rows, start)
         plane = make_plane(form, held, batch, channels, block=64, rotated=True)
-        quantised_attention_triton.quantised_attention_triton(q, plane, 1.0)
+        quantised_attention_triton(q, plane, 1.0)
         start += length
     filled = torch.zeros(5, dtype=torch.int64)
     for longest in (0, 1, 48, 500, 1000):
@@ -90,7 +90,7 @@ for batch in (1, 2, 16):
         storage = torch.empty(batch, layout.capacity, channels, dtype=torch.bfloat16)
         for step in range(5):
             q, k, v = torch.empty(batch, 1, 3, rows, channels, dtype=torch.bfloat16).transpose(1, 3).unbind(2)
-            decode_attention_triton.decode_attention_triton(q, k, v, Past(storage, storage, layout), filled[step:], 1.0)
+            decode_attention_triton(q, k, v, Past(storage, storage, layout), filled[step:], 1.0)
 print(json.dumps({"launches": launches, "variants": {name: len(keys) for name, keys in needed.items()}}))
 """
 

@@ -1,5 +1,6 @@
-"""One new token over rows of unequal length, on a GPU or interpreted, against double precision row by row."""
+"""New tokens over rows of unequal length, by a kernel and as arranged for torch, against double precision by rows."""
 
+from itertools import accumulate
 from typing import NamedTuple
 
 import pytest
@@ -8,22 +9,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from kvbench.kernels.decode_attention import decode_attention, prepare_rows
+from kvbench.kernels.decode_attention import Arrangement, decode_attention, prepare_rows
 from kvbench.kernels.layout import Past, arrange_rows
 from tests.support.reference_attention import attention, rounding
 from tests.support.triton_device import DEVICE, needs_loops
 
-pytest.importorskip("triton")
-
-from kvbench.kernels.triton.decode_attention import decode_attention_triton
-
 # Interpreted, bfloat16 can be stored, but neither multiplied nor rounded to.
 DTYPES = (torch.float32, torch.float16, *((torch.bfloat16,) if DEVICE == "cuda" else ()))
-ROOM = 5
+ROOM = 6
 
 
 class Case(NamedTuple):
-    """Storage of ragged rows with free slots behind them, random numbers in every slot, and one new token."""
+    """Storage of ragged rows with free slots behind them, random numbers in every slot, and new tokens."""
 
     q: Tensor
     k: Tensor
@@ -32,28 +29,54 @@ class Case(NamedTuple):
 
 
 def make(
-    batch: int,
-    held: list[int],
-    queries: int,
-    channels: int,
-    dtype: torch.dtype = torch.float32,
-    stored: torch.dtype | None = None,
-    seed: int = 0,
-) -> Case:
-    """Queries lie as a model leaves them, keys and values as parts of one product [batch, 2, rows, D]."""
+    batch: int, held: list[int], queries: int, channels: int, dtype: torch.dtype = torch.float32,
+    stored: torch.dtype | None = None, seed: int = 0, tokens: int = 1, device: str = DEVICE,
+) -> Case:  # fmt: skip
+    """Queries lie as a model leaves them, keys and values as parts of one product [batch, tokens, 2, rows, D]."""
     generator = torch.Generator().manual_seed(seed)
 
     def normal(*shape: int) -> Tensor:
         numbers = torch.randn(*shape, generator=generator)
-        return (numbers.bfloat16() if stored == torch.bfloat16 else numbers).to(dtype).to(DEVICE)
+        return (numbers.bfloat16() if stored == torch.bfloat16 else numbers).to(dtype).to(device)
 
-    rows, slots = len(held), torch.arange(max(held), device=DEVICE)
-    counts = torch.tensor(held, device=DEVICE)[:, None]
+    rows, slots = len(held), torch.arange(max(held), device=device)
+    counts = torch.tensor(held, device=device)[:, None]
     layout = arrange_rows(torch.where(slots < counts, slots, -1), held, ROOM)
-    k, v = normal(batch, 2, rows, channels).unsqueeze(3).unbind(1)
-    q = normal(batch, 1, rows, queries, channels)[:, 0]
+    k, v = normal(batch, tokens, 2, rows, channels).transpose(1, 3).unbind(2)
+    q = normal(batch, 1, rows, queries * tokens, channels)[:, 0]
     keys, values = (normal(batch, layout.capacity, channels).to(stored or dtype) for _ in range(2))
     return Case(q, k, v, Past(keys, values, layout))
+
+
+@given(
+    held=st.lists(st.integers(0, 9), min_size=1, max_size=7),
+    steps=st.lists(st.integers(1, 3), min_size=1, max_size=3),
+    batch=st.integers(1, 2),
+    queries=st.integers(1, 2),
+    arrangement=st.sampled_from((None, "together", "grouped", "padded")),
+    stored=st.sampled_from((None, torch.bfloat16)),
+    seed=st.integers(0, 10**6),
+)
+@settings(max_examples=60, deadline=None)
+def test_arranged_rows_attend_to_their_own_tokens(
+    held: list[int], steps: list[int], batch: int, queries: int, arrangement: Arrangement | None,
+    stored: torch.dtype | None, seed: int,
+) -> None:  # fmt: skip
+    _, _, _, storage = make(batch, held, 1, 8, stored=stored, seed=seed, device="cpu")
+    spans = [slice(start, start + n) for start, n in zip(storage.layout.offsets.tolist(), held, strict=True)]
+    past = [[x[:, span].float() for x in storage[:2]] for span in spans]
+    opened, filled = prepare_rows(storage, arrangement), 0
+    for step, end in zip(steps, accumulate(steps), strict=True):
+        if end > ROOM:
+            break
+        q, k, v, _ = make(batch, held, queries, 8, stored=stored, seed=seed + end, tokens=step, device="cpu")
+        found = decode_attention(q, k, v, opened, filled, 0.4)
+        filled = end
+        for row in range(len(held)):
+            present = [x[:, row] for x in (k, v)]
+            expected, _ = attention(q[:, row], past[row], present, 0.4, causal=True)
+            torch.testing.assert_close(found[:, row].double(), expected, atol=2e-5, rtol=1e-4)
+            past[row] = [torch.cat(pair, 1) for pair in zip(past[row], present, strict=True)]
 
 
 @needs_loops
@@ -71,18 +94,11 @@ def make(
 )
 @settings(max_examples=25, deadline=None)
 def test_a_token_attends_to_its_row_and_joins_it(
-    batch: int,
-    held: list[int],
-    queries: int,
-    channels: int,
-    dtype: torch.dtype,
-    stored: torch.dtype | None,
-    filled: int,
-    share: int | None,
-    scale: float,
-    seed: int,
+    held: list[int], dtype: torch.dtype, filled: int, share: int | None, scale: float, **given: object
 ) -> None:
-    case = make(batch, held, queries, channels, dtype, stored, seed)
+    from kvbench.kernels.triton.decode_attention import decode_attention_triton
+
+    case = make(held=held, dtype=dtype, **given)
     keys, values = case.stored.keys.clone(), case.stored.values.clone()
     came = torch.tensor([filled], device=DEVICE)
     out = decode_attention_triton(*case, came, scale, share=share)
@@ -127,10 +143,11 @@ def test_steps_of_a_segment_are_those_of_the_other_arrangements(
 @needs_loops
 @pytest.mark.parametrize("share", [1, 3])
 def test_large_scores_do_not_overflow(share: int) -> None:
-    case = make(1, [70, 0], 4, 16)
-    case = case._replace(
-        q=case.q * 30, k=case.k * 30, stored=case.stored._replace(keys=case.stored.keys * 30)
+    from kvbench.kernels.triton.decode_attention import decode_attention_triton
+
+    q, k, v, (keys, values, layout) = make(1, [70, 0], 4, 16)
+    nothing = torch.tensor([0], device=DEVICE)
+    out = decode_attention_triton(
+        q * 30, k * 30, v, Past(keys * 30, values, layout), nothing, 1.0, share=share
     )
-    assert torch.isfinite(
-        decode_attention_triton(*case, torch.tensor([0], device=DEVICE), 1.0, share=share)
-    ).all()
+    assert torch.isfinite(out).all()
