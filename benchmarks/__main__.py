@@ -1,6 +1,6 @@
 """Command line of the benchmarks: `python -m benchmarks <name> [options]`.
 
-Every file of this folder is a program, whose name is the file's: it declares its options in `add_arguments` and runs in
+Every file of this folder is a program, whose name is the file's: it declares its options in `OPTIONS` and runs in
 `main`. Neither Hydra nor an installation is needed, only a checkout as the working directory.
 """
 
@@ -12,6 +12,7 @@ from pathlib import Path
 
 import torch
 
+from benchmarks.support.arguments import add_options
 from kvbench.core.devices import keep_freed_memory
 
 PROGRAMS = tuple(
@@ -35,7 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         description=program.__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    program.add_arguments(parser)
+    add_options(parser, program.OPTIONS)
     options = parser.parse_args(words[1:])
     if getattr(options, "threads", None) is not None:
         torch.set_num_threads(options.threads)

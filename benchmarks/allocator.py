@@ -9,7 +9,7 @@ python -m benchmarks allocator [--model infinity_2b] [--batch 8] [--method heatk
 
 import argparse
 
-from benchmarks.support.arguments import add_options
+from benchmarks.support.arguments import OVERRIDES
 from benchmarks.support.caching_allocator import replay
 from benchmarks.support.fake_gpu import prepare_cases, record
 from benchmarks.support.table import Table
@@ -17,9 +17,7 @@ from benchmarks.support.table import Table
 GB = 1e9
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options."""
-    add_options(parser, overrides=True, model="infinity_2b", batch=8, method=None, budget="0.1")
+OPTIONS = {"model": "infinity_2b", "batch": 8, "method": None, "budget": "0.1"} | OVERRIDES
 
 
 def main(options: argparse.Namespace) -> None:

@@ -22,10 +22,9 @@ import torch
 from torch import Tensor
 
 from benchmarks.generate_loop import choose_cache, choose_model, draw_prompts, write_texts
-from benchmarks.support.arguments import add_options
+from benchmarks.support.arguments import OVERRIDES, Option
 from benchmarks.support.build import built, composed
 from benchmarks.support.kept_layouts import (
-    VARIANTS,
     Cost,
     Way,
     attend_step,
@@ -47,7 +46,7 @@ INTERVAL = 128
 """Steps between two preparations."""
 LAYERS, HEADS, FOLD, CHANNELS = 36, 8, 4, 128
 """Of Qwen3-8B: layers, KV heads, query heads for each of them, and channels."""
-WAYS: dict[str, Way] = {name: VARIANTS[name][1] for name in ("HA-Sparse", "HA-Max")} | {"ragged": "ragged"}
+WAYS: dict[str, Way] = {"HA-Sparse": "sparse", "HA-Max": "max", "ragged": "ragged"}
 
 
 def spread_lengths(slots: int, layers: int, heads: int) -> Tensor:
@@ -147,15 +146,13 @@ def print_table(keep: Tensor, fold: int, channels: int, options: argparse.Namesp
     print(f"rewriting is ahead of masks after {times[0]:.1f} steps in time, {times[1]:.1f} in slots x time")
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options."""
-    add_options(
-        parser, overrides=True, model=None, method="hard_kv", budget="0.25", batch=1, tokens=1024, threads=2, repeats=5,
-        cpu_time=False,
-    )  # fmt: skip
-    parser.add_argument("--prompts", help="of conf/prompts; otherwise random tokens")
-    parser.add_argument("--slots", type=int, nargs="+", default=[4096])
-    parser.add_argument("--no-kept", action="store_true", help="only the published lengths")
+OPTIONS = {
+    "model": None, "method": "hard_kv", "budget": "0.25", "batch": 1, "tokens": 1024, "threads": 2, "repeats": 5,
+    "cpu_time": False, **OVERRIDES,
+    "prompts": Option(None, "of conf/prompts; otherwise random tokens"),
+    "slots": Option([4096], "lengths of the first tables"),
+    "no_kept": Option(False, "only the published lengths"),
+}  # fmt: skip
 
 
 def main(options: argparse.Namespace) -> None:

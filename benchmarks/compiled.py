@@ -19,6 +19,7 @@ from torch import Tensor
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from benchmarks.support.arguments import Option
 from benchmarks.support.plane_cases import FORMS, Stored, equal_rows, make_plane
 from benchmarks.support.table import Table
 from benchmarks.support.triton_launches import replace_launches
@@ -287,10 +288,10 @@ def _number(pattern: str, text: str) -> int:
     return int(found[1])
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options."""
-    parser.add_argument("--only", default="", help="kernels whose name contains this")
-    parser.add_argument("--arch", type=int, nargs="+", default=[90, 80])
+OPTIONS = {
+    "only": Option("", "kernels whose name contains this"),
+    "arch": Option([90, 80], "compute capabilities"),
+}
 
 
 def main(options: argparse.Namespace) -> None:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 import kvbench
-from benchmarks.support.arguments import add_options
+from benchmarks.support.arguments import Option
 from benchmarks.support.build import build_model, composed, list_choices, prepare_method
 from benchmarks.support.plain_loop import PlainCache, plain_loop
 from benchmarks.support.table import Table
@@ -61,13 +61,11 @@ def generate(model: InfinityModel, cache: Cache, prompts: Sequence[str]) -> Tens
         cache.reset(0)
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options."""
-    add_options(
-        parser, methods=list_choices("method"), model="infinity_tiny", device="cpu", budget="0.1", batch=8, repeats=9,
-        threads=None, cpu_time=False,
-    )  # fmt: skip
-    parser.add_argument("--stored", default="", help="in few bits too: int4:channel,int2:codebooks")
+OPTIONS = {
+    "methods": list_choices("method"), "model": "infinity_tiny", "device": "cpu", "budget": "0.1", "batch": 8,
+    "repeats": 9, "threads": None, "cpu_time": False,
+    "stored": Option("", "in few bits too: int4:channel,int2:codebooks"),
+}  # fmt: skip
 
 
 def main(options: argparse.Namespace) -> None:

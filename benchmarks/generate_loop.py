@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.llamagen_loop import measure_slope, prepare_cache, print_slope
-from benchmarks.support.arguments import add_options
+from benchmarks.support.arguments import OVERRIDES
 from benchmarks.support.build import built, composed
 from benchmarks.support.table import Table
 from benchmarks.support.timing import choose_clock, take_turns
@@ -98,12 +98,10 @@ def write_texts(model: Qwen3Model, prompts: Tensor, cache: KVCache) -> Tensor:
     return drawn.tokens
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options."""
-    add_options(
-        parser, overrides=True, model=None, batch=8, tokens=2000, threads=2, repeats=3, methods="hard_kv",
-        budget="0.25", slope=False, cpu_time=False,
-    )  # fmt: skip
+OPTIONS = {
+    "model": None, "batch": 8, "tokens": 2000, "threads": 2, "repeats": 3, "methods": "hard_kv", "budget": "0.25",
+    "slope": False, "cpu_time": False, **OVERRIDES,
+}  # fmt: skip
 
 
 def main(options: argparse.Namespace) -> None:

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 from benchmarks.support import floors
-from benchmarks.support.arguments import add_options
+from benchmarks.support.arguments import Option
 from benchmarks.support.build import build_model
 from benchmarks.support.floors import Ceilings, Ints
 from benchmarks.support.kernel_cases import Case, Held, Timer, ceilings
@@ -211,21 +211,15 @@ def line(at: Segment, counts: Sequence[int], milliseconds: Sequence[float], rati
     )
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options."""
-    add_options(parser, device="cpu", model="infinity_tiny", budget="0.1", batch=8, repeats=20, threads=None)
-    parser.add_argument("--groups", type=int, default=1, help="query heads per row, of one-token steps")
-    parser.add_argument(
-        "--paths", type=File, help=f"only measure both paths; write this table ({TABLE.name})"
-    )
-    parser.add_argument("--quick", action="store_true", help="a quarter of the layers, five repeats")
-    parser.add_argument(
-        "--floors",
-        nargs=2,
-        type=float,
-        metavar=("TFLOP/s", "GB/s"),
-        help="count at these rates, time nothing",
-    )
+OPTIONS = {
+    "device": "cpu", "model": "infinity_tiny", "budget": "0.1", "batch": 8, "repeats": 20, "threads": None,
+    "groups": Option(1, "query heads per row, of one-token steps"),
+    "paths": Option(None, f"only measure both paths; write this table ({TABLE.name})", type=File),
+    "quick": Option(False, "a quarter of the layers, five repeats"),
+    "floors": Option(
+        None, "count at these rates, time nothing", nargs=2, type=float, metavar=("TFLOP/s", "GB/s")
+    ),
+}  # fmt: skip
 
 
 def main(options: argparse.Namespace) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 from torch import Tensor
 
-from benchmarks.support.arguments import add_options
+from benchmarks.support.arguments import OVERRIDES, Option
 from benchmarks.support.device_watch import DeviceWatch, list_tensors
 from benchmarks.support.fake_gpu import prepare_cases, run
 from benchmarks.support.table import Table
@@ -57,10 +57,10 @@ class Watch(DeviceWatch):
             self.waits[name] += not free
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options."""
-    add_options(parser, overrides=True, model="infinity_2b", batch=8, method=None, budget="0.1")
-    parser.add_argument("--names", type=int, default=0, help="also list that many operations of each method")
+OPTIONS = {
+    "model": "infinity_2b", "batch": 8, "method": None, "budget": "0.1", **OVERRIDES,
+    "names": Option(0, "also list that many operations of each method"),
+}  # fmt: skip
 
 
 def main(options: argparse.Namespace) -> None:

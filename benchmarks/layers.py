@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from benchmarks.support.arguments import add_options
 from benchmarks.support.build import build_model
 from benchmarks.support.floors import Work
 from benchmarks.support.kernel_cases import Timer, ceilings
@@ -208,9 +207,7 @@ def draw_layers(options: argparse.Namespace, dtype: torch.dtype) -> Iterator[Lay
         )  # fmt: skip
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options."""
-    add_options(parser, device="cpu", model="infinity_tiny", batch=8, repeats=20, threads=None)
+OPTIONS = {"device": "cpu", "model": "infinity_tiny", "batch": 8, "repeats": 20, "threads": None}
 
 
 def main(options: argparse.Namespace) -> None:

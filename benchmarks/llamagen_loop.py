@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from benchmarks.support.arguments import add_options
+from benchmarks.support.arguments import OVERRIDES
 from benchmarks.support.build import build_model, built, composed, prepare_method
 from benchmarks.support.table import Table
 from benchmarks.support.timing import Clock, choose_clock, take_turns
@@ -30,8 +30,6 @@ from kvbench.models.llamagen.sampling import LlamaGenSampling, guide, truncate
 from kvbench.models.llamagen.transformer import LlamaGen
 from kvbench.models.noise import PromptNoise
 from kvbench.models.qwen3.model import Qwen3Model
-
-FEW = "linear_ar,headkv,snapkv,streaming_llm"
 
 
 class OfficialLoop:
@@ -121,11 +119,7 @@ def read_prompts(model: LlamaGenModel, count: int) -> list[str]:
 
 
 def measure_slope(
-    cache: KVCache,
-    model: LlamaGenModel | Qwen3Model,
-    run: Callable[[], object],
-    repeats: int,
-    clock: Clock,
+    cache: KVCache, model: LlamaGenModel | Qwen3Model, run: Callable[[], object], repeats: int, clock: Clock
 ) -> Tensor:
     """Measure the time of a step by the tokens before it; returns float64 [segments after the prompt, 2].
 
@@ -161,12 +155,10 @@ def print_slope(name: str, points: Tensor) -> None:
     )
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options."""
-    add_options(
-        parser, overrides=True, model="llamagen_tiny", batch=8, threads=2, budget="0.1667", methods=FEW, repeats=7,
-        slope=False,
-    )  # fmt: skip
+OPTIONS = {
+    "model": "llamagen_tiny", "batch": 8, "threads": 2, "budget": "0.1667",
+    "methods": "linear_ar,headkv,snapkv,streaming_llm", "repeats": 7, "slope": False, **OVERRIDES,
+}  # fmt: skip
 
 
 def main(options: argparse.Namespace) -> None:

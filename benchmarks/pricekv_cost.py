@@ -14,7 +14,7 @@ from time import perf_counter, process_time
 
 import torch
 
-from benchmarks.support.arguments import add_options
+from benchmarks.support.arguments import Option
 from benchmarks.support.build import build_model
 from kvbench.core.budget import Budget
 from kvbench.core.segments import ModelSpec
@@ -30,11 +30,11 @@ from kvbench.methods.pricekv.sources import list_sources
 MIB = 2**20
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options."""
-    add_options(parser, model="infinity_8b", device="cpu", prompts=5, threads=None)
-    parser.add_argument("--layers", type=int, default=1)
-    parser.add_argument("--budgets", default="0.04,0.1")
+OPTIONS = {
+    "model": "infinity_8b", "device": "cpu", "prompts": 5, "threads": None,
+    "layers": Option(1, "layers to time"),
+    "budgets": Option("0.04,0.1", "budgets to allocate, separated by commas"),
+}  # fmt: skip
 
 
 def main(options: argparse.Namespace) -> None:

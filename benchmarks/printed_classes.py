@@ -11,6 +11,7 @@ from pathlib import Path
 
 from safetensors.torch import load_file
 
+from benchmarks.support.arguments import Option
 from kvbench.methods.hack.classes import find_contextual
 from kvbench.methods.hack.printed import load_printed, measure_agreement
 
@@ -18,10 +19,10 @@ MIN_AGREEMENT = 0.95
 """Share of heads whose class must be the printed one."""
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options."""
-    parser.add_argument("model", choices=list(load_printed()))
-    parser.add_argument("calibrations", nargs="+", type=Path)
+OPTIONS = {
+    "model": Option(None, choices=list(load_printed()), positional=True),
+    "calibrations": Option([], "files to compare", positional=True, type=Path),
+}
 
 
 def main(options: argparse.Namespace) -> int:

@@ -8,16 +8,13 @@ import sys
 
 from rich.console import Console
 
-from benchmarks.support.arguments import add_options
+from benchmarks.support.arguments import OVERRIDES
 from benchmarks.support.build import built, choices, composed
 from kvbench.core.settings import Settings
 from kvbench.profile.tables import profile_and_show
 from kvbench.runs.job import Job
 
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options."""
-    add_options(parser, overrides=True)
+OPTIONS = OVERRIDES
 
 
 def main(options: argparse.Namespace) -> None:

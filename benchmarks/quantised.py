@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from benchmarks.support.arguments import add_options
+from benchmarks.support.arguments import Option
 from benchmarks.support.build import build_model, composed
 from benchmarks.support.kernel_cases import Inputs, Timer
 from benchmarks.support.plane_cases import FORMS, PLAIN, Stored, equal_rows, make_plane
@@ -144,18 +144,16 @@ def print_compiled(dims: list[int]) -> None:
         print(f"| {form.name}{', rotated' if rotated else ''} | {' | '.join(cells)} |", flush=True)
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options."""
-    add_options(parser, repeats=5, device="cpu", threads=1)
-    parser.add_argument("--only", default="", help="shapes whose name contains this")
-    parser.add_argument(
-        "--more", type=int, default=1, help="times the sequences, so that no cache of a GPU holds them"
-    )
-    parser.add_argument("--bytes", action="store_true", help="count bytes instead")
-    parser.add_argument("--dim", type=int, default=128)
-    parser.add_argument("--block", type=int, default=64, help="tokens that share a channel's scale")
-    parser.add_argument("--compiled", action="store_true", help="compile the kernel instead")
-    parser.add_argument("--dims", type=int, nargs="+", default=[64, 128], help="of what is compiled")
+OPTIONS = {
+    "repeats": 5, "device": "cpu", "threads": 1,
+    "only": Option("", "shapes whose name contains this"),
+    "more": Option(1, "times the sequences, so that no cache of a GPU holds them"),
+    "bytes": Option(False, "count bytes instead"),
+    "dim": Option(128, "channels of a head, of what is counted"),
+    "block": Option(64, "tokens that share a channel's scale"),
+    "compiled": Option(False, "compile the kernel instead"),
+    "dims": Option([64, 128], "channels of a head, of what is compiled"),
+}  # fmt: skip
 
 
 @torch.inference_mode()

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import kvbench
+from benchmarks.support.arguments import Option
 from kvbench.eval.protocol.scores import Metric
 from kvbench.runs.record.results import Latency, Memory, Results
 
@@ -94,9 +95,7 @@ def time_opening(root: Path) -> tuple[float, int, int]:
     return time.process_time() - started, rows, columns
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options."""
-    parser.add_argument("runs", type=int, nargs="?", default=20_000)
+OPTIONS = {"runs": Option(20_000, "runs to open", positional=True, nargs="?")}
 
 
 def main(options: argparse.Namespace) -> None:

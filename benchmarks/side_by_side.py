@@ -7,7 +7,6 @@ OMP_WAIT_POLICY=active python -m benchmarks side_by_side    (threads that spin w
 import argparse
 import tempfile
 
-from benchmarks.support.arguments import add_options
 from benchmarks.support.timing import time_processes
 
 
@@ -18,9 +17,7 @@ def time_runs(runs: int, prompts: int) -> float:
         return time_processes([*words, f"runs_dir={folder}/{run}"] for run in range(runs))
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options."""
-    add_options(parser, prompts=32, repeats=2)
+OPTIONS = {"prompts": 32, "repeats": 2}
 
 
 def main(options: argparse.Namespace) -> None:

@@ -10,7 +10,7 @@ from functools import partial
 
 import torch
 
-from benchmarks.support.arguments import add_options
+from benchmarks.support.arguments import Option
 from benchmarks.support.build import list_choices, prepare_method
 from benchmarks.support.decoder import Attends, Decoder, PlainCache, Shape, random_prompts, rows_of
 from benchmarks.support.table import Table
@@ -18,22 +18,11 @@ from benchmarks.support.timing import choose_clock, take_turns
 from kvbench.core.budget import InfeasibleBudget
 from kvbench.engine.cache import KVCache
 
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options."""
-    add_options(
-        parser,
-        methods=list_choices("method"),
-        budget="0.25",
-        tokens=512,
-        batch=1,
-        repeats=9,
-        threads=1,
-        cpu_time=False,
-    )
-    parser.add_argument(
-        "--segment", type=int, default=32, help="tokens of a segment; 32: a row of 512 pixels"
-    )
+OPTIONS = {
+    "methods": list_choices("method"), "budget": "0.25", "tokens": 512, "batch": 1, "repeats": 9, "threads": 1,
+    "cpu_time": False,
+    "segment": Option(32, "tokens of a segment; 32: a row of 512 pixels"),
+}  # fmt: skip
 
 
 def main(options: argparse.Namespace) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from benchmarks.support.arguments import Option
 from benchmarks.support.build import build_model
 from kvbench.core.segments import Segment
 from kvbench.models import weights
@@ -81,10 +82,10 @@ MODELS: dict[str, tuple[Any, Any]] = {
 """What draws a model's kind of scenes, and what decodes them."""
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options."""
-    parser.add_argument("--model", default="infinity_tiny", choices=MODELS)
-    parser.add_argument("--scenes", type=int, default=256)
+OPTIONS = {
+    "model": Option("infinity_tiny", choices=MODELS),
+    "scenes": Option(256, "number of scenes"),
+}
 
 
 @torch.inference_mode()

@@ -11,7 +11,7 @@ import json
 import tempfile
 from pathlib import Path
 
-from benchmarks.support.arguments import add_options
+from benchmarks.support.arguments import Option
 from benchmarks.support.timing import time_processes
 
 METHODS = (
@@ -51,11 +51,9 @@ def read_runs(runs_dir: Path) -> dict[str, str]:
     return {str(path.relative_to(runs_dir)): read_file(path, runs_dir) for path in files}
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the options."""
-    add_options(parser, prompts=96, batch=8)
-    parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--eval", default="psnr")
+OPTIONS = {
+    "prompts": 96, "batch": 8, "workers": Option(2, "processes at a time"), "eval": Option("psnr", "of conf/eval"),
+}  # fmt: skip
 
 
 def main(options: argparse.Namespace) -> int:

@@ -8,12 +8,7 @@ from kvbench.kernels.products import wide_products
 
 
 def attention_scores(
-    q: Tensor,
-    k: Tensor,
-    past: Past,
-    scale: float,
-    *,
-    tokens: Tensor | None = None,
+    q: Tensor, k: Tensor, past: Past, scale: float, *, tokens: Tensor | None = None
 ) -> Tensor:
     """Return the logits of every slot, before the softmax.
 

@@ -18,12 +18,7 @@ PIECE_BYTES = 128 << 20
 """Bytes of that second output that exist at a time, in whole sequences."""
 
 
-def attend_past(
-    q: Tensor,
-    past: Past,
-    scale: float,
-    state: State | None = None,
-) -> State:
+def attend_past(q: Tensor, past: Past, scale: float, state: State | None = None) -> State:
     """Attend to each row's own cached slots.
 
     Args:

@@ -73,14 +73,7 @@ def ragged_attention(
 
 
 def _attend_folded(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    past: Past,
-    scale: float,
-    *,
-    causal: bool,
-    lse: bool,
+    q: Tensor, k: Tensor, v: Tensor, past: Past, scale: float, *, causal: bool, lse: bool
 ) -> tuple[Tensor, Tensor | None]:
     """`ragged_attention` outside CUDA, over rows [batch, rows, queries, D] as the layout counts them."""
     tokens, layout = k.shape[2] if causal else None, past.layout

@@ -1,6 +1,8 @@
-"""Options that several benchmarks share, with one meaning each."""
+"""Options of the benchmarks as data: those that several share have one meaning each."""
 
 import argparse
+from collections.abc import Mapping
+from typing import Any
 
 HELP = {
     "batch": "prompts of a batch",
@@ -18,24 +20,40 @@ HELP = {
     "tokens": "tokens to generate",
 }
 """Descriptions by name of the option."""
-TYPES = {"threads": int}
+TYPES = {"threads": {"type": int}}
 """Types of options whose default may be None and that are no text."""
 
 
-def add_options(parser: argparse.ArgumentParser, *, overrides: bool = False, **defaults: object) -> None:
-    """Add shared options by name and default.
+class Option:
+    """An option that one program has.
 
     Args:
-        parser: of the program.
-        overrides: whether settings `key=value` may follow the options.
-        defaults: the options of this program; a value has its default's type, False is a switch.
+        default: a value has its default's type, False is a switch, and a list takes several values.
+        description: for `--help`.
+        positional: whether it is given without its name.
+        settings: other keywords of `argparse.ArgumentParser.add_argument`.
     """
-    for name, default in defaults.items():
-        flag = f"--{name.replace('_', '-')}"
+
+    def __init__(
+        self, default: object, description: str | None = None, *, positional: bool = False, **settings: Any
+    ) -> None:
+        self.positional = positional
+        self.settings: dict[str, Any] = {"default": default, "help": description}
         if default is False:
-            parser.add_argument(flag, action="store_true", help=HELP[name])
+            self.settings["action"] = "store_true"
+        elif isinstance(default, list):
+            self.settings |= {"type": type(next(iter(default), "")), "nargs": "+"}
         else:
-            kind = TYPES.get(name, str if default is None else type(default))
-            parser.add_argument(flag, type=kind, default=default, help=HELP[name])
-    if overrides:
-        parser.add_argument("overrides", nargs="*", help=HELP["overrides"])
+            self.settings["type"] = str if default is None else type(default)
+        self.settings |= settings
+
+
+OVERRIDES: Mapping[str, object] = {"overrides": Option([], HELP["overrides"], positional=True, nargs="*")}
+"""For programs whose options settings `key=value` may follow."""
+
+
+def add_options(parser: argparse.ArgumentParser, options: Mapping[str, object]) -> None:
+    """Add options to a parser: by name an `Option`, or the default of one in `HELP`."""
+    for name, given in options.items():
+        option = given if isinstance(given, Option) else Option(given, HELP[name], **TYPES.get(name, {}))
+        parser.add_argument(name if option.positional else f"--{name.replace('_', '-')}", **option.settings)

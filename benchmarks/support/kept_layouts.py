@@ -1,10 +1,11 @@
 """Ways to lay out what heads of unequal length keep: regularised, as Hard-KV does for its CUDA graphs, and ragged.
 
-Source: Hard-KV, section 3.3 and appendix B.2. A captured graph reads the same slots in all layers, so that a layout has
-to make layers alike, and heads too where one launch reads them all. Sparse loading leaves all slots where they are and
-masks them; rewriting moves what is kept to the front of as many slots as the longest head of any layer needs. Tasks are
-cases of one rule that differ in what heads and layers have in common (`TASKS`). The engine's layout allocates what is
-kept and nothing else; its rows lie behind each other, and those of one length are read together (`kernels/layout.py`).
+Source: Hard-KV, section 3.3 and appendix B.2. A captured graph reads the same slots in all layers, so that a layout
+has to make layers alike, and heads too where one launch reads them all. Sparse loading leaves all slots where they are
+and masks them (the paper's Sparse); rewriting moves what is kept to the front of as many slots as the longest head of
+any layer needs (Max). The paper's tasks are selections that have more or less in common along heads and layers, laid
+out by one of the two. The engine's layout allocates what is kept and nothing else; its rows lie behind each other, and
+those of one length are read together (`kernels/layout.py`).
 
 All three are rows of a `Layout`, of N slots, of the longest row's, and of each row's own, with as much room behind each
 row for the tokens that follow. Rows are (request, KV head), requests first.
@@ -21,23 +22,8 @@ from kvbench.kernels.compact import move_slots, source_table
 from kvbench.kernels.decode_attention import DecodeRows, decode_attention, prepare_rows, write_tokens
 from kvbench.kernels.layout import Layout, Past, arrange_rows, pack_rows
 
-Axis = Literal["layers", "heads"]
 Way = Literal["sparse", "max", "ragged"]
 """Slots stay where they are under a mask, are rewritten to equally long rows, or to rows of what each keeps."""
-
-
-class Task(NamedTuple):
-    """What a selection has in common along layers and heads of one request.
-
-    Attributes:
-        slots: axes along which all keep the same slots.
-        lengths: axes along which all keep equally many.
-        totals: whether all layers keep equally many in all their heads together.
-    """
-
-    slots: tuple[Axis, ...] = ()
-    lengths: tuple[Axis, ...] = ()
-    totals: bool = False
 
 
 class Cost(NamedTuple):
@@ -52,43 +38,6 @@ class Cost(NamedTuple):
     memory: float
     prepare: float
     step: float
-
-
-TASKS = {
-    "LS": Task(slots=("heads",), lengths=("layers", "heads"), totals=True),
-    "LA": Task(slots=("heads",), lengths=("heads",)),
-    "HS": Task(totals=True),
-    "HA": Task(),
-}
-"""Selection and allocation by layer and by head (appendix B.2)."""
-VARIANTS: dict[str, tuple[str, Way]] = {
-    "LS-Rewrite": ("LS", "max"),
-    "LS-Sparse": ("LS", "sparse"),
-    "LA-Sparse": ("LA", "sparse"),
-    "LA-Max": ("LA", "max"),
-    "HS-Sparse": ("HS", "sparse"),
-    "HS-Max": ("HS", "max"),
-    "HA-Sparse": ("HA", "sparse"),
-    "HA-Max": ("HA", "max"),
-}
-"""The paper's layouts that a CUDA graph can read: the task, and whether slots are masked or rewritten."""
-
-
-def check_task(keep: Tensor, task: Task) -> None:
-    """Make sure that a selection bool [layers, requests, heads, slots] is one of a task.
-
-    Raises:
-        ValueError: naming what differs that must not.
-    """
-    lengths = keep.sum(3)
-    for axis, dim in (("layers", 0), ("heads", 2)):
-        if axis in task.slots and (keep != keep.narrow(dim, 0, 1)).any():
-            raise ValueError(f"{axis} keep unequal slots")
-        if axis in task.lengths and (lengths != lengths.narrow(dim, 0, 1)).any():
-            raise ValueError(f"{axis} keep unequally many slots")
-    totals = lengths.sum(2)
-    if task.totals and (totals != totals[:1]).any():
-        raise ValueError("layers keep unequally many slots in all heads")
 
 
 def pack_bits(mask: Tensor) -> Tensor:

@@ -114,14 +114,7 @@ def decode_kernel(
 
 
 def decode_attention_triton(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    past: Past,
-    filled: Tensor,
-    scale: float,
-    *,
-    share: int | None = None,
+    q: Tensor, k: Tensor, v: Tensor, past: Past, filled: Tensor, scale: float, *, share: int | None = None
 ) -> Tensor:
     """Write a token's key and value into the free slots behind every row, and attend to all that the row then holds.
 

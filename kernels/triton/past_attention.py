@@ -104,12 +104,7 @@ def past_kernel(
 
 
 def past_attention_triton(
-    q: Tensor,
-    past: Past,
-    scale: float,
-    *,
-    state: State | None = None,
-    share: int | None = None,
+    q: Tensor, past: Past, scale: float, *, state: State | None = None, share: int | None = None
 ) -> State:
     """Take and return what `kernels.past_attention.attend_past` does, of at least one slot.
 

@@ -222,12 +222,7 @@ def quantised_kernel(
 
 
 def quantised_attention_triton(
-    q: Tensor,
-    plane: Plane,
-    scale: float,
-    state: State | None = None,
-    *,
-    share: int | None = None,
+    q: Tensor, plane: Plane, scale: float, state: State | None = None, *, share: int | None = None
 ) -> State:
     """Take and return what `kernels.quantised_attention.quantised_attention` does; the plane's tensors are contiguous.
 

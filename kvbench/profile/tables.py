@@ -1,6 +1,6 @@
 """Tables of `task=profile`: latency and memory by batch size, phases, operators."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
@@ -15,6 +15,29 @@ from kvbench.runs.job import Job
 Found = Mapping[str, Any]
 """Contents of a profile's file (`kvbench.profile.task`)."""
 PHASES = ("text", "transformer", "cache", "decode", "rest")
+Columns = Mapping[str, tuple[str, float, str]]
+"""By heading: a value's place in a row, what it is multiplied by, and its format."""
+LATENCY: Columns = {
+    "ms/batch": ("latency.median", 1e3, ".1f"),
+    "p10": ("latency.p10", 1e3, ".1f"),
+    "p90": ("latency.p90", 1e3, ".1f"),
+    "ms/image": ("seconds_per_image", 1e3, ".2f"),
+    "images/s": ("images_per_second", 1, ".2f"),
+    "tokens/s": ("tokens_per_second", 1, ".0f"),
+    "x full": ("ratio_to_full", 1, ".3f"),
+    "first, ms": ("first_seconds", 1e3, ".0f"),
+}
+MEMORY: Columns = {
+    "KV held": ("kv.peak_bytes", 1 / MIB, ".2f"),
+    "of full": ("kv.peak_of_full", 1, ".4f"),
+    "of B": ("kv.peak_of_budget", 1, ".4f"),
+    "rebuild": ("kv.rebuild_bytes", 1 / MIB, ".2f"),
+    "in flight": ("kv.transient_bytes", 1 / MIB, ".2f"),
+    "state": ("kv.state_bytes", 1 / MIB, ".2f"),
+    "allocator": ("allocator.peak_bytes", 1 / MIB, ".2f"),
+    "reserved": ("allocator.reserved_bytes", 1 / MIB, ".2f"),
+    "before": ("allocator.before_bytes", 1 / MIB, ".2f"),
+}
 
 
 def profile_and_show(console: Console, job: Job) -> None:
@@ -56,72 +79,22 @@ def show_profile(console: Console, found: Found) -> None:
 
 def tabulate_latencies(title: str, rows: Sequence[Found]) -> Table:
     """Return the table of latencies, a line per batch size and cache."""
-    names = (
-        "batch",
-        "cache",
-        "ms/batch",
-        "p10",
-        "p90",
-        "ms/image",
-        "images/s",
-        "tokens/s",
-        "x full",
-        "first, ms",
-    )
-    table = _make_table(title, names)
+    table = _make_table(title, ("batch", "cache", *LATENCY))
     for row in rows:
-        if row["status"] != "ok":
-            table.add_row(str(row["batch"]), escape(row["cache"]), row["status"], *[""] * 7)
-            continue
-        latency, ratio = row["latency"], row["ratio_to_full"]
-        table.add_row(
-            str(row["batch"]),
-            escape(row["cache"]),
-            *(f"{1e3 * latency[name]:.1f}" for name in ("median", "p10", "p90")),
-            f"{1e3 * row['seconds_per_image']:.2f}",
-            f"{row['images_per_second']:.2f}",
-            f"{row['tokens_per_second']:.0f}",
-            "" if ratio is None else f"{ratio:.3f}",
-            f"{1e3 * row['first_seconds']:.0f}",
-        )
+        cells = _format_cells(row, LATENCY, "") if row["status"] == "ok" else (row["status"],)
+        table.add_row(str(row["batch"]), escape(row["cache"]), *cells)
     return table
 
 
 def tabulate_memory(rows: Sequence[Found]) -> Table:
     """Return the table of memory in MiB, a line per batch size and cache."""
-    names = (
-        "batch",
-        "cache",
-        "KV held",
-        "of full",
-        "of B",
-        "rebuild",
-        "in flight",
-        "state",
-        "allocator",
-        "reserved",
-        "before",
+    title = (
+        "memory, MiB: the cache's ledger; the GPU allocator's peak, what it reserved, and its level before"
     )
-    table = _make_table(
-        "memory, MiB: the cache's ledger; the GPU allocator's peak, what it reserved, and its level before",
-        names,
-    )
+    table = _make_table(title, ("batch", "cache", *MEMORY))
     for row in rows:
-        if row["status"] != "ok":
-            continue
-        kv, allocator = row["kv"], row["allocator"]
-        table.add_row(
-            str(row["batch"]),
-            escape(row["cache"]),
-            _format_mib(kv["peak_bytes"]),
-            f"{kv['peak_of_full']:.4f}",
-            f"{kv['peak_of_budget']:.4f}",
-            *(_format_mib(kv[f"{name}_bytes"]) for name in ("rebuild", "transient", "state")),
-            *(
-                "-" if allocator is None else _format_mib(allocator[f"{name}_bytes"])
-                for name in ("peak", "reserved", "before")
-            ),
-        )
+        if row["status"] == "ok":
+            table.add_row(str(row["batch"]), escape(row["cache"]), *_format_cells(row, MEMORY, "-"))
     return table
 
 
@@ -154,5 +127,10 @@ def _make_table(title: str, names: Sequence[str]) -> Table:
     return table
 
 
-def _format_mib(count: float) -> str:
-    return f"{count / MIB:.2f}"
+def _format_cells(row: Found, columns: Columns, absent: str) -> Iterator[str]:
+    """Yield a row's values as text, `absent` for those that were not measured."""
+    for place, factor, form in columns.values():
+        value: Any = row
+        for key in place.split("."):
+            value = None if value is None else value[key]
+        yield absent if value is None else format(factor * value, form)

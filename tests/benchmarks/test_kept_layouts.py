@@ -15,6 +15,8 @@ from benchmarks.support import kept_layouts as layouts
 from tests.support.places import GOLDENS
 
 D = 8
+TASKS = ("LS", "LA", "HS", "HA")
+"""Selection and allocation by layer and by head (Hard-KV, appendix B.2)."""
 PUBLISHED = json.loads((GOLDENS / "methods" / "derived_budgets.json").read_text())["hard_latency"]
 LATENCIES = {
     # Milliseconds of all 36 layers, RTX 4090, batch 32: preparation and step, rewritten and masked.
@@ -25,27 +27,18 @@ LATENCIES = {
 """What published files come to, whose names are the largest and the overall share of slots that are kept."""
 
 
-def draw_lengths(
+def draw_selection(
     task: str, layers: int, requests: int, heads: int, slots: int, rng: np.random.Generator
-) -> np.ndarray:
-    """Lengths [layers, requests, heads] as a task has them, some of them 0."""
+) -> Tensor:
+    """A selection bool [layers, requests, heads, slots] with as much in common as a task has, some rows empty."""
     shape = {"LS": (1, requests, 1), "LA": (layers, requests, 1), "HS": (1, requests, heads)}
     lengths = rng.integers(0, slots + 1, shape.get(task, (layers, requests, heads)))
     lengths[rng.random(lengths.shape) < 0.2] = 0
     lengths = np.broadcast_to(lengths, (layers, requests, heads)).copy()
-    return rng.permuted(lengths, axis=2) if task == "HS" else lengths
-
-
-def draw_selection(
-    task: str, layers: int, requests: int, heads: int, slots: int, rng: np.random.Generator
-) -> Tensor:
-    """A selection bool [layers, requests, heads, slots] as a task has it."""
-    lengths = draw_lengths(task, layers, requests, heads, slots, rng)
-    together = task in ("LS", "LA")
-    ranks = rng.permuted(
-        np.broadcast_to(np.arange(slots), (layers, requests, 1 if together else heads, slots)).copy(), axis=3
-    )
-    return torch.from_numpy(np.ascontiguousarray(ranks < lengths[..., None]))
+    if task == "HS":
+        lengths = rng.permuted(lengths, axis=2)
+    ranks = np.broadcast_to(np.arange(slots), (layers, requests, 1 if task[0] == "L" else heads, slots))
+    return torch.from_numpy(np.ascontiguousarray(rng.permuted(ranks.copy(), axis=3) < lengths[..., None]))
 
 
 def attend_densely(
@@ -60,13 +53,11 @@ def attend_densely(
 
 @given(data=st.data())
 def test_every_layout_attends_as_a_mask_does(data: st.DataObject) -> None:
-    variant = data.draw(st.sampled_from([*layouts.VARIANTS, "ragged"]))
-    task, way = layouts.VARIANTS.get(variant, ("HA", "ragged"))
+    task, way = data.draw(st.sampled_from(TASKS)), data.draw(st.sampled_from(("sparse", "max", "ragged")))
     layers, requests, heads, fold, room = (data.draw(st.integers(1, 3)) for _ in range(5))
     slots = data.draw(st.integers(1, 19))
     rng = np.random.default_rng(data.draw(st.integers(0, 999)))
     keep = draw_selection(task, layers, requests, heads, slots, rng)
-    layouts.check_task(keep, layouts.TASKS[task])
     generator = torch.Generator().manual_seed(int(rng.integers(2**31)))
     rows, dense = requests * heads, layouts.lay_dense(requests * heads, slots, room)
     allocated = set()
@@ -100,7 +91,7 @@ def test_masks_are_packed_from_the_lowest_bit(slots: int, seed: int) -> None:
     assert torch.equal(layouts.unpack_bits(packed, slots), torch.from_numpy(mask))
 
 
-@given(task=st.sampled_from(("LS", "LA", "HS", "HA")), seed=st.integers(0, 99))
+@given(task=st.sampled_from(TASKS), seed=st.integers(0, 99))
 def test_slots_are_those_that_are_written_down(task: str, seed: int) -> None:
     keep = draw_selection(task, 3, 2, 2, 9, np.random.default_rng(seed))
     ids = [[[set(head.nonzero()[:, 0].tolist()) for head in one] for one in layer] for layer in keep]
@@ -115,24 +106,6 @@ def test_rewriting_may_pay_at_once_or_never() -> None:
     first = layouts.Cost(100, 1.0, 1.0)
     assert layouts.break_even(first, layouts.Cost(50, 3.0, 2.0)) == (float("inf"), float("inf"))
     assert layouts.break_even(first, layouts.Cost(50, 2.0, 0.75)) == (4.0, 0.0)
-
-
-def test_a_selection_of_another_task_is_refused() -> None:
-    alike = torch.tensor([1, 1, 0, 0]).bool().expand(2, 1, 2, 4)
-    other, fewer, moved = (alike.clone() for _ in range(3))
-    other[0, 0, 1] = torch.tensor([0, 1, 1, 0]).bool()
-    fewer[1] = torch.tensor([1, 0, 0, 0]).bool()
-    moved[0, 0, 0, 2], moved[0, 0, 1, 0] = True, False
-    for task, keep, told in (
-        ("LS", other, "heads keep unequal slots"),
-        ("LS", fewer, "layers keep unequally many slots"),
-        ("HS", fewer, "layers keep unequally many slots in all heads"),
-        ("LA", moved, "heads keep unequal slots"),
-    ):
-        with pytest.raises(ValueError, match=f"^{told}$"):
-            layouts.check_task(keep, layouts.TASKS[task])
-    layouts.check_task(fewer, layouts.TASKS["LA"])
-    layouts.check_task(moved, layouts.TASKS["HS"])
 
 
 @pytest.mark.parametrize("name", PUBLISHED)

@@ -178,11 +178,7 @@ def qk_norm_rope_on_gpu(*given: Tensor | None) -> tuple[Tensor, ...]:
 
 @pytest.mark.parametrize(
     "program",
-    [
-        qk_norm_rope.qk_norm_rope,
-        qk_norm_rope_in_place,
-        pytest.param(qk_norm_rope_on_gpu, marks=needs_triton),
-    ],
+    [qk_norm_rope.qk_norm_rope, qk_norm_rope_in_place, pytest.param(qk_norm_rope_on_gpu, marks=needs_triton)],
     ids=["torch", "in place", "triton"],
 )
 @given(

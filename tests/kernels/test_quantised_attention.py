@@ -192,12 +192,7 @@ def test_pieces_of_any_size_give_attention_over_a_plane(shape: Shape, piece: int
 
 
 @needs_loops
-@given(
-    shape=shapes(),
-    half=st.booleans(),
-    share=st.sampled_from((None, 1, 2, 3)),
-    seed=st.integers(0, 10**6),
-)
+@given(shape=shapes(), half=st.booleans(), share=st.sampled_from((None, 1, 2, 3)), seed=st.integers(0, 10**6))
 @settings(max_examples=30, deadline=None)
 def test_the_kernel_attends_to_a_plane(shape: Shape, half: bool, share: int | None, seed: int) -> None:
     from kvbench.kernels.triton.quantised_attention import quantised_attention_triton

@@ -118,9 +118,7 @@ def test_rows_that_start_anywhere_are_copied_first() -> None:
     odd = case._replace(q=wide[..., 1:])
     plain = case._replace(q=wide[..., 1:].contiguous())
     for one, other in zip(
-        ragged_attention_triton(*odd, 1.0),
-        ragged_attention_triton(*plain, 1.0),
-        strict=True,
+        ragged_attention_triton(*odd, 1.0), ragged_attention_triton(*plain, 1.0), strict=True
     ):
         assert torch.equal(one, other)
     with pytest.raises(ValueError, match="head dim 12: kernels on CUDA need a multiple of 8"):
