@@ -5,21 +5,17 @@ from fractions import Fraction
 
 import pytest
 import torch
-from torch import Tensor
 
-from kvbench.core.budget import Budget, find_capacity
+from kvbench.core.budget import Budget
 from kvbench.core.segments import ModelSpec, next_token
 from kvbench.engine.account import BudgetExceeded
 from kvbench.engine.cache import KVCache
 from kvbench.engine.ledger import add_ledgers
 from kvbench.engine.memory import token_bytes
-from kvbench.engine.schedule import predict_row_lengths, sum_tokens
+from kvbench.engine.schedule import predict_row_lengths
 from kvbench.methods.capabilities import ReplacesContents, is_biased
 from kvbench.methods.first_scales import FirstScales
 from kvbench.methods.full import Full
-from kvbench.methods.heatkv.method import HeatKV
-from kvbench.methods.heatkv.scores import AttentionByScale
-from kvbench.methods.streaming_llm import StreamingLLM
 from kvbench.plan import count_at_once
 from tests.support.engine import D, Drawn, DrawnPerSequence, draw_seen, prepared, run, small, tokens_of
 
@@ -105,33 +101,6 @@ def test_at_equal_bytes_numbers_of_32_bits_leave_half_the_tokens(value: str) -> 
         share = ledger.find_least_share(spec, budget)
         assert share == pytest.approx(ledger.find_least_share(spec, replace(budget, bytes=None)))
     assert found[torch.float16] == 2 * found[torch.float32] == Budget.parse(value, spec).capacity
-
-
-def plan_mixed(spec: ModelSpec, lengths: Tensor) -> Fraction:
-    """Most bytes of storage in which heads of even number have 4 bits a number and all others 16."""
-    each = torch.tensor([HALF // 4 if head % 2 == 0 else HALF for head in range(spec.heads)])
-    return Fraction(int(sum_tokens((lengths * each).numpy()).max()))
-
-
-@pytest.mark.parametrize("value", ["0.1", "0.2", "0.35"])
-def test_static_methods_use_bytes_of_unequal_tokens(value: str) -> None:
-    """What bisection finds fits, and one token more does not."""
-    spec = small(layers=4, heads=4, sides=(1, 2, 3, 4, 5))
-    worst = Budget.parse_bytes(value, spec, HALF)
-    artifact = AttentionByScale().make_stand_in(spec)
-    for method in (StreamingLLM(sinks=1), HeatKV(sinks=1)):
-
-        def plan(budget: Budget, method: StreamingLLM | HeatKV = method) -> Fraction:
-            method.prepare(spec, budget, artifact)
-            lengths = predict_row_lengths(spec, method)
-            assert lengths is not None
-            return plan_mixed(spec, torch.from_numpy(lengths))
-
-        found = find_capacity(worst, HALF // 4, plan)
-        assert worst.bytes is not None
-        assert plan(found) <= worst.bytes
-        assert found.tokens > 1.3 * worst.tokens
-        assert plan(replace(found, capacity=Fraction(found.tokens + 1))) > worst.bytes
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])

@@ -1,7 +1,6 @@
 """The KV cache: equal to masked dense attention, exact in bytes, strict about its budget."""
 
 from dataclasses import dataclass
-from itertools import chain
 from typing import ClassVar
 
 import pytest
@@ -10,14 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from kvbench.core.budget import Budget
-from kvbench.core.segments import ModelSpec
 from kvbench.engine.account import BudgetExceeded
 from kvbench.engine.cache import KVCache
-from kvbench.methods.base import Method
-from kvbench.methods.capabilities import ComparesKeys, ObservesLast
+from kvbench.methods.capabilities import ComparesKeys
 from kvbench.methods.full import Full
-from kvbench.methods.select import sum_by_segment
 from kvbench.methods.view import View
 from tests.support.engine import (
     D,
@@ -32,18 +27,6 @@ from tests.support.engine import (
     small,
     tokens_of,
 )
-
-
-@pytest.mark.parametrize("groups", [1, 2])
-@pytest.mark.parametrize("scale", [1.0, D**-0.5])
-def test_full_equals_concatenation(groups: int, scale: float) -> None:
-    spec = small(scale=scale)
-    inputs = tokens_of(spec, 4, groups=groups)
-    cache = open_cache(Full(), spec)
-    found = run(cache, inputs)
-    given_tokens = chain.from_iterable(inputs)
-    assert all(out.shape == q.shape for out, (q, _, _) in zip(found, given_tokens, strict=True))
-    close(found, dense(spec, inputs))
 
 
 @pytest.mark.parametrize("kind", [Drawn, DrawnPerSequence])
@@ -69,47 +52,6 @@ def test_ragged_rows_equal_masked_attention(
         following = spec.segments[segment.index + 1]
         held = [int(seen[following.index, layer, :, : following.start].sum()) for layer in range(spec.layers)]
         assert cache.ledger.tokens_after[segment.index][-1] == sum(held)
-
-
-@dataclass
-class Watching(ObservesLast, Method):
-    """Keeps everything and notes what it is shown."""
-
-    static: ClassVar[bool] = False
-
-    def prepare(self, spec: ModelSpec, budget: Budget, artifact: object = None) -> None:
-        super().prepare(spec, budget)
-        self.shown: list[tuple[int, int, Tensor, Tensor, Tensor, Tensor]] = []
-
-    def keep(self, view: View) -> None:
-        """Keeps everything."""
-        self.shown.append(
-            (
-                view.segment.index,
-                view.layer,
-                view.position,
-                view.segment_ids,
-                view.mass(),
-                sum_by_segment(view),
-            )
-        )
-
-
-def test_a_view_shows_positions_in_order_and_the_attention() -> None:
-    spec = small(layers=1)
-    inputs = tokens_of(spec, 2)
-    method = Watching()
-    run(open_cache(method, spec), inputs)
-    assert [index for index, *_ in method.shown] == [0, 1, 2, 3]
-    for index, layer, position, segment, mass, by_segment in method.shown:
-        end = spec.ends[index]
-        assert position.tolist() == [list(range(end))] * 6
-        assert segment[0].tolist() == [i for i in range(index + 1) for _ in range(spec.lengths[i])]
-        q, k = inputs[index][layer][0], torch.cat([inputs[i][layer][1] for i in range(index + 1)], 2)
-        expected = (q @ k.transpose(2, 3)).softmax(-1).mean(2).flatten(0, 1)
-        torch.testing.assert_close(mass, expected, atol=1e-6, rtol=1e-4)
-        sums = torch.stack([part.sum(1) for part in expected.split(spec.lengths[: index + 1], 1)], 1)
-        torch.testing.assert_close(by_segment, sums, atol=1e-6, rtol=1e-4)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -141,16 +83,6 @@ def test_a_ledger_is_of_one_generation(kind: type[Drawn] | type[DrawnPerSequence
         for out, expected in zip(run(again, inputs), run(fresh, inputs), strict=True):
             torch.testing.assert_close(out, expected, atol=0, rtol=0)
         assert again.ledger == fresh.ledger
-
-
-@given(seed=st.integers(0, 10**6), share=st.sampled_from((0.1, 0.5, 0.9)))
-@settings(max_examples=25, deadline=None)
-def test_ragged_bytes_are_exact(seed: int, share: float) -> None:
-    spec = small()
-    for kind in (Drawn, DrawnPerSequence):
-        cache = open_cache(kind(draw_seen(spec, seed, share)), spec)
-        run(cache, tokens_of(spec, 2, seed))
-        assert cache.ledger.peak_bytes == cache.ledger.peak_tokens * 2 * D * 4 * 2
 
 
 def test_the_last_segment_is_never_stored() -> None:

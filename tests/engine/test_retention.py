@@ -8,7 +8,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvbench.core.segments import ModelSpec, next_token
 from kvbench.engine.cache import KVCache
 from kvbench.engine.retention import measure_shares
 from kvbench.methods.base import Method
@@ -16,9 +15,7 @@ from kvbench.methods.h2o import H2O
 from kvbench.methods.hardkv.method import HardKV
 from kvbench.methods.snapkv import SnapKV
 from kvbench.methods.streaming_llm import StreamingLLM
-from tests.engine.test_padding import draw, generate
 from tests.support.engine import (
-    D,
     Drawn,
     DrawnPerSequence,
     draw_seen,
@@ -29,6 +26,7 @@ from tests.support.engine import (
     small,
     tokens_of,
 )
+from tests.support.steps import draw, generate, shapes
 
 Positions = Sequence[Sequence[Sequence[Sequence[int]]]]
 """What is held, by layer, sequence and head."""
@@ -85,7 +83,7 @@ def test_scales(kind: type[Drawn], seed: int, share: float, sequences: int) -> N
 @pytest.mark.parametrize("kind", [Drawn, DrawnPerSequence])
 @pytest.mark.parametrize("padding", [[0, 0], [3, 1], [0, 5]])
 def test_rows_behind_padded_prompts(kind: type[Drawn], padding: list[int]) -> None:
-    spec = ModelSpec("small", 2, 3, D, next_token(6, (5, 5, 5, 4)), 1, D**-0.5)
+    spec = shapes()
     seen = draw_seen(spec, 7, 0.6)
     cache = open_cache(kind(seen), spec)
     generate(cache, draw(spec, len(padding)), padding)
@@ -112,7 +110,7 @@ def test_rows_behind_padded_prompts(kind: type[Drawn], padding: list[int]) -> No
 )
 @pytest.mark.parametrize("padding", [[0, 0, 0], [2, 0, 1]])
 def test_methods_of_token_models(make: Callable[[], Method], padding: list[int]) -> None:
-    spec = ModelSpec("small", 2, 3, D, next_token(6, (5, 5, 5, 4)), 1, D**-0.5)
+    spec = shapes()
     method = prepared(make(), spec, 0.5)
     cache = KVCache(spec, method, dtype=torch.float32)
     held = list_held(method, cache, lambda: generate(cache, draw(spec, 3), padding), 3, padding)
@@ -148,7 +146,7 @@ def test_methods_of_scale_models(make: Callable[[], Method]) -> None:
 
 
 def test_what_ends_early_holds_what_it_held_when_its_last_segment_began() -> None:
-    spec = ModelSpec("small", 2, 3, D, next_token(6, (5, 5, 5, 4)), 1, D**-0.5)
+    spec = shapes()
     seen = draw_seen(spec, 7, 0.6)
     cache = open_cache(DrawnPerSequence(seen), spec)
     inputs = draw(spec, 2)

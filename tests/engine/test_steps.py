@@ -7,12 +7,10 @@ from typing import ClassVar
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import Tensor
 
 from kvbench.core.budget import Budget
-from kvbench.core.segments import ModelSpec, next_token
+from kvbench.core.segments import ModelSpec
 from kvbench.engine.cache import KVCache
 from kvbench.methods.base import Method
 from kvbench.methods.capabilities import ObservesLast
@@ -23,106 +21,26 @@ from kvbench.methods.rkv import RKV
 from kvbench.methods.snapkv import SnapKV
 from kvbench.methods.streaming_llm import StreamingLLM
 from kvbench.methods.view import View
-from tests.support.engine import D, Drawn, DrawnPerSequence, draw_seen, open_cache, prepared
+from tests.support.engine import D, open_cache, prepared
 from tests.support.places import ROOT
-
-
-def rows(*lengths: int, layers: int = 2, heads: int = 3) -> ModelSpec:
-    """A small next-token model: a prompt and rows of so many tokens."""
-    segments = next_token(lengths[0], lengths[1:])
-    return ModelSpec("small", layers, heads, D, segments, 1, D**-0.5)
-
-
-def draw_tokens(spec: ModelSpec, sequences: int, seed: int = 0, groups: int = 1) -> list[tuple[Tensor, ...]]:
-    """Random (q, k, v) of every layer, all tokens of a generation."""
-    generator = torch.Generator().manual_seed(seed)
-    end = spec.segments[-1].end
-    return [
-        tuple(
-            torch.randn(sequences, spec.heads * fold, end, D, generator=generator) for fold in (groups, 1, 1)
-        )
-        for _ in range(spec.layers)
-    ]
-
-
-def run_steps(
-    cache: KVCache, spec: ModelSpec, inputs: list[tuple[Tensor, ...]], size: int = 1
-) -> list[Tensor]:
-    """Feed all tokens of every segment, `size` at a time; outputs of every layer."""
-    found: list[list[Tensor]] = [[] for _ in inputs]
-    cache.reset(len(inputs[0][0]))
-    for segment in spec.segments:
-        cache.begin(segment)
-        for start in range(segment.start, segment.end, size):
-            stop = min(start + size, segment.end)
-            for layer, qkv in enumerate(inputs):
-                found[layer].append(cache.attend(layer, *(x[:, :, start:stop] for x in qkv)))
-    return [torch.cat(parts, 2) for parts in found]
-
-
-def causal(spec: ModelSpec, inputs: list[tuple[Tensor, ...]], seen: Tensor | None = None) -> list[Tensor]:
-    """Masked attention in double precision; `seen` bool [K, L, H, positions] masks each segment's past."""
-    out = []
-    for layer, (q, k, v) in enumerate(inputs):
-        fold, end = q.shape[1] // spec.heads, q.shape[2]
-        k, v = (x.repeat_interleave(fold, 1).double() for x in (k, v))
-        scores = q.double() @ k.mT * spec.logit_scale
-        mask = torch.ones(end, end, dtype=torch.bool).tril().expand(spec.heads, -1, -1).clone()
-        for segment in spec.segments if seen is not None else ():
-            past = seen[segment.index, layer, :, : segment.start]
-            mask[:, segment.start : segment.end, : segment.start] &= past[:, None]
-        scores = scores.masked_fill(~mask.repeat_interleave(fold, 0), -torch.inf)
-        out.append((scores.softmax(-1) @ v).float())
-    return out
-
-
-def agree(found: list[Tensor], expected: list[Tensor]) -> None:
-    for one, other in zip(found, expected, strict=True):
-        torch.testing.assert_close(one, other, atol=2e-5, rtol=1e-4)
+from tests.support.steps import agree, draw, generate, masked, shapes
 
 
 @pytest.mark.parametrize("groups", [1, 3])
 @pytest.mark.parametrize("size", [1, 2, 5, 100])
 def test_full_equals_causal_attention_whatever_the_steps(size: int, groups: int) -> None:
-    spec = rows(5, 4, 4, 3)
-    inputs = draw_tokens(spec, 2, groups=groups)
+    spec = shapes(
+        5,
+        (
+            4,
+            4,
+            3,
+        ),
+    )
+    inputs = draw(spec, 2, groups=groups)
     cache = open_cache(Full(), spec)
-    agree(run_steps(cache, spec, inputs, size), causal(spec, inputs))
+    agree(generate(cache, inputs, size=size, split=True), masked(spec, inputs, [0, 0]))
     assert cache.ledger.peak_tokens == spec.full_tokens == 2 * 3 * 13
-
-
-@pytest.mark.parametrize("kind", [Drawn, DrawnPerSequence])
-@given(
-    seed=st.integers(0, 10**6),
-    share=st.sampled_from((0.0, 0.2, 0.6, 0.95, 1.0)),
-    sequences=st.sampled_from((1, 3)),
-    groups=st.integers(1, 2),
-    size=st.integers(1, 3),
-    heads=st.sampled_from((1, 3, 12)),
-    lengths=st.lists(st.integers(1, 5), min_size=1, max_size=4),
-)
-@settings(max_examples=40, deadline=None)
-def test_ragged_rows_equal_masked_attention(
-    kind: type[Drawn],
-    seed: int,
-    share: float,
-    sequences: int,
-    groups: int,
-    size: int,
-    heads: int,
-    lengths: list[int],
-) -> None:
-    spec = rows(*lengths, heads=heads)
-    seen = draw_seen(spec, seed, share)
-    cache = open_cache(kind(seen), spec)
-    inputs = draw_tokens(spec, sequences, seed, groups)
-    expected = causal(spec, inputs, seen)
-    for _ in range(2):
-        agree(run_steps(cache, spec, inputs, size), expected)
-    for segment in spec.segments[:-1]:
-        following = spec.segments[segment.index + 1]
-        held = [int(seen[following.index, layer, :, : following.start].sum()) for layer in range(spec.layers)]
-        assert cache.ledger.tokens_after[segment.index][-1] == sum(held)
 
 
 @dataclass
@@ -157,10 +75,16 @@ class Watching(ObservesLast, Method):
 
 @pytest.mark.parametrize("size", [1, 2, 100])
 def test_a_method_is_asked_once_per_segment_and_sees_it_whole_and_causal(size: int) -> None:
-    spec = rows(3, 4, 2)
-    inputs = draw_tokens(spec, 2, groups=2)
+    spec = shapes(
+        3,
+        (
+            4,
+            2,
+        ),
+    )
+    inputs = draw(spec, 2, groups=2)
     method = Watching()
-    run_steps(open_cache(method, spec), spec, inputs, size)
+    generate(open_cache(method, spec), inputs, size=size, split=True)
     assert [at[:2] for at in method.shown] == [(k, layer) for k in range(3) for layer in range(2)]
     for index, layer, shown in method.shown:
         at = spec.segments[index]
@@ -185,9 +109,15 @@ def test_a_method_is_asked_once_per_segment_and_sees_it_whole_and_causal(size: i
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_tokens_in_flight_are_counted_apart_and_the_ledger_does_not_grow(dtype: torch.dtype) -> None:
-    spec = rows(4, 6, 6)
+    spec = shapes(
+        4,
+        (
+            6,
+            6,
+        ),
+    )
     cache = open_cache(Full(), spec, dtype=dtype)
-    run_steps(cache, spec, draw_tokens(spec, 3))
+    generate(cache, draw(spec, 3), size=1, split=True)
     per_token = 2 * D * dtype.itemsize * 3
     assert cache.ledger.tokens_after == [[12, 24], [42, 60], [60, 60]]
     assert cache.ledger.peak_bytes == 60 * per_token
@@ -200,18 +130,18 @@ def test_tokens_in_flight_are_counted_apart_and_the_ledger_does_not_grow(dtype: 
 )
 @pytest.mark.parametrize("size", [1, 3])
 def test_methods_hold_their_budget_after_every_segment_whatever_the_steps(method: Method, size: int) -> None:
-    spec = rows(3, *[5] * 6)
+    spec = shapes(3, [5] * 6)
     cache = open_cache(method, spec, "0.4")
-    inputs = draw_tokens(spec, 2)
-    found = run_steps(cache, spec, inputs, size)
-    at_once = run_steps(cache, spec, inputs, 100)
+    inputs = draw(spec, 2)
+    found = generate(cache, inputs, size=size, split=True)
+    at_once = generate(cache, inputs, size=100, split=True)
     agree(found, at_once)
     assert cache.ledger.peak_tokens <= float(method.budget.capacity)
     assert cache.ledger.tokens_after[-1][-1] > 0.9 * float(method.budget.capacity)
 
 
 def test_too_many_tokens_and_parts_of_a_scale_are_refused() -> None:
-    spec = rows(2, 3)
+    spec = shapes(2, (3,))
     cache = open_cache(Full(), spec)
     cache.reset(1)
     cache.begin(spec.segments[0])

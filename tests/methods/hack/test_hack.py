@@ -25,41 +25,6 @@ def sigma(seed: int = 0, spec: ModelSpec = SPEC) -> Artifact:
     return Artifact(ColumnVariance.kind, {"sigma": values})
 
 
-@pytest.mark.parametrize("groups", [1, 2])
-def test_column_variance_equals_an_explicit_matrix(groups: int) -> None:
-    spec = small(scale=0.8)
-    observer = prepared(ColumnVariance(), spec)
-    cache = KVCache(spec, observer, dtype=torch.float32)
-    expected = torch.zeros(spec.layers, spec.heads, dtype=torch.float64)
-    for seed in range(2):
-        inputs = tokens_of(spec, 4, seed, groups)  # prompts 0 and 1, then their unconditional twins
-        run(cache, inputs)
-        for layer in range(spec.layers):
-            keys = torch.cat([inputs[i][layer][1] for i in range(4)], 2).double()
-            for head in range(spec.heads):
-                for prompt in range(2):
-                    q = (
-                        inputs[3][layer][0][prompt, head * groups : (head + 1) * groups]
-                        .double()
-                        .flatten(0, 1)
-                    )
-                    paid = (q @ keys[prompt, head].T * 0.8).softmax(-1)  # [queries, slots]
-                    spread = ((paid - paid.mean(0)) ** 2).mean(0)
-                    expected[layer, head] += spread.sum() / 4
-    torch.testing.assert_close(observer.average()["sigma"], expected, rtol=1e-5, atol=1e-7)
-
-
-@pytest.mark.parametrize("alpha", [0.0, 0.25, 0.5, 0.8, 1.0])
-def test_the_heads_of_lowest_variance_are_contextual(alpha: float) -> None:
-    artifact = sigma()
-    method = prepared(HACK(SINKS, alpha), SPEC, "0.4", artifact)
-    values = artifact.tensors["sigma"]
-    number = round(alpha * SPEC.all_heads)
-    assert method.is_contextual.sum() == number
-    if 0 < number < SPEC.all_heads:
-        assert values[method.is_contextual].max() < values[~method.is_contextual].min()
-
-
 @given(st.floats(0, 1), st.floats(0, 1), st.fractions(0, 1).filter(lambda b: b > 0), st.integers(0, SINKS))
 @settings(max_examples=200, deadline=None)
 def test_rooms_use_the_budget_to_within_a_token(
