@@ -47,12 +47,6 @@ def test_pyramidkv_with_beta_1_is_snapkv_s_even_share() -> None:
     assert [method.share(layer, SPEC.segments[-2]) for layer in range(SPEC.layers)] == [10] * 4
 
 
-@pytest.mark.parametrize("settings", [{"beta": 0.5}, {"beta": float("nan")}])
-def test_a_slope_that_rises_is_refused(settings: dict[str, float]) -> None:
-    with pytest.raises(ValueError, match=r"method\.beta"):
-        PyramidKV(**settings).check(SPEC, Budget.parse("0.5", SPEC))
-
-
 @given(st.integers(0, 10**6), st.integers(0, 9), st.floats(0, 1))
 def test_heads_compete_as_written_out(seed: int, room: int, safeguard: float) -> None:
     generator = torch.Generator().manual_seed(seed)

@@ -1,9 +1,7 @@
 """Methods against what other authors' programs score and keep on the same tensors."""
 
 from dataclasses import dataclass, field
-from functools import lru_cache
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -21,18 +19,12 @@ from kvbench.methods.streaming_llm import StreamingLLM
 from kvbench.methods.tova import TOVA
 from kvbench.methods.view import View
 from tests.support.engine import same_best, watch
+from tests.support.goldens import load_golden
 from tests.support.places import GOLDENS
 
 GOLDEN = GOLDENS / "methods"
 HEADS, GROUPS, D = 2, 4, 16
 WINDOW = 8  # of R-KV
-
-
-@lru_cache
-def golden(name: str) -> dict[str, Tensor]:
-    """Tensors of a reference file (`tests/golden/methods/README.md`), integers as int64."""
-    tensors = {key: torch.from_numpy(array) for key, array in np.load(GOLDEN / f"{name}.npz").items()}
-    return {key: t if t.is_floating_point() else t.long() for key, t in tensors.items()}
 
 
 def kept_of(method: Method, sizes: list[tuple[int, int]], k: Tensor, q: Tensor, room: int) -> list[list[int]]:
@@ -59,7 +51,7 @@ def with_last(queries: Tensor, tokens: int) -> Tensor:
 
 def rkv_inputs(which: str = "") -> tuple[Tensor, Tensor]:
     """Keys and queries of all 200 tokens."""
-    g = golden("rkv_select")
+    g = load_golden("rkv_select")
     k, q = (g["K"], g["Q"]) if not which else (g[f"{which}.K1"], g[f"{which}.Q1"])
     return k, with_last(q, k.shape[2])
 
@@ -72,7 +64,7 @@ def rkv_importance(k: Tensor, q: Tensor) -> Tensor:
 
 
 def test_rkv_importance_and_redundancy() -> None:
-    g, (k, q) = golden("rkv_select"), rkv_inputs()
+    g, (k, q) = load_golden("rkv_select"), rkv_inputs()
     torch.testing.assert_close(
         rkv_importance(k, q)[:, :-WINDOW], g["importance_pooled"][0], rtol=1e-5, atol=1e-7
     )
@@ -88,7 +80,7 @@ def test_rkv_importance_and_redundancy() -> None:
 def test_rkv_keeps_what_the_authors_keep(mix: float) -> None:
     method = RKV(mix=mix, window=WINDOW, queries="last")
     kept = kept_of(method, [(10, 20)], *rkv_inputs(), 64)
-    for found, expected in zip(kept, golden("rkv_select")[f"rkv_l{mix}_b64.kept_ids"][0], strict=True):
+    for found, expected in zip(kept, load_golden("rkv_select")[f"rkv_l{mix}_b64.kept_ids"][0], strict=True):
         assert found == sorted(expected.tolist())
 
 
@@ -96,7 +88,7 @@ def test_rkv_compares_the_keys_of_each_sequence_where_the_authors_take_the_first
     first, second = rkv_inputs(), rkv_inputs("batch2")
     k, q = (torch.cat(both) for both in zip(first, second, strict=True))
     kept = kept_of(RKV(mix=0.07, window=WINDOW, queries="last"), [(10, 20)], k, q, 64)
-    expected = [sorted(row.tolist()) for row in golden("rkv_select")["batch2.kept_ids"].flatten(0, 1)]
+    expected = [sorted(row.tolist()) for row in load_golden("rkv_select")["batch2.kept_ids"].flatten(0, 1)]
     assert kept[:HEADS] == expected[:HEADS]
     alone = kept_of(RKV(mix=0.07, window=WINDOW, queries="last"), [(10, 20)], *second, 64)
     assert kept[HEADS:] == alone
@@ -132,25 +124,25 @@ def test_snapkv_of_rkv() -> None:
     method = SnapKV(window=WINDOW, queries="last", softmax="prefix", group="max", pool="max", kernel=7)
     scores = rkv_importance(k, q)
     scores[:, -WINDOW:] = 2
-    expected = golden("rkv_select")["snapkv_b64.kept_ids"][0]
+    expected = load_golden("rkv_select")["snapkv_b64.kept_ids"][0]
     for kept, wanted, row in zip(kept_of(method, [(10, 20)], k, q, 64), expected, scores, strict=True):
         same_best(kept, wanted.tolist(), row)
 
 
 def test_streaming_llm_of_rkv() -> None:
     kept = kept_of(StreamingLLM(sinks=1), [(2, 2), (14, 14)], *rkv_inputs(), 64)
-    for row in golden("rkv_select")["streaming_b64_s4.kept_ids"][0]:
+    for row in load_golden("rkv_select")["streaming_b64_s4.kept_ids"][0]:
         assert sorted(row.tolist()) == kept[0]
 
 
 def kvpress() -> tuple[Tensor, Tensor]:
-    g = golden("kvpress_scores")
+    g = load_golden("kvpress_scores")
     return g["keys"], g["queries_roped"]
 
 
 def test_snapkv_of_kvpress() -> None:
     k, q = kvpress()
-    g, tokens, size = golden("kvpress_scores"), k.shape[2], 16
+    g, tokens, size = load_golden("kvpress_scores"), k.shape[2], 16
     scores = q[:, :, -size:].unflatten(1, (HEADS, GROUPS)) @ k[:, :, None].transpose(3, 4) * D**-0.5
     queries, slots = torch.arange(tokens - size, tokens), torch.arange(tokens)
     causal = scores.masked_fill(slots > queries[:, None], -torch.inf).flatten(0, 1)
@@ -165,7 +157,7 @@ def test_snapkv_of_kvpress() -> None:
 
 
 def test_adakv_of_kvpress() -> None:
-    g, size = golden("kvpress_scores"), 16
+    g, size = load_golden("kvpress_scores"), 16
     scores = g["snapkv.score"].flatten(0, 1).clone()
     scores[:, -size:] = torch.inf  # kvpress gives the window the highest score there is
     kept = choose_among_heads(scores, 38, HEADS, safeguard=0.2)
@@ -175,7 +167,7 @@ def test_adakv_of_kvpress() -> None:
 
 def test_tova_of_kvpress() -> None:
     kept = kept_after(TOVA(), next_token(96, [1]), *kvpress(), 38)
-    for row, wanted in zip(kept, golden("kvpress_scores")["tova.kept"].flatten(0, 1), strict=True):
+    for row, wanted in zip(kept, load_golden("kvpress_scores")["tova.kept"].flatten(0, 1), strict=True):
         assert row == sorted(wanted.tolist())
 
 
@@ -183,13 +175,13 @@ def test_keydiff_of_kvpress() -> None:
     kept = kept_after(KeyDiff(), next_token(5, [40, 51, 1]), *kvpress(), 96)
     assert kept == [list(range(96))] * 4
     kept = kept_after(KeyDiff(), next_token(96, [1]), *kvpress(), 38)
-    for row, wanted in zip(kept, golden("kvpress_scores")["keydiff.kept"].flatten(0, 1), strict=True):
+    for row, wanted in zip(kept, load_golden("kvpress_scores")["keydiff.kept"].flatten(0, 1), strict=True):
         assert row == sorted(wanted.tolist())
 
 
 def test_streaming_llm_of_kvpress() -> None:
     kept = kept_of(StreamingLLM(sinks=1), [(2, 2), (2, 46)], *kvpress(), 38)
-    for row in golden("kvpress_scores")["streaming.kept"].flatten(0, 1):
+    for row in load_golden("kvpress_scores")["streaming.kept"].flatten(0, 1):
         assert sorted(row.tolist()) == kept[0]
 
 
@@ -210,7 +202,7 @@ class Observed(H2O):
 )
 def test_h2o_per_query_is_observed_attention(segments: tuple[Segment, ...]) -> None:
     k, q = kvpress()
-    g, tokens = golden("kvpress_scores"), k.shape[2]
+    g, tokens = load_golden("kvpress_scores"), k.shape[2]
     method = Observed(recent=0, norm="per_query")
     kept_after(method, segments, k, q, tokens)  # causal: a token at a time, all at once, in rows
     assert len(method.seen) == len(segments) - 1
@@ -236,7 +228,7 @@ def test_a_line_of_one_query_is_tova() -> None:
     method = Lines(1)
     kept_after(method, next_token(5, [40, 51, 1]), k, q, k.shape[2])
     every_head = method.seen[-1].unflatten(0, (2, HEADS)).mean(1)  # TOVA has the mean over all heads
-    expected = golden("kvpress_scores")["tova.score"]
+    expected = load_golden("kvpress_scores")["tova.score"]
     for head in range(HEADS):  # which always keeps the last token
         torch.testing.assert_close(every_head[:, :-1], expected[:, head, :-1], rtol=1e-5, atol=1e-7)
 
@@ -246,5 +238,5 @@ def test_a_line_of_all_queries_is_observed_attention() -> None:
     method, tokens = Lines(None), k.shape[2]
     kept_after(method, next_token(tokens, [1]), k, q, tokens)
     saw = tokens - torch.arange(tokens)  # kvpress divides by the queries that saw a token, a line by all
-    expected = golden("kvpress_scores")["observed.score"].flatten(0, 1) * saw / tokens
+    expected = load_golden("kvpress_scores")["observed.score"].flatten(0, 1) * saw / tokens
     torch.testing.assert_close(method.seen[-1], expected, rtol=1e-5, atol=1e-7)

@@ -2,10 +2,8 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import lru_cache
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -13,47 +11,35 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional as F
 
-from kvbench.core.budget import Budget
 from kvbench.core.segments import ModelSpec, next_scale, next_token
-from kvbench.engine.cache import KVCache
 from kvbench.methods.hardkv.calibration import CLAMPED, Calibration, mark_top_p, solve_temperatures
 from kvbench.methods.hardkv.method import HardKV, Select
 from kvbench.methods.hardkv.selectors import Selector, pool_scores, weigh_redundancy
 from kvbench.methods.rkv import RKV
 from kvbench.methods.snapkv import SnapKV
-from tests.support.engine import Asked, listening, prepared, tokens_of, watch
+from tests.support.engine import Asked, listening, open_cache, run, tokens_of, watch
+from tests.support.goldens import load_golden
 from tests.support.hardkv import ASKS, KERNEL, LATEST, SPEC, P, expected_marks
-from tests.support.places import GOLDENS
 
 Tokens = Sequence[Sequence[tuple[Tensor, ...]]]
-HEADS, GROUPS, D, WINDOW = 8, 2, 16, 8
-
-
-@lru_cache
-def golden(name: str) -> dict[str, Tensor]:
-    tensors = {
-        key: torch.from_numpy(array) for key, array in np.load(GOLDENS / "methods" / f"{name}.npz").items()
-    }
-    return {key: t if t.is_floating_point() else t.long() for key, t in tensors.items()}
-
-
-def queries(name: str) -> Tensor:
-    """Scores of the temperatures' reference: each query is a row of its own, [64, 1, 160]."""
-    return golden(name)["logits"].view(64, 1, 160)
+HEADS, D, WINDOW = 8, 16, 8
+TEMPERATURES = load_golden("hardinfer_temperature")
+QUERIES = TEMPERATURES["logits"].view(64, 1, 160)
+"""Scores of the temperatures' reference: each query is a row of its own."""
 
 
 def altered(kind: str) -> Tensor:
     if kind == "ref_maxpool":
-        return F.max_pool1d(queries("hardinfer_temperature"), 7, 1, 3)
-    return (golden("hardinfer_temperature")["rkv_shifted_probs"] + 1e-10).log().view(64, 1, 160)
+        return F.max_pool1d(QUERIES, 7, 1, 3)
+    return (TEMPERATURES["rkv_shifted_probs"] + 1e-10).log().view(64, 1, 160)
 
 
 def needed() -> Tensor:
-    return mark_top_p(queries("hardinfer_temperature").softmax(-1), P).sum(-1)
+    return mark_top_p(QUERIES.softmax(-1), P).sum(-1)
 
 
 def test_top_p_counts_are_the_programs() -> None:
-    g = golden("hardinfer_temperature")
+    g = TEMPERATURES
     assert torch.equal(needed()[:, 0], g["topp_count_raw"])
     pooled = mark_top_p(altered("ref_maxpool").softmax(-1), P).sum(-1)[:, 0]
     assert torch.equal(pooled, g["topp_count_maxpool7_T1"])
@@ -61,7 +47,7 @@ def test_top_p_counts_are_the_programs() -> None:
 
 @pytest.mark.parametrize("kind", ["ref_maxpool", "ref_rkv_logprob"])
 def test_bisection_finds_the_reference_temperatures(kind: str) -> None:
-    expected = golden("hardinfer_temperature")[f"{kind}.T"]
+    expected = TEMPERATURES[f"{kind}.T"]
     found = solve_temperatures(altered(kind), needed(), P, "bisection")
     torch.testing.assert_close(found.double(), expected, rtol=1e-4, atol=1e-6)
 
@@ -69,7 +55,7 @@ def test_bisection_finds_the_reference_temperatures(kind: str) -> None:
 @pytest.mark.parametrize("kind", ["gd_maxpool", "gd_linear_rkv"])
 def test_the_released_solver_leaves_one_half(kind: str) -> None:
     found = solve_temperatures(altered("ref_maxpool"), needed(), P, "official")
-    torch.testing.assert_close(found, golden("hardinfer_temperature")[f"{kind}.T_official"])
+    torch.testing.assert_close(found, TEMPERATURES[f"{kind}.T_official"])
 
 
 def test_the_gradient_comes_near_where_there_is_a_root() -> None:
@@ -150,7 +136,7 @@ def with_last(k: Tensor, q: Tensor) -> Tensor:
 @pytest.mark.parametrize("kind", ["vanilla", "snapkv", "rkv"])
 def test_the_programs_fixed_budgets_are_our_baselines(kind: str) -> None:
     """Its SnapKV has no pooling; its R-KV does not normalise redundancy (`normalize`)."""
-    g = golden("hardinfer_base")
+    g = load_golden("hardinfer_base")
     k, q = g["K"], with_last(g["K"], g["Q"])
     shared = {"window": WINDOW, "queries": "last"}
     method = (
@@ -238,14 +224,7 @@ def test_no_head_ever_holds_more_than_its_share_and_an_interval(
 def test_the_first_tokens_of_a_text_stay_behind_its_padding(select: Select) -> None:
     method = HardKV(select=select, queries=ASKS, window=LATEST, kernel=KERNEL, leading=2, start=0.0)
     spec = replace(SPEC, padding_counts=False)
-    prepared(method, spec, 8)
-    seen = listening(method)
-    cache = KVCache(spec, method, dtype=torch.float32)
-    cache.reset(2, [0, 4])
-    for segment, layers in zip(spec.segments, tokens_of(spec, 2, groups=2), strict=True):
-        cache.begin(segment)
-        for layer, qkv in enumerate(layers):
-            cache.attend(layer, *qkv)
+    seen = watch(method, spec, tokens_of(spec, 2, groups=2), 8, padding=[0, 4]).asked
     for asked in seen:
         for row, ids in enumerate(asked.ids()):
             first = 4 * (row // spec.heads)
@@ -263,20 +242,6 @@ def test_the_most_voted_stay_and_the_latest_of_equals() -> None:
     assert seen[0].ids() == [[0, 1, 2, 3, 4, 5, 8, 9]] * 2  # seen by all six queries but the last four
 
 
-def keep_all(
-    method: HardKV, spec: ModelSpec, inputs: Tokens, padding: list[int] | None = None
-) -> list[Asked]:
-    """What a method that is prepared keeps in one generation."""
-    seen = listening(method)
-    cache = KVCache(spec, method, dtype=torch.float32)
-    cache.reset(len(inputs[0][0][0]), padding)
-    for segment, layers in zip(spec.segments, inputs, strict=True):
-        cache.begin(segment)
-        for layer, qkv in enumerate(layers):
-            cache.attend(layer, *qkv)
-    return seen
-
-
 def test_temperatures_are_those_of_the_first_drop_of_a_generation(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each layer solves for them once, and a second batch finds its own."""
     calls: list[Tensor] = []
@@ -286,23 +251,20 @@ def test_temperatures_are_those_of_the_first_drop_of_a_generation(monkeypatch: p
         return calls[-1] * len(calls)  # later ones differ
 
     monkeypatch.setattr("kvbench.methods.hardkv.method.solve_temperatures", count)
-    method = prepared(HardKV(queries=ASKS, window=LATEST, kernel=KERNEL, start=0.0), SPEC, 20)
-    assert isinstance(method, HardKV)
-    keep_all(method, SPEC, tokens_of(SPEC, 2, groups=2))
-    assert len(calls) == SPEC.layers
-    keep_all(method, SPEC, tokens_of(SPEC, 2, seed=1, groups=2))
-    assert len(calls) == 2 * SPEC.layers
+    cache = open_cache(HardKV(queries=ASKS, window=LATEST, kernel=KERNEL, start=0.0), SPEC, 20)
+    for seed in (0, 1):
+        run(cache, tokens_of(SPEC, 2, seed, groups=2))
+        assert len(calls) == (seed + 1) * SPEC.layers
 
 
 @pytest.mark.parametrize("select", ["top_p", "votes"])
 def test_a_batch_leaves_no_temperature_to_the_next(select: Select) -> None:
     def kept(*seeds: int) -> list[list[list[int]]]:
-        method = prepared(
-            HardKV(select=select, queries=ASKS, window=LATEST, kernel=KERNEL, start=0.0), SPEC, 20
-        )
-        assert isinstance(method, HardKV)
+        method = HardKV(select=select, queries=ASKS, window=LATEST, kernel=KERNEL, start=0.0)
+        cache, seen = open_cache(method, SPEC, 20), listening(method)
         for seed in seeds:
-            seen = keep_all(method, SPEC, tokens_of(SPEC, 2, seed, groups=2))
+            seen.clear()
+            run(cache, tokens_of(SPEC, 2, seed, groups=2))
         return [asked.ids() for asked in seen]
 
     assert kept(1, 0) == kept(0)
@@ -321,8 +283,7 @@ def test_queries_of_padding_do_not_vote(select: Select, room: int) -> None:
 
     def kept(spec: ModelSpec, inputs: Tokens, padding: list[int]) -> list[Asked]:
         method = HardKV("vanilla", select, p=0.1, queries=128, window=1, start=0.0, calibration="none")
-        prepared(method, spec, room)
-        return keep_all(method, spec, inputs, padding)
+        return watch(method, spec, inputs, room, padding=padding).asked
 
     found, expected = kept(spec, inputs, [0, 4]), kept(alone, own, [0])
     for asked, other in zip(found, expected, strict=True):
@@ -341,8 +302,8 @@ def test_a_text_has_the_temperature_of_its_own_first_drop(monkeypatch: pytest.Mo
     monkeypatch.setattr("kvbench.methods.hardkv.method.solve_temperatures", solve)
     spec = replace(SPEC, layers=1, padding_counts=False)
     method = HardKV(queries=ASKS, window=LATEST, kernel=KERNEL, start=0.5)
-    prepared(method, spec, 16)  # half of which, 8 tokens, a head may hold before it drops any
-    keep_all(method, spec, tokens_of(spec, 2, groups=2), [0, 4])
+    # Half of the budget, 8 tokens, a head may hold before it drops any.
+    watch(method, spec, tokens_of(spec, 2, groups=2), 16, padding=[0, 4])
     assert method._temperatures[0].tolist() == [1.0, 1.0, 2.0, 2.0]
 
 
@@ -358,23 +319,6 @@ def test_heads_of_one_text_do_not_depend_on_another() -> None:
 
     together, alone = kept(slice(None)), kept(slice(1, 2))
     assert [ids[2:4] for ids in together[: len(alone)]] == alone
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"p": 0.0}, r"method\.p=0\.0: must lie in \(0, 1\]"),
-        ({"start": 2.0}, r"method\.start=2\.0"),
-        ({"queries": 0}, r"method\.queries=0"),
-        ({"kernel": 4}, r"method\.kernel=4"),
-        ({"window": 0}, r"method\.window=0"),
-        ({"leading": -1}, r"method\.leading=-1"),
-        ({"leading": 40}, r"need 40 of 58 tokens per head"),
-    ],
-)
-def test_settings_that_cannot_be_are_refused(settings: dict[str, float], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        HardKV(**settings).check(SPEC, Budget.parse(0.5, SPEC))  # type: ignore[arg-type]
 
 
 def test_scores_of_missing_slots_are_nobodys() -> None:

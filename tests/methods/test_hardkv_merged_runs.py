@@ -203,12 +203,7 @@ def test_prompts_of_unequal_length_merge_what_they_have(merge: Merge) -> None:
                 mine[1, :, :7] = foreign[1, :, :7]
         method = HardKV(queries=ASKS, window=LATEST, kernel=KERNEL, merge=merge, watch_lse=True, start=0.3)
         cache = open_cache(method, SPEC, 20)
-        cache.reset(2, [0, 7])
-        out = []
-        for segment, layers in zip(SPEC.segments, inputs, strict=True):
-            cache.begin(segment)
-            out += [cache.attend(layer, *qkv) for layer, qkv in enumerate(layers)]
-        outs.append(out[SPEC.layers :])
+        outs.append(run(cache, inputs, [0, 7])[SPEC.layers :])
         drifts.append(cache.ledger.lse_drift)
     close(*outs)
     assert all(out.isfinite().all() for out in outs[0])

@@ -1,8 +1,5 @@
 """Hard-KV's merging: what the authors' program makes of keys and values, loops over pairs, what becomes of lse."""
 
-from functools import lru_cache
-
-import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -16,35 +13,27 @@ from kvbench.methods.hardkv.merging import (
     merge_multi_to_one,
     pair_slots,
 )
-from tests.support.places import GOLDENS
+from tests.support.goldens import load_golden
 
 TOPK = 120
 GOLDEN_HEADS = 2
-
-
-@lru_cache
-def golden() -> dict[str, Tensor]:
-    """Two heads of the program's; keys and queries are those of `hardinfer_base`."""
-    arrays = {
-        **np.load(GOLDENS / "methods" / "hardinfer_base.npz"),
-        **np.load(GOLDENS / "methods" / "hardinfer_merge.npz"),
-    }
-    return {name: torch.from_numpy(array) for name, array in arrays.items()}
+GOLDEN = load_golden("hardinfer_base", "hardinfer_merge")
+"""Two heads of the program's; keys and queries are those of `hardinfer_base`."""
 
 
 def keys_of_base() -> Tensor:
-    return golden()["K"][0, :GOLDEN_HEADS]
+    return GOLDEN["K"][0, :GOLDEN_HEADS]
 
 
 def lse_of(keys: Tensor) -> Tensor:
     """Log-sum-exp of the golden's queries, [heads, group, queries]."""
-    queries = golden()["Q"][0].view(-1, 2, 8, 16)[:GOLDEN_HEADS]
+    queries = GOLDEN["Q"][0].view(-1, 2, 8, 16)[:GOLDEN_HEADS]
     return (queries @ keys[:, None].mT / 4).logsumexp(-1)
 
 
 def golden_choice() -> tuple[Choice, Tensor]:
     """The 40 of least score leave, all others may take; and the slots by falling score."""
-    score = golden()["score"]
+    score = GOLDEN["score"]
     order = score.argsort(1, descending=True)
     leaves = torch.zeros_like(score, dtype=torch.bool).scatter_(1, order[:, TOPK:], value=True)
     return Choice(score, score, leaves, ~leaves), order
@@ -58,40 +47,40 @@ def in_order(x: Tensor, first: Tensor, rest: Tensor) -> Tensor:
 def test_fixed_budget_is_the_programs() -> None:
     """It puts what it left untouched first, in order of time, then what it merged, most mass first."""
     choice, order = golden_choice()
-    keys, values = merge_fixed_budget(keys_of_base(), golden()["V"], choice)
+    keys, values = merge_fixed_budget(keys_of_base(), GOLDEN["V"], choice)
     untouched = order[:, 160 - TOPK : TOPK].sort(1).values
     taking = order[:, : 160 - TOPK]
     for found, name in ((keys, "K"), (values, "V")):
-        expected = golden()[f"merge_fixed_budget.{name}"]
+        expected = GOLDEN[f"merge_fixed_budget.{name}"]
         torch.testing.assert_close(in_order(found, untouched, taking), expected, atol=1e-6, rtol=1e-5)
     stays = keys.gather(1, order[:, :TOPK, None].expand(-1, -1, 16))
-    torch.testing.assert_close(lse_of(stays), golden()["merge_fixed_budget.lse_after"])
+    torch.testing.assert_close(lse_of(stays), GOLDEN["merge_fixed_budget.lse_after"])
 
 
 def test_multi_to_one_is_the_programs() -> None:
     """It puts the merged one first."""
     choice, order = golden_choice()
-    keys, values = merge_multi_to_one(keys_of_base(), golden()["V"], choice)
+    keys, values = merge_multi_to_one(keys_of_base(), GOLDEN["V"], choice)
     untouched = order[:, 1:TOPK].sort(1).values
     for found, name in ((keys, "K"), (values, "V")):
-        expected = golden()[f"merge_multi_to_one.{name}"]
+        expected = GOLDEN[f"merge_multi_to_one.{name}"]
         torch.testing.assert_close(in_order(found, order[:, :1], untouched), expected, atol=1e-6, rtol=1e-5)
     stays = keys.gather(1, order[:, :TOPK, None].expand(-1, -1, 16))
-    torch.testing.assert_close(lse_of(stays), golden()["merge_multi_to_one.lse_after"])
+    torch.testing.assert_close(lse_of(stays), GOLDEN["merge_multi_to_one.lse_after"])
 
 
 def test_exact_merging_loses_less_than_eviction() -> None:
     """By the program's figures eviction loses lse and linear merging more; a bias gives some of it back."""
     choice, order = golden_choice()
-    keys, _, bias = merge_exactly(keys_of_base(), golden()["V"], torch.zeros(GOLDEN_HEADS, 160), choice)
+    keys, _, bias = merge_exactly(keys_of_base(), GOLDEN["V"], torch.zeros(GOLDEN_HEADS, 160), choice)
     stays = order[:, :TOPK]
-    queries = golden()["Q"][0].view(-1, 2, 8, 16)[:GOLDEN_HEADS]
+    queries = GOLDEN["Q"][0].view(-1, 2, 8, 16)[:GOLDEN_HEADS]
     scores = queries @ keys[:, None].mT / 4 + bias[:, None, None]
     after = scores.gather(-1, stays[:, None, None].expand(-1, 2, 8, -1)).logsumexp(-1).mean()
-    full, evicted = (golden()[name].mean() for name in ("lse_full", "lse_evict_topk"))
+    full, evicted = (GOLDEN[name].mean() for name in ("lse_full", "lse_evict_topk"))
     torch.testing.assert_close(lse_of(keys_of_base()).mean(), full)
-    assert golden()["merge_multi_to_one.lse_after"].mean() < golden()["merge_fixed_budget.lse_after"].mean()
-    assert golden()["merge_fixed_budget.lse_after"].mean() < evicted < after
+    assert GOLDEN["merge_multi_to_one.lse_after"].mean() < GOLDEN["merge_fixed_budget.lse_after"].mean()
+    assert GOLDEN["merge_fixed_budget.lse_after"].mean() < evicted < after
     assert after < full
 
 

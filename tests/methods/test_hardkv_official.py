@@ -1,19 +1,16 @@
 """What the released program of Hard-KV selects, against its own masks."""
 
-from functools import lru_cache
-
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from kvbench.core.budget import Budget
 from kvbench.methods.hardkv.calibration import mark_top_p
 from kvbench.methods.hardkv.method import HardKV, Select
 from kvbench.methods.hardkv.official import rank_rewritten, select_sparse, weigh_slots
 from kvbench.methods.hardkv.selectors import Selector, pool_scores, weigh_redundancy
 from kvbench.methods.redundancy import measure_redundancy
 from tests.support.engine import tokens_of, watch
+from tests.support.goldens import load_golden
 from tests.support.hardkv import (
     ASKS,
     KERNEL,
@@ -25,25 +22,16 @@ from tests.support.hardkv import (
     expected_marks,
     score_slowly,
 )
-from tests.support.places import GOLDENS
 
 BUDGET = 80
+GOLDEN = load_golden("hardinfer_base", "hardinfer_topp")
 SELECTORS: tuple[Selector, ...] = ("vanilla", "snapkv", "rkv")
-
-
-@lru_cache
-def golden() -> dict[str, Tensor]:
-    arrays = {
-        **np.load(GOLDENS / "methods" / "hardinfer_base.npz"),
-        **np.load(GOLDENS / "methods" / "hardinfer_topp.npz"),
-    }
-    return {name: torch.from_numpy(array) for name, array in arrays.items()}
 
 
 def weigh(selector: Selector, attended: Tensor, *, averaged: bool) -> Tensor:
     """Probabilities of the golden's heads; tokens that are not attended still lie in their slots."""
-    keys = golden()["K"][0]
-    raw = golden()["scores_max_over_group"][0].masked_fill(~golden()["effective_mask"][:, None], -torch.inf)
+    keys = GOLDEN["K"][0]
+    raw = GOLDEN["scores_max_over_group"][0].masked_fill(~GOLDEN["effective_mask"][:, None], -torch.inf)
     stored = torch.ones_like(attended)
 
     def alter(scores: Tensor) -> Tensor:
@@ -60,23 +48,23 @@ def weigh(selector: Selector, attended: Tensor, *, averaged: bool) -> Tensor:
 @pytest.mark.parametrize("selector", SELECTORS)
 def test_sparse_masks_are_the_programs(selector: Selector, call: int) -> None:
     """R-KV's first call gives slots that are not attended a probability too."""
-    attended = golden()["effective_mask"]
+    attended = GOLDEN["effective_mask"]
     if selector == "rkv" and not call:
         attended = torch.ones_like(attended)
     window = 31 if selector == "vanilla" else 32
     probabilities = weigh(selector, attended, averaged=True)[:, 0]
     found = select_sparse(probabilities, P, BUDGET - window - 1, window)
-    assert torch.equal(found, golden()[f"sparse.{selector}.call{call}.selected_mask"])
+    assert torch.equal(found, GOLDEN[f"sparse.{selector}.call{call}.selected_mask"])
 
 
 @pytest.mark.parametrize("most", [64, 96])
 @pytest.mark.parametrize("selector", SELECTORS)
 def test_rewritten_slots_are_the_programs(selector: Selector, most: int) -> None:
-    attended = golden()["effective_mask"]
+    attended = GOLDEN["effective_mask"]
     first = torch.ones_like(attended) if selector == "rkv" else attended
     marked = mark_top_p(weigh(selector, first, averaged=False), P).any(1)
     written = rank_rewritten(marked, attended, 32).argsort(1)[:, :most]
-    assert torch.equal(written.T, golden()[f"rewrite{most}.{selector}.kept_ids"].long())
+    assert torch.equal(written.T, GOLDEN[f"rewrite{most}.{selector}.kept_ids"].long())
 
 
 def expected_sparse(selector: Selector, q: Tensor, k: Tensor, held: list[int], end: int) -> list[int]:
@@ -126,10 +114,3 @@ def test_runs_keep_what_loops_keep(selector: Selector, select: Select) -> None:
             dropped += len(shown) - len(kept)
     assert dropped > 0
     assert cache.ledger.peak_tokens <= method.budget.capacity
-
-
-def test_another_temperature_is_refused() -> None:
-    with pytest.raises(
-        ValueError, match=r"method\.select=official_rewrite: .* set method\.calibration=official"
-    ):
-        HardKV(select="official_rewrite").check(SPEC, Budget.parse(0.5, SPEC))

@@ -275,25 +275,3 @@ def test_heads_of_llamagen_are_sorted_at_the_fifth_line_or_as_soon_as_the_budget
     method = prepared(HeadKV(sinks=1), spec, budget)
     assert method._first == first
     assert method._recent == 48
-
-
-@pytest.mark.parametrize(
-    ("change", "named"),
-    [
-        ({"threshold": 1.1}, "method.threshold=1.1: must lie in 0..1"),
-        ({"ratio": -0.5}, "method.ratio=-0.5: must lie in 0..1"),
-        ({"recent": 0}, "method.recent=0: must be at least 1"),
-        ({"buffer": 0}, "method.buffer=0: must be at least 1"),
-        ({"group_at": -1}, "method.group_at=-1: must be at least 0"),
-        ({"local_window": 0}, "method.local_window=0: must be at least 1"),
-        (
-            {"branch_mode": "mean", "len_rows": "per_row"},
-            "method.branch_mode=mean: .* set method.len_rows=shared",
-        ),
-        ({"sinks": 10}, "sinks=10: lines has 10 scales"),
-        ({"buffer": 6}, "the method's tokens need 28 of 43 tokens per head"),
-    ],
-)
-def test_settings_that_cannot_be_are_refused(change: dict[str, Any], named: str) -> None:
-    with pytest.raises(ValueError, match=named):
-        HeadKV(**({"sinks": 1} | change)).check(SPEC, Budget.parse("0.5", SPEC))

@@ -8,7 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from kvbench.core.budget import Budget, InfeasibleBudget
 from kvbench.core.segments import ModelSpec, next_token
 from kvbench.engine.cache import KVCache
 from kvbench.methods.linear_ar import LineAR
@@ -113,22 +112,3 @@ def test_regions_at_the_budgets_of_llamagen(budget: int, regions: tuple[int, int
             assert len(ids) == min(end, budget)
             assert ids[: condition + anchors] == list(range(min(condition + anchors, end)))
             assert ids[-min(recent, end) :] == list(range(end - min(recent, end), end))
-
-
-@pytest.mark.parametrize(
-    ("change", "named"),
-    [
-        ({"anchors": -1}, "method.anchors=-1: must be at least 0"),
-        ({"recent": 0}, "method.recent=0: must be at least 1"),
-        ({"window": 0}, "method.window=0: must be at least 1, or null"),
-        ({"sinks": 9}, "sinks=9: lines has 9 scales"),
-    ],
-)
-def test_settings_that_cannot_be_are_refused(change: dict[str, int], named: str) -> None:
-    with pytest.raises(ValueError, match=named):
-        LineAR(**({"sinks": 1} | change)).check(SPEC, Budget.parse("0.5", SPEC))
-
-
-def test_a_budget_below_the_condition_is_refused() -> None:
-    with pytest.raises(InfeasibleBudget, match="1 sink scales need 3 of 38 tokens per head"):
-        LineAR(sinks=1).check(SPEC, Budget.parse("0.05", SPEC))

@@ -3,7 +3,6 @@
 import json
 from copy import deepcopy
 from dataclasses import dataclass, field
-from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -29,6 +28,7 @@ from kvbench.methods.scalekv import (
 from kvbench.methods.select import choose_best, choose_window, smooth, smooth_outside
 from kvbench.methods.view import View
 from tests.support.engine import open_cache, prepared, run, same_best, small, tokens_of
+from tests.support.goldens import load_golden
 from tests.support.places import GOLDENS
 
 GOLDEN = GOLDENS / "methods"
@@ -43,15 +43,8 @@ CASES = [
     *((("max", layer, scale), CAPACITIES[layer][scale - 3]) for layer in (0, 1) for scale in (3, 4, 5, 6)),
     *((("avg", layer, 5), CAPACITIES[layer][2]) for layer in (0, 1)),
 ]
+SELECTED = load_golden("scalekv_select")
 GIVEN = json.loads((GOLDEN / "derived_budgets.json").read_text())["scalekv"]
-
-
-@lru_cache
-def golden() -> dict[str, Tensor]:
-    """`scalekv_select` (`tests/golden/methods/README.md`), integers as int64."""
-    arrays = np.load(GOLDEN / "scalekv_select.npz")
-    tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
-    return {name: t if t.is_floating_point() else t.long() for name, t in tensors.items()}
 
 
 def case_name(pool: str, layer: int, scale: int, part: str = "") -> str:
@@ -65,12 +58,12 @@ def published(model: str) -> dict[str, dict[str, int]]:
 @pytest.mark.parametrize("scale", range(13))
 def test_the_window_is_the_authors(scale: int) -> None:
     found = choose_window("grid", INFINITY["2b"].segments[scale], 16)
-    assert found.tolist() == golden()[f"grid16.scale{scale}"].tolist()
+    assert found.tolist() == SELECTED[f"grid16.scale{scale}"].tolist()
 
 
 @pytest.mark.parametrize(("case", "room"), CASES, ids=str)
 def test_selection_is_the_authors(case: tuple[str, int, int], room: int) -> None:
-    (pool, layer, scale), g = case, golden()
+    (pool, layer, scale), g = case, SELECTED
     name = case_name(pool, layer, scale)
     at = INFINITY["2b"].segments[scale]
     ids, q = g[f"{name}.in_ids"].flatten(0, 1), g[f"{name}.in_q"].flatten(0, 1)
@@ -115,7 +108,9 @@ class Forced(ScaleKV):
             [
                 torch.isin(p, i)
                 for p, i in zip(
-                    view.position, golden()[case_name("max", 0, k, "out_ids")].flatten(0, 1), strict=True
+                    view.position,
+                    SELECTED[case_name("max", 0, k, "out_ids")].flatten(0, 1),
+                    strict=True,
                 )
             ]
         )
@@ -127,7 +122,7 @@ class Forced(ScaleKV):
 
 
 def test_a_generation_keeps_what_the_authors_keep(tmp_path: Path) -> None:
-    g, keys = golden(), golden()["maxpool.keys"][0]
+    g, keys = SELECTED, SELECTED["maxpool.keys"][0]
     spec = ModelSpec("one", 1, 2, D, next_scale([(n, n) for n in SIDES[:7]] + [(1, 1)]), logit_scale=0.3)
     file = budget_file(tmp_path / "b.json", CAPACITIES[0])
     method = Forced(budgets=file, released_queries=True, pool="max")
@@ -357,17 +352,6 @@ def test_selectivity_equals_an_explicit_computation(groups: int) -> None:
                         index = sum(here) / len(here) * sum(top) / len(top)
                         expected[layer, at.index] += index / spec.heads / 4
     torch.testing.assert_close(observer.average()["asi"], expected, rtol=1e-5, atol=1e-7)
-
-
-def test_without_budgets_or_calibration_it_says_what_to_do() -> None:
-    spec = small()
-    with pytest.raises(ValueError, match=r"method.budgets: .*task=calibrate"):
-        prepared(ScaleKV(), spec, "0.5")
-    for wrong in ("drafters", "strongest"):
-        with pytest.raises(ValueError, match=rf"method\.{wrong}=2: must lie in 0\.\.1"):
-            ScaleKV(**{wrong: 2}).check(spec, Budget.parse("0.5", spec))
-    with pytest.raises(ValueError, match=r"method\.queries=0"):
-        ScaleKV(queries=0).check(spec, Budget.parse("0.5", spec))
 
 
 @pytest.mark.parametrize("strict", [True, False])

@@ -99,18 +99,3 @@ def test_each_class_keeps_its_tokens(budget: str, recent: Literal["scored", "tai
     run(cache, tokens_of(SPEC, 2, seed=7))
     assert any(compared)
     assert cache.ledger.peak_tokens <= method.budget.capacity
-
-
-def test_what_cannot_work_is_refused() -> None:
-    budget = Budget.parse("0.5", SPEC)
-    with pytest.raises(ValueError, match="method=hack: calibrate first"):
-        HACK(SINKS).prepare(SPEC, budget)
-    for field in ("alpha", "contextual"):
-        with pytest.raises(ValueError, match=rf"method\.{field}=-1: must lie in 0\.\.1"):
-            HACK(SINKS, **{field: -1}).check(SPEC, budget)
-    with pytest.raises(ValueError, match=r"method\.observed=0"):
-        HACK(SINKS, observed=0).check(SPEC, budget)
-    with pytest.raises(ValueError, match="sinks=6: small has 6 scales"):
-        HACK(6).check(SPEC, budget)
-    with pytest.raises(InfeasibleBudget, match="2 sink scales need 5 of 55 tokens"):
-        HACK(SINKS, alpha=0.1, contextual=1).check(SPEC, Budget.parse(4, SPEC))

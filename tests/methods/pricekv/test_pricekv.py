@@ -1,6 +1,5 @@
 """PriceKV in the cache: what the ledger counts is what was allocated, B is used, settings are checked."""
 
-from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -66,37 +65,6 @@ def test_counts_are_those_of_heatkv() -> None:
     assert holding[1:].any()
 
 
-@pytest.mark.parametrize(
-    ("settings", "told"),
-    [
-        ({"queries": 0}, "method.queries=0: must be at least 1"),
-        ({"recent": 0}, "method.recent=0: must lie in 1..14"),
-        ({"recent": 15}, "method.recent=15: must lie in 1..14"),
-        ({"sinks": 5}, "sinks=5: scales has 5 scales"),
-        (
-            {"allocation": "counts", "lifetimes": False},
-            "method.lifetimes=false: needs method.allocation=prices",
-        ),
-    ],
-)
-def test_settings_out_of_range_are_refused(settings: dict[str, Any], told: str) -> None:
-    with pytest.raises(ValueError, match=told):
-        PriceKV(**settings).check(SCALES, Budget.parse("0.5", SCALES))
-
-
-def test_too_many_scales_and_rows_that_are_not_all_sources_are_refused() -> None:
-    scales = ModelSpec("many", 1, 1, D, next_scale([(1, 1)] * 17))
-    with pytest.raises(ValueError, match="many has 16 source scales, it can choose among 15"):
-        PriceKV().check(scales, Budget.parse("0.5", scales))
-    with pytest.raises(ValueError, match=r"method.lifetimes=false: needs .* method.recent as large"):
-        PriceKV(recent=3, lifetimes=False).check(ROWS, Budget.parse("0.5", ROWS))
-
-
-def test_without_a_calibration_it_says_how_to_get_one() -> None:
-    with pytest.raises(ValueError, match="calibrate first"):
-        prepared(PriceKV(), SCALES, "0.5")
-
-
 @cache
 def tiny() -> tuple[Any, Artifact]:
     """The model that ships, and a calibration with one prompt."""
@@ -108,7 +76,7 @@ def tiny() -> tuple[Any, Artifact]:
     return model, Artifact(observer.kind, found)
 
 
-@pytest.mark.parametrize("budget", ["0.04", "0.1", "0.2", "0.4"])
+@pytest.mark.parametrize("budget", ["0.04", "0.4"])
 def test_a_real_calibration_uses_the_budget(budget: str) -> None:
     model, artifact = tiny()
     method = prepared(PriceKV(), model.spec, budget, artifact)
@@ -177,28 +145,3 @@ def test_a_menu_of_16_bits_holds_what_no_menu_does() -> None:
     assert (tokens.holding.until == precisions.holding.until).all()
     assert precisions.precisions(0, SCALES.segments[1]) == [Precision(16)] * SCALES.heads
     assert tokens.precisions(0, SCALES.segments[1]) is None
-
-
-@pytest.mark.parametrize(
-    ("settings", "budget", "told"),
-    [
-        ({"menu": [5]}, "bytes", r"method.menu=\[5\]: bits of a number are of 16, 8, 4, 3, 2"),
-        ({"menu": [4]}, "tokens", r"method.menu=\[4\]: precisions differ in bytes; set budget_unit=bytes"),
-        ({"menu": [4], "importance": "mass"}, "bytes", "needs method.importance=output"),
-        (
-            {"menu": [4], "sinks": 4},
-            "bytes",
-            "the smallest feasible budget is 1440 bytes of a sequence, or 0.25",
-        ),
-    ],
-)
-def test_menus_that_cannot_be_had_are_refused(settings: dict[str, Any], budget: str, told: str) -> None:
-    amount = Budget.parse_bytes("0.1", SCALES, 4 * D) if budget == "bytes" else Budget.parse("0.1", SCALES)
-    with pytest.raises(ValueError, match=told):
-        PriceKV(**settings).check(SCALES, amount)
-
-
-def test_models_of_one_branch_share_nothing() -> None:
-    alone = replace(SCALES, branches=1)
-    with pytest.raises(ValueError, match=r"method\.share=true: scales has no second"):
-        PriceKV(menu=[4], share=True).check(alone, Budget.parse_bytes("0.1", alone, 4 * D))

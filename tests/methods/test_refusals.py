@@ -1,0 +1,169 @@
+"""Settings, budgets and missing calibrations that methods refuse, and what their messages name."""
+
+import re
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from kvbench.core.budget import Budget
+from kvbench.core.segments import ModelSpec, next_scale, next_token
+from kvbench.methods.adakv import AdaKV
+from kvbench.methods.ams_kv import AMSKV, AMSKVFixed
+from kvbench.methods.base import Method
+from kvbench.methods.h2o import H2O
+from kvbench.methods.hack.method import HACK
+from kvbench.methods.hack.plus_plus import HACKPlusPlus
+from kvbench.methods.hardkv.method import HardKV
+from kvbench.methods.headkv import HeadKV
+from kvbench.methods.heatkv.method import BinaryHeatKV, HeatKV
+from kvbench.methods.linear_ar import LineAR
+from kvbench.methods.pricekv.method import PriceKV
+from kvbench.methods.pyramidkv import PyramidKV
+from kvbench.methods.rkv import RKV
+from kvbench.methods.scale_groups import ScaleGroups
+from kvbench.methods.scalekv import ScaleKV
+from kvbench.methods.snapkv import SnapKV
+from kvbench.methods.streaming_llm import StreamingLLM
+from kvbench.methods.tova import TOVA
+from tests.support.engine import D, prepared, small
+
+SCALES = small(layers=4, sides=(1, 2, 3, 4, 5, 6))
+LINES = ModelSpec("lines", 3, 2, D, next_token(3, [5] * 8 + [4]))
+MANY = ModelSpec("many", 1, 1, D, next_scale([(1, 1)] * 17))
+NAN = float("nan")
+MENU = {"menu": [4]}
+SHARE, ONE, NONE = "must lie in 0..1", "must be at least 1", "must be at least 0"
+FRACTION = "give a fraction in (0, 1] or a whole number of tokens"
+SETTINGS: list[tuple[type[Method], dict[str, Any], str]] = [
+    (AdaKV, {"safeguard": 1.5}, SHARE),
+    (AMSKV, {"demanding": 2}, SHARE + ", or null to use theta"),
+    (AMSKV, {"condensed": -1}, "must lie in 0..3 for small"),
+    (AMSKV, {"condensed": 4}, "must lie in 0..3 for small"),
+    (H2O, {"recent": 2}, SHARE),
+    (H2O, {"observed": 0}, ONE + ", or null for all"),
+    (HACK, {"alpha": -1, "sinks": 2}, SHARE),
+    (HACK, {"contextual": -1, "sinks": 2}, SHARE),
+    (HACK, {"observed": 0, "sinks": 2}, ONE),
+    (HACKPlusPlus, {"alpha": -1}, SHARE),
+    (HACKPlusPlus, {"tau": -0.5}, "must not be negative"),
+    (HACKPlusPlus, {"observed": 0}, ONE),
+    (HACKPlusPlus, {"pool": 4}, "must be odd and positive"),
+    (HACKPlusPlus, {"attention_budget": 0}, FRACTION),
+    (HACKPlusPlus, {"attention_budget": 1.5}, FRACTION),
+    (HACKPlusPlus, {"attention_budget": 92}, FRACTION + " per head, of which small has 91"),
+    (HACKPlusPlus, {"attention_budget": NAN}, FRACTION),
+    (HardKV, {"p": 0.0}, "must lie in (0, 1]"),
+    (HardKV, {"start": 2.0}, "must lie in [0, 1]"),
+    (HardKV, {"mix": 2.0}, "must lie in [0, 1]"),
+    (HardKV, {"queries": 0}, ONE),
+    (HardKV, {"kernel": 4}, "must be odd and positive"),
+    (HardKV, {"window": 0}, ONE),
+    (HardKV, {"leading": -1}, NONE),
+    (HardKV, {"select": "official_rewrite"}, "the released program has one temperature; set method.calib"),
+    (HeadKV, {"threshold": 1.1, "sinks": 1}, SHARE),
+    (HeadKV, {"ratio": -0.5, "sinks": 1}, SHARE),
+    (HeadKV, {"recent": 0, "sinks": 1}, ONE),
+    (HeadKV, {"buffer": 0, "sinks": 1}, ONE),
+    (HeadKV, {"group_at": -1, "sinks": 1}, NONE),
+    (HeadKV, {"local_window": 0, "sinks": 1}, ONE),
+    (HeadKV, {"branch_mode": "mean", "len_rows": "per_row", "sinks": 1}, "branches of unequal length share no tokens"),
+    (LineAR, {"anchors": -1}, NONE),
+    (LineAR, {"recent": 0}, ONE + ", the line just finished"),
+    (LineAR, {"window": 0}, ONE + ", or null for the whole line"),
+    (PriceKV, {"queries": 0}, ONE),
+    (PriceKV, {"recent": 0}, "must lie in 1..14"),
+    (PriceKV, {"recent": 15}, "must lie in 1..14"),
+    (PriceKV, {"lifetimes": False, "allocation": "counts"}, "needs method.allocation=prices"),
+    (PriceKV, MENU, "precisions differ in bytes; set budget_unit=bytes"),
+    (PyramidKV, {"beta": 0.5}, ONE),
+    (PyramidKV, {"beta": NAN}, ONE),
+    (RKV, {"mix": -1}, SHARE),
+    (RKV, {"threshold": 2}, "is a cosine and must lie in -1..1"),
+    (RKV, {"protected": -1}, NONE),
+    (RKV, {"kernel": 2}, "must be odd and positive"),
+    (ScaleKV, {"drafters": 2}, SHARE),
+    (ScaleKV, {"strongest": 2}, SHARE),
+    (ScaleKV, {"queries": 0}, ONE),
+    (ScaleKV, {"window": 5}, "a grid has a square number"),
+    (SnapKV, {"window": 5}, "a grid has a square number"),
+    (StreamingLLM, {"leading": -1, "sinks": 1}, NONE),
+    (TOVA, {"asking": 0}, ONE),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "settings", "why"), SETTINGS)
+def test_a_setting_out_of_range_is_named(kind: type[Method], settings: dict[str, Any], why: str) -> None:
+    """The first setting is the wrong one."""
+    (name, value), *_ = settings.items()
+    shown = {"True": "true", "False": "false"}.get(str(value), str(value))
+    spec = SCALES if "next-scale" in kind.families else LINES
+    with pytest.raises(ValueError, match=re.escape(f"method.{name}={shown}: {why}")):
+        kind(**settings).check(spec, Budget.parse("0.5", spec))
+
+
+@pytest.mark.parametrize(
+    ("method", "spec", "budget", "message"),
+    [
+        (AMSKVFixed(condensed=2), SCALES, 5, "2 condensed scales and another need 6 of 55 tokens"),
+        (HACK(sinks=6), SCALES, "0.5", "sinks=6: small has 6 scales"),
+        (HACK(sinks=2, alpha=0.1, contextual=1), SCALES, 4, "2 sink scales need 5 of 55 tokens"),
+        (HACKPlusPlus(), SCALES, "0.01", "need 1 of 55 tokens per head"),
+        (HACKPlusPlus(sinks=2), SCALES, 4, "2 sink scales need 5 of 55 tokens"),
+        (HardKV(leading=40), LINES, "0.5", "need 40 of 43 tokens per head"),
+        (HeadKV(sinks=10), LINES, "0.5", "sinks=10: lines has 10 scales"),
+        (HeadKV(sinks=1, buffer=6), LINES, "0.5", "the method's tokens need 28 of 43 tokens per head"),
+        *((kind(sinks), SCALES, "0.5", f"sinks={sinks}") for kind in (HeatKV, BinaryHeatKV) for sinks in (-1, 6)),
+        *((StreamingLLM(sinks), SCALES, "0.5", f"sinks={sinks}") for sinks in (-1, 6)),
+        (LineAR(sinks=10), LINES, "0.5", "sinks=10: lines has 10 scales"),
+        (LineAR(sinks=1), LINES, "0.05", "1 sink scales need 3 of 43 tokens per head"),
+        (PriceKV(sinks=6), SCALES, "0.5", "sinks=6: small has 6 scales"),
+        (PriceKV(), MANY, "0.5", "many has 16 source scales, it can choose among 15"),
+        (PriceKV(recent=3, lifetimes=False), LINES, "0.5", "and method.recent as large as the segments are"),
+        (ScaleGroups(condensed=3, local=3), SCALES, 1, "method.condensed=3, method.local=3: small caches 5 scales"),
+        (StreamingLLM(1, 5), SCALES, "0.1", "the method's tokens need 6 of 55 tokens per head"),
+        *((kind(sinks=2), SCALES, 4, "2 sink scales need 5 of 55 tokens") for kind in (SnapKV, H2O, RKV, ScaleKV)),
+        *((kind(sinks=6), SCALES, 4, "sinks=6: small has 6 scales") for kind in (SnapKV, H2O, RKV, ScaleKV)),
+        *((kind(), SCALES, "0.01", "the method's tokens need 1 of 55 ") for kind in (SnapKV, H2O, RKV, ScaleKV)),
+    ],
+    ids=repr,
+)  # fmt: skip
+def test_what_a_model_or_a_budget_cannot_give_is_refused(
+    method: Method, spec: ModelSpec, budget: float | str, message: str
+) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
+        method.check(spec, Budget.parse(budget, spec))
+
+
+@pytest.mark.parametrize(
+    ("settings", "spec", "message"),
+    [
+        ({"menu": [5]}, SCALES, "method.menu=[5]: bits of a number are of 16, 8, 4, 3, 2"),
+        (MENU | {"importance": "mass"}, SCALES, "needs method.importance=output"),
+        (MENU | {"sinks": 4}, SCALES, "the smallest feasible budget is 2880 bytes of a sequence, or 0.13637"),
+        (MENU | {"share": True}, replace(SCALES, branches=1), "method.share=true: small has no second"),
+    ],
+)
+def test_menus_that_cannot_be_had_are_refused(
+    settings: dict[str, Any], spec: ModelSpec, message: str
+) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
+        PriceKV(**settings).check(spec, Budget.parse_bytes("0.1", spec, 4 * D))
+
+
+@pytest.mark.parametrize(
+    ("method", "lead"),
+    [
+        (AMSKV(demanding=0.5), "method.demanding:"),
+        (AMSKVFixed(), "method=ams_kv_fixed:"),
+        (HACK(2), "method=hack:"),
+        (HACKPlusPlus(), "method=hackpp:"),
+        (HeatKV(2), "method.orders: give an order file, or"),
+        (BinaryHeatKV(2), "method.orders: give an order file, or"),
+        (PriceKV(), "method=pricekv:"),
+        (ScaleKV(), "method.budgets: give a budget file, or"),
+    ],
+)
+def test_without_a_calibration_a_method_says_how_to_get_one(method: Method, lead: str) -> None:
+    with pytest.raises(ValueError, match=f"^{lead} calibrate first .python run.py task=calibrate.$"):
+        prepared(method, SCALES, "0.5")
