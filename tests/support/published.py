@@ -6,6 +6,8 @@ from functools import lru_cache
 from typing import Any
 
 import torch
+from safetensors.torch import load_file
+from torch import Tensor
 
 from tests.support.places import GOLDENS
 
@@ -14,6 +16,14 @@ from tests.support.places import GOLDENS
 def read_meta(family: str) -> dict[str, Any]:
     """How the reference tensors of a family of models were made."""
     return json.loads((GOLDENS / family / "meta.json").read_text())
+
+
+@lru_cache
+def read_tensors(family: str, name: str) -> dict[str, Tensor]:
+    """Tensors of a reference file, tokens as int64 and float16 as float32."""
+    wider = {torch.int16: torch.int64, torch.float16: torch.float32}
+    tensors = load_file(GOLDENS / family / f"{name}.safetensors")
+    return {key: tensor.to(wider.get(tensor.dtype, tensor.dtype)) for key, tensor in tensors.items()}
 
 
 @lru_cache

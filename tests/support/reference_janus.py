@@ -11,52 +11,28 @@ from kvbench.models.janus.prompt import JanusTokens, Marks
 from kvbench.models.janus.transformer import Janus, JanusConfig
 from kvbench.models.llamagen.tokenizer import VQ, VQConfig
 from tests.support.places import GOLDENS
-from tests.support.published import make_raw_state, read_meta, read_published
+from tests.support.published import make_raw_state, read_meta, read_published, read_tensors
 from tests.support.reference_llamagen import filled
+from tests.support.small_models import SMALL_TOKENIZER, shrink
 
 meta, published, raw_state = (partial(read, "janus") for read in (read_meta, read_published, make_raw_state))
+golden = partial(read_tensors, "janus")
+_SHAPE = {"depth": 3, "width": 64, "heads": 4, "head_dim": 16, "hidden": 96, "vocabulary": 96, "eps": 1e-6}
 CONFIGS = {
-    kind: JanusConfig(
-        depth=3,
-        width=64,
-        heads=4,
-        kv_heads=kv_heads,
-        head_dim=16,
-        hidden=96,
-        vocabulary=96,
-        eps=1e-6,
-        image=(4, 4),
-        codes=80,
-    )
+    kind: JanusConfig(**_SHAPE, kv_heads=kv_heads, image=(4, 4), codes=80)
     for kind, kv_heads in (("mha", 4), ("gqa", 2))
 }
 TINY_VQ = VQConfig(codes=80, channels=8, latents=32, widths=(32, 32, 64))
-SMALL = (
-    "model=janus_pro_1b",
-    "model.weights=random",
-    "model.transformer.depth=2",
-    "model.transformer.width=32",
-    "model.transformer.heads=4",
-    "model.transformer.kv_heads=2",
-    "model.transformer.head_dim=8",
-    "model.transformer.hidden=64",
-    "model.transformer.vocabulary=100",
-    "model.transformer.image=[5,6]",
-    "model.transformer.codes=128",
-    "model.tokenizer.codes=128",
-    "model.tokenizer.latents=16",
-    "model.tokenizer.widths=[32,32,64]",
-    "model.tokenizer.blocks=1",
+SMALL = shrink(
+    "janus_pro_1b",
+    *SMALL_TOKENIZER,
     "model.prompt_tokens=9",
+    head_dim=8,
+    vocabulary=100,
+    image=[5, 6],
+    codes=128,
 )
 """A small model with random weights, as overrides."""
-
-
-@lru_cache
-def golden(kind: str) -> dict[str, Tensor]:
-    """Tensors of a reference file, tokens as int64."""
-    tensors = load_file(GOLDENS / "janus" / f"{kind}.safetensors")
-    return {key: t.long() if t.dtype == torch.int16 else t for key, t in tensors.items()}
 
 
 @lru_cache

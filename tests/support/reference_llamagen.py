@@ -9,7 +9,6 @@ from typing import TypeVar
 
 import numpy as np
 import torch
-from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -19,22 +18,16 @@ from kvbench.models.llamagen.tokenizer import VQ, VQConfig
 from kvbench.models.llamagen.transformer import LlamaGen, LlamaGenConfig
 from kvbench.models.weights import clean_decoder, clean_vqgan
 from tests.support.places import GOLDENS
-from tests.support.published import make_raw_state, read_meta, read_published
+from tests.support.published import make_raw_state, read_meta, read_published, read_tensors
 
 GOLDEN = GOLDENS / "llamagen"
 meta, published, raw_state = (
     partial(read, "llamagen") for read in (read_meta, read_published, make_raw_state)
 )
+golden = partial(read_tensors, "llamagen")
 GAINS = {"wqkv": 1.8, "output": 2.5, "decoder.conv_out": 0.6, "encoder.conv_out": 1.5}
 SEEDS = {"t2i_tiny": 5}
 M = TypeVar("M", bound=nn.Module)
-
-
-@lru_cache
-def golden(name: str) -> dict[str, Tensor]:
-    """Tensors of a reference file, integers as int64."""
-    tensors = load_file(GOLDEN / f"{name}.safetensors")
-    return {key: t if t.is_floating_point() else t.long() for key, t in tensors.items()}
 
 
 def formula(name: str, shape: tuple[int, ...], seed: int = 0) -> Tensor:

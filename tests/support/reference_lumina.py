@@ -2,7 +2,6 @@
 
 from functools import lru_cache, partial
 
-import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -11,10 +10,12 @@ from kvbench.models.lumina.prompt import LuminaTokens, Marks
 from kvbench.models.lumina.tokenizer import Chameleon, ChameleonConfig
 from kvbench.models.lumina.transformer import Lumina, LuminaConfig
 from tests.support.places import GOLDENS
-from tests.support.published import make_raw_state, read_meta, read_published
+from tests.support.published import make_raw_state, read_meta, read_published, read_tensors
 from tests.support.reference_llamagen import filled
+from tests.support.small_models import SMALL_TOKENIZER, shrink
 
 meta, published, raw_state = (partial(read, "lumina") for read in (read_meta, read_published, make_raw_state))
+golden = partial(read_tensors, "lumina", "golden")
 _SHAPE = {"depth": 2, "width": 32, "heads": 4, "head_dim": 8, "hidden": 48}
 _FEW = {"vocabulary": 64, "image": (2, 2), "codes": 8}
 CONFIGS = {
@@ -23,33 +24,11 @@ CONFIGS = {
     "swin": LuminaConfig(**_SHAPE, kv_heads=4, norm_after=True, **_FEW),
 }
 TINY_VQ = ChameleonConfig(codes=8192, channels=4, latents=32, widths=(32, 32, 64))
-SMALL = (
-    "model=lumina_mgpt_7b_768",
-    "model.weights=random",
-    "model.transformer.depth=2",
-    "model.transformer.width=32",
-    "model.transformer.heads=4",
-    "model.transformer.kv_heads=2",
-    "model.transformer.head_dim=8",
-    "model.transformer.hidden=64",
-    "model.transformer.vocabulary=250",
-    "model.transformer.image=[6,6]",
-    "model.transformer.codes=128",
-    "model.tokenizer.codes=128",
-    "model.tokenizer.channels=8",
-    "model.tokenizer.latents=16",
-    "model.tokenizer.widths=[32,32,64]",
-    "model.tokenizer.blocks=1",
-    "model.prompt_tokens=12",
-)
+SMALL = shrink(
+    "lumina_mgpt_7b_768", *SMALL_TOKENIZER, "model.tokenizer.channels=8", "model.prompt_tokens=12",
+    head_dim=8, vocabulary=250, image=[6, 6], codes=128,
+)  # fmt: skip
 """A small model with random weights, as overrides."""
-
-
-@lru_cache
-def golden() -> dict[str, Tensor]:
-    """Tensors of the reference file, tokens as int64."""
-    tensors = load_file(GOLDENS / "lumina" / "golden.safetensors")
-    return {key: t.long() if t.dtype == torch.int16 else t for key, t in tensors.items()}
 
 
 @lru_cache

@@ -49,19 +49,8 @@ def write_folder(config: Qwen3Config, folder: Path, shard: str = "40KB") -> Any:
 
 
 WORDS = [
-    "<pad>",
-    "<end>",
-    "<ask>",
-    "<answer>",
-    "<think>",
-    "</think>",
-    "?",
-    "one",
-    "two",
-    "three",
-    "plus",
-    "is",
-]
+    "<pad>", "<end>", "<ask>", "<answer>", "<think>", "</think>", "?", "one", "two", "three", "plus", "is"
+]  # fmt: skip
 TEMPLATE = (
     "{% for message in messages %}<ask>{{ message['content'] }}{% endfor %}"
     "{% if add_generation_prompt %}<answer>{% if not enable_thinking %}<think></think>{% endif %}{% endif %}"

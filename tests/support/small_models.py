@@ -18,13 +18,6 @@ from kvbench.models.qwen3.sampling import TextSampling
 from kvbench.models.qwen3.transformer import Qwen3Config
 from tests.support.engine import prepared
 
-SMALL_QWEN3 = (
-    "model=qwen3_8b", "model.weights=random", "model.transformer.depth=2", "model.transformer.width=32",
-    "model.transformer.heads=4", "model.transformer.kv_heads=2", "model.transformer.head_dim=16",
-    "model.transformer.hidden=64", "model.transformer.vocabulary=60", "model.prompt_tokens=8", "model.chunk=8",
-)  # fmt: skip
-"""Words of the command line that make a language model small."""
-
 
 def small_writer(max_tokens: int) -> Qwen3Model:
     """A language model with random weights whose texts end at random."""
@@ -37,6 +30,37 @@ def small_writer(max_tokens: int) -> Qwen3Model:
 def composed(*overrides: str) -> DictConfig:
     with hydra.initialize_config_module("kvbench.conf", version_base="1.3"):
         return hydra.compose("config", overrides=list(overrides))
+
+
+def shrink(name: str, *more: str, **shape: object) -> tuple[str, ...]:
+    """Overrides that make a next-token model of `conf/model` small, its weights random.
+
+    Args:
+        name: of the model.
+        more: other overrides.
+        shape: settings of the transformer.
+    """
+    usual = {"depth": 2, "width": 32, "heads": 4, "kv_heads": 2, "head_dim": 16, "hidden": 64}
+    settings = [f"model.transformer.{key}={value}" for key, value in (usual | shape).items()]
+    return (f"model={name}", "model.weights=random", *settings, *more)
+
+
+SMALL_TOKENIZER = tuple(
+    f"model.tokenizer.{setting}" for setting in ("codes=128", "latents=16", "widths=[32,32,64]", "blocks=1")
+)
+SMALL_QWEN3 = shrink("qwen3_8b", "model.prompt_tokens=8", "model.chunk=8", vocabulary=60)
+
+
+def configured(*overrides: str) -> Any:
+    """A model, without its weights."""
+    return instantiate(composed(*overrides).model)
+
+
+def load(*overrides: str) -> Any:
+    """A loaded model."""
+    one = configured(*overrides)
+    one.load("cpu")
+    return one
 
 
 def full(one: Any) -> KVCache:

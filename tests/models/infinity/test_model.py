@@ -4,15 +4,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import hydra
 import numpy as np
 import pytest
 import torch
-from hydra.errors import InstantiationException
-from hydra.utils import instantiate
 from torch import Tensor
 
-from kvbench.cli.messages import describe_error
 from kvbench.core.budget import Budget
 from kvbench.core.files import hash_content, hash_path
 from kvbench.engine.cache import KVCache
@@ -29,21 +25,10 @@ from kvbench.models.text import HashedText
 from kvbench.models.weights import WeightsError
 from tests.support.places import GOLDENS
 from tests.support.reference import OneStream, packed
+from tests.support.small_models import configured
 
 TABLES = np.load(GOLDENS / "infinity" / "rope.npz")
 RATIOS = [1, 1.25, 0.8, 1.333, 0.75, 1.5, 0.666, 1.75, 0.571, 2, 0.5, 2.5, 0.4, 3, 0.333]
-
-
-def configured(*overrides: str) -> InfinityModel:
-    with hydra.initialize_config_module("kvbench.conf", version_base="1.3"):
-        return instantiate(hydra.compose("config", overrides=list(overrides)).model)
-
-
-def problem(*overrides: str) -> str:
-    """What a user is told about a model's settings."""
-    with pytest.raises(InstantiationException) as caught:
-        configured(*overrides)
-    return describe_error(caught.value)
 
 
 def official(**settings: Any) -> InfinityModel:
@@ -169,30 +154,3 @@ def test_the_identity_of_other_runs_is_that_of_the_files() -> None:
     model.load("cpu")
     files = [hash_path(model.sources[part].locate()) for part in ("transformer", "tokenizer", "text")]
     assert model.weights_sha256 == hash_content("".join(files))
-
-
-@pytest.mark.parametrize(
-    ("override", "told"),
-    [
-        ("model.aspect=-1", "model.aspect=-1: must be one of the published height / width 0.333, 0.4, 0.5,"),
-        ("model.aspect=1.78", "2.5, 3; 1.75 is nearest"),
-        ("model.transformer.width=-1", "model.transformer.width=-1: must be at least 1"),
-        ("model.transformer.depth=0", "model.transformer.depth=0: must be at least 1"),
-        ("model.transformer.heads=24", "model.transformer.width=2048: must be a multiple of 4 x heads=24"),
-        ("model.transformer.block_chunks=5", "model.transformer.block_chunks=5: must divide depth=32"),
-        ("model.sampling.cfg_layers=[5]", "model.sampling.cfg_layers=[5]: list 0 (the logits) or numbers from -31"),
-        ("model.sampling.cfg_layers=[0,-40]", "model.sampling.cfg_layers=[0, -40]"),
-        ("model.sampling.cfg_layers=[-32]", "model.sampling.cfg_layers=[-32]"),
-        ("model.sampling.cfg_layers=[1]", "model.sampling.cfg_layers=[1]"),
-        ("model.sampling.cfg_layers=[]", "model.sampling.cfg_layers=[]"),
-    ],
-)  # fmt: skip
-def test_settings_that_cannot_be_are_told_in_one_line(override: str, told: str) -> None:
-    message = problem("model=infinity_2b", override)
-    assert told in message
-    assert "\n" not in message
-
-
-@pytest.mark.parametrize("layers", ["[0]", "[-1]", "[-31]", "[-2,0]"])
-def test_guidance_at_any_layer_there_is(layers: str) -> None:
-    configured("model=infinity_2b", f"model.sampling.cfg_layers={layers}")

@@ -16,7 +16,6 @@ from kvbench.models.llamagen import loop
 from kvbench.models.llamagen.sampling import LlamaGenSampling, choose, guide, truncate
 from kvbench.models.llamagen.transformer import LlamaGen, LlamaGenConfig
 from kvbench.models.noise import PromptNoise
-from kvbench.models.weights import WeightsError
 from tests.support.drawing import Silence
 from tests.support.engine import prepared
 from tests.support.reference import OneStream
@@ -25,8 +24,6 @@ from tests.support.reference_llamagen import (
     PlainCache,
     golden,
     meta,
-    published,
-    raw_state,
     slow_decoder,
     tokenizer,
     transformer,
@@ -274,68 +271,3 @@ def test_logits_that_are_not_finite_are_named() -> None:
             PromptNoise(0, (0, 1)),
             LlamaGenSampling(cfg=1.0),
         )
-
-
-SIZES = {
-    "c2i_B": (12, 768, 12, 64, 2048),
-    "c2i_L": (24, 1024, 16, 64, 2816),
-    "c2i_XL": (36, 1280, 20, 64, 3584),
-    "c2i_XXL": (48, 1536, 24, 64, 4096),
-    "c2i_3B": (24, 3200, 32, 100, 8704),
-    "t2i_XL": (36, 1280, 20, 64, 3584),
-}
-
-
-def of_size(name: str) -> LlamaGen:
-    depth, width, heads, head_dim, hidden = SIZES[name]
-    config = LlamaGenConfig(
-        depth=depth,
-        width=width,
-        heads=heads,
-        kv_heads=heads,
-        head_dim=head_dim,
-        hidden=hidden,
-        vocabulary=16384,
-        grid=(16, 16),
-        text_width=2048 if name == "t2i_XL" else None,
-    )
-    return weights.build_on_meta(lambda: LlamaGen(config))
-
-
-@pytest.mark.parametrize("name", SIZES)
-@pytest.mark.parametrize("wrapped", [None, "model", "module", "state_dict"])
-def test_names_shapes_and_size_are_those_of_the_published_file(name: str, wrapped: str | None) -> None:
-    model, raw = of_size(name), raw_state(name)
-    raw["freqs_cis"] = torch.zeros(257, 32, 2)
-    raw["layers.0.attention.kv_cache.k_cache"] = torch.zeros(1)
-    weights.check(weights.clean_decoder({wrapped: raw, "steps": 1} if wrapped else raw), model, "transformer")
-    buffers = model.cls_embedding.uncond_embedding.numel() if name == "t2i_XL" else 0
-    assert sum(p.numel() for p in model.parameters()) == published()[name]["parameters"] + buffers
-
-
-def test_the_state_of_another_size_does_not_fit() -> None:
-    for other in ("c2i_L", "t2i_XL", "vq_16"):
-        with pytest.raises(WeightsError, match="transformer: the checkpoint does not fit"):
-            weights.check(weights.clean_decoder(raw_state(other)), of_size("c2i_XL"), "transformer")
-
-
-@pytest.mark.parametrize(
-    ("change", "named"),
-    [
-        ({"cfg": 0.5}, "model.sampling.cfg=0.5: must be at least 1"),
-        ({"cfg_interval": -2}, "model.sampling.cfg_interval=-2: must not be negative, or -1"),
-        ({"temperature": 0}, "model.sampling.temperature=0: must be positive"),
-        ({"top_k": -1}, "model.sampling.top_k=-1: must not be negative"),
-        ({"top_p": 0}, r"model.sampling.top_p=0: must lie in \(0, 1\]"),
-        ({"top_p": 1.5}, r"model.sampling.top_p=1.5: must lie in \(0, 1\]"),
-    ],
-)
-def test_sampling_that_cannot_be_is_refused(change: dict[str, float], named: str) -> None:
-    with pytest.raises(ValueError, match=named):
-        LlamaGenSampling(**change)
-
-
-def test_grids_that_cannot_be_are_refused() -> None:
-    for grid in ((1, 1), (0, 5), (-2, -2)):
-        with pytest.raises(ValueError, match=r"model\.transformer\.grid=\[.*at least 2 tokens"):
-            replace(CONFIGS["c2i"], grid=grid)

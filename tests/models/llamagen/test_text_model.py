@@ -8,82 +8,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from hydra.utils import instantiate
-from torch import Tensor
 
 from kvbench.core.files import hash_path
-from kvbench.engine.cache import KVCache
-from kvbench.methods.base import Method
 from kvbench.models.base import TextFeatures
 from kvbench.models.llamagen import model as llamagen
 from kvbench.models.llamagen.model import LlamaGenModel
-from kvbench.models.noise import PromptNoise
 from kvbench.models.weights import Source, WeightsError
-from tests.support.engine import prepared
-from tests.support.methods import methods_for
 from tests.support.reference import OneStream
 from tests.support.reference_llamagen import CONFIGS, TINY_VQ, golden, official_state
-from tests.support.small_models import composed, full
-
-SMALL = (
-    "model=llamagen_xl_t2i",
-    "model.weights=random",
-    "model.transformer.depth=2",
-    "model.transformer.width=32",
-    "model.transformer.heads=2",
-    "model.transformer.kv_heads=2",
-    "model.transformer.head_dim=16",
-    "model.transformer.hidden=64",
-    "model.transformer.vocabulary=128",
-    "model.transformer.grid=[5,6]",
-    "model.transformer.text_width=24",
-    "model.transformer.text_tokens=8",
-    "model.tokenizer.codes=128",
-    "model.tokenizer.latents=16",
-    "model.tokenizer.widths=[32,32,64]",
-    "model.tokenizer.blocks=1",
-)
-PROMPTS = ["a red circle", "two blue rings and a dog on a"]
-
-
-def model(*overrides: str) -> LlamaGenModel:
-    return instantiate(composed(*overrides).model)
-
-
-@pytest.fixture(scope="module")
-def tiny() -> LlamaGenModel:
-    one = model(*SMALL)
-    one.load("cpu")
-    return one
-
-
-@pytest.mark.parametrize(("name", "side", "stage"), [("", 16, "1_256"), ("_512", 32, "2_512")])
-def test_published_shapes(name: str, side: int, stage: str) -> None:
-    one = model(f"model=llamagen_xl_t2i{name}")
-    spec = one.spec
-    assert one.parameters == 777_678_080 + 120 * 2048 + 71_883_403  # no caption is among the weights
-    assert (spec.layers, spec.heads, spec.head_dim, spec.branches) == (36, 20, 64, 2)
-    assert [segment.length for segment in spec.segments] == [120, *[side] * (side - 1), side - 1]
-    files = {part: source.file for part, source in one.sources.items()}
-    assert files == {"transformer": f"t2i_XL_stage{stage}.pt", "tokenizer": "vq_ds16_t2i.pt", "text": None}
-    assert one.sources["text"].repo == "google/flan-t5-xl"
-
-
-def test_images_depend_on_caption_and_noise_and_on_nothing_else(tiny: LlamaGenModel) -> None:
-    def images(prompts: list[str], seed: int) -> Tensor:
-        return tiny.generate(prompts, full(tiny), PromptNoise(seed, range(len(prompts))))
-
-    tiny.check_prompts([*PROMPTS, "", "12"])
-    first = images(PROMPTS, 0)
-    assert (first.shape, first.dtype) == ((2, 20, 24, 3), torch.uint8)
-    assert not torch.equal(images(["a blue circle", PROMPTS[1]], 0)[0], first[0])
-    assert not torch.equal(images(PROMPTS, 1)[0], first[0])
-    for index, prompt in enumerate(PROMPTS):
-        alone = tiny.generate([prompt], full(tiny), PromptNoise(0, (index,)))
-        assert (alone[0].int() - first[index].int()).abs().max() <= 1
-    assert torch.equal(
-        images(["a b c d e f g h i j", ""], 0)[0], images(["a b c d e f g x", ""], 0)[0]
-    )  # cut
+from tests.support.small_models import configured, full
 
 
 class Encoded:
@@ -112,7 +45,7 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Path]:
 
 def reading(files: dict[str, Path]) -> LlamaGenModel:
     sources = {part: Source(f"model.sources.{part}", str(path)) for part, path in files.items()}
-    sampling = replace(model("model=llamagen_xl_t2i").sampling, top_k=50)
+    sampling = replace(configured("model=llamagen_xl_t2i").sampling, top_k=50)
     return LlamaGenModel("llamagen_golden", CONFIGS["t2i"], TINY_VQ, sampling, sources, text="t5")
 
 
@@ -155,16 +88,3 @@ def test_what_is_missing_says_how_to_get_it(files: dict[str, Path], monkeypatch:
         WeightsError, match=r"^model\.text=t5: install the `text` extra, which repairs captions"
     ):
         reading(files).load("cpu")
-
-
-@pytest.mark.parametrize("name", [name for name in methods_for("next-token") if name != "full"])
-def test_methods_draw_images_of_unequal_captions(tiny: LlamaGenModel, name: str) -> None:
-    method: Method = instantiate(composed(*SMALL, f"method={name}").method)
-    needs = method.needs()
-    artifact = None if needs is None else needs.make_stand_in(tiny.spec)
-    cache = KVCache(tiny.spec, prepared(method, tiny.spec, "0.5", artifact), dtype=torch.float32)
-    images = tiny.generate(PROMPTS, cache, PromptNoise(0, (0, 1)))
-    assert 0 < cache.ledger.peak_tokens <= method.budget.capacity
-    alone = tiny.generate(PROMPTS[:1], cache, PromptNoise(0, (0,)))
-    assert (alone[0].int() - images[0].int()).abs().max() <= 1
-    assert not torch.equal(images, tiny.generate(PROMPTS, full(tiny), PromptNoise(0, (0, 1))))

@@ -1,7 +1,5 @@
 """Tokens are drawn from the distribution that transformers' processors leave, and alike by runs that are alike."""
 
-import re
-
 import pytest
 import torch
 from torch import Tensor
@@ -78,17 +76,3 @@ def test_temperature_0_takes_the_likeliest_and_no_noise() -> None:
             raise AssertionError
 
     assert torch.equal(draw(LOGITS, TextSampling(0), Forbidden()), LOGITS.argmax(-1))
-
-
-@pytest.mark.parametrize(
-    ("settings", "named"),
-    [
-        ({"temperature": -1}, "model.sampling.temperature=-1: must not be negative"),
-        ({"top_k": -1}, "model.sampling.top_k=-1: must not be negative"),
-        ({"top_p": 0}, "model.sampling.top_p=0: must lie in (0, 1]"),
-        ({"top_p": 1.5}, "model.sampling.top_p=1.5: must lie in (0, 1]"),
-    ],
-)
-def test_settings_that_cannot_be_are_refused(settings: dict[str, float], named: str) -> None:
-    with pytest.raises(ValueError, match=re.escape(named)):
-        TextSampling(**settings)  # type: ignore[arg-type]

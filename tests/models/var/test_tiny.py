@@ -4,7 +4,6 @@ from functools import lru_cache
 
 import pytest
 import torch
-from hydra.utils import instantiate
 from torch import Tensor
 
 from kvbench.engine.cache import KVCache
@@ -19,17 +18,14 @@ from kvbench.scenes.detector import detect
 from kvbench.scenes.exact import exact
 from tests.support.engine import prepared
 from tests.support.places import ASSETS
-from tests.support.small_models import composed
+from tests.support.small_models import load
 
 PROMPTS = SceneClasses(30).load()
 
 
 @lru_cache
 def tiny() -> VARModel:
-    model = instantiate(composed("model=var_tiny").model)
-    assert isinstance(model, VARModel)
-    model.load("cpu")
-    return model
+    return load("model=var_tiny")
 
 
 def draw(method: Method, chosen: list[int]) -> Tensor:
@@ -54,7 +50,7 @@ def test_most_pictures_hold_exactly_what_the_class_names() -> None:
     "method", [Full(), SnapKV(sinks=2), StreamingLLM(sinks=2)], ids=lambda method: type(method).__name__
 )
 def test_a_picture_is_the_same_in_any_batch(method: Method) -> None:
-    together = draw(method, [0, 1, 2])
-    for index in range(3):
+    together = draw(method, [0, 1])
+    for index in range(2):
         alone = draw(method, [index])[0]
         assert (alone.int() - together[index].int()).abs().max() <= 1

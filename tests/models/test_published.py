@@ -1,0 +1,226 @@
+"""Configurations of published models: their networks have the names, shapes and sizes of the published files."""
+
+import gzip
+import json
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import nn
+
+from kvbench.core.budget import Budget
+from kvbench.models.llamagen.tokenizer import VQ, VQConfig
+from kvbench.models.weights import WeightsError, build_on_meta, check, clean_decoder, clean_vqgan
+from tests.support.places import GOLDENS
+from tests.support.published import make_raw_state, read_published
+from tests.support.small_models import configured
+
+BF16, FP16 = torch.bfloat16, torch.float16
+
+
+class Published(NamedTuple):
+    """What is known of a published model.
+
+    Attributes:
+        keys: names of its files' keys: a folder of goldens, then one name for each source of the networks.
+        parameters: of transformer and tokenizer, in millions.
+        shape: layers, KV heads, channels of a head, branches.
+        lengths: tokens of the first, the second and the last segment, and of all.
+        sources: repository and file of each source.
+        half: dtype on a GPU.
+    """
+
+    keys: tuple[str, ...]
+    parameters: float
+    shape: tuple[int, int, int, int]
+    lengths: tuple[int, int, int, int]
+    sources: set[str]
+    half: torch.dtype = BF16
+
+
+def var(depth: int, parameters: float, *lengths: int) -> Published:
+    files = {f"FoundationVision/var {name}.pth" for name in (f"var_d{depth}", "vae_ch160v4096z32")}
+    keys = ("var", f"var_d{depth}", "vae_ch160v4096z32")
+    return Published(keys, parameters + 108.948355, (depth, depth, 64, 2), (1, 4, *lengths), files, FP16)
+
+
+def llamagen(size: str, layers: int, heads: int, head_dim: int, parameters: float) -> Published:
+    files = {f"FoundationVision/LlamaGen {name}" for name in (f"c2i_{size}_384.pt", "vq_ds16_c2i.pt")}
+    shape, keys = (layers, heads, head_dim, 2), ("llamagen", f"c2i_{size}", "vq_16")
+    return Published(keys, parameters + 71.883403, shape, (1, 24, 23, 576), files)
+
+
+def captions(stage: str, side: int) -> Published:
+    files = {f"peizesun/llamagen_t2i {name}" for name in (f"t2i_XL_stage{stage}.pt", "vq_ds16_t2i.pt")}
+    lengths = (120, side, side - 1, 119 + side * side)
+    # No caption is among the weights.
+    parameters = 777.678080 + 0.120 * 2.048 + 71.883403
+    keys = ("llamagen", "t2i_XL", "vq_16")
+    return Published(keys, parameters, (36, 20, 64, 2), lengths, files | {"google/flan-t5-xl None"})
+
+
+def janus(size: str, layers: int, heads: int, file: str | None) -> Published:
+    repo = f"deepseek-ai/Janus-Pro-{size.upper()}"
+    keys = read_published("janus")[f"pro_{size}"]["keys"]
+    used = [
+        key
+        for key in keys
+        if key.startswith(("language_model.model.", "gen_")) and "codebook_used" not in key
+    ]
+    parameters = sum(torch.Size(keys[key][0]).numel() for key in used) / 1e6
+    shape, files = (layers, heads, 128, 2), {f"{repo} {file}", f"{repo} tokenizer.json"}
+    return Published(("janus", f"pro_{size}"), parameters, shape, (64, 24, 23, 639), files)
+
+
+def lumina(pixels: int) -> Published:
+    repo, side, sizes = f"Alpha-VLLM/Lumina-mGPT-7B-{pixels}", pixels // 16, read_published("lumina")
+    files = {f"{repo} None", f"{repo} tokenizer.json", "None vqgan.ckpt"}
+    more = 32 * 4 * 31 * 128  # every head has its own norm here, where the file has one for all
+    parameters = (sizes["language"]["parameters"] + sizes["tokenizer"]["parameters"] + more) / 1e6
+    lengths, keys = (64, side + 1, side, 63 + side * (side + 1)), ("lumina", "language", "tokenizer")
+    return Published(keys, parameters, (32, 32, 128, 2), lengths, files)
+
+
+def qwen3(size: str, layers: int, parameters: float) -> Published:
+    files = {f"Qwen/Qwen3-{size.upper()} None"}
+    return Published(("qwen3",), parameters, (layers, 8, 128, 1), (512, 128, 127, 33279), files)
+
+
+def infinity(size: str, parameters: float, depth: int, heads: int, *files: str) -> Published:
+    sources = {*(f"FoundationVision/Infinity {file}" for file in files), "google/flan-t5-xl None"}
+    keys = ("infinity", f"state_dict_{size}.transformer", f"state_dict_{size}.vae")
+    return Published(keys, parameters, (depth, heads, 128, 2), (1, 4, 4096, 10521), sources)
+
+
+PUBLISHED = {
+    "var_d16": var(16, 310.283520, 256, 680),
+    "var_d20": var(20, 600.917136, 256, 680),
+    "var_d24": var(24, 1033.399360, 256, 680),
+    "var_d30": var(30, 2010.020356, 256, 680),
+    "var_d36": var(36, 2353.893904, 1024, 2240),
+    "llamagen_b": llamagen("B", 12, 12, 64, 110.888448),
+    "llamagen_l": llamagen("L", 24, 16, 64, 342.910976),
+    "llamagen_xl": llamagen("XL", 36, 20, 64, 774.699520),
+    "llamagen_xxl": llamagen("XXL", 48, 24, 64, 1410.972672),
+    "llamagen_3b": llamagen("3B", 24, 32, 100, 3096.659200),
+    "llamagen_xl_t2i": captions("1_256", 16),
+    "llamagen_xl_t2i_512": captions("2_512", 32),
+    "janus_pro_1b": janus("1b", 24, 16, "pytorch_model.bin"),
+    "janus_pro_7b": janus("7b", 30, 32, None),
+    "lumina_mgpt_7b_512": lumina(512),
+    "lumina_mgpt_7b_768": lumina(768),
+    "lumina_mgpt_7b_1024": lumina(1024),
+    "qwen3_4b": qwen3("4b", 36, 4022.468096),
+    "qwen3_8b": qwen3("8b", 36, 8190.735360),
+    "qwen3_32b": qwen3("32b", 64, 32762.123264),
+    "infinity_2b": infinity("2b", 2314.682083, 32, 16, "infinity_2b_reg.pth", "infinity_vae_d32reg.pth"),
+    "infinity_8b": infinity(
+        "8b", 8457.416033, 40, 28, "infinity_8b_weights", "infinity_vae_d56_f8_14_patchify.pth"
+    ),
+}
+
+
+def read_raw(family: str, name: str) -> dict[str, object]:
+    if family != "infinity":
+        return make_raw_state(family, name)
+    file, part = name.split(".")
+    keys = json.loads(gzip.decompress((GOLDENS / family / f"{file}.json.gz").read_bytes()))[part]
+    return {key: torch.empty(shape, device="meta") for key, (shape, _) in keys.items()}
+
+
+def build(one: Any) -> list[nn.Module]:
+    transformer, tokenizer = one._build()
+    if len(one._cleans) == 2:
+        return [transformer, tokenizer]
+    return [nn.ModuleDict({"transformer": transformer, "tokenizer": tokenizer})]
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_published_shapes(name: str) -> None:
+    one, known = configured(f"model={name}"), PUBLISHED[name]
+    spec = one.spec
+    assert round(one.parameters / 1e6, 6) == round(known.parameters, 6)
+    assert (spec.layers, spec.heads, spec.head_dim, spec.branches) == known.shape
+    lengths = spec.lengths
+    assert (lengths[0], lengths[1], lengths[-1], spec.ends[-1]) == known.lengths
+    assert spec.logit_scale == (spec.head_dim**-0.5 if spec.family == "next-token" else 1)
+    assert spec.equal_branches != name.startswith("lumina")
+    assert {f"{source.repo} {source.file}" for source in one.sources.values()} == known.sources
+    assert (one.compute_dtype("cpu"), one.compute_dtype("cuda:1")) == (torch.float32, known.half)
+    if name.startswith("qwen3"):
+        assert Budget.parse(1024, spec).per_head == 1024
+        return
+    family, *keys = known.keys
+    for network, key, (part, clean) in zip(build(one), keys, one._cleans.items(), strict=True):
+        check(clean(read_raw(family, key)), network, part)
+
+
+@pytest.mark.parametrize(
+    ("name", "others"),
+    [
+        ("var_d16", ["var_d20", "vae_ch160v4096z32"]),
+        ("llamagen_xl", ["c2i_L", "t2i_XL", "vq_16"]),
+        ("janus_pro_7b", ["pro_1b"]),
+        ("lumina_mgpt_7b_512", ["tokenizer"]),
+    ],
+)
+def test_the_state_of_another_model_does_not_fit(name: str, others: list[str]) -> None:
+    one, family = configured(f"model={name}"), PUBLISHED[name].keys[0]
+    network, (part, clean) = build(one)[0], next(iter(one._cleans.items()))
+    for other in others:
+        with pytest.raises(WeightsError, match=rf"^{part}: the checkpoint does not fit in \d+ places"):
+            check(clean(read_raw(family, other)), network, part)
+
+
+@pytest.mark.parametrize("wrapped", ["model", "module", "state_dict"])
+def test_files_nested_by_a_trainer_fit(wrapped: str) -> None:
+    transformer, tokenizer = build(configured("model=llamagen_b"))
+    tables = {"freqs_cis": torch.zeros(257, 32, 2), "layers.0.attention.kv_cache.k_cache": torch.zeros(1)}
+    raw = make_raw_state("llamagen", "c2i_B") | tables
+    check(clean_decoder({wrapped: raw, "steps": 1}), transformer, "transformer")
+    if wrapped != "module":
+        check(clean_vqgan({wrapped: make_raw_state("llamagen", "vq_16"), "epoch": 3}), tokenizer, "tokenizer")
+
+
+def test_a_tokenizer_of_half_the_patch_fits() -> None:
+    config = VQConfig(codes=16384, channels=8, latents=256, widths=(128, 256, 256, 512))
+    model = build_on_meta(lambda: VQ(config))
+    check(clean_vqgan(make_raw_state("llamagen", "vq_8")), model, "tokenizer")
+    assert sum(p.numel() for p in model.parameters()) == 70_109_835
+    assert config.networks.patch == 8
+
+
+@pytest.mark.parametrize(
+    ("overrides", "lengths"),
+    [
+        (("model=llamagen_b", "model.chunk=50"), [1, *[50] * 11, 25]),
+        (("model=janus_pro_1b", "model.chunk=50", "model.prompt_tokens=20"), [20, *[50] * 11, 25]),
+        (("model=lumina_mgpt_7b_768", "model.chunk=500", "model.prompt_tokens=20"), [20, *[500] * 4, 351]),
+    ],
+)
+def test_capacity_segments_and_guidance_are_settings(overrides: tuple[str, ...], lengths: list[int]) -> None:
+    spec = configured(*overrides, "model.sampling.cfg=1").spec
+    assert [*spec.lengths] == lengths
+    assert (spec.branches, spec.equal_branches) == (1, True)
+
+
+@pytest.mark.parametrize(
+    ("name", "part", "wanted"),
+    [
+        ("var_d30", "transformer", r"var_d30\.pth .*revision"),
+        ("llamagen_xl", "transformer", r"c2i_XL_384\.pt"),
+        ("janus_pro_1b", "weights", r"pytorch_model\.bin"),
+        ("janus_pro_7b", "weights", "Janus-Pro-7B"),
+        ("lumina_mgpt_7b_1024", "weights", "revision"),
+        ("qwen3_4b", "weights", "Give a local copy of Qwen/Qwen3-4B with .*revision"),
+    ],
+)
+def test_missing_weights_say_how_to_get_them(name: str, part: str, wanted: str) -> None:
+    one = configured(f"model={name}")
+    with pytest.raises(WeightsError, match=rf"model\.sources\.{part}: weights missing.*{wanted}"):
+        one.load("cpu")
+    if name.startswith(("janus", "lumina")):
+        with pytest.raises(
+            WeightsError, match=r"model\.sources\.text: weights missing.*tokenizer\.json.*revision"
+        ):
+            one.check_prompts(["a red circle"])

@@ -1,0 +1,119 @@
+"""Settings of models that cannot be: each is refused in one line that names the key."""
+
+import pytest
+from hydra.errors import InstantiationException
+from hydra.utils import instantiate
+from omegaconf import OmegaConf, open_dict
+
+from kvbench.cli.messages import describe_error
+from kvbench.models.infinity.model import InfinityModel
+from tests.support.small_models import composed
+
+LACKING = object()
+"""In place of a source: there is none."""
+SAMPLING = [
+    ("sampling.top_k", -1, "must not be negative (0 turns it off)"),
+    ("sampling.top_p", 1.5, "must lie in "),
+    ("sampling.top_p", -0.5, "must lie in "),
+]
+REFUSED = {
+    "var_d16": [
+        ("sources.tokenizer", LACKING, "model.sources names no tokenizer; use model.weights=random"),
+        ("tokenizer.codes", 64, "model.transformer.codes=4096: model.tokenizer.codes is 64"),
+        ("transformer.channels", 4, "model.tokenizer.channels is 32"),
+        ("transformer.sides", [1], "there must be at least 2 scales"),
+        ("transformer.heads", 5, "model.transformer.width=1024: must be a multiple of heads=5"),
+        ("sampling.cfg", -1.0, "must not be negative"),
+        *SAMPLING,
+    ],
+    "llamagen_b": [
+        ("sources.transformer", LACKING, "model.sources names no transformer; use model.weights=random"),
+        ("tokenizer.codes", 64, "model.transformer.vocabulary=16384: model.tokenizer.codes is 64"),
+        ("text", "t5", "model.transformer.text_width is None; give both"),
+        ("chunk", 0, "must be at least 1"),
+        *(("transformer.grid", grid, "at least 2 tokens") for grid in ([1, 1], [0, 5], [-2, -2])),
+        ("transformer.head_dim", 6, "must be a multiple of 4"),
+        ("sampling.cfg", 0.5, "must be at least 1"),
+        ("sampling.cfg_interval", -2, "must not be negative, or -1"),
+        ("sampling.temperature", 0, "must be positive"),
+        ("sampling.top_p", 0, "must lie in (0, 1]"),
+        *SAMPLING,
+    ],
+    "llamagen_xl_t2i": [("sources.text", LACKING, "model.sources names no text; use model.weights=random")],
+    "janus_pro_1b": [
+        ("sources.text", LACKING, "model.sources names no text; use model.weights=random"),
+        ("tokenizer.codes", 64, "model.transformer.codes=16384: model.tokenizer.codes is 64"),
+        ("prompt_tokens", 0, "must be at least 1"),
+        ("chunk", 0, "must be at least 1"),
+        *(("transformer.image", image, "at least 2 tokens") for image in ([1, 1], [0, 5], [-2, -2])),
+        ("transformer.codes", 0, "must be at least 1"),
+        ("transformer.code_width", 0, "must be at least 1"),
+    ],
+    "lumina_mgpt_7b_768": [
+        ("sources.weights", LACKING, "model.sources names no weights; use model.weights=random"),
+        ("tokenizer.codes", 64, "model.transformer.codes=8192: model.tokenizer.codes is 64"),
+        *(("transformer.image", image, "two even numbers") for image in ([3, 4], [4, 5], [0, 4], [-2, -2])),
+        ("transformer.vocabulary", 8198, "codes=8192 and 6 special tokens leave no word"),
+    ],
+    "qwen3_8b": [
+        ("sources.weights", LACKING, "model.sources names no weights; use model.weights=random"),
+        ("max_tokens", 1, "must be at least 2"),
+        ("chunk", 0, "must be at least 1"),
+        ("prompt_tokens", 0, "must be at least 1"),
+        ("transformer.kv_heads", 3, "heads=32 is no multiple of it"),
+        ("transformer.head_dim", 7, "must be a multiple of 2"),
+        ("transformer.depth", 0, "must be at least 1"),
+        ("sampling.temperature", -1, "must not be negative"),
+        ("sampling.top_p", 0, "must lie in (0, 1]"),
+        *SAMPLING,
+    ],
+    "infinity_2b": [
+        ("sources.text", LACKING, "model.sources names no text; use model.weights=random"),
+        ("aspect", -1, "must be one of the published height / width 0.333, 0.4, 0.5,"),
+        ("aspect", 1.78, "2.5, 3; 1.75 is nearest"),
+        ("transformer.width", -1, "must be at least 1"),
+        ("transformer.depth", 0, "must be at least 1"),
+        ("transformer.heads", 24, "model.transformer.width=2048: must be a multiple of 4 x heads=24"),
+        ("transformer.block_chunks", 5, "must divide depth=32"),
+        ("sampling.cfg_layers", [5], "list 0 (the logits) or numbers from -31"),
+        *(("sampling.cfg_layers", layers, f"={layers}: list 0") for layers in ([0, -40], [-32], [1], [])),
+        ("sampling.cfg", 0, "must be positive"),
+        ("sampling.cfg", [], "must be positive"),
+        ("sampling.tau", [1.0, -1.0], "must be positive"),
+        ("sampling.top_p", 0, "must lie in (0, 1]"),
+        ("sampling.top_p", 1.1, "must lie in (0, 1]"),
+        ("sampling.top_k", 0, "must be at least 1"),
+    ],
+}
+
+
+def changed(name: str, key: str, value: object) -> object:
+    """A model of `conf/model` with one setting changed."""
+    settings = composed(f"model={name}").copy()
+    with open_dict(settings):
+        if value is LACKING:
+            part, _, last = f"model.{key}".rpartition(".")
+            del OmegaConf.select(settings, part)[last]
+        else:
+            OmegaConf.update(settings, f"model.{key}", value, merge=False, force_add=True)
+    return instantiate(settings.model)
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "value", "message"), [(name, *row) for name, rows in REFUSED.items() for row in rows]
+)
+def test_settings_that_cannot_be_are_refused_in_one_line(
+    name: str, key: str, value: object, message: str
+) -> None:
+    with pytest.raises(InstantiationException) as caught:
+        changed(name, key, value)
+    told = describe_error(caught.value)
+    assert message in told
+    assert "\n" not in told
+    if not message.startswith("model."):
+        assert f"model.{key}={value}: " in told
+
+
+@pytest.mark.parametrize("layers", [[0], [-1], [-31], [-2, 0]])
+def test_guidance_at_any_layer_there_is(layers: list[int]) -> None:
+    assert isinstance(changed("infinity_2b", "sampling.cfg_layers", layers), InfinityModel)

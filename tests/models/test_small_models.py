@@ -1,0 +1,156 @@
+"""Small image models with random weights: dependence on prompt and noise, refusals, and every method."""
+
+import re
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from kvbench.models.noise import PromptNoise
+from tests.support import reference_janus, reference_lumina
+from tests.support.methods import methods_for
+from tests.support.small_models import (
+    SMALL_TOKENIZER,
+    check_images_of_a_method,
+    check_reference_of_a_method,
+    full,
+    load,
+    shrink,
+)
+
+CAPTIONS = ["a red circle", "two blue rings and a dog", "a blue circle"]
+CLASSES = ["3", "7 tench", "4"]
+METHODS = methods_for("next-token")
+
+
+@dataclass(frozen=True)
+class Case:
+    """A small model.
+
+    Attributes:
+        overrides: its configuration.
+        size: pixels of its images.
+        prompts: two for a batch, and one more.
+        capacity: tokens of its longest prompt, one less than eight words need; 0 where prompts are not tokens.
+        alike: a batch of the first two prompts in other words.
+    """
+
+    overrides: tuple[str, ...]
+    size: tuple[int, int]
+    prompts: list[str]
+    capacity: int = 0
+    alike: tuple[str, str] | None = None
+
+
+_LLAMAGEN = {"heads": 2, "vocabulary": 128, "grid": [5, 6]}
+CASES = {
+    "janus": Case(reference_janus.SMALL, (20, 24), CAPTIONS, 9),
+    "lumina": Case(reference_lumina.SMALL, (24, 24), CAPTIONS, 12),
+    "llamagen": Case(
+        shrink("llamagen_b", *SMALL_TOKENIZER, **_LLAMAGEN, classes=10), (20, 24), CLASSES, alike=("3 x", "7")
+    ),
+    "llamagen with captions": Case(
+        shrink("llamagen_xl_t2i", *SMALL_TOKENIZER, **_LLAMAGEN, text_width=24, text_tokens=8),
+        (20, 24),
+        ["a b c d e f g h i j", *CAPTIONS[1:]],
+        alike=("a b c d e f g x", CAPTIONS[1]),  # cut
+    ),
+    "var": Case(("model=var_tiny", "model.weights=random"), (96, 96), CLASSES, alike=("3 x", "7")),
+    "infinity": Case(
+        ("model=infinity_tiny", "model.weights=random", "model.text=t5", "model.sizes=[[1,1],[2,2],[12,12]]"),
+        (96, 96),
+        CAPTIONS,
+    ),
+    "infinity with a vocabulary": Case(
+        ("model=infinity_tiny", "model.weights=random", "model.sizes=[[1,1],[2,2],[12,12]]"),
+        (96, 96),
+        ["a red circle", "a blue square", "a blue circle"],
+    ),
+}
+NEXT_TOKEN = list(CASES)[:4]
+TOKENS = list(CASES)[:2]
+
+
+@pytest.fixture(scope="module")
+def loaded() -> dict[str, Any]:
+    return {}
+
+
+@pytest.fixture
+def tiny(case: str, loaded: dict[str, Any]) -> Any:
+    if case not in loaded:
+        loaded[case] = load(*CASES[case].overrides)
+    return loaded[case]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_images_depend_on_prompt_and_noise_and_on_nothing_else(case: str, tiny: Any) -> None:
+    def draw(prompts: list[str], seed: int = 0, first: int = 0, model: Any = tiny) -> Tensor:
+        noise = PromptNoise(seed, range(first, first + len(prompts)))
+        return model.generate(prompts, full(model), noise)
+
+    given = CASES[case]
+    prompts, other = given.prompts[:2], given.prompts[2]
+    tiny.check_prompts(prompts)
+    images = draw(prompts)
+    assert (images.shape, images.dtype) == ((2, *given.size, 3), torch.uint8)
+    assert 20 < images.float().std() < 100
+    assert ((images == 0) | (images == 255)).float().mean() < 0.2
+    again = replace(tiny, sources={})  # random weights need no files
+    again.load("cpu")
+    assert again.weights_sha256 == tiny.weights_sha256
+    assert torch.equal(draw(prompts, model=again), images)
+    if given.alike:
+        assert torch.equal(draw(list(given.alike)), images)
+    assert not torch.equal(draw([other, prompts[1]])[0], images[0])
+    assert not torch.equal(draw(prompts, seed=1)[0], images[0])
+    assert (draw(prompts[1:], first=1)[0].int() - images[1].int()).abs().max() <= 1
+    if given.capacity:
+        roomy = replace(tiny, prompt_tokens=20)
+        roomy.load("cpu")
+        assert (draw(prompts, model=roomy).int() - images.int()).abs().max() <= 1
+
+
+@pytest.mark.parametrize("case", TOKENS)
+def test_prompts_too_long_are_refused_by_name(case: str, tiny: Any) -> None:
+    prompt, capacity = "one two three four five six seven eight", CASES[case].capacity
+    needed = capacity + 1
+    message = f"prompt {prompt!r} has {needed} tokens: set model.prompt_tokens={needed}, which is {capacity}"
+    refuses(tiny, prompt, message)
+
+
+@pytest.mark.parametrize("case", ["llamagen", "var"])
+@pytest.mark.parametrize(
+    "prompt", ["", "30", "-2", "3.5", "3x", "a red circle", "1000 no such class", "+3", "²"]
+)
+def test_prompts_that_name_no_class_are_refused_by_name(case: str, prompt: str, tiny: Any) -> None:
+    refuses(tiny, prompt, f"prompt {prompt!r}: {tiny.name} wants a class number from 0 to ")
+
+
+def refuses(one: Any, prompt: str, message: str) -> None:
+    for ask in (
+        one.check_prompts,
+        lambda prompts: one.generate(prompts, full(one), PromptNoise(0, range(4))),
+    ):
+        with pytest.raises(ValueError, match=re.escape(message)):
+            ask([prompt])
+
+
+def test_methods_for_scales_are_left_out() -> None:
+    assert {"linear_ar", "headkv", "diagonal", "h2o", "snapkv", "rkv", "random", "heatkv"} <= set(METHODS)
+    assert not {"scalekv", "hack", "hackpp", "ams_kv", "ams_kv_fixed", "scale_groups"} & set(METHODS)
+
+
+@pytest.mark.parametrize("case", NEXT_TOKEN)
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_draws_images(case: str, tiny: Any, name: str) -> None:
+    given = CASES[case]
+    check_images_of_a_method(name, tiny, given.overrides, given.prompts[:2], given.size)
+
+
+@pytest.mark.parametrize("case", NEXT_TOKEN)
+@pytest.mark.parametrize("name", METHODS)
+def test_with_room_for_everything_every_method_draws_the_reference(case: str, tiny: Any, name: str) -> None:
+    check_reference_of_a_method(name, tiny, CASES[case].overrides, CASES[case].prompts[:2])
