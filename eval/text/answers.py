@@ -65,10 +65,10 @@ class Change(Answers):
 
 @dataclass(frozen=True)
 class Accuracy(Answers):
-    r"""`accuracy`: answers in `\boxed{}` or elsewhere that mean the same as the right one, by math-verify."""
+    r"""`accuracy`: answers that mean the same as the right one, by math-verify; the last `\boxed{}` if there is one."""
 
     name: ClassVar[str] = "accuracy"
-    protocol: ClassVar[str] = "math-verify"
+    protocol: ClassVar[str] = "math-verify-last-box"
     packages: ClassVar[tuple[str, ...]] = ("math_verify",)
 
     def judge(self, conclusion: str, answer: str) -> bool:
@@ -77,7 +77,8 @@ class Accuracy(Answers):
 
         # LaTeX is read between signs alone.
         right = answer if "$" in answer or "\\boxed" in answer else f"${answer}$"
-        return bool(verify(parse(right), parse(conclusion)))
+        # math-verify joins neighbouring boxes, so that a corrected answer would be judged with the one it replaces.
+        return bool(verify(parse(right), parse(find_box(conclusion) or conclusion)))
 
 
 @dataclass(frozen=True)
@@ -96,8 +97,8 @@ class ExactAnswer(Answers):
 
     def judge(self, conclusion: str, answer: str) -> bool:
         """Return whether the conclusion's answer is the right one."""
-        found = find_answer(conclusion)
-        return found is not None and _normalise(found) == _normalise(answer)
+        given, right = _normalise(find_answer(conclusion) or ""), _normalise(answer)
+        return given == right != ""
 
 
 @dataclass(frozen=True)
@@ -129,6 +130,21 @@ def find_answer(text: str) -> str | None:
     """
     _, *after = re.split("answer:", text, flags=re.IGNORECASE)
     return after[-1].split("\n")[0].strip() if after else None
+
+
+def find_box(text: str) -> str | None:
+    r"""Return the last whole `\boxed{...}` of a text between dollar signs, None where there is none.
+
+    >>> find_box(r"So \boxed{7}, no: \boxed{\frac{3}{4}}.")
+    '$\\boxed{\\frac{3}{4}}$'
+    """
+    for start in reversed([found.start() for found in re.finditer(r"\\boxed\s*\{", text)]):
+        depth = 0
+        for place in re.finditer(r"\\.|[{}]", text[start + 1 :]):
+            depth += {"{": 1, "}": -1}.get(place[0], 0)
+            if depth == 0 and place[0] == "}":
+                return f"${text[start : start + 1 + place.end()]}$"
+    return None
 
 
 def _normalise(answer: str) -> str:

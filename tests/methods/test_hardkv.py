@@ -187,6 +187,18 @@ def test_what_a_query_marked_stays_and_nothing_else(selector: Selector) -> None:
     assert dropped > 0
 
 
+def test_means_count_beside_a_hundred_votes() -> None:
+    spec = ModelSpec("prompt", 1, 2, SPEC.head_dim, next_token(200, [1, 1]))
+    inputs = [
+        [tuple(x * 1e-2 for x in layer) for layer in segment] for segment in tokens_of(spec, 1)
+    ]  # every slot has all votes, their means lie close
+    kept = []
+    for select in ("votes", "top_k"):
+        method = HardKV("vanilla", select, p=1.0, calibration="none", window=8, sinks=0)  # type: ignore[arg-type]
+        kept.append(watch(method, spec, inputs, 60).asked[0].ids())
+    assert kept[0] == kept[1]
+
+
 @pytest.mark.parametrize("select", ["votes", "top_k"])
 def test_fixed_budgets_give_every_head_the_same(select: str) -> None:
     method = HardKV(select=select, queries=ASKS, window=LATEST, sinks=1)  # type: ignore[arg-type]

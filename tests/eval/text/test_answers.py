@@ -56,7 +56,8 @@ def make(folder: Path, texts: Sequence[str], meta: Sequence[dict[str, object]] |
         (ExactAnswer(), "answer: 1\nanswer: 2\nthat is it", "2", True),
         (ExactAnswer(), "answer: 1\nanswer: 2", "1", False),
         (ExactAnswer(), "answer: 1, no, answer: 2 \nand", "2", True),
-        (ExactAnswer(), "answer:", "", True),
+        (ExactAnswer(), "answer:", "", False),
+        (ExactAnswer(), "answer: .", "", False),
         (ExactAnswer(), "42", "42", False),
         (ExactAnswer(), "answer: Blue!", "blue", True),
         (ExactAnswer(), "<think>\nanswer: 1\n</think>\n\nanswer: 2", "2", True),
@@ -67,6 +68,10 @@ def make(folder: Path, texts: Sequence[str], meta: Sequence[dict[str, object]] |
         (Accuracy(), "It is \\boxed{0.75}.", "\\frac{3}{4}", True),
         (Accuracy(), "<think>\\boxed{204}</think> So \\boxed{205}.", "204", False),
         (Accuracy(), "The final answer is \\boxed{204}.", "204", True),
+        (Accuracy(), "\\boxed{7} \\boxed{8}", "8", True),
+        (Accuracy(), "\\boxed{7} \\boxed{8}", "7", False),
+        (Accuracy(), "\\boxed{8}, so \\boxed{7", "8", True),  # the last was cut
+        (Accuracy(), "It is \\boxed{\\{1, 2\\}}.", "\\{1,2\\}", True),
         (Accuracy(), "", "204", False),
     ],
 )
