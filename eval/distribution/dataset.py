@@ -6,7 +6,6 @@ which stand for the folder from then on.
 
 import argparse
 import contextlib
-import json
 import pickle
 import sys
 import zipfile
@@ -20,11 +19,11 @@ import torch
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 from PIL import Image
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors import SafetensorError
 from torch import Tensor
 
-from kvbench.core.files import hash_content, write_beside
+from kvbench.core import checkpoint
+from kvbench.core.files import hash_content
 from kvbench.eval.distribution.frechet import moments
 from kvbench.eval.files.image_folder import SUFFIXES
 from kvbench.eval.files.images import ImageSet, find_flaw
@@ -171,9 +170,7 @@ def save_statistics(source: ImageSet, space: Space, device: str, out: Path) -> N
     mean, covariance = moments(space.features(source, device).arrays["features"])
     metadata: dict[str, object] = {"space": space.name, "weights": space.weight.require()[1]}
     metadata |= {"images": source.digest, "count": len(source.indices)}
-    tensors = {"mean": mean, "covariance": covariance}
-    with write_beside(out) as beside:
-        save_file(tensors, beside, {"kvbench": json.dumps(metadata, sort_keys=True)})
+    checkpoint.save(out, {"mean": mean, "covariance": covariance}, metadata)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -215,10 +212,9 @@ def _from_npz(path: Path, space: Space) -> tuple[Tensor, Tensor, dict[str, objec
 def _from_safetensors(path: Path, space: Space) -> tuple[Tensor, Tensor, dict[str, object]]:
     how = statistics_of(space.name).how
     try:
-        with safe_open(path, "pt") as file:
-            metadata = json.loads((file.metadata() or {}).get("kvbench", "{}"))
-            mean, covariance = file.get_tensor("mean"), file.get_tensor("covariance")
-    except (SafetensorError, OSError, ValueError) as error:
+        tensors, metadata = checkpoint.load(path)
+        mean, covariance = tensors["mean"], tensors["covariance"]
+    except (SafetensorError, OSError, ValueError, KeyError) as error:
         raise DatasetError(f"{path}: not statistics of a dataset: {error}. {how}") from error
     if metadata.get("space") != space.name:
         raise DatasetError(f"{path}: statistics of the space {metadata.get('space')}, needed is {space.name}")

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
+from safetensors import SafetensorError
 from torch import Tensor
 
+from kvbench.core import checkpoint
 from kvbench.core.budget import Budget
 from kvbench.core.config import ConfigError
 from kvbench.core.devices import if_it_fits
-from kvbench.core.files import hash_values, parse_json, write_whole
+from kvbench.core.files import hash_values
 from kvbench.core.segments import ModelSpec
 from kvbench.core.settings import CalibrateSettings
 from kvbench.engine.cache import KVCache
@@ -178,8 +178,7 @@ def _watch(
 
 def save_artifact(path: Path, artifact: Artifact) -> None:
     """Writes an artifact as safetensors with its metadata, whole or not at all."""
-    header = {"kvbench": json.dumps({"kind": artifact.kind, **artifact.metadata}, sort_keys=True)}
-    write_whole(path, save({name: tensor.contiguous() for name, tensor in artifact.tensors.items()}, header))
+    checkpoint.save(path, artifact.tensors, {"kind": artifact.kind, **artifact.metadata})
 
 
 def load_artifact(path: Path, kind: str, expected: Mapping[str, object]) -> Artifact:
@@ -189,10 +188,8 @@ def load_artifact(path: Path, kind: str, expected: Mapping[str, object]) -> Arti
         ConfigError: unreadable, or made for something else; names the first field that differs.
     """
     try:
-        with safe_open(path, framework="pt") as file:
-            metadata = parse_json(file.metadata()["kvbench"])
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
-    except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
+        tensors, metadata = checkpoint.load(path)
+    except (OSError, SafetensorError, ValueError) as error:
         raise ConfigError(
             f"calibration {path}: cannot be read ({error}); delete it to calibrate again"
         ) from None

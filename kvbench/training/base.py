@@ -11,10 +11,10 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from kvbench.core import checkpoint
 from kvbench.core.config import ConfigError
 from kvbench.core.devices import keep_freed_memory
 from kvbench.models.base import Model
-from kvbench.training import checkpoint
 from kvbench.training.autoencoder import AutoencoderRecipe
 from kvbench.training.loop import Recipe, fit
 from kvbench.training.transformer import BaseTransformerRecipe, fit_transformer

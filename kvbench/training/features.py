@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
+from kvbench.core import checkpoint
 from kvbench.eval.spaces.scenes import SceneFeatures, to_unit
 from kvbench.scenes.grammar import TASKS, sample
 from kvbench.scenes.world import COLORS, SHAPES, SIDE, Scene, render
-from kvbench.training import checkpoint
 from kvbench.training.loop import Recipe, fit, generator
 
 log = logging.getLogger(__name__)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from kvbench.training import checkpoint
+from kvbench.core import checkpoint
 from kvbench.training.optim import Average, Optimizer, warm_hold_decay
 
 log = logging.getLogger(__name__)

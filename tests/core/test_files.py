@@ -11,7 +11,7 @@ import pytest
 import torch
 from PIL import Image
 
-from kvbench.core import files
+from kvbench.core import checkpoint, files
 from kvbench.core.files import resolve_path
 from kvbench.eval.distribution.dataset import Pictures, save_statistics
 from kvbench.eval.files import store
@@ -23,7 +23,6 @@ from kvbench.models import weights
 from kvbench.runs.calibrate import save_artifact
 from kvbench.runs.identity import Identity
 from kvbench.runs.record.folder import RunFolder
-from kvbench.training import checkpoint
 from tests.support.image_sets import FEATURES
 
 Writer = Callable[[Path, int], object]

@@ -59,10 +59,6 @@ def test_what_changed_is(root: Path, reads: list[str]) -> None:
     assert sorted(name.partition("-")[0] for name in reads) == ["m3", "new"]
     assert found == fresh(root)
     assert polars.read_parquet(root / NAME).height == 7
-
-
-def test_a_time_of_its_own_is_enough(root: Path, reads: list[str]) -> None:
-    load_rows(root)
     [path] = root.glob("*/m2-*/results.json")
     os.utime(path, ns=(0, 1))
     reads.clear()

@@ -90,21 +90,6 @@ def test_steps_are_those_of_the_rules(decay: float) -> None:
             torch.testing.assert_close(value.detach().double(), expected[name], atol=bound, rtol=0)
 
 
-def test_a_state_is_taken_over_whole() -> None:
-    model, twin = Parameters(), Parameters()
-    optimizer, other = (
-        Optimizer(m, lambda name: name != "outside", decay=0.1, **RATES) for m in (model, twin)
-    )
-    for step in range(2):
-        take(model, optimizer, step, 1.0)
-    twin.load_state_dict(model.state_dict())
-    other.load({name: tensor.clone() for name, tensor in optimizer.state().items()})
-    for one, its in ((model, optimizer), (twin, other)):
-        take(one, its, 2, 0.5)
-    for value, same in zip(model.parameters(), twin.parameters(), strict=True):
-        assert torch.equal(value, same)
-
-
 @pytest.mark.parametrize("decay", [0.0, 0.3, 0.9])
 def test_the_average_forgets_the_start_and_then_decays(decay: float) -> None:
     model = Parameters()

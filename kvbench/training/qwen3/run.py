@@ -6,6 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
+from kvbench.core import checkpoint
 from kvbench.core.config import ConfigError
 from kvbench.core.files import write_whole
 from kvbench.models.base import Model
@@ -14,7 +15,6 @@ from kvbench.models.qwen3.model import Qwen3Model
 from kvbench.models.qwen3.prompt import WORDS
 from kvbench.models.qwen3.transformer import Qwen3, Qwen3Config
 from kvbench.models.weights import WHOLE
-from kvbench.training import checkpoint
 from kvbench.training.base import Training
 from kvbench.training.loop import generator
 from kvbench.training.qwen3.transformer import END, PAD, VOCABULARY, NextWord, WalkRecipe, draw_batch

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import torch
 
+from kvbench.core import checkpoint
 from kvbench.eval.spaces.scenes import SceneFeatures, to_unit
 from kvbench.scenes.world import Object, Scene, render
-from kvbench.training import checkpoint
 from kvbench.training.features import (
     MAX_COUNT,
     OUTPUTS,

@@ -1,4 +1,4 @@
-"""Training checkpoints: safetensors with JSON metadata; a killed run leaves the last whole one."""
+"""Tensors with JSON metadata as safetensors files: calibrations, statistics, checkpoints and weights of trainings."""
 
 import json
 from collections.abc import Mapping
@@ -8,7 +8,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from kvbench.core.files import write_beside
+from kvbench.core.files import parse_json, write_beside
 
 
 def save(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, object]) -> None:
@@ -19,10 +19,14 @@ def save(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, objec
 
 
 def load(path: Path) -> tuple[dict[str, Tensor], dict[str, object]]:
-    """Read what `save` wrote: tensors on the CPU and the metadata."""
+    """Read what `save` wrote: tensors on the CPU and the metadata.
+
+    Raises:
+        OSError, SafetensorError, ValueError: the file cannot be read, or has no metadata.
+    """
     with safe_open(path, framework="pt") as file:
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
-        return tensors, json.loads(file.metadata()["kvbench"])
+        return tensors, parse_json((file.metadata() or {}).get("kvbench", ""))
 
 
 def group(tensors: Mapping[str, Tensor], prefix: str, mark: str = "/") -> dict[str, Tensor]:
