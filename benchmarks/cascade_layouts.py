@@ -38,7 +38,6 @@ from benchmarks.support.kept_layouts import (
 )
 from benchmarks.support.table import Table
 from benchmarks.support.timing import choose_clock
-from kvbench.core.segments import Segment
 from kvbench.engine.cache import KVCache
 from kvbench.models.noise import PromptNoise
 
@@ -62,29 +61,18 @@ def draw_slots(lengths: Tensor, slots: int, requests: int) -> Tensor:
     return ranks < lengths[:, None, :, None]
 
 
-def watch_kept(cache: KVCache, run: Callable[[], object]) -> Tensor:
-    """Run a generation and return what its cache held when the last segment began.
+def read_kept(cache: KVCache) -> Tensor:
+    """Return what a cache held when the last segment of its generation began.
 
     Returns:
         bool [layers, requests, heads, slots], a slot for every token before that segment.
     """
-    found: list[Tensor] = []
-    begin, spec = cache.begin, cache.spec
-
-    def watched(segment: Segment) -> None:
-        begin(segment)
-        if segment.last:
-            for store in cache._stores:
-                position = store.layout.positions
-                kept = torch.zeros(len(position), segment.start + 1, dtype=torch.bool)
-                kept.scatter_(1, position.masked_fill(position < 0, segment.start), value=True)
-                found.append(kept[:, : segment.start].unflatten(0, (-1, spec.heads)))
-
-    cache.begin = watched  # type: ignore[method-assign]
-    try:
-        run()
-    finally:
-        cache.begin = begin  # type: ignore[method-assign]
+    found, start = [], cache.held.segment.start
+    for layout in cache.held.layouts:
+        position = layout.positions
+        kept = torch.zeros(len(position), start + 1, dtype=torch.bool)
+        kept.scatter_(1, position.masked_fill(position < 0, start), value=True)
+        found.append(kept[:, :start].unflatten(0, (-1, cache.spec.heads)))
     return torch.stack(found)
 
 
@@ -170,7 +158,8 @@ def main(options: argparse.Namespace) -> None:
         problems = {**composed([f"prompts={options.prompts}"])["prompts"], "count": options.batch}
         texts = [prompt.text for prompt in built(problems).load()]
         run = partial(model.generate, texts, cache, PromptNoise(0, range(options.batch)))
-    keep = watch_kept(cache, run)
+    run()
+    keep = read_kept(cache)
     print(f"\n{options.method} at a budget of {options.budget} on {model.name}:")
     with torch.inference_mode():
         print_table(keep, config.heads // config.kv_heads, config.head_dim, options)

@@ -11,6 +11,7 @@ import argparse
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from functools import partial
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -125,20 +126,17 @@ def measure_slope(
 
     Columns are the tokens before the middle of a segment and the median seconds of its steps.
     """
-    begin, rounds = cache.begin, []
-    try:
+    rounds, stamps, begin = [], list[float](), cache.begin
+
+    def stamped(segment: Segment) -> None:
+        stamps.append(clock())
+        begin(segment)
+
+    with patch.object(cache, "begin", stamped):
         for _ in range(repeats):
-            stamps: list[float] = []
-
-            def stamped(segment: Segment, stamps: list[float] = stamps) -> None:
-                stamps.append(clock())
-                begin(segment)
-
-            cache.begin = stamped  # type: ignore[method-assign]
+            stamps.clear()
             run()
             rounds.append([*stamps, clock()])
-    finally:
-        cache.begin = begin  # type: ignore[method-assign]
     seconds = torch.tensor(rounds, dtype=torch.float64).diff(dim=1).median(0).values[1:]
     lengths = torch.tensor(model.spec.lengths[1:], dtype=torch.float64)
     middle = torch.tensor([s.start for s in model.spec.segments[1:]], dtype=torch.float64) + lengths / 2

@@ -12,11 +12,12 @@ import torch
 
 from benchmarks.support.arguments import Option
 from benchmarks.support.build import list_choices, prepare_method
-from benchmarks.support.decoder import Attends, Decoder, PlainCache, Shape, random_prompts, rows_of
+from benchmarks.support.decoder import Decoder, PlainCache, Shape, random_prompts, rows_of
 from benchmarks.support.table import Table
 from benchmarks.support.timing import choose_clock, take_turns
 from kvbench.core.budget import InfeasibleBudget
 from kvbench.engine.cache import KVCache
+from kvbench.models.base import Cache
 
 OPTIONS = {
     "methods": list_choices("method"), "budget": "0.25", "tokens": 512, "batch": 1, "repeats": 9, "threads": 1,
@@ -29,7 +30,7 @@ def main(options: argparse.Namespace) -> None:
     """Print the table."""
     shape = Shape(rows=rows_of(options.tokens, options.segment))
     decoder, prompts = Decoder(shape), random_prompts(shape, options.batch)
-    caches: dict[str, Attends] = {"plain loop": PlainCache()}
+    caches: dict[str, Cache] = {"plain loop": PlainCache()}
     lines = []
     for name in dict.fromkeys(["full", *options.methods.split(",")]):
         try:

@@ -10,15 +10,7 @@ from kvbench.kernels.products import wide_products
 def attention_scores(
     q: Tensor, k: Tensor, past: Past, scale: float, *, tokens: Tensor | None = None
 ) -> Tensor:
-    """Return the logits of every slot, before the softmax.
-
-    Args:
-        q: [sequences, heads, queries, D], whose heads are the layout's rows, one sequence after the other where each
-            has rows of its own.
-        k: current keys [sequences, heads, tokens, D].
-        past: what is stored; its values are not read.
-        scale: factor on q k^T.
-        tokens: int [queries], the current token that each query belongs to and sees no further than; None: all is seen.
+    """Return the logits of every slot, before the softmax; arguments are those of `attention_mass`.
 
     Returns:
         float32 [batch, rows, queries, longest + tokens], -inf beyond a row's end and at keys that are not seen.

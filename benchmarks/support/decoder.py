@@ -5,29 +5,14 @@ It runs over any cache that has `attend`: kvbench's, or `PlainCache`, which does
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from kvbench.core.segments import ModelSpec, Segment, next_token
-
-
-class Attends(Protocol):
-    """What the decoder needs of a cache."""
-
-    def reset(self, sequences: int) -> None:
-        """Start a generation."""
-        ...
-
-    def begin(self, segment: Segment) -> None:
-        """Announce the segment whose tokens come next."""
-        ...
-
-    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Attend over what is cached and the new tokens."""
-        ...
+from kvbench.kernels.qk_norm_rope import rotate
+from kvbench.models.base import Cache
 
 
 @dataclass(frozen=True)
@@ -97,7 +82,7 @@ class Decoder:
         angles = torch.arange(length)[:, None] * frequencies
         self.rotation = torch.polar(torch.ones_like(angles), angles)
 
-    def step(self, tokens: Tensor, position: int, cache: Attends) -> Tensor:
+    def step(self, tokens: Tensor, position: int, cache: Cache) -> Tensor:
         """Run tokens int64 [sequences, n] from `position` on; return their logits [sequences, n, vocabulary]."""
         shape = self.shape
         x = self.embedding[tokens]
@@ -105,7 +90,7 @@ class Decoder:
         for layer, weights in enumerate(self.layers):
             heads = F.linear(_normalise(x), weights["qkv"]).unflatten(-1, (-1, shape.head_dim))
             q, k, v = heads.split((shape.heads * shape.groups, shape.heads, shape.heads), 2)
-            q, k = (_rotate(one, rotation).transpose(1, 2) for one in (q, k))
+            q, k = (rotate(one, rotation).transpose(1, 2) for one in (q, k))
             out = cache.attend(layer, q, k, v.transpose(1, 2))
             x = x + F.linear(out.transpose(1, 2).flatten(2), weights["out"])
             gate, up = F.linear(_normalise(x), weights["gate_up"]).chunk(2, -1)
@@ -113,7 +98,7 @@ class Decoder:
         return F.linear(_normalise(x), self.head)
 
     @torch.inference_mode()
-    def generate(self, prompts: Tensor, cache: Attends) -> tuple[Tensor, Tensor]:
+    def generate(self, prompts: Tensor, cache: Cache) -> tuple[Tensor, Tensor]:
         """Generate greedily after prompts int64 [sequences, prompt].
 
         Returns:
@@ -171,9 +156,3 @@ def rows_of(tokens: int, length: int) -> tuple[int, ...]:
 
 def _normalise(x: Tensor) -> Tensor:
     return F.rms_norm(x, x.shape[-1:])
-
-
-def _rotate(x: Tensor, rotation: Tensor) -> Tensor:
-    """Turn heads [sequences, tokens, heads, D] by angles complex64 [tokens, 1, D/2]."""
-    pairs = torch.view_as_complex(x.unflatten(-1, (-1, 2)).contiguous())
-    return torch.view_as_real(pairs * rotation).flatten(-2)

@@ -1,7 +1,6 @@
 """Kernels as they are called, at one scale of a model: inputs of its shapes, timed on the device."""
 
 import statistics
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -21,6 +20,7 @@ from kvbench.kernels.layout import Layout, Past, empty_layout
 from kvbench.kernels.linear import linear
 from kvbench.kernels.ragged_attention import ragged_attention
 from kvbench.methods.heatkv.schedule import Schedule
+from kvbench.profile.stopwatch import HostClock, StreamClock
 
 ROTATED = 2**28
 """Bytes that the input sets of one case should exceed together, so that no cache level holds the next one."""
@@ -58,23 +58,15 @@ class Timer:
 
     def __call__(self, call: Callable[[Inputs], object], sets: list[Inputs]) -> float:
         """Times it after two calls that do not count (the first may compile)."""
-        seconds = [self._once(call, sets[repeat % len(sets)]) for repeat in range(self.repeats + 2)]
-        if self.gpu:
-            torch.cuda.synchronize(self.device)
-        return statistics.median(one() for one in seconds[2:])
-
-    def _once(self, call: Callable[[Inputs], object], x: Inputs) -> Callable[[], float]:
-        if not self.gpu:
-            start = time.perf_counter()
+        clock, marks = StreamClock(self.device) if self.gpu else HostClock(), []
+        for repeat in range(self.repeats + 2):
+            x = sets[repeat % len(sets)]
+            self._filler.zero_()
+            start = clock.mark()
             call(x)
-            elapsed = time.perf_counter() - start
-            return lambda: elapsed
-        before, after = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        self._filler.zero_()
-        before.record()
-        call(x)
-        after.record()
-        return lambda: before.elapsed_time(after) / 1e3
+            marks.append((start, clock.mark()))
+        clock.wait()
+        return statistics.median(clock.between(*pair) for pair in marks[2:])
 
 
 def ceilings(timer: Timer, dtype: torch.dtype) -> Ceilings:

@@ -170,15 +170,9 @@ def _received(keys, asked, lse, scale, POWER: tl.constexpr, PRECISION: tl.conste
 
 
 def attention_mass_triton(
-    q: Tensor,
-    k: Tensor,
-    past: Past,
-    scale: float,
-    *,
-    power: int = 1,
-    lse: Tensor | None = None,
+    q: Tensor, k: Tensor, past: Past, scale: float, *, power: int = 1, lse: Tensor | None = None,
     tokens: Tensor | None = None,
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     """Take and return what `kernels.attention_mass.attention_mass` does; `tokens` int32 [queries] or None."""
     _, heads, queries, channels = q.shape
     layout, batch, rows = past.layout, len(past.keys), len(past.layout.counts)

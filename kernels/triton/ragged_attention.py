@@ -184,15 +184,8 @@ def attention_kernel(
 
 
 def ragged_attention_triton(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    past: Past,
-    scale: float,
-    *,
-    causal: bool = False,
-    share: int | None = None,
-) -> tuple[Tensor, Tensor]:
+    q: Tensor, k: Tensor, v: Tensor, past: Past, scale: float, *, causal: bool = False, share: int | None = None
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Take and return what `kernels.ragged_attention.ragged_attention` does.
 
     `share` programs share a row's keys; None: as many as fill the device.
