@@ -73,11 +73,8 @@ def test_the_claim_of_a_killed_process_lapses(tmp_path: Path) -> None:
 
 
 def test_an_error_frees_the_claim(tmp_path: Path) -> None:
-    try:
-        with claim(tmp_path / ".work"):
-            raise ValueError
-    except ValueError:
-        pass
+    with pytest.raises(ValueError, match="amid"), claim(tmp_path / ".work"):
+        raise ValueError("amid")
     with claim(tmp_path / ".work", wait=False) as mine:
         assert mine
 

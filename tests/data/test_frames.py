@@ -93,20 +93,15 @@ def test_samples_of_some_folders_join_their_runs(runs: Path) -> None:
 
 def test_columns_hold_what_all_runs_hold(tmp_path: Path) -> None:
     config: Mapping[str, object] = {"model": {"name": "m", "sampling": {"tau": [1.0, 0.5]}}, "seed": 3}
-    write(
-        tmp_path,
-        made_up(
-            "a", 0.1, {"psnr": metric(PSNR, 30.0, ci95=(29.0, 31.5))}, config={**config, "method": {"x": 1}}
-        ),
-        made_up(
-            "b",
-            0.2,
-            {"lpips": metric(LPIPS, None, status="skipped")},
-            config={**config, "method": {"x": 0.5}},
-        ),
-        made_up("c", 0.3, {"psnr": metric(PSNR, 20.0)}, config={**config, "method": {"x": "all", "y": None}}),
-        made_up("d", 0.4, {}, config={**config, "method": {"x": True, "z": 2}}),
+    settings = ({"x": 1}, {"x": 0.5}, {"x": "all", "y": None}, {"x": True, "z": 2})
+    metrics = (
+        {"psnr": metric(PSNR, 30.0, ci95=(29.0, 31.5))},
+        {"lpips": metric(LPIPS, None, status="skipped")},
+        {"psnr": metric(PSNR, 20.0)},
+        {},
     )
+    for number, (method, found) in enumerate(zip(settings, metrics, strict=True), 1):
+        write(tmp_path, made_up("abcd"[number - 1], number / 10, found, config={**config, "method": method}))
     frame = kvbench.runs_df(tmp_path)
     assert frame.columns[: len(FIXED)] == list(FIXED)
     assert frame["method.x"].to_list() == ["1", "0.5", "all", "true"]

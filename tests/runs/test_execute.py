@@ -99,50 +99,22 @@ def test_reference_is_a_run_of_its_own(whole: Path) -> None:
     assert config["method"] == {"_target_": "kvbench.methods.full.Full"}
 
 
-def test_finished_run_is_reused(whole: Path) -> None:
-    job = job_in(whole.parent.parent)
-    outcome = execute.run(job)
-    assert outcome.reused
-    assert outcome.folder == whole
-    assert job.model.batches == []
+IGNORED: list[dict[str, object]] = [
+    {"device": "cpu:0"}, {"batch_size": 5}, {"shard": Shard(1, 2)}, {"evaluators": {}}, {"logger": object()},
+    {"config": {**job_in(Path()).config, "model": {"name": "fake", "sources": {"path": "/elsewhere"}}}},
+]  # fmt: skip
+HELD: list[dict[str, object]] = [
+    {"seed": 1}, {"budget": 0.6}, {"budget": "0.5000001"}, {"cache_dtype": "bfloat16"}, {"model": Fake(salt=1)},
+    {"method": StreamingLLM(sinks=2)}, {"method": Full()}, {"prompts": [Prompt(0, "another")]},
+    {"config": {"model": {"name": "fake", "sampling": {"cfg": 2}}, "method": {}}},
+]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "more",
-    [
-        {"device": "cpu:0"},
-        {"batch_size": 5},
-        {"shard": Shard(1, 2)},
-        {"evaluators": {}},
-        {"logger": object()},
-    ],
-    ids=lambda more: next(iter(more)),
-)
-def test_identity_ignores_what_cannot_change_images(tmp_path: Path, more: dict[str, object]) -> None:
-    job = job_in(tmp_path, **more)
-    elsewhere = {"name": "fake", "sources": {"path": "/elsewhere"}}
-    assert identity(replace(job, config={**job.config, "model": elsewhere})) == identity(
-        job_in(tmp_path / "b")
-    )
-
-
-@pytest.mark.parametrize(
-    "more",
-    [
-        {"seed": 1},
-        {"budget": 0.6},
-        {"budget": "0.5000001"},
-        {"cache_dtype": "bfloat16"},
-        {"method": StreamingLLM(sinks=2)},
-        {"method": Full()},
-        {"model": Fake(salt=1)},
-        {"prompts": [Prompt(0, "another")]},
-        {"config": {"model": {"name": "fake", "sampling": {"cfg": 2}}, "method": {}}},
-    ],
-    ids=str,
-)
-def test_identity_holds_what_changes_images(tmp_path: Path, more: dict[str, object]) -> None:
-    assert identity(job_in(tmp_path, **more)) != identity(job_in(tmp_path))
+def test_identity_holds_what_changes_images_and_nothing_else(tmp_path: Path) -> None:
+    plain = identity(job_in(tmp_path / "b"))
+    for more in IGNORED:
+        assert identity(job_in(tmp_path, **more)) == plain, more
+    assert len({plain, *(identity(job_in(tmp_path, **more)) for more in HELD)}) == 1 + len(HELD)
 
 
 def test_full_ignores_the_budget_but_not_nonsense(tmp_path: Path) -> None:
@@ -222,7 +194,9 @@ def test_method_that_keeps_too_much_is_stopped(tmp_path: Path) -> None:
 
 def test_only_missing_metrics_are_computed(tmp_path: Path) -> None:
     skipped = {"psnr": Psnr(), "broken": Broken()}
-    first, job = execute.run(job_in(tmp_path)), job_in(tmp_path, evaluators=skipped)
+    first, job, again = execute.run(job_in(tmp_path)), job_in(tmp_path, evaluators=skipped), job_in(tmp_path)
+    assert execute.run(again) == replace(first, reused=True)
+    assert again.model.batches == []
     second = execute.run(job)
     assert second.folder == first.folder
     assert not second.reused
