@@ -11,7 +11,7 @@ Work = Callable[[], object]
 
 @contextmanager
 def repeating(action: Work, pause: float) -> Iterator[None]:
-    """Call an action every `pause` seconds, in a thread, until the block ends; it has come to its end by then."""
+    """Call an action every `pause` seconds, in a thread, until the block ends; wait for a running call."""
     done = threading.Event()
 
     def repeat() -> None:
@@ -29,9 +29,9 @@ def repeating(action: Work, pause: float) -> Iterator[None]:
 
 @contextmanager
 def working_beside(max_: int) -> Iterator[Callable[[Work], None]]:
-    """Give what does pieces of work in a thread, one after the other in the order in which they were given.
+    """Run pieces of work in a second thread, in the order in which they are submitted.
 
-    All of them are done when the block ends, in whatever way it ends.
+    All of them are done when the block ends, even if an error ends it.
 
     Args:
         max_: pieces that may be unfinished when another is given; giving more waits for the oldest.

@@ -24,27 +24,27 @@ def keep_freed_memory() -> None:
 
 
 def reserve(size: int, device: torch.device | str) -> None:
-    """Let a GPU's allocator take so many bytes as one piece, of which it cuts what is asked for from then on.
+    """Make a GPU's allocator reserve so many bytes as one block, from which it serves later requests.
 
-    Tensors that grow from scale to scale would otherwise each take a new piece, none of which holds the next.
+    Tensors that grow from scale to scale would otherwise each need a new block.
     """
     if torch.device(device).type == "cuda":
         torch.empty(size, dtype=torch.uint8, device=device)  # freed at once, and kept by the allocator
 
 
 def send(numbers: Tensor, device: torch.device | str) -> Tensor:
-    """Copy a CPU's numbers to a device; a GPU fetches them when it comes to it, and nobody waits until it has."""
+    """Copy numbers from the CPU to a device; the copy to a GPU is asynchronous, from pinned memory."""
     if torch.device(device).type != "cuda":
         return numbers.to(device)
     return numbers.pin_memory().to(device, non_blocking=True)
 
 
 def if_it_fits(work: Callable[[], T], release: Callable[[], object] = lambda: None) -> T | None:
-    """Result of some work, None when memory did not suffice for it; any other error is raised.
+    """Return the result of some work; None when it ran out of memory. Any other error is raised.
 
     Args:
-        work: what may need too much.
-        release: lets go of what it has left behind, before a GPU's free memory is given back.
+        work: what may run out of memory.
+        release: drops what the work left behind, before the GPU's cache is emptied.
     """
     try:
         return work()

@@ -30,8 +30,8 @@ def write_beside(path: Path) -> Iterator[Path]:
     """Give a path to write to in the folder of `path`, and put that file in its place when the block ends.
 
     Readers see the old file or the new one, never a part, even after a power failure. The folder itself is not synced:
-    a rename that a power failure undoes leaves the old file, which is whole too. When anything fails, whatever was
-    written is removed.
+    a rename that a power failure undoes leaves the old file, which is whole too. After an error no part
+    of the new file remains.
 
     Args:
         path: the file to make or replace; missing folders above it are made.

@@ -1,8 +1,8 @@
 """Claims on work between processes of one machine or of several.
 
 A claim is a file that one process can make and no other. Its holder touches it while he works, and promises how often:
-a claim that was not touched for so long has lapsed. On one machine nobody has to wait for that: the kernel frees the
-lock that a holder has on the file when he ends in whatever way. Ages are differences of times that the file system
+a claim that was not touched for so long has lapsed. On one machine no process waits for that: the kernel releases a
+holder's lock on the file when its process ends. Ages are differences of times that the file system
 gave, since the clocks of machines differ.
 """
 
@@ -22,7 +22,7 @@ from kvbench.core.files import naming, parse_json
 LAPSE = 60.0
 """Seconds without a touch after which a claim has lapsed, unless its holder says otherwise."""
 TOUCHES = 6
-"""How often a holder touches his claim in that time."""
+"""How often a holder touches its claim in that time."""
 SHORTEST, LONGEST = 0.002, 0.2
 """Seconds between two looks at a claim that is waited for, at first and at last."""
 
@@ -40,7 +40,7 @@ MACHINE = _name_machine()
 
 @contextmanager
 def claim(path: Path, *, wait: bool = True, lapse: float = LAPSE) -> Iterator[bool]:
-    """Hold the claim that a file stands for; the file is there only while somebody holds it.
+    """Hold the claim that a file stands for; the file exists only while the claim is held.
 
     A claim that a killed process leaves behind lapses. A holder who was stopped for longer than he promised may find
     that another one has taken over: what claims guard has to bear being done twice.
@@ -75,7 +75,7 @@ def claim(path: Path, *, wait: bool = True, lapse: float = LAPSE) -> Iterator[bo
 
 
 def is_held(path: Path) -> bool:
-    """Return whether somebody alive holds a claim."""
+    """Return whether a living process holds a claim."""
     return _judge(path) == "held"
 
 
@@ -105,7 +105,7 @@ def _make(path: Path, lapse: float) -> IO[str] | None:
 
 
 def _lock(file: IO[str], kind: int) -> bool:
-    """Lock a file for as long as it is open, if nobody else has and the file system can."""
+    """Lock a file while it is open; return whether that worked. Some file systems cannot."""
     try:
         fcntl.flock(file, kind | fcntl.LOCK_NB)
     except OSError:

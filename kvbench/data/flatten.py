@@ -62,7 +62,7 @@ FIXED: Kinds = {
     **list_kinds("memory", Memory),
     **list_kinds("latency", Latency),
 }
-"""Columns that every frame of runs has, whatever its runs hold."""
+"""Columns that every frame of runs has."""
 SAMPLE: Kinds = {
     "folder": "text",
     "index": "int",
@@ -74,7 +74,7 @@ SAMPLE: Kinds = {
 
 
 def flatten_run(run: Results) -> dict[str, Value]:
-    """Return a run as a row without its `folder`; of its configuration what can tell it from another run."""
+    """Return a run as a row without its `folder`; of its configuration the settings that identify it."""
     row = {name: _write(find(run)) for name, (_, find) in IDENTITY.items()}
     for section in SECTIONS:
         row |= _flatten_settings(section, run.setting(section))

@@ -1,4 +1,4 @@
-"""Calibration: methods that keep everything and watch, and the artifacts they leave."""
+"""Calibration: observers of full-cache generations, and the artifacts that they produce."""
 
 import json
 import logging
@@ -63,7 +63,7 @@ def choose_calibration(
 
 
 def check_calibration(prompts: Sequence[Prompt]) -> None:
-    """Make sure that there is something to calibrate on.
+    """Check that there are prompts to calibrate on.
 
     Raises:
         ConfigError: the run evaluates all prompts of its set.
@@ -102,7 +102,7 @@ def calibrate(
     advance: Callable[[int], object],
     batch: int = 1,
 ) -> list[dict[str, Tensor]]:
-    """Watches full-cache generations.
+    """Show full-cache generations to observers.
 
     Observers that read codebooks are shown what those make of each prompt that were fitted to other prompts: noise on
     the prompts that codebooks were fitted to is less than on any that will come. They see prompts one by one, apart
@@ -177,12 +177,12 @@ def _watch(
 
 
 def save_artifact(path: Path, artifact: Artifact) -> None:
-    """Writes an artifact as safetensors with its metadata, whole or not at all."""
+    """Write an artifact as safetensors with its metadata, whole or not at all."""
     checkpoint.save(path, artifact.tensors, {"kind": artifact.kind, **artifact.metadata})
 
 
 def load_artifact(path: Path, kind: str, expected: Mapping[str, object]) -> Artifact:
-    """Reads an artifact and makes sure that it belongs to this model, schedule and settings.
+    """Read an artifact and check that it belongs to this model, schedule and settings.
 
     Raises:
         ConfigError: unreadable, or made for something else; names the first field that differs.
@@ -202,5 +202,5 @@ def load_artifact(path: Path, kind: str, expected: Mapping[str, object]) -> Arti
 
 
 def artifact_name(metadata: Mapping[str, object]) -> str:
-    """File name of the artifact that belongs to some metadata."""
+    """Return the file name of the artifact that belongs to some metadata."""
     return f"calibration-{hash_values(metadata)[:10]}.safetensors"

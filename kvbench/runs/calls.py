@@ -1,8 +1,7 @@
 """Cache of finished calls: a repeated call is answered from its results without importing torch.
 
-The long way to a finished run names it first, by the hashes of its weights, prompts and calibration, and hashes its
-images. Here the sizes and times of everything that those depend on are compared instead; a difference anywhere sends
-the call the long way again.
+A full call finds a finished run by the hashes of its weights, prompts and calibration, and hashes its images. Here the
+sizes and times of everything that these depend on are compared instead; after any difference the full call is made.
 """
 
 import json
@@ -64,7 +63,7 @@ def remember(job: "Job", outcome: Outcome, *used: Path | None) -> None:
 
     Args:
         job: what was asked for.
-        outcome: what it came to.
+        outcome: the finished run.
         used: the calibration or order file of its method, its codebooks; None for what it does not use.
     """
     assert outcome.results is not None

@@ -44,7 +44,7 @@ Opened = Callable[[Path, int], object]
 
 
 def run(job: Job, opened: Opened | None = None) -> Outcome:
-    """Does whatever of a run, its reference and its calibration is not done yet.
+    """Complete a run, its reference and its calibration; what exists is reused.
 
     Args:
         job: the run.
@@ -63,7 +63,7 @@ def run(job: Job, opened: Opened | None = None) -> Outcome:
 
 
 def rescore(job: Job) -> Outcome:
-    """Adds metrics to a finished run; nothing is generated.
+    """Add metrics to a finished run; nothing is generated.
 
     Raises:
         ConfigError: the run or its reference is not finished.
@@ -121,7 +121,7 @@ def _complete(job: Job, opened: Opened | None = None) -> Outcome:
 
 
 def open_run(job: Job) -> RunFolder:
-    """Prepares the method and opens the folder that belongs to the job's identity.
+    """Prepare the method and open the folder that belongs to the job's identity.
 
     What describes the run is written unless it is there; a damaged configuration is written again, since any job of
     this identity describes the run.
@@ -190,7 +190,7 @@ def _is_whole(path: Path) -> bool:
 
 
 def label_of(job: Job) -> str:
-    """Readable start of the name of what belongs to a job: method and budget, a unit or dtype that is not the usual."""
+    """Return the readable start of a job's file names: method, budget, and the unit or dtype if not the default."""
     codes = _name_codes(job)
     stored = f"-{codes}" if codes else ""
     if not job.method.budgeted:
@@ -200,7 +200,7 @@ def label_of(job: Job) -> str:
 
 
 def artifact_for(job: Job) -> tuple[Artifact | None, str | None]:
-    """The calibration a method needs, found or made, and the SHA-256 of what it uses (artifact or given file)."""
+    """Return the calibration a method needs, found or made, and the SHA-256 of the artifact or given file it uses."""
     needs = job.method.needs()
     artifact = observe(job, [needs])[0] if isinstance(needs, Observer) else None
     used = file_used(job)
@@ -226,7 +226,7 @@ def books_used(job: Job) -> Path | None:
 
 
 def observe(job: Job, observers: Sequence[Observer]) -> list[Artifact]:
-    """Calibrations of a loaded model, read if they are there; what is missing is made in one pass and saved.
+    """Return calibrations of a loaded model; missing ones are made in one pass and saved.
 
     Processes that miss the same calibration wait for the first of them to make it.
 
@@ -255,7 +255,7 @@ def observe(job: Job, observers: Sequence[Observer]) -> list[Artifact]:
 
 
 def calibration_file(job: Job, observer: Observer) -> tuple[Path, dict[str, object]]:
-    """Where a calibration lies and what it must have been made with; the model is loaded."""
+    """Return the path of a calibration and the metadata it must have; the model is loaded."""
     metadata: dict[str, object] = {
         "kind": observer.kind,
         "observer": repr(observer),
@@ -284,7 +284,7 @@ def _choose_batch(job: Job) -> int:
 
 
 def generate(job: Job, folder: RunFolder) -> bool:
-    """Generates this shard's missing blocks; returns whether every sample of the run is there.
+    """Generate this shard's missing blocks; return whether every sample of the run exists.
 
     Processes that do the same take different blocks. At the end patient ones wait for each other's, and take over those
     of a process that died. Out of memory, a process goes on with half as many prompts at a time. A block is saved while
@@ -339,7 +339,7 @@ def _generate_block(
 
 
 def _save(folder: RunFolder, drawn: Drawn) -> None:
-    # Retention first, since nobody draws a block again whose samples are there.
+    # Retention first: a block whose samples exist is not drawn again.
     if drawn.retention is not None:
         folder.write(RETENTION, drawn.retention.to_json())
     folder.add(drawn.records, drawn.made)

@@ -122,7 +122,7 @@ def generator(*key: int) -> torch.Generator:
 
 
 def _gather_tensors(model: nn.Module, optimizer: Optimizer, average: Average) -> dict[str, Tensor]:
-    """Return everything that a training goes on from, by name."""
+    """Return all tensors that a training resumes from, by name."""
     tensors = {f"model/{name}": tensor for name, tensor in model.state_dict().items()}
     tensors |= {f"average/{name}": tensor for name, tensor in average.tensors.items()}
     return tensors | {f"optimizer/{name}": tensor for name, tensor in optimizer.state().items()}

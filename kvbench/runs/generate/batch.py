@@ -71,7 +71,7 @@ def open_cache(job: Job, books: Books | None = None) -> KVCache:
 
 
 def draw(job: Job, cache: KVCache, part: range) -> Drawn:
-    """Make some prompts' samples, and note what that cost; processes that follow make the same.
+    """Generate the samples of some prompts and record their costs; the other processes generate the same.
 
     Raises:
         ConfigError: they made something else.
@@ -103,7 +103,7 @@ def draw(job: Job, cache: KVCache, part: range) -> Drawn:
         lse_drift=None if drift is None else round(drift, 6),
         processes=processes.count if processes.count > 1 else None,
     )
-    # Of what only some samples have, their form tells.
+    # Costs that a sample does not have are left out.
     known = {name: value for name, value in asdict(cost).items() if value is not None}
     shared = {"seed": settings.seed, **known}
     records = [

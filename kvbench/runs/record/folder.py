@@ -63,13 +63,13 @@ class RunFolder:
             raise ConfigError(f"runs_dir={root}: cannot be written ({error})") from None
 
     def write(self, name: str, content: str | bytes) -> Path:
-        """Writes a file of the folder, whole or not at all."""
+        """Write a file of the folder, whole or not at all."""
         path = self.path / name
         write_whole(path, content)
         return path
 
     def read_json(self, name: str) -> dict[str, object] | None:
-        """Contents of a JSON file that holds an object, None when it is not there.
+        """Return the object in a JSON file; None if the file does not exist.
 
         Raises:
             ConfigError: it holds something else.
@@ -92,7 +92,7 @@ class RunFolder:
         return (self.path / FILE).is_file()
 
     def note(self, status: str) -> None:
-        """Write the status unless it is there; what is finished is done, whatever becomes of another process."""
+        """Write the status unless it is there; a finished run stays `done` when another process fails."""
         with self.locked():
             line = f"{'done' if self.finished() else status}\n".encode()
             path = self.path / "status"
@@ -115,7 +115,7 @@ class RunFolder:
         return {index: records[index] for index in chosen if self._intact(records[index])}
 
     def add(self, records: Sequence[Record], made: Iterable[object]) -> None:
-        """Saves a block: what was made of its prompts first, then its lines in one write.
+        """Save a block: its samples first, then its lines in one write.
 
         Records get their `sha256` here. A sample that another process saved in the meantime stays as it is: with
         another batch size it may differ in rounding, and a record must belong to its file. Results of samples that are
@@ -153,7 +153,7 @@ class RunFolder:
             self._known_at = _state(path)
 
     def tidy(self, expected: Sequence[int]) -> list[Record]:
-        """Rewrites samples.jsonl in order, one line per sample, so that equal runs have equal records; returns them.
+        """Rewrite samples.jsonl in order, one line per sample, so that equal runs have equal records; return them.
 
         Raises:
             RuntimeError: a sample is missing.
@@ -254,5 +254,5 @@ def blocks(count: int, size: int, shard: int, shards: int) -> list[range]:
 
 
 def slug(text: str) -> str:
-    """Text as part of a file name."""
+    """Return a text as part of a file name."""
     return re.sub(r"[^A-Za-z0-9_.]+", "-", text).strip("-")

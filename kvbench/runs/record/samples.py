@@ -30,7 +30,7 @@ def read_scores(folder: Path, results: Results) -> dict[int, Scores]:
 
     Args:
         folder: the run.
-        results: what it came to; its metrics are in their order.
+        results: of the run; scores have the order of its metrics.
     """
     found: dict[int, dict[str, float | None]] = {}
     for path in sorted((folder / "metrics").glob("*.samples.jsonl")):
@@ -45,7 +45,7 @@ def read_scores(folder: Path, results: Results) -> dict[int, Scores]:
 
 
 def order_worst_first(results: Results, scores: Mapping[int, Scores]) -> list[int]:
-    """Return the indices of samples, those first that compression changed most.
+    """Return the indices of samples, the most changed by compression first.
 
     The run's first metric that compares with the reference decides, or of the reference itself its first metric; a
     sample without a value of it is taken for unchanged. Equal ones stand by index.

@@ -39,11 +39,11 @@ class WandB:
             raise ConfigError(f"images={self.images}: must be at least 0")
 
     def send(self, folder: Path, results: Results, sweep: str | None = None) -> None:
-        """Send what one run came to, its contact sheet and samples; sent again, its entry changes.
+        """Send the results of one run, its contact sheet and samples; sent again, its entry changes.
 
         Args:
             folder: the run's.
-            results: what it came to.
+            results: of the run.
             sweep: name of the sweep that it belongs to, which groups its runs; None for a run by itself.
 
         Raises:
