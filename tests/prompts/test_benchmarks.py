@@ -1,7 +1,6 @@
 """Benchmark prompt sets on small made-up files: what is read, what is chosen, and one clear error for each bad file."""
 
 import json
-from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +10,7 @@ from hypothesis import strategies as st
 
 from kvbench.core.config import ConfigError
 from kvbench.eval.files.weights import Weight, file_sha256
-from kvbench.prompts.base import hash_prompts
+from kvbench.prompts.base import Prompt, hash_prompts
 from kvbench.prompts.benchmarks import STYLES, Coco, Dpg, GenEval, HpsV2, Parti
 from kvbench.prompts.files import PromptFile
 from kvbench.prompts.preferences import ImageReward, Mjhq30k
@@ -61,29 +60,46 @@ def make(kind: type[PromptSet], folder: Path) -> str:
     return str(place / name if len(FILES[kind]) == 1 else place)
 
 
-def test_coco_takes_the_first_caption_of_every_image_in_order(tmp_path: Path) -> None:
-    prompts = Coco(make(Coco, tmp_path)).load()
-    assert [prompt.meta["image_id"] for prompt in prompts] == [40, 39, 38, 37, 36, 35]
-    assert [prompt.text for prompt in prompts] == [f"caption {n}" for n in (6, 5, 4, 3, 2, 1)]
-    assert [prompt.text for prompt in Coco(make(Coco, tmp_path), count=2).load()] == [
-        "caption 6",
-        "caption 5",
+ENTRIES: dict[type[PromptSet], list[tuple[str, dict[str, object]]]] = {
+    Coco: [(f"caption {6 - n}", {"image_id": 40 - n}) for n in range(6)],
+    GenEval: [(str(line["prompt"]), line) for line in LINES],
+    HpsV2: [(f"{style} {n}", {"style": style}) for style in STYLES for n in range(5)],
+    Dpg: [(f"a long text about {item}", {"item_id": item}) for item in ("a2", "b1", "c0")],
+    Parti: [
+        (text, {"category": category, "challenge": challenge})
+        for text, category, challenge, _ in (row.split("\t") for row in ROWS[1:])
+    ],
+    Mjhq30k: [
+        (f"{kind}, take {n}", {"category": kind, "image_id": f"f{9 - n}"}) for n, kind in enumerate(KINDS)
+    ],
+    ImageReward: [(f"a vehicle, take {n}", {"id": f"00569{n}-0057"}) for n in range(3)],
+}
+IMAGES = {GenEval: 4, Dpg: 4, ImageReward: 10}
+"""Images of every prompt, 1 of other sets."""
+
+
+@pytest.mark.parametrize("kind", ENTRIES)
+def test_a_set_has_its_texts_and_metadata_in_order(kind: type[PromptSet], tmp_path: Path) -> None:
+    each = IMAGES.get(kind, 1)
+    entries = [(text, meta, image) for text, meta in ENTRIES[kind] for image in range(each)]
+    assert kind(make(kind, tmp_path)).load() == [
+        Prompt(index, text, {**meta, "prompt_index": index // each, "image_index": image})
+        for index, (text, meta, image) in enumerate(entries)
     ]
+
+
+def test_parts_of_sets(tmp_path: Path) -> None:
+    assert [p.text for p in Coco(make(Coco, tmp_path), count=2).load()] == ["caption 6", "caption 5"]
     drawn = Coco(make(Coco, tmp_path), count=4, draw=0)
-    assert drawn.load() == drawn.load()
+    assert drawn.load() == drawn.load() != replace(drawn, draw=1).load()
     assert len({prompt.text for prompt in drawn.load()}) == 4
-    assert drawn.load() != replace(drawn, draw=1).load()
-
-
-def test_geneval_makes_four_images_of_every_line(tmp_path: Path) -> None:
-    prompts = GenEval(make(GenEval, tmp_path)).load()
-    assert [prompt.index for prompt in prompts] == list(range(36))
-    for prompt in prompts:
-        line = LINES[prompt.index // 4]
-        assert prompt.text == line["prompt"]
-        assert prompt.meta == {**line, "prompt_index": prompt.index // 4, "image_index": prompt.index % 4}
     some = GenEval(make(GenEval, tmp_path), count=3, per_prompt=1).load()
     assert [prompt.meta["tag"] for prompt in some] == ["single_object", "counting", "colors"]
+    assert {p.meta["style"] for p in HpsV2(make(HpsV2, tmp_path), styles=("photo",)).load()} == {"photo"}
+    named = Mjhq30k(make(Mjhq30k, tmp_path), categories=("logo", "people")).load()
+    assert [(prompt.index, prompt.meta["image_id"]) for prompt in named] == [(0, "f9"), (1, "f7"), (2, "f6")]
+    with pytest.raises(ConfigError, match=r"^prompts\.categories=\['cats'\]: choose from animals, art"):
+        Mjhq30k(categories=("cats",))
 
 
 def test_rewritten_geneval_prompts_keep_their_lines(tmp_path: Path) -> None:
@@ -116,46 +132,6 @@ def test_bad_rewritten_prompts_are_one_error_that_names_key_and_file(tmp_path: P
             GenEval(make(GenEval, tmp_path), rewritten=str(path)).load()
     with pytest.raises(ConfigError, match=r"^prompts\.rewritten=.*nowhere: cannot be read"):
         GenEval(make(GenEval, tmp_path), rewritten=str(tmp_path / "nowhere")).load()
-
-
-def test_hpsv2_goes_style_by_style(tmp_path: Path) -> None:
-    prompts = HpsV2(make(HpsV2, tmp_path)).load()
-    assert [prompt.meta["style"] for prompt in prompts] == [style for style in STYLES for _ in range(5)]
-    assert prompts[7].text == "concept-art 2"
-    some = HpsV2(make(HpsV2, tmp_path), count=8).load()
-    assert set(Counter(prompt.meta["style"] for prompt in some).values()) == {2}
-    assert {p.meta["style"] for p in HpsV2(make(HpsV2, tmp_path), styles=("photo",)).load()} == {"photo"}
-
-
-def test_dpg_names_items_after_their_files(tmp_path: Path) -> None:
-    prompts = Dpg(make(Dpg, tmp_path)).load()
-    assert [prompt.meta["item_id"] for prompt in prompts[::4]] == ["a2", "b1", "c0"]
-    assert prompts[4].text == "a long text about b1"
-    assert [prompt.meta["image_index"] for prompt in prompts] == [0, 1, 2, 3] * 3
-
-
-def test_parti_keeps_quotes(tmp_path: Path) -> None:
-    prompts = Parti(make(Parti, tmp_path)).load()
-    assert [prompt.text for prompt in prompts] == ['a sign that says "Go"', '"Hello," said the dog', "x"]
-    own = {"category": "Artifacts", "challenge": "Writing"}
-    assert prompts[0].meta == {**own, "prompt_index": 0, "image_index": 0}
-
-
-def test_mjhq_keeps_categories_and_names_of_the_real_images(tmp_path: Path) -> None:
-    prompts = Mjhq30k(make(Mjhq30k, tmp_path)).load()
-    assert [prompt.text for prompt in prompts] == [f"{kind}, take {n}" for n, kind in enumerate(KINDS)]
-    assert prompts[1].meta == {"category": "art", "image_id": "f8", "prompt_index": 1, "image_index": 0}
-    some = Mjhq30k(make(Mjhq30k, tmp_path), categories=("logo", "people")).load()
-    assert [(prompt.index, prompt.meta["image_id"]) for prompt in some] == [(0, "f9"), (1, "f7"), (2, "f6")]
-    with pytest.raises(ConfigError, match=r"^prompts\.categories=\['cats'\]: choose from animals, art"):
-        Mjhq30k(categories=("cats",))
-
-
-def test_imagereward_makes_ten_images_of_every_prompt(tmp_path: Path) -> None:
-    prompts = ImageReward(make(ImageReward, tmp_path)).load()
-    assert len(prompts) == 30
-    assert prompts[10].text == "a vehicle, take 1"
-    assert prompts[10].meta == {"id": "005691-0057", "prompt_index": 1, "image_index": 0}
 
 
 @given(total=st.integers(1, 60), data=st.data(), draw=st.none() | st.integers(0, 9))

@@ -7,8 +7,19 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from kvbench.models.text import VocabularyConfig, VocabularyEncoder
 from kvbench.training.loop import Recipe, fit
 from kvbench.training.transformer import BaseTransformerRecipe, fit_transformer
+
+
+def draw_pictures() -> Tensor:
+    """Eight images of noise, uint8 [8, 16, 16, 3]."""
+    return torch.randint(256, (8, 16, 16, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(3))
+
+
+def make_text_encoder() -> VocabularyEncoder:
+    """A text encoder of nine words."""
+    return VocabularyEncoder(VocabularyConfig(words=9, longest=5, width=16, layers=1, heads=2))
 
 
 def check_resumed(

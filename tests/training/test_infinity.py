@@ -15,7 +15,6 @@ from kvbench.eval.spaces.scenes import SceneFeatures
 from kvbench.models.autoencoder import close_branches
 from kvbench.models.infinity.tokenizer import BSQ, BSQConfig
 from kvbench.models.infinity.transformer import Infinity, InfinityConfig
-from kvbench.models.text import VocabularyConfig, VocabularyEncoder
 from kvbench.training.features import OUTPUTS, FeatureRecipe, train_features
 from kvbench.training.infinity.bits import self_corrected_bits, straight_through_sums
 from kvbench.training.infinity.tokenizer import TokenizerRecipe, make_loss
@@ -23,7 +22,7 @@ from kvbench.training.infinity.transformer import Corpus, TextToBits, Transforme
 from kvbench.training.loop import fit
 from kvbench.training.stages import Stage
 from kvbench.training.transformer import fit_transformer
-from tests.support.trainings import check_resumed, check_traced
+from tests.support.trainings import check_resumed, check_traced, draw_pictures, make_text_encoder
 
 SIZES = [(1, 1), (2, 2), (3, 3), (4, 4)]
 SEGMENTS = next_scale(SIZES)
@@ -87,11 +86,10 @@ def _corpus() -> Corpus:
 
 
 def _network() -> TextToBits:
-    text = VocabularyEncoder(VocabularyConfig(words=9, longest=5, width=16, layers=1, heads=2))
     config = InfinityConfig(
         2, 32, 2, 1, 8, text_width=16, text_maxlen=5, rope_grid=(4, 4), levels=4, pool_heads=2, hidden=64
     )
-    network = TextToBits(text, Infinity(config))
+    network = TextToBits(make_text_encoder(), Infinity(config))
     rng = torch.Generator().manual_seed(2)
     network.text.init_weights(rng)
     network.transformer.init_weights(rng)
@@ -137,8 +135,7 @@ def _train_tokenizer(path: Path) -> dict[str, Tensor]:
     tokenizer = _tokenizer()
     close_branches(tokenizer)
     before = {name: p.detach().clone() for name, p in tokenizer.named_parameters()}
-    images = torch.randint(256, (8, 16, 16, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(3))
-    recipe = TokenizerRecipe(steps=4, batch=4, longest_prefix=3)
+    recipe, images = TokenizerRecipe(steps=4, batch=4, longest_prefix=3), draw_pictures()
     after = fit(
         "tokenizer", tokenizer, recipe, make_loss(tokenizer, images, SIZES, recipe, compiled=False), path
     )

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor
 from torch.nn import functional as F
 
 from kvbench.core.budget import Budget
@@ -14,7 +13,6 @@ from kvbench.engine.cache import KVCache
 from kvbench.methods.full import Full
 from kvbench.models.llamagen.tokenizer import VQ, VQConfig
 from kvbench.models.llamagen.transformer import LlamaGen, LlamaGenConfig
-from kvbench.models.text import VocabularyConfig, VocabularyEncoder
 from kvbench.training.llamagen.tokenizer import VQRecipe, encode, make_loss
 from kvbench.training.llamagen.transformer import (
     CaptionToTokens,
@@ -22,7 +20,13 @@ from kvbench.training.llamagen.transformer import (
     TokenCorpus,
     draw_batch,
 )
-from tests.support.trainings import check_resumed, check_tokenizer, check_traced
+from tests.support.trainings import (
+    check_resumed,
+    check_tokenizer,
+    check_traced,
+    draw_pictures,
+    make_text_encoder,
+)
 
 CODES = 16
 
@@ -32,17 +36,12 @@ def _vq() -> VQ:
     return VQ(VQConfig(codes=CODES, channels=4, latents=32, widths=(32, 32), blocks=1, stem=2))
 
 
-def _images() -> Tensor:
-    return torch.randint(256, (8, 16, 16, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(3))
-
-
 def _network() -> CaptionToTokens:
     config = LlamaGenConfig(
         depth=2, width=32, heads=2, kv_heads=2, head_dim=16, hidden=48, vocabulary=CODES, grid=(4, 4), text_width=16,
         text_tokens=5, condition_keys=True,
     )  # fmt: skip
-    text = VocabularyEncoder(VocabularyConfig(words=9, longest=5, width=16, layers=1, heads=2))
-    network = CaptionToTokens(text, LlamaGen(config))
+    network = CaptionToTokens(make_text_encoder(), LlamaGen(config))
     network.init_weights(torch.Generator().manual_seed(2))
     return network
 
@@ -55,8 +54,8 @@ def _corpus() -> TokenCorpus:
 
 def test_the_tokenizer_trains_everywhere_and_encodes_to_its_codes(tmp_path: Path) -> None:
     model, recipe = _vq(), VQRecipe(steps=6, batch=4, free=3)
-    check_tokenizer(model, recipe, make_loss(model, _images(), recipe, compiled=False), tmp_path)
-    tokens = encode(model, _images(), batch=3)
+    check_tokenizer(model, recipe, make_loss(model, draw_pictures(), recipe, compiled=False), tmp_path)
+    tokens = encode(model, draw_pictures(), batch=3)
     assert tokens.shape == (8, 16)
     assert tokens.dtype == torch.int16
     assert 0 <= tokens.min() <= tokens.max() < CODES

@@ -36,7 +36,7 @@ from kvbench.training.var.transformer import (
     corrected_tokens,
     draw_batch,
 )
-from tests.support.trainings import check_resumed, check_tokenizer, check_traced
+from tests.support.trainings import check_resumed, check_tokenizer, check_traced, draw_pictures
 
 SHAPE = VQConfig(16, 8, (32, 32), blocks=1, stem=2)
 SIZES = [(1, 1), (2, 2), (3, 3), (4, 4)]
@@ -164,11 +164,12 @@ def test_a_compiler_traces_the_pass() -> None:
 
 def test_the_tokenizer_trains_everywhere_and_encodes(tmp_path: Path) -> None:
     vq, recipe = make_tokenizer(SHAPE, 0), VARTokenizerRecipe(steps=6, batch=4, free=3, longest_prefix=3)
-    images = torch.randint(256, (8, 16, 16, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(3))
     # Scales add up to the latents; what their convolutions could add was not needed.
     fixed = [name for name, _ in vq.named_parameters() if name.startswith("quantize.quant_resi")]
-    check_tokenizer(vq, recipe, make_loss(vq, images, SIZES, recipe, compiled=False), tmp_path, fixed)
-    latents = encode(vq, images, batch=3)
+    check_tokenizer(
+        vq, recipe, make_loss(vq, draw_pictures(), SIZES, recipe, compiled=False), tmp_path, fixed
+    )
+    latents = encode(vq, draw_pictures(), batch=3)
     assert (latents.shape, latents.dtype) == ((8, 8, 4, 4), torch.float16)
 
 
