@@ -75,6 +75,17 @@ def require_positive(key: str, **sizes: int) -> None:
             raise ValueError(f"{key}.{name}={size}: must be at least 1")
 
 
+def refuse(key: str, config: object, **rules: tuple[bool, str]) -> None:
+    """Refuse settings that stand under `key`: by name whether the value in `config` is wrong, and what it must be.
+
+    Raises:
+        ValueError: naming the first wrong one.
+    """
+    for name, (wrong, rule) in rules.items():
+        if wrong:
+            raise ValueError(f"{key}.{name}={getattr(config, name)}: must {rule}")
+
+
 def read_labels(prompts: Sequence[str], classes: int, model: str) -> list[int]:
     """Return the class that the first word of each prompt names; -1, no class, is `classes`.
 

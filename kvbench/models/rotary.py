@@ -10,7 +10,7 @@ from torch import Tensor
 
 def rotate_line(length: int, head_dim: int, base: float) -> Tensor:
     """Return the rotations of positions 0 to length - 1, complex64 [length, head_dim/2], cos + i sin."""
-    return _turn(torch.arange(length)[:, None] * _frequencies(head_dim, base))
+    return turn(torch.arange(length)[:, None] * compute_frequencies(head_dim, base))
 
 
 def rotate_grid(grid: tuple[int, int], head_dim: int, base: float, before: int = 0) -> Tensor:
@@ -29,10 +29,10 @@ def rotate_grid(grid: tuple[int, int], head_dim: int, base: float, before: int =
     Returns:
         complex64 [before + rows x columns, head_dim/2].
     """
-    frequencies = _frequencies(head_dim // 2, base)
+    frequencies = compute_frequencies(head_dim // 2, base)
     rows, columns = (torch.arange(side)[:, None] * frequencies for side in grid)
     angles = torch.cat((rows[:, None].expand(-1, grid[1], -1), columns.expand(grid[0], -1, -1)), -1)
-    image = _turn(angles.flatten(0, 1))
+    image = turn(angles.flatten(0, 1))
     return torch.cat((image.new_zeros(before, head_dim // 2), image))
 
 
@@ -42,9 +42,11 @@ def rotate(x: Tensor, rotation: Tensor) -> Tensor:
     return torch.view_as_real(pairs * rotation[:, None]).flatten(-2).to(x.dtype)
 
 
-def _frequencies(channels: int, base: float) -> Tensor:
+def compute_frequencies(channels: int, base: float) -> Tensor:
+    """Return the frequencies of pairs of channels, float32 [channels/2]."""
     return base ** (-torch.arange(0, channels, 2).float() / channels)
 
 
-def _turn(angles: Tensor) -> Tensor:
+def turn(angles: Tensor) -> Tensor:
+    """Return rotations cos + i sin, complex64 of the angles' shape."""
     return torch.complex(angles.cos(), angles.sin())

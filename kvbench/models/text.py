@@ -149,8 +149,7 @@ class VocabularyEncoder(nn.Module):
         Raises:
             ValueError: a word outside the vocabulary, or too many words.
         """
-        if self._tokenize is None:
-            raise ValueError("this encoder was built without a tokenizer")
+        assert self._tokenize is not None
         rows = [self._tokenize(prompt) for prompt in prompts]
         tokens = nn.utils.rnn.pad_sequence([torch.tensor(row) for row in rows], batch_first=True)
         features = self(tokens.to(self.word.weight.device)).float()

@@ -124,15 +124,20 @@ def _read_shards(folder: Path) -> State:
     raise ValueError(f"no {WHOLE}, {WHOLE}.index.json or pytorch_model.bin.index.json in the folder")
 
 
+def _find_tensors(raw: Mapping[str, object], *wrappers: str) -> State:
+    """Return the tensors by name, of the first wrapper that there is if any."""
+    inner = next((raw[key] for key in wrappers if key in raw), raw)
+    assert isinstance(inner, Mapping)
+    return {name: tensor for name, tensor in inner.items() if isinstance(tensor, Tensor)}
+
+
 def clean_transformer(raw: Mapping[str, object]) -> State:
     """Return a transformer's state out of any published form: flat, nested by a trainer, with constant buffers."""
     nested = raw.get("trainer")
     if isinstance(nested, Mapping):
         raw = nested.get("gpt_fsdp", nested)  # type: ignore[assignment]
     dropped = ("lvl_1L", "attn_bias_for_masking", "Infinity_visible_kvlen", "Infinity_invisible_qlen")
-    state = {
-        k: v for k, v in raw.items() if isinstance(v, Tensor) and not k.endswith(("zero_k_bias", *dropped))
-    }
+    state = {k: v for k, v in _find_tensors(raw).items() if not k.endswith(("zero_k_bias", *dropped))}
     return {k: v.reshape(1, -1, 1, 1) if k.endswith("scale_mul_1H11") else v for k, v in state.items()}
 
 
@@ -141,25 +146,19 @@ def clean_tokenizer(raw: Mapping[str, object]) -> State:
 
     What else official files hold is left out; learned amplitudes are the embedded model's.
     """
-    inner = raw.get("vae", raw)
-    assert isinstance(inner, Mapping)
     kept = ("encoder.", "decoder.", "amplitudes")
-    return {_wrapped(k): v for k, v in inner.items() if isinstance(v, Tensor) and k.startswith(kept)}
+    return {_wrapped(k): v for k, v in _find_tensors(raw, "vae").items() if k.startswith(kept)}
 
 
 def clean_vqvae(raw: Mapping[str, object]) -> State:
     """Return the state of VAR's tokenizer without its statistics of code use, convolutions and norms wrapped or not."""
-    state = {k: v for k, v in raw.items() if isinstance(v, Tensor) and not k.endswith("ema_vocab_hit_SV")}
-    return {_wrapped(name): tensor for name, tensor in state.items()}
+    return {_wrapped(k): v for k, v in _find_tensors(raw).items() if not k.endswith("ema_vocab_hit_SV")}
 
 
 def clean_decoder(raw: Mapping[str, object]) -> State:
     """Return the state of a next-token transformer, flat or nested by a trainer, without tables and caches."""
-    inner = next((raw[key] for key in ("model", "module", "state_dict") if key in raw), raw)
-    assert isinstance(inner, Mapping)
-    kept = {name: tensor for name, tensor in inner.items() if isinstance(tensor, Tensor)}
-    dropped = ("freqs_cis", "causal_mask", "kv_cache")
-    return {name: tensor for name, tensor in kept.items() if not any(part in name for part in dropped)}
+    state = _find_tensors(raw, "model", "module", "state_dict")
+    return {k: v for k, v in state.items() if not re.search("freqs_cis|causal_mask|kv_cache", k)}
 
 
 def clean_vqgan(raw: Mapping[str, object]) -> State:
@@ -168,9 +167,8 @@ def clean_vqgan(raw: Mapping[str, object]) -> State:
     Files keep the projections of an attention apart, and LlamaGen's count the decoder's levels from the lowest
     resolution; statistics of code use are left out.
     """
-    inner = next((raw[key] for key in ("model", "state_dict") if key in raw), raw)
-    assert isinstance(inner, Mapping)
-    state = {k: v for k, v in inner.items() if isinstance(v, Tensor) and not k.endswith("codebook_used")}
+    found = _find_tensors(raw, "model", "state_dict")
+    state = {k: v for k, v in found.items() if not k.endswith("codebook_used")}
     for name in [name for name in state if re.search(r"\.q\.(weight|bias)$", name)]:
         parts = [name.replace(".q.", f".{part}.") for part in "qkv"]
         if all(part in state for part in parts):

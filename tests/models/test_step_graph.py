@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from kvbench.core.graphs import Record
+from kvbench.core.segments import next_token_image
 from kvbench.engine import plain
 from kvbench.engine.cache import KVCache
 from kvbench.kernels.decode_attention import DecodeRows, prepare_rows
@@ -114,7 +115,7 @@ def test_recorded_steps_write_the_same_texts() -> None:
     )
     torch.manual_seed(1)
     network = Qwen3(config).eval()
-    spec = config.describe("text", config.segments(5, 25, 8), 1)
+    spec = config.describe("text", next_token_image(5, 25, 8), 1)
     texts = []
     for record in (None, tape := Tape()):
         cache = KVCache(spec, prepared(H2O(sinks=1), spec, 14), dtype=torch.float32, record=record)

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from kvbench.core.segments import Segment
+from kvbench.models.rotary import compute_frequencies, turn
 
 
 def place_tokens(height: int, width: int, grid: tuple[int, int]) -> Tensor:
@@ -22,7 +23,7 @@ def compute_rotations(
     segments: Sequence[Segment], grid: tuple[int, int], head_dim: int, base: float, device: torch.device | str
 ) -> Tensor:
     """Return rotations complex64 [sum t_k, head_dim/2], cos + i sin; the first half of a head turns with the row."""
-    frequencies = (base ** (-torch.arange(0, head_dim // 2, 2).float() / (head_dim // 2))).to(device)
+    frequencies = compute_frequencies(head_dim // 2, base).to(device)
     where = torch.cat([place_tokens(s.height, s.width, grid) for s in segments]).to(device)
     angles = torch.cat([where[:, :1] * frequencies, where[:, 1:] * frequencies], 1)
-    return torch.complex(angles.cos(), angles.sin())
+    return turn(angles)

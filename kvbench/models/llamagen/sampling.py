@@ -7,6 +7,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from kvbench.models.base import refuse
 from kvbench.models.noise import Noise
 
 
@@ -32,20 +33,15 @@ class LlamaGenSampling:
     """Whether top-k sees the logits over the temperature, where rounding may make two of them equal."""
 
     def __post_init__(self) -> None:
-        if self.cfg < 1:
-            raise ValueError(f"model.sampling.cfg={self.cfg}: must be at least 1 (which is no guidance)")
-        if self.cfg_interval < -1:
-            raise ValueError(
-                f"model.sampling.cfg_interval={self.cfg_interval}: must not be negative, or -1 for all tokens"
-            )
-        if self.temperature <= 0:
-            raise ValueError(
-                f"model.sampling.temperature={self.temperature}: must be positive (top_k=1 takes the likeliest)"
-            )
-        if self.top_k < 0:
-            raise ValueError(f"model.sampling.top_k={self.top_k}: must not be negative (0 turns it off)")
-        if not 0 < self.top_p <= 1:
-            raise ValueError(f"model.sampling.top_p={self.top_p}: must lie in (0, 1] (1 turns it off)")
+        refuse(
+            "model.sampling",
+            self,
+            cfg=(self.cfg < 1, "be at least 1 (which is no guidance)"),
+            cfg_interval=(self.cfg_interval < -1, "not be negative, or -1 for all tokens"),
+            temperature=(self.temperature <= 0, "be positive (top_k=1 takes the likeliest)"),
+            top_k=(self.top_k < 0, "not be negative (0 turns it off)"),
+            top_p=(not 0 < self.top_p <= 1, "lie in (0, 1] (1 turns it off)"),
+        )
 
     @property
     def branches(self) -> int:

@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from kvbench.core.segments import ModelSpec
+from kvbench.core.segments import ModelSpec, next_token_image
 from kvbench.models.base import Cache, Calls, require_positive
 from kvbench.models.next_token import NextTokenModel
 from kvbench.models.noise import Noise
@@ -84,7 +84,7 @@ class Qwen3Model(NextTokenModel[Qwen3]):
     @cached_property
     def spec(self) -> ModelSpec:
         """Shapes, and the schedule of the longest text; generation stops where all texts of a batch have ended."""
-        segments = self.transformer.segments(self.prompt_tokens, self.max_tokens, self.chunk)
+        segments = next_token_image(self.prompt_tokens, self.max_tokens, self.chunk)
         spec = self.transformer.describe(self.name, segments, 1)
         return replace(spec, padding_counts=self.count_padding)
 

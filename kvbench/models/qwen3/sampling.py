@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from kvbench.models.base import refuse
 from kvbench.models.noise import Noise
 
 GOLDEN = -0x61C8864680B583EB
@@ -27,14 +28,13 @@ class TextSampling:
     top_p: float = 0.95
 
     def __post_init__(self) -> None:
-        if self.temperature < 0:
-            raise ValueError(
-                f"model.sampling.temperature={self.temperature}: must not be negative (0 takes the likeliest)"
-            )
-        if self.top_k < 0:
-            raise ValueError(f"model.sampling.top_k={self.top_k}: must not be negative (0 turns it off)")
-        if not 0 < self.top_p <= 1:
-            raise ValueError(f"model.sampling.top_p={self.top_p}: must lie in (0, 1] (1 turns it off)")
+        refuse(
+            "model.sampling",
+            self,
+            temperature=(self.temperature < 0, "not be negative (0 takes the likeliest)"),
+            top_k=(self.top_k < 0, "not be negative (0 turns it off)"),
+            top_p=(not 0 < self.top_p <= 1, "lie in (0, 1] (1 turns it off)"),
+        )
 
 
 def truncate(logits: Tensor, sampling: TextSampling) -> tuple[Tensor, Tensor]:

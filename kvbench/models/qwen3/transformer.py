@@ -5,7 +5,6 @@ from typing import Literal
 
 from torch import Tensor
 
-from kvbench.core.segments import Segment, next_token_image
 from kvbench.kernels.linear import linear
 from kvbench.models.decoder import Add, Decoder, DecoderConfig, add_nothing
 
@@ -22,10 +21,6 @@ class Qwen3Config(DecoderConfig):
     eps: float = 1e-6
     rope_base: float = 1e6
     tied: bool = False
-
-    def segments(self, prompt: int, tokens: int, chunk: int) -> tuple[Segment, ...]:
-        """Return a prompt of so many tokens, then those that may follow it in segments of `chunk`."""
-        return next_token_image(prompt, tokens, chunk)
 
 
 class Qwen3(Decoder):

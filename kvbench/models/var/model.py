@@ -99,12 +99,5 @@ class VARModel(ImageModel[VAR, VQVAE]):
 
     def _draw(self, prompts: Sequence[str], cache: Cache, noise: Noise) -> Tensor:
         labels = torch.tensor(read_labels(prompts, self.transformer.classes, self.name), device=self._device)
-        return generate(
-            self._transformer,
-            self._tokenizer,
-            labels,
-            cache,
-            noise,
-            self.sampling,
-            activations=self.activation_bytes(len(prompts)),
-        )
+        networks, room = (self._transformer, self._tokenizer), self.activation_bytes(len(prompts))
+        return generate(*networks, labels, cache, noise, self.sampling, activations=room)

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from kvbench.core.devices import send
+from kvbench.models.base import refuse
 from kvbench.models.noise import Noise
 
 PIECE_BYTES = 64 << 20
@@ -30,12 +31,13 @@ class VARSampling:
     smooth: bool = False
 
     def __post_init__(self) -> None:
-        if self.cfg < 0:
-            raise ValueError(f"model.sampling.cfg={self.cfg}: must not be negative")
-        if self.top_k < 0:
-            raise ValueError(f"model.sampling.top_k={self.top_k}: must not be negative (0 turns it off)")
-        if not 0 <= self.top_p <= 1:
-            raise ValueError(f"model.sampling.top_p={self.top_p}: must lie in [0, 1] (0 turns it off)")
+        refuse(
+            "model.sampling",
+            self,
+            cfg=(self.cfg < 0, "not be negative"),
+            top_k=(self.top_k < 0, "not be negative (0 turns it off)"),
+            top_p=(not 0 <= self.top_p <= 1, "lie in [0, 1] (0 turns it off)"),
+        )
 
 
 def guide(logits: Tensor, cfg: float, progress: float) -> Tensor:

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from kvbench.core.segments import ModelSpec
+from kvbench.core.segments import ModelSpec, next_token_image
 from kvbench.engine.cache import KVCache
 from kvbench.methods.full import Full
 from kvbench.models.qwen3.files import clean_qwen3
@@ -48,7 +48,7 @@ def logits(model: Qwen3, prompts: list[list[int]], answers: Tensor, dtype: torch
     """As `official_logits`: the prompts at once, then one token after the other."""
     tokens, exists = reference.pad(prompts)
     room = tokens.shape[1]
-    segments = model.config.segments(room, answers.shape[1] + 1, CHUNK)
+    segments = next_token_image(room, answers.shape[1] + 1, CHUNK)
     spec: ModelSpec = model.config.describe("qwen3", segments, 1)
     cache = KVCache(spec, prepared(Full(), spec), dtype=dtype)
     rotation, whole = model.rotations(spec.segments[-1].end), torch.cat((tokens, answers), 1)
