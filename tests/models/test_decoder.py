@@ -8,13 +8,12 @@ import torch
 from torch import Tensor
 
 from kvbench.core.segments import ModelSpec, next_token
-from kvbench.engine.cache import KVCache
 from kvbench.methods.full import Full
 from kvbench.models.base import Cache
 from kvbench.models.decoder import Decoder, DecoderConfig, HeadNorm, RMSNorm
 from kvbench.models.rotary import rotate, rotate_grid, rotate_line
 from kvbench.models.weights import build_on_meta, fill_random
-from tests.support.engine import prepared
+from tests.support.engine import open_cache
 from tests.support.reference_llamagen import PlainCache, golden, slow_decoder
 
 LINE = DecoderConfig(depth=2, width=24, heads=4, kv_heads=2, head_dim=8, hidden=40, vocabulary=11)
@@ -46,10 +45,7 @@ def decoder(config: DecoderConfig) -> Decoder:
 
 
 def spec_of(config: DecoderConfig, *rows: int) -> ModelSpec:
-    segments = next_token(LENGTH - sum(rows), rows)
-    return ModelSpec(
-        "decoder", config.depth, config.kv_heads, config.head_dim, segments, 1, config.head_dim**-0.5
-    )
+    return config.describe("decoder", next_token(LENGTH - sum(rows), rows), 1)
 
 
 def run(model: Decoder, x: Tensor, spec: ModelSpec, cache: Cache) -> Tensor:
@@ -71,7 +67,7 @@ def test_equals_a_decoder_written_head_by_head(config: DecoderConfig) -> None:
     x = model.tok_embeddings(torch.randint(11, (3, LENGTH), generator=torch.Generator().manual_seed(0)))
     spec = spec_of(config, 4, 4, 4)
     expected = slow_decoder(model.state_dict(), config, x).float()
-    on_engine = run(model, x, spec, KVCache(spec, prepared(Full(), spec), dtype=torch.float32))
+    on_engine = run(model, x, spec, open_cache(Full(), spec))
     for found in (on_engine, run(model, x, spec, PlainCache())):
         torch.testing.assert_close(found, expected, atol=2e-5, rtol=1e-4)
 

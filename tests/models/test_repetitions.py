@@ -24,7 +24,7 @@ from kvbench.models.var.loop import generate as draw_codes
 from kvbench.models.var.sampling import VARSampling
 from kvbench.models.var.tokenizer import VQVAE, VQConfig
 from kvbench.models.var.transformer import VAR, VARConfig
-from tests.support.engine import prepared
+from tests.support.engine import open_cache
 from tests.support.fake_device import Tape
 
 SIDES = (1, 2, 3, 4)
@@ -76,12 +76,7 @@ def var() -> Draw:
 
 
 def cache_of(method: Method, record: Record | None = None) -> KVCache:
-    return KVCache(
-        SPEC,
-        prepared(method, SPEC, 1 if isinstance(method, Full) else 0.6),
-        dtype=torch.float32,
-        record=record,
-    )
+    return open_cache(method, SPEC, 1 if isinstance(method, Full) else 0.6, record=record)
 
 
 @pytest.mark.parametrize("model", [infinity, var])

@@ -25,7 +25,7 @@ from kvbench.models.noise import PromptNoise
 from kvbench.models.qwen3.loop import generate as write
 from kvbench.models.qwen3.sampling import TextSampling
 from kvbench.models.qwen3.transformer import Qwen3, Qwen3Config
-from tests.support.engine import prepared
+from tests.support.engine import open_cache
 from tests.support.fake_device import Tape
 
 CONFIG = LlamaGenConfig(
@@ -77,7 +77,7 @@ def on_device(monkeypatch: pytest.MonkeyPatch) -> None:
 def draw(method: Method, record: Record | None = None, chunk: int | None = None) -> tuple[Tensor, KVCache]:
     spec = CONFIG.describe("small", CONFIG.segments(CONFIG.condition, chunk), SAMPLING.branches)
     budget = 1 if isinstance(method, Full) else 18
-    cache = KVCache(spec, prepared(method, spec, budget), dtype=torch.float32, record=record)
+    cache = open_cache(method, spec, budget, record=record)
     with torch.inference_mode():
         condition = transformer().cls_embedding(torch.tensor([1, 4]), guided=True)
     noise = PromptNoise(3, range(2))
@@ -118,7 +118,7 @@ def test_recorded_steps_write_the_same_texts() -> None:
     spec = config.describe("text", next_token_image(5, 25, 8), 1)
     texts = []
     for record in (None, tape := Tape()):
-        cache = KVCache(spec, prepared(H2O(sinks=1), spec, 14), dtype=torch.float32, record=record)
+        cache = open_cache(H2O(sinks=1), spec, 14, record=record)
         with torch.inference_mode():
             prompts = network.embed(torch.tensor([[0, 0, 3, 4, 5], [6, 7, 8, 9, 1]]))
         noise, sampling = PromptNoise(3, range(2)), TextSampling(temperature=1.0)

@@ -9,23 +9,19 @@ import pytest
 import torch
 from torch import Tensor
 
-from kvbench.core.budget import Budget
 from kvbench.core.files import hash_content, hash_path
-from kvbench.engine.cache import KVCache
-from kvbench.methods.full import Full
 from kvbench.models.base import TextFeatures
 from kvbench.models.infinity import loop
 from kvbench.models.infinity.faces import FACES
 from kvbench.models.infinity.model import InfinityModel
 from kvbench.models.infinity.sampling import Sampling
-from kvbench.models.infinity.tokenizer import BSQConfig
-from kvbench.models.infinity.transformer import InfinityConfig
 from kvbench.models.noise import Noise, PromptNoise
 from kvbench.models.text import HashedText
 from kvbench.models.weights import WeightsError
 from tests.support.places import GOLDENS
 from tests.support.reference import OneStream, packed
-from tests.support.small_models import configured
+from tests.support.reference_infinity import read_shape
+from tests.support.small_models import configured, full
 
 TABLES = np.load(GOLDENS / "infinity" / "rope.npz")
 RATIOS = [1, 1.25, 0.8, 1.333, 0.75, 1.5, 0.666, 1.75, 0.571, 2, 0.5, 2.5, 0.4, 3, 0.333]
@@ -33,22 +29,13 @@ RATIOS = [1, 1.25, 0.8, 1.333, 0.75, 1.5, 0.666, 1.75, 0.571, 2, 0.5, 2.5, 0.4, 
 
 def official(**settings: Any) -> InfinityModel:
     """The reference program's small model without patches."""
-    shape = packed("ar_2b.weights")[1]
-    names = ("depth", "embed_dim", "num_heads", "block_chunks")
-    text = (shape["text_channels"], shape["text_maxlen"])
-    transformer = InfinityConfig(*(shape[name] for name in names), 8, *text)
-    vae = packed(f"{shape['vae']}.weights")[1]
-    widths = [tuple(vae["base_ch"] * m for m in vae[f"{part}_ch_mult"]) for part in ("encoder", "decoder")]
-    tokenizer = BSQConfig(vae["codebook_dim"], vae["base_ch"], widths[0], widths[1], blocks=1)
+    transformer, vae = read_shape("ar_2b")
     given = {"sampling": Sampling(), "sources": {}, "weights": "random", "pixels": "0.06M", **settings}
-    return InfinityModel("official", transformer, tokenizer, **given)
+    return InfinityModel("official", transformer, vae.config, **given)
 
 
 def images(model: InfinityModel, prompts: Sequence[str], noise: Noise | None = None) -> Tensor:
-    method = Full()
-    method.prepare(model.spec, Budget.parse(1, model.spec))
-    cache = KVCache(model.spec, method, dtype=torch.float32)
-    return model.generate(prompts, cache, noise or PromptNoise(0, range(len(prompts))))
+    return model.generate(prompts, full(model), noise or PromptNoise(0, range(len(prompts))))
 
 
 @pytest.mark.parametrize("ratio", RATIOS)

@@ -9,30 +9,20 @@ from torch.nn import functional as F
 from kvbench.models.autoencoder import resize
 from kvbench.models.infinity.tokenizer import BSQ, BSQConfig
 from tests.support.reference import packed
-
-
-def official(name: str) -> BSQ:
-    state, shape = packed(f"{name}.weights")
-    base = shape["base_ch"]
-    encoder, decoder = (tuple(base * m for m in shape[f"{part}_ch_mult"]) for part in ("encoder", "decoder"))
-    model = BSQ(BSQConfig(shape["codebook_dim"], base, encoder, decoder, shape["num_res_blocks"]))
-    lacking = model.load_state_dict({k: v.float() for k, v in state.items()}, strict=False)
-    assert not lacking.unexpected_keys
-    assert all(key.startswith("encoder.") for key in lacking.missing_keys)
-    return model.eval()
+from tests.support.reference_infinity import tokenizer
 
 
 @torch.inference_mode()
 def test_encoder_equals_the_official_one() -> None:
     stored, _ = packed("vae_f16.io")
-    latents = official("vae_f16").encoder(stored["x"])
+    latents = tokenizer("vae_f16").encoder(stored["x"])
     torch.testing.assert_close(latents, stored["enc_raw"], atol=1e-4, rtol=0)
 
 
 @pytest.mark.parametrize("name", ["vae_f16", "vae_f8p"])
 @torch.inference_mode()
 def test_quantiser_and_decoder_equal_the_official_ones(name: str) -> None:
-    model = official(name)
+    model = tokenizer(name)
     stored, meta = packed(f"{name}.io")
     sizes = [(height, width) for _, height, width in meta["scale_schedule"]]
     bits, summed = model.quantize(stored["enc_raw"], sizes)
@@ -48,7 +38,7 @@ def test_quantiser_and_decoder_equal_the_official_ones(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["vae_f16", "vae_f8p"])
 def test_patch_and_magnitude(name: str) -> None:
-    model = official(name)
+    model = tokenizer(name)
     assert model.config.networks.patch == {"vae_f16": 16, "vae_f8p": 8}[name]
     codes = model.codes(torch.tensor([True, False]), 0)
     assert codes.tolist() == pytest.approx([model.config.bits**-0.5, -(model.config.bits**-0.5)])

@@ -1,7 +1,6 @@
 """Infinity's transformer and its loop: equal to the official program, and to itself however it is run."""
 
 from dataclasses import replace
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 import pytest
@@ -11,9 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional as F
 
-from kvbench.core.budget import Budget
 from kvbench.core.segments import ModelSpec, Segment, next_scale
-from kvbench.engine.cache import KVCache
 from kvbench.methods.full import Full
 from kvbench.models import cross_attention
 from kvbench.models.base import NotFinite, TextFeatures
@@ -24,7 +21,9 @@ from kvbench.models.infinity.sampling import Sampling, probabilities
 from kvbench.models.infinity.tokenizer import BSQ, BSQConfig
 from kvbench.models.infinity.transformer import Infinity, InfinityConfig
 from kvbench.models.noise import PromptNoise
+from tests.support.engine import open_cache
 from tests.support.reference import OneStream, packed
+from tests.support.reference_infinity import read_shape
 
 
 class Growing:
@@ -45,28 +44,10 @@ class Growing:
         return F.scaled_dot_product_attention(q, k, v, scale=1.0)
 
 
-@lru_cache
-def tokenizer(name: str) -> BSQ:
-    state, shape = packed(f"{name}.weights")
-    widths = {
-        part: tuple(shape["base_ch"] * m for m in shape[f"{part}_ch_mult"]) for part in ("encoder", "decoder")
-    }
-    model = BSQ(BSQConfig(shape["codebook_dim"], shape["base_ch"], widths["encoder"], widths["decoder"], 1))
-    lacking = model.load_state_dict({k: v.float() for k, v in state.items()}, strict=False)
-    assert not lacking.unexpected_keys
-    assert all(key.startswith("encoder.") for key in lacking.missing_keys)
-    return model.eval()
-
-
 def transformer(name: str, grid: tuple[int, int] = (6, 6)) -> tuple[Infinity, BSQ]:
-    state, shape = packed(f"{name}.weights")
-    vae = tokenizer(shape["vae"])
-    channels = vae.config.bits * (4 if shape["apply_spatial_patchify"] else 1)
-    names = ("depth", "embed_dim", "num_heads", "block_chunks")
-    text = (shape["text_channels"], shape["text_maxlen"])
-    config = InfinityConfig(*(shape[name] for name in names), channels, *text, grid)
+    config, vae = read_shape(name, grid)
     model = Infinity(config)
-    model.load_state_dict(state)
+    model.load_state_dict(packed(f"{name}.weights")[0])
     return model.eval(), vae
 
 
@@ -114,15 +95,6 @@ class Run(NamedTuple):
     vae: BSQ
 
 
-def full_cache(net: Infinity, segments: tuple[Segment, ...]) -> KVCache:
-    """The engine's cache that keeps everything, for two branches."""
-    config = net.config
-    spec = ModelSpec("golden", config.depth, config.heads, config.width // config.heads, segments, 2)
-    method = Full()
-    method.prepare(spec, Budget.parse(1, spec))
-    return KVCache(spec, method, dtype=net.compute)
-
-
 def rerun(model: str, case: str, *, rounding: str = "", engine: bool = False) -> Run:
     expected, meta = packed(f"{model}.{case}")
     sizes = [(height, width) for _, height, width in meta["scale_schedule"]]
@@ -141,7 +113,9 @@ def rerun(model: str, case: str, *, rounding: str = "", engine: bool = False) ->
         Forced(vae, [expected[f"s{i}.bits_vae"][:, 0].bool() for i in range(len(sizes))]) if rounding else vae
     )
     noise, segments = OneStream(meta["seed"], len(text.lengths)), next_scale(sizes)
-    cache = full_cache(net, segments) if engine else Growing()
+    config = net.config
+    spec = ModelSpec("golden", config.depth, config.heads, config.width // config.heads, segments, 2)
+    cache = open_cache(Full(), spec, dtype=net.compute) if engine else Growing()
     summed = generate(net, codes, text, segments, cache, noise, sampling, negative=negative)
     return Run(expected, summed, vae)
 

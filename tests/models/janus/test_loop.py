@@ -7,7 +7,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from kvbench.core.segments import ModelSpec
 from kvbench.engine.cache import KVCache
 from kvbench.methods.full import Full
 from kvbench.methods.h2o import H2O
@@ -21,7 +20,7 @@ from kvbench.models.noise import PromptNoise
 from kvbench.models.tokens import lay_out
 from kvbench.models.weights import WeightsError, check
 from tests.support.drawing import Recorded, Silence, close
-from tests.support.engine import prepared
+from tests.support.engine import open_cache
 from tests.support.reference import OneStream
 from tests.support.reference_janus import (
     CONFIGS,
@@ -38,12 +37,8 @@ from tests.support.reference_llamagen import PlainCache
 GREEDY = LlamaGenSampling(cfg=5.0, top_k=1)
 
 
-def engine(config: JanusConfig, room: int) -> KVCache:
-    segments = config.segments(room)
-    spec = ModelSpec(
-        "tiny", config.depth, config.kv_heads, config.head_dim, segments, 2, config.head_dim**-0.5
-    )
-    return KVCache(spec, prepared(Full(), spec), dtype=torch.float32)
+def engine(config: JanusConfig, capacity: int) -> KVCache:
+    return open_cache(Full(), config.describe("tiny", config.segments(capacity), 2))
 
 
 def draw(
@@ -135,7 +130,7 @@ def test_a_method_draws_the_same_of_a_prompt_in_any_batch() -> None:
     found = []
     for chosen in ([0, 1], [0], [1]):
         cache = engine(CONFIGS["mha"], room)
-        cache = KVCache(cache.spec, prepared(H2O(sinks=1), cache.spec, "0.7"), dtype=torch.float32)
+        cache = open_cache(H2O(sinks=1), cache.spec, "0.7")
         noise = PromptNoise(0, chosen)
         found.append(
             draw(model, [prompts[i] for i in chosen], room, cache, noise, LlamaGenSampling(5.0, top_k=0))

@@ -15,29 +15,16 @@ from kvbench.models.janus.prompt import (
 )
 from kvbench.models.tokens import encode_prompts, lay_out, read_tokenizer
 from kvbench.models.weights import Source, WeightsError
+from tests.support.byte_tokenizer import TEXT, write_byte_tokenizer
 from tests.support.reference_janus import meta
 
 tokenizers = pytest.importorskip("tokenizers")
 SPECIAL = (BEGIN, IMAGE, PAD, "<|User|>", "<|Assistant|>")
-TEXT = "Two  blue rings, café!"
-
-
-def write_tokenizer(path: Path, special: tuple[str, ...] = SPECIAL) -> Path:
-    """A byte-level tokenizer without merges, as the published file is built, one token a byte."""
-    letters = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
-    built = tokenizers.Tokenizer(tokenizers.models.BPE({letter: i for i, letter in enumerate(letters)}, []))
-    built.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
-    built.decoder = tokenizers.decoders.ByteLevel()
-    built.add_special_tokens(
-        [tokenizers.AddedToken(name, special=True, normalized=False) for name in special]
-    )
-    built.save(str(path))
-    return path
 
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    return write_tokenizer(tmp_path / "tokenizer.json")
+    return write_byte_tokenizer(tmp_path / "tokenizer.json", SPECIAL, {}, 0)
 
 
 def read(path: Path) -> tuple[JanusTokenizer, str]:
@@ -62,7 +49,7 @@ def test_tokens_say_what_the_chat_says(path: Path) -> None:
 
 
 def test_files_of_other_models_are_refused(tmp_path: Path) -> None:
-    other = write_tokenizer(tmp_path / "other.json", SPECIAL[:2])
+    other = write_byte_tokenizer(tmp_path / "other.json", SPECIAL[:2], {}, 0)
     broken = tmp_path / "broken.json"
     broken.write_text(json.dumps({"version": "1.0"}))
     for path, reason in ((other, f"it has no token {PAD}"), (broken, "")):

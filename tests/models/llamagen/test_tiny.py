@@ -5,7 +5,6 @@ from functools import lru_cache
 from pathlib import Path
 
 import pytest
-import torch
 from torch import Tensor
 
 from kvbench.core.settings import Shard
@@ -23,7 +22,7 @@ from kvbench.runs.job import Job
 from kvbench.scenes.detector import detect
 from kvbench.scenes.exact import exact
 from kvbench.scenes.grammar import evaluation_prompts
-from tests.support.engine import prepared
+from tests.support.engine import open_cache
 from tests.support.fake_run import images_of, job_in
 from tests.support.places import ASSETS
 from tests.support.small_models import configured
@@ -42,7 +41,7 @@ def tiny(rows: int = 16) -> LlamaGenModel:
 
 def draw(method: Method, chosen: list[int], rows: int = 16) -> Tensor:
     model, budget = tiny(rows), 1 if isinstance(method, Full) else 46
-    cache = KVCache(model.spec, prepared(method, model.spec, budget), dtype=torch.float32)
+    cache = open_cache(method, model.spec, budget)
     cache.prompts = chosen
     prompts = [str(LINES[index]["prompt"]) for index in chosen]
     return model.generate(prompts, cache, PromptNoise(3, chosen))

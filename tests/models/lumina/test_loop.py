@@ -28,7 +28,7 @@ from kvbench.models.rotary import rotate, rotate_line
 from kvbench.models.tokens import lay_out
 from kvbench.models.weights import WeightsError, check
 from tests.support.drawing import Recorded, Silence, close
-from tests.support.engine import prepared
+from tests.support.engine import open_cache, prepared
 from tests.support.reference import OneStream
 from tests.support.reference_llamagen import PlainCache
 from tests.support.reference_lumina import (
@@ -48,23 +48,12 @@ TOKENS = 4 * 7
 GREEDY = LuminaSampling(cfg=4.0, top_k=1)
 
 
-def spec_of(config: LuminaConfig, room: int, branches: int = 2) -> ModelSpec:
-    segments = config.segments(room)
-    return ModelSpec(
-        "tiny",
-        config.depth,
-        config.kv_heads,
-        config.head_dim,
-        segments,
-        branches,
-        config.head_dim**-0.5,
-        equal_branches=branches == 1,
-    )
+def spec_of(config: LuminaConfig, capacity: int, branches: int = 2) -> ModelSpec:
+    return config.describe("tiny", config.segments(capacity), branches, equal_branches=branches == 1)
 
 
-def engine(room: int, branches: int = 2) -> KVCache:
-    spec = spec_of(CONFIGS["lm"], room, branches)
-    return KVCache(spec, prepared(Full(), spec), dtype=torch.float32)
+def engine(capacity: int, branches: int = 2) -> KVCache:
+    return open_cache(Full(), spec_of(CONFIGS["lm"], capacity, branches))
 
 
 def forbidden(token: int) -> Tensor:
@@ -76,16 +65,8 @@ def draw(
     model: Lumina, prompts: Sequence[str], room: int, cache: Cache, noise: object, sampling: LuminaSampling
 ) -> Tensor:
     rows, padding = lay_out(prompts, Numbers(), room, guided=sampling.branches > 1)
-    return generate(
-        model,
-        model.embed(rows),
-        model.config.segments(room),
-        cache,
-        noise,
-        sampling,
-        padding=padding,
-        forbidden=forbidden,
-    )
+    given = (model, model.embed(rows), model.config.segments(room), cache, noise, sampling)
+    return generate(*given, padding=padding, forbidden=forbidden)
 
 
 def halves_as_pairs(x: Tensor) -> Tensor:
@@ -149,8 +130,8 @@ def test_rarer_models_give_the_official_logits(kind: str, plain: bool) -> None:
     model, config = language_model(kind), CONFIGS[kind]
     ids, found = golden()[f"{kind}.ids"], []
     segments = next_token(4, [3, 2])
-    spec = ModelSpec("rare", 2, config.kv_heads, 8, segments, 1, 8**-0.5)
-    cache = PlainCache() if plain else KVCache(spec, prepared(Full(), spec), dtype=torch.float32)
+    spec = config.describe("rare", segments, 1)
+    cache = PlainCache() if plain else open_cache(Full(), spec)
     cache.reset(len(ids))
     rotation = model.rotations(9)
     for segment in segments:
@@ -190,7 +171,7 @@ def test_a_method_draws_the_same_of_a_prompt_in_any_batch() -> None:
     prompts = [" ".join(words), " ".join(words[:3] + words[6:])]
     for chosen in ([0, 1], [0], [1]):
         spec = spec_of(CONFIGS["lm"], room)
-        cache = KVCache(spec, prepared(H2O(sinks=1), spec, "0.7"), dtype=torch.float32)
+        cache = open_cache(H2O(sinks=1), spec, "0.7")
         noise = PromptNoise(0, chosen)
         found.append(draw(model, [prompts[i] for i in chosen], room, cache, noise, LuminaSampling()))
     assert torch.equal(found[0], torch.cat(found[1:]))

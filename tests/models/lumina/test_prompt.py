@@ -11,12 +11,12 @@ import torch
 from kvbench.models.lumina.prompt import HashedTokens, LuminaTokenizer, name_size, write_request
 from kvbench.models.tokens import encode_prompts, lay_out, read_tokenizer
 from kvbench.models.weights import Source, WeightsError
+from tests.support.byte_tokenizer import TEXT, write_byte_tokenizer
 from tests.support.reference_lumina import CONFIGS, Numbers, golden, meta
 
 tokenizers = pytest.importorskip("tokenizers")
 CONFIG = replace(CONFIGS["lm"], vocabulary=65536, image=(48, 32))
 SPECIAL = {"<s>": 0, "<racm3:break>": 8197} | {f"<reserved{i:05d}>": i + 4 for i in range(8194, 8850)}
-TEXT = "Two  blue rings, café!"
 
 
 def spell(code: int) -> str:
@@ -31,18 +31,8 @@ def name_codes(codes: int = 8192) -> dict[str, int]:
 def write_tokenizer(
     path: Path, special: dict[str, int] = SPECIAL, codes: dict[str, int] | None = None
 ) -> Path:
-    """A byte-level tokenizer without merges, as the published file is built, one token a byte."""
-    named = {**special, **(name_codes() if codes is None else codes)}
-    letters = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
-    words = named | {letter: 9000 + i for i, letter in enumerate(letters)}
-    built = tokenizers.Tokenizer(tokenizers.models.BPE(words, []))
-    built.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
-    built.decoder = tokenizers.decoders.ByteLevel()
-    built.add_special_tokens(
-        [tokenizers.AddedToken(name, special=True, normalized=False) for name in special]
-    )
-    built.save(str(path))
-    return path
+    words = {**special, **(name_codes() if codes is None else codes)}
+    return write_byte_tokenizer(path, special, words, 9000)
 
 
 def read(path: Path) -> tuple[LuminaTokenizer, str]:

@@ -4,9 +4,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 
 import pytest
-import torch
 
-from kvbench.engine.cache import KVCache
 from kvbench.eval.text.answers import find_answer
 from kvbench.methods.base import Method
 from kvbench.methods.full import Full
@@ -17,7 +15,7 @@ from kvbench.models.noise import PromptNoise
 from kvbench.models.outputs import Text
 from kvbench.models.qwen3.model import Qwen3Model
 from kvbench.prompts.math_tiny import MathTiny
-from tests.support.engine import prepared
+from tests.support.engine import open_cache
 from tests.support.places import ASSETS
 from tests.support.small_models import load
 
@@ -31,7 +29,7 @@ def tiny(*overrides: str) -> Qwen3Model:
 
 def write(method: Method, chosen: Sequence[int], budget: float = 1, *overrides: str) -> list[Text]:
     model = tiny(*overrides)
-    cache = KVCache(model.spec, prepared(method, model.spec, budget), dtype=torch.float32)
+    cache = open_cache(method, model.spec, budget)
     return model.generate([PROBLEMS[i].text for i in chosen], cache, PromptNoise(3, chosen))
 
 

@@ -12,13 +12,12 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from kvbench.core.segments import ModelSpec, next_token_image
-from kvbench.engine.cache import KVCache
 from kvbench.methods.full import Full
 from kvbench.models.qwen3.files import clean_qwen3
 from kvbench.models.qwen3.transformer import Qwen3, Qwen3Config
 from kvbench.models.weights import Source, WeightsError, build_on_meta, load_into
 from tests.support import reference_qwen3 as reference
-from tests.support.engine import prepared
+from tests.support.engine import open_cache
 from tests.support.reference_qwen3 import CONFIGS
 
 pytest.importorskip("transformers")
@@ -50,7 +49,7 @@ def logits(model: Qwen3, prompts: list[list[int]], answers: Tensor, dtype: torch
     room = tokens.shape[1]
     segments = next_token_image(room, answers.shape[1] + 1, CHUNK)
     spec: ModelSpec = model.config.describe("qwen3", segments, 1)
-    cache = KVCache(spec, prepared(Full(), spec), dtype=dtype)
+    cache = open_cache(Full(), spec, dtype=dtype)
     rotation, whole = model.rotations(spec.segments[-1].end), torch.cat((tokens, answers), 1)
     padding = (room - exists.sum(1)).tolist()
     cache.reset(len(prompts), padding if any(padding) else None)

@@ -3,10 +3,8 @@
 from functools import lru_cache
 
 import pytest
-import torch
 from torch import Tensor
 
-from kvbench.engine.cache import KVCache
 from kvbench.methods.base import Method
 from kvbench.methods.full import Full
 from kvbench.methods.snapkv import SnapKV
@@ -16,7 +14,7 @@ from kvbench.models.var.model import VARModel
 from kvbench.prompts.scene_classes import SceneClasses
 from kvbench.scenes.detector import detect
 from kvbench.scenes.exact import exact
-from tests.support.engine import prepared
+from tests.support.engine import open_cache
 from tests.support.places import ASSETS
 from tests.support.small_models import load
 
@@ -30,7 +28,7 @@ def tiny() -> VARModel:
 
 def draw(method: Method, chosen: list[int]) -> Tensor:
     model, budget = tiny(), 1 if isinstance(method, Full) else 0.2
-    cache = KVCache(model.spec, prepared(method, model.spec, budget), dtype=torch.float32)
+    cache = open_cache(method, model.spec, budget)
     return model.generate([PROMPTS[i].text for i in chosen], cache, PromptNoise(3, chosen))
 
 

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from kvbench.core.budget import Budget
 from kvbench.core.segments import ModelSpec, Segment
 from kvbench.engine.cache import KVCache
 from kvbench.methods.full import Full
@@ -20,6 +19,7 @@ from kvbench.models.var import loop as var_generation
 from kvbench.models.var.loop import draw, generate
 from kvbench.models.var.sampling import VARSampling
 from kvbench.models.var.transformer import VARBlock, VARConfig
+from tests.support.engine import open_cache
 from tests.support.reference import OneStream
 from tests.support.reference_var import golden, meta, tokenizer, transformer
 
@@ -37,9 +37,7 @@ class Spying:
 
     def __init__(self, config: VARConfig) -> None:
         spec = ModelSpec("tiny", config.depth, config.heads, config.width // config.heads, config.segments)
-        method = Full()
-        method.prepare(spec, Budget.parse(1, spec))
-        self.inner = KVCache(spec, method, dtype=torch.float32)
+        self.inner = open_cache(Full(), spec)
         self.given: dict[int, list[tuple[Tensor, Tensor, Tensor]]] = {}
 
     def reset(self, sequences: int) -> None:
