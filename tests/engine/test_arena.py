@@ -8,14 +8,13 @@ from torch import Tensor
 
 from kvbench.core.segments import ModelSpec, next_token
 from kvbench.engine.arena import Arena, ring_slots
-from kvbench.engine.cache import KVCache
 from kvbench.methods.base import Method
 from kvbench.methods.full import Full
 from kvbench.methods.h2o import H2O
 from kvbench.methods.headkv import HeadKV
 from kvbench.methods.snapkv import SnapKV
 from kvbench.methods.streaming_llm import StreamingLLM
-from tests.support.engine import D, DrawnPerSequence, draw_seen, open_cache, prepared, run, small, tokens_of
+from tests.support.engine import D, DrawnPerSequence, draw_seen, open_cache, run, small, tokens_of
 
 CPU = torch.device("cpu")
 
@@ -111,22 +110,18 @@ def test_generations_allocate_no_storage_once_the_ring_is_made(
     )  # tiny layers: one of three is rebuilt at a time
 
 
-def test_lengths_that_data_decides_have_the_budget_as_bound() -> None:
-    spec = small()
-    method = prepared(DrawnPerSequence(draw_seen(spec, 1, 0.5)), spec)
-    cache = KVCache(spec, method, dtype=torch.float32)
-    inputs = tokens_of(spec, 2)
+@pytest.mark.parametrize(
+    ("method", "spec", "budget", "slots"),
+    [
+        (DrawnPerSequence(draw_seen(small(), 1, 0.5)), small(), 1, 93),  # 84 tokens, and a tenth
+        # 57 tokens and a tenth, and a row in every head.
+        (HeadKV(sinks=1), ModelSpec("steps", 3, 2, D, next_token(3, [4] * 5), 1), "0.5", 63 + 3 * 2 * 4),
+    ],
+    ids=["data", "steps"],
+)
+def test_lengths_that_data_decides_have_the_budget_as_bound(
+    method: Method, spec: ModelSpec, budget: float | str, slots: int
+) -> None:
+    cache = open_cache(method, spec, budget)
     cache.reset(2)
-    assert cache._storage.arena.numbers == 2 * 93 * 2 * D  # 84 tokens, and a tenth
-    run(cache, inputs)
-
-
-def test_tokens_of_a_row_in_steps_have_room_beside_the_budget() -> None:
-    spec = ModelSpec("steps", 3, 2, D, next_token(3, [4] * 5), 1)
-    method = prepared(HeadKV(sinks=1), spec, "0.5")
-    cache = KVCache(spec, method, dtype=torch.float32)
-    cache.reset(2)
-    assert method.budget.tokens == 57
-    assert (
-        cache._storage.arena.numbers == 2 * (63 + 3 * 2 * 4) * 2 * D
-    )  # 57 tokens and a tenth, and a row in every head
+    assert cache._storage.arena.numbers == 2 * slots * 2 * D

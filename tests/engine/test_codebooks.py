@@ -1,42 +1,57 @@
 """The calibration of codebooks: what it looks at, and what its books are good for."""
 
+from collections.abc import Callable, Sequence
+
 import pytest
 import torch
 from torch import Tensor
 
-from kvbench.core.segments import ModelSpec, next_token
-from kvbench.engine.cache import KVCache
+from kvbench.core.segments import ModelSpec, Segment, next_token
 from kvbench.engine.coding.codebooks import Codebooks, augment_samples
 from kvbench.kernels.qk_norm_rope import rotate
 from kvbench.methods.capabilities import ReadsCodebooks
 from kvbench.methods.view import View
-from tests.support.engine import D, open_cache, prepared, run, small, tokens_of
+from tests.support.engine import D, open_cache, run, small, tokens_of
 
 SPEC = small(layers=2, heads=2, sides=(1, 4, 5, 2))
 
 
-def calibrated(spec: ModelSpec, rotation: Tensor | None = None, spread: float = 1.0) -> dict[str, Tensor]:
-    observer = prepared(Codebooks(), spec)
-    for seed in range(6):
-        cache = KVCache(spec, observer, dtype=torch.float32, rotation=rotation)
-        inputs = [[(q, spread * k, v) for q, k, v in layers] for layers in tokens_of(spec, 2, seed)]
-        run(cache, inputs)
-    assert isinstance(observer, Codebooks)
-    return observer.average()
+Change = Callable[[Segment, Tensor, Tensor], tuple[Tensor, Tensor]]
+
+
+def calibrated(
+    spec: ModelSpec = SPEC,
+    seeds: Sequence[int] = range(6),
+    change: Change = lambda _, k, v: (k, v),
+    rotation: Tensor | None = None,
+) -> Codebooks:
+    """What has seen two sequences of each seed, their keys and values changed."""
+    observer = Codebooks()
+    cache = open_cache(observer, spec, rotation=rotation)
+    for seed in seeds:
+        given = zip(spec.segments, tokens_of(spec, 2, seed), strict=True)
+        run(cache, [[(q, *change(at, k, v)) for q, k, v in layers] for at, layers in given])
+    return observer
 
 
 def test_shapes_are_those_it_tells_and_levels_ascend() -> None:
-    books = calibrated(SPEC)
+    books = calibrated().average()
     assert {name: tuple(book.shape) for name, book in books.items()} == Codebooks().tensor_shapes(SPEC)
     assert books["keys_4"].shape == (2, 2, 3, D, 16)
     for name in ("keys_2", "keys_3", "values_4"):
         assert (books[name].diff(dim=-1) >= 0).all()
     steps = ModelSpec("steps", 2, 2, D, next_token(5, [4] * 4))
-    assert calibrated(steps)["values_3"].shape == (2, 2, 2, D, 8)  # the prompt, and all that follows
+    assert calibrated(steps).average()["values_3"].shape == (
+        2,
+        2,
+        2,
+        D,
+        8,
+    )  # the prompt, and all that follows
 
 
 def test_new_tokens_of_the_same_kind_are_read_back_closely() -> None:
-    books = calibrated(SPEC, spread=3.0)
+    books = calibrated(change=lambda _, k, v: (3 * k, v)).average()
     seen: dict[int, list[Tensor]] = {}
 
     class Reader(ReadsCodebooks, Codebooks):
@@ -63,16 +78,10 @@ def test_keys_are_looked_at_as_they_were_before_the_model_turned_them() -> None:
     rotation = torch.polar(
         torch.ones(end, D // 2), torch.rand(end, D // 2, generator=torch.Generator().manual_seed(1)) * 6
     )
-    plain = calibrated(SPEC)
-    observer = prepared(Codebooks(), SPEC)
-    for seed in range(6):
-        cache = KVCache(SPEC, observer, dtype=torch.float32, rotation=rotation)
-        rotated = [
-            [(q, rotate(k, rotation[at.start : at.end]), v) for q, k, v in layers]
-            for at, layers in zip(SPEC.segments, tokens_of(SPEC, 2, seed), strict=True)
-        ]
-        run(cache, rotated)
-    assert isinstance(observer, Codebooks)
+    plain = calibrated().average()
+    observer = calibrated(
+        change=lambda at, k, v: (rotate(k, rotation[at.start : at.end]), v), rotation=rotation
+    )
     order = [*range(0, D, 2), *range(1, D, 2)]
     for name, book in observer.average().items():
         expected = plain[name][..., order, :] if name.startswith("keys") else plain[name]
@@ -99,31 +108,17 @@ def test_imagined_numbers_have_the_mean_and_deviation_of_the_channel() -> None:
 
 
 def test_what_is_left_out_might_not_have_been_seen() -> None:
-    def watch(*seeds: int) -> Codebooks:
-        observer = prepared(Codebooks(), SPEC)
-        for seed in seeds:
-            run(KVCache(SPEC, observer, dtype=torch.float32), tokens_of(SPEC, 2, seed))
-        assert isinstance(observer, Codebooks)
-        return observer
-
-    some, fewer = watch(1, 2, 3, 4).fit(without=[2, 3]), watch(1, 4).average()
+    some = calibrated(seeds=[1, 2, 3, 4]).fit(without=[2, 3])
+    fewer = calibrated(seeds=[1, 4]).average()
     assert some.keys() == fewer.keys()
     assert all(torch.equal(some[name], books) for name, books in fewer.items())
-    assert not any(books.any() for books in watch().average().values())
+    assert not any(books.any() for books in calibrated(seeds=[]).average().values())
 
 
 def test_scales_of_eight_bits_reach_a_quarter_beyond_what_was_seen() -> None:
     """All numbers are -1 or 1, equally often, and so are those that a channel is likely to have."""
-    observer = prepared(Codebooks(), SPEC)
     signs = torch.tensor([1.0, -1.0])[:, None, None, None]
-    run(
-        KVCache(SPEC, observer, dtype=torch.float32),
-        [
-            [(q, signs.expand_as(k), signs.expand_as(v)) for q, k, v in layers]
-            for layers in tokens_of(SPEC, 2)
-        ],
-    )
-    assert isinstance(observer, Codebooks)
+    observer = calibrated(seeds=[0], change=lambda _, k, v: (signs.expand_as(k), signs.expand_as(v)))
     for name in ("keys_8", "values_8"):
         scale, zero = observer.average()[name].float().unbind(-1)
         torch.testing.assert_close(zero, torch.full_like(zero, -1.5))

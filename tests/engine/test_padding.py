@@ -1,8 +1,9 @@
 """Prompts of unequal length: a batch is equal to each prompt alone, and padding is neither seen, kept nor counted."""
 
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
+from itertools import product
 from typing import ClassVar
 
 import pytest
@@ -16,7 +17,7 @@ from kvbench.core.segments import ModelSpec, next_scale
 from kvbench.engine.cache import KVCache
 from kvbench.methods.ams_kv import evict_oldest
 from kvbench.methods.base import Method, Observer
-from kvbench.methods.capabilities import Stateful
+from kvbench.methods.capabilities import ObservesLast, Stateful
 from kvbench.methods.full import Full
 from kvbench.methods.h2o import H2O
 from kvbench.methods.hack.classes import ColumnVariance, measure_column_variance
@@ -213,70 +214,72 @@ def test_padding_of_nothing_is_no_padding(method: Method) -> None:
 
 
 @dataclass
-class Watching(Stateful, Method):
-    """Keeps everything and notes what it is shown of the prompt."""
+class Watching(Stateful, ObservesLast, Method):
+    """Keeps everything and notes what it is shown."""
 
-    static: ClassVar[bool] = False
+    shown: list[tuple[int, int, dict[str, Tensor]]] = field(default_factory=list)
 
     def keep(self, view: View) -> None:
         """Keep everything."""
-        if view.segment.index or view.layer:
-            return
         every = torch.arange(view.segment.length)
-        self.shown = {
+        found = {
             "position": view.position,
             "segment": view.segment_ids,
             "mass": view.mass(),
-            "segment_mass": sum_by_segment(view),
             "last": view.mass(every[-2:]),
             "scores": view.scores(every),
             "logits": view.logits(every),
-            "plain": view.logits(every, raw_queries=True),
-            "variance": measure_column_variance(view),
             "cached_keys": view.cached_keys(),
+            "keys": view.keys().clone(),
+            "segment_mass": sum_by_segment(view),
+            "variance": measure_column_variance(view),
             "state": view.state.clone(),
         }
+        self.shown.append((view.segment.index, view.layer, found))
 
 
+@pytest.mark.parametrize(
+    ("padding", "size"), [([0, 0], 1), ([0, 0], 2), ([0, 0], 100), ([0, 2, 4], 1), ([0, 2, 4], 3)]
+)
 @pytest.mark.parametrize("groups", [1, 2])
-def test_a_method_sees_of_a_padded_prompt_what_exists(groups: int) -> None:
-    spec, padding = shapes(), [0, 2, 5]
-    method = Watching()
-    cache = open_cache(method, spec)
+def test_a_method_is_asked_once_per_segment_and_sees_what_exists(
+    padding: list[int], size: int, groups: int
+) -> None:
+    spec, method = shapes(5, (4, 2)), Watching()
     inputs = draw(spec, len(padding), groups)
-    cache.reset(len(padding), padding)
-    cache.begin(spec.segments[0])
-    q, k, v = (x[:, :, :PROMPT] for x in inputs[0])
-    cache.attend(0, q, k, v, lambda: q)
-    for row in range(len(padding) * spec.heads):
-        sequence, head = divmod(row, spec.heads)
+    generate(open_cache(method, spec), inputs, padding, size, split=not any(padding))
+    assert [at[:2] for at in method.shown] == [(k, layer) for k in range(3) for layer in range(2)]
+    for (index, layer, shown), row in product(method.shown, range(len(padding) * spec.heads)):
+        (sequence, head), at, (q, k, _) = divmod(row, spec.heads), spec.segments[index], inputs[layer]
         behind = padding[sequence]
-        shown = {name: value[row] for name, value in method.shown.items()}
-        keys = k[sequence, head, behind:]
-        asked = q[sequence, head * groups : (head + 1) * groups, behind:]
-        seen = torch.ones(PROMPT - behind, PROMPT - behind, dtype=torch.bool).tril()
-        scores = (asked @ keys.T * D**-0.5).masked_fill(~seen, -torch.inf)
+        first = max(at.start, behind)
+        queries, held = torch.arange(first, at.end), torch.arange(behind, at.end)
+        asked, keys = q[sequence, head * groups : (head + 1) * groups, queries], k[sequence, head, held]
+        scores = (asked @ keys.T * D**-0.5).masked_fill(held > queries[:, None], -torch.inf)
         weights = scores.softmax(-1)
+        mass, source = weights.mean((0, 1)), torch.bucketize(held, torch.tensor(spec.ends), right=True)
         expected = {
-            "position": torch.arange(behind, PROMPT),
-            "segment": torch.zeros(PROMPT - behind, dtype=torch.int64),
-            "mass": weights.mean((0, 1)),
+            "position": held,
+            "segment": source,
+            "mass": mass,
             "last": weights[:, -2:].mean((0, 1)),
-            "logits": scores.masked_fill(~seen, 0).sum((0, 1)),
-            "plain": scores.masked_fill(~seen, 0).sum((0, 1)),
+            "logits": scores.masked_fill(scores == -torch.inf, 0).sum((0, 1)),
             "cached_keys": keys,
         }
+        exists = shown["position"][row] >= 0
         for name, value in expected.items():
-            torch.testing.assert_close(shown[name][behind:], value, atol=1e-5, rtol=1e-4, msg=name)
-            blank = -1 if name in ("position", "segment") else 0
-            assert (shown[name][:behind] == blank).all(), name
-        torch.testing.assert_close(shown["scores"][:, behind:, behind:], scores, atol=1e-5, rtol=1e-4)
-        assert (shown["scores"][:, :behind] == -torch.inf).all()
-        assert (shown["scores"][:, :, :behind] == -torch.inf).all()
-        variance = (weights.square().mean((0, 1)) - weights.mean((0, 1)).square()).sum()
-        torch.testing.assert_close(shown["variance"], variance, atol=1e-6, rtol=1e-4)
-        torch.testing.assert_close(shown["segment_mass"], torch.ones(1), atol=1e-6, rtol=1e-5)
-        assert (shown["state"] == 0).all()
+            torch.testing.assert_close(shown[name][row, exists], value, atol=1e-5, rtol=1e-4, msg=name)
+            assert (shown[name][row, ~exists] == (-1 if name in ("position", "segment") else 0)).all(), name
+        found = shown["scores"][row]
+        torch.testing.assert_close(found[:, first - at.start :, exists], scores, atol=1e-5, rtol=1e-4)
+        assert (found[:, : first - at.start] == -torch.inf).all()
+        assert (found[:, :, ~exists] == -torch.inf).all()
+        sums = torch.stack([mass[source == i].sum() for i in range(index + 1)])
+        torch.testing.assert_close(shown["segment_mass"][row], sums, atol=1e-6, rtol=1e-5)
+        variance = (weights.square().mean((0, 1)) - mass.square()).sum()
+        torch.testing.assert_close(shown["variance"][row], variance, atol=1e-6, rtol=1e-4)
+        assert torch.equal(shown["keys"][row, first - at.start :], k[sequence, head, queries])
+        assert (shown["state"][row] == 0).all()
 
 
 @pytest.mark.parametrize("kind", [AttentionByScale, AttentionSelectivity, ColumnVariance])

@@ -1,26 +1,19 @@
 """Segments whose tokens come in several steps: equal to a plain loop, whatever the steps, and pruned once when full."""
 
 import importlib
-from dataclasses import dataclass
 from types import ModuleType
-from typing import ClassVar
 
 import pytest
 import torch
-from torch import Tensor
 
-from kvbench.core.budget import Budget
 from kvbench.core.segments import ModelSpec
 from kvbench.engine.cache import KVCache
 from kvbench.methods.base import Method
-from kvbench.methods.capabilities import ObservesLast
 from kvbench.methods.full import Full
 from kvbench.methods.h2o import H2O
-from kvbench.methods.hack.classes import measure_column_variance
 from kvbench.methods.rkv import RKV
 from kvbench.methods.snapkv import SnapKV
 from kvbench.methods.streaming_llm import StreamingLLM
-from kvbench.methods.view import View
 from tests.support.engine import D, open_cache, prepared
 from tests.support.places import ROOT
 from tests.support.steps import agree, draw, generate, masked, shapes
@@ -29,93 +22,16 @@ from tests.support.steps import agree, draw, generate, masked, shapes
 @pytest.mark.parametrize("groups", [1, 3])
 @pytest.mark.parametrize("size", [1, 2, 5, 100])
 def test_full_equals_causal_attention_whatever_the_steps(size: int, groups: int) -> None:
-    spec = shapes(
-        5,
-        (
-            4,
-            4,
-            3,
-        ),
-    )
+    spec = shapes(5, [4, 4, 3])
     inputs = draw(spec, 2, groups=groups)
     cache = open_cache(Full(), spec)
     agree(generate(cache, inputs, size=size, split=True), masked(spec, inputs, [0, 0]))
     assert cache.ledger.peak_tokens == spec.full_tokens == 2 * 3 * 13
 
 
-@dataclass
-class Watching(ObservesLast, Method):
-    """Keeps everything and notes what it is shown."""
-
-    static: ClassVar[bool] = False
-
-    def prepare(self, spec: ModelSpec, budget: Budget, artifact: object = None) -> None:
-        super().prepare(spec, budget)
-        self.shown: list[tuple[int, int, dict[str, Tensor]]] = []
-
-    def keep(self, view: View) -> None:
-        """Keeps everything."""
-        last = torch.tensor([view.segment.length - 1])
-        self.shown.append(
-            (
-                view.segment.index,
-                view.layer,
-                {
-                    "position": view.position,
-                    "mass": view.mass(),
-                    "last": view.mass(last),
-                    "scores": view.scores(torch.arange(view.segment.length)),
-                    "logits": view.logits(torch.arange(view.segment.length)),
-                    "keys": view.keys().clone(),
-                    "variance": measure_column_variance(view),
-                },
-            )
-        )
-
-
-@pytest.mark.parametrize("size", [1, 2, 100])
-def test_a_method_is_asked_once_per_segment_and_sees_it_whole_and_causal(size: int) -> None:
-    spec = shapes(
-        3,
-        (
-            4,
-            2,
-        ),
-    )
-    inputs = draw(spec, 2, groups=2)
-    method = Watching()
-    generate(open_cache(method, spec), inputs, size=size, split=True)
-    assert [at[:2] for at in method.shown] == [(k, layer) for k in range(3) for layer in range(2)]
-    for index, layer, shown in method.shown:
-        at = spec.segments[index]
-        q, k, _ = inputs[layer]
-        asked = q[:, :, at.start : at.end].unflatten(1, (spec.heads, 2)).flatten(2, 3)
-        scores = asked @ k[:, :, : at.end].mT * spec.logit_scale
-        token = torch.arange(at.start, at.end).repeat(2)
-        scores = scores.masked_fill(torch.arange(at.end) > token[:, None], -torch.inf)
-        weights = scores.softmax(-1)
-        expected = {
-            "position": torch.arange(at.end).expand(6, -1),
-            "mass": weights.mean(2).flatten(0, 1),
-            "last": weights[:, :, at.length - 1 :: at.length].mean(2).flatten(0, 1),
-            "scores": scores.unflatten(2, (2, -1)).flatten(0, 1),
-            "logits": scores.masked_fill(scores == -torch.inf, 0).sum(2).flatten(0, 1),
-            "keys": k[:, :, at.start : at.end].flatten(0, 1),
-            "variance": (weights.square().mean(2) - weights.mean(2).square()).sum(-1).flatten(),
-        }
-        for name, value in expected.items():
-            torch.testing.assert_close(shown[name], value, atol=1e-5, rtol=1e-4, msg=name)
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_tokens_in_flight_are_counted_apart_and_the_ledger_does_not_grow(dtype: torch.dtype) -> None:
-    spec = shapes(
-        4,
-        (
-            6,
-            6,
-        ),
-    )
+    spec = shapes(4, [6, 6])
     cache = open_cache(Full(), spec, dtype=dtype)
     generate(cache, draw(spec, 3), size=1, split=True)
     per_token = 2 * D * dtype.itemsize * 3
@@ -141,7 +57,7 @@ def test_methods_hold_their_budget_after_every_segment_whatever_the_steps(method
 
 
 def test_too_many_tokens_and_parts_of_a_scale_are_refused() -> None:
-    spec = shapes(2, (3,))
+    spec = shapes(2, [3])
     cache = open_cache(Full(), spec)
     cache.reset(1)
     cache.begin(spec.segments[0])

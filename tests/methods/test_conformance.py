@@ -9,16 +9,15 @@ from copy import copy
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import lru_cache
-from typing import Any, ClassVar
+from typing import Any
 
-import hydra
 import pytest
 import torch
 from _pytest.mark import ParameterSet
 from hydra.utils import instantiate
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 from torch import Tensor
 
 from kvbench.core.budget import Budget, InfeasibleBudget
@@ -36,6 +35,7 @@ from kvbench.runs.calibrate import calibrate
 from tests.support.engine import Asked, D, listening, open_cache, prepared, run, tokens_of
 from tests.support.methods import class_of, list_representatives, list_variants, settings_of
 from tests.support.places import ROOT
+from tests.support.small_models import composed
 
 METHODS = list_representatives()
 TINY = ("infinity_tiny", "var_tiny", "llamagen_tiny")
@@ -43,12 +43,6 @@ SPECS = ("small", "rows", "tokens", *TINY)
 FAMILIES = dict.fromkeys(SPECS, "next-scale") | dict.fromkeys(("tokens", "llamagen_tiny"), "next-token")
 BUDGETS = ("0.05", "0.3", "0.9")
 Tokens = Sequence[Sequence[tuple[Tensor, ...]]]
-
-
-@lru_cache
-def composed(*overrides: str) -> DictConfig:
-    with hydra.initialize_config_module("kvbench.conf", version_base="1.3"):
-        return hydra.compose("config", overrides=list(overrides))
 
 
 @lru_cache
@@ -95,11 +89,8 @@ def artifact_for(method: Method, spec: ModelSpec, seed: int = 0) -> Artifact | N
     if not isinstance(observer, Observer):
         return None
     generator = torch.Generator().manual_seed(seed)
-    shapes = observer.tensor_shapes(spec)
-    tensors = {
-        name: torch.rand(shape, generator=generator, dtype=torch.float64) for name, shape in shapes.items()
-    }
-    return Artifact(observer.kind, tensors)
+    shapes = observer.tensor_shapes(spec).items()
+    return Artifact(observer.kind, {name: torch.rand(x, generator=generator).double() for name, x in shapes})
 
 
 def ready(
@@ -340,16 +331,9 @@ def test_a_budget_too_small_is_refused_before_any_work(name: str, spec: str) -> 
     assert least.per_head < 0.25 * shapes.cached_length
 
 
-class Nothing(Method):
-    """Says nothing of what to keep."""
-
-    static: ClassVar[bool] = True
-
-
 def test_a_method_without_keep_is_refused() -> None:
-    method = prepared(Nothing(), spec_of("small"))
     with pytest.raises(NotImplementedError):
-        run(KVCache(method.spec, method, dtype=torch.float32), tokens_of(method.spec, 2))
+        Method().keep(None)
 
 
 @dataclass(frozen=True)

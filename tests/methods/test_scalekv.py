@@ -30,13 +30,9 @@ from kvbench.methods.view import View
 from tests.support.engine import open_cache, prepared, run, same_best, small, tokens_of
 from tests.support.goldens import load_golden
 from tests.support.places import GOLDENS
+from tests.support.published import INFINITY, SIDES
 
 GOLDEN = GOLDENS / "methods"
-SIDES = (1, 2, 4, 6, 8, 12, 16, 20, 24, 32, 40, 48, 64)
-INFINITY = {
-    "2b": ModelSpec("infinity_2b", 32, 16, 128, next_scale([(n, n) for n in SIDES])),
-    "8b": ModelSpec("infinity_8b", 40, 28, 128, next_scale([(n, n) for n in SIDES])),
-}
 D = 8
 CAPACITIES = {0: (50, 100, 200, 260), 1: (24, 30, 40, 48)}  # of the two layers, after scales 3 to 6
 CASES = [

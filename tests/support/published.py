@@ -9,7 +9,15 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from kvbench.core.segments import ModelSpec, next_scale
 from tests.support.places import GOLDENS
+
+SIDES = (1, 2, 4, 6, 8, 12, 16, 20, 24, 32, 40, 48, 64)
+INFINITY = {
+    name: ModelSpec(f"infinity_{name}", *shape, 128, next_scale([(side, side) for side in SIDES]))
+    for name, shape in {"2b": (32, 16), "8b": (40, 28)}.items()
+}
+"""Infinity's shapes at one megapixel."""
 
 
 @lru_cache

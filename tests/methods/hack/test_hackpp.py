@@ -25,12 +25,10 @@ from kvbench.methods.hack.budgets import (
 from kvbench.methods.hack.classes import HeadPatterns
 from kvbench.methods.hack.plus_plus import HACKPlusPlus, Structural, count_read
 from tests.support.engine import listening, prepared, run, small, tokens_of
+from tests.support.published import INFINITY
 
 SPEC = small(layers=3, sides=(1, 2, 3, 4, 5, 6), scale=0.8)
 VAR = ModelSpec("var", 30, 30, 64, next_scale([(n, n) for n in (1, 2, 3, 4, 5, 6, 8, 10, 13, 16)]))
-INFINITY = ModelSpec(
-    "infinity", 32, 16, 128, next_scale([(n, n) for n in (1, 2, 4, 6, 8, 12, 16, 20, 24, 32, 40, 48, 64)])
-)
 
 
 def patterns(spec: ModelSpec = SPEC, seed: int = 0, sharp: float = 3) -> Artifact:
@@ -325,14 +323,9 @@ def test_what_is_read_changes_nothing_that_is_kept() -> None:
 
 
 def test_budgets_are_converted_as_the_paper_counts_them() -> None:
-    assert [count_read(share, INFINITY) for share in (0.5, 0.3, 0.2, 0.1, 0.01)] == [
-        5260,
-        3156,
-        2104,
-        1052,
-        105,
-    ]
-    assert [count_read(share, VAR) for share in (0.5, 0.3, 0.2, 0.1, 0.01)] == [340, 204, 136, 68, 6]
+    shares = (0.5, 0.3, 0.2, 0.1, 0.01)
+    assert [count_read(share, INFINITY["2b"]) for share in shares] == [5260, 3156, 2104, 1052, 105]
+    assert [count_read(share, VAR) for share in shares] == [340, 204, 136, 68, 6]
     assert (count_read(1, VAR), count_read("1.0", VAR), count_read(2, VAR), count_read(None, VAR)) == (
         680, 680, 2, None,
     )  # fmt: skip

@@ -18,17 +18,11 @@ from kvbench.methods.heatkv.schedule import (
     schedule_evictions,
 )
 from tests.support.places import GOLDENS
+from tests.support.published import INFINITY, SIDES
 
 GOLDEN = GOLDENS / "heatkv"
-SIDES = (1, 2, 4, 6, 8, 12, 16, 20, 24, 32, 40, 48, 64)
-SHAPES = {"2b": (32, 16), "8b": (40, 28)}
 OFFICIAL = sorted(path.stem for path in GOLDEN.glob("official_*.npz"))
 PAPER = sorted(path.stem for path in GOLDEN.glob("paper_*.npz"))
-
-
-def megapixel(model: str) -> ModelSpec:
-    layers, heads = SHAPES[model]
-    return ModelSpec(model, layers, heads, 128, next_scale([(side, side) for side in SIDES]))
 
 
 def official_ranks(model: str, sinks: int) -> NDArray[np.int64]:
@@ -44,7 +38,7 @@ def official_ranks(model: str, sinks: int) -> NDArray[np.int64]:
 def build(name: str) -> tuple[Schedule, Budget, dict[str, NDArray[np.generic]]]:
     stored = dict(np.load(GOLDEN / f"{name}.npz"))
     model = "2b" if "_2b_" in name else "8b"
-    spec, sinks = megapixel(model), int(stored["s"])
+    spec, sinks = INFINITY[model], int(stored["s"])
     budget = Budget.parse(str(round(float(stored["budget"]), 4)), spec)
     naive = "naive" in name
     rank = stored["O_rank"].astype(np.int64) if "O_rank" in stored else official_ranks(model, sinks)
@@ -93,7 +87,7 @@ def test_eight_billion_at_ten_percent_fits_exactly() -> None:
     ],
 )
 def test_published_numbers(model: str, share: str, capacity: int, peak: int, counts: tuple[int, ...]) -> None:
-    spec = megapixel(model)
+    spec = INFINITY[model]
     budget = Budget.parse(share, spec)
     assert budget.capacity == capacity
     assert count_pruned_heads(spec, budget, 3).tolist() == [0] * 5 + list(counts) + [counts[-1]]
@@ -109,9 +103,9 @@ def test_early_evictions_of_two_billion_at_four_percent() -> None:
 
 
 @pytest.mark.parametrize("share", ["0.04", "0.1", "0.2"])
-@pytest.mark.parametrize("model", SHAPES)
+@pytest.mark.parametrize("model", INFINITY)
 def test_worst_instant_of_a_rebuild_stays_near_the_budget(model: str, share: str) -> None:
-    spec = megapixel(model)
+    spec = INFINITY[model]
     budget = Budget.parse(share, spec)
     made = schedule_evictions(spec, budget, 3, official_ranks(model, 3))
     lengths, held = np.array(spec.lengths), np.zeros(spec.layers)
@@ -159,52 +153,34 @@ def schedules(case: Case) -> list[Schedule]:
 
 @given(cases())
 @settings(max_examples=150, deadline=None)
-def test_strict_nested_and_sinks_kept(case: Case) -> None:
+def test_schedules_are_strict_nested_and_just_in_time(case: Case) -> None:
     spec, sinks, budget, _ = case
-    for made in schedules(case):
-        assert made.cached_after.max() <= budget.capacity
+    late, naive, late_heads, naive_heads = made = schedules(case)
+    for one in made:
+        assert one.cached_after.max() <= budget.capacity
         for k in range(len(spec.segments) - 1):
-            assert not (made.gone[k] & ~made.gone[k + 1]).any(), "a pruned atom came back"
-            assert not (made.gone[k, : k + 1] & ~made.absent[k + 1, : k + 1]).any(), (
-                "gone, yet present a scale later"
-            )
-        assert not made.gone[:, :sinks].any()
-        assert not made.absent[:, :sinks].any()
-        assert np.array_equal(made.cached_after, count_held_tokens(spec, made.gone, made.absent))
-
-
-@given(cases())
-@settings(max_examples=60, deadline=None)
-def test_early_evictions_never_anticipate_a_later_scale(case: Case) -> None:
-    for made in schedules(case):
-        for k in range(1, len(case.spec.segments)):
-            assert not (made.absent[k, :k] & ~made.gone[k, :k]).any()
-
-
-@given(cases())
-@settings(max_examples=60, deadline=None)
-def test_naive_holds_no_more_than_just_in_time(case: Case) -> None:
-    late, naive, late_heads, naive_heads = schedules(case)
+            assert not (one.gone[k] & ~one.gone[k + 1]).any(), "a pruned atom came back"
+            present_later = one.gone[k, : k + 1] & ~one.absent[k + 1, : k + 1]
+            assert not present_later.any(), "gone, yet present a scale later"
+            early = one.absent[k + 1, : k + 1] & ~one.gone[k + 1, : k + 1]
+            assert not early.any(), "an eviction anticipates a later scale"
+        assert not one.gone[:, :sinks].any()
+        assert not one.absent[:, :sinks].any()
+        assert np.array_equal(one.cached_after, count_held_tokens(spec, one.gone, one.absent))
     assert (naive.cached_after <= late.cached_after).all()
     assert (naive_heads.cached_after <= late_heads.cached_after).all()
     assert np.array_equal(naive.gone, late.gone)
-
-
-@given(cases())
-@settings(max_examples=40, deadline=None)
-def test_the_whole_budget_keeps_everything(case: Case) -> None:
-    spec = case.spec
-    for made in schedules(case._replace(budget=Budget.parse(1, spec))):
-        assert not made.absent.any()
-        assert not made.gone.any()
-        assert made.cached_after.max() == spec.full_tokens
+    for one in schedules(case._replace(budget=Budget.parse(1, spec))):
+        assert not one.absent.any()
+        assert not one.gone.any()
+        assert one.cached_after.max() == spec.full_tokens
 
 
 @pytest.mark.parametrize(
     ("sinks", "smallest"), [(1, 0.00016), (3, 0.00327), (4, 0.00888), (6, 0.04125), (7, 0.08109)]
 )
 def test_an_infeasible_budget_names_the_smallest_feasible(sinks: int, smallest: float) -> None:
-    spec = megapixel("2b")
+    spec = INFINITY["2b"]
     with pytest.raises(InfeasibleBudget, match="the smallest feasible budget is") as caught:
         count_pruned_heads(spec, Budget.parse("0.0001", spec), sinks)
     named = str(caught.value).split("budget is ")[1].split(",")[0]
@@ -216,7 +192,7 @@ def test_an_infeasible_budget_names_the_smallest_feasible(sinks: int, smallest: 
 
 @pytest.mark.parametrize("sinks", [-1, 13, 14])
 def test_sinks_out_of_range_are_refused(sinks: int) -> None:
-    spec = megapixel("2b")
+    spec = INFINITY["2b"]
     with pytest.raises(ValueError, match=f"sinks={sinks}"):
         count_pruned_heads(spec, Budget.parse("0.1", spec), sinks)
 
@@ -235,7 +211,7 @@ def test_sinks_out_of_range_are_refused(sinks: int) -> None:
     ],
 )
 def test_a_budget_is_read_exactly(value: float | str, capacity: Fraction) -> None:
-    budget = Budget.parse(value, megapixel("2b"))
+    budget = Budget.parse(value, INFINITY["2b"])
     assert budget.capacity == capacity
     assert budget.per_head == capacity / 512
     assert budget.fraction == capacity / 3_289_600
@@ -254,4 +230,4 @@ def test_a_budget_is_read_exactly(value: float | str, capacity: Fraction) -> Non
 )
 def test_a_wrong_budget_is_refused(value: float | str, why: str) -> None:
     with pytest.raises(ValueError, match=why):
-        Budget.parse(value, megapixel("2b"))
+        Budget.parse(value, INFINITY["2b"])
