@@ -30,9 +30,9 @@ class Account:
     """
 
     def __init__(self, spec: ModelSpec, sequences: int, *, watched: bool) -> None:
-        held, held_bytes, longest = ([[[0]] * spec.layers for _ in spec.segments] for _ in range(3))
+        held, longest, held_bytes = ([[[0]] * spec.layers for _ in spec.segments] for _ in range(3))
         lse: list[list[tuple[Sequence[float], Sequence[float]]]] = [[] for _ in spec.segments]
-        self.ledger = Ledger(held, held_bytes=held_bytes, longest=longest, lse=lse if watched else [])
+        self.ledger = Ledger(held, longest, held_bytes=held_bytes, lse=lse if watched else [])
         self.in_flight = 0
         self._stored = 0  # bytes of all stores
         self._tokens, self._bytes = [0] * sequences, [0] * sequences

@@ -1,6 +1,6 @@
 """Peaks of what a cache held during one generation."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from itertools import pairwise
@@ -11,6 +11,7 @@ from kvbench.core.budget import Budget
 from kvbench.core.segments import ModelSpec
 
 N = TypeVar("N", int, float)
+Table = list[list[list[int]]]
 TINY = 1e-6
 """Part of a token that rounding makes of a mean over rows; one token is more."""
 
@@ -44,30 +45,30 @@ class Ledger:
     Attributes:
         held: tokens that each sequence holds after layer l of segment k, [K][L][sequences], one number if all hold as
             many; the last row is what is held while the last segment runs. Rows are 0 from where a text ended early.
+        longest: tokens of the longest row of layer l after segment k, of each sequence, [K][L][sequences] as `held`.
+        padding: tokens that no prompt of the batch has, of as many as the model's prompts may have.
+        held_bytes: bytes of the keys and values of the tokens held, as they are stored, shaped like `held`.
         peak_bytes: storage between layers, whole batch.
         rebuild_bytes: storage at the worst instant of a rebuild, whole batch.
         transient_bytes: keys and values of the segment in flight, whole batch.
         state_bytes: what the method keeps beside them (a score per slot, the last segment's keys), whole batch.
-        padding: tokens that no prompt of the batch has, of as many as the model's prompts may have.
-        drifts: nats by which drops changed the log-sum-exp of observed queries, summed over layers, segments and rows.
-        drops: how many rows dropped anything, of all layers and segments.
-        held_bytes: bytes of the keys and values of the tokens held, as they are stored, shaped like `held`.
-        longest: tokens of the longest row of layer l after segment k, of each sequence, [K][L][sequences] as `held`.
         lse: log-sum-exp of observed queries in nats before and after the drop of a layer, of each sequence,
             [K][layers] of pairs; empty where none are watched.
+        drifts: nats by which drops changed the log-sum-exp of observed queries, summed over layers, segments and rows.
+        drops: how many rows dropped anything, of all layers and segments.
     """
 
-    held: list[list[list[int]]]
+    held: Table
+    longest: Table = field(default_factory=list)
+    padding: int = 0
+    held_bytes: Table = field(default_factory=list)
     peak_bytes: int = 0
     rebuild_bytes: int = 0
     transient_bytes: int = 0
     state_bytes: int = 0
-    padding: int = 0
+    lse: list[list[tuple[Sequence[float], Sequence[float]]]] = field(default_factory=list)
     drifts: float = 0.0
     drops: int = 0
-    held_bytes: list[list[list[int]]] = field(default_factory=list)
-    longest: list[list[list[int]]] = field(default_factory=list)
-    lse: list[list[tuple[Sequence[float], Sequence[float]]]] = field(default_factory=list)
 
     @property
     def lse_drift(self) -> float | None:
@@ -171,31 +172,24 @@ def add_ledgers(ledgers: Sequence[Ledger]) -> Ledger:
     Tokens are those that a sequence holds in all of them at once. Bytes are the sum of each one's peak, since each has
     a memory of its own.
     """
+    counts = ("peak_bytes", "rebuild_bytes", "transient_bytes", "state_bytes", "drifts", "drops")
     return Ledger(
-        _add_tables([ledger.held for ledger in ledgers]),
-        held_bytes=_add_tables([ledger.held_bytes for ledger in ledgers]),
-        peak_bytes=sum(ledger.peak_bytes for ledger in ledgers),
-        rebuild_bytes=sum(ledger.rebuild_bytes for ledger in ledgers),
-        transient_bytes=sum(ledger.transient_bytes for ledger in ledgers),
-        state_bytes=sum(ledger.state_bytes for ledger in ledgers),
-        padding=ledgers[0].padding,
-        drifts=sum(ledger.drifts for ledger in ledgers),
-        drops=sum(ledger.drops for ledger in ledgers),
-        longest=[
-            [[max(each) for each in zip(*layer, strict=True)] for layer in zip(*row, strict=True)]
-            for row in zip(*(ledger.longest for ledger in ledgers), strict=True)
-        ],
+        _join([ledger.held for ledger in ledgers], sum),
+        _join([ledger.longest for ledger in ledgers], max),
+        ledgers[0].padding,
+        _join([ledger.held_bytes for ledger in ledgers], sum),
         lse=[
             [_average(layer) for layer in zip(*row, strict=True)]
             for row in zip(*(ledger.lse for ledger in ledgers), strict=True)
         ],
+        **{name: sum(getattr(ledger, name) for ledger in ledgers) for name in counts},
     )
 
 
-def _add_tables(tables: Sequence[list[list[list[int]]]]) -> list[list[list[int]]]:
-    """Add numbers [K][L][sequences] of several caches."""
+def _join(tables: Sequence[Table], combine: Callable[[Sequence[int]], int]) -> Table:
+    """Combine the numbers [K][L][sequences] of several caches."""
     return [
-        [[sum(each) for each in zip(*layer, strict=True)] for layer in zip(*row, strict=True)]
+        [[combine(each) for each in zip(*layer, strict=True)] for layer in zip(*row, strict=True)]
         for row in zip(*tables, strict=True)
     ]
 

@@ -119,11 +119,7 @@ class AMSKV(ComparesKeys, Method):
         check_condensed(self.condensed, spec)
 
     def prepare(self, spec: ModelSpec, budget: Budget, artifact: Artifact | None = None) -> None:
-        """Work out capacities and threshold.
-
-        Raises:
-            ValueError: `demanding` without a calibration, or what `check` refuses.
-        """
+        """Work out capacities and threshold."""
         super().prepare(spec, budget, artifact)
         self.first, self.most = effective_capacities(spec, self.condensed)
         self._demanding: list[Tensor] = [torch.zeros(0)] * spec.layers
@@ -212,12 +208,7 @@ class AMSKVFixed(Method):
             raise InfeasibleBudget.of(budget, needed, spec, f"{self.condensed} condensed scales and another")
 
     def prepare(self, spec: ModelSpec, budget: Budget, artifact: Artifact | None = None) -> None:
-        """Give every head its capacity.
-
-        Raises:
-            ValueError: placement by similarity without a calibration.
-            InfeasibleBudget: what `check` refuses.
-        """
+        """Give every head its capacity."""
         super().prepare(spec, budget, artifact)
         if self.placement == "similarity":
             similarity = require_artifact(artifact, "method=ams_kv_fixed:")["similarity"]

@@ -137,12 +137,15 @@ class Method:
             limit.check(name, getattr(self, name))
 
     def prepare(self, spec: ModelSpec, budget: Budget, artifact: Artifact | None = None) -> None:
-        """Set up for a model and a budget, before any generation; raises what `check` raises.
+        """Set up for a model and a budget, before any generation.
 
         Args:
             spec: the model's shapes.
             budget: the budget B.
             artifact: the calibration that `needs` asked for.
+
+        Raises:
+            ValueError, InfeasibleBudget: what `check` refuses, or a calibration is missing.
         """
         self.check(spec, budget)
         self.spec, self.budget = spec, budget

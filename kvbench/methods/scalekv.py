@@ -125,11 +125,7 @@ class ScaleKV(Scored):
             read_capacities(Path(self.budgets), spec, budget)
 
     def prepare(self, spec: ModelSpec, budget: Budget, artifact: Artifact | None = None) -> None:
-        """Work out what every layer may hold after every scale.
-
-        Raises:
-            ValueError: neither budgets nor a calibration, or a budget file that does not fit.
-        """
+        """Work out what every layer may hold after every scale."""
         super().prepare(spec, budget, artifact)
         total = budget.tokens // spec.heads
         if self.budgets is not None:

@@ -68,12 +68,7 @@ class HACK(Method):
         check_capacity(spec, budget, self.sinks)
 
     def prepare(self, spec: ModelSpec, budget: Budget, artifact: Artifact | None = None) -> None:
-        """Sort the heads into classes and share the budget among these.
-
-        Raises:
-            ValueError: no calibration.
-            InfeasibleBudget: the sinks do not fit.
-        """
+        """Sort the heads into classes and share the budget among these."""
         super().prepare(spec, budget, artifact)
         sigma = require_artifact(artifact, "method=hack:")["sigma"]
         self.is_contextual = find_contextual(sigma, self.alpha)

@@ -97,12 +97,7 @@ class HACKPlusPlus(SparseReads, Method):
             raise ValueError(f"method.pool={self.pool}: must be odd and positive")
 
     def prepare(self, spec: ModelSpec, budget: Budget, artifact: Artifact | None = None) -> None:
-        """Sort the heads into classes and work out what each may hold after every scale.
-
-        Raises:
-            ValueError: no calibration.
-            InfeasibleBudget: the sinks do not fit, or less than a token a head.
-        """
+        """Sort the heads into classes and work out what each may hold after every scale."""
         super().prepare(spec, budget, artifact)
         tensors = require_artifact(artifact, "method=hackpp:")
         mass = tensors["mass"]

@@ -79,11 +79,11 @@ class HardKV(ReplacesContents, RecordsLse, Scored):
         queries: the last so many queries of a segment vote; in the paper all of an interval do (section 3.1).
         window: latest tokens that stay.
         leading: first tokens of a text that stay, in the paper one.
+        merge: what becomes of tokens that leave: nothing, or see above.
         kernel: slots that `snapkv` takes together, odd.
         mix: `rkv`'s lambda.
         threshold: cosine similarity above which `rkv` takes keys for near copies.
         protected: latest near copies of every key that it lets count as different.
-        merge: what becomes of tokens that leave: nothing, or see above.
         watch_lse: note in the ledger by how many nats each drop changes the log-sum-exp of the voting queries.
     """
 
@@ -95,11 +95,11 @@ class HardKV(ReplacesContents, RecordsLse, Scored):
     queries: int = 128
     window: int = 32
     leading: int = 0
+    merge: Merge = "none"
     kernel: int = 7
     mix: float = 0.07
     threshold: float = 0.5
     protected: int = 1
-    merge: Merge = "none"
     watch_lse: bool = False
     _temperatures: dict[int, Tensor] = field(default_factory=dict, init=False, repr=False)
 

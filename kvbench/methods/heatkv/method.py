@@ -56,12 +56,7 @@ class HeatKV(Method):
             read_orders(Path(self.orders), spec, self.sinks)
 
     def prepare(self, spec: ModelSpec, budget: Budget, artifact: Artifact | None = None) -> None:
-        """Build the schedule.
-
-        Raises:
-            ValueError: neither orders nor a calibration, an order file that does not fit, or `sinks` out of range.
-            InfeasibleBudget: the sinks alone exceed the budget.
-        """
+        """Build the schedule."""
         super().prepare(spec, budget, artifact)
         rank = self._ranks(spec, artifact)
         self.schedule = schedule_evictions(spec, budget, self.sinks, rank, naive=self.naive)

@@ -87,7 +87,7 @@ def weigh(length: int, weights: Weights) -> float:
     return {"inverse_tokens": 1 / length, "uniform": 1, "tokens": length}[weights]
 
 
-def allocate(problem: Problem, *, lifetimes: bool = True) -> Holding:
+def allocate(problem: Problem) -> Holding:
     """Allocate by prices: what fits at every instant and leaves no capacity that could be used.
 
     Each head chooses for itself at common prices, exactly (`prices.choose`); what then is too much is shortened, what
@@ -95,16 +95,15 @@ def allocate(problem: Problem, *, lifetimes: bool = True) -> Holding:
 
     Args:
         problem: what is to be allocated.
-        lifetimes: sources may be dropped before the end; otherwise what a head holds at all it holds to the end.
     """
     everything = problem.hold_everything()
     if (count_held(problem, everything) <= problem.capacity).all():
         return everything
-    prices = find_prices(problem, lifetimes=lifetimes)
-    wanted = choose(problem, prices, lifetimes=lifetimes)
+    prices = find_prices(problem)
+    wanted = choose(problem, prices)
     wanted.until[:, : problem.forced] = problem.segments - 1
-    fitting = lengthen(problem, shorten(problem, wanted, lifetimes=lifetimes), lifetimes=lifetimes)
-    return exchange(problem, fitting, prices, lifetimes=lifetimes)
+    fitting = lengthen(problem, shorten(problem, wanted))
+    return exchange(problem, fitting, prices)
 
 
 def allocate_counts(problem: Problem, spec: ModelSpec, budget: Budget) -> Holding:

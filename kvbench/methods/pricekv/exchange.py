@@ -10,7 +10,7 @@ EFFORT = 30_000
 run out of promising ones before; large ones have little to gain."""
 
 
-def exchange(problem: Problem, holding: Holding, prices: Floats, *, lifetimes: bool = True) -> Holding:
+def exchange(problem: Problem, holding: Holding, prices: Floats) -> Holding:
     """Exchange blocks as long as that lowers the error.
 
     One lives longer or takes a larger precision, those whose loss adds least free capacity, and what remains
@@ -21,7 +21,6 @@ def exchange(problem: Problem, holding: Holding, prices: Floats, *, lifetimes: b
         problem: what is to be allocated.
         holding: what fits.
         prices: of capacity at each instant, float64 [K (L + 1)].
-        lifetimes: sources may be dropped before the end; otherwise they are held to the end or not at all.
 
     Returns:
         What fits.
@@ -29,9 +28,9 @@ def exchange(problem: Problem, holding: Holding, prices: Floats, *, lifetimes: b
     trials, improved = EFFORT // (problem.heads * problem.precisions), True
     while improved:
         least, improved = sum_error(problem, holding), False
-        for change in _list_promising(problem, holding, prices, trials, lifetimes=lifetimes):
+        for change in _list_promising(problem, holding, prices, trials):
             trials -= 1
-            changed = _change(problem, holding, change, lifetimes=lifetimes)
+            changed = _change(problem, holding, change)
             if changed is not None and sum_error(problem, changed) < least:
                 holding, improved = changed, True
                 break
@@ -39,11 +38,11 @@ def exchange(problem: Problem, holding: Holding, prices: Floats, *, lifetimes: b
 
 
 def _list_promising(
-    problem: Problem, holding: Holding, prices: Floats, most: int, *, lifetimes: bool
+    problem: Problem, holding: Holding, prices: Floats, most: int
 ) -> list[tuple[int, int, int, int]]:
     """Return (head, source, lifetime, precision) that save more error than the missing memory costs, best first."""
     free = problem.capacity - count_held(problem, holding)
-    costs = find_changes(problem, holding, lifetimes=lifetimes)
+    costs = find_changes(problem, holding)
     costs += _price_lacking(problem, holding, free, prices)
     promising = np.argwhere(costs < 0)
     order = costs[tuple(promising.T)].argsort(kind="stable")
@@ -78,16 +77,14 @@ def _price_lacking(problem: Problem, holding: Holding, free: Ints, prices: Float
     )
 
 
-def _change(
-    problem: Problem, holding: Holding, change: tuple[int, int, int, int], *, lifetimes: bool
-) -> Holding | None:
+def _change(problem: Problem, holding: Holding, change: tuple[int, int, int, int]) -> Holding | None:
     """Change one block whatever it takes, then lengthen what fits; None if the others cannot free enough."""
     head, source, end, size = change
     until, precision = (part.copy() for part in holding)
     fixed = np.zeros(until.shape, bool)
     until[head, source], precision[head, source], fixed[head, source] = end, size, True
     try:
-        fitting = shorten(problem, Holding(until, precision), fixed, lifetimes=lifetimes)
+        fitting = shorten(problem, Holding(until, precision), fixed)
     except ValueError:
         return None
-    return lengthen(problem, fitting, lifetimes=lifetimes)
+    return lengthen(problem, fitting)

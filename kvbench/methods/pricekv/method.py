@@ -127,12 +127,7 @@ class PriceKV(MixedPrecision, Method):
         return replace(budget, capacity=budget.bytes / (2 * spec.head_dim * bits / 8))
 
     def prepare(self, spec: ModelSpec, budget: Budget, artifact: Artifact | None = None) -> None:
-        """Allocate the lifetimes.
-
-        Raises:
-            ValueError: no calibration, or a setting out of range.
-            InfeasibleBudget: the sinks exceed the budget.
-        """
+        """Allocate the lifetimes."""
         super().prepare(spec, budget, artifact)
         tensors, sources = require_artifact(artifact, "method=pricekv:"), list_sources(spec, self.recent)
         self.problem = pose(tensors["error"], spec, budget, sources, weights=self.weights, forced=self.sinks)
@@ -141,7 +136,7 @@ class PriceKV(MixedPrecision, Method):
         if self.allocation == "counts":
             self.holding = allocate_counts(self.problem, spec, budget)
         else:
-            self.holding = allocate(self.problem, lifetimes=self.lifetimes)
+            self.holding = allocate(replace(self.problem, lifetimes=self.lifetimes))
         self._until = torch.from_numpy(self.holding.until).unflatten(0, (spec.layers, -1))
 
     def precisions(self, layer: int, segment: Segment) -> list[Precision] | None:

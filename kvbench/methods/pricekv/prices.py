@@ -12,7 +12,7 @@ STEP = 0.3
 """A price changes by this factor's exponential at most, at first; at iteration i by 1 / (1 + i / 40) of it."""
 
 
-def find_prices(problem: Problem, *, lifetimes: bool = True) -> Floats:
+def find_prices(problem: Problem) -> Floats:
     """Find prices at which what heads want about fits, float64 [K (L + 1)] in error per unit of capacity.
 
     They rise where heads hold more than fits and fall where they hold less; where all that could ever be held fits,
@@ -20,7 +20,6 @@ def find_prices(problem: Problem, *, lifetimes: bool = True) -> Floats:
 
     Args:
         problem: what is to be allocated.
-        lifetimes: see `choose`.
     """
     capacity = np.maximum(problem.capacity, 1)
     binding = count_held(problem, problem.hold_everything()) > problem.capacity
@@ -29,13 +28,13 @@ def find_prices(problem: Problem, *, lifetimes: bool = True) -> Floats:
     if not prices.any():  # nothing was measured, as in a plan
         return prices
     for iteration in range(ITERATIONS):
-        held = count_held(problem, choose(problem, prices, lifetimes=lifetimes))
+        held = count_held(problem, choose(problem, prices))
         excess = ((held - problem.capacity) / capacity).clip(-1, 1)
         prices = prices * np.exp(STEP / (1 + iteration / 40) * excess)
     return prices
 
 
-def choose(problem: Problem, prices: Floats, *, lifetimes: bool = True) -> Holding:
+def choose(problem: Problem, prices: Floats) -> Holding:
     """Choose the lifetimes and precisions that cost each head least in errors, noise and rent together; exact.
 
     Whatever set a head holds, a source of a given lifetime has one best precision, since noises add up. So it is chosen
@@ -44,14 +43,13 @@ def choose(problem: Problem, prices: Floats, *, lifetimes: bool = True) -> Holdi
     Args:
         problem: what is to be allocated.
         prices: of capacity at each instant, float64 [K (L + 1)].
-        lifetimes: sources may be dropped before the end; otherwise what a head holds at all it holds to the end.
     """
     paid = np.concatenate(([0.0], prices.cumsum()))[problem.leaving]
     # Of a unit of capacity, for each consumer.
     rent = np.diff(paid, axis=0, prepend=paid[:1])[:, problem.layer]
     added, best = _choose_precisions(problem, rent)
     costs = [errors + sum_sets(more) for errors, more in zip(problem.errors, added, strict=True)]
-    until = _choose_nested(costs, problem.sources) if lifetimes else _choose_constant(costs)
+    until = _choose_nested(costs, problem.sources) if problem.lifetimes else _choose_constant(costs)
     if best is None:
         return Holding(until, np.zeros_like(until))
     sources, heads = np.arange(until.shape[1]), np.arange(problem.heads)

@@ -48,6 +48,7 @@ class Problem:
         layers: layers L.
         capacity: what sources may take at each instant, int64 [K (L + 1)].
         forced: leading sources that all heads hold to the end.
+        lifetimes: sources may be dropped before the end; otherwise what a head holds at all it holds to the end.
     """
 
     errors: tuple[Floats, ...]
@@ -57,6 +58,7 @@ class Problem:
     layers: int
     capacity: Ints
     forced: int = 0
+    lifetimes: bool = True
 
     @property
     def segments(self) -> int:

@@ -7,9 +7,7 @@ from kvbench.methods.pricekv.problem import Bools, Floats, Holding, Ints, Proble
 A_LOT = np.iinfo(np.int64).max
 
 
-def shorten(
-    problem: Problem, holding: Holding, fixed: Bools | None = None, *, lifetimes: bool = True
-) -> Holding:
+def shorten(problem: Problem, holding: Holding, fixed: Bools | None = None) -> Holding:
     """Shorten lifetimes and take smaller precisions until nothing exceeds the capacity.
 
     Greedy: take the change with the least added error per freed token and step, counting only steps and tokens over
@@ -19,7 +17,6 @@ def shorten(
         problem: what is to be allocated.
         holding: what is wanted.
         fixed: blocks that stay what they are, bool [T, K - 1]; None where any may change.
-        lifetimes: sources may be dropped before the end; otherwise they are not held at all.
 
     Returns:
         What fits.
@@ -30,7 +27,7 @@ def shorten(
     until, precision = (part.copy() for part in holding)
     holding = Holding(until, precision)
     while (excess := count_held(problem, holding) - problem.capacity).max() > 0:
-        added = find_changes(problem, holding, lifetimes=lifetimes)
+        added = find_changes(problem, holding)
         if fixed is not None:
             added[fixed] = np.inf
         freed = _sum_freed(problem, holding, excess)
@@ -47,7 +44,7 @@ def shorten(
     return holding
 
 
-def lengthen(problem: Problem, holding: Holding, *, lifetimes: bool = True) -> Holding:
+def lengthen(problem: Problem, holding: Holding) -> Holding:
     """Lengthen lifetimes and take larger precisions until no change fits that does no harm.
 
     Greedy: take the change that saves the most error per added token and step.
@@ -55,7 +52,6 @@ def lengthen(problem: Problem, holding: Holding, *, lifetimes: bool = True) -> H
     Args:
         problem: what is to be allocated.
         holding: what fits.
-        lifetimes: sources may be dropped before the end; otherwise they are held to the end.
 
     Returns:
         What fits.
@@ -64,7 +60,7 @@ def lengthen(problem: Problem, holding: Holding, *, lifetimes: bool = True) -> H
     holding = Holding(until, precision)
     free = problem.capacity - count_held(problem, holding)
     while True:
-        added = find_changes(problem, holding, lifetimes=lifetimes)
+        added = find_changes(problem, holding)
         more = _sum_more(problem, holding)
         fits = (more > 0) & (added <= 0) & _find_fitting(problem, holding, free)
         if not fits.any():
@@ -78,7 +74,7 @@ def lengthen(problem: Problem, holding: Holding, *, lifetimes: bool = True) -> H
                 free = left
 
 
-def find_changes(problem: Problem, holding: Holding, *, lifetimes: bool = True) -> Floats:
+def find_changes(problem: Problem, holding: Holding) -> Floats:
     """Return the change in a head's error for every other lifetime and precision, float64 [T, K - 1, K, F].
 
     Entry [h, i, d, f] is for source i of head h, lifetime d and precision f; infinite where that cannot be.
@@ -95,7 +91,7 @@ def find_changes(problem: Problem, holding: Holding, *, lifetimes: bool = True) 
                 bit, errors = 1 << problem.sources[k].index(source), problem.errors[k]
                 gained[k] = errors[sets[k] | bit, every] - errors[sets[k] & ~bit, every]
         total = gained.cumsum(0)
-        ends = np.arange(source, count) if lifetimes else np.array([source, count - 1])
+        ends = np.arange(source, count) if problem.lifetimes else np.array([source, count - 1])
         grown[:, source, ends] = (total[ends] - total[until[:, source], every]).T
     now = problem.noise[np.arange(sources), precision, until, every[:, None]]
     return grown[..., None] + (problem.noise.transpose(3, 0, 2, 1) - now[..., None, None])

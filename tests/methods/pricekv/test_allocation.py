@@ -123,7 +123,7 @@ def test_at_given_prices_every_head_has_the_best_of_all_lifetimes(problem: Probl
         [float(prices @ occupy(problem, life, layer)) for life in every] for layer in range(problem.layers)
     ]
     for lifetimes in (True, False) if has_all_sources(problem) else (True,):
-        for head, found in enumerate(lives_of(choose(problem, prices, lifetimes=lifetimes))):
+        for head, found in enumerate(lives_of(choose(replace(problem, lifetimes=lifetimes), prices))):
             layer = int(problem.layer[head])
             best = min(
                 pay(problem, life, head) + rent
@@ -139,7 +139,7 @@ def test_what_is_held_fits_and_nothing_is_left_out_that_fits_and_does_no_harm(
     problem: Problem, lifetimes: bool
 ) -> None:
     lifetimes |= not has_all_sources(problem)
-    holding, last = allocate(problem, lifetimes=lifetimes), problem.segments - 1
+    holding, last = allocate(replace(problem, lifetimes=lifetimes)), problem.segments - 1
     until, held = holding.until, count(problem, holding)
     assert (held == count_held(problem, holding)).all()
     assert (held <= problem.capacity).all()
