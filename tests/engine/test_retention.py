@@ -21,7 +21,6 @@ from tests.support.engine import (
     draw_seen,
     listening,
     open_cache,
-    prepared,
     run,
     small,
     tokens_of,
@@ -80,27 +79,11 @@ def test_scales(kind: type[Drawn], seed: int, share: float, sequences: int) -> N
         assert cache.held.segment is at
 
 
-@pytest.mark.parametrize("kind", [Drawn, DrawnPerSequence])
-@pytest.mark.parametrize("padding", [[0, 0], [3, 1], [0, 5]])
-def test_rows_behind_padded_prompts(kind: type[Drawn], padding: list[int]) -> None:
-    spec = shapes()
-    seen = draw_seen(spec, 7, 0.6)
-    cache = open_cache(kind(seen), spec)
-    generate(cache, draw(spec, len(padding)), padding)
-    held = [
-        [
-            [[p for p in range(21) if p >= missing and seen[-1, layer, head, p]] for head in range(3)]
-            for missing in padding
-        ]
-        for layer in range(2)
-    ]
-    check(cache, held, [0, 6, 11, 16, 21], padding)
-    check(cache, held, [0, 6, 8, 21], padding)
-
-
 @pytest.mark.parametrize(
     "make",
     [
+        lambda: Drawn(draw_seen(shapes(), 7, 0.6)),
+        lambda: DrawnPerSequence(draw_seen(shapes(), 7, 0.6)),
         lambda: StreamingLLM(sinks=1),
         lambda: SnapKV(window=2, queries="last", sinks=1),
         lambda: H2O(sinks=1),
@@ -108,41 +91,24 @@ def test_rows_behind_padded_prompts(kind: type[Drawn], padding: list[int]) -> No
         lambda: HardKV(selector="rkv", window=2, queries=2),
     ],
 )
-@pytest.mark.parametrize("padding", [[0, 0, 0], [2, 0, 1]])
-def test_methods_of_token_models(make: Callable[[], Method], padding: list[int]) -> None:
-    spec = shapes()
-    method = prepared(make(), spec, 0.5)
-    cache = KVCache(spec, method, dtype=torch.float32)
-    held = list_held(method, cache, lambda: generate(cache, draw(spec, 3), padding), 3, padding)
-    check(cache, held, [0, 6, 11, 16, 21], padding)
-
-
-def list_held(
-    method: Method, cache: KVCache, work: Callable[[], object], sequences: int, padding: Sequence[int]
-) -> Positions:
-    """What the method's last answers before the last segment come to; of a static method those of one sequence."""
-    heads, asked = cache.spec.heads, listening(method)
-    work()
+@pytest.mark.parametrize("padding", [[0, 0, 0], [2, 0, 5]])
+def test_rows_behind_padded_prompts(make: Callable[[], Method], padding: list[int]) -> None:
+    """What the last answers before the last segment come to; of a static method those of one sequence."""
+    method, spec = make(), shapes()
+    cache, asked = open_cache(method, spec, 1 if isinstance(method, Drawn) else 0.5), listening(method)
+    generate(cache, draw(spec, 3), padding)
     if method.static:  # asked once, of one sequence and of no padding
-        asked = [one for one in asked if len(one.kept) == heads]
-    last = {one.layer: one.ids() for one in asked if one.scale == len(cache.spec.segments) - 2}
+        asked = [one for one in asked if len(one.kept) == spec.heads]
+    last = {one.layer: one.ids() for one in asked if one.scale == len(spec.segments) - 2}
     held = []
-    for layer in range(cache.spec.layers):
-        rows = last[layer] * sequences if method.static else last[layer]
-        each = [rows[start : start + heads] for start in range(0, len(rows), heads)]
+    for layer in range(spec.layers):
+        rows = last[layer] * 3 if method.static else last[layer]
+        each = [rows[start : start + spec.heads] for start in range(0, len(rows), spec.heads)]
         held.append(
             [[[p for p in row if p >= m] for row in one] for one, m in zip(each, padding, strict=True)]
         )
-    return held
-
-
-@pytest.mark.parametrize("make", [lambda: StreamingLLM(sinks=1), lambda: H2O(sinks=1)])
-def test_methods_of_scale_models(make: Callable[[], Method]) -> None:
-    spec = small(sides=(1, 2, 3, 4, 5))
-    method = prepared(make(), spec, 0.5)
-    cache = KVCache(spec, method, dtype=torch.float32)
-    held = list_held(method, cache, lambda: run(cache, tokens_of(spec, 2)), 2, [0, 0])
-    check(cache, held, [0, *spec.ends[:-1]], [0, 0])
+    for edges in ([0, 6, 11, 16, 21], [0, 6, 8, 21]):
+        check(cache, held, edges, padding)
 
 
 def test_what_ends_early_holds_what_it_held_when_its_last_segment_began() -> None:

@@ -11,12 +11,11 @@ from torch import Tensor
 
 from kvbench.core.segments import ModelSpec, Segment, next_scale
 from kvbench.engine.cache import KVCache
-from kvbench.methods.base import Artifact, Method, NotANumber
+from kvbench.methods.base import Method, NotANumber, Observer
 from kvbench.methods.h2o import H2O
-from kvbench.methods.hack.classes import ColumnVariance
 from kvbench.methods.hack.method import HACK
 from kvbench.methods.rkv import RKV
-from kvbench.methods.scalekv import AttentionSelectivity, ScaleKV
+from kvbench.methods.scalekv import ScaleKV
 from kvbench.methods.select import (
     check_window,
     choose_best,
@@ -31,7 +30,7 @@ from kvbench.methods.snapkv import SnapKV
 from kvbench.methods.streaming_llm import StreamingLLM
 from kvbench.methods.tova import TOVA
 from kvbench.methods.view import View
-from tests.support.engine import listening, open_cache, prepared, run, small, tokens_of, watch
+from tests.support.engine import Watched, listening, open_cache, prepared, run, small, tokens_of, watch
 
 SPEC = small(layers=2, sides=(1, 2, 3, 4, 5, 6), scale=0.8)
 HIGH = 1e9
@@ -257,26 +256,19 @@ def test_rkv(groups: int) -> None:
     generation(method, groups, slow)
 
 
-def artifact(kind: type[AttentionSelectivity] | type[ColumnVariance]) -> Artifact:
-    return kind().make_stand_in(SPEC)
+def kept_by(method: Method, inputs: Inputs, budget: str) -> Watched:
+    """A generation by a method with random numbers for what it calibrates."""
+    needs = method.needs()
+    found = needs.make_stand_in(SPEC) if isinstance(needs, Observer) else None
+    return watch(method, SPEC, inputs, budget, found)
 
 
-DECIDING: dict[str, Callable[[str], tuple[Method, Artifact | None]]] = {
-    "snapkv": lambda rows: (SnapKV(branch_mode=rows), None),
-    "h2o": lambda rows: (H2O(branch_mode=rows), None),
-    "rkv": lambda rows: (RKV(branch_mode=rows), None),
-    "scalekv": lambda rows: (ScaleKV(branch_mode=rows), artifact(AttentionSelectivity)),
-    "hack": lambda rows: (HACK(1, branch_mode=rows), artifact(ColumnVariance)),
-}
-
-
-@pytest.mark.parametrize("name", DECIDING)
-def test_who_decides(name: str) -> None:
+@pytest.mark.parametrize("kind", [SnapKV, H2O, RKV, ScaleKV, HACK])
+def test_who_decides(kind: type[Method]) -> None:
     kept = {}
     inputs = tokens_of(SPEC, 4, seed=2)
     for rows in ("per_row", "mean", "conditional"):
-        method, found = DECIDING[name](rows)
-        seen = watch(method, SPEC, inputs, "0.4", found).asked
+        seen = kept_by(kind(branch_mode=rows, sinks=1), inputs, "0.4").asked
         halves = [(asked.ids()[: 2 * SPEC.heads], asked.ids()[2 * SPEC.heads :]) for asked in seen]
         assert all(mine == twin for mine, twin in halves) == (rows != "per_row")
         kept[rows] = [mine for mine, _ in halves]
@@ -284,23 +276,12 @@ def test_who_decides(name: str) -> None:
     assert kept["mean"] != kept["conditional"]
 
 
-SINKING: dict[str, Callable[[], tuple[Method, Artifact | None]]] = {
-    "snapkv": lambda: (SnapKV(sinks=2), None),
-    "h2o": lambda: (H2O(sinks=2), None),
-    "rkv": lambda: (RKV(sinks=2), None),
-    "scalekv": lambda: (ScaleKV(sinks=2), artifact(AttentionSelectivity)),
-}
-
-
-@pytest.mark.parametrize("name", SINKING)
-def test_sinks_never_leave_where_there_is_room(name: str) -> None:
-    method, found = SINKING[name]()
-    seen = listening(prepared(method, SPEC, "0.3", found))
-    cache = KVCache(SPEC, method, dtype=torch.float32)
-    run(cache, tokens_of(SPEC, 2, seed=4))
+@pytest.mark.parametrize("kind", [SnapKV, H2O, RKV, ScaleKV])
+def test_sinks_never_leave_where_there_is_room(kind: type[Method]) -> None:
+    cache, seen, _ = kept_by(kind(sinks=2), tokens_of(SPEC, 2, seed=4), "0.3")
     for asked in seen[SPEC.layers :]:
         assert all(row[:5] == [0, 1, 2, 3, 4] for row in asked.ids())
-    assert cache.ledger.peak_tokens <= method.budget.capacity
+    assert cache.ledger.peak_tokens <= cache.method.budget.capacity
 
 
 def test_scores_that_are_nan_end_the_run_in_one_line() -> None:

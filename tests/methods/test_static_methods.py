@@ -13,7 +13,7 @@ from kvbench.core.segments import ModelSpec, next_token
 from kvbench.engine import plain
 from kvbench.engine.cache import KVCache
 from kvbench.engine.schedule import predict_row_lengths
-from kvbench.methods.base import Artifact, Method
+from kvbench.methods.base import Method
 from kvbench.methods.first_scales import FirstScales
 from kvbench.methods.full import Full
 from kvbench.methods.heatkv.method import BinaryHeatKV, HeatKV
@@ -34,17 +34,13 @@ METHODS: dict[str, Callable[[], Method]] = {
 
 
 def cache_of(name: str, budget: float | str) -> KVCache:
-    generator = torch.Generator().manual_seed(0)
-    mass = torch.rand(SPEC.layers, SPEC.heads, 6, 6, generator=generator, dtype=torch.float64)
-    artifact = Artifact(AttentionByScale.kind, {"mass": mass})
-    return open_cache(METHODS[name](), SPEC, budget, artifact)
+    return open_cache(METHODS[name](), SPEC, budget, AttentionByScale().make_stand_in(SPEC))
 
 
 def answers(name: str, budget: float | str) -> list[Asked]:
-    cache = cache_of(name, budget)
-    seen = listening(cache.method)
-    run(cache, tokens_of(SPEC, 2))
-    return seen
+    return watch(
+        METHODS[name](), SPEC, tokens_of(SPEC, 2), budget, AttentionByScale().make_stand_in(SPEC)
+    ).asked
 
 
 @pytest.mark.parametrize("name", METHODS)
