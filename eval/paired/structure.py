@@ -6,8 +6,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
-from kvbench.eval.spaces.networks import full_float32
-
 BORDER = 5
 """Half the width of the 11 x 11 window, in pixels; that far from an edge the window meets the reflected border."""
 SD = 1.5
@@ -25,6 +23,8 @@ def to_planes(images: NDArray[np.uint8], device: str, *, double: bool) -> Tensor
 def map_similarity(first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
     """Return similarity and, as its factor without luminance, contrast at every position.
 
+    Variances are small differences, which TF32 would lose.
+
     Args:
         first: [N, C, H, W] with values in [0, 1], larger than `BORDER` on both sides; padded by reflection.
         second: images of the same shape.
@@ -39,8 +39,7 @@ def map_similarity(first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
     window = (taps[:, None] * taps).expand(channels, 1, -1, -1)
     first, second = (F.pad(side, (BORDER,) * 4, mode="reflect") for side in (first, second))
     products = torch.cat((first, second, first * first, second * second, first * second))
-    with full_float32():  # variances are small differences
-        blurred = F.conv2d(products, window, groups=channels)
+    blurred = F.conv2d(products, window, groups=channels)
     mean, other, square, other_square, product = blurred.chunk(5)
     variance = (square - mean.square()).clamp(min=0)
     other_variance = (other_square - other.square()).clamp(min=0)

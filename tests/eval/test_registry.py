@@ -10,7 +10,6 @@ from hydra.utils import instantiate
 
 from kvbench.eval.paired.metrics import Psnr
 from kvbench.eval.registry import FOLDER, build_metrics, change_settings, describe_metrics, read_metrics
-from kvbench.scenes.detector import detect
 
 EVERY = [path.stem for path in sorted(FOLDER.glob("*.yaml")) if path.stem != "none"]
 
@@ -104,12 +103,6 @@ def test_metrics_of_an_installed_plugin_are_found(tmp_path: Path, monkeypatch: p
     assert (described["mine"], described["ours"]) == ("My own.", "")
     assert list(read_metrics("ours")) == ["ssim", "mine"]
     assert build_metrics(read_metrics("mine")) == build_metrics(read_metrics("psnr")) == [Psnr()]
-
-
-def test_a_setting_may_name_a_function() -> None:
-    detector = {"_target_": "hydra.utils.get_method", "path": "kvbench.scenes.detector.detect"}
-    assert only("geneval")["detector"] == detector
-    assert build_metrics(read_metrics("geneval"))[0].detector is detect
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from torch import Tensor
 from kvbench.eval.alignment.imagereward import ImageReward, load_scorer, load_tokenizer
 from kvbench.eval.files.weights import Snapshot
 from kvbench.eval.protocol.base import evaluate
-from tests.support.image_sets import make_noise, only, reason
+from tests.support.image_sets import make_noise, make_set, only, reason
 from tests.support.places import GOLDENS
 
 pytest.importorskip("transformers")
@@ -50,23 +50,15 @@ def test_tokens_are_those_of_the_official_program(folder: Path) -> None:
     assert load_tokenizer(folder / "vocab.txt")(["[ENC]"])[0][0, 1] == len(META["vocabulary"]) + 1
 
 
-def test_rewards_are_those_of_the_official_program(folder: Path) -> None:
-    score = load_scorer(folder, folder / "vocab.txt", "cpu")
-    images, expected = GOLDEN["images"].numpy(), GOLDEN["rewards"].tolist()
-    assert score(images, META["prompts"]).tolist() == pytest.approx(expected, abs=1e-5)
-    alone = [score(images[i : i + 1], META["prompts"][i : i + 1])[0] for i in range(4)]
-    assert alone == pytest.approx(expected, abs=1e-5)
+def test_rewards_are_those_of_the_official_program(folder: Path, tmp_path: Path) -> None:
+    images = make_set(tmp_path / "run", list(GOLDEN["images"].numpy()), META["prompts"])
+    words, expected = Snapshot("who/words", ("vocab.txt",)), GOLDEN["rewards"].tolist()
+    for batch in (1, 3):
+        scorer = ImageReward(str(folder), tokenizer_path=str(folder), batch=batch, tokenizer=words)
+        result = only(scorer, images)
+        assert result.samples["imagereward"] == pytest.approx(expected, abs=1e-5)
+        assert result.scores["imagereward"].value == pytest.approx(np.mean(expected), abs=1e-5)
     assert max(expected) - min(expected) > 1  # images and prompts do matter
-
-
-def test_a_run_has_the_mean_reward(folder: Path, tmp_path: Path) -> None:
-    images = make_noise(tmp_path / "run", [{}] * 3, META["prompts"][:3], size=40)
-    score = load_scorer(folder, folder / "vocab.txt", "cpu")
-    each = [float(score(images.image(i)[None], [META["prompts"][i]])) for i in range(3)]
-    words = Snapshot("who/words", ("vocab.txt",))
-    result = only(ImageReward(str(folder), tokenizer_path=str(folder), batch=2, tokenizer=words), images)
-    assert result.samples["imagereward"] == pytest.approx(each, abs=1e-5)
-    assert result.scores["imagereward"].value == pytest.approx(np.mean(each), abs=1e-5)
 
 
 def test_missing_files_and_another_vocabulary_are_told(folder: Path, tmp_path: Path) -> None:

@@ -107,16 +107,6 @@ def test_every_file_is_read_once(pair: tuple[Path, Path], monkeypatch: pytest.Mo
     assert set(opened.values()) == {1}
 
 
-def test_what_decoding_finds_does_not_depend_on_threads(
-    pair: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    several = PlainFolder(pair[1])
-    monkeypatch.setattr("kvbench.eval.files.samples.THREADS", 1)
-    one = PlainFolder(pair[1])
-    assert (several.digest, several.samples) == (one.digest, one.samples)
-    assert (several.stack([3, 0, 2, 1]) == PIXELS[[3, 0, 2, 1]]).all()
-
-
 def test_every_metric_is_skipped_or_scored_without_weights(
     pair: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
