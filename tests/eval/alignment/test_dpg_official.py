@@ -35,6 +35,13 @@ def written(scores: Mapping[str, Sequence[float]], *, done: bool = True) -> str:
     return text + (output + "\n" if done else "")
 
 
+def judged(folder: Path, text: str) -> ImageSet:
+    """A run beside the text that the program left."""
+    (folder / "run" / "dpg_official").mkdir(parents=True)
+    (folder / "run" / "dpg_official" / "results.txt").write_text(text)
+    return made(folder / "run")
+
+
 @pytest.mark.parametrize("copies", [1, 2, 3, 4])
 def test_the_program_cuts_our_images_out_again(copies: int, tmp_path: Path) -> None:
     images = made(tmp_path / "run", copies=copies)
@@ -73,11 +80,8 @@ def test_its_scores_come_in(tmp_path: Path) -> None:
 
 
 def test_the_item_that_the_program_drops_is_named(tmp_path: Path) -> None:
-    images = made(tmp_path / "run")
-    (tmp_path / "run" / "dpg_official").mkdir()
     rest = {item: SCORES[item] for item in ("b, 1", "c")}
-    (tmp_path / "run" / "dpg_official" / "results.txt").write_text(written(rest))
-    result = only(DpgOfficial(scores=True), images)
+    result = only(DpgOfficial(scores=True), judged(tmp_path, written(rest)))
     assert result.reason == "left out by the official program: a"
     assert result.samples["index"] == [0, 1, 2, 3, 8, 9, 10, 11]
 
@@ -88,11 +92,8 @@ def test_the_item_that_the_program_drops_is_named(tmp_path: Path) -> None:
         ("", "not what compute_dpg_bench.py writes once it is done"),
         (written(SCORES, done=False), "not what compute_dpg_bench.py writes once it is done"),
         (written({**SCORES, "d": [1.0] * 4}), "d is not an item of this run"),
-        (
-            written({item: scores[:2] for item, scores in SCORES.items()}),
-            "2 scores of b, 1, which has 4 images",
-        ),
-        (written({"c": SCORES["c"]}), "no scores of b, 1, a .2 of 3 items are missing"),
+        (written({item: each[:2] for item, each in SCORES.items()}), "2 scores of b, 1, which has 4 images"),
+        (written({"c": SCORES["c"]}), "no scores of b, 1, a (2 of 3 items are missing"),
         (written(SCORES).replace("0.25, 1.0", "0.75, 1.0"), "line 2: 0.8125 is not the mean"),
         (written({**SCORES, "a": [2.0] * 4}), "line 2: 2.0 is not the mean of scores from 0 to 1"),
         (written(SCORES).split("Model")[0] + written(SCORES), "line 4: b, 1 appears twice"),
@@ -100,19 +101,14 @@ def test_the_item_that_the_program_drops_is_named(tmp_path: Path) -> None:
     ],
 )
 def test_other_files_are_refused(text: str, complaint: str, tmp_path: Path) -> None:
-    images = made(tmp_path / "run")
-    (tmp_path / "run" / "dpg_official").mkdir()
-    (tmp_path / "run" / "dpg_official" / "results.txt").write_text(text)
-    assert complaint.replace(".2", "(2") in reason(DpgOfficial(scores=True), "failed", images)
+    assert complaint in reason(DpgOfficial(scores=True), "failed", judged(tmp_path, text))
 
 
 def test_other_runs_are_refused(tmp_path: Path) -> None:
     assert "use prompts=dpg" in reason(DpgOfficial(), "skipped", make_noise(tmp_path / "other", [{}, {}]))
-    for number, (metas, complaint) in enumerate(
-        (
-            ([{"item_id": "a"}, {}], "sample 1 has no DPG item"),
-            ([{"item_id": "a"}] * 5, "at most 4, not 5"),
-            ([{"item_id": "a"}] * 2 + [{"item_id": "b"}], "not 1, 2 (prompts.per_prompt)"),
-        )
+    for metas, complaint in (
+        ([{"item_id": "a"}, {}], "sample 1 has no DPG item"),
+        ([{"item_id": "a"}] * 5, "at most 4, not 5"),
+        ([{"item_id": "a"}] * 2 + [{"item_id": "b"}], "not 1, 2 (prompts.per_prompt)"),
     ):
-        assert complaint in reason(DpgOfficial(), "failed", make_noise(tmp_path / str(number), metas))
+        assert complaint in reason(DpgOfficial(), "failed", make_noise(tmp_path / str(len(metas)), metas))

@@ -25,15 +25,8 @@ SHA256 = hashlib.sha256(CONTENT).hexdigest()
 @pytest.fixture(autouse=True)
 def _own_home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
-    proxies = [f"{kind}_proxy" for kind in ("http", "https", "all")]
-    for name in (
-        "KVBENCH_WEIGHTS",
-        "HF_HOME",
-        "HF_HUB_CACHE",
-        "TORCH_HOME",
-        *proxies,
-        *map(str.upper, proxies),
-    ):
+    monkeypatch.setenv("no_proxy", "*")
+    for name in ("KVBENCH_WEIGHTS", "HF_HOME", "HF_HUB_CACHE", "TORCH_HOME"):
         monkeypatch.delenv(name, raising=False)
 
 
