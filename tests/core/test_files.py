@@ -149,25 +149,15 @@ def test_text_is_written_in_utf_8(tmp_path: Path) -> None:
     assert (tmp_path / "a").read_bytes() == "größer ≥ 1\n".encode()
 
 
-def test_hashes_are_sha256_of_the_content(tmp_path: Path) -> None:
+def test_hashes_are_sha256_of_the_content_and_a_folder_hashes_as_its_files_in_order(tmp_path: Path) -> None:
     known = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"  # FIPS 180-2: "abc"
-    path = tmp_path / "abc"
-    path.write_bytes(b"abc")
-    assert {files.hash_content("abc"), files.hash_content(b"abc"), files.hash_path(path)} == {known}
-    assert files.hash_content("a", b"b", memoryview(b"c")) == known
-
-
-def test_a_folder_hashes_as_its_files_in_order_of_their_paths(tmp_path: Path) -> None:
+    assert {files.hash_content("abc"), files.hash_content("a", b"b", memoryview(b"c"))} == {known}
     (tmp_path / "b").mkdir()
-    for name, content in (("c", b"3"), ("b/z", b"2"), ("a", b"1")):
+    long = bytes(range(256)) * (files.CHUNK // 256) + b"end"  # longer than a block
+    for name, content in (("c", b"3"), ("b/z", long), ("a", b"1")):
         (tmp_path / name).write_bytes(content)
-    assert files.hash_path(tmp_path) == hashlib.sha256(b"123").hexdigest()
-
-
-def test_a_file_longer_than_a_block_hashes_whole(tmp_path: Path) -> None:
-    content = bytes(range(256)) * (files.CHUNK // 256) + b"end"
-    (tmp_path / "long").write_bytes(content)
-    assert files.hash_path(tmp_path / "long") == hashlib.sha256(content).hexdigest()
+    assert files.hash_path(tmp_path) == hashlib.sha256(b"1" + long + b"3").hexdigest()
+    assert files.hash_path(tmp_path / "b/z") == hashlib.sha256(long).hexdigest()
 
 
 def test_settings_hash_alike_in_any_order() -> None:

@@ -17,7 +17,7 @@ from kvbench.core.settings import Shard
 from kvbench.eval.files.images import ImageSet
 from kvbench.runs import execute
 from kvbench.runs.generate.retention import FILE as RETENTION
-from tests.support.fake_run import Fake, images_of, job_in
+from tests.support.fake_run import Fake, count_records, images_of, job_in
 from tests.support.places import ROOT
 
 PROGRAM = ROOT / "tests" / "support" / "fake_run.py"
@@ -117,19 +117,15 @@ def test_killed_process_resumes_to_the_same_bytes(tmp_path: Path, whole: Path) -
     for lines in (3, 8):
         process = subprocess.Popen(program, env={**os.environ, "OMP_NUM_THREADS": "1"})
         deadline = time.monotonic() + 60
-        while recorded(tmp_path) < lines and time.monotonic() < deadline and process.poll() is None:
+        while count_records(tmp_path) < lines and time.monotonic() < deadline and process.poll() is None:
             time.sleep(0.01)
         process.send_signal(signal.SIGKILL)
         assert process.wait() == -signal.SIGKILL
-        assert recorded(tmp_path) >= lines
+        assert count_records(tmp_path) >= lines
     job = job_in(tmp_path)
     outcome = execute.run(job)
     assert images_of(outcome.folder) == images_of(whole)
     assert sum(job.model.batches) < 20
-
-
-def recorded(root: Path) -> int:
-    return sum(path.read_bytes().count(b"\n") for path in root.rglob("samples.jsonl"))
 
 
 @pytest.mark.slow

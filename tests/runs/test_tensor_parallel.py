@@ -24,7 +24,7 @@ from kvbench.methods.base import Method
 from kvbench.methods.headkv import HeadKV
 from kvbench.methods.heatkv.method import HeatKV
 from kvbench.methods.select import share_evenly
-from tests.support.fake_run import job_in
+from tests.support.fake_run import count_records, job_in
 from tests.support.parallel import CASES, SAMPLED, collect, make_model
 from tests.support.places import ROOT
 from tests.support.processes import find_port, start_together
@@ -104,10 +104,6 @@ def texts_in(runs: Path) -> dict[str, bytes]:
     return {str(path.relative_to(runs)): path.read_bytes() for path in runs.rglob("*.txt")}
 
 
-def count_lines(runs: Path) -> int:
-    return sum(path.read_bytes().count(b"\n") for path in runs.rglob("samples.jsonl"))
-
-
 @pytest.mark.slow
 def test_a_run_of_two_processes_resumes_to_the_run_of_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -116,7 +112,7 @@ def test_a_run_of_two_processes_resumes_to_the_run_of_one(
     Path("questions.txt").write_text("".join(f"what is {number} plus one\n" for number in range(6)))
     both = start_together([str(ROOT / "run.py"), *SPLIT], 2, tmp_path)
     deadline = time.monotonic() + 120
-    while count_lines(tmp_path / "runs") < 2 and time.monotonic() < deadline and both[0].poll() is None:
+    while count_records(tmp_path / "runs") < 2 and time.monotonic() < deadline and both[0].poll() is None:
         time.sleep(0.02)
     both[1].send_signal(signal.SIGKILL)
     _, told = both[0].communicate(timeout=60)

@@ -89,6 +89,11 @@ def images_of(folder: Path) -> dict[str, str]:
     }
 
 
+def count_records(root: Path) -> int:
+    """Lines of every samples.jsonl below a folder."""
+    return sum(path.read_bytes().count(b"\n") for path in root.rglob("samples.jsonl"))
+
+
 def job_in(root: Path, count: int = 10, method: object = None, **more: Any) -> Job:
     values: dict[str, object] = {
         "task": "run", "budget": 0.5, "sinks": 1, "seed": 0, "batch_size": 2, "device": "cpu",
