@@ -14,10 +14,12 @@ from kvbench.core.segments import ModelSpec, Segment
 from kvbench.models.base import Cache, Model, require_positive
 from kvbench.models.decoder import Decoder, DecoderConfig, ImageDecoderConfig
 from kvbench.models.image_model import ImageModel
+from kvbench.models.janus.transformer import JanusConfig
 from kvbench.models.llamagen.loop import generate
 from kvbench.models.llamagen.sampling import LlamaGenSampling
 from kvbench.models.llamagen.tokenizer import VQ, VQConfig
 from kvbench.models.lumina.tokenizer import Chameleon
+from kvbench.models.lumina.transformer import LuminaConfig
 from kvbench.models.noise import Noise
 from kvbench.models.tensor_parallel import split_config
 from kvbench.models.tokens import encode_prompts, lay_out
@@ -157,13 +159,16 @@ class PromptedImageModel(NextTokenImageModel[N, T]):
         prompt_tokens: tokens of the longest prompt, special ones included; shorter ones are padded in front.
     """
 
+    transformer: JanusConfig | LuminaConfig
     prompt_tokens: int = 64
 
     truncate: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
+        self._check_codes("codes", self.transformer.codes)
         super().__post_init__()
         require_positive("model", prompt_tokens=self.prompt_tokens)
+        self._check_sources("text")
 
     @property
     def _segments(self) -> tuple[Segment, ...]:

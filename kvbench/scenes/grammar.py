@@ -90,27 +90,18 @@ def sample(
         exclude = [{"class": first[1], "count": count + 1}]
     elif task == "position":
         relation = relations[int(rng.integers(len(relations)))]
-        body, objects = (
-            f"a {first[0]} {first[1]} {relation} a {second[0]} {second[1]}",
-            _place_two(rng, first, second, relation),
-        )
-        include = [
-            _make_clause(second, color=False),
-            {**_make_clause(first, color=False), "position": [relation, 0]},
-        ]
+        body = f"a {first[0]} {first[1]} {relation} a {second[0]} {second[1]}"
+        objects = _place_two(rng, first, second, relation)
+        placed = {**_make_clause(first, color=False), "position": [relation, 0]}
+        include = [_make_clause(second, color=False), placed]
     else:
-        body, objects = (
-            f"a {first[0]} {first[1]} and a {second[0]} {second[1]}",
-            _place_two(rng, first, second, "left of"),
-        )
+        body = f"a {first[0]} {first[1]} and a {second[0]} {second[1]}"
+        objects = _place_two(rng, first, second, "left of")
         include = [_make_clause(pair, color=task == "color_attr") for pair in (first, second)]
     background = list(BACKGROUNDS)[int(rng.integers(2))]
     caption = f"{body} on a {background} background" if rng.random() < 0.3 else body
-    return (
-        Scene(objects, background),
-        caption,
-        {"tag": task, "include": include, "exclude": exclude, "prompt": caption},
-    )
+    line: Meta = {"tag": task, "include": include, "exclude": exclude, "prompt": caption}
+    return Scene(objects, background), caption, line
 
 
 def evaluation_prompts(

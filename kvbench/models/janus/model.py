@@ -27,11 +27,6 @@ class JanusModel(PromptedImageModel[Janus, VQ]):
 
     networks = (Janus, VQ)
 
-    def __post_init__(self) -> None:
-        self._check_codes("codes", self.transformer.codes)
-        super().__post_init__()
-        self._check_sources("text")
-
     @property
     def _cleans(self) -> dict[str, Clean]:
         return {"weights": partial(clean_janus, head_dim=self.transformer.head_dim)}

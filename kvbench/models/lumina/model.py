@@ -40,11 +40,6 @@ class LuminaModel(PromptedImageModel[Lumina, Chameleon]):
     equal_branches: ClassVar[bool] = False
     networks = (Lumina, Chameleon)
 
-    def __post_init__(self) -> None:
-        self._check_codes("codes", self.transformer.codes)
-        super().__post_init__()
-        self._check_sources("text")
-
     @property
     def _cleans(self) -> dict[str, Clean]:
         return {"weights": partial(clean_lumina, config=self.transformer), "tokenizer": clean_chameleon}

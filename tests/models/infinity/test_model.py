@@ -24,7 +24,6 @@ from tests.support.reference_infinity import read_shape
 from tests.support.small_models import configured, full
 
 TABLES = np.load(GOLDENS / "infinity" / "rope.npz")
-RATIOS = [1, 1.25, 0.8, 1.333, 0.75, 1.5, 0.666, 1.75, 0.571, 2, 0.5, 2.5, 0.4, 3, 0.333]
 
 
 def official(**settings: Any) -> InfinityModel:
@@ -38,8 +37,8 @@ def images(model: InfinityModel, prompts: Sequence[str], noise: Noise | None = N
     return model.generate(prompts, full(model), noise or PromptNoise(0, range(len(prompts))))
 
 
-@pytest.mark.parametrize("ratio", RATIOS)
-def test_positions_of_every_ratio_are_the_official_ones(ratio: float) -> None:
+@pytest.mark.parametrize("ratio", [1, 1.5, 0.333])
+def test_positions_of_a_ratio_are_the_official_ones(ratio: float) -> None:
     model = configured("model=infinity_2b", f"model.aspect={ratio}")
     network, _ = model._build()
     rotation = network.rotation(model.spec.segments, "cpu")
