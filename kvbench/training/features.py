@@ -97,12 +97,8 @@ def measure(model: SceneFeatures, count: int, seed: int) -> dict[str, float]:
         agree = (model(images) > 0) == (targets > 0.5)
         right[start : start + size] = torch.stack([agree[:, :-1].all(1), agree[:, -1]], 1)
     counts, background = right.float().mean(0).tolist()
-    return {
-        "scenes": float(right.all(1).float().mean()),
-        "counts": counts,
-        "background": background,
-        "n": count,
-    }
+    scenes = float(right.all(1).float().mean())
+    return {"scenes": scenes, "counts": counts, "background": background, "n": count}
 
 
 @torch.no_grad()

@@ -48,16 +48,11 @@ class StagedRecipe(BaseTransformerRecipe):
     @property
     def steps(self) -> int:
         """Optimiser steps of all stages."""
-        return count_steps(self.stages)
+        return sum(stage.steps for stage in self.stages)
 
     def rate_by_cost(self, segments: Sequence[Segment], step: int) -> float:
         """Return the learning-rate factor of a step, which falls with the cost spent on a whole schedule of scales."""
         return warm_hold_decay(step, find_progress(self.stages, segments, step), hold=self.hold)
-
-
-def count_steps(stages: Sequence[Timed]) -> int:
-    """Return the optimiser steps of all stages."""
-    return sum(stage.steps for stage in stages)
 
 
 def find_stage(stages: Sequence[T], step: int) -> T:

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from kvbench.models.qwen3.transformer import Qwen3
 from kvbench.puzzles.room_walk import MAX_MOVES, ask, draw_problem, list_words, solve
 from kvbench.training.attention import attend_causally
-from kvbench.training.stages import count_steps, find_stage
+from kvbench.training.stages import find_stage
 from kvbench.training.transformer import BaseTransformerRecipe
 
 PAD, END = "<pad>", "<end>"
@@ -66,7 +66,7 @@ class WalkRecipe(BaseTransformerRecipe):
     @property
     def steps(self) -> int:
         """Optimiser steps of all stages."""
-        return count_steps(self.stages)
+        return sum(stage.steps for stage in self.stages)
 
 
 class NextWord(nn.Module):
