@@ -9,6 +9,7 @@ from torch.nn import functional as F
 
 from kvbench.models import layers
 from kvbench.models.autoencoder import decode_pixels
+from kvbench.models.base import FiniteCheck, NotFinite
 from kvbench.models.layers import FeedForward, add_gated
 from kvbench.models.var import sampling
 from kvbench.models.var.sampling import VARSampling, truncate
@@ -86,3 +87,19 @@ def test_images_are_decoded_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> 
     assert (pixels.shape, pixels.dtype) == ((5, 15, 20, 3), torch.uint8)
     expected = torch.linspace(0, 255, 5 * 3 * 12).round().view(5, 3, 3, 4)
     assert torch.equal(pixels[:, ::5, ::5].permute(0, 3, 1, 2).float(), expected)
+
+
+def test_a_cpu_is_asked_at_once() -> None:
+    check, logits = FiniteCheck(), torch.zeros(3, 4, 2)
+    check.note(logits, 0)
+    logits[2, 1] = torch.inf
+    with pytest.raises(NotFinite, match="prompt 2 of the batch, scale 1"):
+        check.note(logits, 1)
+    check.conclude()
+
+
+def test_a_gpu_is_asked_in_the_end() -> None:
+    check = FiniteCheck()
+    check._worst = [torch.ones(3, 1), torch.tensor([[1.0], [torch.nan], [torch.inf]])]
+    with pytest.raises(NotFinite, match="prompt 1 of the batch, scale 1"):
+        check.conclude()

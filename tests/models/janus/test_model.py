@@ -12,14 +12,7 @@ from kvbench.models.janus import model as janus
 from kvbench.models.janus.model import JanusModel
 from kvbench.models.weights import Source, WeightsError
 from tests.support.reference import OneStream
-from tests.support.reference_janus import (
-    CONFIGS,
-    TINY_VQ,
-    Numbers,
-    golden,
-    prompt_of,
-    whole_state,
-)
+from tests.support.reference_janus import CONFIGS, TINY_VQ, Numbers, golden, prompt_of, whole_state
 from tests.support.small_models import configured, full
 
 

@@ -13,14 +13,7 @@ from kvbench.models.lumina import model as lumina
 from kvbench.models.lumina.model import LuminaModel
 from kvbench.models.weights import Source, WeightsError
 from tests.support.reference import OneStream
-from tests.support.reference_lumina import (
-    CONFIGS,
-    TINY_VQ,
-    Numbers,
-    golden,
-    official_state,
-    prompt_of,
-)
+from tests.support.reference_lumina import CONFIGS, TINY_VQ, Numbers, golden, official_state, prompt_of
 from tests.support.small_models import configured, full
 
 

@@ -10,15 +10,7 @@ from kvbench.core.segments import next_scale
 from kvbench.models.var.loop import make_features
 from kvbench.models.var.tokenizer import TICKS, choose_convolution, shrink
 from tests.support.reference_llamagen import formula
-from tests.support.reference_var import (
-    FULL_VQ,
-    SIDES,
-    TINY_VQ,
-    golden,
-    meta,
-    published,
-    tokenizer,
-)
+from tests.support.reference_var import FULL_VQ, SIDES, TINY_VQ, golden, meta, published, tokenizer
 
 
 def close(found: Tensor, expected: Tensor, atol: float = 1e-4) -> None:
