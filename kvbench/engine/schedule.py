@@ -174,20 +174,9 @@ def show_layer(
     numbers = torch.zeros((0, 0) if state is None else position.shape, device=position.device)
     if state is not None:
         numbers[:, : state.shape[1]] = state
-    padding_charge = padding if spec.padding_counts else None
-    return CacheView(
-        layer,
-        segment,
-        sequences,
-        spec.heads,
-        position,
-        segment_ids,
-        numbers,
-        inputs,
-        prompts,
-        padding,
-        padding_charge,
-    )
+    charge, heads = padding if spec.padding_counts else None, spec.heads
+    shown = (layer, segment, sequences, heads, position, segment_ids, numbers)
+    return CacheView(*shown, inputs, prompts, padding, charge)
 
 
 def count_free_slots(spec: ModelSpec, index: int) -> int:
@@ -215,11 +204,8 @@ def build_schedule(
     find_free_slots = find_free_slots or partial(count_free_slots, spec)
     layouts = [empty_layout(spec.heads, device, find_free_slots(0))] * spec.layers
     for segment in spec.segments[:-1]:
-        free_slots, view, kept = (
-            find_free_slots(segment.index + 1),
-            show_layer(0, segment, layouts[0], spec),
-            None,
-        )
+        free_slots, kept = find_free_slots(segment.index + 1), None
+        view = show_layer(0, segment, layouts[0], spec)
         for layer, layout in enumerate(layouts):
             alike = layer > 0 and layout is layouts[layer - 1]
             if layer > 0:

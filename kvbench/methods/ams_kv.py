@@ -12,7 +12,7 @@ from kvbench.core.budget import Budget, InfeasibleBudget
 from kvbench.core.segments import Family, ModelSpec, Segment
 from kvbench.methods.base import Artifact, Limit, Method, Observer, require_artifact, set_limits
 from kvbench.methods.capabilities import ComparesKeys
-from kvbench.methods.select import share_evenly
+from kvbench.methods.select import share_by_head
 from kvbench.methods.view import View
 
 Metric = Literal["neg_mse", "neg_l2_per_token", "neg_l2"]
@@ -127,9 +127,8 @@ class AMSKV(ComparesKeys, Method):
         if self.demanding is not None:
             similarity = require_artifact(artifact, "method.demanding:")["similarity"]
             overflow = next(k for k, end in enumerate(spec.ends) if end > self.first)
-            profile = (
-                similarity[:, overflow:-1].min(1).values.sort().values
-            )  # any of these scales may promote
+            # Any of these scales may promote.
+            profile = similarity[:, overflow:-1].min(1).values.sort().values
             count = round(self.demanding * spec.layers)
             # Halfway to the next layer, so that rounding does not decide; everything or nothing at the ends.
             padded = torch.cat((profile.new_tensor([-torch.inf]), profile, profile.new_tensor([torch.inf])))
@@ -215,10 +214,7 @@ class AMSKVFixed(Method):
         self.scale, first, most = fixed_capacities(spec, budget, self.condensed)
         number = int((budget.per_head - first) * spec.layers / (most - first))
         if number >= spec.layers:
-            capacities = share_evenly(budget.tokens, spec)
-            self.capacities = torch.stack(
-                [torch.tensor(capacity).expand(spec.heads) for capacity in capacities]
-            )
+            self.capacities = share_by_head(budget.tokens, spec)
             return
         if self.placement == "uniform":
             larger = [int((place + 0.5) * spec.layers / number) for place in range(number)]

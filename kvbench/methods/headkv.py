@@ -19,7 +19,7 @@ from kvbench.methods.select import (
     find_sinks,
     merge_branches,
     score_line,
-    share_evenly,
+    share_by_head,
 )
 from kvbench.methods.view import View
 
@@ -111,8 +111,7 @@ class HeadKV(Method):
         self._condition = spec.leading_tokens(self.sinks)
         self._recent = self.recent * line
         self._least = min(self._condition + self._recent + (self.buffer - 1) * line, budget.head_tokens)
-        capacities = share_evenly(budget.tokens, spec)
-        self._even = torch.stack([torch.tensor(capacity).expand(spec.heads) for capacity in capacities])
+        self._even = share_by_head(budget.tokens, spec)
         longest = min(self.group_at, budget.head_tokens)
         self._first = next(
             (segment.index for segment in spec.segments if segment.end > longest), len(spec.segments)
@@ -131,9 +130,8 @@ class HeadKV(Method):
         if (index - self._first) % self.buffer:
             return None
         cached = self.spec.segments[:-1]
-        arriving = (
-            cached[min(index + self.buffer, len(cached)) - 1].end - view.segment.end
-        )  # before the next time
+        following = cached[min(index + self.buffer, len(cached)) - 1]  # the next time
+        arriving = following.end - view.segment.end
         capacities = self._share(view.layer) if self.match_mean else self._share_unmatched(view.layer)
         return self._choose(view, capacities.flatten() - arriving, self._local[view.layer].flatten())
 

@@ -239,6 +239,11 @@ def share_evenly(tokens: int, spec: ModelSpec) -> list[int | tuple[int, ...]]:
     return [share_layer(spec.heads * least + one, spec.heads) for one in extra]
 
 
+def share_by_head(tokens: int, spec: ModelSpec) -> Tensor:
+    """Return what `share_evenly` gives to each head, int64 [L, H]."""
+    return torch.stack([torch.tensor(capacity).expand(spec.heads) for capacity in share_evenly(tokens, spec)])
+
+
 def share_layer(tokens: int, heads: int) -> int | tuple[int, ...]:
     """Share a layer's tokens among its heads; the first ones get one more until none is left.
 

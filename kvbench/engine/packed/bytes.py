@@ -80,10 +80,8 @@ def predict_bytes(spec: ModelSpec, method: Method, packing: Packing) -> Ints:
         packing: how numbers are stored.
     """
     schedule = build_schedule(spec, method, find_free_slots=lambda _: 0)
-    blocks, forms = (
-        number_blocks(spec, packing.storage.group, "cpu"),
-        list_layer_formats(spec, method, packing, "cpu"),
-    )
+    blocks = number_blocks(spec, packing.storage.group, "cpu")
+    forms = list_layer_formats(spec, method, packing, "cpu")
     empty = empty_layout(spec.heads, "cpu")
     lying = [place_no_slots(empty, len(form.formats)) for form in forms]
     found = np.zeros((len(spec.segments) - 1, spec.layers), np.int64)

@@ -254,10 +254,8 @@ class PackedStorage(CacheBackend):
         for name, how, codes in (("keys", fmt.keys, keys), ("values", fmt.values, values)):
             if how == "codebook":
                 book = self._books[f"{name}_{fmt.bits}"][layer].flatten(0, 1)
-                entry = (
-                    plane_rows.rows % self._spec.heads * self._sources_known
-                    + self._source[plane_rows.positions]
-                )
+                head, sources = plane_rows.rows % self._spec.heads, count_sources(self._spec)
+                entry = head * sources + self._source[plane_rows.positions]
                 codes = Codes(codes.numbers, **name_table(book, fmt.bits), entry=entry.int())
             elif how == "channel":
                 codes = codes._replace(entry=plane_rows.entry)
@@ -268,10 +266,8 @@ class PackedStorage(CacheBackend):
     def _read_books(self, layer: int, fmt: PlaneFormat) -> tuple[Tensor, Tensor] | None:
         if "codebook" not in (fmt.keys, fmt.values):
             return None
-        keys, values = (self._books.get(f"{name}_{fmt.bits}") for name in ("keys", "values"))
-        assert keys is not None
-        assert values is not None
-        return keys[layer], values[layer]
+        keys, values = (self._books[f"{name}_{fmt.bits}"][layer] for name in ("keys", "values"))
+        return keys, values
 
     def _list_sources(self, due: QuantRange) -> list[tuple[int, int]]:
         """Return the source of each run of tokens that are due, and the token after its last."""
@@ -280,10 +276,6 @@ class PackedStorage(CacheBackend):
             for source, at in zip(self._sources, self._spec.segments, strict=True)
             if due.start <= at.start < due.stop
         ]
-
-    @property
-    def _sources_known(self) -> int:
-        return count_sources(self._spec)
 
     def _stored(self, fmt: PlaneFormat) -> int:
         """Return how many sequences store a plane."""

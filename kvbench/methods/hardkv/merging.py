@@ -76,11 +76,11 @@ def merge_multi_to_one(keys: Tensor, values: Tensor, choice: Choice) -> tuple[Te
     total = mass.sum(1, keepdim=True)
     into &= total > 0
     weights = (mass / total.where(total > 0, 1))[:, None]
-    merged = ((weights @ x.float()).to(x.dtype) for x in (keys, values))
-    new_keys, new_values = (
-        torch.where(into[..., None], one, x) for one, x in zip(merged, (keys, values), strict=True)
-    )
-    return new_keys, new_values
+
+    def merge(x: Tensor) -> Tensor:
+        return torch.where(into[..., None], (weights @ x.float()).to(x.dtype), x)
+
+    return merge(keys), merge(values)
 
 
 def merge_exactly(

@@ -62,11 +62,8 @@ def _price_lacking(problem: Problem, holding: Holding, free: Ints, prices: Float
         return np.pad(lacking.cumsum(-2), [*[(0, 0)] * (taken.ndim - 1), (1, 0), (0, 0)])
 
     longer, larger = pass_time(sizes), pass_time(sizes[:, None] - sizes[:, :, None])
-    begin, now, ends = (
-        problem.leaving[sources, layer],
-        problem.leaving[until, layer],
-        problem.leaving.T[layer],
-    )
+    leaving = problem.leaving
+    begin, now, ends = leaving[sources, layer], leaving[until, layer], leaving.T[layer]
     common, last = np.minimum(now[..., None], ends), np.maximum(now[..., None], ends)
     of_block, column = (sources[:, None], precision[..., None]), sources[:, None]
     return (
