@@ -47,9 +47,11 @@ def test_utilisation_counts_from_the_first_drop() -> None:
 
 
 def test_heads_in_several_processes_are_told_together() -> None:
-    one = Ledger([[[3, 4]], [[3, 4]]], longest=[[[2, 2]], [[0]]], lse=[[([1.0, 2.0], [0.5, 1.0])], []])
-    other = Ledger([[[5, 2]], [[5, 2]]], longest=[[[4, 1]], [[0]]], lse=[[([3.0, 4.0], [1.5, 3.0])], []])
+    one = Ledger([[[3, 4]], [[3, 4]]], [[[2, 2]], [[0]]], drifts=-2.0, drops=4)
+    other = Ledger([[[5, 2]], [[5, 2]]], [[[4, 1]], [[0]]], drifts=-1.0, drops=1)
+    one.lse, other.lse = [[([1.0, 2.0], [0.5, 1.0])], []], [[([3.0, 4.0], [1.5, 3.0])], []]
     both = add_ledgers([one, other])
+    assert both.lse_drift == pytest.approx(-3 / 5)
     spec = ModelSpec("small", 1, 4, D, next_token(4, (4,)), 1)
     assert both.trace(spec, 0) == [Step(4, 2.0, 4, 2.0, 1.0)]
     assert both.trace(spec, 1) == [Step(4, 1.5, 2, 3.0, 2.0)]

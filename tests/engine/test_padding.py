@@ -184,22 +184,16 @@ def test_one_token_a_row_stays_where_padding_takes_all_the_room() -> None:
     assert cache.ledger.peak_tokens == spec.all_heads
 
 
-def test_rows_that_every_prompt_lacks_are_no_unused_budget() -> None:
-    spec = shapes()
-    method = prepared(H2O(), spec, 9)
-    cache = KVCache(spec, method, dtype=torch.float32)
+@pytest.mark.parametrize("counts", [True, False])
+def test_padding_is_no_unused_budget(counts: bool) -> None:
+    """Rows that every prompt lacks, or whole rows where padding does not count."""
+    spec = replace(shapes(), padding_counts=counts)
+    cache = open_cache(H2O(), spec, 9)
     generate(cache, draw(spec, 2), [2, 3])
-    assert cache.ledger.find_least_share(spec, method.budget) == 1
-
-
-def test_padding_that_does_not_count_leaves_rows_their_whole_share() -> None:
-    spec = replace(shapes(), padding_counts=False)
-    method = prepared(H2O(), spec, 9)
-    cache = KVCache(spec, method, dtype=torch.float32)
-    generate(cache, draw(spec, 2), [2, 3])
-    assert cache.ledger.held[0][-1] == [4 * spec.all_heads, 3 * spec.all_heads]
-    assert cache.ledger.held[-1][-1] == [9 * spec.all_heads] * 2
-    assert cache.ledger.find_least_share(spec, method.budget) == 1
+    assert cache.ledger.find_least_share(spec, cache.method.budget) == 1
+    if not counts:
+        assert cache.ledger.held[0][-1] == [4 * spec.all_heads, 3 * spec.all_heads]
+        assert cache.ledger.held[-1][-1] == [9 * spec.all_heads] * 2
 
 
 @pytest.mark.parametrize("method", [Full(), H2O(), SnapKV(window=2, queries="last")])

@@ -8,7 +8,7 @@ import torch
 from kvbench.core.segments import ModelSpec, Segment, next_scale, next_token
 from kvbench.engine.schedule import Schedule, ask_method, build_schedule, count_free_slots, show_layer
 from kvbench.kernels.layout import empty_layout
-from kvbench.methods.base import Artifact, Method
+from kvbench.methods.base import Method
 from kvbench.methods.full import Full
 from kvbench.methods.heatkv.method import HeatKV
 from kvbench.methods.heatkv.scores import AttentionByScale
@@ -25,11 +25,7 @@ METHODS: dict[str, Callable[[], Method]] = {
 
 
 def prepare(name: str, spec: ModelSpec, budget: float | str) -> Method:
-    generator = torch.Generator().manual_seed(0)
-    shape = (spec.layers, spec.heads, len(spec.segments), len(spec.segments))
-    mass = torch.rand(shape, generator=generator, dtype=torch.float64)
-    artifact = Artifact(AttentionByScale.kind, {"mass": mass}) if name == "heatkv" else None
-    return prepared(METHODS[name](), spec, budget, artifact)
+    return prepared(METHODS[name](), spec, budget, AttentionByScale().make_stand_in(spec))
 
 
 def ask_each_layer(spec: ModelSpec, method: Method) -> Schedule:

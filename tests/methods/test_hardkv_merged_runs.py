@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from kvbench.engine.cache import KVCache
-from kvbench.engine.ledger import Ledger, add_ledgers
 from kvbench.methods.hardkv.method import HardKV, Merge, Select
 from kvbench.methods.view import View
 from tests.support.engine import close, listening, open_cache, prepared, run, tokens_of
@@ -222,8 +221,3 @@ def test_a_bias_is_refused_of_methods_without_one() -> None:
     cache = open_cache(Wrong(), SPEC, 20)
     with pytest.raises(ValueError, match="a bias goes with `biased`"):
         run(cache, tokens_of(SPEC, 1))
-
-
-def test_drops_of_heads_in_several_processes_count_alike() -> None:
-    one, other = Ledger([[[1]]], drifts=-2.0, drops=4), Ledger([[[1]]], drifts=-1.0, drops=1)
-    assert add_ledgers([one, other]).lse_drift == pytest.approx(-3 / 5)
