@@ -143,9 +143,8 @@ def test_each_head_has_the_forms_that_a_method_chose(rotated: bool) -> None:
         for layer in range(spec.layers)
     }
     expected, held = attend_slowly(spec, inputs, seen, slow)
-    method = prepared(Formed(seen, menu), spec)
-    packing = Packing(16, CODEBOOKS)
-    cache = KVCache(spec, method, dtype=torch.float32, packing=packing, rotation=rotation, books=books)
+    method, packing = Formed(seen, menu), Packing(16, CODEBOOKS)
+    cache = open_cache(method, spec, packing=packing, rotation=rotation, books=books)
     for found, wanted in zip(run(cache, inputs), expected, strict=True):
         wrong = (found - wanted).abs() > 2e-4 + 1e-3 * wanted.abs()
         assert wrong.float().mean() < 0.02
@@ -157,16 +156,14 @@ def test_each_head_has_the_forms_that_a_method_chose(rotated: bool) -> None:
 
 
 @pytest.mark.parametrize("storage", STORAGES)
-@pytest.mark.parametrize("dtype", ["int4", "fp8"])
+@pytest.mark.parametrize("dtype", ["int4", "int2", "fp8"])
 def test_bytes_are_known_beforehand_and_bounded(dtype: str, storage: str) -> None:
     bits, fp8 = DTYPES[dtype]
     packing = Packing(bits, STORAGES[storage], fp8)
     for spec in (SCALES, STEPS):
         for share in (0.3, 1.0):
-            method = prepared(Drawn(draw_seen(spec, 2, share)), spec)
-            cache = KVCache(
-                spec, method, dtype=torch.float32, packing=packing, rotation=None, books=make_books(spec)
-            )
+            method = Drawn(draw_seen(spec, 2, share))
+            cache = open_cache(method, spec, packing=packing, books=make_books(spec))
             run(cache, tokens_of(spec, 2))
             found = [[layer[0] for layer in row] for row in cache.ledger.held_bytes]
             assert sum_tokens(predict_bytes(spec, method, packing)[..., None]).tolist() == found
