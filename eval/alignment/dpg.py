@@ -139,8 +139,7 @@ class Dpg(PartedEvaluator):
             raise ValueError(f"{path} has no questions about item {unknown[0]}")
         dropped = _dropped(questions)
         answer, hashes = self.vqa.load(device)
-        columns: dict[str, list[object]] = {name: [] for name in ("index", "item_id", self.metric, "answers")}
-        raw, judged = [], []
+        rows, raw, judged = [], [], []
         for [index] in images.batches(1, self.name):
             item = items[index]
             if item in dropped:
@@ -151,11 +150,11 @@ class Dpg(PartedEvaluator):
             counts = settled(asked, yes)
             raw.append((item, asked, yes))
             judged.append((item, asked, counts))
-            row = (index, item, 100 * sum(counts.values()) / len(counts), said)
-            for column, value in zip(columns.values(), row, strict=True):
-                column.append(value)
+            rows.append((index, item, 100 * sum(counts.values()) / len(counts), said))
         if not judged:
             raise SkipEvaluation("the official program drops every item of this run")
+        names = ("index", "item_id", self.metric, "answers")
+        columns = dict(zip(names, zip(*rows, strict=True), strict=True))
         means = _means(judged)
         scores = {self.metric: share_score(means, whole=100)}
         last = list({item: (item, asked, yes) for item, asked, yes in raw}.values())

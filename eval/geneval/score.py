@@ -131,24 +131,20 @@ class GenEval(GenEvalMetrics):
             sight = detector.load(device)
         else:
             sight = Sight(detector)
-        columns: dict[str, list[object]] = {
-            name: [] for name in ("index", TAG, self.metric, "reason", "found")
-        }
-        verdicts = []
+        rows = []
         for [index] in images.batches(1, self.name):
             pixels = images.image(index)
             instances = sight.detect(pixels)
             color_of = None if sight.colors is None else sight.colors(pixels)
             correct, reasons = geneval_image(instances, images.meta(index), color_of, self.rules)
-            verdicts.append(correct)
             found = [
                 {"label": i.label, "score": float(i.score), "box": list(map(float, i.box)), "color": i.color}
                 for i in instances
             ]
-            row = (index, images.meta(index)[TAG], correct, "; ".join(reasons), found)
-            for column, value in zip(columns.values(), row, strict=True):
-                column.append(value)
-        scores = geneval_summary(self.metric, tags, verdicts, images.clusters)
+            rows.append((index, images.meta(index)[TAG], correct, "; ".join(reasons), found))
+        names = ("index", TAG, self.metric, "reason", "found")
+        columns = dict(zip(names, zip(*rows, strict=True), strict=True))
+        scores = geneval_summary(self.metric, tags, [row[2] for row in rows], images.clusters)
         return make_result(self, scores, columns, sight.weights, absent_tasks(tags))
 
 

@@ -183,6 +183,8 @@ def test_too_few_samples_are_skipped_before_any_network_runs(tmp_path: Path, see
     why = reason(PrecisionRecall(SPACE), "skipped", three, three)
     assert why == "too few samples: the distance to neighbour 3 needs at least 4, there are 3"
     assert seen == []
+    four = only(PrecisionRecall(SPACE), *golden_pair(tmp_path / "four", NAMES[:4])).scores
+    assert [score.se for score in four.values()] == [None, None]  # a group leaves 3, without such a neighbour
 
 
 def test_many_samples_take_subsets(tmp_path: Path) -> None:
