@@ -2,11 +2,11 @@
 
 import pytest
 import torch
-from torch import Tensor
 
 from kvbench.models import weights
 from kvbench.models.llamagen.tokenizer import VQ, VQConfig
 from kvbench.models.weights import WeightsError
+from tests.support.drawing import close
 from tests.support.reference_llamagen import (
     FULL_VQ,
     TINY_VQ,
@@ -16,10 +16,6 @@ from tests.support.reference_llamagen import (
     raw_state,
     tokenizer,
 )
-
-
-def close(found: Tensor, expected: Tensor) -> None:
-    torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)
 
 
 @pytest.mark.parametrize(

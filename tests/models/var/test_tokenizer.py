@@ -4,17 +4,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
 
 from kvbench.core.segments import next_scale
 from kvbench.models.var.loop import make_features
 from kvbench.models.var.tokenizer import TICKS, choose_convolution, shrink
+from tests.support.drawing import close
 from tests.support.reference_llamagen import formula
 from tests.support.reference_var import FULL_VQ, SIDES, TINY_VQ, golden, meta, published, tokenizer
-
-
-def close(found: Tensor, expected: Tensor, atol: float = 1e-4) -> None:
-    torch.testing.assert_close(found, expected, atol=atol, rtol=0)
 
 
 def sizes(sides: tuple[int, ...]) -> list[tuple[int, int]]:

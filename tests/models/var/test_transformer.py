@@ -19,6 +19,7 @@ from kvbench.models.var import loop as var_generation
 from kvbench.models.var.loop import draw, generate
 from kvbench.models.var.sampling import VARSampling
 from kvbench.models.var.transformer import VARBlock, VARConfig
+from tests.support.drawing import close
 from tests.support.engine import open_cache
 from tests.support.reference import OneStream
 from tests.support.reference_var import golden, meta, tokenizer, transformer
@@ -116,10 +117,6 @@ def rerun(kind: str, run: str, monkeypatch: pytest.MonkeyPatch) -> Run:
     )
     summed = generate(net, tokenizer(), labels, cache, noise, sampling)
     return Run(expected, raw, *seen.values(), hidden, cache, summed)
-
-
-def close(found: Tensor, expected: Tensor, atol: float = 1e-4) -> None:
-    torch.testing.assert_close(found, expected, atol=atol, rtol=0)
 
 
 @pytest.mark.parametrize(("kind", "run"), RUNS)
