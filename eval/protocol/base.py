@@ -248,7 +248,7 @@ def _evaluate(evaluator: Evaluator, samples: SampleSet, reference: SampleSet | N
         result = evaluator.run(samples, reference, device)
     except SkipEvaluation as skip:
         result = _result(evaluator, "skipped", str(skip))
-        log.info("%s skipped: %s", evaluator.name, skip)
+        log.debug("%s skipped: %s", evaluator.name, skip)
     except Exception as error:  # one evaluator's fault must not lose the others' work
         result = _result(evaluator, "failed", f"{type(error).__name__}: {error}")
         result.provenance["traceback"] = traceback.format_exc()

@@ -37,6 +37,8 @@ from kvbench.cli.sweep_folder import (
 from kvbench.cli.sweeper import extend_sweeper
 from kvbench.core.config import ConfigError
 
+VERBOSE = dict.fromkeys(("-v", "--verbose"), "verbose=true")
+"""Words of the command line that stand for an override."""
 INTERRUPTED = 130
 """Exit status after Ctrl-C, as shells have it."""
 
@@ -53,7 +55,7 @@ def main() -> None:
     Plugins.instance().register(PluginSearchPath)
     extend_sweeper()
     try:
-        run_arguments(sys.argv[1:])
+        run_arguments([VERBOSE.get(word, word) for word in sys.argv[1:]])
     except KeyboardInterrupt:
         print(
             "interrupted: what was done is kept, and the same command goes on with the rest", file=sys.stderr
@@ -179,7 +181,9 @@ def show_finished(cfg: DictConfig) -> Path | None:
     from kvbench.report.one_run import show_outcome  # imports numpy, which `--help` does without
 
     note_run(outcome.folder, outcome.results.n)
-    return show_outcome(CONSOLE, outcome) if os.environ.get("RANK", "0") == "0" else outcome.folder
+    if os.environ.get("RANK", "0") == "0":
+        show_outcome(CONSOLE, outcome, verbose=cfg.verbose)
+    return outcome.folder
 
 
 def run_job(cfg: DictConfig) -> object:

@@ -15,7 +15,7 @@ from kvbench.cli.sweeper import split_product
 from kvbench.core.files import hash_values, parse_json, write_whole
 
 PLAN = "sweep.json"
-OWN = ("against", "output", "work.workers", "work.lapse", "work.number", "work.folder")
+OWN = ("against", "output", "verbose", "work.workers", "work.lapse", "work.number", "work.folder")
 """Keys that are about what is done with a sweep, not about its jobs."""
 TASKS = ("work", "status", "report")
 """Tasks that are about a sweep as a whole."""

@@ -117,14 +117,14 @@ def task_run(cfg: DictConfig, settings: Settings) -> Path | None:
         )
         return None
     remember(job, outcome, file_used(job), books_used(job))
-    return show_outcome(CONSOLE, outcome)
+    return show_outcome(CONSOLE, outcome, verbose=settings.verbose)
 
 
 def task_evaluate(cfg: DictConfig, settings: Settings) -> Path:
     """Do `task=evaluate`: add metrics to a finished run without generating again; return its folder."""
     outcome = rescore(make_job(cfg, settings))
     assert outcome.results is not None
-    show_run(CONSOLE, outcome.results)
+    show_run(CONSOLE, outcome.results, verbose=settings.verbose)
     return outcome.folder
 
 

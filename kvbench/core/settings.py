@@ -179,6 +179,7 @@ class Settings:
         require: evaluators (names in `eval`) that must not be skipped.
         published: table of a paper that the end of a sweep prints beside what it measured.
         against: method that `task=report` compares all others with, sample by sample.
+        verbose: print every metric of a run.
         output: folder of what `task=report`, `dashboard` and `export` write; None for beside the runs.
         shard: share of the prompts.
         work: how processes share the jobs of a sweep.
@@ -203,6 +204,7 @@ class Settings:
     published: str | None = None
     against: str | None = None
     output: str | None = None
+    verbose: bool = False
     shard: Shard = Shard()
     work: WorkSettings = WorkSettings()
     plan: PlanSettings = PlanSettings()

@@ -7,7 +7,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from omegaconf import OmegaConf
 
+from kvbench.cli.app import main
+from kvbench.core.settings import TASKS
 from tests.support.places import ROOT
 
 SLOW = ("torch", "scipy", "matplotlib", "transformers", "torchvision", "torchmetrics", "torch._dynamo")
@@ -49,6 +52,23 @@ def test_what_needs_no_model_imports_nothing_slow(tmp_path: Path, arguments: lis
     slow, printed = slow_imports(tmp_path, *arguments)
     assert said in printed
     assert slow == []
+
+
+def test_help_begins_with_examples_and_every_task() -> None:
+    header = OmegaConf.load(ROOT / "conf" / "config.yaml").hydra.help.header
+    assert header.count("\n  python run.py ") == 3
+    assert [line.split()[0] for line in header.splitlines() if line.startswith("task=")] == [
+        f"task={task}" for task in TASKS
+    ]
+
+
+def test_verbose_is_a_setting_and_a_short_word(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+    monkeypatch.setattr("kvbench.cli.app.run_arguments", seen.append)
+    for word in ("-v", "--verbose", "verbose=true"):
+        monkeypatch.setattr(sys, "argv", ["run.py", "seed=1", word])
+        main()
+    assert seen == [["seed=1", "verbose=true"]] * 3
 
 
 def test_a_run_imports_neither_torchs_compiler_nor_what_it_does_not_use(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ import csv
 import io
 import re
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -214,3 +215,36 @@ def test_one_run_shows_metrics_and_why_one_is_missing() -> None:
     assert "24.00 .. 27.00" in text
     assert "0.250 " in text
     assert "lpips skipped: weights missing: alexnet.pth. Get it from [there]" in text
+
+
+def test_the_short_form_folds_groups_and_says_so() -> None:
+    metrics = {
+        name: replace(RUNS[0].metrics["psnr"], evaluator="psnr", detail=name == "part")
+        for name in ("part", "psnr", "psnr_mean_mse", "n_identical")
+    }
+    lacking = {
+        name: replace(
+            metrics["psnr"],
+            value=None,
+            status="skipped",
+            reason=f"weights missing: {name}.pth. Get it with: make it",
+        )
+        for name in ("lpips", "fid")
+    }
+    run = replace(RUNS[0], metrics=metrics | lacking, config={**RUNS[0].config, "budget": 650})
+    text = printed(160, partial(show_run, verbose=False), run)
+    shown = [line.split()[0] for line in text.splitlines() if "↑" in line]
+    assert shown == ["psnr", "psnr_mean_mse"]
+    assert "2 more metrics: add -v" in text
+    assert "budget 650 " in text
+    assert text.count("make it") == 1
+    assert "lpips skipped: weights missing: lpips.pth, fid skipped: weights missing: fid.pth" in text
+    whole = printed(160, show_run, run)
+    assert len([line for line in whole.splitlines() if "↑" in line]) == 4
+    assert "more metrics" not in whole
+
+
+@pytest.mark.parametrize(("load", "busy"), [(2.9, False), (3.1, True)])
+def test_times_of_a_busy_machine_are_marked(load: float, busy: bool) -> None:
+    run = replace(RUNS[0], provenance={"load": load, "processors": 2})
+    assert ("busy machine (load 3.1 of 2 processors)" in printed(160, show_run, run)) == busy

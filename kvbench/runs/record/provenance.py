@@ -1,6 +1,7 @@
 """Provenance of a run: code, versions, machine."""
 
 import importlib.metadata
+import os
 import platform
 import subprocess
 from datetime import UTC, datetime
@@ -15,7 +16,10 @@ LIBRARIES = ("kvbench", "torch", "numpy", "safetensors", "hydra-core", "pillow",
 
 
 def provenance(device: str) -> dict[str, object]:
-    """Return the state of the checkout, versions of libraries and plugins, processor, accelerator, threads and time."""
+    """Return the state of the checkout, versions of libraries and plugins, and the machine, in JSON values.
+
+    `load` is the mean number of processes ready to run in the minute before.
+    """
     versions = {"python": platform.python_version()}
     for name in (*LIBRARIES, *(plugin.package for plugin in find_plugins())):
         try:
@@ -29,6 +33,8 @@ def provenance(device: str) -> dict[str, object]:
         "gpu": torch.cuda.get_device_name(device) if torch.device(device).type == "cuda" else None,
         "cpu": platform.processor() or platform.machine(),
         "threads": torch.get_num_threads(),
+        "processors": os.cpu_count(),
+        "load": round(os.getloadavg()[0], 2),
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
     }
 
