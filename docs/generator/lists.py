@@ -32,6 +32,7 @@ def write_lists(root: Path) -> None:
     """Rewrite the list in each page of a checkout, and the metric in the page on extending it."""
     for group, page in PAGES.items():
         (root / page).write_text(update_page(root, group), encoding="utf-8")
+    (root / "README.md").write_text(update_readme(root), encoding="utf-8")
     extending = root / "docs" / "extending.md"
     code = (root / "docs" / "examples" / "plugin" / "kvbench_example" / "mae.py").read_text(encoding="utf-8")
     extending.write_text(EXAMPLE.sub(lambda _: code, extending.read_text(encoding="utf-8")), encoding="utf-8")
@@ -57,6 +58,16 @@ def update_page(root: Path, group: str) -> str:
     else:
         table = _list_plain(group, choices)
     return text[: old.start()] + table + text[old.end() :]
+
+
+def update_readme(root: Path) -> str:
+    """Return the text of README.md, with the names, views and papers of the methods that docs/methods.md lists."""
+    listed = LIST.search((root / PAGES["method"]).read_text(encoding="utf-8"))
+    lines = [] if listed is None else listed[0].splitlines()[2:]
+    rows = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines]
+    kept = [(row[0].replace("(../", "("), row[2], row[4], row[5]) for row in rows]
+    table = format_table(("method", "looks at", "models", "paper"), kept)
+    return LIST.sub(lambda _: table, (root / "README.md").read_text(encoding="utf-8"))
 
 
 def name_calibration(method: Method) -> str:

@@ -32,6 +32,15 @@ def test_a_page_lists_every_choice_and_no_other(group: str, page: str) -> None:
     assert update_page(ROOT, group) == text, f"docs/{page}.md: make docs"
 
 
+def test_the_readme_lists_every_method() -> None:
+    from generator.lists import update_readme
+
+    text = (ROOT / "README.md").read_text()
+    listed = re.findall(r"^\| \[`(\w+)`\]\(conf/method/\1\.yaml\) \|", text, re.MULTILINE)
+    assert listed == sorted(path.stem for path in (ROOT / "conf" / "method").glob("*.yaml"))
+    assert update_readme(ROOT) == text, "README.md: make docs"
+
+
 def test_every_method_names_its_paper() -> None:
     text = (ROOT / "docs" / "methods.md").read_text()
     assert re.findall(r"^\| \[`(\w+)`\].*\|\s*\|$", text, re.MULTILINE) == []
