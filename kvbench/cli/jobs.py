@@ -12,7 +12,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig
 
 from kvbench.cli.sweeper import split_product
-from kvbench.core.files import hash_values, parse_json, write_whole
+from kvbench.core.files import hash_values, parse_json, remove_unfinished, write_whole
 
 PLAN = "sweep.json"
 OWN = ("against", "output", "verbose", "work.workers", "work.lapse", "work.number", "work.folder")
@@ -58,7 +58,10 @@ class Recorder:
 
     def __init__(self, folder: Path, number: int, overrides: tuple[str, ...]) -> None:
         before = read_entry(folder, number, overrides)
-        self.folder, self._entry = folder, Entry(number, overrides, starts=before.starts + 1)
+        self.folder, self._entry = (
+            folder,
+            Entry(number, overrides, starts=before.starts + (before.outcome != "finished")),
+        )
 
     def note(self, **changes: object) -> None:
         """Change some attributes of the job's entry."""
@@ -162,6 +165,7 @@ def _find_finished(sweeps: Path) -> dict[frozenset[str], Entry]:
 def open_folder(runs_dir: Path, jobs: Sequence[tuple[str, ...]]) -> Path:
     """Return the folder of a sweep that begins or goes on: what failed or came to no end before is tried again."""
     folder = find_folder(runs_dir, jobs)
+    remove_unfinished(folder)
     for entry in read_entries(folder):
         if entry.outcome != "finished":
             _name(folder, entry.number).unlink(missing_ok=True)

@@ -6,6 +6,7 @@ import json
 import os
 import uuid
 from collections.abc import Iterator
+from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -40,7 +41,7 @@ def write_beside(path: Path) -> Iterator[Path]:
         OSError: the file cannot be written, for want of space or of permission; it names the file.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+    beside = path.with_name(f".{path.name}.{_name_space()}-{os.getpid()}-{uuid.uuid4().hex[:8]}")
     try:
         with naming(path):
             yield beside
@@ -51,6 +52,43 @@ def write_beside(path: Path) -> Iterator[Path]:
         with contextlib.suppress(OSError):  # the disk may be what failed
             beside.unlink()
         raise
+
+
+def remove_unfinished(folder: Path) -> None:
+    """Remove what killed processes left of `write_beside` in a folder and below.
+
+    Files of processes that still run, and of other machines and containers, stay.
+    """
+    for path in folder.rglob(f".*.{_name_space()}-*-*"):
+        process = path.name.split("-")[-2]
+        if process.isdecimal() and not _is_running(int(process)):
+            with contextlib.suppress(OSError):  # another process removes it too
+                path.unlink()
+
+
+def name_machine() -> str:
+    """Return an identifier of this machine since it started."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return os.uname().nodename
+
+
+@lru_cache
+def _name_space() -> str:
+    """Return eight digits that processes have in common if they know each other by number."""
+    space = Path("/proc/self/ns/pid")  # containers of one machine number their processes each by itself
+    return hash_content(name_machine(), str(space.readlink()) if space.is_symlink() else "")[:8]
+
+
+def _is_running(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:  # it belongs to somebody else
+        return True
+    return True
 
 
 def write_whole(path: Path, content: str | bytes) -> None:

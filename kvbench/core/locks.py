@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import IO, Literal
 
 from kvbench.core.background import repeating
-from kvbench.core.files import naming, parse_json
+from kvbench.core.files import name_machine, naming, parse_json
 
 LAPSE = 60.0
 """Seconds without a touch after which a claim has lapsed, unless its holder says otherwise."""
@@ -27,15 +27,8 @@ SHORTEST, LONGEST = 0.002, 0.2
 """Seconds between two looks at a claim that is waited for, at first and at last."""
 
 
-def _name_machine() -> str:
-    """Return an identifier of this machine since it started: kernel locks are valid on it only."""
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        return os.uname().nodename
-
-
-MACHINE = _name_machine()
+MACHINE = name_machine()
+"""Machine on which kernel locks are valid."""
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from tqdm import tqdm
 from kvbench.core.background import Work, working_beside
 from kvbench.core.config import ConfigError
 from kvbench.core.devices import if_it_fits
-from kvbench.core.files import hash_path
+from kvbench.core.files import hash_path, remove_unfinished
 from kvbench.core.locks import claim
 from kvbench.core.storage import CODE_DTYPES
 from kvbench.engine.cache import KVCache
@@ -127,6 +127,8 @@ def open_run(job: Job) -> RunFolder:
     this identity describes the run.
     """
     folder, used = _locate(job, make=True)
+    if not folder.finished():
+        remove_unfinished(folder.path)
     if not (folder.path / "provenance.json").exists() and not (folder.path / "config.yaml").exists():
         hashes = {"weights_sha256": job.model.weights_sha256, "calibration_sha256": used}
         folder.write("provenance.json", json.dumps({**provenance(job.settings.device), **hashes}, indent=1))

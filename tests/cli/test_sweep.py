@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
-from kvbench.cli.jobs import Entry, open_folder, read_entries, write_entry
+from kvbench.cli.jobs import Entry, open_folder, read_entries, recording, write_entry
 from kvbench.cli.sweep import Summary
 from tests.support.places import ROOT
 
@@ -108,6 +108,17 @@ def test_entries_come_back_one_for_every_job(
     assert read_entries(left) == expected
     assert open_folder(folder, jobs) == left
     assert {entry.outcome for entry in read_entries(left)} == {"missing"}
+
+
+def test_only_jobs_that_did_not_finish_start_again(tmp_path: Path) -> None:
+    left = open_folder(tmp_path, [("seed=1",)])
+    counted = []
+    for end in (None, "broken", tmp_path, tmp_path):
+        with recording(left, 0, ("seed=1",)) as recorder:
+            if end is not None:
+                recorder.note_end(end)
+        counted += [entry.starts for entry in read_entries(left)]
+    assert counted == [1, 2, 3, 3]
 
 
 def test_a_sweep_whose_jobs_cannot_be_listed_ends_at_once(

@@ -3,6 +3,8 @@
 import errno
 import hashlib
 import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -24,6 +26,7 @@ from kvbench.runs.calibrate import save_artifact
 from kvbench.runs.identity import Identity
 from kvbench.runs.record.folder import RunFolder
 from tests.support.image_sets import FEATURES
+from tests.support.places import ROOT
 
 Writer = Callable[[Path, int], object]
 
@@ -180,3 +183,18 @@ def test_a_package_is_found_without_importing_it(monkeypatch: pytest.MonkeyPatch
     (tmp_path / "slow_package" / "__init__.py").write_text("raise AssertionError('imported')\n")
     monkeypatch.syspath_prepend(tmp_path)
     assert resolve_path("pkg://slow_package/a/b.pt") == tmp_path / "slow_package" / "a" / "b.pt"
+
+
+def test_only_what_killed_processes_left_is_removed(tmp_path: Path) -> None:
+    place = tmp_path / "images" / "a.png"
+    die = "from os import _exit; from pathlib import Path; from kvbench.core.files import write_beside\n"
+    die += f"with write_beside(Path({str(place)!r})) as beside: beside.write_text('part'); _exit(1)"
+    assert subprocess.run([sys.executable, "-c", die], cwd=ROOT, check=False).returncode == 1
+    [left] = tmp_path.rglob(".a.png.*")
+    elsewhere = left.with_name(left.name.replace(left.name.split(".")[-1].split("-")[0], "0" * 8))
+    elsewhere.write_text("part")
+    with files.write_beside(place) as beside:
+        beside.write_text("whole")
+        files.remove_unfinished(tmp_path)
+        assert set(place.parent.iterdir()) == {beside, elsewhere}
+    assert place.read_text() == "whole"
