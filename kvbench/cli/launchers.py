@@ -11,6 +11,9 @@ from kvbench.core.config import ConfigError
 EXTRAS = {"joblib": "joblib", "submitit_slurm": "slurm", "ray": "ray"}
 """Presets, and the extra of kvbench that has what each of them starts."""
 
+LOCAL = ("basic", "joblib")
+"""Launchers whose jobs run on this machine."""
+
 
 def use_presets() -> None:
     """Make each preset the only configuration of its name.
@@ -30,7 +33,8 @@ def check_launcher(config: DictConfig) -> None:
         config: composed for the sweep, with Hydra's part.
 
     Raises:
-        ConfigError: the launcher is not installed, or the machine belongs to no cluster.
+        ConfigError: the launcher is not installed, the machine belongs to no cluster, or jobs that run on it lack their
+            GPU.
     """
     name, target = config.hydra.runtime.choices["hydra/launcher"], config.hydra.launcher._target_
     if name in EXTRAS and target not in Plugins.instance().class_name_to_class:
@@ -39,3 +43,7 @@ def check_launcher(config: DictConfig) -> None:
         raise ConfigError(
             f"hydra/launcher={name}: finds no srun; start the sweep on a machine of the cluster"
         )
+    if name in LOCAL and str(config.get("device")).startswith("cuda"):
+        from kvbench.core.devices import check_device  # imports torch
+
+        check_device(config.device)

@@ -9,7 +9,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 from omegaconf import DictConfig
 
-from kvbench.cli.compose import compose_job
+from kvbench.cli.compose import compose_job, read_settings
 from kvbench.cli.jobs import find_folder, is_about_sweep, name_folder, split_jobs
 from kvbench.core.config import ConfigError
 
@@ -78,6 +78,7 @@ def compose_sweep(words: Sequence[str]) -> tuple[DictConfig, HydraConf]:
     parsed = OverridesParser.create(GlobalHydra.instance().config_loader()).parse_overrides(list(words))
     cfg, hydra_cfg = compose_job([str(word.input_line) for word in parsed if not word.is_sweep_override()])
     runs_dir = Path(cfg.runs_dir).expanduser()
+    read_settings(cfg)  # refuses what is out of range before a folder is made
     if cfg.work.folder is None:
         if cfg.task != "work" and not runs_dir.is_dir():
             raise ConfigError(f"runs_dir={cfg.runs_dir}: holds no runs")

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import hydra
-import torch
 from hydra.core.hydra_config import HydraConfig
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
@@ -18,6 +17,7 @@ from kvbench.cli.models import keep_model
 from kvbench.cli.search_path import list_choices
 from kvbench.cli.sweep import list_failures, list_runs
 from kvbench.core.config import ConfigError
+from kvbench.core.devices import check_device
 from kvbench.core.processes import join, leave
 from kvbench.core.settings import Settings
 from kvbench.dashboard.page import write_dashboard
@@ -58,11 +58,7 @@ def make_job(cfg: DictConfig, settings: Settings) -> Job:
     count = count_processes(cfg)
     if count > 1:
         settings = replace(settings, device=choose_device(settings.device))
-    device = torch.device(settings.device)
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        found = torch.cuda.device_count()
-        there = f"cuda:0 to cuda:{found - 1} here" if found else "no GPU here; use device=cpu"
-        raise ConfigError(f"device={settings.device}: torch finds {there}")
+    check_device(settings.device)
     source: PromptSource = instantiate(cfg.prompts)
     recorder, choices = Recorder.current, HydraConfig.get().runtime.choices
     prompts = source.load()

@@ -8,6 +8,8 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from kvbench.core.config import ConfigError
+
 T = TypeVar("T")
 
 
@@ -21,6 +23,18 @@ def keep_freed_memory() -> None:
         trim_threshold, mmap_threshold = -1, -3
         mallopt(trim_threshold, 2**31 - 1)
         mallopt(mmap_threshold, 2**30)
+
+
+def check_device(name: str) -> None:
+    """Make sure that a device is there.
+
+    Raises:
+        ConfigError: it is a GPU that torch does not find.
+    """
+    device, found = torch.device(name), torch.cuda.device_count()
+    if device.type == "cuda" and (device.index or 0) >= found:
+        there = f"cuda:0 to cuda:{found - 1} here" if found else "no GPU here; use device=cpu"
+        raise ConfigError(f"device={name}: torch finds {there}")
 
 
 def reserve(size: int, device: torch.device | str) -> None:

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
+from kvbench.cli.app import main
 from kvbench.cli.jobs import Entry, open_folder, read_entries, recording, write_entry
 from kvbench.cli.sweep import Summary
 from tests.support.places import ROOT
@@ -119,6 +120,29 @@ def test_only_jobs_that_did_not_finish_start_again(tmp_path: Path) -> None:
                 recorder.note_end(end)
         counted += [entry.starts for entry in read_entries(left)]
     assert counted == [1, 2, 3, 3]
+
+
+def test_a_sweep_without_its_gpu_ends_once_and_leaves_nothing(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
+    words = ["-m", "method=random,swa", "device=cuda", f"runs_dir={tmp_path / 'runs'}"]
+    monkeypatch.setattr(sys, "argv", ["run.py", *words])
+    with pytest.raises(SystemExit, match=r"^error: device=cuda: torch finds no GPU here; use device=cpu$"):
+        main()
+    assert "method=" not in capsys.readouterr().out
+    assert not list(tmp_path.rglob("job-*"))
+
+
+@pytest.mark.parametrize("word", ["work.workers=0", "work.lapse=-1", "work.number=-2"])
+def test_refused_words_of_work_leave_no_folder(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, word: str
+) -> None:
+    words = ["task=work", "method=random,swa", word, f"runs_dir={tmp_path}"]
+    monkeypatch.setattr(sys, "argv", ["run.py", *words])
+    with pytest.raises(SystemExit, match=f"error: {word}: must be"):
+        main()
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_sweep_whose_jobs_cannot_be_listed_ends_at_once(
