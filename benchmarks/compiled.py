@@ -119,18 +119,12 @@ def hold(dtype: torch.dtype, head_dim: int, rows: int, length: int = LONG) -> Pa
 
 
 def attention(
-    dtype: torch.dtype,
-    head_dim: int,
-    queries: int,
-    rows: int,
-    *,
-    causal: bool = False,
-    keys: int | None = None,
+    dtype: torch.dtype, head_dim: int, queries: int, rows: int, *, causal: bool = False, keys: int = 0
 ) -> Variant:
     """The attention that so many queries on so many rows would use, or that of `keys` in a tile."""
     q = empty(1, rows, queries, head_dim, dtype=dtype)
-    k = q if keys is None else q[:, :, :keys]
-    past = hold(dtype, head_dim, rows, LONG if keys is None else 0)
+    k = q[:, :, : keys or queries]
+    past = hold(dtype, head_dim, rows, 0 if keys else LONG)
     name = f"attention {TYPES[dtype]}"
     return list_launches(name, ragged_attention_triton, q, k, k, past, 1.0, causal=causal)[0]
 

@@ -64,12 +64,7 @@ class Layer(NamedTuple):
         return self.qkv[:, :, 0].transpose(1, 2).flatten(0, 1)
 
 
-LINEARS = {
-    "qkv": (3, 1),
-    "proj": (1, 1),
-    "fc1, GELU": (0, 1),
-    "fc2": (1, 0),
-}
+LINEARS = {"qkv": (3, 1), "proj": (1, 1), "fc1, GELU": (0, 1), "fc2": (1, 0)}
 """Output and input channels in widths; 0 is the feed-forward layer's own."""
 
 
@@ -115,15 +110,12 @@ Call = Callable[[Layer], object]
 
 def linears(name: str) -> tuple[Call, Call]:
     """Ours and torch's for one linear layer."""
-    gelu, wide = name.endswith("GELU"), LINEARS[name][1] == 0
+    gelu, source = name.endswith("GELU"), "h" if LINEARS[name][1] else "wide"
 
-    def ours(one: Layer) -> object:
-        return linear(one.wide if wide else one.h, one.weights[name], one.biases[name], gelu=gelu)
+    def bind(function: Callable[..., Tensor]) -> Call:
+        return lambda one: function(getattr(one, source), one.weights[name], one.biases[name], gelu=gelu)
 
-    def plain(one: Layer) -> object:
-        return plainly_linear(one.wide if wide else one.h, one.weights[name], one.biases[name], gelu=gelu)
-
-    return ours, plain
+    return bind(linear), bind(plainly_linear)
 
 
 def calls(gpu: bool) -> dict[str, tuple[Call, Call, int]]:

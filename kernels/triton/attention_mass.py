@@ -16,6 +16,7 @@ from kvbench.kernels.triton.launch import (
     cdiv,
     kernel,
     list_constants,
+    load_queries,
     load_tile,
     locate_row,
 )
@@ -33,19 +34,13 @@ def sum_kernel(
     """Query block, sequence, rank of the row: log-sum-exp of each query, float32 [batch, rows, queries]."""
     WHOLE_D: tl.constexpr = HEAD_DIM == BLOCK_D
     row, batch, _, sequence, head, length = locate_row(order, lengths, heads, 1)
-    first = tl.program_id(0) * BLOCK_M
-    query = first + tl.arange(0, BLOCK_M)
+    query, inside, channel, fits, asked = load_queries(
+        q, q_b, q_r, q_t, sequence, head, queries, UNIT, HEAD_DIM, BLOCK_D, BLOCK_M
+    )
     slot = tl.arange(0, BLOCK_N)
-    channel = tl.arange(0, BLOCK_D)
-    fits = channel < HEAD_DIM
     past_tile = tl.full((), BLOCK_N * HEAD_DIM, tl.int64)
     past_keys += (batch * slots + tl.load(offsets + row)) * HEAD_DIM
-    q += (sequence * q_b + head * q_r + first.to(tl.int64) * q_t) * UNIT
     k += (sequence * k_b + head * k_r) * UNIT
-    inside = query < queries
-    asked = load_tile(
-        q, (q_t * UNIT).to(tl.int32), tl.arange(0, BLOCK_M), channel, fits, inside, WHOLE_D, False
-    )
     k_step = (k_t * UNIT).to(tl.int32)
     k_tile = k_t * (UNIT * BLOCK_N)
     top = tl.full([BLOCK_M], float("-inf"), tl.float32)

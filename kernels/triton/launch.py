@@ -121,3 +121,30 @@ def load_tile(base, stride, slot, channel, fits, keep, WHOLE_D: tl.constexpr, WH
         return tl.load(place, mask=keep[:, None], other=0.0)
     else:
         return tl.load(place, mask=keep[:, None] & fits[None, :], other=0.0)
+
+
+@triton.jit
+def load_queries(
+    q, q_b, q_r, q_t, sequence, head, queries,
+    UNIT: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr,
+):  # fmt: skip
+    """Load the tile of queries of a program whose first axis counts blocks of them.
+
+    Returns:
+        Queries, whether they exist, channels, whether those exist, and the tile [M, D].
+    """
+    first = tl.program_id(0) * BLOCK_M
+    query = first + tl.arange(0, BLOCK_M)
+    channel = tl.arange(0, BLOCK_D)
+    fits = channel < HEAD_DIM
+    inside = query < queries
+    q += (sequence * q_b + head * q_r + first.to(tl.int64) * q_t) * UNIT
+    step = (q_t * UNIT).to(tl.int32)
+    rows = tl.arange(0, BLOCK_M)
+    return (
+        query,
+        inside,
+        channel,
+        fits,
+        load_tile(q, step, rows, channel, fits, inside, HEAD_DIM == BLOCK_D, False),
+    )

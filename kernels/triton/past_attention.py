@@ -17,7 +17,7 @@ from kvbench.kernels.triton.launch import (
     cdiv,
     kernel,
     list_constants,
-    load_tile,
+    load_queries,
     locate_row,
     make_partials,
 )
@@ -53,20 +53,13 @@ def past_kernel(
     keys came to, which the first share takes in. With one split `out` and `lse` are final, else `partial` float32
     [splits, batch, rows, queries, D] and `lse` [splits, batch, rows, queries] are for `softmax.merge_kernel`.
     """
-    WHOLE_D: tl.constexpr = HEAD_DIM == BLOCK_D
     row, batch, part, sequence, head, length = locate_row(order, lengths, heads, splits)
-    first = tl.program_id(0) * BLOCK_M
-    query = first + tl.arange(0, BLOCK_M)
+    query, inside, channel, fits, asked = load_queries(
+        q, q_b, q_r, q_t, sequence, head, queries, UNIT, HEAD_DIM, BLOCK_D, BLOCK_M
+    )
     slot = tl.arange(0, BLOCK_N)
-    channel = tl.arange(0, BLOCK_D)
-    fits = channel < HEAD_DIM
-    inside = query < queries
     stored = inside[:, None] & fits[None, :]
     start = (batch * slots + tl.load(offsets + row)).to(tl.int32)
-    q += (sequence * q_b + head * q_r + first.to(tl.int64) * q_t) * UNIT
-    asked = load_tile(
-        q, (q_t * UNIT).to(tl.int32), tl.arange(0, BLOCK_M), channel, fits, inside, WHOLE_D, False
-    )
     out += (sequence * out_b + head * out_r) * UNIT
     written = query.to(tl.int64)[:, None] * (out_t * UNIT) + channel[None, :]
 

@@ -19,7 +19,7 @@ from kvbench.kernels.triton.launch import (
     count_processors,
     kernel,
     list_constants,
-    load_tile,
+    load_queries,
     locate_row,
     make_partials,
 )
@@ -101,22 +101,17 @@ def attention_kernel(
     """
     WHOLE_D: tl.constexpr = HEAD_DIM == BLOCK_D
     row, batch, part, sequence, head, length = locate_row(order, lengths, heads, splits)
-    first = tl.program_id(0) * BLOCK_M
-    query = first + tl.arange(0, BLOCK_M)
+    query, inside, channel, fits, asked = load_queries(
+        q, q_b, q_r, q_t, sequence, head, queries, UNIT, HEAD_DIM, BLOCK_D, BLOCK_M
+    )
     slot = tl.arange(0, BLOCK_N)
-    channel = tl.arange(0, BLOCK_D)
-    fits = channel < HEAD_DIM
 
     past_tile = tl.full((), BLOCK_N * HEAD_DIM, tl.int64)
     past = (batch * slots + tl.load(offsets + row)) * HEAD_DIM
     past_keys += past
     past_values += past
-    q += (sequence * q_b + head * q_r + first.to(tl.int64) * q_t) * UNIT
     k += (sequence * k_b + head * k_r) * UNIT
     v += (sequence * v_b + head * v_r) * UNIT
-    asked = load_tile(
-        q, (q_t * UNIT).to(tl.int32), tl.arange(0, BLOCK_M), channel, fits, query < queries, WHOLE_D, False
-    )
 
     # This program's share: tiles of the past, then of the present.
     past_tiles = tl.cdiv(length, BLOCK_N)
@@ -151,6 +146,7 @@ def attention_kernel(
     whole = tokens // BLOCK_N
     last = tl.cdiv(tokens, BLOCK_N)
     if CAUSAL:
+        first = tl.program_id(0) * BLOCK_M
         # Tokens of the block's first and last query; a block that wraps around holds every token in between.
         final = tl.minimum(first + BLOCK_M, queries) - 1
         same = first // tokens == final // tokens
@@ -178,7 +174,6 @@ def attention_kernel(
     place = ((part * batches + batch) * rows + row) * queries + query
     written = query.to(tl.int64)[:, None] * (out_t * UNIT) + channel[None, :]
     out += (sequence * out_b + head * out_r) * UNIT
-    inside = query < queries
     stored = inside[:, None] & fits[None, :]
     store_state(out, partial, lse, written, place, acc, top, total, inside, stored, channel, splits, HEAD_DIM)
 
