@@ -144,7 +144,7 @@ def check_runs_dir(settings: Settings) -> None:
     Raises:
         ConfigError: they cannot.
     """
-    if settings.task != "plan" and (problem := find_obstacle(settings.writes)) is not None:
+    if settings.task not in ("plan", "check") and (problem := find_obstacle(settings.writes)) is not None:
         key, hint = "runs_dir", "; output=... names another folder" * (settings.task in READERS)
         if settings.writes != settings.runs_dir:
             key, hint = "output", ""

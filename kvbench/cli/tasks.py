@@ -14,6 +14,7 @@ from kvbench.cli.compose import count_processes, read_values
 from kvbench.cli.console import CONSOLE
 from kvbench.cli.jobs import Recorder, note_run, read_entries
 from kvbench.cli.models import keep_model
+from kvbench.cli.preflight import check_run, show_findings
 from kvbench.cli.search_path import list_choices
 from kvbench.cli.sweep import list_failures, list_runs
 from kvbench.core.config import ConfigError
@@ -22,13 +23,14 @@ from kvbench.core.processes import join, leave
 from kvbench.core.settings import Settings
 from kvbench.dashboard.page import write_dashboard
 from kvbench.data.export import export_frames
-from kvbench.engine.memory import token_bytes
+from kvbench.engine.memory import MIB, token_bytes
 from kvbench.engine.packed.bytes import bound_token_bytes
 from kvbench.methods.base import Method, Observer
 from kvbench.methods.capabilities import is_biased
 from kvbench.methods.heatkv.order_file import write_orders
 from kvbench.methods.heatkv.scores import AttentionByScale, rank_heads, scas
-from kvbench.plan import export, make_plan
+from kvbench.models.base import Model
+from kvbench.plan import Plan, export, make_plan
 from kvbench.profile.tables import profile_and_show
 from kvbench.prompts.base import PromptSource
 from kvbench.report import paper_memory, published_comparison
@@ -135,7 +137,32 @@ def task_plan(cfg: DictConfig, settings: Settings) -> None:
     if settings.plan.table is not None:
         _plan_table(settings.plan.table)
         return
-    model, method = instantiate(cfg.model), instantiate(cfg.method)
+    method = instantiate(cfg.method)
+    plan = _plan(settings, instantiate(cfg.model), method)
+    show_plan(CONSOLE, plan, list(find_methods(cfg)))
+    if settings.plan.export is not None:
+        export(Path(settings.plan.export), plan.spec, plan.budget, method)
+        CONSOLE.print(f"schedule written to {settings.plan.export}", highlight=False, soft_wrap=True)
+
+
+def task_check(cfg: DictConfig, settings: Settings) -> None:
+    """Do `task=check`: what the run would need; weights are not loaded and nothing is generated."""
+    job = make_job(cfg, settings)
+
+    def list_memory() -> str:
+        at_once = _plan(settings, job.model, instantiate(cfg.method)).at_once
+        if not at_once:
+            raise ConfigError("what a cache in few bits needs is measured by its run")
+        cache, full = at_once["method"] / MIB, at_once["full"] / MIB
+        weights = job.model.parameters * job.model.compute_dtype(settings.device).itemsize / MIB
+        caches = f"cache at most {cache:.1f} MiB at batch {settings.batch_size} (full cache {full:.1f})"
+        return f"{caches}, weights {weights:.1f} MiB"
+
+    show_findings(CONSOLE, list(check_run(job, list_memory)))
+
+
+def _plan(settings: Settings, model: Model, method: Method) -> Plan:
+    """Work out what a run will hold with a method, which is prepared for it."""
     budget, dtype = read_budget(settings, model, method), find_dtype(settings, model)
     stored, flying = (
         token_bytes(model.spec, one.itemsize, biased=is_biased(method))
@@ -144,13 +171,9 @@ def task_plan(cfg: DictConfig, settings: Settings) -> None:
     packing = find_packing(settings, method)
     if packing is not None:
         _, stored = bound_token_bytes(model.spec, packing)
-    plan = make_plan(
+    return make_plan(
         model, budget, method, settings.batch_size, settings.plan.gpu_gib, stored, flying, packing
     )
-    show_plan(CONSOLE, plan, list(find_methods(cfg)))
-    if settings.plan.export is not None:
-        export(Path(settings.plan.export), model.spec, plan.budget, method)
-        CONSOLE.print(f"schedule written to {settings.plan.export}", highlight=False, soft_wrap=True)
 
 
 def _plan_table(name: str) -> None:
@@ -271,6 +294,7 @@ TASKS = {
     "evaluate": task_evaluate,
     "bounds": task_bounds,
     "plan": task_plan,
+    "check": task_check,
     "calibrate": task_calibrate,
     "profile": task_profile,
     "train": task_train,

@@ -25,6 +25,7 @@ TASKS = (
     "evaluate",
     "bounds",
     "plan",
+    "check",
     "calibrate",
     "profile",
     "train",
