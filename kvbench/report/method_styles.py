@@ -14,7 +14,7 @@ METHODS = (
     *("heatkv", "scalekv", "streaming_llm", "snapkv", "pricekv", "random", "full"),
     *("headkv", "h2o", "hard_kv", "linear_ar", "rkv", "ams_kv", "swa"),
     *("binary_heatkv", "binary_heatkv_naive", "heatkv_naive", "ams_kv_fixed", "diagonal", "scale_groups"),
-    *("sta", "hack", "first_scales", "tova", "keydiff", "pyramidkv", "adakv", "hackpp"),
+    *("sta", "hack", "tova", "first_scales", "keydiff", "pyramidkv", "adakv", "hackpp"),
 )
 """Methods by the place of their style. A new method is appended, so that no other changes its style."""
 PLACES = len(COLOURS) * len(MARKERS)
