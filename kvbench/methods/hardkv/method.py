@@ -104,6 +104,7 @@ class HardKV(ReplacesContents, RecordsLse, Scored):
     _temperatures: dict[int, Tensor] = field(default_factory=dict, init=False, repr=False)
 
     families: ClassVar[tuple[Family, ...]] = ("next-token",)
+    revision: ClassVar[int] = 2  # means beside many votes were ties, and NaN from a gradient was
     limits = set_limits(
         start=Limit(0, 1, "must lie in [0, 1]"),
         mix=Limit(0, 1, "must lie in [0, 1]"),
