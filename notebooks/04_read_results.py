@@ -98,14 +98,20 @@ for name in ("psnr", "lpips_scenes"):
 # %%
 import matplotlib.pyplot as plt
 
+from kvbench.report.method_styles import choose_styles
+
+styles = choose_styles(runs["method"].unique().to_list())  # those of reports and the dashboard
 ordered = runs.sort("peak", "psnr", descending=[False, True])
 front = ordered.filter(pl.col("psnr") > pl.col("psnr").cum_max().shift(1).fill_null(float("-inf")))
 
 figure, axis = plt.subplots(figsize=(6.2, 4), layout="constrained")
-shapes = zip("osD", (-0.3, 0, 0.3), runs.sort("method").group_by("method", maintain_order=True), strict=True)
-for marker, aside, ((method,), rows) in shapes:  # a little aside, so that bars do not hide each other
+groups = zip((-0.3, 0, 0.3), runs.sort("method").group_by("method", maintain_order=True), strict=True)
+for aside, ((method,), rows) in groups:  # a little aside, so that bars do not hide each other
+    colour, marker, _ = styles[method]
     ends = [rows["psnr"] - rows["psnr.low"], rows["psnr.high"] - rows["psnr"]]
-    axis.errorbar(100 * rows["peak"] + aside, rows["psnr"], yerr=ends, fmt=marker, capsize=3, label=method)
+    axis.errorbar(
+        100 * rows["peak"] + aside, rows["psnr"], yerr=ends, fmt=marker, color=colour, capsize=3, label=method
+    )
 axis.plot(100 * front["peak"], front["psnr"], color="0.6", linestyle="--", zorder=0, label="front")
 axis.set(xlabel="most tokens held, % of the full cache", ylabel="PSNR to the full cache, dB")
 axis.legend(frameon=False)
