@@ -78,7 +78,8 @@ def compose_sweep(words: Sequence[str]) -> tuple[DictConfig, HydraConf]:
     parsed = OverridesParser.create(GlobalHydra.instance().config_loader()).parse_overrides(list(words))
     cfg, hydra_cfg = compose_job([str(word.input_line) for word in parsed if not word.is_sweep_override()])
     runs_dir = Path(cfg.runs_dir).expanduser()
-    read_settings(cfg)  # refuses what is out of range before a folder is made
+    if cfg.task not in READERS:
+        read_settings(cfg)  # refuses what is out of range before a folder is made
     if cfg.work.folder is None:
         if cfg.task != "work" and not runs_dir.is_dir():
             raise ConfigError(f"runs_dir={cfg.runs_dir}: holds no runs")

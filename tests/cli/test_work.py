@@ -28,8 +28,8 @@ from tests.support.places import ROOT
 Command = Callable[..., tuple[int, str]]
 
 SWEEP = ("method=full,swa", "budget=0.2,0.3", "prompts.count=4", "batch_size=1", "eval=[psnr]")
-TIMES = ("seconds", "started", "finished", "latency", "code")
-"""Keys of JSON files whose values are times, or the state of a checkout that somebody may work in."""
+TIMES = ("seconds", "started", "finished", "latency", "code", "load")
+"""Keys of JSON files whose values are times, the load, or the state of a checkout that somebody may work in."""
 
 
 @pytest.fixture
@@ -124,7 +124,8 @@ def test_a_sweep_is_one_command_that_loads_its_model_once_and_can_be_amended(
     before = {path: path.stat().st_mtime_ns for path in images}
     assert len(before) == 2
     amended = (*sweep, "budget=0.2,1e-5,0.3")
-    assert "jobs: 2 done, 0 running, 0 failed, 4 missing" in command("task=status", *amended)[1]
+    assert "no sweep of these words was started" in command("task=status", *amended)[1]
+    assert len(list(tmp_path.glob("runs/sweeps/*"))) == 1  # asking has begun nothing
     status, out = command(*amended)
     assert status == 1
     assert {path: path.stat().st_mtime_ns for path in before} == before

@@ -27,8 +27,8 @@ SWEEP = (
     "-m", "method=random,heatkv", "budget=0.1", "prompts.count=4", "batch_size=2", "calibrate.count=2", "eval=[psnr]",
 )  # fmt: skip
 """Two methods, one of them calibrated, and their reference: two blocks of images each."""
-TIMES = ("seconds", "latency", "finished", "provenance", "started", "created")
-"""What differs between two runs that are the same: when, how long and where."""
+TIMES = ("seconds", "latency", "finished", "provenance", "started", "created", "load")
+"""What differs between two runs that are the same: when, how long, where and beside what."""
 DELAYS = (0.05, 0.95)
 """Bounds of the moment of a kill, in units of the time that an undisturbed sweep takes."""
 
