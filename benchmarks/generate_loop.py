@@ -130,8 +130,8 @@ def main(options: argparse.Namespace) -> None:
     for name, (seconds, texts) in timed.items():
         cells = (seconds, options.batch * model.max_tokens / seconds, base.seconds / seconds)
         if name in caches:
-            peak, most = caches[name].ledger.peak_tokens, model.spec.all_heads * model.spec.segments[-1].start
-            cells = (*cells, count_equal(texts, base.result), peak / most)
+            peak, full = caches[name].ledger.peak_tokens, model.spec.all_heads * model.spec.segments[-1].start
+            cells = (*cells, count_equal(texts, base.result), peak / full)
         table.add(name, *cells)
     for name, cache in caches.items() if options.slope else ():
         print_slope(name, measure_slope(cache, model, runs[name], options.repeats, clock))

@@ -116,9 +116,9 @@ def encode_channels(x: Tensor, exists: Tensor, edges: Sequence[int], bits: int) 
     blocks = list(pairwise(edges))
     x, absent = x.float(), ~exists[..., None]
     above, below = x.masked_fill(absent, torch.inf), x.masked_fill(absent, -torch.inf)
-    least = torch.stack([above[:, :, start:stop].amin(2) for start, stop in blocks], 2)
+    smallest = torch.stack([above[:, :, start:stop].amin(2) for start, stop in blocks], 2)
     largest = torch.stack([below[:, :, start:stop].amax(2) for start, stop in blocks], 2)
-    affine = fit_affine(least, largest, bits)
+    affine = fit_affine(smallest, largest, bits)
     codes = [
         encode_affine(x[:, :, start:stop], affine[:, :, number, None], bits)
         for number, (start, stop) in enumerate(blocks)

@@ -41,14 +41,14 @@ def unpack(packed: Tensor, bits: int) -> Tensor:
     return torch.cat([packed >> shift & mask for shift in range(0, 8, bits)], -1)
 
 
-def fit_affine(least: Tensor, largest: Tensor, bits: int) -> Tensor:
-    """Return scale and zero, float16 [..., 2], that let codes reach from `least` to `largest` [...].
+def fit_affine(smallest: Tensor, largest: Tensor, bits: int) -> Tensor:
+    """Return scale and zero, float16 [..., 2], that let codes reach from `smallest` to `largest` [...].
 
-    The first code stands for `least` as float16 has it, the last one for `largest`; equal ones have a scale of 0. Where
-    nothing is to be stored, least may be above largest (both infinite): scale and zero are 0.
+    The first code stands for `smallest` as float16 has it, the last one for `largest`; equal ones have a scale of 0.
+    Where nothing is to be stored, `smallest` may be above `largest` (both infinite): scale and zero are 0.
     """
-    empty = least > largest
-    zero = least.masked_fill(empty, 0).clamp(-LARGEST_HALF, LARGEST_HALF).half()
+    empty = smallest > largest
+    zero = smallest.masked_fill(empty, 0).clamp(-LARGEST_HALF, LARGEST_HALF).half()
     top = largest.masked_fill(empty, 0).clamp(-LARGEST_HALF, LARGEST_HALF).float()
     scale = ((top - zero.float()) / ((1 << bits) - 1)).clamp(min=0).half()
     return torch.stack((scale, zero), -1)

@@ -64,17 +64,17 @@ def _merge(states: Sequence[State]) -> State:
     return merge_states(torch.stack([out.float() for out in outputs]), torch.stack(sums))
 
 
-def _cut(group: Group, batch: int, most: int) -> Iterator[tuple[slice, slice, list[slice]]]:
-    """Yield sequences, rows of a group, and the parts of the flat buffer that hold their slots, `most` at a time."""
+def _cut(group: Group, batch: int, max_slots: int) -> Iterator[tuple[slice, slice, list[slice]]]:
+    """Yield sequences, rows of a group, and the parts of the flat buffer with their slots, `max_slots` at a time."""
     if not group.length:
         return
-    step = max(1, min(batch, most // group.length))
-    rows = max(1, min(group.size, most // (group.length * step)))
+    step = max(1, min(batch, max_slots // group.length))
+    rows = max(1, min(group.size, max_slots // (group.length * step)))
     for sequence in range(0, batch, step):
         for row in range(0, group.size, rows):
             stop = min(row + rows, group.size)
             start, end = (group.start + at * group.length for at in (row, stop))
-            size = end - start if step * (end - start) <= most else most
+            size = end - start if step * (end - start) <= max_slots else max_slots
             parts = [slice(at, min(at + size, end)) for at in range(start, end, size)]
             yield slice(sequence, min(sequence + step, batch)), slice(row, stop), parts
 

@@ -92,6 +92,6 @@ def test_the_largest_batch_is_the_last_that_fits(
         needed = count_generation_bytes(model.spec, lengths, activations, batch)
         return 2 * model.parameters + max(needed, model.decoding_bytes(batch))
 
-    most = find_largest_batch(model, lengths, gpu_gib)
-    assert most == 0 or total(most) <= gpu_gib * GIB
-    assert total(most + 1) > gpu_gib * GIB
+    largest = find_largest_batch(model, lengths, gpu_gib)
+    assert largest == 0 or total(largest) <= gpu_gib * GIB
+    assert total(largest + 1) > gpu_gib * GIB

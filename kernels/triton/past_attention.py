@@ -25,7 +25,7 @@ from kvbench.kernels.triton.ragged_attention import Tile, fit_keys, make_output,
 from kvbench.kernels.triton.softmax import add_tile, finish_shares, store_state
 
 
-def most_keys(sizes: Tile, head_dim: int) -> int:
+def max_keys(sizes: Tile, head_dim: int) -> int:
     """Return the keys of a tile for long rows: without pointers to keep, 128 queries can meet 128 of 128 channels.
 
     Where heads are smaller, two programs with fewer registers share a multiprocessor.
@@ -109,7 +109,7 @@ def past_attention_triton(
     rows = sequences * heads // batch
     q, q_strides = align_rows(q)
     sizes = tile(channels, q.dtype, queries, batch * rows, q.device)
-    sizes = with_keys(sizes, fit_keys(layout, 0, most_keys(sizes, channels)))
+    sizes = with_keys(sizes, fit_keys(layout, 0, max_keys(sizes, channels)))
     blocks = cdiv(queries, sizes.queries)
     if share is None:
         share = splits(batch * rows * blocks, layout.longest, sizes, q.device)

@@ -42,8 +42,8 @@ def _is_of_methods(word: Override) -> bool:
 def extend_sweeper() -> None:
     """Have Hydra's sweeper make these jobs; only an installed package of plugins could bring one of its own."""
 
-    def split(overrides: list[Override], most: int | None) -> list[list[list[str]]]:
-        return list(BasicSweeper.split_overrides_to_chunks(split_product(overrides), most))
+    def split(overrides: list[Override], max_batch_size: int | None) -> list[list[list[str]]]:
+        return list(BasicSweeper.split_overrides_to_chunks(split_product(overrides), max_batch_size))
 
     classes = Plugins.instance().class_name_to_class  # Hydra has loaded the module once more
     classes[f"{BasicSweeper.__module__}.{BasicSweeper.__name__}"].split_arguments = staticmethod(split)  # type: ignore[attr-defined]

@@ -80,13 +80,13 @@ class Account:
         if not method.static:
             ledger.state_bytes = max(ledger.state_bytes, sum(store.state_bytes for store in stores))
         budget = method.budget
-        of_sequences, most = (
+        of_sequences, limit = (
             (self._tokens, budget.capacity) if budget.bytes is None else (self._bytes, budget.bytes)
         )
-        if method.strict and (found := max(of_sequences, default=0)) > most:
+        if method.strict and (found := max(of_sequences, default=0)) > limit:
             raise BudgetExceeded(
                 f"{type(method).__name__}: {found} {budget.unit} held after layer {layer} of segment {segment}, the "
-                f"budget is {float(most):.10g}; lower what the method keeps, or let it be `strict = False`"
+                f"budget is {float(limit):.10g}; lower what the method keeps, or let it be `strict = False`"
             )
 
 

@@ -85,11 +85,11 @@ def ring_slots(blocks: Sequence[Sequence[int]]) -> int:
             keys are released once the new ones are made, then its values follow.
     """
     held = [0] * len(blocks[0]) if blocks else []
-    alive = most = 0
+    alive = peak = 0
     for layers in blocks:
         for layer, slots in enumerate(layers):
             for _ in ("keys", "values"):
-                most = max(most, alive + slots)
+                peak = max(peak, alive + slots)
                 alive += slots - held[layer]
             held[layer] = slots
-    return most + max(chain.from_iterable(blocks), default=0)
+    return peak + max(chain.from_iterable(blocks), default=0)

@@ -119,10 +119,10 @@ class Ledger:
         heads, padding = spec.all_heads, spec.all_heads * self.padding
         could = [min(capacity, Fraction(heads * end)) for end in spec.ends[:count]]
         if padding and spec.padding_counts:
-            could = [max(most - padding, Fraction(heads)) for most in could]
+            could = [max(limit - padding, Fraction(heads)) for limit in could]
         elif padding:
             could = [min(capacity, Fraction(heads * end - padding)) for end in spec.ends[:count]]
-        return float(min((tokens / most for tokens, most in zip(held, could, strict=True)), default=1.0))
+        return float(min((tokens / limit for tokens, limit in zip(held, could, strict=True)), default=1.0))
 
     def trace(self, spec: ModelSpec, sequence: int, drawn: int | None = None) -> list[Step]:
         """Return what one sequence held after each segment that is cached.

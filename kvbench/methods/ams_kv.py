@@ -121,7 +121,7 @@ class AMSKV(ComparesKeys, Method):
     def prepare(self, spec: ModelSpec, budget: Budget, artifact: Artifact | None = None) -> None:
         """Work out capacities and threshold."""
         super().prepare(spec, budget, artifact)
-        self.first, self.most = effective_capacities(spec, self.condensed)
+        self.first, self.largest = effective_capacities(spec, self.condensed)
         self._demanding: list[Tensor] = [torch.zeros(0)] * spec.layers
         self._theta = self.theta
         if self.demanding is not None:
@@ -143,15 +143,15 @@ class AMSKV(ComparesKeys, Method):
         demanding = self._demanding[view.layer]
         held = count_held(view).view(view.sequences, view.heads)[:, 0]
         undecided = ~demanding & (held > self.first)
-        if undecided.any() and view.segment.length <= self.most:
+        if undecided.any() and view.segment.length <= self.largest:
             demanding |= undecided & (self._similarity(view) < self._theta)
-        capacity = torch.where(demanding, self.most, self.first).repeat_interleave(view.heads)
+        capacity = torch.where(demanding, self.largest, self.first).repeat_interleave(view.heads)
         return evict_oldest(view, capacity, self.spec.leading_tokens(self.condensed), self.granularity)
 
     def compares(self, layer: int, segment: Segment) -> bool:
         """Return whether layers may still become demanding at the next scale."""
         following = self.spec.segments[segment.index + 1]
-        return not following.last and following.length <= self.most
+        return not following.last and following.length <= self.largest
 
     def _similarity(self, view: View) -> Tensor:
         """Return S of every sequence, float32 [sequences]; the branches of a prompt have their mean."""
@@ -211,8 +211,8 @@ class AMSKVFixed(Method):
         super().prepare(spec, budget, artifact)
         if self.placement == "similarity":
             similarity = require_artifact(artifact, "method=ams_kv_fixed:")["similarity"]
-        self.scale, first, most = fixed_capacities(spec, budget, self.condensed)
-        number = int((budget.per_head - first) * spec.layers / (most - first))
+        self.scale, first, largest = fixed_capacities(spec, budget, self.condensed)
+        number = int((budget.per_head - first) * spec.layers / (largest - first))
         if number >= spec.layers:
             self.capacities = share_by_head(budget.tokens, spec)
             return
@@ -222,7 +222,7 @@ class AMSKVFixed(Method):
         else:
             order = similarity[:, self.scale + 1].sort(stable=True).indices.tolist()
         self.capacities = torch.full((spec.layers, spec.heads), first)
-        self.capacities[order[:number]] = most
+        self.capacities[order[:number]] = largest
         each, some = divmod(budget.tokens - int(self.capacities.sum()), spec.heads)
         self.capacities[order[number]] += each + (torch.arange(spec.heads) < some)
 

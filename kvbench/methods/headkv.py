@@ -110,7 +110,7 @@ class HeadKV(Method):
         line = longest_line(spec, self.sinks)
         self._condition = spec.leading_tokens(self.sinks)
         self._recent = self.recent * line
-        self._least = min(self._condition + self._recent + (self.buffer - 1) * line, budget.head_tokens)
+        self._min_tokens = min(self._condition + self._recent + (self.buffer - 1) * line, budget.head_tokens)
         self._even = share_by_head(budget.tokens, spec)
         longest = min(self.group_at, budget.head_tokens)
         self._first = next(
@@ -151,7 +151,7 @@ class HeadKV(Method):
         """Return the most that each head holds, int64 [sequences, heads]: an even share, little in local heads."""
         local = self._local[layer]
         even = self._even[layer].to(local.device, non_blocking=True).expand(local.shape)
-        return torch.where(local, even.clamp(max=self._least), even)
+        return torch.where(local, even.clamp(max=self._min_tokens), even)
 
     def _share(self, layer: int) -> Tensor:
         """Return the most that each head holds, int64 [sequences, heads], such that all heads together use B.
@@ -164,8 +164,8 @@ class HeadKV(Method):
         local = sorted_ones[layer]
         few = sorted_ones.sum((0, 2))
         others = spec.all_heads - few
-        whole = ((total - few * self._least) // others.clamp(min=1)).clamp(max=spec.cached_length)
-        small = ((total - others * spec.cached_length) // few.clamp(min=1)).clamp(min=self._least)
+        whole = ((total - few * self._min_tokens) // others.clamp(min=1)).clamp(max=spec.cached_length)
+        small = ((total - others * spec.cached_length) // few.clamp(min=1)).clamp(min=self._min_tokens)
         capacities = torch.where(local, small[:, None], whole[:, None])
         if len(sorted_ones) < spec.layers:
             return capacities

@@ -51,20 +51,20 @@ class PyramidKV(Attentive):
         return self._window
 
 
-def slope_layers(mean: Fraction, layers: int, beta: float, most: int) -> list[Fraction]:
+def slope_layers(mean: Fraction, layers: int, beta: float, upper: int) -> list[Fraction]:
     """Return a capacity for every layer, falling in equal steps and `mean` on average.
 
     Args:
         mean: tokens a head.
         layers: how many.
         beta: the last layer has mean / beta, and at least one token of a larger mean.
-        most: what no layer exceeds; the last one then has more.
+        upper: what no layer exceeds; the last one then has more.
 
     >>> [round(float(capacity)) for capacity in slope_layers(Fraction("409.6"), 4, 20, 1024)]
     [799, 539, 280, 20]
     """
-    least = min(mean, max(mean / Fraction(beta), Fraction(1)))
-    first = min(2 * mean - least, Fraction(most))
+    lower = min(mean, max(mean / Fraction(beta), Fraction(1)))
+    first = min(2 * mean - lower, Fraction(upper))
     step = 2 * (first - mean) / max(layers - 1, 1)
     return [first - layer * step for layer in range(layers)] if layers > 1 else [mean]
 

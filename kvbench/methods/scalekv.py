@@ -120,7 +120,7 @@ class ScaleKV(Scored):
     def check(self, spec: ModelSpec, budget: Budget) -> None:
         """Refuse a window that cannot be, a budget file of another model or budget, and what `Scored` refuses."""
         super().check(spec, budget)
-        check_window(self.window, self.kernel, most=max(spec.lengths))
+        check_window(self.window, self.kernel, max_size=max(spec.lengths))
         if self.budgets is not None:
             read_capacities(Path(self.budgets), spec, budget)
 
@@ -196,7 +196,7 @@ def share_capacity(spec: ModelSpec, capacity: int, drafts: NDArray[np.bool_]) ->
         capacity: mean tokens per head.
         drafts: bool [K, L], which layers draft at which scale.
     """
-    layers, least = spec.layers, round(FLOOR * capacity)
+    layers, floor = spec.layers, round(FLOOR * capacity)
     result = np.empty((len(spec.segments) - 1, layers), np.int64)
     largest = 0
     for k, length in enumerate(spec.lengths[:-1]):
@@ -207,7 +207,7 @@ def share_capacity(spec: ModelSpec, capacity: int, drafts: NDArray[np.bool_]) ->
         flags = drafts[k + 1]
         few, total = int(flags.sum()), layers * capacity
         limit = (
-            min(largest + length, (total - (layers - few) * least) // few) if 0 < few < layers else capacity
+            min(largest + length, (total - (layers - few) * floor) // few) if 0 < few < layers else capacity
         )
         largest = next(
             m for m in range(max(limit, capacity), -1, -1) if (total - few * m) % max(layers - few, 1) == 0
@@ -259,13 +259,15 @@ def read_capacities(path: Path, spec: ModelSpec, budget: Budget) -> Ints:
                 raise ValueError(f"it is not for {spec.layers} layers and {scales} scales")
     except (OSError, ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
         raise ValueError(f"method.budgets={path}: not a budget file of {spec.name} ({error})") from None
-    most = int(held.sum(1).max()) * spec.heads
-    if most > budget.capacity:
-        least = (
-            Fraction(most, spec.all_heads) if budget.bytes is None else most / budget.capacity * budget.bytes
+    held_tokens = int(held.sum(1).max()) * spec.heads
+    if held_tokens > budget.capacity:
+        needed = (
+            Fraction(held_tokens, spec.all_heads)
+            if budget.bytes is None
+            else held_tokens / budget.capacity * budget.bytes
         )
         raise ValueError(
-            f"method.budgets={path}: its layers hold {most / spec.all_heads:g} tokens per head, the budget is "
-            f"{float(budget.per_head):g}; set budget={ceil(least)}"
+            f"method.budgets={path}: its layers hold {held_tokens / spec.all_heads:g} tokens per head, the budget is "
+            f"{float(budget.per_head):g}; set budget={ceil(needed)}"
         )
     return held

@@ -234,9 +234,9 @@ def share_evenly(tokens: int, spec: ModelSpec) -> list[int | tuple[int, ...]]:
     Returns:
         The capacity of every layer: one number where its heads have equally many, else one for each.
     """
-    least, more = divmod(tokens, spec.all_heads)
+    even, more = divmod(tokens, spec.all_heads)
     extra = (min(max(more - layer * spec.heads, 0), spec.heads) for layer in range(spec.layers))
-    return [share_layer(spec.heads * least + one, spec.heads) for one in extra]
+    return [share_layer(spec.heads * even + one, spec.heads) for one in extra]
 
 
 def share_by_head(tokens: int, spec: ModelSpec) -> Tensor:
@@ -250,8 +250,8 @@ def share_layer(tokens: int, heads: int) -> int | tuple[int, ...]:
     >>> share_layer(12, 4), share_layer(14, 4)
     (3, (4, 4, 3, 3))
     """
-    least, more = divmod(tokens, heads)
-    return (*(least + 1,) * more, *(least,) * (heads - more)) if more else least
+    even, more = divmod(tokens, heads)
+    return (*(even + 1,) * more, *(even,) * (heads - more)) if more else even
 
 
 def spread_capacity(capacity: int | tuple[int, ...], view: View) -> int | Tensor:
@@ -280,22 +280,22 @@ USUAL_WINDOW = 16
 """Tokens of a window where nothing else is asked for; models whose segments are smaller take whole segments."""
 
 
-def check_window(size: int, kernel: int, kind: Window = "grid", most: int | None = None) -> None:
+def check_window(size: int, kernel: int, kind: Window = "grid", max_size: int | None = None) -> None:
     """Refuse empty windows, grids that are no squares, and kernels that have no middle.
 
     Args:
         size: tokens of the window.
         kernel: slots that smoothing takes together.
         kind: which tokens.
-        most: tokens of the largest segment, which no window but the usual one exceeds; None to take any.
+        max_size: tokens of the largest segment, which no window but the usual one exceeds; None to take any.
 
     Raises:
         ValueError: naming the setting.
     """
     if size < 1:
         raise ValueError(f"method.window={size}: must be at least 1")
-    if most is not None and size > max(most, USUAL_WINDOW):
-        raise ValueError(f"method.window={size}: the largest segment has {most} tokens")
+    if max_size is not None and size > max(max_size, USUAL_WINDOW):
+        raise ValueError(f"method.window={size}: the largest segment has {max_size} tokens")
     if kind == "grid" and int(size**0.5) ** 2 != size:
         raise ValueError(f"method.window={size}: a grid has a square number such as 16")
     if kernel < 1 or kernel % 2 == 0:

@@ -53,13 +53,13 @@ RANDOM_CALIBRATION = "random numbers (timing only)"
 def announce(job: Job) -> str:
     """Return one line on what is about to be built, from shapes alone."""
     spec, itemsize = job.model.spec, torch.empty((), dtype=job.dtype).element_size()
-    most = max(job.settings.profile.batch_sizes)
-    cache = cache_bytes(spec.full_tokens, spec, most, itemsize) / 2**30
+    max_batch = max(job.settings.profile.batch_sizes)
+    cache = cache_bytes(spec.full_tokens, spec, max_batch, itemsize) / 2**30
     random = " (random weights)" if job.section("model").get("weights") == "random" else ""
     parameters = job.model.parameters
     return (
         f"{job.model.name}{random}: {parameters / 1e6:,.1f} million parameters, {4 * parameters / 2**30:.2f} GiB in "
-        f"float32; full cache at batch {most}: {cache:.2f} GiB in {str(job.dtype).removeprefix('torch.')}"
+        f"float32; full cache at batch {max_batch}: {cache:.2f} GiB in {str(job.dtype).removeprefix('torch.')}"
     )
 
 
@@ -92,11 +92,11 @@ def profile(job: Job) -> tuple[Path, Row]:
             bar.update(number * generations - bar.n)
         if settings.largest:
             found["largest"] = {
-                c.name: _search_largest(bench, c, _find_most(rows, c.name), bar) for c in contestants
+                c.name: _search_largest(bench, c, _find_max_batch(rows, c.name), bar) for c in contestants
             }
             save("running")
     mine = contestants[0]
-    if settings.trace is not None and (batch := _find_most(rows, mine.name)):
+    if settings.trace is not None and (batch := _find_max_batch(rows, mine.name)):
         path_of_trace = Path(settings.trace).expanduser()
         found["operators"] = trace(bench.make_generation(mine, batch), path_of_trace, job.settings.device)
     save("done")
@@ -184,6 +184,6 @@ def _hash_job(job: Job) -> str:
     return hash_values(values)[:10]
 
 
-def _find_most(rows: list[Row], name: str) -> int:
+def _find_max_batch(rows: list[Row], name: str) -> int:
     """Return the largest batch of a cache that was measured, 0 if none was."""
     return max((int(str(r["batch"])) for r in rows if r["cache"] == name and r["status"] == "ok"), default=0)

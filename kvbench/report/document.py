@@ -14,8 +14,8 @@ from kvbench.runs.record.folder import slug
 from kvbench.runs.record.results import Results
 
 BOLD = "Bold: the best value of a metric among methods that compress at the same budget, whatever the intervals say"
-LEAST = "least / B"
-COSTS = ("peak tokens", "last / B", LEAST, AT_ONCE, "GPU MiB", "state MiB", "n")
+MIN_SHARE = "least / B"
+COSTS = ("peak tokens", "last / B", MIN_SHARE, AT_ONCE, "GPU MiB", "state MiB", "n")
 """Columns that LaTeX leaves out for want of room."""
 
 
@@ -80,8 +80,8 @@ def _write_markdown(sections: Sequence[Section], figures: Sequence[Path]) -> str
 
 def _list_dropped(rows: Sequence[Row]) -> list[str]:
     """Return the columns that LaTeX leaves out; that of the least share stays where one is marked."""
-    marked = any(str(row.get(LEAST, "")).endswith("!") for row in rows)
-    return [name for name in COSTS if not (marked and name == LEAST)]
+    marked = any(str(row.get(MIN_SHARE, "")).endswith("!") for row in rows)
+    return [name for name in COSTS if not (marked and name == MIN_SHARE)]
 
 
 def is_roomy(run: Results) -> bool:

@@ -136,8 +136,8 @@ def _describe_bytes(memory: Memory) -> str:
 def _describe_use(memory: Memory, peak: float) -> str:
     broken = ", above the budget: measured, not promised" if memory.exceeded else ""
     used = f"{100 * peak:.2f} % used at the peak{broken}"
-    last, least = 100 * memory.last_share, 100 * memory.least_share
-    return f"{used}; of the budget {last:.1f} % at the last scale, {least:.1f} % at least"
+    last, smallest = 100 * memory.last_share, 100 * memory.least_share
+    return f"{used}; of the budget {last:.1f} % at the last scale, {smallest:.1f} % at least"
 
 
 def _metric_row(name: str, metric: Metric) -> tuple[str, str, str, str, str]:

@@ -95,9 +95,9 @@ def test_masks_are_packed_from_the_lowest_bit(slots: int, seed: int) -> None:
 def test_slots_are_those_that_are_written_down(task: str, seed: int) -> None:
     keep = draw_selection(task, 3, 2, 2, 9, np.random.default_rng(seed))
     ids = [[[set(head.nonzero()[:, 0].tolist()) for head in one] for one in layer] for layer in keep]
-    most = [max(len(layer[one][head]) for layer in ids for head in (0, 1)) for one in (0, 1)]
+    longest = [max(len(layer[one][head]) for layer in ids for head in (0, 1)) for one in (0, 1)]
     union = [set().union(*(layer[one][head] for layer in ids)) for one in (0, 1) for head in (0, 1)]
-    assert layouts.count_slots(keep, "max") == 3 * 2 * sum(most)
+    assert layouts.count_slots(keep, "max") == 3 * 2 * sum(longest)
     assert layouts.count_slots(keep, "sparse") == 3 * sum(map(len, union))
     assert layouts.count_slots(keep, "ragged") == int(keep.sum())
 
@@ -117,19 +117,19 @@ def test_published_latencies_and_their_integrals(name: str) -> None:
     for way, (first, each) in per_step.items():
         found = layouts.integrate(1, first, each) / 128
         assert found == pytest.approx(told["amortised_ms_per_step_128"][way], abs=2e-3)
-    most, overall = map(float, name.removesuffix(".npz").split("_")[-2:])
+    longest, overall = map(float, name.removesuffix(".npz").split("_")[-2:])
     sparse = layouts.Cost(1, sparse_prepare, sparse_step)
-    pays, with_memory = layouts.break_even(sparse, layouts.Cost(most, prepare, step))
+    pays, with_memory = layouts.break_even(sparse, layouts.Cost(longest, prepare, step))
     assert pays == pytest.approx(told["breakeven_steps"], abs=1e-3)
     one, other = (
-        layouts.integrate(*cost, with_memory) for cost in (sparse, layouts.Cost(most, prepare, step))
+        layouts.integrate(*cost, with_memory) for cost in (sparse, layouts.Cost(longest, prepare, step))
     )
     assert other == pytest.approx(one) or (with_memory == 0 and other < one)
-    lengths = torch.tensor([most, 2 * overall - most]).clamp(min=0)[:, None]
-    assert layouts.find_utilisation(lengths) == pytest.approx(lengths.mean() / most)
-    ratio = layouts.integrate(most, prepare, step) / layouts.integrate(1, sparse_prepare, sparse_step)
+    lengths = torch.tensor([longest, 2 * overall - longest]).clamp(min=0)[:, None]
+    assert layouts.find_utilisation(lengths) == pytest.approx(lengths.mean() / longest)
+    ratio = layouts.integrate(longest, prepare, step) / layouts.integrate(1, sparse_prepare, sparse_step)
     amortised = told["amortised_ms_per_step_128"]
-    assert ratio == pytest.approx(most * amortised["max"] / amortised["sparse"], abs=2e-4)
+    assert ratio == pytest.approx(longest * amortised["max"] / amortised["sparse"], abs=2e-4)
 
 
 def test_the_published_profile_keeps_an_eighth_of_which_the_longest_head_has_half() -> None:

@@ -52,12 +52,12 @@ def test_no_job_is_there_twice(words: tuple[str, str]) -> None:
     assert sorted(map(sorted, jobs(*words))) == [["method=a"], ["method=b"]]
 
 
-@pytest.mark.parametrize(("most", "sizes"), [(None, [4]), (3, [3, 1])])
-def test_hydras_sweeper_makes_these_jobs(most: int | None, sizes: list[int]) -> None:
+@pytest.mark.parametrize(("max_batch_size", "sizes"), [(None, [4]), (3, [3, 1])])
+def test_hydras_sweeper_makes_these_jobs(max_batch_size: int | None, sizes: list[int]) -> None:
     extend_sweeper()
     name = "hydra._internal.core_plugins.basic_sweeper.BasicSweeper"
     words = OverridesParser.create().parse_overrides(["method=a", "method.p=1,2", "beside.method=b,c"])
     sweeper = cast(type[BasicSweeper], Plugins.instance().class_name_to_class[name])
-    batches = sweeper.split_arguments(words, most)
+    batches = sweeper.split_arguments(words, max_batch_size)
     assert [len(batch) for batch in batches] == sizes
     assert [job for batch in batches for job in batch] == split_product(words)

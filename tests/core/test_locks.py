@@ -39,21 +39,21 @@ def test_a_claim_is_refused_or_waited_for_while_it_is_held(tmp_path: Path) -> No
 
 
 def test_one_holder_at_a_time(tmp_path: Path) -> None:
-    inside, most, guard = 0, 0, threading.Lock()
+    inside, peak, guard = 0, 0, threading.Lock()
 
     def work(_: int) -> None:
-        nonlocal inside, most
+        nonlocal inside, peak
         with claim(tmp_path / ".work"):
             with guard:
                 inside += 1
-                most = max(most, inside)
+                peak = max(peak, inside)
             time.sleep(0.0005)
             with guard:
                 inside -= 1
 
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(work, range(80)))
-    assert most == 1
+    assert peak == 1
     assert list(tmp_path.iterdir()) == []
 
 

@@ -69,8 +69,8 @@ def test_new_tokens_of_the_same_kind_are_read_back_closely() -> None:
     inputs = [[(q, 3 * k, v) for q, k, v in layers] for layers in tokens_of(SPEC, 2, 99)]
     run(cache, inputs)
     # Max 1960 has .1175, .03454 and .009497 for a normal distribution known exactly.
-    for bits, most in ((16, 1e-6), (8, 5e-4), (4, 0.02), (3, 0.055), (2, 0.16)):
-        assert max(map(float, seen[bits])) < most
+    for bits, limit in ((16, 1e-6), (8, 5e-4), (4, 0.02), (3, 0.055), (2, 0.16)):
+        assert max(map(float, seen[bits])) < limit
 
 
 def test_keys_are_looked_at_as_they_were_before_the_model_turned_them() -> None:

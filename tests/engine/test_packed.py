@@ -242,10 +242,10 @@ def test_a_strict_budget_in_bytes_counts_codes_and_scales() -> None:
     packing = Packing(4, StorageConfig())
     cache = open_cache(Full(), spec, packing=packing)
     run(cache, inputs)
-    most = cache.ledger.sequence_bytes
+    needed = cache.ledger.sequence_bytes
     # A head's sink in 16 bits; 4 and 9 tokens with 8 bytes of codes and a value's scale each, and 8 channels' scales.
-    assert most == spec.layers * spec.heads * (32 + (4 + 9) * (8 + 4) + 2 * 32)
-    for bytes_, fits in ((most, True), (most - 1, False)):
+    assert needed == spec.layers * spec.heads * (32 + (4 + 9) * (8 + 4) + 2 * 32)
+    for bytes_, fits in ((needed, True), (needed - 1, False)):
         method = Full()
         method.prepare(spec, replace(Budget.parse_bytes(1, spec, 1), bytes=bytes_))
         cache = KVCache(spec, method, dtype=torch.float32, packing=packing)

@@ -82,8 +82,8 @@ def test_affine_codes_are_the_nearest_and_reach_from_end_to_end(x: Tensor, bits:
 
 
 def test_nothing_to_store_and_equal_numbers_have_no_scale() -> None:
-    least, largest = torch.tensor([torch.inf, 2.5, 1e9]), torch.tensor([-torch.inf, 2.5, 1e9])
-    affine = fit_affine(least, largest, 4)
+    smallest, largest = torch.tensor([torch.inf, 2.5, 1e9]), torch.tensor([-torch.inf, 2.5, 1e9])
+    affine = fit_affine(smallest, largest, 4)
     assert affine.tolist() == [[0, 0], [0, 2.5], [0, 65504]]
     assert decode_affine(encode_affine(torch.tensor([0.0, 2.5, 1e9]), affine, 4), affine).tolist() == [
         0,

@@ -67,21 +67,21 @@ def slow_similarity(spec: ModelSpec, keys: list[Tensor], scale: int) -> float:
 class List:
     """Algorithms 1 and 2 for one layer, with a list of (scale, position)."""
 
-    def __init__(self, condensed: int, first: int, most: int, granularity: Granularity) -> None:
-        self.condensed, self.capacity, self.first, self.most = condensed, first, first, most
+    def __init__(self, condensed: int, first: int, largest: int, granularity: Granularity) -> None:
+        self.condensed, self.capacity, self.first, self.largest = condensed, first, first, largest
         self.granularity = granularity
         self.held: list[tuple[int, int]] = []
 
     def add(self, scale: int, start: int, length: int, below: bool) -> None:
         """A new scale; `below`: its keys differ from those before by more than theta allows."""
-        if length > self.most:
+        if length > self.largest:
             return
         joined = self.held + [(scale, start + i) for i in range(length)]
         if len(joined) <= self.capacity:
             self.held = joined
             return
         if self.capacity == self.first and below:
-            self.capacity = self.most
+            self.capacity = self.largest
         if length > self.capacity:
             return
         self.held = self.evicted(joined)
@@ -188,20 +188,22 @@ def test_effective_capacities(name: str, capacities: tuple[int, int]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("room", "first", "most", "number"), [(1300, 1029, 2629, 5), (650, 581, 1605, 2), (265, 261, 661, 0)]
+    ("room", "first", "largest", "number"), [(1300, 1029, 2629, 5), (650, 581, 1605, 2), (265, 261, 661, 0)]
 )
-def test_fixed_capacities(room: int, first: int, most: int, number: int) -> None:
+def test_fixed_capacities(room: int, first: int, largest: int, number: int) -> None:
     spec = spec_of("infinity", 32)
     budget = Budget.parse(room, spec)
-    assert fixed_capacities(spec, budget, 2)[1:] == (first, most)
+    assert fixed_capacities(spec, budget, 2)[1:] == (first, largest)
     profile = torch.rand(32, 13, generator=torch.Generator().manual_seed(1)).double()
     method = prepared(AMSKVFixed(), spec, room, Artifact("key_similarity", {"similarity": profile}))
-    large = (method.capacities == most).all(1).nonzero().squeeze(1).tolist()
+    large = (method.capacities == largest).all(1).nonzero().squeeze(1).tolist()
     overflow = next(k for k, end in enumerate(spec.lengths) if end + 5 > first)
     assert set(large) == set(profile[:, overflow].argsort()[:number].tolist())
-    rest = 32 * room - first * (31 - number) - most * number
-    assert first <= rest < most
-    assert sorted(method.capacities.flatten().tolist()) == [first] * (31 - number) + [rest] + [most] * number
+    rest = 32 * room - first * (31 - number) - largest * number
+    assert first <= rest < largest
+    assert (
+        sorted(method.capacities.flatten().tolist()) == [first] * (31 - number) + [rest] + [largest] * number
+    )
     spread = prepared(AMSKVFixed(placement="uniform"), spec, room)
     assert sorted(spread.capacities.tolist()) == sorted(method.capacities.tolist())
 
@@ -258,8 +260,8 @@ def test_similarity_and_classes_of_the_official_var() -> None:
     fed(spec, observer, keys)
     profile = observer.average()["similarity"]
     np.testing.assert_allclose(profile[:, 1:4].numpy(), slow[:, 1:4], rtol=1e-5)
-    first, most = effective_capacities(spec, 2)
-    assert (first, most) == (5 + 9, 5 + 9 + 16)
+    first, largest = effective_capacities(spec, 2)
+    assert (first, largest) == (5 + 9, 5 + 9 + 16)
     ordered = sorted(slow[:, 3])
     between = (ordered[0] + ordered[1]) / 2
     assert ordered[0] < between < ordered[1]
@@ -267,14 +269,14 @@ def test_similarity_and_classes_of_the_official_var() -> None:
         method = prepared(AMSKV(theta=theta), spec)
         for asked in fed(spec, method, keys):
             demanding = slow[asked.layer, 3] < theta
-            held = {0: 1, 1: 5, 2: 14, 3: most if demanding else first}[asked.scale]
+            held = {0: 1, 1: 5, 2: 14, 3: largest if demanding else first}[asked.scale]
             assert all(len(ids) == held for ids in asked.ids())
     for count, share in enumerate((0, 0.5, 1)):
         method = prepared(
             AMSKV(demanding=share), spec, 1, Artifact("key_similarity", {"similarity": profile})
         )
         last = [asked for asked in fed(spec, method, keys) if asked.scale == 3]
-        assert sum(len(asked.ids()[0]) == most for asked in last) == count
+        assert sum(len(asked.ids()[0]) == largest for asked in last) == count
 
 
 @pytest.mark.parametrize("prompts", [1, 3])

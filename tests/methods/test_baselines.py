@@ -20,12 +20,12 @@ SPEC = small(layers=4, heads=3, sides=(1, 2, 3, 4, 5))
 
 @given(st.fractions(0, 60, max_denominator=40), st.integers(1, 40), st.floats(1, 50), st.integers(60, 90))
 def test_a_slope_falls_in_equal_steps_and_has_the_mean(
-    mean: Fraction, layers: int, beta: float, most: int
+    mean: Fraction, layers: int, beta: float, upper: int
 ) -> None:
-    rooms = slope_layers(mean, layers, beta, most)
+    rooms = slope_layers(mean, layers, beta, upper)
     assert sum(rooms) == mean * layers
     assert len({a - b for a, b in pairwise(rooms)}) <= 1
-    assert all(0 <= room <= most for room in rooms)
+    assert all(0 <= room <= upper for room in rooms)
     assert rooms == sorted(rooms, reverse=True)
 
 

@@ -326,9 +326,9 @@ def test_a_budget_too_small_is_refused_before_any_work(name: str, spec: str) -> 
         method_of(name, spec).check(shapes, little)
     with pytest.raises(InfeasibleBudget, match="the smallest feasible budget is "):
         method_of(name, spec).prepare(shapes, little)  # before it asks for a calibration
-    least = Budget.parse(smallest(refused.value), shapes)
-    method_of(name, spec).check(shapes, least)
-    assert least.per_head < 0.25 * shapes.cached_length
+    minimum = Budget.parse(smallest(refused.value), shapes)
+    method_of(name, spec).check(shapes, minimum)
+    assert minimum.per_head < 0.25 * shapes.cached_length
 
 
 def test_a_method_without_keep_is_refused() -> None:

@@ -123,9 +123,9 @@ def test_top_p_has_the_mass_and_nothing_to_spare(seed: int, slots: int, mass: fl
     probabilities = probabilities / probabilities.sum()
     marked = mark_top_p(probabilities, mass)
     assert probabilities[marked].sum() >= mass - 1e-6
-    least = probabilities[marked].min()
-    assert torch.equal(marked, probabilities >= least)
-    assert probabilities[probabilities > least].sum() < mass + 1e-6
+    threshold = probabilities[marked].min()
+    assert torch.equal(marked, probabilities >= threshold)
+    assert probabilities[probabilities > threshold].sum() < mass + 1e-6
 
 
 def with_last(k: Tensor, q: Tensor) -> Tensor:

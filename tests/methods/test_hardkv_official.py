@@ -57,14 +57,14 @@ def test_sparse_masks_are_the_programs(selector: Selector, call: int) -> None:
     assert torch.equal(found, GOLDEN[f"sparse.{selector}.call{call}.selected_mask"])
 
 
-@pytest.mark.parametrize("most", [64, 96])
+@pytest.mark.parametrize("size", [64, 96])
 @pytest.mark.parametrize("selector", SELECTORS)
-def test_rewritten_slots_are_the_programs(selector: Selector, most: int) -> None:
+def test_rewritten_slots_are_the_programs(selector: Selector, size: int) -> None:
     attended = GOLDEN["effective_mask"]
     first = torch.ones_like(attended) if selector == "rkv" else attended
     marked = mark_top_p(weigh(selector, first, averaged=False), P).any(1)
-    written = rank_rewritten(marked, attended, 32).argsort(1)[:, :most]
-    assert torch.equal(written.T, GOLDEN[f"rewrite{most}.{selector}.kept_ids"].long())
+    written = rank_rewritten(marked, attended, 32).argsort(1)[:, :size]
+    assert torch.equal(written.T, GOLDEN[f"rewrite{size}.{selector}.kept_ids"].long())
 
 
 def expected_sparse(selector: Selector, q: Tensor, k: Tensor, held: list[int], end: int) -> list[int]:
@@ -98,14 +98,14 @@ def test_runs_keep_what_loops_keep(selector: Selector, select: Select) -> None:
     inputs = tokens_of(SPEC, 2, groups=2)
     cache, seen, _ = watch(method, SPEC, inputs, 24)
     expected = expected_sparse if select == "official_sparse" else expected_rewrite
-    least, dropped = (12 if select == "official_sparse" else 24), 0
+    threshold, dropped = (12 if select == "official_sparse" else 24), 0
     for asked in seen:
         q, k = (
             torch.cat([segment[asked.layer][n] for segment in inputs[: asked.scale + 1]], 2) for n in (0, 1)
         )
         for row, (position, kept) in enumerate(zip(asked.position.tolist(), asked.ids(), strict=True)):
             shown = [at for at in position if at >= 0]
-            if len(shown) <= least:
+            if len(shown) <= threshold:
                 assert kept == shown
                 continue
             sequence, head = divmod(row, 2)

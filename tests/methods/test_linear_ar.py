@@ -26,7 +26,7 @@ def generated(
 
 
 def lines_kept(
-    q: Tensor, k: Tensor, room: int, least: int, given_settings: dict[str, Any]
+    q: Tensor, k: Tensor, room: int, min_tokens: int, given_settings: dict[str, Any]
 ) -> list[list[int]]:
     """Positions that one head holds after every segment, by the paper's words: q [query heads, n, D], k [n, D]."""
     anchors, recent = given_settings["anchors"], given_settings["recent"]
@@ -35,11 +35,11 @@ def lines_kept(
     held, after = list(condition), [list(condition)]
     for number, line in enumerate(image):
         held = held + line
-        if len(held) > least:
+        if len(held) > min_tokens:
             newest = [token for row in image[max(0, number + 1 - recent) : number + 1] for token in row]
-            most = (least - len(condition)) * 2 // 3
-            newest = newest[-most:] if most else []
-            half = (least - len(condition) - len(newest)) // 2
+            count = (min_tokens - len(condition)) * 2 // 3
+            newest = newest[-count:] if count else []
+            half = (min_tokens - len(condition) - len(newest)) // 2
             first = [token for row in image[:anchors] for token in row][:half]
             queries = line[-given_settings["window"] :] if given_settings["window"] else line
             worth = receive(q, k, held, queries, given_settings["attention"], SPEC.logit_scale)
@@ -73,8 +73,8 @@ def test_what_is_kept_is_what_the_paper_says(
             for head in range(SPEC.heads):
                 heads = q[sequence, head * groups : (head + 1) * groups]
                 room = each if isinstance(each, int) else each[head]
-                least = each if isinstance(each, int) else min(each)
-                expected = lines_kept(heads, k[sequence, head], room, least, given_settings)
+                min_tokens = each if isinstance(each, int) else min(each)
+                expected = lines_kept(heads, k[sequence, head], room, min_tokens, given_settings)
                 row = sequence * SPEC.heads + head
                 found = [asked.ids(slice(row, row + 1))[0] for asked in seen if asked.layer == layer]
                 assert found == expected

@@ -59,8 +59,8 @@ def test_methods_that_share_evenly_hold_all_of_the_budget(name: str, budget: str
     cache = KVCache(SPEC, method, dtype=torch.float32)
     run(cache, tokens_of(SPEC, 2))
     for segment in SPEC.segments[:-1]:
-        most = min(method.budget.tokens, SPEC.all_heads * segment.end)
-        assert cache.ledger.tokens_after[segment.index][-1] == most
+        held = min(method.budget.tokens, SPEC.all_heads * segment.end)
+        assert cache.ledger.tokens_after[segment.index][-1] == held
 
 
 @given(st.integers(1, 12), st.integers(1, 12), st.sampled_from((1, 4, 9, 16)))

@@ -55,11 +55,11 @@ def test_sinks_are_always_kept(name: str) -> None:
 
 @pytest.mark.parametrize("budget", ["0.1", "0.5", "20"])
 def test_streaming_llm_keeps_exactly_sinks_and_recent(budget: str) -> None:
-    least, more = divmod(Budget.parse(budget, SPEC).tokens, SPEC.all_heads)
+    even, more = divmod(Budget.parse(budget, SPEC).tokens, SPEC.all_heads)
     for layer, index, position, kept in answers("streaming_llm", budget):
         end, sinks = SPEC.ends[index], SPEC.ends[SINKS - 1]
         for row in range(len(position)):
-            room = least + (layer * SPEC.heads + row < more)
+            room = even + (layer * SPEC.heads + row < more)
             expected = [p for p in range(end) if p < sinks or p >= end - (room - sinks)]
             assert len(expected) == min(room, end)
             found = position[row][kept[row] & (position[row] >= 0)]

@@ -63,9 +63,9 @@ class Parts:
 
 @dataclass
 class Timed(Fake):
-    """A model that a profiler can watch and whose memory does not suffice for `most_full` prompts of a full cache."""
+    """A model that a profiler can watch and whose memory does not suffice for `max_full` prompts of a full cache."""
 
-    most_full: int = 1000
+    max_full: int = 1000
     cost: Callable[[int, bool], None] = lambda prompts, full: None
     weights: str = "random"
     texts: list[str] = field(default_factory=list)
@@ -84,7 +84,7 @@ class Timed(Fake):
     def generate(self, prompts: Sequence[str], cache: Cache, noise: Noise) -> Tensor:
         assert isinstance(cache, KVCache)
         full = isinstance(cache.method, Full)
-        if full and len(prompts) > self.most_full:
+        if full and len(prompts) > self.max_full:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1 GiB")
         self.texts = list(prompts)
         images = super().generate(prompts, cache, noise)
@@ -220,7 +220,7 @@ def test_without_the_full_cache(tmp_path: Path) -> None:
 
 def test_out_of_memory_loses_nothing(tmp_path: Path) -> None:
     sizes = ProfileSettings((1, 2, 4, 8, 16), 0, 1)
-    path, found = profiler.profile(timed_job(tmp_path, Timed(most=8, most_full=2), profile=sizes))
+    path, found = profiler.profile(timed_job(tmp_path, Timed(max_prompts=8, max_full=2), profile=sizes))
     status = {key: row["status"] for key, row in rows_of(found).items()}
     mine, full = (
         {batch: status[batch, name] for batch in (1, 2, 4, 8, 16)} for name in ("streaming_llm", "full")
@@ -259,16 +259,16 @@ def test_prompts_are_repeated_to_fill_a_batch(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("known", [0, 1, 6, 8])
-@pytest.mark.parametrize("most", [0, 1, 8, 9, 37, 63, 64, 4095, 5000])
-def test_largest_batch_is_found(known: int, most: int) -> None:
+@pytest.mark.parametrize("limit", [0, 1, 8, 9, 37, 63, 64, 4095, 5000])
+def test_largest_batch_is_found(known: int, limit: int) -> None:
     tried: list[int] = []
 
     def fits(batch: int) -> bool:
         tried.append(batch)
-        return batch <= most
+        return batch <= limit
 
-    if known <= most:
-        assert find_largest(fits, known, limit=4500) == min(most, 4500)
+    if known <= limit:
+        assert find_largest(fits, known, limit=4500) == min(limit, 4500)
         assert len(set(tried)) == len(tried) <= 26
 
 

@@ -188,7 +188,9 @@ def test_prompts_at_a_time_change_rounding_and_the_name_of_the_artifact(tmp_path
 
 
 def test_too_large_a_batch_is_told_with_one_that_may_fit(tmp_path: Path) -> None:
-    job = replace(job_in(tmp_path, model=Fake(most=2)), calibration_prompts=job_in(tmp_path).prompts[:8])
+    job = replace(
+        job_in(tmp_path, model=Fake(max_prompts=2)), calibration_prompts=job_in(tmp_path).prompts[:8]
+    )
     job.model.load("cpu")
     with pytest.raises(ConfigError, match=r"calibrate\.batch_size=8: .* set calibrate\.batch_size=4"):
         observe(job, [AttentionByScale()])

@@ -149,7 +149,7 @@ def test_altered_image_is_made_again(tmp_path: Path, whole: Path) -> None:
 def test_out_of_memory_goes_on_with_half(
     tmp_path: Path, whole: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    model = Fake(most=2)
+    model = Fake(max_prompts=2)
     outcome = execute.run(job_in(tmp_path, model=model, batch_size=8))
     assert model.batches[:3] == [8, 4, 2]
     assert model.batches.count(8) == 2  # once for the reference, once for the run
@@ -159,7 +159,7 @@ def test_out_of_memory_goes_on_with_half(
 
 
 def test_out_of_memory_with_one_prompt_is_an_error(tmp_path: Path) -> None:
-    job = job_in(tmp_path, model=Fake(most=0))
+    job = job_in(tmp_path, model=Fake(max_prompts=0))
     with pytest.raises(torch.OutOfMemoryError):
         execute.run(job)
     [status] = tmp_path.glob("fake/full-*/status")

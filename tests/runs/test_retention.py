@@ -32,7 +32,7 @@ def test_a_run_tells_what_its_first_batch_kept(whole: Path) -> None:
 
 
 def test_without_memory_it_is_of_as_many_prompts_as_had_some(tmp_path: Path) -> None:
-    found = read_retention(execute.run(job_in(tmp_path, batch_size=8, model=Fake(most=3))).folder)
+    found = read_retention(execute.run(job_in(tmp_path, batch_size=8, model=Fake(max_prompts=3))).folder)
     assert found.prompts == 2
 
 

@@ -33,14 +33,14 @@ class Fake(Model):
 
     Attributes:
         salt: which random weights.
-        most: prompts beyond which memory does not suffice.
+        max_prompts: prompts beyond which memory does not suffice.
         pause: seconds a batch takes longer than it has to.
         batches: sizes that were asked for.
     """
 
     name: str = "fake"
     salt: int = 0
-    most: int = 1000
+    max_prompts: int = 1000
     pause: float = 0.0
     spec: ModelSpec = SPEC
     batches: list[int] = field(default_factory=list, init=False)
@@ -54,7 +54,7 @@ class Fake(Model):
     def generate(self, prompts: Sequence[str], cache: Cache, noise: Noise) -> Tensor:
         count = len(prompts)
         self.batches.append(count)
-        if count > self.most:
+        if count > self.max_prompts:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1 GiB")
         time.sleep(self.pause)
         cache.reset(2 * count)

@@ -76,8 +76,8 @@ def ready(name: str, one: Any, budget: str, overrides: tuple[str, ...]) -> Metho
     try:
         return prepared(method, one.spec, budget, artifact)
     except InfeasibleBudget as refusal:
-        least = str(refusal).split("the smallest feasible budget is ")[1].split(",")[0]
-        return prepared(method, one.spec, least, artifact)
+        minimum = str(refusal).split("the smallest feasible budget is ")[1].split(",")[0]
+        return prepared(method, one.spec, minimum, artifact)
 
 
 def check_images_of_a_method(

@@ -98,9 +98,9 @@ class Codebooks(Observer):
                 for bits in BITS:
                     likely = torch.cat((samples, augment_samples(samples, self.augmented << bits)), -1)
                     books[f"{name}_{bits}"][layer, :, source] = fit_book(likely, bits)
-                least, largest = likely.aminmax(dim=-1)
-                more = MARGIN * (largest - least)
-                books[f"{name}_8"][layer, :, source] = fit_affine(least - more, largest + more, 8)
+                smallest, largest = likely.aminmax(dim=-1)
+                more = MARGIN * (largest - smallest)
+                books[f"{name}_8"][layer, :, source] = fit_affine(smallest - more, largest + more, 8)
         return books
 
     def make_stand_in(self, spec: ModelSpec) -> Artifact:

@@ -11,7 +11,7 @@ from kvbench.core.segments import ModelSpec
 from kvbench.methods.capacities import Ints, fill_gaps, shrink_early
 
 Floats = NDArray[np.float64]
-LEAST_WEIGHT = 1e-9
+MIN_WEIGHT = 1e-9
 """Of the largest one: below it a share is the one token that every head has."""
 
 
@@ -62,10 +62,10 @@ def weigh_groups(reliance: Floats, groups: Groups, tau: float) -> Floats:
     one = np.eye(len(groups.sizes))[groups.of_head] / groups.sizes
     weights = np.einsum("klh,lhg->kg", reliance, one) ** tau
     largest = weights.max(1, keepdims=True)
-    return np.where(largest > 0, weights / np.where(largest > 0, largest, 1), 1).clip(LEAST_WEIGHT)
+    return np.where(largest > 0, weights / np.where(largest > 0, largest, 1), 1).clip(MIN_WEIGHT)
 
 
-def fill_groups(tokens: int, weights: Floats, sizes: Ints, reach: Ints, least: int = 1) -> Ints:
+def fill_groups(tokens: int, weights: Floats, sizes: Ints, reach: Ints, min_tokens: int = 1) -> Ints:
     """Share tokens in proportion to weights, within what each head must and can hold: int64 [groups], per head.
 
     What some cannot hold is shared among the others (water-filling). Shares are rounded down, and what is left goes to
@@ -76,9 +76,9 @@ def fill_groups(tokens: int, weights: Floats, sizes: Ints, reach: Ints, least: i
         weights: [groups], positive.
         sizes: heads of each group.
         reach: the most that a head of each group can hold.
-        least: what every head holds that can.
+        min_tokens: what every head holds that can.
     """
-    floor = np.minimum(least, reach)
+    floor = np.minimum(min_tokens, reach)
     levels = np.sort(np.concatenate((floor / weights, reach / weights)))
     held = np.clip(levels[:, None] * weights, floor, reach) @ sizes
     shares = np.clip(np.interp(tokens, held, levels) * weights, floor, reach)
@@ -92,7 +92,7 @@ def fill_groups(tokens: int, weights: Floats, sizes: Ints, reach: Ints, least: i
 
 
 def share_budget(
-    weights: Floats, groups: Groups, tokens: int, spec: ModelSpec, *, strict: bool, least: int = 1
+    weights: Floats, groups: Groups, tokens: int, spec: ModelSpec, *, strict: bool, min_tokens: int = 1
 ) -> Ints:
     """Share B among the heads after every scale: int64 [K - 1, L, H] (HACK++ Eq. 17, 18).
 
@@ -103,19 +103,19 @@ def share_budget(
         spec: the model's shapes.
         strict: whether B holds after every layer too, while some layers have their share of one scale and the others
             still that of the scale before; deep layers then shrink a scale early where shallow ones grow.
-        least: tokens that every head holds, once there are so many.
+        min_tokens: tokens that every head holds, once there are so many.
     """
     held = np.zeros(weights.shape, np.int64)
     before = np.zeros(len(groups.sizes), np.int64)
     for k, length in enumerate(spec.lengths[:-1]):
-        held[k] = before = fill_groups(tokens, weights[k], groups.sizes, before + length, least)
+        held[k] = before = fill_groups(tokens, weights[k], groups.sizes, before + length, min_tokens)
     if strict:
-        held = _share_strictly(held, weights, groups, tokens, spec, least)
+        held = _share_strictly(held, weights, groups, tokens, spec, min_tokens)
     return held[:, groups.of_head]
 
 
 def _share_strictly(
-    held: Ints, weights: Floats, groups: Groups, tokens: int, spec: ModelSpec, least: int
+    held: Ints, weights: Floats, groups: Groups, tokens: int, spec: ModelSpec, min_tokens: int
 ) -> Ints:
     """Lower what layers hold so far that B holds after every one, and share what each has left among its groups."""
     arriving = [length * spec.heads for length in spec.lengths]
@@ -126,6 +126,6 @@ def _share_strictly(
         for layer, (start, stop) in enumerate(pairwise(groups.starts)):
             own = slice(start, stop)
             total, reach = int(layers[k, layer]), before[own] + length
-            held[k, own] = fill_groups(total, weights[k, own], groups.sizes[own], reach, least)
+            held[k, own] = fill_groups(total, weights[k, own], groups.sizes[own], reach, min_tokens)
         before = held[k]
     return held

@@ -106,11 +106,11 @@ class HACK(Method):
 
     def _share_budget(self, spec: ModelSpec, budget: Budget) -> tuple[int, int, int]:
         """Return B_C, B_S in tokens per head and the rest; contextual heads have what structural ones cannot use."""
-        heads, most = spec.all_heads, spec.cached_length
+        heads, full = spec.all_heads, spec.cached_length
         few = round(self.alpha * heads)
         if few in (0, heads):
             return budget.head_tokens, budget.head_tokens, budget.tokens % heads
         contextual = max(1, int(self.contextual * budget.per_head))
-        contextual = max(contextual, (budget.tokens - (heads - few) * most) // few)
+        contextual = max(contextual, (budget.tokens - (heads - few) * full) // few)
         structural, left = divmod(budget.tokens - few * contextual, heads - few)
-        return contextual, *((structural, left) if structural < most else (most, 0))
+        return contextual, *((structural, left) if structural < full else (full, 0))

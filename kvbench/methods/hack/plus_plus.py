@@ -108,8 +108,10 @@ class HACKPlusPlus(SparseReads, Method):
         self._all_by_attention = [all(heads) for heads in self._by_attention.tolist()]
         groups = group_heads(self.is_contextual)
         weights = weigh_groups(measure_reliance(mass, spec), groups, self.tau)
-        least = max(1, spec.leading_tokens(self.sinks))
-        self.capacities = share_budget(weights, groups, budget.tokens, spec, strict=self.strict, least=least)
+        min_tokens = max(1, spec.leading_tokens(self.sinks))
+        self.capacities = share_budget(
+            weights, groups, budget.tokens, spec, strict=self.strict, min_tokens=min_tokens
+        )
         self.prior = (mass / torch.tensor(spec.lengths)).float()
         self._capacities = [[tuple(heads) for heads in layers] for layers in self.capacities.tolist()]
         self._read = count_read(self.attention_budget, spec)

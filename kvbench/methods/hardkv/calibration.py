@@ -44,8 +44,8 @@ def mark_top_p(probabilities: Tensor, mass: float) -> Tensor:
     """
     ordered = _order(probabilities)
     enough = ordered.cumsum(-1)[..., :-1] < mass
-    least = ordered.gather(-1, enough.sum(-1, keepdim=True))
-    return probabilities >= least
+    threshold = ordered.gather(-1, enough.sum(-1, keepdim=True))
+    return probabilities >= threshold
 
 
 def _order(numbers: Tensor) -> Tensor:

@@ -227,8 +227,8 @@ class HardKV(ReplacesContents, RecordsLse, Scored):
         require_numbers(found)
         if not sparse:
             return -rank_rewritten(mark_top_p(found, self.p).any(1), exists, self.window).float()
-        mean, least = found[:, 0], self.min_capacity(view)
-        count = min(max(least - self.window - SINKS, 0), mean.shape[1])
+        mean, min_tokens = found[:, 0], self.min_capacity(view)
+        count = min(max(min_tokens - self.window - SINKS, 0), mean.shape[1])
         worth = mean + select_sparse(mean, self.p, count, self.window)
         worth[:, :SINKS] = torch.inf
         return worth.masked_fill(self._find_latest(exists), torch.inf)

@@ -41,7 +41,7 @@ def weigh_redundancy(scores: Tensor, exists: Tensor, redundancy: Tensor, mix: fl
         [rows, queries, slots], -inf where a row has no such slot.
     """
     mixed = mix * scores.softmax(-1) - (1 - mix) * redundancy[:, None]
-    least = mixed.masked_fill(~exists[:, None], torch.inf).amin(-1, keepdim=True)
-    shifted = (mixed - least).masked_fill(~exists[:, None], 0)
+    smallest = mixed.masked_fill(~exists[:, None], torch.inf).amin(-1, keepdim=True)
+    shifted = (mixed - smallest).masked_fill(~exists[:, None], 0)
     weights = shifted / shifted.sum(-1, keepdim=True).clamp(min=TINY)
     return (weights + TINY).log().masked_fill(~exists[:, None], -torch.inf)

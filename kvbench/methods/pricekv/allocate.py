@@ -117,12 +117,12 @@ def allocate_counts(problem: Problem, spec: ModelSpec, budget: Budget) -> Holdin
         budget: the capacity B.
     """
     holding, last = problem.hold_everything(), problem.segments - 1
-    least, ends = spec.leading_tokens(problem.forced), spec.ends
+    forced, ends = spec.leading_tokens(problem.forced), spec.ends
     missed = find_changes(problem, holding)[..., 0]
     for source in range(problem.forced, last):
         rank = missed[:, source, source].argsort(kind="stable").argsort(kind="stable")
         for k in range(last - 1, source - 1, -1):
             surplus = max(ends[k] - budget.per_head, Fraction(0))
-            pruned = min(ceil(problem.heads * surplus / (ends[k] - least)), problem.heads)
+            pruned = min(ceil(problem.heads * surplus / (ends[k] - forced)), problem.heads)
             holding.until[rank < pruned, source] = k
     return shorten(problem, holding)

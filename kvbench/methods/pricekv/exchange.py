@@ -27,18 +27,18 @@ def exchange(problem: Problem, holding: Holding, prices: Floats) -> Holding:
     """
     trials, improved = EFFORT // (problem.heads * problem.precisions), True
     while improved:
-        least, improved = sum_error(problem, holding), False
+        best, improved = sum_error(problem, holding), False
         for change in _list_promising(problem, holding, prices, trials):
             trials -= 1
             changed = _change(problem, holding, change)
-            if changed is not None and sum_error(problem, changed) < least:
+            if changed is not None and sum_error(problem, changed) < best:
                 holding, improved = changed, True
                 break
     return holding
 
 
 def _list_promising(
-    problem: Problem, holding: Holding, prices: Floats, most: int
+    problem: Problem, holding: Holding, prices: Floats, limit: int
 ) -> list[tuple[int, int, int, int]]:
     """Return (head, source, lifetime, precision) that save more error than the missing memory costs, best first."""
     free = problem.capacity - count_held(problem, holding)
@@ -47,7 +47,7 @@ def _list_promising(
     promising = np.argwhere(costs < 0)
     order = costs[tuple(promising.T)].argsort(kind="stable")
     return [
-        (head, source, end, precision) for head, source, end, precision in promising[order[:most]].tolist()
+        (head, source, end, precision) for head, source, end, precision in promising[order[:limit]].tolist()
     ]
 
 

@@ -84,8 +84,8 @@ def _choose_nested(costs: list[Floats], sources: Sources) -> Ints:
     carried = [_carry(now, then) for now, then in pairwise(sources)]
     for k in range(last - 1, 0, -1):
         without, including = np.split(costs[k + 1], 2)
-        least = _find_least_subset(np.minimum(without, including))
-        costs[k] += least if len(least) == len(costs[k]) else least[carried[k]]
+        cheapest = _find_least_subset(np.minimum(without, including))
+        costs[k] += cheapest if len(cheapest) == len(costs[k]) else cheapest[carried[k]]
     heads = costs[0].shape[1]
     held = np.zeros(heads, np.int64)
     until = np.tile(np.arange(last), (heads, 1))

@@ -153,13 +153,13 @@ def _find_fitting(problem: Problem, holding: Holding, free: Ints) -> Bools:
     """Return which other lifetimes and precisions fit, bool [T, K - 1, K, F]."""
     (until, precision), layer = holding, problem.layer[:, None, None]
     count, leaving, sources = problem.segments, problem.leaving, np.arange(until.shape[1])
-    least = np.full((count, problem.layers), A_LOT)
+    smallest = np.full((count, problem.layers), A_LOT)
     for k in range(1, count):
         for c in range(problem.layers):
-            least[k, c] = free[leaving[k - 1, c] : leaving[k, c]].min()
+            smallest[k, c] = free[leaving[k - 1, c] : leaving[k, c]].min()
     between = np.full((problem.layers, count, count), A_LOT)
     for k in range(count - 1):
-        between[:, k, k + 1 :] = np.minimum.accumulate(least[k + 1 :]).T
+        between[:, k, k + 1 :] = np.minimum.accumulate(smallest[k + 1 :]).T
     now, ends = until[..., None], np.arange(count)
     common = between[layer, sources[:, None], np.minimum(now, ends)]
     larger = problem.sizes - problem.sizes[sources, precision][..., None]
@@ -175,8 +175,8 @@ def _best_of_each_head(worth: Floats) -> list[tuple[int, int, int, int]]:
     """
     flat = worth.reshape(len(worth), -1)
     best = flat.argmin(1)
-    least = flat[np.arange(len(flat)), best]
-    heads = least.argsort(kind="stable")
-    heads = heads[least[heads] < (0 if least.min() < 0 else np.inf)]
+    smallest = flat[np.arange(len(flat)), best]
+    heads = smallest.argsort(kind="stable")
+    heads = heads[smallest[heads] < (0 if smallest.min() < 0 else np.inf)]
     changes = np.unravel_index(best[heads], worth.shape[1:])
     return list(zip(heads.tolist(), *(part.tolist() for part in changes), strict=True))

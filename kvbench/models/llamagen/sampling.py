@@ -71,8 +71,8 @@ def truncate(logits: Tensor, sampling: LlamaGenSampling) -> Tensor:
     cooled = logits / max(sampling.temperature, 1e-5)
     ranked, logits = cooled if sampling.temperature_first else logits, cooled
     if sampling.top_k > 0:
-        least = ranked.topk(min(sampling.top_k, ranked.shape[-1])).values[..., -1:]
-        logits = logits.masked_fill(ranked < least, -math.inf)
+        threshold = ranked.topk(min(sampling.top_k, ranked.shape[-1])).values[..., -1:]
+        logits = logits.masked_fill(ranked < threshold, -math.inf)
     if sampling.top_p < 1:
         descending, order = logits.sort(-1, descending=True)
         rare = descending.softmax(-1).cumsum(-1) > sampling.top_p

@@ -48,8 +48,8 @@ def truncate(logits: Tensor, sampling: TextSampling) -> tuple[Tensor, Tensor]:
         Logits float32 [prompts, candidates], -inf where top-p forbids a candidate, and the tokens int64 of the same
         shape.
     """
-    most = min(sampling.top_k, logits.shape[-1]) or logits.shape[-1]
-    kept, tokens = (logits / sampling.temperature).topk(most)
+    count = min(sampling.top_k, logits.shape[-1]) or logits.shape[-1]
+    kept, tokens = (logits / sampling.temperature).topk(count)
     if sampling.top_p < 1:
         chances = kept.softmax(-1)
         likelier = chances.cumsum(-1) - chances

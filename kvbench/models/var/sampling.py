@@ -69,8 +69,8 @@ def truncate(logits: Tensor, sampling: VARSampling) -> Tensor:
 
 def _truncate(logits: Tensor, sampling: VARSampling) -> Tensor:
     if sampling.top_k > 0:
-        least = logits.topk(min(sampling.top_k, logits.shape[-1]), sorted=True).values[..., -1:]
-        logits = logits.masked_fill(logits < least, -math.inf)
+        threshold = logits.topk(min(sampling.top_k, logits.shape[-1]), sorted=True).values[..., -1:]
+        logits = logits.masked_fill(logits < threshold, -math.inf)
     if sampling.top_p > 0:
         ascending, order = logits.sort(-1)
         rare = ascending.softmax(-1).cumsum(-1) <= 1 - sampling.top_p

@@ -192,12 +192,14 @@ def test_inception_score_spans_one_to_the_number_of_classes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("function", "least"), [(frechet_distance, 2), (kid, 2), (precision_recall, 4)], ids=lambda f: str(f)[:20]
+    ("function", "minimum"),
+    [(frechet_distance, 2), (kid, 2), (precision_recall, 4)],
+    ids=lambda f: str(f)[:20],
 )
-def test_bad_features_are_refused(function: Callable[..., object], least: int) -> None:
+def test_bad_features_are_refused(function: Callable[..., object], minimum: int) -> None:
     good = np.random.default_rng(0).normal(size=(6, 3))
-    with pytest.raises(ValueError, match=f"at least {least} samples are needed"):
-        function(good[: least - 1], good)
+    with pytest.raises(ValueError, match=f"at least {minimum} samples are needed"):
+        function(good[: minimum - 1], good)
     with pytest.raises(ValueError, match="3 and 2 dimensions"):
         function(good, good[:, :2])
     for wrong in (math.nan, math.inf):

@@ -91,9 +91,9 @@ def test_infinite_estimates_end_an_interval() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         some = percentile_interval(np.array([np.inf] * 3 + list(range(97)), np.float64), "")
-        most = percentile_interval(np.array([np.inf] * 99 + [5.0]), "")
+        infinite = percentile_interval(np.array([np.inf] * 99 + [5.0]), "")
     assert (some.low, some.high) == (2, np.inf)
-    assert (most.low, most.high) == (np.inf, np.inf)
+    assert (infinite.low, infinite.high) == (np.inf, np.inf)
     assert np.isnan(some.se)
 
 

@@ -163,12 +163,12 @@ def test_no_group_of_var_is_empty(budget: str, strict: bool) -> None:
 
 def peak(capacity: NDArray[np.int64]) -> int:
     """Most tokens held after any layer, by a plain loop."""
-    layers, most = [0] * capacity.shape[1], 0
+    layers, highest = [0] * capacity.shape[1], 0
     for row in capacity:
         for layer, heads in enumerate(row):
             layers[layer] = int(heads.sum())
-            most = max(most, sum(layers))
-    return most
+            highest = max(highest, sum(layers))
+    return highest
 
 
 @given(

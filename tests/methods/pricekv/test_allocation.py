@@ -42,20 +42,20 @@ def with_menu(problem: Problem, sizes: list[int], seed: int, scale: float = 0.1)
     noise = np.sort(generator.random(shape) * scale, 1)
     among = np.array([[source in some for some in problem.sources] for source in range(sources)])
     noise *= among[:, None, :, None]
-    least = int(problem.sizes[: problem.forced].sum()) * min(sizes) * problem.heads
+    floor = int(problem.sizes[: problem.forced].sum()) * min(sizes) * problem.heads
     return replace(
         problem,
         sizes=problem.sizes * np.array(sizes),
         noise=noise.cumsum(2),
-        capacity=(problem.capacity * max(sizes) // 2).clip(least),
+        capacity=(problem.capacity * max(sizes) // 2).clip(floor),
     )
 
 
 @st.composite
-def problems(draw: st.DrawFn, most: int = 5) -> Problem:
-    segments, layers = draw(st.integers(2, most)), draw(st.integers(1, 2))
+def problems(draw: st.DrawFn, max_segments: int = 5) -> Problem:
+    segments, layers = draw(st.integers(2, max_segments)), draw(st.integers(1, 2))
     lengths = draw(st.lists(st.integers(1, 6), min_size=segments, max_size=segments))
-    recent, forced = draw(st.sampled_from([1, 2, most])), draw(st.integers(0, segments - 1))
+    recent, forced = draw(st.sampled_from([1, 2, max_segments])), draw(st.integers(0, segments - 1))
     per_layer, seed, room = draw(st.integers(1, 2)), draw(st.integers(0, 10**6)), draw(st.integers(0, 20))
     plain = random_problem(lengths, layers, per_layer, seed, room, forced, recent)
     menu = draw(st.sampled_from([None, [4], [4, 1], [8, 4, 3]]))
@@ -146,9 +146,9 @@ def test_what_is_held_fits_and_nothing_is_left_out_that_fits_and_does_no_harm(
     assert ((until >= np.arange(last)) & (until <= last)).all()
     assert lifetimes or ((until == np.arange(last)) | (until == last)).all()
     assert (until[:, : problem.forced] == last).all()
-    least = sum_error(problem, holding)
-    assert np.isfinite(least)
-    assert least == pytest.approx(pay_all(problem, holding))
+    best = sum_error(problem, holding)
+    assert np.isfinite(best)
+    assert best == pytest.approx(pay_all(problem, holding))
     for head, source in product(range(problem.heads), range(problem.forced, last)):
         lived, sizes = until[head, source], problem.sizes[source]
         now = sizes[holding.precision[head, source]] if lived > source else 0
@@ -158,7 +158,7 @@ def test_what_is_held_fits_and_nothing_is_left_out_that_fits_and_does_no_harm(
                 other = Holding(until.copy(), holding.precision.copy())
                 other.until[head, source], other.precision[head, source] = end, precision
                 if (count(problem, other) <= problem.capacity).all():
-                    assert sum_error(problem, other) > least
+                    assert sum_error(problem, other) > best
 
 
 @given(problems())

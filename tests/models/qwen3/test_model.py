@@ -72,15 +72,15 @@ def test_generation_stops_when_all_have_ended(tiny: Qwen3Model) -> None:
     found = write(tiny, ["x"] * 40)
     soon = next(index for index, text in enumerate(found) if text.tokens < 16)
     later = next(index for index, text in enumerate(found) if 16 < text.tokens < 32)
-    for chosen, most in ((soon, 16), (later, 32)):
+    for chosen, limit in ((soon, 16), (later, 32)):
         calls, cache = 0, full(tiny)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(tiny._transformer, "forward", counted)
             tiny.generate(["x"], cache, PromptNoise(0, (chosen,)))
-        assert calls == most
+        assert calls == limit
         heads, padding = tiny.spec.all_heads, 7
         held = [row[-1] for row in cache.ledger.tokens_after]
-        assert held == [heads * (end - padding) if end < 8 + most else 0 for end in tiny.spec.ends]
+        assert held == [heads * (end - padding) if end < 8 + limit else 0 for end in tiny.spec.ends]
         assert cache.ledger.last_tokens == max(held)
         assert cache.ledger.find_least_share(tiny.spec, Budget.parse(1, tiny.spec)) == 1
 
