@@ -1,12 +1,13 @@
 """Tables of choices in the pages: every method, model, prompt set, metric and sweep of `conf/`."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from generator.choices import Choice, build, list_choices
 from generator.markdown import format_table, make_anchor
+from generator.measured import read_sections
 from kvbench.methods.base import Method, Observer
 from kvbench.report.published import find
 
@@ -141,7 +142,7 @@ def _list_plain(group: str, choices: Mapping[str, Choice]) -> str:
 
 
 def _list_sweeps(choices: Mapping[str, Choice], root: Path) -> str:
-    results = (root / "docs" / "results.md").read_text(encoding="utf-8")
+    sections = list(read_sections(root))
     rows = []
     for name, choice in choices.items():
         source = find(choice.values["published"]).source if "published" in choice.values else ""
@@ -154,16 +155,16 @@ def _list_sweeps(choices: Mapping[str, Choice], root: Path) -> str:
                 sentence,
                 f"`{model[1] if model else 'infinity_tiny'}`",
                 source,
-                _find(name, results),
+                _find(name, sections),
             )
         )
     return format_table(("sweep", "what it compares", "model", "published in", "measured"), rows)
 
 
-def _find(name: str, results: str) -> str:
+def _find(name: str, sections: Iterable[tuple[str, str]]) -> str:
     """Return a link to the section of the results whose commands run a sweep."""
-    for section in results.split("\n## ")[1:]:
+    for page, section in sections:
         if re.search(rf"sweeps={name}[ \n`]", section):
             heading = section.partition("\n")[0]
-            return f"[{heading}](results.md#{make_anchor(heading)})"
+            return f"[{heading}](results/{page}#{make_anchor(heading)})"
     return ""

@@ -1,7 +1,8 @@
-"""Reader for the tables of `docs/results.md` and the commands that made them."""
+"""Reader for the tables of `docs/results/` and the commands that made them."""
 
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import NamedTuple
 
 
@@ -9,6 +10,7 @@ class Table(NamedTuple):
     """A table with one row per method.
 
     Attributes:
+        page: file name in `docs/results`.
         section: heading above it.
         caption: the paragraph before it, if that ends in a colon.
         commands: the block of commands under that heading, with its mark.
@@ -16,6 +18,7 @@ class Table(NamedTuple):
         rows: cells, as many as columns.
     """
 
+    page: str
     section: str
     caption: str
     commands: str
@@ -27,12 +30,19 @@ class Table(NamedTuple):
         return self._replace(rows=tuple(row for row in self.rows if row[0].partition(",")[0] == method))
 
 
-def read_tables(text: str) -> list[Table]:
-    """Return the tables of methods in a page."""
-    return [table for section in re.split(r"^## ", text, flags=re.MULTILINE)[1:] for table in _read(section)]
+def read_sections(root: Path) -> Iterator[tuple[str, str]]:
+    """Yield the page and the text, from its heading on, of every section of the results of a checkout."""
+    for path in sorted((root / "docs" / "results").glob("*.md")):
+        for section in re.split(r"^## ", path.read_text(encoding="utf-8"), flags=re.MULTILINE)[1:]:
+            yield path.name, section
 
 
-def _read(section: str) -> Iterator[Table]:
+def read_tables(root: Path) -> list[Table]:
+    """Return the tables of methods in the results of a checkout."""
+    return [table for page, section in read_sections(root) for table in _read(page, section)]
+
+
+def _read(page: str, section: str) -> Iterator[Table]:
     heading = section.partition("\n")[0]
     commands, before = "", ""
     for part in re.split(r"\n\n+", section):
@@ -41,7 +51,7 @@ def _read(section: str) -> Iterator[Table]:
         elif part.startswith("| method |"):
             header, _, *rows = (_split(line) for line in part.splitlines())
             caption = before if before.endswith(":") else ""
-            yield Table(heading, caption, commands, header, tuple(rows))
+            yield Table(page, heading, caption, commands, header, tuple(rows))
         before = part
 
 

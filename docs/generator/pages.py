@@ -42,7 +42,7 @@ def write_pages(root: Path, out: Path) -> None:
 def make_pages(root: Path) -> dict[str, str]:
     """Return every generated page by its path below `docs/generated`."""
     conf = root / "conf"
-    tables = read_tables((root / "docs" / "results.md").read_text(encoding="utf-8"))
+    tables = read_tables(root)
     methods = {choice.name: choice for choice in list_choices(conf / "method")}
     objects: dict[str, Method] = build("method", methods)
     pages = {f"methods/{name}.md": _write_method(methods, objects, name, tables, conf) for name in methods}
@@ -139,7 +139,7 @@ def _join_values(choice: Choice) -> str:
 
 
 def _show_measured(name: str, tables: Iterable[Table]) -> list[str]:
-    """Return a method's rows of the page of results, each table under its commands."""
+    """Return a method's rows of the results, each table under its commands."""
     own = [table.pick_rows(name) for table in tables]
     found = [table for table in own if table.rows]
     if not found:
@@ -147,7 +147,7 @@ def _show_measured(name: str, tables: Iterable[Table]) -> list[str]:
     parts = []
     for i, table in enumerate(found):
         if i == 0 or table.section != found[i - 1].section:
-            parts.append(f"### [{table.section}](../../results.md#{make_anchor(table.section)})")
+            parts.append(f"### [{table.section}](../../results/{table.page}#{make_anchor(table.section)})")
             parts.append(table.commands)
         parts += [table.caption] if table.caption else []
         keep = 0 if any("," in row[0] for row in table.rows) else 1

@@ -83,7 +83,7 @@ def test_the_first_method_of_the_page_on_extending_keeps_to_any_budget() -> None
 
 
 def test_figures_of_the_readme_stand_in_the_results() -> None:
-    results = (ROOT / "docs" / "results.md").read_text().replace("**", "")
+    results = (ROOT / "docs/results/infinity_tiny.md").read_text().replace("**", "")
     rows = re.findall(r"^\| `(\w+)` \| (.*)\|$", (ROOT / "README.md").read_text(), re.MULTILINE)
     assert len(rows) > 3
     for method, cells in rows:

@@ -83,7 +83,7 @@ def check_method_pages(folder: Path) -> None:
     """Every method has a page, and the page every row of the results that is the method's."""
     pages = {path.stem: path.read_text().replace("\N{NO-BREAK SPACE}", " ") for path in folder.glob("*.html")}
     assert {path.stem for path in (ROOT / "conf" / "method").glob("*.yaml")} == set(pages)
-    lines = (ROOT / "docs" / "results.md").read_text().splitlines()
+    lines = [line for page in (ROOT / "docs/results").glob("*.md") for line in page.read_text().splitlines()]
     for name, text in pages.items():
         own = (f"| {name} |", f"| {name}, ")
         rows = [line.split("|") for line in lines if line.startswith(own)]
