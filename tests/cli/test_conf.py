@@ -1,6 +1,7 @@
 """Every configuration file composes and builds its object; a wrong key is one line that names it."""
 
 import json
+from functools import cache
 from pathlib import Path
 
 import hydra
@@ -20,8 +21,9 @@ from kvbench.report.published_comparison import REFERENCES
 from tests.support.places import ROOT
 
 GROUPS = ("model", "method", "prompts", "eval", "logger", "train")
-FILES = sorted(path for group in GROUPS for path in (ROOT / "conf" / group).glob("*.yaml"))
-SWEEPS = sorted((ROOT / "conf" / "sweeps").glob("*.yaml"))
+CONF = ROOT / "conf"
+FILES = sorted(path for group in GROUPS for path in (CONF / group).glob("*.yaml"))
+SWEEPS = sorted((CONF / "sweeps").glob("*.yaml"))
 OWN = ("budget", "equal_bytes", "full_bits", "pricekv_ablation", "pricekv_prompts")
 """Sweeps of no paper's table."""
 
@@ -34,6 +36,17 @@ def checkout(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 def composed(*overrides: str) -> DictConfig:
     with hydra.initialize_config_module("kvbench.conf", version_base="1.3"):
         return hydra.compose("config", overrides=list(overrides))
+
+
+@cache
+def read_sweep(name: str) -> tuple[dict[str, str], DictConfig]:
+    """Return what a sweep's jobs differ by, and what they share."""
+    params = {
+        key: str(value)
+        for key, value in OmegaConf.load(CONF / f"sweeps/{name}.yaml").hydra.sweeper.params.items()
+    }
+    model = [f"model={params['model']}"] if "model" in params else []
+    return params, composed(f"sweeps={name}", *model)
 
 
 def values(cfg: DictConfig) -> dict[str, object]:
@@ -100,6 +113,7 @@ def test_every_file_builds_its_object(path: Path, tmp_path: Path) -> None:
         instantiate(node)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", SWEEPS, ids=lambda path: path.stem)
 def test_every_sweep_names_what_exists(path: Path) -> None:
     params = OmegaConf.load(path).hydra.sweeper.params
@@ -116,13 +130,12 @@ def test_every_sweep_names_what_exists(path: Path) -> None:
 
 @pytest.mark.parametrize("path", [p for p in SWEEPS if p.stem not in OWN], ids=lambda path: path.stem)
 def test_a_sweep_ends_with_the_table_it_is_named_after(path: Path) -> None:
-    cfg = composed(f"sweeps={path.stem}")
+    params, cfg = read_sweep(path.stem)
     table = find(cfg.published)
     assert table.name == path.stem
-    params = {key: str(value).split(",") for key, value in OmegaConf.load(path).hydra.sweeper.params.items()}
     for key in table.keys:
-        swept = params.get(key.replace("latency.batch", "batch_size"))
-        if swept is not None and key != "budget":
+        swept = params.get(key.replace("latency.batch", "batch_size"), "").split(",")
+        if swept != [""] and key != "budget":
             printed = {value for where in table.rows() for value in where.get(key, swept)}
             assert set(swept) - {*REFERENCES} <= printed
 
@@ -140,10 +153,8 @@ QUALITY = {p.stem for p in SWEEPS} - {
 
 @pytest.mark.parametrize("path", SWEEPS, ids=lambda path: path.stem)
 def test_a_sweep_that_compares_quality_has_what_looks_at_nothing(path: Path) -> None:
-    params = OmegaConf.load(path).hydra.sweeper.params
-    methods = {name for key in ("method", "beside.method") for name in str(params.get(key)).split(",")}
-    model = [f"model={params.model}"] if "model" in params else []
-    cfg = composed(f"sweeps={path.stem}", *model)
+    params, cfg = read_sweep(path.stem)
+    methods = {name for key in ("method", "beside.method") for name in params.get(key, "").split(",")}
     scales = instantiate(cfg.model).spec.family == "next-scale"
     wanted = {*REFERENCES} if scales else {"random"}
     assert methods & {*REFERENCES} == (wanted if path.stem in QUALITY else set())
@@ -269,11 +280,10 @@ def test_unknown_target_is_named() -> None:
 
 @pytest.mark.parametrize(("protect", "scorers", "ams"), [("equal", 3, 3), ("paper", 0, 2)])
 def test_protect_says_who_keeps_the_leading_scales(protect: str, scorers: int, ams: int) -> None:
-    found = {}
-    for path in (ROOT / "conf" / "method").glob("*.yaml"):
-        node = composed(f"method={path.stem}", "sinks=3", f"protect={protect}").method
-        found[path.stem] = node.get("sinks", node.get("condensed"))
-    assert found["swa"] == 0
-    assert {found[name] for name in ("h2o", "hackpp", "rkv", "scalekv", "snapkv")} == {scorers}
-    assert {found[name] for name in ("ams_kv", "ams_kv_fixed", "hack")} == {ams}
-    assert {found[name] for name in ("random", "streaming_llm", "heatkv", "binary_heatkv")} == {3}
+    expected = {"swa": 0}
+    expected |= dict.fromkeys(("h2o", "hackpp", "rkv", "scalekv", "snapkv"), scorers)
+    expected |= dict.fromkeys(("ams_kv", "ams_kv_fixed", "hack"), ams)
+    expected |= dict.fromkeys(("random", "streaming_llm", "heatkv", "binary_heatkv"), 3)
+    for name, sinks in expected.items():
+        node = composed(f"method={name}", "sinks=3", f"protect={protect}").method
+        assert node.get("sinks", node.get("condensed")) == sinks, name

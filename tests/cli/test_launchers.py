@@ -128,6 +128,7 @@ main()
 """The command line where no launcher is installed."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "said"),
     [

@@ -40,7 +40,16 @@ def test_plan_needs_no_weights(command: Command, tmp_path: Path) -> None:
     assert not (tmp_path / "runs").exists()
 
 
-@pytest.mark.parametrize("method", ["snapkv", "h2o", "rkv", "scalekv", "hack", "hackpp", "ams_kv_fixed"])
+@pytest.mark.parametrize(
+    "method",
+    [
+        "scalekv",
+        *(
+            pytest.param(name, marks=pytest.mark.slow)
+            for name in ("snapkv", "h2o", "rkv", "hack", "hackpp", "ams_kv_fixed")
+        ),
+    ],
+)
 def test_plan_of_a_method_that_scores_tokens(command: Command, method: str) -> None:
     status, out, _ = command("task=plan", "model=infinity_2b", f"method={method}", "budget=650")
     assert status == 0

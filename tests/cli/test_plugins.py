@@ -73,6 +73,7 @@ def test_a_package_on_the_path_takes_part_in_a_sweep(tmp_path: Path) -> None:
     assert all(0 < value < 50 for value in metrics.values())
 
 
+@pytest.mark.slow
 def test_an_installed_package_needs_no_word_on_the_command_line(
     install: Install, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

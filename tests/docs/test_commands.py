@@ -35,6 +35,7 @@ def test_blocks_say_what_they_are(page: str) -> None:
     assert 2 * len(blocks) == len(fences)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings(
     "ignore:.*found in sys.modules:RuntimeWarning"
 )  # a module is run that is imported already

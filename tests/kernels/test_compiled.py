@@ -123,6 +123,7 @@ def test_attention_is_pipelined_and_spills_nothing(root: Path) -> None:
         assert compiled["spilled"] == 0
 
 
+@pytest.mark.slow
 def test_a_generation_compiles_few_variants(root: Path) -> None:
     counted = answer(COUNT, root)
     assert counted["launches"] > 150

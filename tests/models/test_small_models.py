@@ -70,6 +70,7 @@ CASES = {
     ),
 }
 NEXT_TOKEN = list(CASES)[:4]
+ONE_QUICK = [NEXT_TOKEN[0], *(pytest.param(case, marks=pytest.mark.slow) for case in NEXT_TOKEN[1:])]
 TOKENS = list(CASES)[:2]
 
 
@@ -143,14 +144,14 @@ def test_methods_for_scales_are_left_out() -> None:
     assert not {"scalekv", "hack", "hackpp", "ams_kv", "ams_kv_fixed", "scale_groups"} & set(METHODS)
 
 
-@pytest.mark.parametrize("case", NEXT_TOKEN)
+@pytest.mark.parametrize("case", ONE_QUICK)
 @pytest.mark.parametrize("name", METHODS)
 def test_every_method_draws_images(case: str, tiny: Any, name: str) -> None:
     given = CASES[case]
     check_images_of_a_method(name, tiny, given.overrides, given.prompts[:2], given.size)
 
 
-@pytest.mark.parametrize("case", NEXT_TOKEN)
+@pytest.mark.parametrize("case", ONE_QUICK)
 @pytest.mark.parametrize("name", METHODS)
 def test_with_room_for_everything_every_method_draws_the_reference(case: str, tiny: Any, name: str) -> None:
     check_reference_of_a_method(name, tiny, CASES[case].overrides, CASES[case].prompts[:2])
