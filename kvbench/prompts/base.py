@@ -17,11 +17,13 @@ class Prompt:
         index: its number among the prompts of a run, from 0.
         text: what the model receives.
         meta: what evaluators may want to know, such as a GenEval line; JSON values.
+        place: key, file and line that it comes from, for messages; empty if it comes from no file.
     """
 
     index: int
     text: str
     meta: dict[str, object] = field(default_factory=dict)
+    place: str = ""
 
 
 class PromptSource(Protocol):

@@ -9,6 +9,9 @@ from kvbench.core.config import ConfigError
 from kvbench.core.files import parse_json
 from kvbench.prompts.base import Prompt, check_counts, check_total, leave_out, repeat
 
+Entry = tuple[int, str, dict[str, object]]
+"""Line number, text and metadata of a prompt."""
+
 
 @dataclass(frozen=True)
 class PromptFile:
@@ -57,16 +60,22 @@ class PromptFile:
             )
         entries = entries[: self.count]
         check_total(self.per_prompt * len(entries), "per_prompt", self.per_prompt)
+        places = [
+            f"prompts.path={path}: line {number}" for number, _, _ in entries for _ in range(self.per_prompt)
+        ]
+        texts = [(text, meta) for _, text, meta in entries]
         if self.per_prompt > 1:
-            return repeat(entries, self.per_prompt)
-        return [Prompt(index, text, meta) for index, (text, meta) in enumerate(entries)]
+            prompts = repeat(texts, self.per_prompt)
+        else:
+            prompts = [Prompt(index, *entry) for index, entry in enumerate(texts)]
+        return [replace(prompt, place=place) for prompt, place in zip(prompts, places, strict=True)]
 
 
-def _parse_lines(path: Path, text: str) -> list[tuple[str, dict[str, object]]]:  # noqa: ARG001 - as other parsers
-    return [(line.strip(), {}) for line in text.split("\n") if line.strip()]
+def _parse_lines(path: Path, text: str) -> list[Entry]:  # noqa: ARG001 - as other parsers
+    return [(number, line.strip(), {}) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
 
 
-def _parse_json_lines(path: Path, text: str) -> list[tuple[str, dict[str, object]]]:
+def _parse_json_lines(path: Path, text: str) -> list[Entry]:
     found = []
     for number, line in enumerate(text.split("\n"), 1):
         if line.strip():
@@ -81,11 +90,11 @@ def _parse_json_lines(path: Path, text: str) -> list[tuple[str, dict[str, object
                 raise ConfigError(
                     f"prompts.path={path}: line {number}: `prompt` must be a text that is not empty"
                 )
-            found.append((prompt, record))
+            found.append((number, prompt, record))
     return found
 
 
-def _parse_table(path: Path, text: str) -> list[tuple[str, dict[str, object]]]:
+def _parse_table(path: Path, text: str) -> list[Entry]:
     rows = csv.DictReader(io.StringIO(text, newline=""))
     try:
         lines = [(rows.line_num, row) for row in rows]
@@ -93,11 +102,11 @@ def _parse_table(path: Path, text: str) -> list[tuple[str, dict[str, object]]]:
         raise ConfigError(f"prompts.path={path}: line {rows.line_num} cannot be read ({error})") from None
     if "prompt" not in (rows.fieldnames or ()):
         raise ConfigError(f"prompts.path={path}: its first line names no column `prompt`")
-    found: list[tuple[str, dict[str, object]]] = []
+    found: list[Entry] = []
     for number, row in lines:
         if None in row or not (row["prompt"] or "").strip():
             raise ConfigError(f"prompts.path={path}: line {number} has no prompt, or too many columns")
-        found.append((row["prompt"].strip(), dict(row)))
+        found.append((number, row["prompt"].strip(), dict(row)))
     return found
 
 

@@ -1,6 +1,7 @@
 """One run's parts: model, method, prompts, settings, and the runs it is compared with."""
 
 import logging
+import reprlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
@@ -31,6 +32,9 @@ from kvbench.runs.record.results import Results
 
 log = logging.getLogger(__name__)
 
+SHORTENED = reprlib.Repr()
+"""How messages show prompts."""
+SHORTENED.maxstring = 60
 Config = Mapping[str, object]
 
 
@@ -155,7 +159,21 @@ class Job:
             log.warning(
                 "method=%s has no budget: budget=%s changes nothing", self.method_name, self.settings.budget
             )
-        self.model.check_prompts([prompt.text for prompt in (*self.prompts, *self.calibration_prompts)])
+        self._check_prompts()
+
+    def _check_prompts(self) -> None:
+        """Refuse prompts that the model cannot read; the message names the line of their file and cuts long ones."""
+        prompts = (*self.prompts, *self.calibration_prompts)
+        try:
+            self.model.check_prompts([prompt.text for prompt in prompts])
+        except ValueError:
+            for prompt in prompts:
+                try:
+                    self.model.check_prompts([prompt.text])
+                except ValueError as error:
+                    line = str(error).replace(repr(prompt.text), SHORTENED.repr(prompt.text))
+                    raise ConfigError(f"{prompt.place}: {line}" if prompt.place else line) from None
+            raise
 
     def _check_split(self) -> None:
         """Refuse what several processes cannot do together."""

@@ -4,7 +4,7 @@
 are judged on shapes alone. Metadata follow GenEval's lines: tag, include, exclude, prompt.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 
@@ -52,6 +52,12 @@ def tokenize(text: str) -> list[int]:
     if len(words) >= MAX_TOKENS:
         raise ValueError(f"prompt {text!r}: {len(words)} words, at most {MAX_TOKENS - 1} are allowed")
     return [*(VOCABULARY.index(word) for word in words), 1]
+
+
+def check_captions(texts: Iterable[str]) -> None:
+    """Check that every caption can be tokenized; raises what `tokenize` raises."""
+    for text in texts:
+        tokenize(text)
 
 
 def tokenize_filled(text: str) -> list[int]:

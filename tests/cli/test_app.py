@@ -186,11 +186,20 @@ def test_user_errors_are_one_line(command: Command, arguments: list[str], messag
     assert message in line
 
 
-def test_prompt_that_the_model_cannot_read_is_told(command: Command, tmp_path: Path) -> None:
-    (tmp_path / "mine.txt").write_text("a red circle\nan astronaut\n")
-    status, _, err = command("prompts=file", "prompts.path=mine.txt", "eval=none")
+@pytest.mark.parametrize("model", ["infinity_tiny", "llamagen_tiny"])
+@pytest.mark.parametrize("per_prompt", [1, 2])
+def test_a_prompt_that_the_model_cannot_read_is_refused_before_any_work(
+    command: Command, tmp_path: Path, model: str, per_prompt: int
+) -> None:
+    (tmp_path / "mine.txt").write_text("a red circle\n\nan astronaut" + 20 * " on a horse" + "\n")
+    words = (f"model={model}", "prompts=file", "prompts.path=mine.txt", f"prompts.per_prompt={per_prompt}")
+    status, _, err = command(*words, "eval=none")
     assert status == 1
-    assert "error: prompt 'an astronaut': the scenes vocabulary has no word 'an'" in err
+    [line] = errors(err)
+    assert line.startswith("error: prompts.path=mine.txt: line 3: prompt 'an astronaut on ")
+    assert "orse': the scenes vocabulary has no word 'an'" in line
+    assert len(line) < 350  # the prompt alone has 234 letters
+    assert not (tmp_path / "runs").exists()
 
 
 def test_classes_from_end_to_end(command: Command, tmp_path: Path) -> None:

@@ -100,6 +100,15 @@ class InfinityModel(ImageModel[Infinity, BSQ]):
             self.text_heads,
         )
 
+    def check_prompts(self, prompts: Sequence[str]) -> None:
+        """Check that every prompt has only words of the vocabulary, if the model reads by one.
+
+        Raises:
+            ValueError: naming the first one that does not.
+        """
+        if self.text == "vocabulary":
+            grammar.check_captions(prompts)
+
     def activation_bytes(self, prompts: int) -> int:
         """Return the bytes beside weights and cache that drawing holds at its worst, in a layer of the last scale."""
         spec, config = self.spec, self.transformer

@@ -67,13 +67,15 @@ class LlamaGenModel(NextTokenImageModel[LlamaGen, VQ]):
         return [(self._transformer.cls_embedding, "forward"), *super()._passes]
 
     def check_prompts(self, prompts: Sequence[str]) -> None:
-        """Check that every prompt names a class, if images are drawn by class.
+        """Check that every prompt names a class, if images are drawn by class, or has only words of the vocabulary.
 
         Raises:
             ValueError: naming the first one that does not.
         """
         if self.text is None:
             read_labels(prompts, self.transformer.classes, self.name)
+        elif self.text == "vocabulary":
+            grammar.check_captions(prompts)
 
     def _embed(self, prompts: Sequence[str]) -> tuple[Tensor, list[int] | None]:
         """Embed classes or captions, of which the unconditional branch has the same padding as the other."""
