@@ -1,6 +1,7 @@
 """Launchers of sweeps: the presets of `conf/hydra/launcher`, and what they need beside kvbench."""
 
 import shutil
+import socket
 
 from hydra.core.config_store import ConfigStore
 from hydra.core.plugins import Plugins
@@ -10,6 +11,9 @@ from kvbench.core.config import ConfigError
 
 EXTRAS = {"joblib": "joblib", "submitit_slurm": "slurm", "ray": "ray"}
 """Presets, and the extra of kvbench that has what each of them starts."""
+
+PATIENCE = 10.0
+"""Seconds in which a Ray cluster must accept a connection."""
 
 LOCAL = ("basic", "joblib")
 """Launchers whose jobs run on this machine."""
@@ -33,8 +37,8 @@ def check_launcher(config: DictConfig) -> None:
         config: composed for the sweep, with Hydra's part.
 
     Raises:
-        ConfigError: the launcher is not installed, the machine belongs to no cluster, or jobs that run on it lack their
-            GPU.
+        ConfigError: the launcher is not installed, the machine belongs to no cluster, the cluster does not answer, or
+            jobs that run on this machine lack their GPU.
     """
     name, target = config.hydra.runtime.choices["hydra/launcher"], config.hydra.launcher._target_
     if name in EXTRAS and target not in Plugins.instance().class_name_to_class:
@@ -43,7 +47,23 @@ def check_launcher(config: DictConfig) -> None:
         raise ConfigError(
             f"hydra/launcher={name}: finds no srun; start the sweep on a machine of the cluster"
         )
+    if name == "ray":
+        _check_address(str(config.hydra.launcher.ray.init.address))
     if name in LOCAL and str(config.get("device")).startswith("cuda"):
         from kvbench.core.devices import check_device  # imports torch
 
         check_device(config.device)
+
+
+def _check_address(address: str) -> None:
+    """Connect to a Ray cluster that is named as `host:port`; Ray itself would try for minutes."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if not (host and port.isdigit()):
+        return
+    try:
+        socket.create_connection((host, int(port)), PATIENCE).close()
+    except (OSError, OverflowError) as error:
+        raise ConfigError(
+            f"hydra.launcher.ray.init.address={address}: nobody answers ({error}); start the cluster, or leave it out "
+            "to use this machine"
+        ) from None

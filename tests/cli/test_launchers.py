@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -160,6 +161,22 @@ def test_a_launcher_is_checked_before_a_sweep(name: str, monkeypatch: pytest.Mon
     monkeypatch.setattr(Plugins.instance(), "class_name_to_class", {})
     with pytest.raises(ConfigError, match=f"hydra/launcher={name}: install the `{EXTRAS[name]}` extra"):
         check_launcher(cfg)
+
+
+def test_a_ray_cluster_that_does_not_answer_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    cfg = compose_with("ray")
+    monkeypatch.setattr(Plugins.instance(), "class_name_to_class", {cfg.hydra.launcher._target_: None})
+    with socket.create_server(("127.0.0.1", 0)) as there:
+        port = there.getsockname()[1]
+        for address in ("local", "auto", f"127.0.0.1:{port}", f"ray://127.0.0.1:{port}"):
+            cfg.hydra.launcher.ray.init.address = address
+            check_launcher(cfg)
+    for address in (f"127.0.0.1:{port}", "127.0.0.1:99999"):
+        cfg.hydra.launcher.ray.init.address = address
+        with pytest.raises(
+            ConfigError, match=rf"^hydra\.launcher\.ray\.init\.address={address}: nobody answers"
+        ):
+            check_launcher(cfg)
 
 
 @pytest.mark.parametrize("name", EXTRAS)

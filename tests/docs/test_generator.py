@@ -85,13 +85,16 @@ def test_docstrings_tell_settings_of_bases_too() -> None:
     assert told.settings == {"first": "said there, in two lines.", "second": "said here."}
 
 
-def test_tables_stand_under_their_commands() -> None:
+def test_tables_stand_under_their_commands(tmp_path: Path) -> None:
     from generator.measured import read_tables
 
     commands = "<!-- takes: time -->\n```bash\nrun\n```"
     cells = "| method | a |\n|---|---|\n| x, y | 1 |\n| z | 2 |\n"
     text = f"# Results\n\n## One\n\n{commands}\n\nSmall:\n\n{cells}"
-    [table] = read_tables(text)
-    assert (table.section, table.caption, table.header) == ("One", "Small:", ("method", "a"))
+    (tmp_path / "docs/results").mkdir(parents=True)
+    (tmp_path / "docs/results/tiny.md").write_text(text)
+    [table] = read_tables(tmp_path)
+    assert (table.page, table.section, table.caption) == ("tiny.md", "One", "Small:")
+    assert table.header == ("method", "a")
     assert table.commands == commands
     assert table.pick_rows("x").rows == (("x, y", "1"),)
