@@ -17,7 +17,7 @@ from kvbench.methods.hardkv.method import HardKV, Select
 from kvbench.methods.hardkv.selectors import Selector, pool_scores, weigh_redundancy
 from kvbench.methods.rkv import RKV
 from kvbench.methods.snapkv import SnapKV
-from tests.support.engine import Asked, listening, open_cache, run, tokens_of, watch
+from tests.support.engine import Asked, open_cache, run, tokens_of, watch
 from tests.support.goldens import load_golden
 from tests.support.hardkv import ASKS, KERNEL, LATEST, SPEC, P, expected_marks
 
@@ -96,24 +96,6 @@ def test_a_root_has_the_mass_and_the_order_stays(seed: int, rows: int, asks: int
     assert (tempered.gather(-1, scores.argsort(-1)).diff(dim=-1) >= 0).all()
     reached = tempered.topk(slots // 2).values.sum(-1).mean(1)
     torch.testing.assert_close(reached, torch.full((rows,), P), atol=1e-3, rtol=0)
-
-
-@given(
-    seed=st.integers(0, 99),
-    slots=st.integers(2, 30),
-    exponents=st.lists(st.floats(-3, 2), min_size=2, max_size=2),
-    asks=st.integers(1, 3),
-)
-def test_no_temperature_changes_the_order(seed: int, slots: int, exponents: list[float], asks: int) -> None:
-    """Constraint 1, and what bisection lives by: as many tokens have more of the mass at a lower temperature."""
-    scores = 3 * torch.randn(asks, slots, generator=torch.Generator().manual_seed(seed))
-    masses = []
-    for exponent in sorted(exponents):
-        tempered = (scores.double() / 10**exponent).softmax(-1)
-        ordered = tempered.gather(-1, scores.argsort(-1, descending=True))
-        assert (ordered.diff(dim=-1) <= 0).all()
-        masses.append(ordered.cumsum(-1))
-    assert (masses[0] >= masses[1] - 1e-12).all()
 
 
 @given(seed=st.integers(0, 99), slots=st.integers(1, 30), mass=st.floats(0.05, 0.99))
@@ -269,19 +251,6 @@ def test_temperatures_are_those_of_the_first_drop_of_a_generation(monkeypatch: p
         assert len(calls) == (seed + 1) * SPEC.layers
 
 
-@pytest.mark.parametrize("select", ["top_p", "votes"])
-def test_a_batch_leaves_no_temperature_to_the_next(select: Select) -> None:
-    def kept(*seeds: int) -> list[list[list[int]]]:
-        method = HardKV(select=select, queries=ASKS, window=LATEST, kernel=KERNEL, start=0.0)
-        cache, seen = open_cache(method, SPEC, 20), listening(method)
-        for seed in seeds:
-            seen.clear()
-            run(cache, tokens_of(SPEC, 2, seed, groups=2))
-        return [asked.ids() for asked in seen]
-
-    assert kept(1, 0) == kept(0)
-
-
 @pytest.mark.parametrize(("select", "room"), [("top_p", 6), ("votes", 5), ("top_k", 5)])
 def test_queries_of_padding_do_not_vote(select: Select, room: int) -> None:
     """A text behind 4 tokens of padding keeps what it keeps alone, though all tokens of the prompt vote."""
@@ -317,20 +286,6 @@ def test_a_text_has_the_temperature_of_its_own_first_drop(monkeypatch: pytest.Mo
     # Half of the budget, 8 tokens, a head may hold before it drops any.
     watch(method, spec, tokens_of(spec, 2, groups=2), 16, padding=[0, 4])
     assert method._temperatures[0].tolist() == [1.0, 1.0, 2.0, 2.0]
-
-
-def test_heads_of_one_text_do_not_depend_on_another() -> None:
-    method = HardKV(queries=ASKS, window=LATEST, kernel=KERNEL)
-    inputs = tokens_of(SPEC, 3, groups=2)
-
-    def kept(rows: slice) -> list[list[list[int]]]:
-        seen = watch(
-            method, SPEC, [[tuple(x[rows] for x in layer) for layer in segment] for segment in inputs], 40
-        ).asked
-        return [asked.ids() for asked in seen]
-
-    together, alone = kept(slice(None)), kept(slice(1, 2))
-    assert [ids[2:4] for ids in together[: len(alone)]] == alone
 
 
 def test_scores_of_missing_slots_are_nobodys() -> None:

@@ -1,6 +1,5 @@
 """Hard-KV's merging: what the authors' program makes of keys and values, loops over pairs, what becomes of lse."""
 
-import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -152,16 +151,6 @@ def test_exact_merging_preserves_the_mass_of_the_window(seed: int, slots: int, q
     taken = choice.mass.gather(1, other).masked_fill(other == torch.arange(slots), 0)
     torch.testing.assert_close(after, choice.mass + taken)
     torch.testing.assert_close(new_values, merge_fixed_budget(keys, values, choice)[1])
-
-
-@given(scores=st.lists(st.floats(-8, 8), min_size=1, max_size=10))
-def test_an_average_of_keys_lacks_the_entropy_of_its_weights(scores: list[float]) -> None:
-    """Theorem G.1: q . sum(w k) = sum(w s) = lse(s) - H(w) for w = softmax(s)."""
-    s = torch.tensor(scores, dtype=torch.float64)
-    w = s.softmax(0)
-    entropy = torch.special.entr(w).sum()
-    assert entropy >= 0
-    assert float(s.logsumexp(0) - w @ s) == pytest.approx(float(entropy), abs=1e-9)
 
 
 def test_slots_without_mass_change_nothing() -> None:

@@ -12,23 +12,14 @@ from torch import Tensor
 
 from kvbench.core.budget import Budget, InfeasibleBudget
 from kvbench.core.segments import ModelSpec, next_token
-from kvbench.engine.cache import KVCache
 from kvbench.methods.headkv import HeadKV
 from kvbench.methods.select import share_evenly
-from tests.support.engine import Asked, D, open_cache, prepared, receive, run, tokens_of, watch
+from tests.support.engine import D, open_cache, prepared, receive, run, tokens_of, watch
 
 CONDITION, LINE = 3, 5
 SPEC = ModelSpec("lines", 3, 2, D, next_token(CONDITION, [LINE] * 8 + [4]), logit_scale=0.7)
 ALL = SPEC.cached_length
 Rooms = dict[tuple[int, int], int]
-
-
-def generated(
-    method: HeadKV, budget: str, sequences: int = 2, seed: int = 0, groups: int = 1, spec: ModelSpec = SPEC
-) -> tuple[KVCache, list[Asked]]:
-    """A generation of random tokens, and what was kept of each layer and segment."""
-    cache, seen, _ = watch(method, spec, tokens_of(spec, sequences, seed, groups), budget)
-    return cache, seen
 
 
 def hand_out(local: dict[tuple[int, int], bool], tokens: int, little: int, known: bool) -> Rooms:
@@ -186,8 +177,9 @@ def test_what_is_kept_is_what_the_paper_says(
     given_settings |= dict(zip(("len_rows", "branch_mode"), deciders, strict=True))
     method, capacity = HeadKV(sinks=1, **given_settings), Budget.parse(budget, SPEC)
     assume(capacity.head_tokens >= CONDITION + (method.buffer - 1) * LINE)
-    cache, seen = generated(method, budget, 2, seed, groups)
-    expected = list(simulate(tokens_of(SPEC, 2, seed, groups), groups, capacity, given_settings))
+    inputs = tokens_of(SPEC, 2, seed, groups)
+    cache, seen, _ = watch(method, SPEC, inputs, budget)
+    expected = list(simulate(inputs, groups, capacity, given_settings))
     assert [asked.ids() for asked in seen] == expected
     assert cache.ledger.peak_tokens <= capacity.capacity
 
@@ -215,7 +207,7 @@ def test_the_budget_holds_after_every_layer_and_the_condition_stays(
     given_settings |= dict(zip(("len_rows", "branch_mode"), deciders, strict=True))
     method = HeadKV(sinks=1, **given_settings)
     try:
-        cache, seen = generated(method, str(budget), 4, seed, spec=spec)
+        cache, seen, _ = watch(method, spec, tokens_of(spec, 4, seed), str(budget))
     except InfeasibleBudget:
         assume(False)
     capacity = method.budget.capacity
@@ -230,8 +222,9 @@ MIXED = {"threshold": 0.5, "local_window": 9, "group_at": 17}
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("budget", ["0.45", "0.6", "0.8"])
 def test_what_local_heads_leave_global_heads_have(budget: str, seed: int) -> None:
-    matched, seen = generated(HeadKV(sinks=1, **MIXED), budget, seed=seed)
-    papers, _ = generated(HeadKV(sinks=1, match_mean=False, **MIXED), budget, seed=seed)
+    inputs = tokens_of(SPEC, 2, seed)
+    matched, seen, _ = watch(HeadKV(sinks=1, **MIXED), SPEC, inputs, budget)
+    papers, *_ = watch(HeadKV(sinks=1, match_mean=False, **MIXED), SPEC, inputs, budget)
     kinds = torch.stack(matched.method._local)
     assert 0 < kinds.sum() < kinds.numel()
     tokens = matched.method.budget.tokens

@@ -9,20 +9,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from kvbench.core.segments import ModelSpec, next_token
-from kvbench.engine.cache import KVCache
 from kvbench.methods.linear_ar import LineAR
 from kvbench.methods.select import share_evenly
-from tests.support.engine import Asked, D, receive, tokens_of, watch
+from tests.support.engine import D, receive, tokens_of, watch
 
 SPEC = ModelSpec("lines", 2, 3, D, next_token(3, [5] * 7 + [4]), logit_scale=0.7)
-
-
-def generated(
-    method: LineAR, budget: str | int, sequences: int = 2, seed: int = 0, groups: int = 1
-) -> tuple[KVCache, list[Asked]]:
-    """A generation of random tokens, and what was kept of each layer and segment."""
-    cache, seen, _ = watch(method, SPEC, tokens_of(SPEC, sequences, seed, groups), budget)
-    return cache, seen
 
 
 def lines_kept(
@@ -63,8 +54,8 @@ def lines_kept(
 def test_what_is_kept_is_what_the_paper_says(
     budget: str, groups: int, seed: int, **given_settings: Any
 ) -> None:
-    cache, seen = generated(LineAR(sinks=1, **given_settings), budget, 2, seed, groups)
     inputs = tokens_of(SPEC, 2, seed, groups)
+    cache, seen, _ = watch(LineAR(sinks=1, **given_settings), SPEC, inputs, budget)
     rooms = share_evenly(cache.method.budget.tokens, SPEC)
     for layer in range(SPEC.layers):
         q, k = (torch.cat([segment[layer][part] for segment in inputs], 2) for part in (0, 1))
@@ -87,7 +78,7 @@ def test_what_is_kept_is_what_the_paper_says(
 )
 @settings(max_examples=40)
 def test_the_condition_stays_and_the_budget_holds(budget: object, rows: Any, seed: int) -> None:
-    cache, seen = generated(LineAR(sinks=1, branch_mode=rows), str(budget), 4, seed)
+    cache, seen, _ = watch(LineAR(sinks=1, branch_mode=rows), SPEC, tokens_of(SPEC, 4, seed), str(budget))
     assert cache.ledger.peak_tokens <= cache.method.budget.capacity
     last = seen[-SPEC.layers :]
     assert sum(asked.kept[: SPEC.heads].sum() for asked in last) == cache.method.budget.tokens

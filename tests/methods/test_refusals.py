@@ -58,6 +58,7 @@ SETTINGS: list[tuple[type[Method], dict[str, Any], str]] = [
     (HardKV, {"mix": 2.0}, "must lie in [0, 1]"),
     (HardKV, {"queries": 0}, ONE),
     (HardKV, {"kernel": 4}, "must be odd and positive"),
+    (HardKV, {"kernel": 0}, "must be odd and positive"),
     (HardKV, {"window": 0}, ONE),
     (HardKV, {"leading": -1}, NONE),
     (HardKV, {"select": "official_rewrite"}, "the released program has one temperature; set method.calib"),
