@@ -1,14 +1,9 @@
 """Timing of several runs that take turns in one process."""
 
-import os
 import statistics
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
-
-from benchmarks.support.build import ROOT
 
 Clock = Callable[[], float]
 
@@ -45,27 +40,3 @@ def take_turns(
             if repeat >= warmups:
                 seconds[name].append(clock() - started)
     return {name: Timed(statistics.median(found), results[name]) for name, found in seconds.items()}
-
-
-def time_processes(commands: Iterable[Sequence[str]], threads: int | None = None) -> float:
-    """Return the seconds until runs that start together are finished.
-
-    Args:
-        commands: arguments of `run.py`, for each process.
-        threads: of each; torch's own choice by default.
-
-    Raises:
-        RuntimeError: naming a process that failed.
-    """
-    environment = os.environ | ({"OMP_NUM_THREADS": str(threads)} if threads else {})
-    started = time.perf_counter()
-    jobs = [
-        subprocess.Popen(
-            [sys.executable, str(ROOT / "run.py"), *words],
-            env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-        )
-        for words in commands
-    ]  # fmt: skip
-    if failed := [job.args for job in jobs if job.wait()]:
-        raise RuntimeError(f"failed: {failed[0]}")
-    return time.perf_counter() - started
