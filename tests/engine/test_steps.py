@@ -1,21 +1,16 @@
 """Segments whose tokens come in several steps: equal to a plain loop, whatever the steps, and pruned once when full."""
 
-import importlib
-from types import ModuleType
-
 import pytest
 import torch
 
 from kvbench.core.segments import ModelSpec
-from kvbench.engine.cache import KVCache
 from kvbench.methods.base import Method
 from kvbench.methods.full import Full
 from kvbench.methods.h2o import H2O
 from kvbench.methods.rkv import RKV
 from kvbench.methods.snapkv import SnapKV
 from kvbench.methods.streaming_llm import StreamingLLM
-from tests.support.engine import D, open_cache, prepared
-from tests.support.places import ROOT
+from tests.support.engine import D, open_cache
 from tests.support.steps import agree, draw, generate, masked, shapes
 
 
@@ -69,56 +64,3 @@ def test_too_many_tokens_and_parts_of_a_scale_are_refused() -> None:
     scales.begin(whole.segments[0])
     with pytest.raises(ValueError, match="segment 0: 1 tokens came of 2"):
         scales.attend(0, *torch.zeros(3, 1, 3, 1, D))
-
-
-@pytest.fixture
-def decoder() -> ModuleType:
-    return importlib.import_module("benchmarks.support.decoder")
-
-
-@pytest.mark.parametrize("sequences", [1, 3])
-@pytest.mark.parametrize("groups", [1, 2])
-def test_a_decoder_generates_what_a_plain_loop_does(decoder: ModuleType, sequences: int, groups: int) -> None:
-    shape = decoder.Shape(layers=2, heads=2, groups=groups, head_dim=16, prompt=7, rows=(8, 8, 8, 5))
-    model, prompts = decoder.Decoder(shape), decoder.random_prompts(shape, sequences)
-    cache = open_cache(Full(), shape.spec)
-    tokens, logits = model.generate(prompts, cache)
-    expected, plain = model.generate(prompts, decoder.PlainCache())
-    assert torch.equal(tokens, expected)
-    torch.testing.assert_close(logits, plain, atol=1e-3, rtol=1e-3)
-
-
-def test_a_method_changes_what_a_decoder_generates(decoder: ModuleType) -> None:
-    shape = decoder.Shape(layers=2, heads=2, groups=1, head_dim=16, prompt=7, rows=(8,) * 6)
-    model, prompts = decoder.Decoder(shape), decoder.random_prompts(shape, 2)
-    method = prepared(StreamingLLM(sinks=1), shape.spec, "0.4")
-    cache = KVCache(shape.spec, method, dtype=torch.float32)
-    _, logits = model.generate(prompts, cache)
-    _, plain = model.generate(prompts, decoder.PlainCache())
-    assert torch.equal(logits[:, 0], plain[:, 0])
-    assert not torch.allclose(logits[:, -1], plain[:, -1], atol=1e-2)
-
-
-METHODS = sorted(path.stem for path in (ROOT / "conf" / "method").glob("*.yaml"))
-FOR_SCALES = {"ams_kv", "ams_kv_fixed", "hack", "hackpp", "scale_groups", "scalekv"}
-
-
-@pytest.mark.parametrize("name", METHODS)
-def test_with_room_for_everything_every_method_generates_what_a_plain_loop_does(
-    decoder: ModuleType, name: str
-) -> None:
-    build, settings = (
-        importlib.import_module("benchmarks.support.build"),
-        [f"method={name}", "sinks=1", "protect=paper"],
-    )
-    shape = decoder.Shape(layers=2, heads=2, groups=2, head_dim=16, prompt=7, rows=(8, 8, 8, 5))
-    model, prompts = decoder.Decoder(shape), decoder.random_prompts(shape, 2)
-    if name in FOR_SCALES:
-        with pytest.raises(ValueError, match="is for next-scale models"):
-            build.prepare_method(shape.spec, "1", settings)
-        return
-    method = build.prepare_method(shape.spec, "1", settings)
-    tokens, logits = model.generate(prompts, KVCache(shape.spec, method, dtype=torch.float32))
-    expected, plain = model.generate(prompts, decoder.PlainCache())
-    assert torch.equal(tokens, expected)
-    torch.testing.assert_close(logits, plain, atol=1e-3, rtol=1e-3)
