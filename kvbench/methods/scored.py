@@ -82,9 +82,12 @@ class Scored(Method):
         """Keep the sinks and the best of the rest, as many as fit."""
         if fits(view, self.min_capacity(view)):
             return None
+        return choose_best(self.rank(view), spread_capacity(self.share(view.layer, view.segment), view))
+
+    def rank(self, view: View) -> Tensor:
+        """Return merged scores, float32 [rows, slots]: infinity for sinks, -inf where a row has no such slot."""
         scores = self.merge_branches(self.score(view)).masked_fill(find_sinks(view, self.sinks), torch.inf)
-        capacity = spread_capacity(self.share(view.layer, view.segment), view)
-        return choose_best(scores.masked_fill(view.position < 0, -torch.inf), capacity)
+        return scores.masked_fill(view.position < 0, -torch.inf)
 
     def valid_slots(self, view: View) -> Tensor | None:
         """Return which slots every row has, bool [rows, slots]; None where rows are equally long and have all."""

@@ -17,7 +17,7 @@ from kvbench.engine.coding.formats import Books, Packing
 from kvbench.engine.memory import cache_bytes
 from kvbench.methods.base import Method
 from kvbench.models.noise import PromptNoise
-from kvbench.profile.stopwatch import Clock, HostClock, Phases, StreamClock
+from kvbench.profile.stopwatch import HostClock, Phases, StreamClock
 from kvbench.runs.job import Job
 
 LARGEST = 4096
@@ -43,18 +43,15 @@ class Bench:
     Args:
         job: model, prompts and settings.
         advance: called after every generation.
-        clock: of latencies; the device's wall clock if None.
-        stream: of phases; that clock, on a GPU its stream's, if None.
+        clock: of latencies and phases; the device's wall clock, and its stream's for phases, if None.
     """
 
-    def __init__(
-        self, job: Job, advance: Callable[[], object], clock: Clock | None = None, stream: Clock | None = None
-    ) -> None:
+    def __init__(self, job: Job, advance: Callable[[], object], clock: HostClock | None = None) -> None:
         self._job, self._advance = job, advance
         device = job.settings.device
         self._gpu = torch.device(device).type == "cuda"
         self._clock = clock or HostClock(device)
-        self._stream = stream or clock or (StreamClock(device) if self._gpu else self._clock)
+        self._stream = clock or (StreamClock(device) if self._gpu else self._clock)
 
     def measure(self, contestants: list[Contestant], batch: int, lacking: set[str]) -> list[Row]:
         """Measure every contestant at one batch size and return a row for each.

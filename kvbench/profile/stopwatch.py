@@ -4,7 +4,7 @@ import functools
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -12,22 +12,6 @@ from kvbench.models.base import Calls
 
 REST = "rest"
 """Phase of everything that is not inside a watched call."""
-
-
-class Clock(Protocol):
-    """Marks in time, and how far apart they are."""
-
-    def mark(self) -> Any:
-        """Return a mark of this moment."""
-        ...
-
-    def wait(self) -> None:
-        """Wait until everything asked for so far is done; `between` may be called after it."""
-        ...
-
-    def between(self, start: Any, stop: Any) -> float:
-        """Return the seconds from one mark to another."""
-        ...
 
 
 class HostClock:
@@ -45,7 +29,7 @@ class HostClock:
         return time.perf_counter()
 
     def wait(self) -> None:
-        """Synchronise a GPU; on a CPU nothing is pending."""
+        """Synchronise a GPU, so that `between` may be called; on a CPU nothing is pending."""
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
 
@@ -78,7 +62,7 @@ class Phases:
         clock: takes the marks.
     """
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: HostClock) -> None:
         self._clock = clock
         self._marks: list[tuple[str, Any]] = []
         self._stop: Any = None

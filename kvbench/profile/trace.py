@@ -2,21 +2,12 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypedDict
 
 import torch
 from torch.profiler import ProfilerActivity, profile
 
 
-class Operator(TypedDict):
-    """An operator (on a GPU: a kernel or an operator that launches some) with its calls and its own seconds."""
-
-    name: str
-    calls: int
-    self_seconds: float
-
-
-def trace(work: Callable[[], object], path: Path, device: str, max_: int = 15) -> list[Operator]:
+def trace(work: Callable[[], object], path: Path, device: str, max_: int = 15) -> list[dict[str, object]]:
     """Write a Chrome trace (chrome://tracing, ui.perfetto.dev) of some work.
 
     Args:
@@ -26,7 +17,7 @@ def trace(work: Callable[[], object], path: Path, device: str, max_: int = 15) -
         max_: operators to return.
 
     Returns:
-        Operators by time of their own, without what they call, longest first.
+        Name, calls and own seconds (without callees) of each operator, longest first; on a GPU kernels are operators.
 
     Raises:
         OSError: the file cannot be written.
@@ -39,8 +30,8 @@ def trace(work: Callable[[], object], path: Path, device: str, max_: int = 15) -
             torch.cuda.synchronize(device)
     watched.export_chrome_trace(str(path))
     attribute = "self_device_time_total" if gpu else "self_cpu_time_total"
-    operators = [
-        Operator(name=event.key, calls=int(event.count), self_seconds=getattr(event, attribute) / 1e6)
-        for event in watched.key_averages()
+    events = sorted(watched.key_averages(), key=lambda event: -getattr(event, attribute))
+    return [
+        {"name": e.key, "calls": int(e.count), "self_seconds": getattr(e, attribute) / 1e6}
+        for e in events[:max_]
     ]
-    return sorted(operators, key=lambda operator: -operator["self_seconds"])[:max_]

@@ -10,29 +10,19 @@ from torch import Tensor
 
 from kvbench.core.budget import Budget
 from kvbench.core.segments import Family, ModelSpec, Segment
-from kvbench.methods.base import SHARE, Artifact, Limit, Method, Observer, require_artifact, set_limits
+from kvbench.methods.base import SHARE, Artifact, Limit, Observer, require_artifact, set_limits
 from kvbench.methods.capabilities import SparseReads
 from kvbench.methods.hack.budgets import group_heads, measure_reliance, share_budget, weigh_groups
 from kvbench.methods.hack.classes import HeadPatterns, find_contextual
-from kvbench.methods.select import (
-    BranchMode,
-    check_branch_mode,
-    check_capacity,
-    choose_best,
-    choose_window,
-    find_sinks,
-    fits,
-    merge_branches,
-    smooth,
-    spread_capacity,
-)
+from kvbench.methods.scored import Scored
+from kvbench.methods.select import choose_best, choose_window, fits, smooth
 from kvbench.methods.view import View
 
 Structural = Literal["prior_value", "prior", "value", "attention"]
 
 
 @dataclass
-class HACKPlusPlus(SparseReads, Method):
+class HACKPlusPlus(SparseReads, Scored):
     """Heads in two classes, scored by attention or by a prior; budgets for heads that later scales rely on.
 
     Contextual heads (the alpha x T of lowest column variance) score a token by the attention that a few spaced queries
@@ -60,7 +50,6 @@ class HACKPlusPlus(SparseReads, Method):
         pool: neighbours whose maximum counts in contextual heads, odd; 1 for none.
         structural: what scores in structural heads: prior and norm of the value, one of both, or `attention`, as
             contextual heads have it.
-        branch_mode: who decides (`select.BranchMode`).
         sinks: leading scales that never leave and are always read.
         strict: keep the budget after every layer; False for the published shares, whose peak is then measured.
     """
@@ -71,11 +60,10 @@ class HACKPlusPlus(SparseReads, Method):
     observed: int = 32
     pool: int = 5
     structural: Structural = "prior_value"
-    branch_mode: BranchMode = "per_row"
-    sinks: int = 0
     strict: bool = True
 
     families: ClassVar[tuple[Family, ...]] = ("next-scale",)
+    revision: ClassVar[int] = 0  # not the one of `Scored`: shares always used the whole budget
     limits = set_limits(alpha=SHARE, tau=Limit(0, wants="must not be negative"), observed=Limit(1))
 
     @property
@@ -88,10 +76,8 @@ class HACKPlusPlus(SparseReads, Method):
         return HeadPatterns()
 
     def check(self, spec: ModelSpec, budget: Budget) -> None:
-        """Refuse settings out of range and a budget too small for the sinks or a token a head."""
+        """Refuse settings out of range, and what `Scored` refuses."""
         super().check(spec, budget)
-        check_branch_mode(self.branch_mode, spec)
-        check_capacity(spec, budget, self.sinks)
         count_read(self.attention_budget, spec)
         if self.pool < 1 or self.pool % 2 == 0:
             raise ValueError(f"method.pool={self.pool}: must be odd and positive")
@@ -113,39 +99,29 @@ class HACKPlusPlus(SparseReads, Method):
             weights, groups, budget.tokens, spec, strict=self.strict, min_tokens=min_tokens
         )
         self.prior = (mass / torch.tensor(spec.lengths)).float()
-        self._capacities = [[tuple(heads) for heads in layers] for layers in self.capacities.tolist()]
+        self._shares = [[tuple(heads) for heads in layers] for layers in self.capacities.tolist()]
         self._read = count_read(self.attention_budget, spec)
 
-    def capacity(self, layer: int, segment: Segment) -> tuple[int, ...]:
+    def share(self, layer: int, segment: Segment) -> tuple[int, ...]:
         """Return what each head may hold after the scale."""
-        return self._capacities[segment.index][layer]
+        return self._shares[segment.index][layer]
 
     def select_attended(self, view: View) -> Tensor | None:
         """Choose the best tokens of every row, as many as may be attended to."""
         if self._read is None or fits(view, self._read):
             return None
-        return choose_best(self._score(view), self._read)
+        return choose_best(self.rank(view), self._read)
 
-    def keep(self, view: View) -> Tensor | None:
-        """Keep the best tokens of every row."""
-        capacities = self.capacity(view.layer, view.segment)
-        if fits(view, min(capacities)):
-            return None
-        return choose_best(self._score(view), spread_capacity(capacities, view))
-
-    def _score(self, view: View) -> Tensor:
-        """Return what each slot is worth to its row, float32 [rows, slots]; sinks have infinity, -inf is no slot."""
-        exists = view.position >= 0
-        scores = torch.zeros(exists.shape, device=exists.device)
-        if not self._all_by_attention[view.layer]:
-            scores = merge_branches(self._score_structural(view), self.branch_mode, self.spec.branches)
-        if self._any_by_attention[view.layer]:
-            received = view.mass(choose_window("uniform", view.segment, self.observed))
-            united = merge_branches(received, self.branch_mode, self.spec.branches)
-            by_attention = self._by_attention[view.layer].to(exists.device, non_blocking=True)
-            rows = by_attention.repeat(view.sequences)[:, None]
-            scores = torch.where(rows, smooth(united, "max", self.pool, exists), scores)
-        return scores.masked_fill(find_sinks(view, self.sinks), torch.inf).masked_fill(~exists, -torch.inf)
+    def score(self, view: View) -> Tensor:
+        """Return what each slot is worth to its row, float32 [rows, slots]."""
+        if not self._any_by_attention[view.layer]:
+            return self._score_structural(view)
+        received = view.mass(choose_window("uniform", view.segment, self.observed))
+        smoothed = smooth(self.merge_branches(received), "max", self.pool, view.position >= 0)
+        if self._all_by_attention[view.layer]:
+            return smoothed
+        rows = self._by_attention[view.layer].to(smoothed.device, non_blocking=True).repeat(view.sequences)
+        return torch.where(rows[:, None], smoothed, self._score_structural(view))
 
     def _score_structural(self, view: View) -> Tensor:
         """Return the calibrated prior of each slot's scale times the norm of its value, float32 [rows, slots]."""
