@@ -70,8 +70,54 @@ class KeySimilarity(ComparesKeys, Observer):
             )
 
 
+@dataclass(kw_only=True)
+class Condensed(Method):
+    """Condensed scales that stay, and the newest others that fit.
+
+    Attributes:
+        condensed: leading scales that stay.
+        metric: how `compare_keys` measures similarity.
+        resize: how `compare_keys` resizes maps.
+        granularity: evict the oldest tokens (Algorithm 2) or whole scales.
+    """
+
+    condensed: int = 2
+    metric: Metric = "neg_mse"
+    resize: Resize = "bilinear"
+    granularity: Literal["token", "scale"] = "token"
+
+    families: ClassVar[tuple[Family, ...]] = ("next-scale",)
+
+    def check(self, spec: ModelSpec, budget: Budget) -> None:
+        """Refuse condensed scales that leave no two others."""
+        super().check(spec, budget)
+        if not 0 <= self.condensed <= len(spec.segments) - 3:
+            raise ValueError(
+                f"method.condensed={self.condensed}: must lie in 0..{len(spec.segments) - 3} for {spec.name}"
+            )
+
+    def observe(self) -> KeySimilarity:
+        """Return the calibration of similarities."""
+        return KeySimilarity(self.metric, self.resize)
+
+    def evict(self, view: View, capacity: Tensor) -> Tensor:
+        """Keep condensed and newest tokens up to capacities, int64 [rows] (Algorithm 1's lines 5, 9, 13 to 16)."""
+        exists = view.position >= 0
+        current = view.position >= view.segment.start
+        fits = view.segment.length <= capacity[:, None]
+        overflows = (count_held(view) > capacity)[:, None]
+        newer = exists.flip(1).cumsum(1).flip(1)  # slots from this one to the newest
+        if self.granularity == "scale":
+            source = view.segment_ids.clamp(min=0)
+            of_source = newer.new_zeros(len(newer), view.segment.index + 1)
+            newer = of_source.scatter_reduce(1, source, newer * exists, "amax").gather(1, source)
+        condensed = self.spec.leading_tokens(self.condensed)
+        kept = (view.position < condensed) | (newer <= capacity[:, None] - condensed)
+        return exists & torch.where(overflows, torch.where(fits, kept, ~current), True)
+
+
 @dataclass
-class AMSKV(ComparesKeys, Method):
+class AMSKV(ComparesKeys, Condensed):
     """Per layer the condensed scales and the newest that fit C_min, or C_max once the layer's keys change much.
 
     Algorithm 1 and its CLRU eviction (Algorithm 2): a layer starts with C_min; when it overflows and S (Eq. 3) lies
@@ -83,25 +129,16 @@ class AMSKV(ComparesKeys, Method):
     change nothing. Metric, interpolation and granularity are open choices.
 
     Attributes:
-        condensed: leading scales that stay.
         theta: threshold on S; it belongs to a model and a metric.
         demanding: in place of theta, the share of layers to become demanding; theta is then the quantile of the
             layers' lowest calibrated S over the scales that overflow C_min.
-        metric: how `compare_keys` measures similarity.
-        resize: how `compare_keys` resizes maps.
-        granularity: evict the oldest tokens (Algorithm 2) or whole scales.
         strict: true to stop when the budget is exceeded.
     """
 
-    condensed: int = 2
     theta: float = -0.008
     demanding: float | None = None
-    metric: Metric = "neg_mse"
-    resize: Resize = "bilinear"
-    granularity: Literal["token", "scale"] = "token"
     strict: bool = False
 
-    families: ClassVar[tuple[Family, ...]] = ("next-scale",)
     limits = set_limits(demanding=Limit(0, 1, "must lie in 0..1, or null to use theta"))
 
     @property
@@ -111,12 +148,7 @@ class AMSKV(ComparesKeys, Method):
 
     def needs(self) -> Observer | Path | None:
         """Return the calibration of similarities if theta is to come of it."""
-        return None if self.demanding is None else KeySimilarity(self.metric, self.resize)
-
-    def check(self, spec: ModelSpec, budget: Budget) -> None:
-        """Refuse condensed scales that leave no two others."""
-        super().check(spec, budget)
-        check_condensed(self.condensed, spec)
+        return None if self.demanding is None else self.observe()
 
     def prepare(self, spec: ModelSpec, budget: Budget, artifact: Artifact | None = None) -> None:
         """Work out capacities and threshold."""
@@ -146,7 +178,7 @@ class AMSKV(ComparesKeys, Method):
         if undecided.any() and view.segment.length <= self.largest:
             demanding |= undecided & (self._similarity(view) < self._theta)
         capacity = torch.where(demanding, self.largest, self.first).repeat_interleave(view.heads)
-        return evict_oldest(view, capacity, self.spec.leading_tokens(self.condensed), self.granularity)
+        return self.evict(view, capacity)
 
     def compares(self, layer: int, segment: Segment) -> bool:
         """Return whether layers may still become demanding at the next scale."""
@@ -164,7 +196,7 @@ class AMSKV(ComparesKeys, Method):
 
 
 @dataclass
-class AMSKVFixed(Method):
+class AMSKVFixed(Condensed):
     """AMS-KV at a given budget: which layers are cache-demanding is decided beforehand, and only as many as fit.
 
     C_min and C_max are the condensed scales with one and with two more scales, the largest that C_min <= B / T allows;
@@ -177,31 +209,21 @@ class AMSKVFixed(Method):
     larger caches are `placement`.
 
     Attributes:
-        condensed: leading scales that stay.
         placement: layers with C_max: `similarity`, the lowest S at the scale that needs it, or `uniform` over depth.
-        metric: how `compare_keys` measures similarity.
-        resize: how `compare_keys` resizes maps.
-        granularity: evict the oldest tokens (Algorithm 2) or whole scales.
     """
 
-    condensed: int = 2
     placement: Literal["similarity", "uniform"] = "similarity"
-    metric: Metric = "neg_mse"
-    resize: Resize = "bilinear"
-    granularity: Literal["token", "scale"] = "token"
 
-    families: ClassVar[tuple[Family, ...]] = ("next-scale",)
     static: ClassVar[bool] = True
     revision: ClassVar[int] = 1  # what was left of the budget was unused
 
     def needs(self) -> Observer | Path | None:
         """Return the calibration of similarities if placement follows them."""
-        return KeySimilarity(self.metric, self.resize) if self.placement == "similarity" else None
+        return self.observe() if self.placement == "similarity" else None
 
     def check(self, spec: ModelSpec, budget: Budget) -> None:
         """Refuse a budget that the condensed scales and the first one exceed, and too many condensed scales."""
         super().check(spec, budget)
-        check_condensed(self.condensed, spec)
         needed = spec.leading_tokens(self.condensed) + spec.lengths[0]
         if budget.per_head < needed:
             raise InfeasibleBudget.of(budget, needed, spec, f"{self.condensed} condensed scales and another")
@@ -228,46 +250,13 @@ class AMSKVFixed(Method):
 
     def keep(self, view: View) -> Tensor:
         """Keep what CLRU leaves of the cache and the new scale."""
-        capacity = self.capacities[view.layer].to(view.position.device)
-        return evict_oldest(view, capacity, self.spec.leading_tokens(self.condensed), self.granularity)
-
-
-def evict_oldest(
-    view: View, capacity: Tensor, condensed: int, granularity: Literal["token", "scale"]
-) -> Tensor:
-    """Keep condensed and newest tokens up to a capacity (Algorithm 1's lines 5, 9, 13 to 16): bool [rows, slots].
-
-    Args:
-        view: the layer.
-        capacity: tokens of each row, int64 [rows].
-        condensed: tokens that stay (C_cds).
-        granularity: tokens leave one by one, or with their whole scale.
-    """
-    exists = view.position >= 0
-    current = view.position >= view.segment.start
-    fits = view.segment.length <= capacity[:, None]
-    overflows = (count_held(view) > capacity)[:, None]
-    newer = exists.flip(1).cumsum(1).flip(1)  # slots from this one to the newest
-    if granularity == "scale":
-        source = view.segment_ids.clamp(min=0)
-        of_source = newer.new_zeros(len(newer), view.segment.index + 1)
-        newer = of_source.scatter_reduce(1, source, newer * exists, "amax").gather(1, source)
-    kept = (view.position < condensed) | (newer <= capacity[:, None] - condensed)
-    return exists & torch.where(overflows, torch.where(fits, kept, ~current), True)
+        return self.evict(view, self.capacities[view.layer].to(view.position.device))
 
 
 def count_held(view: View) -> Tensor:
     """Return the tokens that each row holds, int64 [rows], with the padding that counts as held."""
     held = (view.position >= 0).sum(1)
     return held if view.padding_charge is None else held + view.padding_charge
-
-
-def check_condensed(condensed: int, spec: ModelSpec) -> None:
-    """Refuse numbers of condensed scales that leave no two others (ValueError)."""
-    if not 0 <= condensed <= len(spec.segments) - 3:
-        raise ValueError(
-            f"method.condensed={condensed}: must lie in 0..{len(spec.segments) - 3} for {spec.name}"
-        )
 
 
 def effective_capacities(spec: ModelSpec, condensed: int) -> tuple[int, int]:

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from kvbench.core.budget import Budget
-from kvbench.core.segments import ModelSpec, next_scale
+from kvbench.core.segments import Family, ModelSpec, next_scale
 from kvbench.engine.cache import KVCache
-from kvbench.methods.ams_kv import evict_oldest
+from kvbench.methods.ams_kv import Condensed
 from kvbench.methods.base import Method, Observer
 from kvbench.methods.capabilities import ObservesLast, Stateful
 from kvbench.methods.full import Full
@@ -123,22 +123,29 @@ def test_a_batch_equals_each_prompt_alone_with_what_is_left_of_its_share(
 
 
 @dataclass
-class Oldest(Method):
+class Oldest(Condensed):
     """Evicts the oldest tokens behind the prompt, as AMS-KV does."""
 
     tokens: int
 
-    static: ClassVar[bool] = False
+    families: ClassVar[tuple[Family, ...]] = Method.families
 
     def keep(self, view: View) -> Tensor:
         """Keep the prompt and the latest."""
-        capacity = torch.full((len(view.position),), self.tokens)
-        return evict_oldest(view, capacity, PROMPT, "token")
+        return self.evict(view, torch.full((len(view.position),), self.tokens))
 
 
 @pytest.mark.parametrize(
     "method",
-    [Full(), StreamingLLM(sinks=1), StreamingLLM(sinks=0), Random(), Random(sinks=1), Oldest(12), *SCORED],
+    [
+        Full(),
+        StreamingLLM(sinks=1),
+        StreamingLLM(sinks=0),
+        Random(),
+        Random(sinks=1),
+        Oldest(12, condensed=1),
+        *SCORED,
+    ],
     ids=repr,
 )
 def test_prompts_of_a_batch_do_not_change_each_other(method: Method) -> None:
