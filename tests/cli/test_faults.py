@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.command_line import run_program
 from tests.support.kills import read_files
 from tests.support.places import ROOT
 
@@ -22,7 +23,7 @@ def command(*arguments: str) -> list[str]:
 
 def run(folder: Path, *arguments: str) -> tuple[int, list[str]]:
     """Run a command to its end; gives its exit status and the lines it wrote to stderr, without progress bars."""
-    done = subprocess.run(command(*arguments), cwd=folder, capture_output=True, text=True, timeout=300)
+    done = run_program(folder, *arguments)
     return done.returncode, told(done.stderr)
 
 

@@ -20,6 +20,7 @@ from kvbench.cli.tasks import every_observer
 from kvbench.core.plugins import GROUP, Plugin, find_plugins
 from kvbench.methods.ams_kv import KeySimilarity
 from kvbench.runs.record.provenance import provenance
+from tests.support.command_line import run_program
 from tests.support.places import ROOT
 
 EXAMPLE = ROOT / "docs" / "examples" / "plugin"
@@ -49,18 +50,11 @@ def write(folder: Path, name: str, text: str = "") -> None:
     importlib.invalidate_caches()  # two files may come within one tick of the clock that imports look at
 
 
-def run(folder: Path, *arguments: str, path: Path = EXAMPLE) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(path)}
-    return subprocess.run(
-        [sys.executable, str(ROOT / "run.py"), *arguments],
-        cwd=folder, capture_output=True, text=True, timeout=300, env=environment,
-    )  # fmt: skip
-
-
 @pytest.mark.slow
 def test_a_package_on_the_path_takes_part_in_a_sweep(tmp_path: Path) -> None:
     few = ("prompts.count=2", "calibrate.count=1", "eval=[psnr,mae]", "budget=0.1")
-    done = run(tmp_path, "-m", "sweeps=baseline", "hydra.searchpath=[pkg://kvbench_example.conf]", *few)
+    words = ("-m", "sweeps=baseline", "hydra.searchpath=[pkg://kvbench_example.conf]", *few)
+    done = run_program(tmp_path, *words, path=EXAMPLE)
     assert done.returncode == 0, done.stderr
     metrics = {}
     for method in ("random_tokens", "heatkv"):

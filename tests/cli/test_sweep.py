@@ -1,8 +1,5 @@
 """Sweeps in other processes: every job tells what became of it, and what cannot tell is told of."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -10,10 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
-from kvbench.cli.app import main
 from kvbench.cli.jobs import Entry, open_folder, read_entries, recording, write_entry
 from kvbench.cli.sweep import Summary
-from tests.support.places import ROOT
+from tests.support.command_line import Command, run_program
 
 SHORT = ("method=swa", "prompts.count=2", "eval=[psnr]")
 DYING = '''
@@ -31,15 +27,7 @@ class Dying:
 def sweep(folder: Path, *arguments: str) -> tuple[int, str, list[Entry]]:
     """Run a sweep in processes of its own; gives exit status, output and what the jobs left."""
     pytest.importorskip("hydra_plugins.hydra_joblib_launcher")
-    path = os.pathsep.join((str(folder), os.environ.get("PYTHONPATH", "")))
-    done = subprocess.run(
-        [sys.executable, str(ROOT / "run.py"), "-m", "hydra/launcher=joblib", *SHORT, *arguments],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    done = run_program(folder, "-m", "hydra/launcher=joblib", *SHORT, *arguments)
     [left] = (folder / "runs" / "sweeps").iterdir()
     return done.returncode, done.stdout + done.stderr, read_entries(left)
 
@@ -123,25 +111,19 @@ def test_only_jobs_that_did_not_finish_start_again(tmp_path: Path) -> None:
 
 
 def test_a_sweep_without_its_gpu_ends_once_and_leaves_nothing(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, command: Command
 ) -> None:
     monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
-    words = ["-m", "method=random,swa", "device=cuda", f"runs_dir={tmp_path / 'runs'}"]
-    monkeypatch.setattr(sys, "argv", ["run.py", *words])
-    with pytest.raises(SystemExit, match=r"^error: device=cuda: torch finds no GPU here; use device=cpu$"):
-        main()
-    assert "method=" not in capsys.readouterr().out
+    status, out, err = command("-m", "method=random,swa", "device=cuda")
+    assert (status, err) == (1, "error: device=cuda: torch finds no GPU here; use device=cpu\n")
+    assert "method=" not in out
     assert not list(tmp_path.rglob("job-*"))
 
 
 @pytest.mark.parametrize("word", ["work.workers=0", "work.lapse=-1", "work.number=-2"])
-def test_refused_words_of_work_leave_no_folder(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, word: str
-) -> None:
-    words = ["task=work", "method=random,swa", word, f"runs_dir={tmp_path}"]
-    monkeypatch.setattr(sys, "argv", ["run.py", *words])
-    with pytest.raises(SystemExit, match=f"error: {word}: must be"):
-        main()
+def test_refused_words_of_work_leave_no_folder(tmp_path: Path, command: Command, word: str) -> None:
+    status, _, err = command("task=work", "method=random,swa", word)
+    assert (status, err.startswith(f"error: {word}: must be")) == (1, True)
     assert list(tmp_path.iterdir()) == []
 
 

@@ -1,13 +1,12 @@
 """Tasks that read a sweep's jobs find them by the sweep's words, and change nothing of them."""
 
-import sys
 from pathlib import Path
 
 import pytest
 
-from kvbench.cli import app as cli
 from kvbench.cli.jobs import Entry, find_folder, write_entry
 from kvbench.cli.sweep_folder import find_reading_words, find_words
+from tests.support.command_line import Command
 
 WORDS = ("method=random,swa", "budget=0.1")
 
@@ -40,28 +39,21 @@ def read_all(folder: Path) -> dict[str, bytes]:
 @pytest.mark.parametrize("task", ["status", "report"])
 @pytest.mark.parametrize("multirun", [(), ("-m",)])
 def test_reading_tasks_leave_the_ledger_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, task: str, multirun: tuple[str, ...]
+    tmp_path: Path, command: Command, task: str, multirun: tuple[str, ...]
 ) -> None:
     jobs = [(f"method={name}", "budget=0.1", f"runs_dir={tmp_path}") for name in ("random", "swa")]
     folder = find_folder(tmp_path, jobs)
     write_entry(folder, Entry(0, jobs[0], outcome="failed", error="why not"))
     before = read_all(tmp_path)
-    monkeypatch.setattr(
-        sys, "argv", ["run.py", *multirun, f"task={task}", *reversed(WORDS), f"runs_dir={tmp_path}"]
-    )
-    if task == "status":
-        cli.main()
-    else:
-        with pytest.raises(SystemExit, match="holds no finished runs of this sweep"):
-            cli.main()
+    status, _, err = command(*multirun, f"task={task}", *reversed(WORDS), f"runs_dir={tmp_path}")
+    assert status == (task == "report")
+    assert ("holds no finished runs of this sweep" in err) == (task == "report")
     assert read_all(tmp_path) == before
 
 
 @pytest.mark.parametrize("task", ["status", "report"])
-def test_a_sweep_that_was_not_started_is_not_made(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, task: str
-) -> None:
-    monkeypatch.setattr(sys, "argv", ["run.py", f"task={task}", *WORDS, f"runs_dir={tmp_path}"])
-    with pytest.raises(SystemExit, match=f"task={task}: no sweep of these words was started in "):
-        cli.main()
+def test_a_sweep_that_was_not_started_is_not_made(tmp_path: Path, command: Command, task: str) -> None:
+    status, _, err = command(f"task={task}", *WORDS, f"runs_dir={tmp_path}")
+    assert status == 1
+    assert f"task={task}: no sweep of these words was started in " in err
     assert read_all(tmp_path) == {}

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from kvbench.cli import app, models, progress
+from kvbench.cli import models, progress
 from kvbench.cli.jobs import Entry, claim_of, find_folder, open_folder, read_entries, write_entry
 from kvbench.cli.progress import measure, watch
 from kvbench.cli.work import take_gpu
@@ -21,6 +21,8 @@ from kvbench.core.locks import claim
 from kvbench.core.settings import WorkSettings
 from kvbench.models.infinity.model import InfinityModel
 from tests.cli.test_start import slow_imports
+from tests.support.command_line import Command as Call
+from tests.support.command_line import run_program
 from tests.support.fake_run import job_in
 from tests.support.kills import drop_keys
 from tests.support.places import ROOT
@@ -33,20 +35,12 @@ TIMES = ("seconds", "started", "finished", "latency", "code", "load")
 
 
 @pytest.fixture
-def command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Command:
+def command(command: Call) -> Command:
     """Runs the command line in this process; gives exit status and what was printed."""
-    monkeypatch.chdir(tmp_path)
 
     def call(*arguments: str) -> tuple[int, str]:
-        monkeypatch.setattr(sys, "argv", ["run.py", *arguments])
-        status: object = 0
-        try:
-            app.main()
-        except SystemExit as leaving:
-            status = leaving.code or 0
-        out, err = capsys.readouterr()
-        text = f"{out}{err}" + (f"\n{status}" if isinstance(status, str) else "")
-        return (status if isinstance(status, int) else 1), text
+        status, out, err = command(*arguments)
+        return status, out + err
 
     return call
 
@@ -175,14 +169,7 @@ def test_a_launcher_starts_workers(tmp_path: Path) -> None:
     pytest.importorskip("hydra_plugins.hydra_joblib_launcher")
     sweep = ("method=swa,random", "budget=0.2,1e-5", "prompts.count=2", "batch_size=1", "eval=[psnr]")
     launcher = ("hydra/launcher=joblib", "hydra.launcher.n_jobs=2", "work.workers=2")
-    done = subprocess.run(
-        [sys.executable, str(ROOT / "run.py"), "task=work", *sweep, *launcher],
-        cwd=tmp_path,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=500,
-    )
+    done = run_program(tmp_path, "task=work", *sweep, *launcher)
     assert done.returncode == 1, done.stderr
     [folder] = (tmp_path / "runs/sweeps").iterdir()
     outcomes = [entry.outcome for entry in read_entries(folder)]
