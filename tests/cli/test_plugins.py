@@ -13,14 +13,13 @@ import hydra
 import pytest
 from hydra.core.plugins import Plugins
 
-from kvbench.cli import app as cli
 from kvbench.cli.messages import check_arguments
 from kvbench.cli.search_path import PluginSearchPath
 from kvbench.cli.tasks import every_observer
 from kvbench.core.plugins import GROUP, Plugin, find_plugins
 from kvbench.methods.ams_kv import KeySimilarity
 from kvbench.runs.record.provenance import provenance
-from tests.support.command_line import run_program
+from tests.support.command_line import Command, run_program
 from tests.support.places import ROOT
 
 EXAMPLE = ROOT / "docs" / "examples" / "plugin"
@@ -69,21 +68,16 @@ def test_a_package_on_the_path_takes_part_in_a_sweep(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_an_installed_package_needs_no_word_on_the_command_line(
-    install: Install, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    install: Install, monkeypatch: pytest.MonkeyPatch, command: Command
 ) -> None:
     declared = tomllib.loads((EXAMPLE / "pyproject.toml").read_text())["project"]["entry-points"][GROUP]
     install(declared["example"])
     monkeypatch.syspath_prepend(str(EXAMPLE))
-    monkeypatch.chdir(tmp_path)
     assert find_plugins() == [Plugin("brought", "0.1", "kvbench_example.conf")]
-    monkeypatch.setattr(sys, "argv", ["run.py", "-m", "task=plan", "method=glob(random_*)", "budget=0.1,0.2"])
-    cli.main()
-    plans = capsys.readouterr().out
+    _, plans, _ = command("-m", "task=plan", "method=glob(random_*)", "budget=0.1,0.2")
     assert plans.count("tokens one sequence holds") == 2
-    monkeypatch.setattr(sys, "argv", ["run.py", "--help"])
-    with pytest.raises(SystemExit, match="0"):
-        cli.main()
-    choices = capsys.readouterr().out
+    status, choices, _ = command("--help")
+    assert status == 0
     assert ", rkv, " in choices
     assert ", random_tokens, " in choices
     assert ", mae, " in choices

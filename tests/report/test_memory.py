@@ -1,11 +1,9 @@
 """Tables of budgets in bytes: units are never mixed silently, and what was needed at once stands beside the peak."""
 
-import io
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
 from kvbench.eval.protocol.scores import Metric
 from kvbench.report import differences, published
@@ -15,7 +13,7 @@ from kvbench.report.one_run import show_run
 from kvbench.report.plots import draw_metrics, trace_curves
 from kvbench.report.runs_table import make_rows, name_methods, show_runs
 from kvbench.runs.record.results import Results
-from tests.support.results import PSNR, made_up
+from tests.support.results import PSNR, made_up, printed
 
 FULL_BYTES = 64_000
 """Of a full cache of 1000 tokens, of 64 bytes each in 16 bits."""
@@ -147,8 +145,6 @@ def test_one_run_tells_both() -> None:
             ("at least 50 fit the budget (4.90 % of 1000", "budget 6400 of 64000 in 16 bits (9.90 % used"),
         ),
     ):
-        console = Console(file=io.StringIO(), width=250)
-        show_run(console, one)
-        assert isinstance(console.file, io.StringIO)
-        assert all(text in console.file.getvalue() for text in told)
-        show_runs(console, [one, FULL])
+        shown = printed(250, show_run, one)
+        assert all(text in shown for text in told)
+        printed(250, show_runs, [one, FULL])

@@ -1,7 +1,6 @@
 """A metric in two files, a module and a YAML outside the program, is in every table, figure and comparison."""
 
 import csv
-import io
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +9,6 @@ import hydra
 import pytest
 from hydra.utils import instantiate
 from omegaconf import OmegaConf
-from rich.console import Console
 
 from kvbench.eval.protocol.base import Evaluator
 from kvbench.methods.streaming_llm import StreamingLLM
@@ -23,6 +21,7 @@ from kvbench.report.runs_table import show_runs
 from kvbench.runs import execute
 from kvbench.runs.record.results import Results
 from tests.support.fake_run import job_in
+from tests.support.results import printed
 
 MODULE = '''
 """How dark images are."""
@@ -112,29 +111,20 @@ def runs(runs_dir: Path) -> list[Results]:
     return collect_runs(runs_dir)
 
 
-def console(width: int) -> Console:
-    return Console(file=io.StringIO(), width=width)
-
-
-def text_of(console: Console) -> str:
-    assert isinstance(console.file, io.StringIO)
-    return console.file.getvalue()
-
-
 @pytest.mark.parametrize("width", [80, 120, 160])
 def test_the_terminal_shows_it_with_its_digits_and_arrow(runs: list[Results], width: int) -> None:
-    show_runs(terminal := console(width), runs)
+    table = printed(width, show_runs, runs)
     for name, arrow, digits in (("darkness", "↓", 1), ("darkest", "↑", 3)):
-        assert f"{name} {arrow}" in text_of(terminal)
+        assert f"{name} {arrow}" in table
         for run in runs:
             value = run.metrics[name].value
             assert value is not None
-            assert f" {value:.{digits}f} " in text_of(terminal)
-    assert "corner" not in text_of(terminal)
+            assert f" {value:.{digits}f} " in table
+    assert "corner" not in table
     assert len(runs) == 5  # with the reference
-    show_run(whole := console(120), runs[0])
-    assert "darkness/corner ↓" in text_of(whole)
-    assert " steps " in text_of(whole)
+    whole = printed(120, show_run, runs[0])
+    assert "darkness/corner ↓" in whole
+    assert " steps " in whole
 
 
 def test_markdown_and_csv_have_it(runs_dir: Path, runs: list[Results]) -> None:
@@ -162,8 +152,7 @@ def test_a_figure_has_a_panel_of_it(runs: list[Results]) -> None:
 
 
 def test_paired_differences_have_it(runs_dir: Path, runs: list[Results]) -> None:
-    show_differences(terminal := console(160), runs, runs_dir, "swa", runs_dir)
-    assert "darkness ↓" in text_of(terminal)
+    assert "darkness ↓" in printed(160, show_differences, runs, runs_dir, "swa", runs_dir)
     lines = (runs_dir / "report-against-swa.md").read_text().splitlines()
     assert lines[2] == "| run | darkness ↓ | darkest ↑ |"
     by_run = {run.run: run for run in runs}

@@ -1,19 +1,17 @@
 """Figures of steps: points are the steps' numbers, fits are exact on exact data, tables find their runs."""
 
 from dataclasses import replace
-from io import StringIO
 from math import log
 from pathlib import Path
 
 import pytest
 from omegaconf import OmegaConf
-from rich.console import Console
 
 from kvbench.engine.ledger import Step
 from kvbench.report import published, published_comparison, step_plots
 from kvbench.runs.record.results import Results
 from tests.support.places import ROOT
-from tests.support.results import made_up
+from tests.support.results import made_up, printed
 
 FIGURES = ("hard_kv_fig9", "hard_kv_fig19", "hard_kv_fig20")
 STEPS = (Step(10, 10, 10, 2.0, 2.0), Step(20, 12, 16, 3.0, 2.5), Step(30, 9, 18, 4.0, 1.0))
@@ -58,11 +56,9 @@ def test_budgets_tell_lines_apart_where_there_are_several() -> None:
 def test_a_sweep_ends_with_its_table_and_its_figure(name: str, tmp_path: Path) -> None:
     file = OmegaConf.load(ROOT / "conf" / "sweeps" / f"{name}.yaml")
     assert (file.published, file.hydra.sweeper.params["method.watch_lse"]) == (name, True)
-    console = Console(file=StringIO(), width=200)
     table = published.find(name)
-    published_comparison.show_beside(
-        console, table, [told(0.5), told(0.25, selector="rkv"), told(1, ())], tmp_path
-    )
+    runs = [told(0.5), told(0.25, selector="rkv"), told(1, ())]
+    printed(200, published_comparison.show_beside, table, runs, tmp_path)
     assert (tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG")
     rows = published_comparison.make_rows(table, [told(0.5)])
     [cells] = [{metric: row[metric] for metric in table.metrics} for row in rows]
@@ -78,8 +74,7 @@ def test_a_sweep_ends_with_its_table_and_its_figure(name: str, tmp_path: Path) -
 
 
 def test_runs_that_tell_no_steps_have_no_figure(tmp_path: Path) -> None:
-    printed = StringIO()
-    console = Console(file=printed, width=200)
-    published_comparison.show_beside(console, published.find("hard_kv_fig20"), [told(0.5, ())], tmp_path)
+    table = published.find("hard_kv_fig20")
+    text = printed(200, published_comparison.show_beside, table, [told(0.5, ())], tmp_path)
     assert not (tmp_path / "hard_kv_fig20.png").exists()
-    assert "watch_lse" in printed.getvalue()
+    assert "watch_lse" in text

@@ -8,7 +8,6 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
 from kvbench.core.config import ConfigError
 from kvbench.eval.protocol.scores import Metric
@@ -18,7 +17,7 @@ from kvbench.report.one_run import show_run
 from kvbench.report.runs_table import list_metrics, list_settings, make_rows, show_runs
 from kvbench.report.tables import format_cell, format_csv, format_markdown, print_rows, publish
 from kvbench.runs.record.results import Results
-from tests.support.results import LPIPS, PSNR, made_up
+from tests.support.results import LPIPS, PSNR, made_up, printed
 
 GENEVAL = Metric(0.5, "higher", evaluator="geneval", digits=3, n=96)
 SKIPPED = replace(LPIPS, status="skipped", reason="weights missing: alexnet.pth. Get it from [there]")
@@ -36,14 +35,6 @@ def run_with(method: str, budget: float, psnr: float | None, model: str = "infin
 
 
 RUNS = [run_with("heatkv", 0.1, 25.0), run_with("full", 1.0, None), run_with("heatkv", 0.04, 21.5)]
-
-
-def printed(width: int, show: object, *arguments: object) -> str:
-    console = Console(file=io.StringIO(), width=width)
-    assert callable(show)
-    show(console, *arguments)
-    assert isinstance(console.file, io.StringIO)
-    return console.file.getvalue()
 
 
 def test_rows_are_ordered_and_name_the_measured_peak() -> None:

@@ -1,6 +1,9 @@
-"""Results of runs that never ran, for tables and figures."""
+"""Results of runs that never ran, for tables and figures, and the text of what is printed of them."""
 
-from collections.abc import Mapping
+import io
+from collections.abc import Callable, Mapping
+
+from rich.console import Console
 
 from kvbench.eval.protocol.scores import Metric
 from kvbench.runs.record.results import Latency, Memory, Results
@@ -54,3 +57,10 @@ def made_up(
         "metrics": metrics,
     }
     return Results(**{**values, **more})
+
+
+def printed(width: int, show: Callable[..., object], *arguments: object) -> str:
+    """Return what a function prints on a terminal of so many columns, which it takes first."""
+    text = io.StringIO()
+    show(Console(file=text, width=width), *arguments)
+    return text.getvalue()
