@@ -108,13 +108,17 @@ def make_plan(
     if packing is not None and method.static:
         stored = sum_tokens(predict_bytes(spec, method, packing)[..., None]).max(1)
     everything = np.broadcast_to(np.array(spec.ends[:-1])[:, None, None], lengths.shape)
-    peak = int(held.max())
+    schedule = getattr(method, "schedule", None)
+    counts = () if schedule is None else (schedule.pruned, schedule.early)
     return Plan(
         spec,
         method.budget,
         batch,
-        tuple(_plan_segment(at, int(held[at.index]), int(stored[at.index]), method) for at in spec.segments),
-        peak,
+        tuple(
+            PlannedSegment(at, *map(int, numbers))
+            for at, *numbers in zip(spec.segments, held, stored, *counts, strict=True)
+        ),
+        int(held.max()),
         int(stored.max()),
         token_bytes,
         {
@@ -128,13 +132,6 @@ def make_plan(
         },
         "not needed" if needs is None else "none, heads and layers in order" if observed else str(needs),
     )
-
-
-def _plan_segment(at: Segment, held: int, held_bytes: int, method: Method) -> PlannedSegment:
-    schedule = getattr(method, "schedule", None)
-    if schedule is None:
-        return PlannedSegment(at, held, held_bytes)
-    return PlannedSegment(at, held, held_bytes, int(schedule.pruned[at.index]), int(schedule.early[at.index]))
 
 
 def count_at_once(spec: ModelSpec, lengths: Ints, token_bytes: int, flight_bytes: int) -> int:

@@ -19,7 +19,7 @@ from kvbench.methods.rkv import RKV
 from kvbench.methods.snapkv import SnapKV
 from tests.support.engine import Asked, open_cache, run, tokens_of, watch
 from tests.support.goldens import load_golden
-from tests.support.hardkv import ASKS, KERNEL, LATEST, SPEC, P, expected_marks
+from tests.support.hardkv import ASKS, KERNEL, LATEST, SPEC, P, expected_marks, rows_of
 
 Tokens = Sequence[Sequence[tuple[Tensor, ...]]]
 HEADS, D, WINDOW = 8, 16, 8
@@ -142,30 +142,19 @@ def test_what_a_query_marked_stays_and_nothing_else(selector: Selector) -> None:
     seen = watch(method, SPEC, inputs, 40).asked
     temperatures: dict[tuple[int, int], float] = {}
     dropped = 0
-    for asked in seen:
-        q, k = (
-            torch.cat([segment[asked.layer][n] for segment in inputs[: asked.scale + 1]], 2) for n in (0, 1)
-        )
-        for row, (position, kept) in enumerate(zip(asked.position.tolist(), asked.ids(), strict=True)):
-            shown = [at for at in position if at >= 0]
-            if len(shown) <= 20:  # half of the 40 tokens that B gives a head
-                assert kept == shown
-                continue
-            sequence, head = divmod(row, 2)
-            heads = slice(2 * head, 2 * head + 2)
-            known = temperatures.get((asked.layer, row))
-            marks, found = expected_marks(
-                selector, q[sequence, heads], k[sequence, head], shown, k.shape[2], known
-            )
-            temperatures[asked.layer, row] = found
-            wanted = [at for at, mark in zip(shown, marks.any(0), strict=True) if mark]
-            wanted = sorted({*wanted, *shown[-LATEST:]})
-            dropped += len(shown) - len(kept)
-            assert len(kept) <= 40
-            if len(wanted) <= 40:
-                assert kept == wanted
-            else:
-                assert set(kept) <= set(wanted)
+    for place, q, k, shown, kept in rows_of(seen, inputs):
+        if len(shown) <= 20:  # half of the 40 tokens that B gives a head
+            assert kept == shown
+            continue
+        marks, temperatures[place] = expected_marks(selector, q, k, shown, len(k), temperatures.get(place))
+        wanted = [at for at, mark in zip(shown, marks.any(0), strict=True) if mark]
+        wanted = sorted({*wanted, *shown[-LATEST:]})
+        dropped += len(shown) - len(kept)
+        assert len(kept) <= 40
+        if len(wanted) <= 40:
+            assert kept == wanted
+        else:
+            assert set(kept) <= set(wanted)
     assert dropped > 0
 
 

@@ -20,6 +20,7 @@ from tests.support.hardkv import (
     P,
     alter_slowly,
     expected_marks,
+    rows_of,
     score_slowly,
 )
 
@@ -99,18 +100,9 @@ def test_runs_keep_what_loops_keep(selector: Selector, select: Select) -> None:
     cache, seen, _ = watch(method, SPEC, inputs, 24)
     expected = expected_sparse if select == "official_sparse" else expected_rewrite
     threshold, dropped = (12 if select == "official_sparse" else 24), 0
-    for asked in seen:
-        q, k = (
-            torch.cat([segment[asked.layer][n] for segment in inputs[: asked.scale + 1]], 2) for n in (0, 1)
-        )
-        for row, (position, kept) in enumerate(zip(asked.position.tolist(), asked.ids(), strict=True)):
-            shown = [at for at in position if at >= 0]
-            if len(shown) <= threshold:
-                assert kept == shown
-                continue
-            sequence, head = divmod(row, 2)
-            heads = slice(2 * head, 2 * head + 2)
-            assert kept == expected(selector, q[sequence, heads], k[sequence, head], shown, k.shape[2])
-            dropped += len(shown) - len(kept)
+    for _, q, k, shown, kept in rows_of(seen, inputs):
+        drops = len(shown) > threshold
+        assert kept == (expected(selector, q, k, shown, len(k)) if drops else shown)
+        dropped += len(shown) - len(kept)
     assert dropped > 0
     assert cache.ledger.peak_tokens <= method.budget.capacity

@@ -1,5 +1,8 @@
 """Hard-KV the slow way: what the newest queries of a head make of the tokens it holds."""
 
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
@@ -7,6 +10,7 @@ from kvbench.core.segments import ModelSpec, next_token
 from kvbench.methods.hardkv.calibration import mark_top_p, solve_temperatures
 from kvbench.methods.hardkv.selectors import Selector
 from kvbench.methods.redundancy import measure_redundancy
+from tests.support.engine import Asked
 
 P = 0.9
 SPEC = ModelSpec("text", 2, 2, 8, next_token(10, [16, 16, 16, 4]), branches=1, logit_scale=8**-0.5)
@@ -57,3 +61,27 @@ def expected_marks(
     if temperature is None:
         temperature = float(solve_temperatures(changed[None], counts[None], P, "bisection"))
     return torch.stack([mark_top_p((scores / temperature).softmax(0), P) for scores in changed]), temperature
+
+
+class Row(NamedTuple):
+    """A row that was asked: its layer and number, q [query heads, tokens, 8], k [tokens, 8], slots before and after."""
+
+    place: tuple[int, int]
+    q: Tensor
+    k: Tensor
+    shown: list[int]
+    kept: list[int]
+
+
+def rows_of(seen: Sequence[Asked], inputs: Sequence[Sequence[tuple[Tensor, ...]]]) -> Iterator[Row]:
+    """Yield the rows of all layers and segments, each with all its queries and keys so far."""
+    for asked in seen:
+        q, k = (
+            torch.cat([segment[asked.layer][n] for segment in inputs[: asked.scale + 1]], 2) for n in (0, 1)
+        )
+        for row, (position, kept) in enumerate(zip(asked.position.tolist(), asked.ids(), strict=True)):
+            sequence, head = divmod(row, 2)
+            shown = [at for at in position if at >= 0]
+            yield Row(
+                (asked.layer, row), q[sequence, 2 * head : 2 * head + 2], k[sequence, head], shown, kept
+            )
