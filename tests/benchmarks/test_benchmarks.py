@@ -52,6 +52,7 @@ def output(program: str, folder: Path, *arguments: str) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("choice", CHOICES)
 def test_configuration_is_the_one_hydra_makes(choice: str) -> None:
     overrides = [

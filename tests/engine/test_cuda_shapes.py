@@ -4,11 +4,13 @@ Triton kernels are replaced by checks of what they are given. Real sizes but two
 """
 
 import importlib
+from collections.abc import Iterable
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from _pytest.mark import ParameterSet
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -34,8 +36,14 @@ from tests.support.places import ROOT
 pytest.importorskip("triton")
 
 METHODS = sorted(path.stem for path in (ROOT / "conf" / "method").glob("*.yaml"))
+QUICK = ("hackpp", "headkv", "heatkv", "pricekv", "snapkv")
+"""Methods of each way of choosing; `make test` leaves out the others."""
 MODELS = ("infinity_2b", "infinity_8b", "var_d30", "var_d36")
 WORDS = (3, 5)
+
+
+def mark_others_slow(names: Iterable[str]) -> list[ParameterSet]:
+    return [pytest.param(name, marks=[] if name in QUICK else [pytest.mark.slow]) for name in names]
 
 
 class FakeNoise:
@@ -278,7 +286,7 @@ def answer_no(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Tensor, "__bool__", lambda x: id(x) not in answers and as_bool(x))
 
 
-@pytest.mark.parametrize("name", methods_for("next-scale"))
+@pytest.mark.parametrize("name", mark_others_slow(methods_for("next-scale")))
 def test_methods_look_at_a_gpu(name: str, configuration: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(schedule_module, "source_table", keeping_all)
     monkeypatch.setattr(
@@ -306,7 +314,7 @@ def test_calibrations_look_at_a_gpu(configuration: Any, monkeypatch: pytest.Monk
         generated(model, watching)
 
 
-@pytest.mark.parametrize("name", methods_for("next-token"))
+@pytest.mark.parametrize("name", mark_others_slow(methods_for("next-token")))
 def test_padded_prompts_lie_on_a_gpu(name: str, configuration: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     answer_no(monkeypatch)
     monkeypatch.setattr(
