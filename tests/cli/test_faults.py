@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.command_line import run_program
 from tests.support.kills import read_files
 from tests.support.places import ROOT
 
@@ -23,7 +22,7 @@ def command(*arguments: str) -> list[str]:
 
 def run(folder: Path, *arguments: str) -> tuple[int, list[str]]:
     """Run a command to its end; gives its exit status and the lines it wrote to stderr, without progress bars."""
-    done = run_program(folder, *arguments)
+    done = subprocess.run(command(*arguments), cwd=folder, capture_output=True, text=True, timeout=300)
     return done.returncode, told(done.stderr)
 
 
