@@ -176,8 +176,8 @@ def test_published_numbers_stand_beside_measured_ones(page: Any) -> None:
 
 def test_runs_that_are_not_finished_are_listed(page: Any) -> None:
     told = page.locator("#progress").inner_text()
-    assert "sweeps not whole: 1, runs not finished: 1, failed: 1, damaged: 1" in told
-    assert "1 of 4 jobs finished, 1 at work or killed, 1 failed, 1 to come" in told
+    assert "incomplete sweeps: 1, unfinished runs: 1, failed runs: 1, damaged runs: 1" in told
+    assert "1 of 4 jobs finished, 1 running or killed, 1 failed, 1 pending" in told
     assert "budget=9: too large" in told
     assert "2 of 8 samples; running" in told
     assert "failed: out of memory" in told
@@ -206,7 +206,7 @@ def test_a_sweep_that_just_began_has_a_page(browser: Any, tmp_path: Path) -> Non
     complaints: list[str] = []
     page.on("pageerror", lambda error: complaints.append(str(error)))
     page.goto(write_dashboard(tmp_path).as_uri())
-    assert "0 of 2 jobs finished, 2 to come" in page.locator("#progress").inner_text()
+    assert "0 of 2 jobs finished, 2 pending" in page.locator("#progress").inner_text()
     for number in range(1, 5):
         page.keyboard.press(str(number))
     page.close()

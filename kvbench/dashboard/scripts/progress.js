@@ -1,4 +1,4 @@
-// What has no results: sweeps with jobs to come or failed, runs at work, failed or damaged.
+// Progress: incomplete sweeps, unfinished, failed and damaged runs.
 
 function drawProgress() {
   const { sweeps, unfinished, damaged } = DOC;
@@ -11,10 +11,10 @@ function drawProgress() {
   box.hidden = !items.length;
   const failed = unfinished.filter((run) => run.status.startsWith("failed"));
   const counts = [
-    [sweeps.length, "sweeps not whole"],
-    [unfinished.length - failed.length, "runs not finished"],
-    [failed.length, "failed"],
-    [damaged.length, "damaged"],
+    [sweeps.length, "incomplete sweeps"],
+    [unfinished.length - failed.length, "unfinished runs"],
+    [failed.length, "failed runs"],
+    [damaged.length, "damaged runs"],
   ];
   box.querySelector("summary").textContent = counts
     .filter(([count]) => count)
@@ -31,9 +31,9 @@ function makeBar(value, max, label) {
 function describeSweep(sweep) {
   const open = sweep.jobs - sweep.finished - sweep.started - sweep.failed.length;
   const counts = [
-    [sweep.started, "at work or killed"],
+    [sweep.started, "running or killed"],
     [sweep.failed.length, "failed"],
-    [open, "to come"],
+    [open, "pending"],
   ];
   const told = [
     `${sweep.finished} of ${sweep.jobs} jobs finished`,
