@@ -17,6 +17,8 @@ class CodebookConfig:
         widths: channels of each resolution level of encoder and decoder, highest resolution first.
         blocks: residual blocks per encoder level (the decoder has one more).
         stem: pixel-unshuffle factor before the first and pixel-shuffle factor after the last convolution (official: 1).
+        base: channels after the encoder's first convolution; None for those of the first level. The official programs'
+            `ch`, from which `widths[0]` differs where `ch_mult[0]` is not 1.
     """
 
     codes: int
@@ -24,12 +26,13 @@ class CodebookConfig:
     widths: tuple[int, ...]
     blocks: int = 2
     stem: int = 1
+    base: int | None = None
 
     @property
     def networks(self) -> NetworkConfig:
         """Shape of encoder and decoder, with attention at the lowest resolution."""
         widths = tuple(self.widths)
-        shape = (self.channels, widths[0], widths, widths, self.blocks, self.stem)
+        shape = (self.channels, self.base or widths[0], widths, widths, self.blocks, self.stem)
         return NetworkConfig(*shape, attention="lowest")
 
 

@@ -38,6 +38,17 @@ def test_both_networks_equal_the_official_ones() -> None:
     close(model.decode(model.codes(model.encode(expected["z"]))), expected["recon"])
 
 
+def test_the_first_level_may_be_wider_than_the_first_convolution() -> None:
+    """With ch 32 and ch_mult (2, 2) the official encoder goes from 3 to 32 to 64 channels."""
+    model = VQ(VQConfig(codes=16, channels=8, latents=32, widths=(64, 64), base=32))
+    shapes = {name: tuple(value.shape) for name, value in model.named_parameters()}
+    assert shapes["encoder.conv_in.conv.weight"] == (32, 3, 3, 3)
+    assert shapes["encoder.down.0.block.0.conv1.conv.weight"] == (64, 32, 3, 3)
+    assert shapes["encoder.down.0.block.0.nin_shortcut.conv.weight"] == (64, 32, 1, 1)
+    assert shapes["decoder.conv_out.conv.weight"] == (3, 64, 3, 3)
+    assert model.decode(model.latents(torch.zeros(1, 3, 8, 8))[:, :8]).shape == (1, 3, 8, 8)
+
+
 def test_codes_are_of_unit_length_and_the_nearest() -> None:
     model = tokenizer()
     latents = torch.randn(1, 8, 3, 5, generator=torch.Generator().manual_seed(4))
