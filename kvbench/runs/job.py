@@ -153,17 +153,17 @@ class Job:
             if own and str(error).startswith("sinks="):
                 raise ConfigError(f"method.{error}") from None
             raise
-        if isinstance(self.method.needs(), Observer) or self.codebooks is not None:
+        calibrated = isinstance(self.method.needs(), Observer) or self.codebooks is not None
+        if calibrated:
             check_calibration(self.calibration_prompts)
         if not self.method.budgeted and self.settings.budget != 1 and not self.reference:
             log.warning(
                 "method=%s has no budget: budget=%s changes nothing", self.method_name, self.settings.budget
             )
-        self._check_prompts()
+        self._check_prompts([*self.prompts, *(self.calibration_prompts if calibrated else ())])
 
-    def _check_prompts(self) -> None:
+    def _check_prompts(self, prompts: Sequence[Prompt]) -> None:
         """Refuse prompts that the model cannot read; the message names the line of their file and cuts long ones."""
-        prompts = (*self.prompts, *self.calibration_prompts)
         try:
             self.model.check_prompts([prompt.text for prompt in prompts])
         except ValueError:
