@@ -217,6 +217,7 @@ def test_the_cost_of_pricekv_is_told_at_any_models_shapes(tmp_path: Path) -> Non
     assert "for 6 layers and 2 prompts" in statistics
 
 
+@pytest.mark.slow
 def test_a_table_of_paths_is_measured(tmp_path: Path) -> None:
     table = tmp_path / "paths.json"
     arguments = ("--quick", "--batch", "1", "--repeats", "1", "--paths", str(table), "--model", "var_tiny")

@@ -10,6 +10,7 @@ from kvbench.report import paper_memory
 from tests.support.command_line import Command, errors
 
 
+@pytest.mark.slow
 def test_memory_column_of_a_paper_from_shapes(command: Command) -> None:
     status, out, _ = command("task=plan", "plan.table=heatkv_table1")
     assert status == 0

@@ -19,6 +19,7 @@ def only(name: str) -> dict[str, object]:
     return settings
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", EVERY)
 def test_evaluators_are_those_of_run_py(name: str) -> None:
     with initialize_config_module("kvbench.conf", version_base="1.3"):

@@ -70,6 +70,7 @@ def test_the_gradient_comes_near_where_there_is_a_root() -> None:
     assert ((found >= CLAMPED[0]) & (found <= CLAMPED[1])).all()
 
 
+@settings(max_examples=30)  # every one of them has slots of -inf
 @given(
     seed=st.integers(0, 99), hidden=st.integers(1, 5), calibration=st.sampled_from(("gradient", "bisection"))
 )
