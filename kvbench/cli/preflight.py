@@ -4,7 +4,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from statistics import median
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from rich.console import Console
 from rich.table import Table
@@ -12,6 +12,9 @@ from rich.table import Table
 from kvbench.core.config import ConfigError, UserError
 from kvbench.engine.memory import MIB
 from kvbench.eval.protocol.base import find_missing
+from kvbench.models.base import Model
+from kvbench.models.hub import Listing, format_bytes
+from kvbench.models.weights import survey
 from kvbench.report.collect import read_runs
 from kvbench.runs.job import Job
 from kvbench.runs.record.results import FILE, Results
@@ -78,19 +81,21 @@ def _describe_job(job: Job) -> str:
     return f"{job.method_name} at budget={job.settings.budget} ({tokens}), {len(job.prompts)} prompts"
 
 
-def _find_weights(model: Any) -> str:
-    """Return where the weights come from; what the Hub has is not fetched.
+def _find_weights(model: Model) -> str:
+    """Return where the weights come from and how much is to be downloaded; nothing is.
 
     Raises:
-        WeightsError: a part is missing.
+        WeightsError: naming all that is missing.
     """
-    if model.weights == "random":
-        return "random numbers"
-    found = []
-    for part, source in model.sources.items():
-        pinned = source.path is None and source.repo is not None and source.revision is not None
-        found.append(f"{part}: {f'{source.repo} from the Hub' if pinned else source.locate().name}")
-    return ", ".join(found)
+    sources = model.list_sources()
+    found = zip(sources, survey(sources.values()), strict=True)
+    return ", ".join(f"{part}: {_describe_weights(one)}" for part, one in found) or "random numbers"
+
+
+def _describe_weights(found: Path | Listing) -> str:
+    if isinstance(found, Path):
+        return found.name
+    return f"{found.part.repo} from the Hub ({format_bytes(sum(found.missing.values()))} to download)"
 
 
 def _estimate(job: Job) -> Iterator[Finding]:

@@ -30,6 +30,8 @@ from kvbench.methods.capabilities import is_biased
 from kvbench.methods.heatkv.order_file import write_orders
 from kvbench.methods.heatkv.scores import AttentionByScale, rank_heads, scas
 from kvbench.models.base import Model
+from kvbench.models.hub import format_bytes
+from kvbench.models.stored import list_files
 from kvbench.plan import Plan, export, make_plan
 from kvbench.profile.tables import profile_and_show
 from kvbench.prompts.base import PromptSource
@@ -159,6 +161,22 @@ def task_check(cfg: DictConfig, settings: Settings) -> None:
         return f"{caches}, weights {weights:.1f} MiB"
 
     show_findings(CONSOLE, list(check_run(job, list_memory)))
+
+
+def task_weights(cfg: DictConfig, _: Settings) -> None:
+    """Do `task=weights`: fetch, convert and stage what the model reads; list its parts and their bytes."""
+    model: Model = instantiate(cfg.model)
+    model.prepare()
+    for part, source in model.list_sources().items():
+        files = list_files(source.locate())
+        about = source.describe()
+        size = format_bytes(sum(file.stat().st_size for file in files))
+        commit = f", commit {about['commit']}" if about.get("commit") else ""
+        CONSOLE.print(
+            f"{part}: {size} in {source.locate()}{commit}, sha256 {about['sha256']}",
+            highlight=False,
+            soft_wrap=True,
+        )
 
 
 def _plan(settings: Settings, model: Model, method: Method) -> Plan:
@@ -295,6 +313,7 @@ TASKS = {
     "bounds": task_bounds,
     "plan": task_plan,
     "check": task_check,
+    "weights": task_weights,
     "calibrate": task_calibrate,
     "profile": task_profile,
     "train": task_train,

@@ -46,6 +46,13 @@ def reserve(size: int, device: torch.device | str) -> None:
         torch.empty(size, dtype=torch.uint8, device=device)  # freed at once, and kept by the allocator
 
 
+def release_unused(device: torch.device | str) -> None:
+    """Give a GPU's memory that the allocator holds and no tensor uses back, so that peaks begin at what is used."""
+    if torch.device(device).type == "cuda":
+        with torch.cuda.device(device):
+            torch.cuda.empty_cache()
+
+
 def send(numbers: Tensor, device: torch.device | str) -> Tensor:
     """Copy numbers from the CPU to a device; the copy to a GPU is asynchronous, from pinned memory."""
     if torch.device(device).type != "cuda":

@@ -5,7 +5,7 @@ import hashlib
 import json
 import os
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -139,10 +139,15 @@ def hash_content(*parts: str | bytes | memoryview) -> str:
 
 
 def hash_path(path: Path) -> str:
-    """Return the SHA-256 of a file, or of a folder's files one after another in order of their paths."""
+    """Return the SHA-256 of a file."""
+    return hash_files([path])
+
+
+def hash_files(paths: Iterable[Path]) -> str:
+    """Return the SHA-256 of files one after another."""
     digest = hashlib.sha256()
-    for part in sorted(p for p in path.rglob("*") if p.is_file()) if path.is_dir() else [path]:
-        with part.open("rb") as file:
+    for path in paths:
+        with path.open("rb") as file:
             while block := file.read(CHUNK):
                 digest.update(block)
     return digest.hexdigest()

@@ -26,6 +26,7 @@ TASKS = (
     "bounds",
     "plan",
     "check",
+    "weights",
     "calibrate",
     "profile",
     "train",

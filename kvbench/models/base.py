@@ -15,6 +15,7 @@ from kvbench.core.processes import ALONE, Processes
 from kvbench.core.segments import ModelSpec, Segment
 from kvbench.models.noise import Noise
 from kvbench.models.outputs import Outputs
+from kvbench.models.weights import Source
 
 Calls = Mapping[str, Sequence[tuple[object, str]]]
 """Parts of a loaded model by phase (`text`, `transformer`, `decode`): objects and the names of their methods."""
@@ -209,6 +210,17 @@ class Model(ABC):
     @abstractmethod
     def generate(self, prompts: Sequence[str], cache: Cache, noise: Noise) -> Outputs:
         """Return the samples of a batch of prompts: images uint8 [B, H, W, 3] RGB on the CPU, or texts."""
+
+    def list_sources(self) -> Mapping[str, Source]:
+        """Return where the weights of each part come from; nothing of random weights."""
+        return {}
+
+    def prepare(self) -> None:  # noqa: B027 - a default
+        """Download, convert and copy to the node's disk what `load` will read.
+
+        Raises:
+            WeightsError: naming all that is missing.
+        """
 
     @property
     def parameters(self) -> int:

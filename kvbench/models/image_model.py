@@ -1,18 +1,20 @@
 """Base class of image models: a transformer that draws latents and a tokenizer that decodes them."""
 
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar, Generic, Literal, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
 
+from kvbench.core.devices import release_unused
 from kvbench.core.files import hash_content
 from kvbench.models.autoencoder import ImageTokenizer, NetworkConfig, count_decoding_bytes, decode_pixels
 from kvbench.models.base import Cache, Calls, Model
 from kvbench.models.noise import Noise
-from kvbench.models.weights import Clean, Source, build_on_meta, check_sources, fill
+from kvbench.models.weights import Clean, Source, build_on_meta, check_sources, fill, locate_all, prepare
 
 N = TypeVar("N", bound=nn.Module)
 T = TypeVar("T", bound=ImageTokenizer)
@@ -98,17 +100,17 @@ class ImageModel(Model, Generic[N, T]):
         Raises:
             WeightsError: a checkpoint is missing, unreadable or does not fit.
         """
+        locate_all(list(self.list_sources().values()))
         self._transformer, self._tokenizer = self._build()
-        digest = self._fill()
+        digest = self._fill(device)
         self._text, text_digest = self._read_text(device)
-        self._place(device)
-        self._tokenizer.to(device)
         self._device = device
+        release_unused(device)
         self.weights_sha256 = hash_content(digest + text_digest)
 
-    def _place(self, device: torch.device | str) -> None:
-        """Move the transformer to the device and cast its blocks."""
-        self._transformer.to(device, self.compute_dtype(device))
+    def _find_dtype(self, name: str, device: torch.device | str) -> torch.dtype:
+        """Return the dtype of a parameter of the transformer."""
+        return self.compute_dtype(device)
 
     def generate(self, prompts: Sequence[str], cache: Cache, noise: Noise) -> Tensor:
         """Return images uint8 [B, H, W, 3] RGB of a batch, decoded in float32.
@@ -130,13 +132,39 @@ class ImageModel(Model, Generic[N, T]):
             lambda: tokenizer(self.tokenizer)
         )
 
-    def _fill(self) -> str:
-        """Fill the networks and return the SHA-256 of all sources."""
+    def _fill(self, device: torch.device | str) -> str:
+        """Fill the networks, parameter by parameter on the device, and return the SHA-256 of all sources."""
         networks: list[nn.Module] = [self._transformer, self._tokenizer]
+        prefixes = ["transformer.", "tokenizer."]
         if len(self._cleans) == 1:
             networks = [nn.ModuleDict({"transformer": self._transformer, "tokenizer": self._tokenizer})]
-        parts = zip(networks, self._cleans.items(), strict=True)
-        return "".join(fill(network, self._source(part), clean) for network, (part, clean) in parts)
+            prefixes = [""]
+
+        def place(prefix: str, name: str, tensor: Tensor) -> Tensor:
+            part, _, own = f"{prefix}{name}".partition(".")
+            dtype = self._find_dtype(own, device) if part == "transformer" else torch.float32
+            return tensor.to(device).to(dtype)  # cast on the device: files of 16 bits are sent as they are
+
+        parts = zip(networks, prefixes, self._cleans.items(), strict=True)
+        return "".join(
+            fill(network, self._source(part), clean, partial(place, prefix))
+            for network, prefix, (part, clean) in parts
+        )
+
+    def list_sources(self) -> Mapping[str, Source]:
+        """Return where the weights of each part come from; nothing of random weights."""
+        return self.sources if self.weights == "files" else {}
+
+    def prepare(self) -> None:
+        """Download, convert and copy to the node's disk what `load` will read.
+
+        Raises:
+            WeightsError: naming all that is missing.
+        """
+        sources = self.list_sources()
+        locate_all(list(sources.values()))
+        for part, source in sources.items():
+            prepare(source, self._cleans.get(part))
 
     def _check_sources(self, *others: str) -> None:
         check_sources(self.weights, self.sources, *self._cleans, *others)

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from kvbench.core.files import hash_content, hash_path
+from kvbench.core.files import hash_content
 from kvbench.models.base import TextFeatures
 from kvbench.models.layers import init_linear
-from kvbench.models.weights import Source, WeightsError, build_on_meta, fill
+from kvbench.models.weights import Source, WeightsError, build_on_meta, fill, prepare
 
 
 class TextEncoder(Protocol):
@@ -184,10 +184,10 @@ def load_t5(
     Raises:
         WeightsError: the files are missing or not Flan-T5, or the `text` extra is not installed.
     """
-    folder = source.locate()
+    folder, digest = prepare(source)
     dtype = half if torch.device(device).type == "cuda" else torch.float32
     try:
-        return T5Encoder(str(folder), device, dtype, longest), hash_path(folder)
+        return T5Encoder(str(folder), device, dtype, longest), digest
     except ImportError:
         raise WeightsError("model.text=t5: install the `text` extra, which reads Flan-T5") from None
     except (OSError, ValueError) as error:

@@ -1,9 +1,9 @@
 """Finding, reading and checking checkpoints; official files are converted to safetensors once."""
 
 import math
-import os
 import re
-from collections.abc import Callable, Mapping
+import zipfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from pickle import UnpicklingError
@@ -11,17 +11,24 @@ from typing import TypeVar
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from kvbench.core.config import UserError
-from kvbench.core.files import hash_path, hash_values, parse_json, resolve_path, write_beside
+from kvbench.core.files import hash_values, parse_json, resolve_path
+from kvbench.core.locks import claim
+from kvbench.models.hub import HubError, Listing, Part, fetch, find_fetched, list_part
+from kvbench.models.stored import find_digest, find_home, stage, write_tensors
 
 M = TypeVar("M", bound=nn.Module)
 State = dict[str, Tensor]
 Clean = Callable[[Mapping[str, object]], State]
 """From a file's contents to a module's state: names as the module has them, nothing else."""
+Place = Callable[[str, Tensor], Tensor]
+"""From a parameter's name and a tensor to that tensor on its device, in its dtype."""
+LAYER = re.compile(r"(?:.*\.)?(?:layers|blocks|block_chunks)\.\d+(?:\.module\.\d+)?(?=\.)")
+"""Start of the names of a transformer layer's parameters in any published file."""
 WHOLE = "model.safetensors"
 """The one file of a model's folder, or the start of the name of its index."""
 
@@ -38,8 +45,8 @@ class Source:
         key: config key, for messages.
         path: local file or folder (`pkg://package/inside/it` for one that ships with a package); wins over the Hub.
         repo: Hub id, None where only a local copy will do.
-        file: file or folder inside the repository, None for all of it.
-        revision: commit of the repository; a branch name is refused, since it may change.
+        file: file or folder inside the repository, None for the files at its top.
+        revision: branch, tag or commit of the repository; None for `main`.
     """
 
     key: str
@@ -48,40 +55,89 @@ class Source:
     file: str | None = None
     revision: str | None = None
 
-    def locate(self) -> Path:
-        """Return the local file or folder, downloaded from the Hub if need be.
+    @property
+    def part(self) -> Part:
+        """What it needs of the Hub; only of a source without a path."""
+        assert self.repo is not None
+        return Part(self.repo, self.revision or "main", self.file)
+
+    def find(self) -> Path | None:
+        """Return the local file or folder without asking the network; None if it is to be downloaded.
 
         Raises:
-            WeightsError: nothing there, no pinned revision, or the Hub cannot be reached.
+            WeightsError: a path where nothing is, or neither a path nor a repository.
         """
         if self.path is not None:
             path = resolve_path(self.path)
             if not path.exists():
                 raise WeightsError(f"{self.key}.path={self.path}: does not exist")
             return path
-        if self.repo is None or self.revision is None or not re.fullmatch(r"[0-9a-f]{40}", self.revision):
-            hub = f", or the commit (40 hex digits) of {self.repo} to download with {self.key}.revision=..."
+        if self.repo is None:
             raise WeightsError(
-                f"{self.key}: weights missing. Give a local copy of {self.file or self.repo} with {self.key}.path=..."
-                + (hub if self.repo else "")
+                f"{self.key}: weights missing. Give a local copy of {self.file} with {self.key}.path=..."
             )
-        return self._download()
+        listing = find_fetched(self.part)
+        return None if listing is None else listing.path
 
-    def _download(self) -> Path:
+    def locate(self) -> Path:
+        """Return the local file or folder, downloaded from the Hub if need be.
+
+        Raises:
+            WeightsError: see `locate_all`.
+        """
+        return locate_all([self])[0]
+
+    def describe(self) -> dict[str, str | None]:
+        """Return where it was read from, the commit behind its revision, and the SHA-256 of what was read."""
+        path = self.locate()
+        origin = (
+            {"path": self.path}
+            if self.path is not None
+            else {
+                "repo": self.repo,
+                "file": self.file,
+                "revision": self.part.revision,
+                "commit": listing.commit if (listing := find_fetched(self.part)) else None,
+            }
+        )
+        return {**origin, "sha256": find_digest(path)}
+
+
+def survey(sources: Iterable[Source]) -> list[Path | Listing]:
+    """Return the local file or folder of each source, or what the Hub has of it.
+
+    Raises:
+        WeightsError: naming all that is missing.
+    """
+    found: list[Path | Listing] = []
+    problems = []
+    for source in sources:
         try:
-            from huggingface_hub import snapshot_download
-            from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
-        except ImportError:
-            raise WeightsError(f"{self.key}: install the `text` extra to download {self.repo}") from None
-        try:
-            wanted = None if self.file is None else [self.file, f"{self.file}/*"]
-            root = snapshot_download(str(self.repo), revision=self.revision, allow_patterns=wanted)
-        except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
-            raise WeightsError(
-                f"{self.key}: cannot download {self.file or 'all'} of {self.repo} ({error}); give a local copy with "
-                f"{self.key}.path"
-            ) from None
-        return Path(root, self.file or "")
+            found.append(source.find() or list_part(source.part))
+        except WeightsError as error:
+            problems.append(str(error))
+        except HubError as error:
+            problems.append(
+                f"{source.key}: weights missing: {error}, or give a local copy with {source.key}.path=..."
+            )
+    if problems:
+        raise WeightsError("; ".join(problems))
+    return found
+
+
+def locate_all(sources: Sequence[Source]) -> list[Path]:
+    """Return the local files or folders of sources; what is missing is downloaded after it was told how much that is.
+
+    Raises:
+        WeightsError: naming all that is missing, or why a download failed.
+    """
+    found = survey(sources)
+    try:
+        if listings := [one for one in found if isinstance(one, Listing)]:
+            fetch(listings)
+    except HubError as error:
+        raise WeightsError(str(error)) from None
+    return [one.path if isinstance(one, Listing) else one for one in found]
 
 
 def read(path: Path) -> State:
@@ -97,7 +153,8 @@ def read(path: Path) -> State:
             return _read_shards(path)
         if path.suffix == ".safetensors":
             return load_file(path)
-        raw = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        mapped = zipfile.is_zipfile(path)  # files of old versions of torch cannot be
+        raw = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
         if not isinstance(raw, Mapping):
             raise ValueError(f"it holds a {type(raw).__name__}, not tensors by name")
         return dict(raw)
@@ -106,7 +163,8 @@ def read(path: Path) -> State:
             f"{path}: not a readable checkpoint (it is damaged, or holds more than tensors)"
         ) from None
     except (OSError, RuntimeError, ValueError, KeyError, EOFError, SafetensorError) as error:
-        raise WeightsError(f"{path}: not a readable checkpoint ({str(error).splitlines()[0]})") from None
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        raise WeightsError(f"{path}: not a readable checkpoint ({reason})") from None
 
 
 def _read_shards(folder: Path) -> State:
@@ -122,80 +180,6 @@ def _read_shards(folder: Path) -> State:
                 merged |= read(folder / shard)
             return merged
     raise ValueError(f"no {WHOLE}, {WHOLE}.index.json or pytorch_model.bin.index.json in the folder")
-
-
-def _find_tensors(raw: Mapping[str, object], *wrappers: str) -> State:
-    """Return the tensors by name, of the first wrapper that there is if any."""
-    inner = next((raw[key] for key in wrappers if key in raw), raw)
-    assert isinstance(inner, Mapping)
-    return {name: tensor for name, tensor in inner.items() if isinstance(tensor, Tensor)}
-
-
-def clean_transformer(raw: Mapping[str, object]) -> State:
-    """Return a transformer's state out of any published form: flat, nested by a trainer, with constant buffers."""
-    nested = raw.get("trainer")
-    if isinstance(nested, Mapping):
-        raw = nested.get("gpt_fsdp", nested)  # type: ignore[assignment]
-    dropped = ("lvl_1L", "attn_bias_for_masking", "Infinity_visible_kvlen", "Infinity_invisible_qlen")
-    state = {k: v for k, v in _find_tensors(raw).items() if not k.endswith(("zero_k_bias", *dropped))}
-    return {k: v.reshape(1, -1, 1, 1) if k.endswith("scale_mul_1H11") else v for k, v in state.items()}
-
-
-def clean_tokenizer(raw: Mapping[str, object]) -> State:
-    """Return the tokenizer's state: under `vae` in official files, convolutions and norms wrapped or not.
-
-    What else official files hold is left out; learned amplitudes are the embedded model's.
-    """
-    kept = ("encoder.", "decoder.", "amplitudes")
-    return {_wrapped(k): v for k, v in _find_tensors(raw, "vae").items() if k.startswith(kept)}
-
-
-def clean_vqvae(raw: Mapping[str, object]) -> State:
-    """Return the state of VAR's tokenizer without its statistics of code use, convolutions and norms wrapped or not."""
-    return {_wrapped(k): v for k, v in _find_tensors(raw).items() if not k.endswith("ema_vocab_hit_SV")}
-
-
-def clean_decoder(raw: Mapping[str, object]) -> State:
-    """Return the state of a next-token transformer, flat or nested by a trainer, without tables and caches."""
-    state = _find_tensors(raw, "model", "module", "state_dict")
-    return {k: v for k, v in state.items() if not re.search("freqs_cis|causal_mask|kv_cache", k)}
-
-
-def clean_vqgan(raw: Mapping[str, object]) -> State:
-    """Return the state of a VQGAN (LlamaGen's, Chameleon's) under the names of `kvbench.models.autoencoder`.
-
-    Files keep the projections of an attention apart, and LlamaGen's count the decoder's levels from the lowest
-    resolution; statistics of code use are left out.
-    """
-    found = _find_tensors(raw, "model", "state_dict")
-    state = {k: v for k, v in found.items() if not k.endswith("codebook_used")}
-    for name in [name for name in state if re.search(r"\.q\.(weight|bias)$", name)]:
-        parts = [name.replace(".q.", f".{part}.") for part in "qkv"]
-        if all(part in state for part in parts):
-            state[name.replace(".q.", ".qkv.")] = torch.cat([state.pop(part) for part in parts])
-    levels = [re.match(r"decoder\.conv_blocks\.(\d+)\.", name) for name in state]
-    last = max((int(found[1]) for found in levels if found), default=0)
-
-    def rename(name: str) -> str:
-        name = re.sub(
-            r"^decoder\.conv_blocks\.(\d+)", lambda found: f"decoder.up.{last - int(found[1])}", name
-        )
-        name = re.sub(r"^encoder\.conv_blocks\.", "encoder.down.", name).replace(".res.", ".block.")
-        middle = ("block_1", "attn_1", "block_2")
-        return re.sub(r"\.mid\.([012])\.", lambda found: f".mid.{middle[int(found[1])]}.", name)
-
-    return {_wrapped(rename(name)): tensor for name, tensor in state.items()}
-
-
-def _wrapped(name: str) -> str:
-    parts = name.split(".")
-    owner, layer = ("", "", *parts)[-3:-1]
-    resampling = layer == "conv" and owner in ("downsample", "upsample")
-    if resampling or layer == "nin_shortcut" or (layer.startswith("conv") and layer != "conv"):
-        return ".".join([*parts[:-1], "conv", parts[-1]])
-    if layer.startswith("norm") and layer != "norm":
-        return ".".join([*parts[:-1], "norm", parts[-1]])
-    return name
 
 
 class _NoInit(TorchFunctionMode):
@@ -250,38 +234,114 @@ def check(state: Mapping[str, Tensor], module: nn.Module, name: str, path: Path 
         raise WeightsError(f"{name}: the checkpoint does not fit in {len(problems)} places: {shown}{where}")
 
 
+def split_layers(raw: Mapping[str, object]) -> Iterator[Mapping[str, object]]:
+    """Yield the contents of a checkpoint layer by layer, what belongs to no layer first; nesting stays.
+
+    Conversions of one layer need no other, so that one at a time is in memory.
+    """
+    layers = dict.fromkeys(_list_layers(raw))
+    for layer in [None, *(layer for layer in layers if layer is not None)]:
+        yield _take_layer(raw, layer)
+
+
+def _list_layers(raw: Mapping[str, object]) -> Iterator[str | None]:
+    for name, value in raw.items():
+        if isinstance(value, Mapping):
+            yield from _list_layers(value)
+        else:
+            yield _find_layer(name)
+
+
+def _take_layer(raw: Mapping[str, object], layer: str | None) -> dict[str, object]:
+    return {
+        name: _take_layer(value, layer) if isinstance(value, Mapping) else value
+        for name, value in raw.items()
+        if isinstance(value, Mapping) or _find_layer(name) == layer
+    }
+
+
+def _find_layer(name: str) -> str | None:
+    found = LAYER.match(str(name))
+    return None if found is None else found[0]
+
+
 def convert(path: Path, clean: Clean, digest: str) -> Path:
-    """Return a safetensors file with the cleaned state of a checkpoint, made on first use in the weights cache."""
-    root = Path(os.environ.get("KVBENCH_WEIGHTS", "~/.cache/kvbench/weights")).expanduser()
-    target = root / f"{path.stem}-{digest[:16]}.safetensors"
+    """Return a safetensors file with the cleaned state of a checkpoint, in its dtypes, made once in the weights cache.
+
+    Of processes that want the same one, one converts and the others wait.
+    """
+    target = find_home() / f"{path.stem}-{digest[:16]}.safetensors"
     if not target.is_file():
-        state = {k: v.contiguous() for k, v in clean(read(path)).items()}
-        with write_beside(target) as beside:
-            save_file(state, beside, metadata={"source_sha256": digest})
+        with claim(target.with_name(f".{target.name}.claim")):
+            if not target.is_file():
+                groups = (clean(group) for group in split_layers(read(path)))
+                write_tensors(target, groups, {"source_sha256": digest})
     return target
 
 
-def load_into(module: nn.Module, source: Source, clean: Clean, dtype: torch.dtype = torch.float32) -> str:
-    """Fill a module built on the meta device and return the SHA-256 of the source.
+def prepare(source: Source, clean: Clean | None = None) -> tuple[Path, str]:
+    """Return the file or folder of a source as it is to be read, and the SHA-256 of the source.
+
+    It is downloaded, converted and copied to the node's disk if need be.
+
+    Args:
+        source: where the checkpoint lies.
+        clean: from its contents to a module's state, None for what needs no conversion.
+
+    Raises:
+        WeightsError: see `Source.locate` and `read`.
+        ConfigError: the node's disk has no room.
+    """
+    path = source.locate()
+    digest = find_digest(path)
+    if clean is not None and not _is_safe(path):
+        path = convert(path, clean, digest)
+    return stage(path, digest), digest
+
+
+def to_float32(_: str, tensor: Tensor) -> Tensor:
+    """Leave a tensor where it is, in float32."""
+    return tensor.float()
+
+
+def load_into(module: nn.Module, source: Source, clean: Clean, place: Place = to_float32) -> str:
+    """Fill a module built on the meta device layer by layer and return the SHA-256 of the source.
 
     Args:
         module: what to fill.
         source: where the checkpoint lies.
         clean: from its contents to the module's state.
-        dtype: of the weights.
+        place: from the name of a parameter and its tensor, a mapped part of the file, to its device and dtype.
 
     Raises:
         WeightsError: see `Source.locate`, `read` and `check`.
     """
-    path = source.locate()
-    digest = hash_path(path)
+    given = source.locate()
+    safe = _is_safe(given)
     try:
-        state = clean(read(path)) if _is_safe(path) else load_file(convert(path, clean, digest))
+        path, digest = prepare(source, clean)
+        raw = read(path)
     except WeightsError as error:
         raise WeightsError(f"{source.key}.path: {error}; give another copy") from None
-    check(state, module, source.key, path)
-    module.load_state_dict({k: v.to(dtype) for k, v in state.items()}, assign=True)
+    whole = module.state_dict()
+    state: State = {}
+    for group in split_layers(raw):
+        cleaned = clean(group) if safe else group
+        for name, tensor in cleaned.items():
+            assert isinstance(tensor, Tensor)
+            if name in whole and whole[name].shape == tensor.shape:
+                put(module, name, place(name, tensor))
+            state[name] = tensor.to("meta")
+    check(state, module, source.key, given)
     return digest
+
+
+def put(module: nn.Module, name: str, tensor: Tensor) -> None:
+    """Give a parameter, built on the meta device, its numbers."""
+    owner, _, leaf = name.rpartition(".")
+    part = module.get_submodule(owner)
+    old = getattr(part, leaf)
+    setattr(part, leaf, nn.Parameter(tensor, old.requires_grad) if isinstance(old, nn.Parameter) else tensor)
 
 
 def _is_safe(path: Path) -> bool:
@@ -303,15 +363,15 @@ def check_sources(weights: str, sources: Mapping[str, Source], *needed: str) -> 
         )
 
 
-def fill(module: nn.Module, source: Source | None, clean: Clean, dtype: torch.dtype = torch.float32) -> str:
+def fill(module: nn.Module, source: Source | None, clean: Clean, place: Place = to_float32) -> str:
     """Fill a module built on the meta device, with random numbers if it has no source, and return their SHA-256.
 
-    Random numbers are float32 whatever `dtype` is; for the arguments see `load_into`.
+    For the arguments see `load_into`.
 
     Raises:
         WeightsError: see `load_into`.
     """
-    return fill_random(module) if source is None else load_into(module, source, clean, dtype)
+    return fill_random(module, place) if source is None else load_into(module, source, clean, place)
 
 
 RANDOM_RECIPE = 1
@@ -319,30 +379,38 @@ RANDOM_RECIPE = 1
 
 
 @torch.no_grad()
-def fill_random(module: nn.Module) -> str:
-    """Fill a module built on the meta device with float32 random numbers, the same ones every time.
+def fill_random(module: nn.Module, place: Place = to_float32) -> str:
+    """Fill a module built on the meta device with random numbers, drawn in float32, the same ones every time.
 
     Layers keep the variance of what they get, norms start as the identity, biases at 0, attention is sharpened
     eightfold and gates are open: activations stay finite, and what attention returns can be seen in the images.
 
+    Args:
+        module: what to fill.
+        place: from the name of a parameter and its tensor to its device and dtype.
+
     Returns:
         SHA-256 of names, shapes and recipe, which determine the numbers.
     """
-    shapes = {name: tensor.shape for name, tensor in module.state_dict().items()}
-    module.load_state_dict({name: torch.empty(shape) for name, shape in shapes.items()}, assign=True)
-    generator = torch.Generator().manual_seed(0)
-    for owner in module.modules():
-        for name, parameter in owner.named_parameters(recurse=False):
-            if name.endswith("bias"):
-                parameter.zero_()
-            elif name == "scale_mul_1H11":
-                parameter.fill_(math.log(8))
-            elif name != "weight":
-                parameter.normal_(0, 0.5, generator=generator)
-            elif parameter.ndim == 1:
-                parameter.fill_(1)
-            else:
-                spread = 1.0 if isinstance(owner, nn.Embedding) else parameter[0].numel() ** -0.5
-                parameter.normal_(0, spread, generator=generator)
     listed = [[name, list(parameter.shape)] for name, parameter in module.named_parameters()]
+    generator = torch.Generator().manual_seed(0)
+    for path, owner in module.named_modules():
+        for name, parameter in list(owner.named_parameters(recurse=False)):
+            drawn = _draw(owner, name, torch.empty(parameter.shape), generator)
+            full = f"{path}.{name}".lstrip(".")
+            put(module, full, place(full, drawn))
     return hash_values([RANDOM_RECIPE, listed])
+
+
+def _draw(owner: nn.Module, name: str, numbers: Tensor, generator: torch.Generator) -> Tensor:
+    """Write the random numbers of a layer's parameter."""
+    if name.endswith("bias"):
+        return numbers.zero_()
+    if name == "scale_mul_1H11":
+        return numbers.fill_(math.log(8))
+    if name != "weight":
+        return numbers.normal_(0, 0.5, generator=generator)
+    if numbers.ndim == 1:
+        return numbers.fill_(1)
+    spread = 1.0 if isinstance(owner, nn.Embedding) else numbers[0].numel() ** -0.5
+    return numbers.normal_(0, spread, generator=generator)

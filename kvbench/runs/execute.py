@@ -131,7 +131,11 @@ def open_run(job: Job) -> RunFolder:
         remove_unfinished(folder.path)
     if not (folder.path / "provenance.json").exists() and not (folder.path / "config.yaml").exists():
         hashes = {"weights_sha256": job.model.weights_sha256, "calibration_sha256": used}
-        folder.write("provenance.json", json.dumps({**provenance(job.settings.device), **hashes}, indent=1))
+        sources = {part: source.describe() for part, source in job.model.list_sources().items()}
+        folder.write(
+            "provenance.json",
+            json.dumps(provenance(job.settings.device) | hashes | {"sources": sources}, indent=1),
+        )
     if not _is_whole(folder.path / "config.yaml"):
         folder.write(
             "config.yaml", yaml.safe_dump(dict(job.config), sort_keys=False, default_flow_style=None)

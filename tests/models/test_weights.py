@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save, save_file
 from torch import Tensor
 
 from kvbench.core.files import hash_path
-from kvbench.models import weights
+from kvbench.models import official_files, weights
 from kvbench.models.infinity.tokenizer import BSQ, BSQConfig
 from kvbench.models.infinity.transformer import Infinity, InfinityConfig
 from kvbench.models.weights import Source, WeightsError
@@ -47,7 +47,7 @@ def test_torch_files_in_every_published_form(form: str, state: dict[str, Tensor]
     nested = {"flat": raw, "trainer": {"trainer": raw}, "gpt_fsdp": {"trainer": {"gpt_fsdp": raw, "step": 1}}}
     path = tmp_path / "model.pth"
     torch.save(nested[form], path)
-    assert same(weights.clean_transformer(weights.read(path)), state)
+    assert same(official_files.clean_transformer(weights.read(path)), state)
 
 
 @pytest.mark.parametrize("kind", ["safetensors", "bin"])
@@ -65,7 +65,7 @@ def test_sharded_folders(kind: str, state: dict[str, Tensor], tmp_path: Path) ->
         index |= dict.fromkeys(shard, file)
     top = "model.safetensors.index.json" if kind == "safetensors" else "pytorch_model.bin.index.json"
     (tmp_path / top).write_text(json.dumps({"weight_map": index}))
-    assert same(weights.clean_transformer(weights.read(tmp_path)), state)
+    assert same(official_files.clean_transformer(weights.read(tmp_path)), state)
 
 
 @pytest.mark.parametrize(
@@ -163,16 +163,7 @@ def test_tokenizer_names_of_both_kinds(nested: bool, wrapped: bool) -> None:
     raw["quantizer.lfq.mask"] = torch.zeros(8)
     if not wrapped:
         assert not raw.keys() >= state.keys()
-    assert same(weights.clean_tokenizer({"vae": raw} if nested else raw), state)
-
-
-@pytest.mark.parametrize("revision", [None, "main", "v1.0", "ABCDEF" * 7, "0" * 39])
-def test_only_a_commit_is_a_revision(revision: str | None) -> None:
-    source = Source("model.transformer", repo="someone/model", file="model.pth", revision=revision)
-    with pytest.raises(
-        WeightsError, match=r"model.transformer.path=.*40 hex digits.*model.transformer.revision="
-    ):
-        source.locate()
+    assert same(official_files.clean_tokenizer({"vae": raw} if nested else raw), state)
 
 
 def test_a_missing_path_is_named(tmp_path: Path) -> None:
@@ -199,7 +190,9 @@ def test_official_files_are_converted_once(
         with torch.device("meta"):
             module = Infinity(TINY)
         digests.append(
-            weights.load_into(module, Source("model.transformer", str(path)), weights.clean_transformer)
+            weights.load_into(
+                module, Source("model.transformer", str(path)), official_files.clean_transformer
+            )
         )
         assert all(parameter.dtype == torch.float32 for parameter in module.parameters())
         assert same(module.state_dict(), {name: tensor.half().float() for name, tensor in state.items()})
@@ -214,7 +207,9 @@ def test_a_safetensors_file_may_have_the_official_extras(state: dict[str, Tensor
     save_file({k: v.contiguous() for k, v in official_extras(state).items() if isinstance(v, Tensor)}, path)
     with torch.device("meta"):
         module = Infinity(TINY)
-    digest = weights.load_into(module, Source("model.transformer", str(path)), weights.clean_transformer)
+    digest = weights.load_into(
+        module, Source("model.transformer", str(path)), official_files.clean_transformer
+    )
     assert same(module.state_dict(), state)
     assert digest == hash_path(path)
 
@@ -235,4 +230,4 @@ def test_what_is_no_checkpoint_of_the_model_is_refused(content: bytes, message: 
     path.write_bytes(content)
     module = weights.build_on_meta(lambda: Infinity(TINY))
     with pytest.raises(WeightsError, match=message):
-        weights.load_into(module, Source("model.transformer", str(path)), weights.clean_transformer)
+        weights.load_into(module, Source("model.transformer", str(path)), official_files.clean_transformer)

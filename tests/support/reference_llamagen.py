@@ -16,7 +16,7 @@ from kvbench.core.segments import Segment
 from kvbench.models.decoder import DecoderConfig
 from kvbench.models.llamagen.tokenizer import VQ, VQConfig
 from kvbench.models.llamagen.transformer import LlamaGen, LlamaGenConfig
-from kvbench.models.weights import clean_decoder, clean_vqgan
+from kvbench.models.official_files import clean_decoder, clean_vqgan
 from tests.support.places import GOLDENS
 from tests.support.published import make_raw_state, read_meta, read_published, read_tensors
 

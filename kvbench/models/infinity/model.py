@@ -20,8 +20,9 @@ from kvbench.models.infinity.tokenizer import BSQ, BSQConfig
 from kvbench.models.infinity.transformer import Infinity, InfinityConfig
 from kvbench.models.layers import count_layer_bytes
 from kvbench.models.noise import Noise
+from kvbench.models.official_files import clean_tokenizer, clean_transformer
 from kvbench.models.text import HashedText, TextEncoder, VocabularyConfig, load_t5, load_vocabulary
-from kvbench.models.weights import Clean, clean_tokenizer, clean_transformer
+from kvbench.models.weights import Clean
 from kvbench.scenes import grammar
 
 Size = tuple[int, int]
@@ -140,10 +141,8 @@ class InfinityModel(ImageModel[Infinity, BSQ]):
     def _cleans(self) -> dict[str, Clean]:
         return {"transformer": clean_transformer, "tokenizer": clean_tokenizer}
 
-    def _place(self, device: torch.device | str) -> None:
-        self._transformer.to(device)
-        for block in self._transformer.layers:
-            block.to(self.compute_dtype(device))
+    def _find_dtype(self, name: str, device: torch.device | str) -> torch.dtype:
+        return self.compute_dtype(device) if name.startswith(("blocks.", "block_chunks.")) else torch.float32
 
     def _draw(self, prompts: Sequence[str], cache: Cache, noise: Noise) -> Tensor:
         text = self._text.encode(

@@ -2,12 +2,13 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
+from kvbench.core.devices import release_unused
 from kvbench.core.segments import ModelSpec, next_token_image
 from kvbench.models.base import Cache, Calls, require_positive
 from kvbench.models.next_token import NextTokenModel
@@ -20,7 +21,15 @@ from kvbench.models.qwen3.sampling import TextSampling
 from kvbench.models.qwen3.transformer import Qwen3, Qwen3Config
 from kvbench.models.tensor_parallel import check_split, split_config, split_state
 from kvbench.models.tokens import lay_out
-from kvbench.models.weights import Source, State, build_on_meta, check_sources, fill_random, load_into
+from kvbench.models.weights import (
+    Source,
+    State,
+    build_on_meta,
+    check_sources,
+    fill_random,
+    load_into,
+    prepare,
+)
 
 
 @dataclass
@@ -116,18 +125,35 @@ class Qwen3Model(NextTokenModel[Qwen3]):
         def take_share(state: Mapping[str, Tensor]) -> State:
             return split_state(state, whole, own.rank, own.count)
 
+        def place(_: str, tensor: Tensor) -> Tensor:
+            return tensor.to(device).to(dtype)  # cast on the device: files of 16 bits are sent as they are
+
         if self.weights == "random":
             made = build_on_meta(lambda: Qwen3(whole))
-            self.weights_sha256 = fill_random(made)
+            self.weights_sha256 = fill_random(made, lambda _, tensor: tensor.to(dtype))
             transformer.load_state_dict(take_share(made.state_dict()), assign=True)
         else:
             # The files' digest is also that of the tokenizer, which lies among them.
             self.weights_sha256 = load_into(
-                transformer, self.sources["weights"], lambda raw: take_share(clean_qwen3(raw, whole)), dtype
+                transformer, self.sources["weights"], lambda raw: take_share(clean_qwen3(raw, whole)), place
             )
         self._text, _ = self._read_text(device)
         self._transformer = transformer.to(device, dtype)
         self._device = device
+        release_unused(device)
+
+    def list_sources(self) -> Mapping[str, Source]:
+        """Return where the weights come from; nothing of random weights."""
+        return self.sources if self.weights == "files" else {}
+
+    def prepare(self) -> None:
+        """Download, convert and copy to the node's disk what `load` will read.
+
+        Raises:
+            WeightsError: naming what is missing.
+        """
+        for source in self.list_sources().values():
+            prepare(source, partial(clean_qwen3, config=self.transformer))
 
     def generate(self, prompts: Sequence[str], cache: Cache, noise: Noise) -> list[Text]:
         """Return the texts of a batch.

@@ -13,11 +13,12 @@ from kvbench.models.base import Cache, read_labels
 from kvbench.models.image_model import ImageModel
 from kvbench.models.layers import count_layer_bytes
 from kvbench.models.noise import Noise
+from kvbench.models.official_files import clean_transformer, clean_vqvae
 from kvbench.models.var.loop import generate
 from kvbench.models.var.sampling import VARSampling
 from kvbench.models.var.tokenizer import VQVAE, VQConfig
-from kvbench.models.var.transformer import VAR, VARConfig
-from kvbench.models.weights import Clean, clean_transformer, clean_vqvae
+from kvbench.models.var.transformer import VAR, VARConfig, is_rounded
+from kvbench.models.weights import Clean
 
 
 @dataclass
@@ -93,9 +94,8 @@ class VARModel(ImageModel[VAR, VQVAE]):
     def _cleans(self) -> dict[str, Clean]:
         return {"transformer": clean_transformer, "tokenizer": clean_vqvae}
 
-    def _place(self, device: torch.device | str) -> None:
-        self._transformer.to(device)
-        self._transformer.round_blocks(self.compute_dtype(device))
+    def _find_dtype(self, name: str, device: torch.device | str) -> torch.dtype:
+        return self.compute_dtype(device) if is_rounded(name) else torch.float32
 
     def _draw(self, prompts: Sequence[str], cache: Cache, noise: Noise) -> Tensor:
         labels = torch.tensor(read_labels(prompts, self.transformer.classes, self.name), device=self._device)

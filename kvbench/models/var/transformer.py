@@ -126,6 +126,14 @@ class VARBlock(nn.Module):
         return add_gated(x, self.ffn(modulate(x, factor2, shift2, dtype)), gate2, rounded=rounded)
 
 
+def is_rounded(name: str) -> bool:
+    """Return whether a parameter of `VAR` is in the dtype that blocks compute in.
+
+    Temperatures and offsets of the shared modulation stay float32: the official program never casts them.
+    """
+    return name.startswith("blocks.") and not name.endswith(("scale_mul_1H11", "ada_gss"))
+
+
 class VAR(nn.Module):
     """The transformer: a class and the running sum of codes in, logits of codes out, by scale or all at once.
 
@@ -153,10 +161,10 @@ class VAR(nn.Module):
     def round_blocks(self, dtype: torch.dtype) -> None:
         """Let blocks compute in `dtype`: what autocast would cast at every use is cast once.
 
-        Temperatures and offsets of the shared modulation stay float32: the official program never casts them.
+        See `is_rounded`.
         """
-        for name, parameter in self.blocks.named_parameters():
-            if not name.endswith(("scale_mul_1H11", "ada_gss")):
+        for name, parameter in self.named_parameters():
+            if is_rounded(name):
                 parameter.data = parameter.data.to(dtype)
 
     @property

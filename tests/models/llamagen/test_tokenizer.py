@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from kvbench.models import weights
+from kvbench.models import official_files, weights
 from kvbench.models.llamagen.tokenizer import VQ, VQConfig
 from kvbench.models.weights import WeightsError
 from tests.support.drawing import close
@@ -73,4 +73,4 @@ def test_a_file_without_keys_of_an_attention_is_refused() -> None:
     del raw["decoder.mid.1.k.weight"]
     model = weights.build_on_meta(lambda: VQ(FULL_VQ))
     with pytest.raises(WeightsError, match=r"missing decoder\.mid\.attn_1\.qkv\.weight"):
-        weights.check(weights.clean_vqgan(raw), model, "tokenizer")
+        weights.check(official_files.clean_vqgan(raw), model, "tokenizer")

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from kvbench.core.budget import Budget
-from kvbench.core.files import hash_path
+from kvbench.core.files import hash_files
 from kvbench.engine.cache import KVCache
 from kvbench.models.noise import PromptNoise
 from kvbench.models.outputs import Text
@@ -126,7 +126,9 @@ def test_greedy_texts_are_those_of_transformers(folder: tuple[Path, Any], thinki
         length = row.index(END) + 1 if END in row else len(row)
         assert (text.tokens, text.ended) == (length, END in row)
         assert text.text == one._text.decode(row[:length])
-    assert one.weights_sha256 == hash_path(path)
+    assert one.weights_sha256 == hash_files(
+        sorted([*path.glob("*.json"), *path.glob("*.safetensors"), *path.glob("*.jinja")])
+    )
     assert list(one.calls) == ["text", "transformer", "decode"]
 
 

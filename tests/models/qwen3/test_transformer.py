@@ -39,7 +39,12 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, A
 
 def load(folder: Path, config: Qwen3Config, dtype: torch.dtype = torch.float32) -> Qwen3:
     model = build_on_meta(lambda: Qwen3(config))
-    load_into(model, Source("model.sources.weights", str(folder)), partial(clean_qwen3, config=config), dtype)
+    load_into(
+        model,
+        Source("model.sources.weights", str(folder)),
+        partial(clean_qwen3, config=config),
+        lambda _, tensor: tensor.to(dtype),
+    )
     return model.requires_grad_(False)
 
 

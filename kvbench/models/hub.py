@@ -1,0 +1,199 @@
+"""Files of models on the Hugging Face Hub: which of them a source needs, how much that is, and fetching them.
+
+A branch or tag is resolved to a commit when it is fetched first. The commit and the names of its files are recorded
+beside the converted weights, so that later runs ask no network and every node of a shared home reads the same commit.
+"""
+
+import json
+import logging
+import shutil
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from kvbench.core.config import UserError
+from kvbench.core.files import hash_values, parse_json, write_whole
+from kvbench.core.locks import claim
+from kvbench.models.stored import choose_files, find_home
+
+log = logging.getLogger(__name__)
+
+
+class HubError(UserError, RuntimeError):
+    """Files that the Hub does not give; the message says why and what to do."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """What a source needs of a repository.
+
+    Attributes:
+        repo: owner/name.
+        revision: branch, tag or commit.
+        file: file or folder inside; None for the files at the top.
+    """
+
+    repo: str
+    revision: str
+    file: str | None
+
+    @property
+    def record(self) -> Path:
+        """Where it is recorded once it is there."""
+        return find_home() / "hub" / f"{hash_values(asdict(self))[:32]}.json"
+
+    def __str__(self) -> str:
+        return f"{self.file or 'the files'} of {self.repo}"
+
+
+@dataclass(frozen=True)
+class Listing:
+    """Files of a part at a commit.
+
+    Attributes:
+        part: what they are of.
+        commit: what the revision stands for.
+        sizes: bytes by name.
+        folder: snapshot in the Hub's cache that holds them once they are fetched.
+    """
+
+    part: Part
+    commit: str
+    sizes: dict[str, int]
+    folder: Path
+
+    @property
+    def missing(self) -> dict[str, int]:
+        """Files that are not in the cache, with their bytes."""
+        return {name: size for name, size in self.sizes.items() if not (self.folder / name).is_file()}
+
+    @property
+    def path(self) -> Path:
+        """The local file or folder."""
+        return self.folder / (self.part.file or "")
+
+
+def find_fetched(part: Part) -> Listing | None:
+    """Return what was fetched of a part, without asking the network; None unless every file is there."""
+    listing = _read_record(part)
+    return None if listing is None or listing.missing else listing
+
+
+def list_part(part: Part) -> Listing:
+    """Ask the Hub which files a part has and how large they are; a revision that was resolved before keeps its commit.
+
+    Raises:
+        HubError: the Hub cannot be reached, or has no such repository, revision or file.
+    """
+    try:
+        from huggingface_hub import HfApi, constants
+        from huggingface_hub.errors import GatedRepoError, OfflineModeIsEnabled
+    except ImportError:
+        raise HubError(f"install the `text` extra to download {part.repo}") from None
+    cache = Path(constants.HF_HUB_CACHE, f"models--{part.repo.replace('/', '--')}")
+    known = _read_record(part)
+    try:
+        info = HfApi().model_info(
+            part.repo, revision=known.commit if known else part.revision, files_metadata=True
+        )
+    except GatedRepoError:
+        raise HubError(f"{part.repo}: accept its conditions on its page, then `hf auth login`") from None
+    except OfflineModeIsEnabled:
+        return _list_cached(part, cache)
+    except Exception as error:  # the library's transport has errors of its own
+        try:
+            return _list_cached(part, cache)
+        except HubError:
+            raise HubError(f"cannot download {part} ({str(error).splitlines()[0]})") from error
+    sizes = {one.rfilename: one.size or 0 for one in info.siblings or ()}
+    return _choose(part, str(info.sha), sizes, cache / "snapshots" / str(info.sha))
+
+
+def fetch(listings: Sequence[Listing]) -> None:
+    """Download what is missing, after saying how much that is and where it goes; files that are whole stay.
+
+    Raises:
+        HubError: the disk has no room, or a download fails; the same command goes on where it ended.
+    """
+    from huggingface_hub import constants, snapshot_download
+
+    todo = [listing for listing in listings if listing.missing]
+    _announce(todo, Path(constants.HF_HUB_CACHE))
+    for listing in listings:
+        part = listing.part
+        with claim(part.record.with_suffix(".claim")):
+            if listing.missing:
+                try:
+                    names = list(listing.missing)
+                    snapshot_download(part.repo, revision=listing.commit, allow_patterns=names)
+                except Exception as error:  # as above
+                    raise HubError(
+                        f"the download of {part} ended early ({str(error).splitlines()[0]}); the same command goes on"
+                    ) from None
+            write_whole(part.record, json.dumps({**asdict(listing), "folder": str(listing.folder)}))
+
+
+def format_bytes(size: int) -> str:
+    """Write a number of bytes in GB or MB.
+
+    >>> format_bytes(4_640_000_000)
+    '4.6 GB'
+    """
+    return f"{size / 1e9:.1f} GB" if size >= 1e8 else f"{size / 1e6:.1f} MB"
+
+
+def _announce(todo: Sequence[Listing], cache: Path) -> None:
+    needed = sum(size for listing in todo for size in listing.missing.values())
+    if not needed:
+        return
+    log.info("%s to download to %s", format_bytes(needed), cache)
+    for listing in todo:
+        part, size = listing.part, format_bytes(sum(listing.missing.values()))
+        log.info("  %s: %s at %s = commit %s", size, part, part.revision, listing.commit)
+    there = next(place for place in (cache, *cache.absolute().parents) if place.exists())
+    if (free := shutil.disk_usage(there).free) < needed:
+        raise HubError(
+            f"{format_bytes(needed)} to download, {format_bytes(free)} free in {cache}: set HF_HOME to a larger disk"
+        )
+
+
+def _read_record(part: Part) -> Listing | None:
+    try:
+        found = parse_json(part.record.read_text())
+        return Listing(part, found["commit"], found["sizes"], Path(found["folder"]))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _list_cached(part: Part, cache: Path) -> Listing:
+    """Return what the Hub's own cache holds of a part, where no network is; another program may have fetched it."""
+    branch = cache / "refs" / part.revision
+    commit = branch.read_text().strip() if branch.is_file() else part.revision
+    folder = cache / "snapshots" / commit
+    names = {
+        str(path.relative_to(folder)): path.stat().st_size for path in folder.rglob("*") if path.is_file()
+    }
+    try:
+        return _choose(part, commit, names, folder)
+    except HubError:
+        raise HubError(
+            f"HF_HUB_OFFLINE is set or there is no network, and {part} is not in {cache.parent}; "
+            "run task=weights where there is one"
+        ) from None
+
+
+def _choose(part: Part, commit: str, sizes: dict[str, int], folder: Path) -> Listing:
+    """Keep the files that are needed.
+
+    Raises:
+        HubError: there are none.
+    """
+    if part.file in sizes:
+        names = [part.file]
+    else:
+        prefix = "" if part.file is None else f"{part.file}/"
+        inside = [name.removeprefix(prefix) for name in sizes if name.startswith(prefix)]
+        names = [prefix + name for name in choose_files(inside)]
+    if not names:
+        raise HubError(f"{part.repo} has no {part.file or 'weights'} at {part.revision}")
+    return Listing(part, commit, {name: sizes[name] for name in names}, folder)

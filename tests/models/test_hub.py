@@ -1,0 +1,148 @@
+"""Sources on the Hub: what is needed, one report of all that is missing, resuming, and no network afterwards."""
+
+import logging
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvbench.models.stored import choose_files, find_digest, list_files
+from kvbench.models.weights import Source, WeightsError, locate_all
+from tests.support.fake_hub import COMMIT, FakeHub
+
+T5 = {
+    "README.md": b"words",
+    "config.json": b"{}",
+    "spiece.model": b"pieces",
+    "model-00001-of-00002.safetensors": b"1" * 30,
+    "model-00002-of-00002.safetensors": b"2" * 20,
+    "model.safetensors.index.json": b"{}",
+    "pytorch_model-00001-of-00001.bin": b"p" * 50,
+    "pytorch_model.bin.index.json": b"{}",
+    "flax_model.msgpack": b"f" * 50,
+    "tf_model.h5": b"t" * 50,
+}
+REPOS = {
+    "owner/t5": T5,
+    "owner/model": {"net.pth": b"n" * 12, "other.pth": b"o" * 99, "in/model.safetensors": b"i"},
+}
+NEEDED = sorted(
+    name
+    for name in T5
+    if name.endswith((".safetensors", ".model")) or name in ("config.json", "model.safetensors.index.json")
+)
+TEXT = Source("model.sources.text", repo="owner/t5")
+NET = Source("model.sources.net", repo="owner/model", file="net.pth")
+FOLDER = Source("model.sources.folder", repo="owner/model", file="in")
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeHub:
+    monkeypatch.setenv("KVBENCH_WEIGHTS", str(tmp_path / "weights"))
+    return FakeHub(REPOS, monkeypatch, tmp_path / "cache")
+
+
+def test_only_what_is_read_is_fetched_and_told_beforehand(
+    hub: FakeHub, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO):
+        text, net, folder = locate_all([TEXT, NET, FOLDER])
+    assert sorted(hub.sent) == sorted([*NEEDED, "net.pth", "in/model.safetensors"])
+    assert (net.read_bytes(), folder.name) == (b"n" * 12, "in")
+    assert [path.name for path in list_files(text)] == NEEDED
+    said = caplog.messages
+    assert said[0].endswith(f"MB to download to {hub.cache}")
+    assert f"owner/t5 at main = commit {COMMIT}" in said[1]
+
+
+@pytest.mark.parametrize("revision", [None, "main", "v1", COMMIT])
+def test_a_revision_is_a_branch_a_tag_or_a_commit(revision: str | None, hub: FakeHub) -> None:
+    source = Source("key", repo="owner/model", file="net.pth", revision=revision)
+    source.locate()
+    assert hub.asked == [("owner/model", revision or "main")]
+    described = source.describe()
+    assert (described["revision"], described["commit"]) == (revision or "main", COMMIT)
+    assert described["sha256"] == find_digest(source.locate())
+
+
+def test_afterwards_no_network_is_asked(hub: FakeHub) -> None:
+    paths = locate_all([TEXT, NET])
+    asked, hub.online = list(hub.asked), False
+    assert locate_all([TEXT, NET]) == paths
+    assert hub.asked == asked
+    # A file that got lost is fetched again at the commit that the branch was resolved to.
+    paths[1].unlink()
+    hub.online = True
+    locate_all([NET])
+    assert hub.asked[-1] == ("owner/model", COMMIT)
+
+
+def test_a_download_goes_on_where_it_ended(hub: FakeHub) -> None:
+    hub.breaks_at = "spiece.model"
+    with pytest.raises(WeightsError, match=r"download of the files of owner/t5 ended early .*goes on"):
+        TEXT.locate()
+    first, hub.sent, hub.breaks_at = hub.sent, [], None
+    assert TEXT.find() is None
+    TEXT.locate()
+    assert first
+    assert sorted(first + hub.sent) == NEEDED
+
+
+def test_files_that_another_program_fetched_are_found_without_a_network(hub: FakeHub) -> None:
+    folder = hub.cache / "models--owner--model"
+    (folder / "refs").mkdir(parents=True)
+    (folder / "refs" / "main").write_text(COMMIT)
+    (folder / "snapshots" / COMMIT).mkdir(parents=True)
+    (folder / "snapshots" / COMMIT / "net.pth").write_bytes(b"n")
+    hub.online = False
+    assert NET.locate().read_bytes() == b"n"
+
+
+def test_all_that_is_missing_is_told_at_once(hub: FakeHub) -> None:
+    sources = [
+        Source("a", path="/nowhere/net.pth"),
+        Source("b", file="vqgan.ckpt"),
+        Source("c", repo="owner/gone"),
+        Source("d", repo="owner/model", file="none.pth"),
+        NET,
+    ]
+    with pytest.raises(WeightsError) as caught:
+        locate_all(sources)
+    message = str(caught.value)
+    for part in (
+        "a.path=/nowhere",
+        "b: weights missing",
+        "c: weights missing: cannot download",
+        "d.path=...",
+    ):
+        assert part in message
+    assert "\n" not in message
+    assert hub.sent == []
+
+
+def test_a_full_disk_is_told_before_anything_is_fetched(
+    hub: FakeHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usage: Any = shutil.disk_usage("/")
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=5))
+    with pytest.raises(WeightsError, match=r"to download, 0\.0 MB free in .*: set HF_HOME to a larger disk"):
+        NET.locate()
+    assert hub.sent == []
+
+
+def test_where_there_is_no_safetensors_file_torch_files_are_read() -> None:
+    names = ["pytorch_model.bin", "config.json", "README.md", ".gitattributes", "images/a.json"]
+    assert choose_files(names) == ["config.json", "pytorch_model.bin"]
+
+
+def test_digests_of_folders_leave_documents_and_time_stamps_out(tmp_path: Path) -> None:
+    for name in ("model.safetensors", "config.json"):
+        (tmp_path / name).write_text(name)
+    before = find_digest(tmp_path)
+    (tmp_path / "README.md").write_text("other words")
+    (tmp_path / ".cache" / "huggingface").mkdir(parents=True)
+    (tmp_path / ".cache" / "huggingface" / "config.json").write_text("today")
+    assert find_digest(tmp_path) == before
+    (tmp_path / "config.json").write_text("another")
+    assert find_digest(tmp_path) != before
