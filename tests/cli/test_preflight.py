@@ -1,12 +1,17 @@
 """What a run would need is found before it starts, and nothing is generated."""
 
+import json
 from pathlib import Path
 
 import pytest
 
+from kvbench.core.files import hash_path
 from tests.support.command_line import Command
+from tests.support.fake_hub import COMMIT, FakeHub
+from tests.support.places import ROOT
 
 CHECK = ("task=check", "prompts.count=4", "eval=paired")
+PARTS = ("transformer", "tokenizer", "text")
 
 
 def test_a_run_that_can_start_is_estimated_from_those_before(tmp_path: Path, command: Command) -> None:
@@ -50,3 +55,43 @@ def test_what_stands_against_a_run_ends_the_check(
     assert err.endswith(f"task=check: the run cannot start: {subject}\n")
     assert text in " ".join(out.split())
     assert list(tmp_path.iterdir()) == []
+
+
+def test_weights_are_listed_before_they_are_fetched_and_after(
+    tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KVBENCH_WEIGHTS", str(tmp_path / "weights"))
+    assets = ROOT / "kvbench" / "assets" / "infinity_tiny"
+    files = {f"{part}.safetensors": (assets / f"{part}.safetensors").read_bytes() for part in PARTS}
+    hub = FakeHub({"owner/tiny": files}, monkeypatch, tmp_path / "cache")
+    words = [
+        f"+model.sources.{part}.{key}" if key != "path" else f"model.sources.{part}.path=null"
+        for part in PARTS
+        for key in ("path", "repo=owner/tiny", f"file={part}.safetensors")
+    ]
+    size = len(files["transformer.safetensors"]) / 1e6
+    found = " ".join(command(*CHECK, *words)[1].split())
+    assert f"transformer: owner/tiny from the Hub ({size:.1f} MB to download)" in found
+    assert hub.sent == []
+    status, out, _ = command("task=weights", *words)
+    assert status == 0
+    for part in PARTS:
+        digest = hash_path(assets / f"{part}.safetensors")
+        assert f"commit {COMMIT}, sha256 {digest}" in next(
+            x for x in out.splitlines() if x.startswith(f"{part}:")
+        )
+    hub.online = False
+    run = (
+        "prompts.count=1",
+        "eval=none",
+        "method=streaming_llm",
+        "budget=0.2",
+        f"runs_dir={tmp_path / 'runs'}",
+    )
+    assert command(*run, *words)[0] == 0
+    for path in (tmp_path / "runs").rglob("provenance.json"):
+        sources = json.loads(path.read_text())["sources"]
+        assert {one["commit"] for one in sources.values()} == {COMMIT}
+    fetched = {path.parent.name for path in (tmp_path / "runs").rglob("provenance.json")}
+    assert command(*run)[0] == 0  # the run's name is that of the contents, wherever they come from
+    assert {path.parent.name for path in (tmp_path / "runs").rglob("provenance.json")} == fetched
