@@ -114,7 +114,7 @@ def write_tensors(path: Path, groups: Iterable[Mapping[str, Tensor]], metadata: 
                 size = tensor.numel() * tensor.element_size()
                 place = {"dtype": DTYPES[tensor.dtype], "shape": list(tensor.shape)}
                 header[name] = {**place, "data_offsets": [end, end + size]}
-                file.write(memoryview(tensor.contiguous().flatten().view(torch.uint8).numpy()))
+                file.write(tensor.contiguous().flatten().view(torch.uint8).numpy().data)
                 end += size
         text = json.dumps(header).encode()
         if len(text) > HEADER:
