@@ -3,10 +3,12 @@
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 from kvbench.core.config import MAX_SEED, ConfigError, check_range
 from kvbench.prompts.base import Prompt, check_counts, check_total, leave_out, repeat
-from kvbench.puzzles.room_walk import MAX_MOVES, ROOMS, WALKERS, answer, ask, draw_problem, goes_in_circles
+from kvbench.puzzles.noted_walk import MAX_ASKED, NotedWalk
+from kvbench.puzzles.room_walk import MAX_MOVES, ROOMS, WALKERS, RoomWalk
 
 
 @dataclass(frozen=True)
@@ -23,6 +25,8 @@ class MathTiny:
         max_moves: most moves, 3 tokens each.
         per_prompt: texts written of every problem, with noise of their own.
     """
+
+    puzzle: ClassVar[type[RoomWalk]] = RoomWalk
 
     count: int = 96
     seed: int = 0
@@ -60,7 +64,29 @@ class MathTiny:
         rng = random.Random(f"math_tiny {self.seed}")
         for number in range(self.count):
             moves = rng.randint(self.min_moves, self.max_moves)
-            while goes_in_circles(problem := draw_problem(rng, self.rooms, moves)):
+            while not self._suits(problem := self.puzzle.draw(rng, self.rooms, moves)):
                 pass
-            meta = {"answer": answer(problem), "moves": problem.moves, "prompt_index": number}
-            yield "".join(ask(problem)), meta
+            meta = {
+                "answer": "".join(problem.answer()).strip(),
+                "moves": problem.moves,
+                "prompt_index": number,
+            }
+            yield "".join(problem.ask()), meta
+
+    def _suits(self, problem: RoomWalk) -> bool:
+        return not problem.goes_in_circles()
+
+
+@dataclass(frozen=True)
+class NotesTiny(MathTiny):
+    """Problems whose answers are four notes of the solution (`kvbench.puzzles.noted_walk`), all equally long.
+
+    See `MathTiny` for the attributes; a move takes 4 tokens.
+    """
+
+    puzzle: ClassVar[type[RoomWalk]] = NotedWalk
+    min_moves: int = 130
+    max_moves: int = 240
+
+    def _suits(self, problem: RoomWalk) -> bool:
+        return super()._suits(problem) and len(problem.answer()) == 2 * MAX_ASKED

@@ -12,7 +12,7 @@ that never repeats.
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple, Self
 
 ROOMS = "abcdefghijkl"
 SIDES = "<>"
@@ -32,7 +32,7 @@ class Move(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Problem:
+class RoomWalk:
     """A house and a task.
 
     Attributes:
@@ -41,9 +41,30 @@ class Problem:
         moves: how many are asked for, all walkers' together.
     """
 
+    WORDS_OF_A_MOVE: ClassVar[int] = 3
+    WORDS_BESIDE_DOORS: ClassVar[int] = 1 + 3 * WALKERS
+    """Words of a problem that are not about doors."""
+    WORDS_OF_ANSWER: ClassVar[int] = 1 + WALKERS
+    """Most words behind the moves."""
+
     doors: dict[str, str]
     start: tuple[str, ...]
     moves: int
+
+    @classmethod
+    def draw(cls, rng: random.Random, rooms: int, moves: int) -> Self:
+        """Draw a house and where its walkers begin.
+
+        Args:
+            rng: source of all choices.
+            rooms: of the house, 2 to 12, drawn from `ROOMS`.
+            moves: see `RoomWalk`.
+        """
+        names = sorted(rng.sample(ROOMS, rooms))
+        leads = {side: rng.sample(names, rooms) for side in SIDES}
+        doors = [(name + side, leads[side][at]) for side in SIDES for at, name in enumerate(names)]
+        rng.shuffle(doors)
+        return cls(dict(doors), tuple(rng.choices(names, k=WALKERS)), moves)
 
     def walk(self) -> Iterator[Move]:
         """Yield the moves in order."""
@@ -53,61 +74,42 @@ class Problem:
             rooms.append(self.doors[door])
             yield Move(left, door, rooms[-1])
 
+    def goes_in_circles(self) -> bool:
+        """Return whether the walkers stand where they began, the same one to move, before they are done.
 
-def draw_problem(rng: random.Random, rooms: int, moves: int) -> Problem:
-    """Draw a house and where its walkers begin.
+        What follows could then be copied from what was written.
+        """
+        rooms = self.start
+        for move in self.walk():
+            rooms = (*rooms[1:], move.room)
+            if rooms == self.start and move.left:
+                return True
+        return False
 
-    Args:
-        rng: source of all choices.
-        rooms: of the house, 2 to 12, drawn from `ROOMS`.
-        moves: see `Problem`.
-    """
-    names = sorted(rng.sample(ROOMS, rooms))
-    leads = {side: rng.sample(names, rooms) for side in SIDES}
-    doors = [(name + side, leads[side][at]) for side in SIDES for at, name in enumerate(names)]
-    rng.shuffle(doors)
-    return Problem(dict(doors), tuple(rng.choices(names, k=WALKERS)), moves)
+    def ask(self) -> list[str]:
+        """Return the words that tell a problem; joined they are its text."""
+        words = [BEGIN]
+        for door, room in self.doors.items():
+            words += [f" {door}", f" {room}"]
+        for room in self.start:
+            words += [f"\n{self.moves}", STANDS, f" {room}"]
+        return words
 
+    def solve(self) -> Iterator[str]:
+        """Yield the words of the solution: every move, then the answer."""
+        for move in self.walk():
+            yield from (f"\n{move.left}", f" {move.door}", f" {move.room}")
+        yield ANSWER
+        yield from self.answer()
 
-def goes_in_circles(problem: Problem) -> bool:
-    """Return whether the walkers stand where they began, the same one to move, before they are done.
+    def answer(self) -> list[str]:
+        """Return the words of the answer: the rooms where the walkers stand, the next to move first."""
+        rooms = [*self.start, *(move.room for move in self.walk())]
+        return [f" {room}" for room in rooms[-WALKERS:]]
 
-    What follows could then be copied from what was written.
-    """
-    rooms = problem.start
-    for move in problem.walk():
-        rooms = (*rooms[1:], move.room)
-        if rooms == problem.start and move.left:
-            return True
-    return False
-
-
-def ask(problem: Problem) -> list[str]:
-    """Return the words that tell a problem; joined they are its text."""
-    words = [BEGIN]
-    for door, room in problem.doors.items():
-        words += [f" {door}", f" {room}"]
-    for room in problem.start:
-        words += [f"\n{problem.moves}", STANDS, f" {room}"]
-    return words
-
-
-def solve(problem: Problem) -> Iterator[str]:
-    """Yield the words of the solution: every move, then the rooms where the walkers stand, the next to move first."""
-    rooms = list(problem.start)
-    for move in problem.walk():
-        yield from (f"\n{move.left}", f" {move.door}", f" {move.room}")
-        rooms = [*rooms[1:], move.room]
-    yield from (ANSWER, *(f" {room}" for room in rooms))
-
-
-def answer(problem: Problem) -> str:
-    """Return the rooms of the solution's last words, a space between two."""
-    return "".join(list(solve(problem))[-WALKERS:]).strip()
-
-
-def list_words() -> list[str]:
-    """Return every word of problems and solutions."""
-    doors = [f" {room}{side}" for room in ROOMS for side in SIDES]
-    numbers = [f"\n{number}" for number in range(MAX_MOVES + 1)]
-    return [BEGIN, STANDS, ANSWER, *(f" {room}" for room in ROOMS), *doors, *numbers]
+    @classmethod
+    def list_words(cls) -> list[str]:
+        """Return every word of problems and solutions."""
+        doors = [f" {room}{side}" for room in ROOMS for side in SIDES]
+        numbers = [f"\n{number}" for number in range(MAX_MOVES + 1)]
+        return [BEGIN, STANDS, ANSWER, *(f" {room}" for room in ROOMS), *doors, *numbers]

@@ -3,7 +3,8 @@
 import pytest
 
 from kvbench.core.config import ConfigError
-from kvbench.prompts.math_tiny import MathTiny
+from kvbench.prompts.math_tiny import MathTiny, NotesTiny
+from tests.puzzles.test_noted_walk import follow_notes
 from tests.puzzles.test_room_walk import follow
 
 
@@ -15,6 +16,15 @@ def test_problems_carry_their_answers_and_are_equally_long() -> None:
         assert problem.meta["answer"] == follow(problem.text)
         assert len(problem.text.split("\n")[0].split()) == 1 + 2 * 16
         assert 170 <= int(str(problem.meta["moves"])) <= 330
+
+
+def test_problems_of_notes_ask_for_four_of_them() -> None:
+    problems = NotesTiny(count=20).load()
+    assert len({problem.text for problem in problems}) == 20
+    for problem in problems:
+        assert problem.meta["answer"] == follow_notes(problem.text)
+        assert len(str(problem.meta["answer"]).split()) == 8
+        assert len(problem.text.split()) == 47
 
 
 def test_a_longer_set_begins_with_the_shorter_one_and_another_seed_differs() -> None:

@@ -6,16 +6,7 @@ import re
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvbench.puzzles.room_walk import (
-    ROOMS,
-    Problem,
-    answer,
-    ask,
-    draw_problem,
-    goes_in_circles,
-    list_words,
-    solve,
-)
+from kvbench.puzzles.room_walk import ROOMS, RoomWalk
 
 seeds = st.integers(0, 2**32)
 
@@ -33,7 +24,7 @@ def follow(text: str) -> str:
 
 def test_the_rules_by_hand() -> None:
     doors = {"a<": "b", "a>": "a", "b<": "a", "b>": "b"}
-    problem = Problem(doors, ("a", "b", "a"), 3)
+    problem = RoomWalk(doors, ("a", "b", "a"), 3)
     # The third stands in a: the first leaves a by < to b; now that one moved last, and stands in b: the second leaves
     # b by > to b; the third leaves a by > to a.
     assert [(move.left, move.door, move.room) for move in problem.walk()] == [
@@ -41,20 +32,20 @@ def test_the_rules_by_hand() -> None:
         (1, "b>", "b"),
         (0, "a>", "a"),
     ]
-    assert "".join(ask(problem)) == "doors a< b a> a b< a b> b\n3 in a\n3 in b\n3 in a"
-    assert "".join(solve(problem)) == "\n2 a< b\n1 b> b\n0 a> a\nanswer: b b a"
+    assert "".join(problem.ask()) == "doors a< b a> a b< a b> b\n3 in a\n3 in b\n3 in a"
+    assert "".join(problem.solve()) == "\n2 a< b\n1 b> b\n0 a> a\nanswer: b b a"
 
 
 @given(seeds, st.integers(2, 12), st.integers(1, 60))
 def test_answers_are_those_of_another_program(seed: int, rooms: int, moves: int) -> None:
-    problem = draw_problem(random.Random(seed), rooms, moves)
-    assert answer(problem) == follow("".join(ask(problem)))
-    assert "".join(solve(problem)).endswith(f"\nanswer: {answer(problem)}")
+    problem = RoomWalk.draw(random.Random(seed), rooms, moves)
+    assert "".join(problem.answer()) == f" {follow(''.join(problem.ask()))}"
+    assert "".join(problem.solve()).endswith(f"\nanswer:{''.join(problem.answer())}")
 
 
 @given(seeds, st.integers(2, 12))
 def test_no_two_states_have_the_same_next_one(seed: int, rooms: int) -> None:
-    problem = draw_problem(random.Random(seed), rooms, 1)
+    problem = RoomWalk.draw(random.Random(seed), rooms, 1)
     for side in "<>":
         doors = {door: room for door, room in problem.doors.items() if door.endswith(side)}
         assert len(doors) == len(set(doors.values())) == rooms
@@ -62,19 +53,19 @@ def test_no_two_states_have_the_same_next_one(seed: int, rooms: int) -> None:
 
 @given(seeds, st.integers(2, 5), st.integers(2, 60))
 def test_circles_are_found(seed: int, rooms: int, moves: int) -> None:
-    problem = draw_problem(random.Random(seed), rooms, moves)
+    problem = RoomWalk.draw(random.Random(seed), rooms, moves)
     states, walkers = [problem.start], list(problem.start)
     for move in problem.walk():
         walkers = [*walkers[1:], move.room]
         states.append(tuple(walkers))
-    assert goes_in_circles(problem) == (len(set(states[:-1])) < len(states) - 1)
+    assert problem.goes_in_circles() == (len(set(states[:-1])) < len(states) - 1)
 
 
 @given(seeds)
 def test_all_is_written_in_words_that_can_be_told_apart(seed: int) -> None:
-    problem, words = draw_problem(random.Random(seed), 12, 30), list_words()
+    problem, words = RoomWalk.draw(random.Random(seed), 12, 30), RoomWalk.list_words()
     assert len(words) == len(set(words))
-    text = "".join((*ask(problem), *solve(problem)))
+    text = "".join((*problem.ask(), *problem.solve()))
     longest = "|".join(map(re.escape, sorted(words, key=len, reverse=True)))
-    assert re.findall(longest, text) == [*ask(problem), *solve(problem)]
+    assert re.findall(longest, text) == [*problem.ask(), *problem.solve()]
     assert set("".join(problem.start)) <= set(ROOMS)

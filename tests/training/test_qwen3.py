@@ -18,7 +18,6 @@ from kvbench.training.loop import generator
 from kvbench.training.qwen3.run import Qwen3Training
 from kvbench.training.qwen3.transformer import (
     UNSAID,
-    VOCABULARY,
     NextWord,
     WalkRecipe,
     WalkStage,
@@ -28,6 +27,7 @@ from kvbench.training.transformer import init_decoder
 from tests.puzzles.test_room_walk import follow
 from tests.support.trainings import check_resumed, check_traced
 
+VOCABULARY = WalkRecipe().vocabulary
 SHAPE = Qwen3Config(
     depth=2, width=16, heads=2, kv_heads=1, head_dim=8, hidden=24, vocabulary=len(VOCABULARY), rope_base=1e4
 )

@@ -1,4 +1,4 @@
-"""Training of `reasoner_tiny`: problems of three walkers -> language model, written as a folder of Qwen3's."""
+"""Training of `reasoner_tiny` and `reasoner_notes_tiny` on problems of three walkers; it writes a folder of Qwen3's."""
 
 import json
 from dataclasses import asdict, dataclass, field
@@ -17,34 +17,44 @@ from kvbench.models.qwen3.transformer import Qwen3, Qwen3Config
 from kvbench.models.weights import WHOLE
 from kvbench.training.base import Training
 from kvbench.training.loop import generator
-from kvbench.training.qwen3.transformer import END, PAD, VOCABULARY, NextWord, WalkRecipe, draw_batch
+from kvbench.training.qwen3.transformer import PUZZLES, NextWord, WalkRecipe, draw_batch
 from kvbench.training.transformer import init_decoder
 
 
 @dataclass(frozen=True, kw_only=True)
 class Qwen3Training(Training):
-    """`train=reasoner_tiny`; see `Training` for its settings. Problems are drawn anew at every step."""
+    """`train=reasoner_tiny` or `train=reasoner_notes_tiny`; see `Training` for its settings.
+
+    Problems are drawn anew at every step.
+    """
 
     kind: ClassVar[type[Model]] = Qwen3Model
     transformer: WalkRecipe = field(default_factory=WalkRecipe)
 
     def _train(self, model: Qwen3Model, out: Path) -> None:
-        config = model.transformer
-        if config.vocabulary != len(VOCABULARY) or not self.transformer.stages:
+        config, recipe = model.transformer, self.transformer
+        if recipe.puzzle not in PUZZLES:
             raise ConfigError(
-                f"train: problems of three walkers have {len(VOCABULARY)} words (model.transformer.vocabulary="
+                f"train.transformer.puzzle={recipe.puzzle}: must be one of {', '.join(PUZZLES)}"
+            )
+        words = recipe.vocabulary
+        if config.vocabulary != len(words) or not recipe.stages:
+            raise ConfigError(
+                f"train: problems of three walkers have {len(words)} words (model.transformer.vocabulary="
                 f"{config.vocabulary}), and train.transformer.stages names at least one stage"
             )
         network = NextWord(Qwen3(config))
-        init_decoder(network.transformer, generator(self.transformer.seed, 3))
-        rotation = config.rotations(max(stage.tokens for stage in self.transformer.stages))
-        weights = self._fit_transformer(network, partial(draw_batch, rotation, self.transformer), out)
+        init_decoder(network.transformer, generator(recipe.seed, 3))
+        rotation = config.rotations(
+            max(stage.count_tokens(PUZZLES[recipe.puzzle]) for stage in recipe.stages)
+        )
+        weights = self._fit_transformer(network, partial(draw_batch, rotation, recipe), out)
         folder = out / "model"
         folder.mkdir(exist_ok=True)
         state = split_qwen3(checkpoint.group(weights, "transformer", "."), config)
         half = {name: tensor.cpu().half() for name, tensor in state.items()}
-        checkpoint.save(folder / WHOLE, half, {"recipe": asdict(self.transformer)})
-        write_whole(folder / WORDS, json.dumps(VOCABULARY, ensure_ascii=False) + "\n")
+        checkpoint.save(folder / WHOLE, half, {"recipe": asdict(recipe)})
+        write_whole(folder / WORDS, json.dumps(words, ensure_ascii=False) + "\n")
         write_whole(folder / "config.json", json.dumps(describe(config), indent=1) + "\n")
 
 
@@ -64,8 +74,8 @@ def describe(config: Qwen3Config) -> dict[str, object]:
         "rope_theta": config.rope_base,
         "rope_parameters": {"rope_type": "default", "rope_theta": config.rope_base},
         "tie_word_embeddings": config.tied,
-        "pad_token_id": VOCABULARY.index(PAD),
-        "eos_token_id": VOCABULARY.index(END),
+        "pad_token_id": 0,  # padding and the end are the first words of every vocabulary
+        "eos_token_id": 1,
         "bos_token_id": None,
         "dtype": "float16",
     }

@@ -1,4 +1,4 @@
-"""Training of the small language model on problems of three walkers and their solutions."""
+"""Training of the small language models on problems of three walkers and their solutions."""
 
 import random
 from collections.abc import Mapping
@@ -11,14 +11,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from kvbench.models.qwen3.transformer import Qwen3
-from kvbench.puzzles.room_walk import MAX_MOVES, ask, draw_problem, list_words, solve
+from kvbench.puzzles.noted_walk import NotedWalk
+from kvbench.puzzles.room_walk import MAX_MOVES, RoomWalk
 from kvbench.training.attention import attend_causally
 from kvbench.training.stages import find_stage
 from kvbench.training.transformer import BaseTransformerRecipe
 
 PAD, END = "<pad>", "<end>"
-VOCABULARY = (PAD, END, *list_words())
-NUMBERS: Mapping[str, int] = {word: number for number, word in enumerate(VOCABULARY)}
+PUZZLES: Mapping[str, type[RoomWalk]] = {"room_walk": RoomWalk, "noted_walk": NotedWalk}
 UNSAID = -100
 """Target where nothing is asked of the model."""
 
@@ -41,10 +41,13 @@ class WalkStage:
     batch: int
     steps: int
 
-    @property
-    def tokens(self) -> int:
-        """Tokens of the longest problem and of what is read of its solution."""
-        return 1 + 4 * self.max_rooms + 9 + 3 * self.moves + 5
+    def count_solution(self, puzzle: type[RoomWalk]) -> int:
+        """Return the tokens of the longest solution that is read, its end included."""
+        return puzzle.WORDS_OF_A_MOVE * self.moves + puzzle.WORDS_OF_ANSWER + 1
+
+    def count_tokens(self, puzzle: type[RoomWalk]) -> int:
+        """Return the tokens of the longest problem and of what is read of its solution."""
+        return 4 * self.max_rooms + puzzle.WORDS_BESIDE_DOORS + self.count_solution(puzzle)
 
 
 @dataclass(frozen=True)
@@ -52,12 +55,14 @@ class WalkRecipe(BaseTransformerRecipe):
     """Settings of the training; see `BaseTransformerRecipe` for the others.
 
     Attributes:
+        puzzle: kind of the problems: "room_walk" or "noted_walk", modules of `kvbench.puzzles`.
         stages: in order; looking up is learnt in small houses, and stays when they grow.
         ends: share of the problems whose solution ends within the moves that are read.
     """
 
     inner: ClassVar[tuple[str, ...]] = ("layers.",)
     average: float = 0.99
+    puzzle: str = "room_walk"
     stages: tuple[WalkStage, ...] = ()
     ends: float = 0.25
     decay: float = 0.01
@@ -67,6 +72,11 @@ class WalkRecipe(BaseTransformerRecipe):
     def steps(self) -> int:
         """Optimiser steps of all stages."""
         return sum(stage.steps for stage in self.stages)
+
+    @property
+    def vocabulary(self) -> list[str]:
+        """Every word of the puzzle, after padding and the end."""
+        return [PAD, END, *PUZZLES[self.puzzle].list_words()]
 
 
 class NextWord(nn.Module):
@@ -97,16 +107,18 @@ def draw_batch(rotation: Tensor, recipe: WalkRecipe, step: int) -> tuple[Tensor,
         recipe: stages, shares and seed.
         step: number of the step.
     """
-    stage = find_stage(recipe.stages, step)
+    stage, puzzle = find_stage(recipe.stages, step), PUZZLES[recipe.puzzle]
+    numbers = {word: number for number, word in enumerate(recipe.vocabulary)}
     rng = random.Random(f"training {recipe.seed} {step}")
-    read = torch.full((stage.batch, stage.tokens + 1), NUMBERS[PAD])
+    read = torch.full((stage.batch, stage.count_tokens(puzzle) + 1), numbers[PAD])
     said = torch.zeros(read.shape, dtype=torch.bool)
     for row in range(stage.batch):
         ends = rng.random() < recipe.ends
         moves = rng.randint(1, stage.moves) if ends else rng.randint(stage.moves, MAX_MOVES)
-        problem = draw_problem(rng, rng.randint(stage.min_rooms, stage.max_rooms), moves)
-        asked = ask(problem)
-        words = [*asked, *islice((*solve(problem), END) if ends else solve(problem), 3 * stage.moves + 5)]
-        read[row, : len(words)] = torch.tensor([NUMBERS[word] for word in words])
+        problem = puzzle.draw(rng, rng.randint(stage.min_rooms, stage.max_rooms), moves)
+        asked = problem.ask()
+        solution = (*problem.solve(), END) if ends else problem.solve()
+        words = [*asked, *islice(solution, stage.count_solution(puzzle))]
+        read[row, : len(words)] = torch.tensor([numbers[word] for word in words])
         said[row, len(asked) : len(words)] = True
-    return read[:, :-1], torch.where(said, read, UNSAID)[:, 1:], rotation[: stage.tokens]
+    return read[:, :-1], torch.where(said, read, UNSAID)[:, 1:], rotation[: stage.count_tokens(puzzle)]

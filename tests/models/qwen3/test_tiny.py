@@ -1,4 +1,4 @@
-"""The embedded language model: small, right with a full cache, the same in any batch; the cache decides."""
+"""The embedded language models: small, right with a full cache, the same in any batch; the cache decides."""
 
 from collections.abc import Sequence
 from functools import lru_cache
@@ -10,11 +10,12 @@ from kvbench.methods.base import Method
 from kvbench.methods.full import Full
 from kvbench.methods.h2o import H2O
 from kvbench.methods.hardkv.method import HardKV
+from kvbench.methods.rkv import RKV
 from kvbench.methods.streaming_llm import StreamingLLM
 from kvbench.models.noise import PromptNoise
 from kvbench.models.outputs import Text
 from kvbench.models.qwen3.model import Qwen3Model
-from kvbench.prompts.math_tiny import MathTiny
+from kvbench.prompts.math_tiny import MathTiny, NotesTiny
 from tests.support.engine import open_cache
 from tests.support.places import ASSETS
 from tests.support.small_models import load
@@ -38,11 +39,15 @@ def right(texts: Sequence[Text]) -> int:
     return sum(find_answer(text.text) == answer for text, answer in zip(texts, answers, strict=True))
 
 
-def test_it_is_small_and_its_prompts_fill_their_room() -> None:
-    folder = ASSETS / "reasoner_tiny" / "model"
+@pytest.mark.parametrize(
+    ("name", "prompts"), [("reasoner_tiny", MathTiny), ("reasoner_notes_tiny", NotesTiny)]
+)
+def test_it_is_small_and_its_prompts_fill_their_room(name: str, prompts: type[MathTiny]) -> None:
+    folder = ASSETS / name / "model"
     assert sum(path.stat().st_size for path in folder.iterdir()) <= 2e6
-    tiny().check_prompts([problem.text for problem in PROBLEMS])
-    assert {len(tiny()._text.encode(problem.text)) for problem in PROBLEMS} == {tiny().prompt_tokens}
+    model, texts = load(f"model={name}"), [problem.text for problem in prompts(16, seed=7).load()]
+    model.check_prompts(texts)
+    assert {len(model._text.encode(text)) for text in texts} == {model.prompt_tokens}
 
 
 def test_solutions_are_whole_chains_of_the_length_they_should_have() -> None:
@@ -51,6 +56,22 @@ def test_solutions_are_whole_chains_of_the_length_they_should_have() -> None:
     for text, problem in zip(texts, PROBLEMS, strict=True):
         assert text.ended
         assert text.tokens == 3 * int(str(problem.meta["moves"])) + 5
+
+
+@pytest.mark.slow
+def test_notes_need_more_than_the_prompt_and_the_newest_tokens() -> None:
+    """Facts that the chain states and that are asked for at its end: a window has lost them, R-KV has not."""
+    model, problems = load("model=reasoner_notes_tiny"), NotesTiny(16, seed=7).load()
+
+    def count_right(method: Method, budget: float) -> int:
+        cache = open_cache(method, model.spec, budget)
+        texts = model.generate([problem.text for problem in problems], cache, PromptNoise(3, range(16)))
+        answers = [problem.meta["answer"] for problem in problems]
+        return sum(find_answer(text.text) == answer for text, answer in zip(texts, answers, strict=True))
+
+    assert count_right(Full(), 1) >= 14
+    assert count_right(StreamingLLM(sinks=1), 200) <= 2
+    assert count_right(RKV(sinks=1), 200) >= 12
 
 
 @pytest.mark.slow
