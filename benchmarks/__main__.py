@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 from benchmarks.support.arguments import add_options
-from kvbench.core.devices import keep_freed_memory
+from kvbench.core.devices import keep_freed_memory, use_device
 
 PROGRAMS = tuple(
     sorted(path.stem for path in Path(__file__).parent.glob("*.py") if not path.stem.startswith("__"))
@@ -42,6 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         torch.set_num_threads(options.threads)
     keep_freed_memory()
     try:
+        use_device(getattr(options, "device", "cpu"))
         return program.main(options) or 0
     except ValueError as error:
         sys.exit(f"error: {error}")

@@ -47,9 +47,6 @@ def main() -> None:
     """Do what the command line says: one job, a sweep (`-m`), `publish`, or a command of Hydra's own (`--help`)."""
     # Read when torch is loaded. Threads that wait in a loop take the processor from other runs on this machine.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-    if "PYTORCH_CUDA_ALLOC_CONF" not in os.environ:  # its older name, which a user may have set
-        # Of GPU memory that is reserved in segments of a fixed size, what is free would rarely fit a larger tensor.
-        os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # Ray would tell its makers of every sweep
     logging.captureWarnings(capture=True)
     Plugins.instance().register(PluginSearchPath)

@@ -7,6 +7,7 @@ from hydra.core.config_store import ConfigStore
 from hydra.core.plugins import Plugins
 from omegaconf import DictConfig
 
+from kvbench.cli.jobs import list_jobs
 from kvbench.core.config import ConfigError
 
 EXTRAS = {"joblib": "joblib", "submitit_slurm": "slurm", "ray": "ray"}
@@ -53,6 +54,25 @@ def check_launcher(config: DictConfig) -> None:
         from kvbench.core.devices import check_device  # imports torch
 
         check_device(config.device)
+        if name == "joblib":
+            _check_cards(config)
+
+
+def _check_cards(config: DictConfig) -> None:
+    """Refuse more jobs at a time than there are GPUs for."""
+    import joblib
+
+    from kvbench.core.devices import count_gpus
+
+    jobs = config.work.workers if config.get("task") == "work" else len(list_jobs(config))
+    beside, cards = joblib.effective_n_jobs(config.hydra.launcher.n_jobs), count_gpus()
+    if ":" in config.device:
+        cards = 1
+    if min(jobs, beside) > cards:
+        raise ConfigError(
+            f"hydra.launcher.n_jobs={config.hydra.launcher.n_jobs}: {min(jobs, beside)} jobs at a time, and device="
+            f"{config.device} is {cards} GPU{'s' if cards > 1 else ''} here; set hydra.launcher.n_jobs={cards}"
+        )
 
 
 def _check_address(address: str) -> None:

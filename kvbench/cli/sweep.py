@@ -162,6 +162,10 @@ class Summary(Callback):
         if self._folder is None:  # one job by itself
             return
         number, overrides = config.hydra.job.num, tuple(config.hydra.overrides.task)
+        if config.hydra.runtime.choices["hydra/launcher"] == "joblib" and config.device == "cuda":
+            from kvbench.core.devices import take_gpu  # imports torch
+
+            take_gpu(config.device, number)
         Summary._job.enter_context(claim(claim_of(self._folder, number), wait=False, lapse=config.work.lapse))
         Summary._job.enter_context(recording(self._folder, number, overrides))
 

@@ -112,5 +112,6 @@ def list_worker_words(cfg: DictConfig, words: Sequence[str]) -> list[str]:
         *(f"{key}='{str(value).replace(chr(39), chr(92) + chr(39))}'" for key, value in shared.items()),
         f"device={cfg.device}",
         f"work.lapse={cfg.work.lapse}",
+        f"work.workers={cfg.work.workers}",
         f"work.number=range({cfg.work.workers})",
     ]

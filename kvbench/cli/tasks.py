@@ -18,7 +18,7 @@ from kvbench.cli.preflight import check_run, show_findings
 from kvbench.cli.search_path import list_choices
 from kvbench.cli.sweep import list_failures, list_runs
 from kvbench.core.config import ConfigError
-from kvbench.core.devices import check_device
+from kvbench.core.devices import use_device
 from kvbench.core.processes import join, leave
 from kvbench.core.settings import Settings
 from kvbench.dashboard.page import write_dashboard
@@ -62,7 +62,7 @@ def make_job(cfg: DictConfig, settings: Settings) -> Job:
     count = count_processes(cfg)
     if count > 1:
         settings = replace(settings, device=choose_device(settings.device))
-    check_device(settings.device)
+    use_device(settings.device)
     source: PromptSource = instantiate(cfg.prompts)
     recorder, choices = Recorder.current, HydraConfig.get().runtime.choices
     prompts = source.load()

@@ -4,12 +4,9 @@ A job is led by one worker, who claims it; where every job that is left is led, 
 waits for nobody while there is something else to do.
 """
 
-import os
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
-
-import torch
 
 from kvbench.cli.compose import compose_job, count_processes, find_finished, read_settings
 from kvbench.cli.console import CONSOLE
@@ -17,6 +14,7 @@ from kvbench.cli.jobs import claim_of, is_newer, note_run, read_entries, read_en
 from kvbench.cli.messages import is_expected
 from kvbench.cli.sweep import describe_failure
 from kvbench.cli.tasks import TASKS, make_job
+from kvbench.core.devices import take_gpu
 from kvbench.core.locks import claim, read_clock
 from kvbench.core.settings import Settings
 from kvbench.runs.calls import remember
@@ -47,7 +45,7 @@ def work(settings: Settings) -> None:
         Exception: several jobs in a row broke.
     """
     folder = Path(str(settings.work.folder))
-    take_gpu(settings)
+    take_gpu(settings.device, settings.work.number)
     worker, pause = Worker(folder, settings, read_clock(folder)), SHORTEST
     # A model is loaded once when its jobs come one after another.
     entries = sorted(read_entries(folder), key=lambda e: (LATER.get(e.outcome, 0), list_model(e.overrides)))
@@ -63,15 +61,6 @@ def work(settings: Settings) -> None:
         pause = SHORTEST if len(left) < before else min(2 * pause, LONGEST)
         if left and len(left) == before:
             time.sleep(pause)
-
-
-def take_gpu(settings: Settings) -> None:
-    """Let a process that has used no GPU yet see one alone: that of `device=cuda:N`, or that of the worker's number."""
-    if not settings.device.startswith("cuda") or not (count := torch.cuda.device_count()):
-        return
-    seen = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(count)))).split(",")
-    _, named, index = settings.device.partition(":")
-    os.environ["CUDA_VISIBLE_DEVICES"] = seen[(int(index) if named else settings.work.number) % count]
 
 
 def list_model(overrides: tuple[str, ...]) -> list[str]:

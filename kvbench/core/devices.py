@@ -1,6 +1,8 @@
 """Memory of the process and its devices: allocator settings and recovery from out-of-memory errors."""
 
 import ctypes
+import os
+import subprocess
 import sys
 from collections.abc import Callable
 from typing import TypeVar
@@ -35,6 +37,50 @@ def check_device(name: str) -> None:
     if device.type == "cuda" and (device.index or 0) >= found:
         there = f"cuda:0 to cuda:{found - 1} here" if found else "no GPU here; use device=cpu"
         raise ConfigError(f"device={name}: torch finds {there}")
+
+
+def use_device(name: torch.device | str) -> None:
+    """Make a device the current one of this thread, where Triton launches its kernels whatever their tensors are.
+
+    On a GPU it also sets, unless the user has, how the allocator reserves memory: of segments of a fixed size, what is
+    free would rarely fit a larger tensor. Convolutions in float32 are computed in float32, not in TF32.
+
+    Raises:
+        ConfigError: see `check_device`.
+    """
+    device = torch.device(name)
+    if device.type != "cuda":
+        return
+    if "PYTORCH_CUDA_ALLOC_CONF" not in os.environ:  # its older name
+        os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
+    check_device(str(name))
+    torch.backends.cudnn.allow_tf32 = False
+    torch.cuda.set_device(device)
+
+
+def count_gpus() -> int:
+    """Return how many GPUs this process may use, without choosing them for good as a CUDA context does."""
+    try:
+        ctypes.CDLL("libnvidia-ml.so.1")
+    except OSError:  # torch would ask CUDA itself
+        code = "import torch; print(torch.cuda.device_count())"
+        found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+        return int(found.stdout)
+    return torch.cuda.device_count()
+
+
+def take_gpu(name: str, number: int) -> None:
+    """Let this process see one GPU alone, unless it has used one already: that of `cuda:N`, or the `number`-th in turn.
+
+    Args:
+        name: torch device; nothing is done unless it is a GPU.
+        number: of the process or job among those that run side by side.
+    """
+    _, named, index = name.partition(":")
+    if not name.startswith("cuda") or torch.cuda.is_initialized() or not (count := count_gpus()):
+        return
+    seen = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(count)))).split(",")
+    os.environ["CUDA_VISIBLE_DEVICES"] = seen[(int(index) if named else number) % count]
 
 
 def reserve(size: int, device: torch.device | str) -> None:

@@ -2,7 +2,8 @@
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import fields, is_dataclass
-from typing import Any, NamedTuple, TypeVar
+from functools import cache
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -10,12 +11,20 @@ from torch import Tensor
 T = TypeVar("T")
 
 
-Record = Callable[[Callable[[], Tensor]], tuple[Tensor, Callable[[], object]]]
-"""Records what some work asks of the device, without it being done; numbers that it reads on the host are part of it.
+class Record(Protocol):
+    """Records what some work asks of the device, without it being done.
 
-Returns the tensor that the work returns, and what does the work: each call writes that tensor anew, out of the tensors
-that the work has read, as they are then.
-"""
+    Numbers that the work reads on the host are part of the record.
+    """
+
+    def __call__(self, work: Callable[[], Tensor], /) -> tuple[Tensor, Callable[[], object]]:
+        """Return the tensor that the work returns, and what does the work.
+
+        Each call of the latter writes that tensor anew, out of the tensors that the work has read, as they are then.
+        """
+
+    def clear(self) -> None:
+        """Let go of the memory of what was recorded, once nothing else holds it."""
 
 
 class CudaGraphs:
@@ -30,7 +39,7 @@ class CudaGraphs:
 
     def __call__(self, work: Callable[[], Tensor]) -> tuple[Tensor, Callable[[], object]]:
         """Record work that waits for nothing and has run before, so that its kernels are compiled (`Record`)."""
-        graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
+        graph, stream = torch.cuda.CUDAGraph(), _find_stream(torch.cuda.current_device())
         stream.wait_stream(torch.cuda.current_stream())
         # `torch.cuda.graph` would give the allocator's free memory back to the device first, at every segment.
         with torch.cuda.stream(stream):
@@ -42,6 +51,16 @@ class CudaGraphs:
         torch.cuda.current_stream().wait_stream(stream)
         self._graph = graph  # the pool lives as long as a graph of it does
         return out, graph.replay
+
+    def clear(self) -> None:
+        """Let go of the pool."""
+        self._graph = None
+
+
+@cache
+def _find_stream(device: int) -> torch.cuda.Stream:
+    """Return the stream that a device captures on: cuBLAS keeps a workspace for every stream it has seen."""
+    return torch.cuda.Stream(device)
 
 
 class Recording(NamedTuple):

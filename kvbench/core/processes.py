@@ -98,8 +98,6 @@ def join(count: int, device: str) -> Processes:
     if count == 1:
         return ALONE
     on_gpu = torch.device(device).type == "cuda"
-    if on_gpu:
-        torch.cuda.set_device(device)
     try:
         dist.init_process_group("nccl" if on_gpu else "gloo", timeout=ANSWER)
         words = dist.new_group(backend="gloo", timeout=PATIENCE)

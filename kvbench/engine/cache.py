@@ -138,6 +138,16 @@ class KVCache:
         self._stores = []
         self._storage.release()
 
+    def forget(self) -> None:
+        """Drop all that is held or recorded, so that memory which ran out is there again."""
+        self.reset(0)
+        self._stores = []
+        self._storage.release()
+        if self.repetitions is not None:
+            self.repetitions.clear()
+        if self.record is not None:
+            self.record.clear()
+
     def begin(self, segment: Segment) -> None:
         """Announce the segment whose tokens every layer will see next: at once, or in steps if it is causal."""
         self._segment = segment
@@ -214,12 +224,13 @@ class KVCache:
             )
         self._account.in_flight = present.k.nbytes + present.v.nbytes
         # On a GPU attention gives methods that look at data the log-sum-exp.
-        if self._segment.last or (present.q.is_cuda and not self.method.static):
+        watching = present.q.is_cuda and not self.method.static
+        if self._segment.last or watching or reads_sparsely(self.method):
             out, lse = self._attend_slots(present)
-            self._finish(present._replace(lse=lse))
+            self._finish(present._replace(lse=lse) if self._segment.last or watching else present)
             return out
         change = self._find_change(present)
-        if reads_sparsely(self.method) or not self._storage.can_append(change, present.q.dtype):
+        if not self._storage.can_append(change, present.q.dtype):
             out, _ = self._attend_slots(present)
             self._store(present, change)
             return out

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Generic, Literal, Protocol, TypeVar
 import torch
 from torch import Tensor, nn
 
-from kvbench.core.devices import release_unused
+from kvbench.core.devices import release_unused, use_device
 from kvbench.core.files import hash_content
 from kvbench.models.autoencoder import ImageTokenizer, NetworkConfig, count_decoding_bytes, decode_pixels
 from kvbench.models.base import Cache, Calls, Model
@@ -101,6 +101,7 @@ class ImageModel(Model, Generic[N, T]):
             WeightsError: a checkpoint is missing, unreadable or does not fit.
         """
         locate_all(list(self.list_sources().values()))
+        use_device(device)
         self._transformer, self._tokenizer = self._build()
         digest = self._fill(device)
         self._text, text_digest = self._read_text(device)

@@ -169,7 +169,7 @@ def _watch(
         work = partial(model.generate, [prompt.text for prompt in part], cache, noise)
         if len(part) == 1:
             work()
-        elif if_it_fits(work, partial(cache.reset, 0)) is None:
+        elif if_it_fits(work, cache.forget) is None:
             raise ConfigError(
                 f"calibrate.batch_size={batch}: memory does not suffice; set calibrate.batch_size={len(part) // 2}"
             )

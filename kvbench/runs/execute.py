@@ -358,4 +358,4 @@ def _drawn_if_it_fits(job: Job, cache: KVCache, part: range) -> Drawn | None:
     """
     work = partial(draw, job, cache, part)
     final = len(part) == 1 or job.processes.count > 1
-    return work() if final else if_it_fits(work, partial(cache.reset, 0))
+    return work() if final else if_it_fits(work, cache.forget)

@@ -310,3 +310,14 @@ def test_four_hundred_bad_values_are_refused_or_valid(bases: list[DictConfig], f
             faults.append(f"{cfg.method._target_}: {key}={value!r:.40}: {fault}")
     assert not faults, "\n".join(faults)
     assert refused > 250
+
+
+def test_a_job_uses_its_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before anything is allocated: Triton launches on the current device."""
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    chosen: list[object] = []
+    monkeypatch.setattr("torch.cuda.set_device", chosen.append)
+    with hydra_of_kvbench():
+        cfg, _ = compose_job(["device=cuda:1"])
+        make_job(cfg, read_settings(cfg))
+    assert list(map(str, chosen)) == ["cuda:1"]

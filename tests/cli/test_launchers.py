@@ -13,11 +13,12 @@ from pathlib import Path
 import hydra
 import pytest
 from hydra.core.plugins import Plugins
-from omegaconf import DictConfig
+from omegaconf import DictConfig, open_dict
 
 from kvbench.cli.compose import hydra_of_kvbench
-from kvbench.cli.jobs import Entry, read_entries
+from kvbench.cli.jobs import Entry, open_folder, read_entries
 from kvbench.cli.launchers import EXTRAS, check_launcher
+from kvbench.cli.sweep import Summary
 from kvbench.core.config import ConfigError
 from tests.support import slurm
 from tests.support.places import ROOT
@@ -161,6 +162,61 @@ def test_a_launcher_is_checked_before_a_sweep(name: str, monkeypatch: pytest.Mon
     monkeypatch.setattr(Plugins.instance(), "class_name_to_class", {})
     with pytest.raises(ConfigError, match=f"hydra/launcher={name}: install the `{EXTRAS[name]}` extra"):
         check_launcher(cfg)
+
+
+@pytest.mark.parametrize(
+    ("device", "words", "said"),
+    [
+        (
+            "cuda",
+            ["hydra.launcher.n_jobs=3"],
+            r"n_jobs=3: 3 jobs at a time, and device=cuda is 2 GPUs .*n_jobs=2",
+        ),
+        ("cuda", ["hydra.launcher.n_jobs=2"], None),
+        (
+            "cuda:1",
+            ["hydra.launcher.n_jobs=2"],
+            r"2 jobs at a time, and device=cuda:1 is 1 GPU here; .*n_jobs=1",
+        ),
+        ("cuda", ["hydra.launcher.n_jobs=8", "task=work", "work.workers=2"], None),
+        ("cuda", ["hydra.launcher.n_jobs=8", "task=work", "work.workers=4"], r"n_jobs=8: 4 jobs at a time"),
+        ("cpu", ["hydra.launcher.n_jobs=3"], None),
+    ],
+)
+def test_more_jobs_at_a_time_than_gpus_are_refused(
+    device: str, words: list[str], said: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("hydra_plugins.hydra_joblib_launcher")
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    monkeypatch.setattr("kvbench.core.devices.count_gpus", lambda: 2)
+    with hydra_of_kvbench():
+        given = ["hydra/launcher=joblib", f"device={device}", *words]
+        cfg = hydra.compose("config", overrides=given, return_hydra_config=True)
+        cfg.hydra.overrides.task = ["method=swa,random,full,h2o"]
+        if said is None:
+            check_launcher(cfg)
+        else:
+            with pytest.raises(ConfigError, match=said):
+                check_launcher(cfg)
+
+
+@pytest.mark.parametrize(("launcher", "taken"), [("joblib", [("cuda", 5)]), ("basic", [])])
+def test_a_job_beside_others_takes_the_gpu_of_its_number(
+    launcher: str, taken: list[tuple[str, int]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: list[tuple[str, int]] = []
+    monkeypatch.setattr("kvbench.core.devices.take_gpu", lambda *given: found.append(given))
+    with hydra_of_kvbench():
+        cfg = hydra.compose(
+            "config", overrides=[f"hydra/launcher={launcher}", "device=cuda"], return_hydra_config=True
+        )
+    with open_dict(cfg):
+        cfg.hydra.job.num = 5
+    callback = Summary()
+    callback._folder = open_folder(tmp_path, [(f"seed={seed}",) for seed in range(6)])
+    callback.on_job_start(cfg)
+    Summary._job.close()
+    assert found == taken
 
 
 def test_a_ray_cluster_that_does_not_answer_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

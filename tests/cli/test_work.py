@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,14 +15,11 @@ import pytest
 from kvbench.cli import models, progress
 from kvbench.cli.jobs import Entry, claim_of, find_folder, open_folder, read_entries, write_entry
 from kvbench.cli.progress import measure, watch
-from kvbench.cli.work import take_gpu
 from kvbench.core.locks import claim
-from kvbench.core.settings import WorkSettings
 from kvbench.models.infinity.model import InfinityModel
 from tests.cli.test_start import slow_imports
 from tests.support.command_line import Command as Call
 from tests.support.command_line import run_program
-from tests.support.fake_run import job_in
 from tests.support.kills import drop_keys
 from tests.support.places import ROOT
 
@@ -175,30 +171,6 @@ def test_a_launcher_starts_workers(tmp_path: Path) -> None:
     outcomes = [entry.outcome for entry in read_entries(folder)]
     assert outcomes == ["finished", "failed", "finished", "failed"]
     assert done.stdout.count("\nfailed method=") == 2
-
-
-@pytest.mark.parametrize(
-    ("device", "number", "seen", "taken"),
-    [
-        ("cuda", 1, None, "1"),
-        ("cuda", 5, None, "1"),
-        ("cuda", 1, "4,GPU-7,2,9", "GPU-7"),
-        ("cuda:2", 1, "4,GPU-7,2,9", "2"),
-        ("cpu", 1, None, None),
-    ],
-)
-def test_each_worker_takes_a_gpu(
-    device: str, number: int, seen: str | None, taken: str | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("torch.cuda.device_count", lambda: 4)
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    if seen is None:
-        monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
-    else:
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", seen)
-    settings = job_in(Path()).settings
-    take_gpu(replace(settings, device=device, work=WorkSettings(number=number)))
-    assert os.environ.get("CUDA_VISIBLE_DEVICES") == taken
 
 
 @pytest.mark.parametrize(

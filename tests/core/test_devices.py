@@ -1,11 +1,16 @@
-"""Memory of the process itself."""
+"""Memory of the process itself, and the GPU that it uses: calls of CUDA are noted, since no GPU is needed."""
 
 import ctypes
+import os
 import subprocess
 import sys
 
 import pytest
+import torch
 
+from kvbench.core import devices
+from kvbench.core.config import ConfigError
+from kvbench.core.devices import count_gpus, take_gpu, use_device
 from tests.support.places import ROOT
 
 FAULTS = """
@@ -28,3 +33,101 @@ def test_large_tensors_are_not_faulted_in_anew() -> None:
         [sys.executable, "-c", FAULTS], capture_output=True, text=True, check=True, cwd=ROOT
     )
     assert int(found.stdout) < 4096  # a single one of them has as many pages, of 4 KiB
+
+
+@pytest.mark.parametrize(
+    ("device", "number", "seen", "taken"),
+    [
+        ("cuda", 1, None, "1"),
+        ("cuda", 5, None, "1"),
+        ("cuda", 1, "4,GPU-7,2,9", "GPU-7"),
+        ("cuda:2", 1, "4,GPU-7,2,9", "2"),
+        ("cpu", 1, None, None),
+    ],
+)
+def test_each_process_takes_a_gpu(
+    device: str, number: int, seen: str | None, taken: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(devices, "count_gpus", lambda: 4)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    if seen is None:
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    else:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", seen)
+    take_gpu(device, number)
+    assert os.environ.get("CUDA_VISIBLE_DEVICES") == taken
+
+
+def test_a_gpu_in_use_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(devices, "count_gpus", lambda: 4)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
+    take_gpu("cuda", 1)
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == "3"
+
+
+def test_gpus_are_counted_elsewhere_without_nvml(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch would ask CUDA, which reads CUDA_VISIBLE_DEVICES once."""
+
+    def lack(name: str) -> None:
+        raise OSError(name)
+
+    def ask() -> int:
+        raise AssertionError("CUDA is asked in this process")
+
+    found = []
+    monkeypatch.setattr(ctypes, "CDLL", lack)
+    monkeypatch.setattr(torch.cuda, "device_count", ask)
+    monkeypatch.setattr(
+        subprocess,
+        "run",
+        lambda *given, **_: found.append(given) or subprocess.CompletedProcess([], 0, "3\n"),
+    )
+    assert count_gpus() == 3
+    assert found
+
+
+@pytest.fixture
+def chosen(monkeypatch: pytest.MonkeyPatch) -> list[torch.device]:
+    """The devices that torch was told to use, on a machine that seems to have two GPUs."""
+    found: list[torch.device] = []
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "set_device", found.append)
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
+    monkeypatch.delenv("PYTORCH_ALLOC_CONF", raising=False)
+    monkeypatch.delenv("PYTORCH_CUDA_ALLOC_CONF", raising=False)
+    return found
+
+
+@pytest.mark.parametrize("name", ["cuda", "cuda:1"])
+def test_the_device_of_a_job_is_the_current_one(name: str, chosen: list[torch.device]) -> None:
+    """Triton launches on the current device, whatever its tensors' is."""
+    use_device(name)
+    assert chosen == [torch.device(name)]
+    assert os.environ["PYTORCH_ALLOC_CONF"] == "expandable_segments:True"
+    assert not torch.backends.cudnn.allow_tf32
+
+
+def test_allocator_settings_of_the_user_stay(
+    chosen: list[torch.device], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "max_split_size_mb:128")
+    use_device("cuda")
+    assert "PYTORCH_ALLOC_CONF" not in os.environ
+
+
+def test_a_device_that_is_not_there_is_told(chosen: list[torch.device]) -> None:
+    with pytest.raises(ConfigError, match=r"device=cuda:2: torch finds cuda:0 to cuda:1 here"):
+        use_device("cuda:2")
+    use_device("cpu")
+    assert not chosen
+
+
+def test_torch_reads_the_allocator_settings_after_it_is_loaded() -> None:
+    """`use_device` sets them then."""
+    code = (
+        "import os, torch; os.environ['PYTORCH_ALLOC_CONF'] = 'expandable_segments:True';"
+        "print(torch._C._accelerator_getAllocatorSettings())"
+    )
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert said.strip() == "expandable_segments:True"

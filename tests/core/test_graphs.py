@@ -1,11 +1,12 @@
 """CUDA graphs are captured on a stream of their own, in one pool; on a GPU they repeat what was recorded."""
 
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
 import torch
 
-from kvbench.core.graphs import CudaGraphs
+from kvbench.core.graphs import CudaGraphs, _find_stream
 
 
 class FakeStream:
@@ -17,7 +18,15 @@ class FakeStream:
 
 
 @pytest.fixture
-def log(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def streams() -> Iterator[list[int]]:
+    """The devices for which streams were made."""
+    _find_stream.cache_clear()
+    yield []
+    _find_stream.cache_clear()
+
+
+@pytest.fixture
+def log(monkeypatch: pytest.MonkeyPatch, streams: list[int]) -> list[str]:
     """What a driver that only takes notes was asked for."""
     notes: list[str] = []
     made: list[object] = []
@@ -45,14 +54,19 @@ def log(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         yield
         notes.append(f"off {stream.name}")
 
+    def make_stream(device: int) -> FakeStream:
+        streams.append(device)
+        return FakeStream("side", notes)
+
     monkeypatch.setattr(torch.cuda, "CUDAGraph", FakeGraph)
-    monkeypatch.setattr(torch.cuda, "Stream", lambda: FakeStream("side", notes))
+    monkeypatch.setattr(torch.cuda, "Stream", make_stream)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: FakeStream("main", notes))
     monkeypatch.setattr(torch.cuda, "stream", on)
     return notes
 
 
-def test_work_is_captured_aside_and_repeated_at_will(log: list[str]) -> None:
+def test_work_is_captured_aside_and_repeated_at_will(log: list[str], streams: list[int]) -> None:
     graphs, place = CudaGraphs(), torch.zeros(1)
     out, repeat = graphs(lambda: log.append("work") or place)
     repeat()
@@ -65,6 +79,11 @@ def test_work_is_captured_aside_and_repeated_at_will(log: list[str]) -> None:
     log.clear()
     graphs(lambda: place)
     assert "begin 2 in pool of 1" in log
+    assert streams == [1]  # cuBLAS keeps a workspace for every stream
+    graphs.clear()
+    graphs(lambda: place)
+    assert "begin 3 in None" in log
+    assert streams == [1]
 
 
 def test_a_capture_that_fails_ends(log: list[str]) -> None:

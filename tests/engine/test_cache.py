@@ -11,7 +11,7 @@ from torch import Tensor
 
 from kvbench.engine.account import BudgetExceeded
 from kvbench.engine.cache import KVCache
-from kvbench.methods.capabilities import ComparesKeys
+from kvbench.methods.capabilities import ComparesKeys, SparseReads
 from kvbench.methods.full import Full
 from kvbench.methods.view import View
 from tests.support.engine import (
@@ -173,3 +173,30 @@ def test_reset_recovers_from_an_exception() -> None:
     close(run(cache, inputs), dense(spec, inputs, seen))
     other = tokens_of(spec, 6, seed=1)
     close(run(cache, other), dense(spec, other, seen))
+
+
+@dataclass
+class Attending(SparseReads, DrawnPerSequence):
+    """A method that looks at data and chooses what is attended to; it notes what it is asked."""
+
+    def __post_init__(self) -> None:
+        self.asked: list[str] = []
+
+    def select_attended(self, view: View) -> Tensor | None:
+        self.asked.append(f"attend {view.segment.index}")
+        return None
+
+    def keep(self, view: View) -> Tensor:
+        self.asked.append(f"keep {view.segment.index}")
+        return super().keep(view)
+
+
+def test_a_method_chooses_what_is_attended_to_before_what_is_kept() -> None:
+    """On every device, so that a method may keep what it worked out on the way."""
+    spec = small()
+    method = Attending(draw_seen(spec, 0, 1.0))
+    run(open_cache(method, spec), tokens_of(spec, 2))
+    last = len(spec.segments) - 1
+    layers = [1] * spec.layers
+    expected = [word for at in range(last) for _ in layers for word in (f"attend {at}", f"keep {at}")]
+    assert method.asked == expected + [f"attend {last}" for _ in layers]

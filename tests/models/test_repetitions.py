@@ -1,5 +1,6 @@
 """Scales that are recorded once and repeated: the same codes as one by one, and the same ledger."""
 
+import gc
 from collections.abc import Callable
 from functools import lru_cache
 
@@ -104,6 +105,26 @@ def test_other_batches_have_records_of_their_own(model: Callable[[], Draw]) -> N
         torch.testing.assert_close(draw(recorded, prompts, 7 + prompts), draw(plain, prompts, 7 + prompts))
         assert recorded.ledger == plain.ledger
     assert tape.recorded == 3 * len(SIDES)
+
+
+def test_memory_that_ran_out_is_given_back() -> None:
+    """What was recorded holds its tensors; after an error nothing of a generation is left, and the next is right."""
+    draw, tape = infinity(), Tape()
+    plain, recorded = cache_of(StreamingLLM(sinks=1)), cache_of(StreamingLLM(sinks=1), tape)
+    for _ in range(2):
+        draw(recorded, 2, 7)
+    gc.collect()
+    before = count_tensors()
+    recorded.forget()
+    gc.collect()
+    assert count_tensors() <= before - 2 * len(SIDES)
+    assert tape.cleared == 1
+    torch.testing.assert_close(draw(recorded, 2, 7), draw(plain, 2, 7))
+    assert recorded.ledger == plain.ledger
+
+
+def count_tensors() -> int:
+    return sum(isinstance(one, Tensor) for one in gc.get_objects())
 
 
 def test_methods_that_look_at_data_are_not_recorded() -> None:

@@ -29,7 +29,7 @@ class Tape(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.recorded = self.repeated = 0
+        self.recorded = self.repeated = self.cleared = 0
 
     def __call__(self, work: Callable[[], Tensor]) -> tuple[Tensor, Callable[[], object]]:
         self._done: list[tuple[Any, Any, Any, Any]] = []
@@ -49,6 +49,10 @@ class Tape(TorchDispatchMode):
                         old.copy_(new)
 
         return out, repeat
+
+    def clear(self) -> None:
+        """Note that memory is to be let go of."""
+        self.cleared += 1
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}

@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from kvbench.core.devices import release_unused
+from kvbench.core.devices import release_unused, use_device
 from kvbench.core.segments import ModelSpec, next_token_image
 from kvbench.models.base import Cache, Calls, require_positive
 from kvbench.models.next_token import NextTokenModel
@@ -118,6 +118,7 @@ class Qwen3Model(NextTokenModel[Qwen3]):
             WeightsError: a checkpoint is missing, unreadable or does not fit.
             ProcessLost: another process ended.
         """
+        use_device(device)
         whole, own = self.transformer, self.processes
         dtype = self.compute_dtype(device)
         transformer = build_on_meta(lambda: Qwen3(split_config(whole, own.count), own.add))
