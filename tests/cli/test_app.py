@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from kvbench.cli import app as cli
 from tests.support.command_line import Command, errors
 from tests.support.places import ROOT
 
@@ -275,24 +274,6 @@ def test_configuration_is_shown(command: Command) -> None:
     status, out, err = command("--cfg", "job", "budget=0.04")
     assert (status, errors(err)) == (0, [])
     assert "\nbudget: 0.04\n" in out
-
-
-@pytest.mark.parametrize(
-    ("given", "expected"),
-    [
-        ({}, {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}),
-        ({"PYTORCH_ALLOC_CONF": "backend:native"}, {"PYTORCH_ALLOC_CONF": "backend:native"}),
-        ({"PYTORCH_CUDA_ALLOC_CONF": "backend:native"}, {"PYTORCH_CUDA_ALLOC_CONF": "backend:native"}),
-    ],
-    ids=["default", "given", "older name"],
-)
-def test_gpu_memory_is_reserved_in_segments_that_grow(
-    given: dict[str, str], expected: dict[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(os, "environ", dict(given))
-    monkeypatch.setattr("kvbench.cli.app.run_arguments", lambda _: None)
-    cli.main()
-    assert {name: value for name, value in os.environ.items() if name.endswith("ALLOC_CONF")} == expected
 
 
 def test_program_starts_from_anywhere(tmp_path: Path) -> None:
