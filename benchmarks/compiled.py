@@ -1,6 +1,7 @@
 """Compiled Triton kernels: registers, spills, shared memory, matrix and copy instructions.
 
-No GPU is needed: kernels are compiled ahead of time for the H100/H200 (sm_90) and the A100 (sm_80).
+No GPU is needed: kernels are compiled ahead of time for the A100 (80), RTX 30 and A10 (86), RTX 40 and L40S (89),
+H100/H200 (90), B200 (100) and RTX 50 (120). The exit status is 1 if one needs more shared memory than there is.
 python -m benchmarks compiled [--only attention] [--arch 90 80]
 """
 
@@ -9,9 +10,12 @@ import re
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 import torch
 import triton
@@ -27,9 +31,12 @@ from kvbench.kernels import modulate as modulate_torch
 from kvbench.kernels import qk_norm_rope as qk_norm_rope_torch
 from kvbench.kernels.layout import Past
 from kvbench.kernels.planes import halve
+from kvbench.kernels.triton import quantised_attention as quantised_attention_kernel
+from kvbench.kernels.triton import ragged_attention
 from kvbench.kernels.triton.attention_mass import attention_mass_triton
 from kvbench.kernels.triton.compact import rebuild_triton
 from kvbench.kernels.triton.decode_attention import decode_attention_triton
+from kvbench.kernels.triton.launch import SMALL_MEMORY
 from kvbench.kernels.triton.modulate import modulate_triton
 from kvbench.kernels.triton.past_attention import past_attention_triton
 from kvbench.kernels.triton.qk_norm_rope import qk_norm_rope_triton
@@ -41,6 +48,9 @@ TYPES = {
     torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32", torch.float8_e4m3fn: "u8",
     torch.uint8: "u8", torch.int32: "i32", torch.int64: "i64",
 }  # fmt: skip
+
+SHARED = {80: 166912, 86: 101376, 89: 101376, 90: 232448, 100: 232448, 120: 101376}
+"""Bytes of shared memory that a block can have, by compute capability (CUDA's programming guide)."""
 
 HIDDEN = ("UNIT", "BLOCK_D", "STAGES", "PRECISION")
 """Constants that the table leaves out."""
@@ -193,10 +203,20 @@ def layers(dtype: torch.dtype, head_dim: int, width: int) -> list[Variant]:
     )
 
 
+@contextmanager
+def sized_for(arch: int) -> Iterator[None]:
+    """Have launchers choose tiles for a compute capability."""
+    with ExitStack() as stack:
+        for module in (ragged_attention, quantised_attention_kernel):
+            small = SHARED[arch] < SMALL_MEMORY
+            stack.enter_context(patch.object(module, "has_small_memory", lambda _, small=small: small))
+        yield
+
+
 def variants() -> Iterator[Variant]:
     """Every kernel, in the forms that real models use."""
     bf16, fp32 = torch.bfloat16, torch.float32
-    for head_dim in (64, 128, 256):
+    for head_dim in (64, 128, 136, 256):
         for queries, rows in ((1, 1), (64, 1), (4096, 64)):
             yield attention(bf16, head_dim, queries, rows)
             yield past(bf16, head_dim, queries, rows)
@@ -217,8 +237,8 @@ def variants() -> Iterator[Variant]:
     yield decode(fp32, 64, 1)
     yield decode(fp32, 128, 1)
     yield decode(fp32, 64, 8)
-    for queries in (1, 8, 4096):
-        yield quantised(bf16, 128, queries, FORMS[1], rotated=True)
+    for head_dim, queries in product((128, 256), (1, 8, 4096)):
+        yield quantised(bf16, head_dim, queries, FORMS[1], rotated=True)
     yield from mergers(bf16, 128)
     for dtype, head_dim in ((bf16, 64), (bf16, 128), (bf16, 256), (fp32, 64), (fp32, 128)):
         yield from mass(dtype, head_dim)
@@ -228,7 +248,7 @@ def variants() -> Iterator[Variant]:
 
 
 def compile_variant(variant: Variant, arch: int) -> Compiled:
-    """Compiles for one architecture (80 or 90) and reads the results."""
+    """Compile for one compute capability and read the results."""
     aligned = {
         (index,): [["tt.divisibility", 16]]
         for index, kind in enumerate(variant.signature.values())
@@ -284,22 +304,25 @@ def _number(pattern: str, text: str) -> int:
 
 OPTIONS = {
     "only": Option("", "kernels whose name contains this"),
-    "arch": Option([90, 80], "compute capabilities"),
+    "arch": Option([90, 80], "compute capabilities", choices=SHARED),
 }
 
 
-def main(options: argparse.Namespace) -> None:
-    """Print the table."""
+def main(options: argparse.Namespace) -> int:
+    """Print the table; return whether a kernel does not fit."""
     counts = dict.fromkeys(("warps", "regs", "spills", "shared", "matrix"), "d")
     columns = {"sm": "d", f"{'constants':44}": "44"} | counts | {"copies in loops": "s", "while": "d"}
     table = Table(columns, "kernel")
-    for variant in variants():
-        if options.only not in variant.name:
-            continue
-        shown = {k: v for k, v in variant.constants.items() if k not in HIDDEN}
-        constants = " ".join(f"{name}={value}" for name, value in shown.items())
-        for arch in options.arch:
+    too_large = False
+    for arch in options.arch:
+        with sized_for(arch):
+            chosen = [variant for variant in variants() if options.only in variant.name]
+        for variant in chosen:
+            shown = {k: v for k, v in variant.constants.items() if k not in HIDDEN}
+            constants = " ".join(f"{name}={value}" for name, value in shown.items())
             out = compile_variant(variant, arch)
             usage = (variant.options.get("num_warps", 4), out.registers, out.spilled, out.shared, out.matrix)
             copies = "+".join(map(str, out.copies)) or "-"
             table.add(variant.name, arch, constants, *usage, copies, out.while_loops)
+            too_large |= out.shared > SHARED[arch]
+    return int(too_large)

@@ -8,6 +8,14 @@ State = tuple[Tensor, Tensor]
 nats, float32 [sequences, heads, queries], contiguous. Of no keys at all it is (0, -inf)."""
 
 
+def attend_nothing(q: Tensor) -> State:
+    """Return attention of queries [sequences, heads, queries, D] over no keys, which libraries state in different ways.
+
+    FlashAttention-2 gives a row without keys a log-sum-exp of +inf, FlashAttention-3 one of -inf.
+    """
+    return torch.zeros_like(q), q.new_full(q.shape[:3], -torch.inf, dtype=torch.float32)
+
+
 def merge_states(outputs: Tensor, lse: Tensor) -> tuple[Tensor, Tensor]:
     """Merge attentions over disjoint sets of keys into that over all of them, in any order.
 

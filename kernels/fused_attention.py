@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention import current_flash_attention_impl
 
-from kvbench.kernels.attention_states import State
+from kvbench.kernels.attention_states import State, attend_nothing
 
 Backend = Literal["cudnn", "flash", "efficient", "cpu"]
 ATEN: Any = torch.ops.aten
@@ -43,13 +43,15 @@ def fused_attention(
     Args:
         q: [sequences, heads, queries, D]; with grouped queries the heads of one KV head lie behind each other in
             `queries`: query m belongs to token m % tokens.
-        k: [sequences, heads, tokens, D], at least one token.
+        k: [sequences, heads, tokens, D]; of no tokens no backend is asked.
         v: shaped like k.
         scale: factor on q k^T.
         causal: query m sees the first m % tokens + 1 keys; else all.
         backend: whose attention; None for the fastest.
     """
     tokens, shape = k.shape[2], q.shape
+    if not tokens:
+        return attend_nothing(q)
     backend = backend or choose_backend(shape[3], q.dtype, shape[2], q.device)
     if causal and shape[2] > tokens:  # every query head by itself, so that all see their own tokens
         folds = shape[2] // tokens

@@ -4,10 +4,9 @@ Most of what a pruned layer computes at a late scale is the present, which all r
 unequal length has nothing to add there, and the fused ones are faster. Rows of equal length they can read as well.
 """
 
-import torch
 from torch import Tensor
 
-from kvbench.kernels.attention_states import State, merge_pair
+from kvbench.kernels.attention_states import State, attend_nothing, merge_pair
 from kvbench.kernels.fused_attention import Backend, fused_attention
 from kvbench.kernels.layout import Past, fold_rows, view_group
 
@@ -32,13 +31,13 @@ def attend_past(q: Tensor, past: Past, scale: float, state: State | None = None)
     """
     layout = past.layout
     if not layout.total:
-        return (torch.zeros_like(q), _unseen(q)) if state is None else state
+        return attend_nothing(q) if state is None else state
     if q.is_cuda:
         from kvbench.kernels.triton.past_attention import past_attention_triton
 
         return past_attention_triton(q, past, scale, state=state)
     rows = fold_rows(q, len(past.keys), len(layout.counts)).index_select(1, layout.order)
-    out, lse = torch.zeros_like(rows), _unseen(rows)
+    out, lse = attend_nothing(rows)
     first = 0
     for group in layout.groups:
         at, first = slice(first, first + group.size), first + group.size
@@ -64,7 +63,8 @@ def attend_in_parts(
 ) -> State:
     """Return what `kernels.ragged_attention.ragged_attention` does, the present by fused attention.
 
-    Long rows of one length are read by fused attention too, others by the kernel that reads rows where they lie.
+    Long rows of one length are read by fused attention too, others by the kernel that reads rows where they lie. Fused
+    attention rounds its output to q's dtype before the past joins, so that 16 bits are rounded to twice.
 
     Args:
         q: [sequences, heads, queries, D].
@@ -89,7 +89,3 @@ def attend_in_parts(
         found = fused_attention(q[at], keys[at], values[at], scale, backend=backend)
         merge_pair((out[at], lse[at]), found)
     return present
-
-
-def _unseen(q: Tensor) -> Tensor:
-    return q.new_full(q.shape[:3], -torch.inf, dtype=torch.float32)

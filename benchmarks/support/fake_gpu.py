@@ -197,7 +197,10 @@ def stand_ins(kept: Ints, launched: Counter[str] | None = None) -> Iterator[None
     told = cycle(kept.tolist())
     with ExitStack() as stack:
         stack.enter_context(replace_launches(note))
-        device = SimpleNamespace(name="NVIDIA H200", major=9, minor=0, multi_processor_count=PROCESSORS)
+        device = SimpleNamespace(
+            name="NVIDIA H200", major=9, minor=0,
+            multi_processor_count=PROCESSORS, shared_memory_per_block_optin=227 << 10,
+        )  # fmt: skip
         stack.enter_context(patch("torch.cuda.get_device_properties", lambda _: device))
         stack.enter_context(patch.object(Tensor, "pin_memory", lambda numbers: numbers))
         stack.enter_context(patch("kvbench.engine.schedule.are_equal", lambda *_: False))  # nobody can tell

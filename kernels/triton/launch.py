@@ -10,6 +10,8 @@ import triton.language as tl
 from torch import Tensor
 
 UNIT = 8  # strides and head dims are multiples of it, so that rows start on 16 bytes in any 16-bit dtype
+SMALL_MEMORY = 128 << 10
+"""Bytes of shared memory of a block below which large tiles do not fit; sm_86, 89 and 120 have 99 KiB, others 163."""
 LOG2_E = 1.4426950408889634
 
 
@@ -67,6 +69,14 @@ def next_power_of_2(number: int) -> int:
 def count_processors(device: torch.device) -> int:
     """Return the multiprocessors of a CUDA device; elsewhere, where kernels are only interpreted, those of an H200."""
     return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 132
+
+
+@cache
+def has_small_memory(device: torch.device) -> bool:
+    """Return whether large tiles do not fit a CUDA device; elsewhere, where kernels are only interpreted, they do."""
+    if device.type != "cuda":
+        return False
+    return int(torch.cuda.get_device_properties(device).shared_memory_per_block_optin) < SMALL_MEMORY
 
 
 def list_constants(q: Tensor) -> dict[str, int | str | bool]:

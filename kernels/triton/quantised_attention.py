@@ -20,6 +20,7 @@ from kvbench.kernels.triton.launch import (
     align_rows,
     cdiv,
     count_processors,
+    has_small_memory,
     kernel,
     list_constants,
     make_partials,
@@ -35,10 +36,13 @@ WORDS = {torch.complex64: torch.int64, torch.complex32: torch.int32}
 def tile(head_dim: int, dtype: torch.dtype, queries: int, rows: int, device: torch.device) -> Tile:
     """Return the sizes for a head dim and dtype; arguments as of `ragged_attention.tile`."""
     wide = head_dim > 128
+    less = wide and has_small_memory(device)
     if queries == 1:
-        return Tile(1, 32, 4, 3)
+        return Tile(1, 32, 4, 2 if less else 3)
     if dtype == torch.float32:
         return Tile(16, 16 if wide else 32, 8, 2)
+    if less:
+        return Tile(16, 32, 4, 1) if queries <= 16 else Tile(64, 32, 8, 1)
     if queries <= 16:  # with three tiles in flight turning keys of 128 channels spills
         return Tile(16, 32, 4, 3 if head_dim <= 64 else 2)
     if wide or rows * cdiv(queries, 128) < 2 * count_processors(device):

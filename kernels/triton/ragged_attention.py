@@ -17,6 +17,7 @@ from kvbench.kernels.triton.launch import (
     align_rows,
     cdiv,
     count_processors,
+    has_small_memory,
     kernel,
     list_constants,
     load_queries,
@@ -38,6 +39,8 @@ class Tile(NamedTuple):
 def tile(head_dim: int, dtype: torch.dtype, queries: int, rows: int, device: torch.device) -> Tile:
     """Sizes for a head dim and dtype; one of at most three per generation.
 
+    Tiles of more than 128 channels are fewer in flight where shared memory is small.
+
     Args:
         head_dim: D.
         dtype: of the queries.
@@ -46,13 +49,14 @@ def tile(head_dim: int, dtype: torch.dtype, queries: int, rows: int, device: tor
         device: whose multiprocessors are to be filled.
     """
     wide = head_dim > 128
+    less = wide and has_small_memory(device)
     if dtype == torch.float32:  # no matrix units: products in registers, which a large head overflows
         return Tile(32, 32, 8, 2) if head_dim <= 64 else Tile(16, 16 if wide else 32, 8, 2)
     if queries <= 16:
         return Tile(16, 32 if wide else 64, 4, 3)
     if rows * cdiv(queries, 128) < 2 * count_processors(device):
-        return Tile(64, 32, 8, 3) if wide else Tile(64, 64, 4, 3)
-    return Tile(128, 32, 8, 2) if wide else Tile(128, 64, 8, 3)
+        return Tile(64, 32, 8, 3 - less) if wide else Tile(64, 64, 4, 3)
+    return Tile(128, 32, 8, 2 - less) if wide else Tile(128, 64, 8, 3)
 
 
 def fit_keys(layout: Layout, tokens: int, largest: int) -> int:

@@ -140,3 +140,26 @@ def test_a_generation_compiles_few_variants(root: Path) -> None:
         "norm_rope_kernel": 1,
         "modulate_kernel": 1,
     }
+
+
+FIT = """
+import json, sys, torch
+sys.path.insert(0, ".")
+from benchmarks.compiled import SHARED, attention, compile_variant, quantised, sized_for
+from benchmarks.support.plane_cases import Stored
+found = {}
+for arch in (80, 86, 120):
+    with sized_for(arch):
+        variants = [attention(torch.bfloat16, 136, n, 64) for n in (64, 4096)]
+        variants.append(quantised(torch.bfloat16, 256, 4096, Stored(3, "channel", "token"), rotated=True))
+    found[arch] = max(compile_variant(variant, arch).shared / SHARED[arch] for variant in variants)
+print(json.dumps(found))
+"""
+
+
+@pytest.mark.slow
+def test_the_largest_tiles_fit_shared_memory(root: Path) -> None:
+    """Heads of 136 channels are those of `hard_kv merge=exact`; RTX cards have 99 KiB."""
+    used = answer(FIT, root)
+    assert len(used) == 3
+    assert max(used.values()) <= 1

@@ -219,15 +219,20 @@ class PackedStorage(CacheBackend):
     def _attend_planes(
         self, store: PackedStore, q: Tensor, k: Tensor, v: Tensor, *, causal: bool
     ) -> tuple[Tensor, Tensor | None]:
-        """Attend to the present and the numbers in 16 bits, then to one plane of codes after the other."""
+        """Attend to the present and the numbers in 16 bits, then to one plane of codes after the other.
+
+        Between planes the output is float32, so that it is not rounded once for each.
+        """
         scale, (first, *others) = self._spec.logit_scale, store.planes
         past = Past(first.keys.numbers, first.values.numbers, first.layout)
         out, lse = ragged_attention(q, k, v, past, scale, causal=causal)
-        for plane in others:
-            if plane.layout.total:
-                assert lse is not None  # on CUDA it always is found
-                out, lse = quantised_attention(q, plane, scale, (out, lse))
-        return out, lse
+        if not (coded := [plane for plane in others if plane.layout.total]):
+            return out, lse
+        assert lse is not None  # on CUDA it always is found
+        state = out.float(), lse
+        for plane in coded:
+            state = quantised_attention(q, plane, scale, state)
+        return state[0].to(q.dtype), state[1]
 
     def _place(self, layer: int, store: PackedStore, at: Segment, change: Change) -> PlaneUpdate:
         """Work out where slots come to lie; layers that are alike share it, as do generations of a static method."""
