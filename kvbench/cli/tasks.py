@@ -12,6 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from kvbench.cli.compose import count_processes, read_values
 from kvbench.cli.console import CONSOLE
+from kvbench.cli.doctor import examine
 from kvbench.cli.jobs import Recorder, note_run, read_entries
 from kvbench.cli.models import keep_model
 from kvbench.cli.preflight import check_run, show_findings
@@ -161,6 +162,15 @@ def task_check(cfg: DictConfig, settings: Settings) -> None:
         return f"{caches}, weights {weights:.1f} MiB"
 
     show_findings(CONSOLE, list(check_run(job, list_memory)))
+
+
+def task_doctor(cfg: DictConfig, settings: Settings) -> None:
+    """Do `task=doctor`: what this machine and this installation can do; nothing is loaded."""
+    chosen = [name for name in list_choices("eval") if name != "none"]
+    every = hydra.compose("config", overrides=[f"eval=[{','.join(chosen)}]"]).eval
+    show_findings(
+        CONSOLE, list(examine({name: instantiate(one) for name, one in every.items()}, settings.runs_dir))
+    )
 
 
 def task_weights(cfg: DictConfig, _: Settings) -> None:
@@ -313,6 +323,7 @@ TASKS = {
     "bounds": task_bounds,
     "plan": task_plan,
     "check": task_check,
+    "doctor": task_doctor,
     "weights": task_weights,
     "calibrate": task_calibrate,
     "profile": task_profile,

@@ -26,6 +26,7 @@ TASKS = (
     "bounds",
     "plan",
     "check",
+    "doctor",
     "weights",
     "calibrate",
     "profile",

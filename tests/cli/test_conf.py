@@ -177,7 +177,8 @@ def test_a_sweep_that_compares_quality_has_what_looks_at_nothing(path: Path) -> 
         ("sweeps=nothing", "sweeps=nothing"),
         (
             "task=rnu",
-            "task=rnu: must be one of run, evaluate, bounds, plan, check, weights, calibrate, profile, train, report",
+            "task=rnu: must be one of run, evaluate, bounds, plan, check, doctor, weights, calibrate, profile, train, "
+            "report",
         ),
         ("cache_dtype=int5", "cache_dtype=int5"),
         ("cuda_graph=true", "cuda_graph=true: device=cpu has no CUDA graphs; use device=cuda"),

@@ -1,0 +1,56 @@
+"""`task=doctor` tells what is there and what to do about the rest."""
+
+import importlib.metadata
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from kvbench.cli import doctor
+from kvbench.cli.doctor import list_extras, list_gpus
+from tests.support.command_line import Command
+
+
+def test_a_machine_is_described_in_lines(tmp_path: Path, command: Command, offline: None) -> None:
+    runs = tmp_path / "nothing" / "yet"
+    status, out, _ = command("task=doctor", f"runs_dir={runs}")
+    found = " ".join(out.split())
+    assert status == 0
+    for told in (
+        f"kvbench {importlib.metadata.version('kvbench')}",
+        "metrics ok dpg_official, exact,",
+        "hpsv2",
+        "weights missing; get them with: make weights",
+        "GiB free for runs_dir=",
+        "next ok python run.py method=heatkv budget=0.04",
+    ):
+        assert told in found
+    assert not runs.exists()
+
+
+def test_cards_are_told_with_their_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+    card = SimpleNamespace(
+        name="a card", major=8, minor=9, total_memory=24 * 2**30, shared_memory_per_block_optin=101376
+    )
+    monkeypatch.setattr(doctor, "count_gpus", lambda: 2)
+    monkeypatch.setattr("torch.cuda.get_device_properties", lambda _: card)
+    first, second = list_gpus()
+    assert first == ("cuda:0", "ok", "a card, sm_89, 24 GiB, 99 KiB of shared memory a block")
+    assert second.subject == "cuda:1"
+
+
+def test_a_machine_without_a_card_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "count_gpus", lambda: 0)
+    [found] = list_gpus()
+    assert (found.state, found.text.endswith("device=cpu works")) == ("note", True)
+
+
+def test_what_an_extra_lacks_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    needed = [
+        "torch>=2",
+        "no-such-package>=1; extra == 'math'",
+        "numpy; extra == 'text'",
+        "none; extra == 'dev'",
+    ]
+    monkeypatch.setattr(importlib.metadata, "requires", lambda _: needed)
+    assert list_extras() == {"math": ["no-such-package"], "text": []}
