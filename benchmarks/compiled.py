@@ -311,7 +311,7 @@ OPTIONS = {
 def main(options: argparse.Namespace) -> int:
     """Print the table; return whether a kernel does not fit."""
     counts = dict.fromkeys(("warps", "regs", "spills", "shared", "matrix"), "d")
-    columns = {"sm": "d", f"{'constants':44}": "44"} | counts | {"copies in loops": "s", "while": "d"}
+    columns = {"sm": "d", f"  {'constants':44}": "46"} | counts | {"copies in loops": "s", "while": "d"}
     table = Table(columns, "kernel")
     too_large = False
     for arch in options.arch:
@@ -319,7 +319,7 @@ def main(options: argparse.Namespace) -> int:
             chosen = [variant for variant in variants() if options.only in variant.name]
         for variant in chosen:
             shown = {k: v for k, v in variant.constants.items() if k not in HIDDEN}
-            constants = " ".join(f"{name}={value}" for name, value in shown.items())
+            constants = "  " + " ".join(f"{name}={value}" for name, value in shown.items())
             out = compile_variant(variant, arch)
             usage = (variant.options.get("num_warps", 4), out.registers, out.spilled, out.shared, out.matrix)
             copies = "+".join(map(str, out.copies)) or "-"
