@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, get_args
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from kvbench.kernels import attention_paths as paths
 from kvbench.kernels import past_attention
 from kvbench.kernels.attention_states import merge_pair, merge_states
-from kvbench.kernels.fused_attention import choose_backend, fused_attention
+from kvbench.kernels.fused_attention import Backend, choose_backend, fused_attention
 from kvbench.kernels.layout import arrange_rows
 from kvbench.kernels.ragged_attention import ragged_attention
 from tests.support.fake_device import CUDA
@@ -53,6 +53,15 @@ def test_the_kernel_of_the_past_carries_on(
     state = (present[0].to(case.q.dtype), present[1]) if resume else None
     found = past_attention_triton(case.q, case.stored, scale, state=state, share=share)
     check(found, case if resume else case._replace(k=case.k[:, :, :0], v=case.v[:, :, :0]), scale)
+
+
+@pytest.mark.parametrize("backend", get_args(Backend))
+def test_attention_over_no_keys_is_the_same_for_every_backend(backend: Backend) -> None:
+    """FlashAttention-2 says +inf of such rows and FlashAttention-3 -inf, so that neither is asked."""
+    q, none = torch.randn(1, 2, 3, 8), torch.empty(1, 2, 0, 8)
+    out, lse = fused_attention(q, none, none, 1.0, backend=backend)
+    assert torch.equal(out, torch.zeros_like(q))
+    assert torch.equal(lse, torch.full((1, 2, 3), -torch.inf))
 
 
 @needs_loops
