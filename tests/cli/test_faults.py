@@ -51,9 +51,13 @@ def test_interrupted_it_says_so_in_one_line_and_goes_on(
     tmp_path: Path, undisturbed: dict[str, bytes], sweep: bool
 ) -> None:
     arguments = ("-m", *ARGUMENTS) if sweep else ARGUMENTS
+    before = signal.signal(
+        signal.SIGINT, signal.SIG_DFL
+    )  # a shell in the background has it ignored, and children too
     process = subprocess.Popen(
         command(*arguments), cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
+    signal.signal(signal.SIGINT, before)
     deadline = time.monotonic() + 120
     while not [*tmp_path.rglob("samples.jsonl")] and time.monotonic() < deadline:
         time.sleep(0.01)
