@@ -206,10 +206,10 @@ def layers(dtype: torch.dtype, head_dim: int, width: int) -> list[Variant]:
 @contextmanager
 def sized_for(arch: int) -> Iterator[None]:
     """Have launchers choose tiles for a compute capability."""
+    small = SHARED[arch] < SMALL_MEMORY
     with ExitStack() as stack:
         for module in (ragged_attention, quantised_attention_kernel):
-            small = SHARED[arch] < SMALL_MEMORY
-            stack.enter_context(patch.object(module, "has_small_memory", lambda _, small=small: small))
+            stack.enter_context(patch.object(module, "has_small_memory", lambda _: small))
         yield
 
 

@@ -38,15 +38,13 @@ def tile(head_dim: int, dtype: torch.dtype, queries: int, rows: int, device: tor
     wide = head_dim > 128
     less = wide and has_small_memory(device)
     if queries == 1:
-        return Tile(1, 32, 4, 2 if less else 3)
+        return Tile(1, 32, 4, 3 - less)
     if dtype == torch.float32:
         return Tile(16, 16 if wide else 32, 8, 2)
-    if less:
-        return Tile(16, 32, 4, 1) if queries <= 16 else Tile(64, 32, 8, 1)
     if queries <= 16:  # with three tiles in flight turning keys of 128 channels spills
-        return Tile(16, 32, 4, 3 if head_dim <= 64 else 2)
+        return Tile(16, 32, 4, 3 if head_dim <= 64 else 2 - less)
     if wide or rows * cdiv(queries, 128) < 2 * count_processors(device):
-        return Tile(64, 32, 8 if wide else 4, 2)
+        return Tile(64, 32, 8 if wide else 4, 2 - less)
     return Tile(128, 32, 8, 2)
 
 

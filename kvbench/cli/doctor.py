@@ -3,7 +3,6 @@
 import importlib.metadata
 import platform
 import re
-import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -11,14 +10,15 @@ import torch
 
 from kvbench.cli.preflight import Finding
 from kvbench.core.devices import count_gpus
+from kvbench.core.files import count_free_bytes
+from kvbench.eval.files.weights import FETCH
 from kvbench.eval.protocol.base import Evaluator, find_missing
+from kvbench.runs.record.provenance import find_version
 
 GIB = 2**30
 LIBRARIES = ("kvbench", "torch", "triton", "hydra-core", "numpy")
 NAME = re.compile(r"[\w.-]+")
 """Name of a distribution at the beginning of a requirement."""
-FETCH = "make weights"
-"""What fetches most of the metrics' weights, as their remedies name it."""
 EXTRA = re.compile(r"extra == ['\"](\w+)['\"]")
 
 
@@ -29,7 +29,7 @@ def examine(evaluators: Mapping[str, Evaluator], runs_dir: Path) -> Iterator[Fin
         evaluators: every metric by its name in `conf/eval`.
         runs_dir: where runs will be.
     """
-    versions = [f"{name} {_find_version(name) or 'missing'}" for name in LIBRARIES]
+    versions = [f"{name} {find_version(name) or 'not installed'}" for name in LIBRARIES]
     yield Finding("versions", "ok", f"Python {platform.python_version()}, {', '.join(versions)}")
     gpus = list(list_gpus())
     yield from gpus
@@ -39,22 +39,19 @@ def examine(evaluators: Mapping[str, Evaluator], runs_dir: Path) -> Iterator[Fin
     if not lacking:
         yield Finding("extras", "ok", "all are installed")
     yield from _list_metrics(evaluators)
-    place = next(each for each in (runs_dir, *runs_dir.absolute().parents) if each.exists())
-    yield Finding("disk", "ok", f"{shutil.disk_usage(place).free / GIB:.0f} GiB free for runs_dir={runs_dir}")
+    yield Finding("disk", "ok", f"{count_free_bytes(runs_dir) / GIB:.0f} GiB free for runs_dir={runs_dir}")
     device = " device=cuda" if gpus[0].state == "ok" else ""
     yield Finding("next", "ok", f"python run.py method=heatkv budget=0.04{device}")
 
 
 def list_gpus() -> Iterator[Finding]:
     """Yield each GPU's name, compute capability, memory, and shared memory of a block; or why there is none."""
-    if not count_gpus():
-        built = (
-            f"torch is built for CUDA {torch.version.cuda}"
-            if torch.version.cuda
-            else "torch is built without CUDA"
+    if not (count := count_gpus()):
+        built = f"built for CUDA {torch.version.cuda}" if torch.version.cuda else "built without CUDA"
+        yield Finding(
+            "GPU", "note", f"none: torch is {built}, and finds no card and driver; device=cpu works"
         )
-        yield Finding("GPU", "note", f"none: {built}, and finds no card and driver; device=cpu works")
-    for number in range(count_gpus()):
+    for number in range(count):
         about = torch.cuda.get_device_properties(number)
         shared = about.shared_memory_per_block_optin / 1024
         memory = f"{about.total_memory / GIB:.0f} GiB, {shared:.0f} KiB of shared memory a block"
@@ -68,13 +65,13 @@ def list_extras() -> dict[str, list[str]]:
         name, extra = NAME.match(line), EXTRA.search(line)
         if name and extra and extra[1] != "dev":
             lacking.setdefault(extra[1], [])
-            if _find_version(name[0]) is None:
+            if find_version(name[0]) is None:
                 lacking[extra[1]].append(name[0])
     return lacking
 
 
 def _list_metrics(evaluators: Mapping[str, Evaluator]) -> Iterator[Finding]:
-    """Yield the metrics that can be computed here, and what others lack; those that `make weights` helps together."""
+    """Yield the metrics that can be computed here, and what others lack; those that one command helps together."""
     lacking = {name: find_missing(evaluator) for name, evaluator in evaluators.items()}
     yield Finding("metrics", "ok", ", ".join(name for name, reasons in lacking.items() if not reasons))
     fetched = [name for name, reasons in lacking.items() if any(FETCH in reason for reason in reasons)]
@@ -83,10 +80,3 @@ def _list_metrics(evaluators: Mapping[str, Evaluator]) -> Iterator[Finding]:
     for name, reasons in lacking.items():
         if others := [reason for reason in reasons if FETCH not in reason]:
             yield Finding(f"eval={name}", "note", "; ".join(others))
-
-
-def _find_version(name: str) -> str | None:
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return None

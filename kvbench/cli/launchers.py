@@ -61,16 +61,14 @@ def check_launcher(config: DictConfig) -> None:
 def _check_cards(config: DictConfig) -> None:
     """Refuse more jobs at a time than there are GPUs for."""
     import joblib
-
-    from kvbench.core.devices import count_gpus
+    import torch
 
     jobs = config.work.workers if config.get("task") == "work" else len(list_jobs(config))
-    beside, cards = joblib.effective_n_jobs(config.hydra.launcher.n_jobs), count_gpus()
-    if ":" in config.device:
-        cards = 1
-    if min(jobs, beside) > cards:
+    beside = min(jobs, joblib.effective_n_jobs(config.hydra.launcher.n_jobs))
+    cards = 1 if ":" in config.device else torch.cuda.device_count()
+    if beside > cards:
         raise ConfigError(
-            f"hydra.launcher.n_jobs={config.hydra.launcher.n_jobs}: {min(jobs, beside)} jobs at a time, and device="
+            f"hydra.launcher.n_jobs={config.hydra.launcher.n_jobs}: {beside} jobs at a time, and device="
             f"{config.device} is {cards} GPU{'s' if cards > 1 else ''} here; set hydra.launcher.n_jobs={cards}"
         )
 

@@ -1,6 +1,5 @@
 """`task=check`: what a run would need, checked without loading weights or generating."""
 
-import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from statistics import median
@@ -10,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from kvbench.core.config import ConfigError, UserError
+from kvbench.core.files import count_free_bytes
 from kvbench.engine.memory import MIB
 from kvbench.eval.protocol.base import find_missing
 from kvbench.models.base import Model
@@ -107,8 +107,7 @@ def _estimate(job: Job) -> Iterator[Finding]:
         if run.latency.device == job.settings.device
     ]
     alike = [run for run in known if run.method == job.method_name] or known
-    place = next(each for each in (folder, *folder.absolute().parents) if each.exists())
-    free = shutil.disk_usage(place).free
+    free = count_free_bytes(folder)
     if not alike:
         yield Finding("time, disk", "note", f"no finished run of {job.model.name} in {job.settings.runs_dir}")
         return

@@ -164,13 +164,12 @@ def task_check(cfg: DictConfig, settings: Settings) -> None:
     show_findings(CONSOLE, list(check_run(job, list_memory)))
 
 
-def task_doctor(cfg: DictConfig, settings: Settings) -> None:
+def task_doctor(_: DictConfig, settings: Settings) -> None:
     """Do `task=doctor`: what this machine and this installation can do; nothing is loaded."""
     chosen = [name for name in list_choices("eval") if name != "none"]
     every = hydra.compose("config", overrides=[f"eval=[{','.join(chosen)}]"]).eval
-    show_findings(
-        CONSOLE, list(examine({name: instantiate(one) for name, one in every.items()}, settings.runs_dir))
-    )
+    evaluators = {name: instantiate(node) for name, node in every.items()}
+    show_findings(CONSOLE, list(examine(evaluators, settings.runs_dir)))
 
 
 def task_weights(cfg: DictConfig, _: Settings) -> None:

@@ -4,6 +4,7 @@ import contextlib
 import hashlib
 import json
 import os
+import shutil
 import uuid
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
@@ -122,12 +123,22 @@ def find_obstacle(folder: Path) -> str | None:
     if "\0" in str(folder):
         return "its name holds a null"
     try:
-        there = next(place for place in (folder, *folder.absolute().parents) if place.exists())
+        there = find_existing(folder)
         if not there.is_dir():
             return f"{there} is no folder"
         return None if os.access(there, os.W_OK | os.X_OK) else f"no permission for {there}"
     except OSError as error:  # a name that is too long
         return str(error)
+
+
+def find_existing(folder: Path) -> Path:
+    """Return the folder, or the closest one above it that exists."""
+    return next(place for place in (folder, *folder.absolute().parents) if place.exists())
+
+
+def count_free_bytes(folder: Path) -> int:
+    """Return the bytes that are free on the disk of a folder, which need not be there yet."""
+    return shutil.disk_usage(find_existing(folder)).free
 
 
 def hash_content(*parts: str | bytes | memoryview) -> str:

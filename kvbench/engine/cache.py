@@ -141,7 +141,6 @@ class KVCache:
     def forget(self) -> None:
         """Drop all that is held or recorded, so that memory which ran out is there again."""
         self.reset(0)
-        self._stores = []
         self._storage.release()
         if self.repetitions is not None:
             self.repetitions.clear()
@@ -227,7 +226,7 @@ class KVCache:
         watching = present.q.is_cuda and not self.method.static
         if self._segment.last or watching or reads_sparsely(self.method):
             out, lse = self._attend_slots(present)
-            self._finish(present._replace(lse=lse) if self._segment.last or watching else present)
+            self._finish(present._replace(lse=lse))
             return out
         change = self._find_change(present)
         if not self._storage.can_append(change, present.q.dtype):

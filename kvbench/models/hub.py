@@ -6,13 +6,12 @@ beside the converted weights, so that later runs ask no network and every node o
 
 import json
 import logging
-import shutil
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from kvbench.core.config import UserError
-from kvbench.core.files import hash_values, parse_json, write_whole
+from kvbench.core.files import count_free_bytes, hash_values, parse_json, write_whole
 from kvbench.core.locks import claim
 from kvbench.models.stored import choose_files, find_home
 
@@ -150,8 +149,7 @@ def _announce(todo: Sequence[Listing], cache: Path) -> None:
     for listing in todo:
         part, size = listing.part, format_bytes(sum(listing.missing.values()))
         log.info("  %s: %s at %s = commit %s", size, part, part.revision, listing.commit)
-    there = next(place for place in (cache, *cache.absolute().parents) if place.exists())
-    if (free := shutil.disk_usage(there).free) < needed:
+    if (free := count_free_bytes(cache)) < needed:
         raise HubError(
             f"{format_bytes(needed)} to download, {format_bytes(free)} free in {cache}: set HF_HOME to a larger disk"
         )

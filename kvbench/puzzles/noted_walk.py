@@ -13,10 +13,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import ClassVar, Self
 
-from kvbench.puzzles.room_walk import ANSWER, ROOMS, Move, RoomWalk
+from kvbench.puzzles.room_walk import ROOMS, Move, RoomWalk
 
 NO_MEETING, NOTES = " .", "\nnotes"
-"""What stands in place of a note where nobody meets, and before the rooms whose notes are asked for."""
+"""Words: the blank of a move without a meeting, and the heading of the rooms whose notes are asked for."""
 MAX_ASKED = 4
 
 
@@ -59,13 +59,10 @@ class NotedWalk(RoomWalk):
         """Return the words that tell a problem; joined they are its text."""
         return [*super().ask(), NOTES, *(f" {room}" for room in self.asked)]
 
-    def solve(self) -> Iterator[str]:
-        """Yield the words of the solution: every move and its note, then the answer."""
+    def write_moves(self) -> Iterator[tuple[str, ...]]:
+        """Yield what the solution says of each move, word by word: the move and its note."""
         for move, note in self.take_notes():
-            yield from (f"\n{move.left}", f" {move.door}", f" {move.room}")
-            yield f" {note.upper()}" if note else NO_MEETING
-        yield ANSWER
-        yield from self.answer()
+            yield *move.words, f" {note.upper()}" if note else NO_MEETING
 
     def answer(self) -> list[str]:
         """Return the words of the answer: every room that is asked for, and its note."""

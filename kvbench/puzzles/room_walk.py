@@ -30,6 +30,11 @@ class Move(NamedTuple):
     door: str
     room: str
 
+    @property
+    def words(self) -> tuple[str, ...]:
+        """How the move is written."""
+        return f"\n{self.left}", f" {self.door}", f" {self.room}"
+
 
 @dataclass(frozen=True)
 class RoomWalk:
@@ -97,10 +102,14 @@ class RoomWalk:
 
     def solve(self) -> Iterator[str]:
         """Yield the words of the solution: every move, then the answer."""
-        for move in self.walk():
-            yield from (f"\n{move.left}", f" {move.door}", f" {move.room}")
+        for words in self.write_moves():
+            yield from words
         yield ANSWER
         yield from self.answer()
+
+    def write_moves(self) -> Iterator[tuple[str, ...]]:
+        """Yield what the solution says of each move, word by word."""
+        return (move.words for move in self.walk())
 
     def answer(self) -> list[str]:
         """Return the words of the answer: the rooms where the walkers stand, the next to move first."""

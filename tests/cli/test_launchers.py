@@ -188,7 +188,6 @@ def test_more_jobs_at_a_time_than_gpus_are_refused(
 ) -> None:
     pytest.importorskip("hydra_plugins.hydra_joblib_launcher")
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
-    monkeypatch.setattr("kvbench.core.devices.count_gpus", lambda: 2)
     with hydra_of_kvbench():
         given = ["hydra/launcher=joblib", f"device={device}", *words]
         cfg = hydra.compose("config", overrides=given, return_hydra_config=True)

@@ -22,10 +22,7 @@ def provenance(device: str) -> dict[str, object]:
     """
     versions = {"python": platform.python_version()}
     for name in (*LIBRARIES, *(plugin.package for plugin in find_plugins())):
-        try:
-            versions[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            versions[name] = "not installed"
+        versions[name] = find_version(name) or "not installed"
     return {
         "code": _checkout(),
         "versions": versions,
@@ -37,6 +34,14 @@ def provenance(device: str) -> dict[str, object]:
         "load": round(os.getloadavg()[0], 2),
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
     }
+
+
+def find_version(name: str) -> str | None:
+    """Return the version of an installed distribution; None if it is not installed."""
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
 
 
 def _checkout() -> dict[str, str] | None:

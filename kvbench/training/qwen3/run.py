@@ -17,7 +17,7 @@ from kvbench.models.qwen3.transformer import Qwen3, Qwen3Config
 from kvbench.models.weights import WHOLE
 from kvbench.training.base import Training
 from kvbench.training.loop import generator
-from kvbench.training.qwen3.transformer import PUZZLES, NextWord, WalkRecipe, draw_batch
+from kvbench.training.qwen3.transformer import END, MARKS, PAD, PUZZLES, NextWord, WalkRecipe, draw_batch
 from kvbench.training.transformer import init_decoder
 
 
@@ -74,8 +74,8 @@ def describe(config: Qwen3Config) -> dict[str, object]:
         "rope_theta": config.rope_base,
         "rope_parameters": {"rope_type": "default", "rope_theta": config.rope_base},
         "tie_word_embeddings": config.tied,
-        "pad_token_id": 0,  # padding and the end are the first words of every vocabulary
-        "eos_token_id": 1,
+        "pad_token_id": MARKS.index(PAD),
+        "eos_token_id": MARKS.index(END),
         "bos_token_id": None,
         "dtype": "float16",
     }

@@ -3,6 +3,7 @@
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from itertools import islice
 from typing import ClassVar
 
@@ -18,6 +19,8 @@ from kvbench.training.stages import find_stage
 from kvbench.training.transformer import BaseTransformerRecipe
 
 PAD, END = "<pad>", "<end>"
+MARKS = (PAD, END)
+"""The first words of every vocabulary."""
 PUZZLES: Mapping[str, type[RoomWalk]] = {"room_walk": RoomWalk, "noted_walk": NotedWalk}
 UNSAID = -100
 """Target where nothing is asked of the model."""
@@ -75,8 +78,8 @@ class WalkRecipe(BaseTransformerRecipe):
 
     @property
     def vocabulary(self) -> list[str]:
-        """Every word of the puzzle, after padding and the end."""
-        return [PAD, END, *PUZZLES[self.puzzle].list_words()]
+        """Every word of the puzzle, after `MARKS`."""
+        return list(number_words(self.puzzle))
 
 
 class NextWord(nn.Module):
@@ -99,6 +102,12 @@ class NextWord(nn.Module):
         return F.cross_entropy(logits, targets.flatten(), ignore_index=UNSAID)
 
 
+@cache
+def number_words(puzzle: str) -> Mapping[str, int]:
+    """Return the number of `MARKS` and of every word of a puzzle of `PUZZLES`, in their order."""
+    return {word: number for number, word in enumerate((*MARKS, *PUZZLES[puzzle].list_words()))}
+
+
 def draw_batch(rotation: Tensor, recipe: WalkRecipe, step: int) -> tuple[Tensor, Tensor, Tensor]:
     """Draw the arguments of `NextWord.forward` from the number of a step alone.
 
@@ -108,7 +117,7 @@ def draw_batch(rotation: Tensor, recipe: WalkRecipe, step: int) -> tuple[Tensor,
         step: number of the step.
     """
     stage, puzzle = find_stage(recipe.stages, step), PUZZLES[recipe.puzzle]
-    numbers = {word: number for number, word in enumerate(recipe.vocabulary)}
+    numbers = number_words(recipe.puzzle)
     rng = random.Random(f"training {recipe.seed} {step}")
     read = torch.full((stage.batch, stage.count_tokens(puzzle) + 1), numbers[PAD])
     said = torch.zeros(read.shape, dtype=torch.bool)
