@@ -35,7 +35,6 @@ from kvbench.models.hub import format_bytes
 from kvbench.models.stored import list_files
 from kvbench.plan import Plan, export, make_plan
 from kvbench.profile.tables import profile_and_show
-from kvbench.prompts.base import PromptSource
 from kvbench.report import paper_memory, published_comparison
 from kvbench.report.collect import collect_runs, read_runs, read_with_references
 from kvbench.report.differences import show_differences
@@ -64,7 +63,7 @@ def make_job(cfg: DictConfig, settings: Settings) -> Job:
     if count > 1:
         settings = replace(settings, device=choose_device(settings.device))
     use_device(settings.device)
-    source: PromptSource = instantiate(cfg.prompts)
+    source = instantiate(cfg.prompts)
     recorder, choices = Recorder.current, HydraConfig.get().runtime.choices
     prompts = source.load()
     model: Any = instantiate(cfg.model) if recorder is None else keep_model(cfg.model, settings.device)

@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, fields
 from typing import Literal, get_args
 
-from kvbench.eval.protocol.scores import Metric
 from kvbench.runs.record.costs import Cost
 from kvbench.runs.record.results import Latency, Memory, Results
 
@@ -81,7 +80,8 @@ def flatten_run(run: Results) -> dict[str, Value]:
     row |= {f"memory.{name}": value for name, value in asdict(run.memory).items()}
     row |= {f"latency.{name}": value for name, value in asdict(run.latency).items()}
     for name, metric in run.metrics.items():
-        row |= _flatten_metric(name, metric)
+        values = (metric.value, *(metric.ci95 or (None, None)), None if metric.value is None else metric.n)
+        row |= zip((name + end for end in ENDS), values, strict=True)
     return row
 
 
@@ -98,12 +98,6 @@ def _flatten_settings(name: str, value: object) -> Iterator[tuple[str, Value]]:
                 yield from _flatten_settings(f"{name}.{key}", item)
     else:
         yield name, _write(value)
-
-
-def _flatten_metric(name: str, metric: Metric) -> dict[str, Value]:
-    ends = metric.ci95 or (None, None)
-    values = (metric.value, *ends, None if metric.value is None else metric.n)
-    return dict(zip((name + end for end in ENDS), values, strict=True))
 
 
 def _write(value: object) -> Value:

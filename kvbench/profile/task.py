@@ -40,7 +40,6 @@ from kvbench.methods.full import Full
 from kvbench.models.weights import WeightsError
 from kvbench.profile.bench import Bench, Contestant, Row, find_largest
 from kvbench.profile.trace import trace
-from kvbench.prompts.base import hash_prompts
 from kvbench.runs.calibrate import load_artifact
 from kvbench.runs.execute import calibration_file, describe_dtype, label_of
 from kvbench.runs.job import Job
@@ -179,7 +178,7 @@ def _hash_job(job: Job) -> str:
         describe_dtype(job),
         *([] if job.packing is None else [asdict(job.packing)]),
         torch.get_num_threads(),
-        hash_prompts(job.prompts),
+        job.prompts_sha256,
     ]
     return hash_values(values)[:10]
 

@@ -157,7 +157,7 @@ def _locate(job: Job, *, make: bool) -> tuple[RunFolder, str | None]:
         method={key: value for key, value in job.section("method").items() if value != given} | revised,
         calibration=used,
         budget=job.allowance.requested.exact,
-        prompts=hash_prompts(job.prompts),
+        prompts=job.prompts_sha256,
         seed=job.settings.seed,
         cache_dtype=describe_dtype(job),
         label=label_of(job),

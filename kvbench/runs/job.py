@@ -25,7 +25,7 @@ from kvbench.methods.base import Method, Observer
 from kvbench.methods.capabilities import mixes_precisions, replaces_contents
 from kvbench.methods.full import Full
 from kvbench.models.base import Model
-from kvbench.prompts.base import Prompt
+from kvbench.prompts.base import Prompt, hash_prompts
 from kvbench.runs.allowance import Allowance, find_allowance, find_dtype, find_packing
 from kvbench.runs.calibrate import check_calibration
 from kvbench.runs.record.results import Results
@@ -90,6 +90,11 @@ class Job:
     def reference(self) -> bool:
         """Whether this is the uncompressed run that others are compared with: all tokens, in 16 or 32 bits."""
         return isinstance(self.method, Full) and self.bounded is None and self.packing is None
+
+    @property
+    def prompts_sha256(self) -> str:
+        """SHA-256 of the texts of `prompts`."""
+        return hash_prompts(self.prompts)
 
     @property
     def processes(self) -> Processes:
