@@ -112,6 +112,7 @@ class Dpg(PartedEvaluator):
     official: bool = False
     table: Weight = DPG_CSV
     name: ClassVar[str] = "dpg"
+    asks: ClassVar[str] = "item_id"
     spec: ClassVar[MetricSpec] = MetricSpec("higher", digits=2)
     part_names: ClassVar[tuple[str, ...]] = CATEGORIES
 

@@ -46,6 +46,7 @@ class FidMjhq(PartedEvaluator, InSpace):
 
     folder: str | None = None
     name: ClassVar[str] = "fid_mjhq"
+    asks: ClassVar[str] = "category"
     spec: ClassVar[MetricSpec] = MetricSpec("lower", digits=2)
     part_names: ClassVar[tuple[str, ...]] = CATEGORIES
 

@@ -90,11 +90,17 @@ class GenEvalMetrics(PartedEvaluator):
     name: ClassVar[str] = "geneval"
     spec: ClassVar[MetricSpec] = MetricSpec("higher", digits=3, strata=TAG)
     part_names: ClassVar[tuple[str, ...]] = (*TASKS, "correct_prompts")
+    asks: ClassVar[str] = TAG
 
     @property
     def metric(self) -> str:
         """Name of the overall score."""
         return f"geneval[{self.protocol}]"
+
+    def check_meta(self, meta: Mapping[str, object]) -> None:
+        """Check that a prompt's metadata is a GenEval line."""
+        super().check_meta(meta)
+        Line.parse(meta)
 
 
 @dataclass(frozen=True)

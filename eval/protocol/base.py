@@ -107,11 +107,13 @@ class Evaluator(Component, ABC):
         name: name of its result.
         needs_reference: whether it compares with a reference set, sample by sample.
         reads: kind of the samples, `images` or `texts`.
+        asks: key of the prompts' metadata without which it scores nothing; None if it needs none.
     """
 
     name: ClassVar[str]
     needs_reference: ClassVar[bool] = False
     reads: ClassVar[str] = ImageSet.kind
+    asks: ClassVar[str | None] = None
 
     @property
     @abstractmethod
@@ -126,6 +128,15 @@ class Evaluator(Component, ABC):
     def adapt(self, samples: Any) -> "Evaluator":
         """Return the evaluator to use on these samples; one with other names if their metrics are named otherwise."""
         return self
+
+    def check_meta(self, meta: Mapping[str, object]) -> None:
+        """Check one prompt's metadata before anything is generated, where some prompts of the run have `asks`.
+
+        Raises:
+            ValueError: it has no `asks`, or what it has cannot be read.
+        """
+        if self.asks is not None and meta.get(self.asks) is None:
+            raise ValueError(f"no {self.asks}, which other prompts have")
 
     @abstractmethod
     def run(self, samples: Any, reference: Any, device: str) -> Result:

@@ -26,6 +26,7 @@ class Answers(Evaluator):
     protocol: ClassVar[str]
     better: ClassVar[MetricSpec] = MetricSpec("higher", digits=3)
     reads: ClassVar[str] = TextSet.kind
+    asks: ClassVar[str] = ANSWER
 
     @property
     def metrics(self) -> Mapping[str, MetricSpec]:

@@ -166,6 +166,7 @@ class Job:
                 "method=%s has no budget: budget=%s changes nothing", self.method_name, self.settings.budget
             )
         self._check_prompts([*self.prompts, *(self.calibration_prompts if calibrated else ())])
+        self._check_metadata()
 
     def _check_prompts(self, prompts: Sequence[Prompt]) -> None:
         """Refuse prompts that the model cannot read; the message names the line of their file and cuts long ones."""
@@ -179,6 +180,19 @@ class Job:
                     line = str(error).replace(repr(prompt.text), SHORTENED.repr(prompt.text))
                     raise ConfigError(f"{prompt.place}: {line}" if prompt.place else line) from None
             raise
+
+    def _check_metadata(self) -> None:
+        """Refuse prompts of which some have what an evaluator reads and others do not."""
+        for name, evaluator in self.evaluators.items():
+            asks = evaluator.asks
+            if asks is None or all(prompt.meta.get(asks) is None for prompt in self.prompts):
+                continue
+            for prompt in self.prompts:
+                try:
+                    evaluator.check_meta(prompt.meta)
+                except ValueError as error:
+                    place = prompt.place or f"prompt {prompt.index}"
+                    raise ConfigError(f"{place}: eval={name}: {error}") from None
 
     def _check_split(self) -> None:
         """Refuse what several processes cannot do together."""

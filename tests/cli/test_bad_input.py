@@ -31,6 +31,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "files" / "wide.csv").write_text('prompt\n"' + "a" * 200_000 + '"\n')
     (tmp_path / "files" / "plain").write_text("")
     (tmp_path / "files" / "null.jsonl").write_text('{"prompt": "a red circle"}\n{"prompt": null}\n')
+    counted = '{"prompt": "a red circle", "tag": "counting", "include": [{"class": "circle", "count": 1}]}\n'
+    (tmp_path / "files" / "half.jsonl").write_text(counted + '{"prompt": "a red circle"}\n')
+    (tmp_path / "files" / "tags.jsonl").write_text(counted + counted.replace("counting", "sums"))
     (tmp_path / "files" / "good.txt").write_text("a red circle\n")
     os.mkfifo(tmp_path / "files" / "pipe.txt")
     (tmp_path / "here").mkdir()
@@ -145,6 +148,14 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (
             "prompts=file prompts.path=../files/null.jsonl",
             "prompts.path=../files/null.jsonl: line 2: `prompt` must be a text",
+        ),
+        (
+            "prompts=file prompts.path=../files/half.jsonl eval=geneval",
+            "prompts.path=../files/half.jsonl: line 2: eval=geneval: no tag, which other prompts have",
+        ),
+        (
+            "prompts=file prompts.path=../files/tags.jsonl eval=geneval",
+            "prompts.path=../files/tags.jsonl: line 2: eval=geneval: not a GenEval line (tag of single_object, ",
         ),
         (
             "prompts=file prompts.path=../files/good.txt prompts.count=3",
