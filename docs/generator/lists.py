@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from generator.baselines import list_presets, write_tables
 from generator.choices import Choice, build, list_choices
 from generator.markdown import format_table, make_anchor
 from generator.measured import read_sections
@@ -21,6 +22,7 @@ PAGES = {
     "model": "docs/models.md",
     "prompts": "docs/prompts.md",
     "eval": "docs/metrics.md",
+    "sampling": "docs/reproduction.md",
     "sweeps": "docs/tables.md",
 }
 """The page that lists the choices of each group."""
@@ -33,6 +35,7 @@ def write_lists(root: Path) -> None:
     """Rewrite the list in each page of a checkout, and the metric in the page on extending it."""
     for group, page in PAGES.items():
         (root / page).write_text(update_page(root, group), encoding="utf-8")
+    write_tables(root)
     (root / "README.md").write_text(update_readme(root), encoding="utf-8")
     extending = root / "docs" / "extending.md"
     code = (root / "docs" / "examples" / "plugin" / "kvbench_example" / "mae.py").read_text(encoding="utf-8")
@@ -54,6 +57,8 @@ def update_page(root: Path, group: str) -> str:
         table = _list_methods(choices, old[0])
     elif group == "model":
         table = _list_models(choices)
+    elif group == "sampling":
+        table = list_presets(choices)
     elif group == "sweeps":
         table = _list_sweeps(choices, root)
     else:

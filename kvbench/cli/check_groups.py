@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping
+from fnmatch import fnmatch
 from inspect import isabstract
 
 from kvbench.core.config import ConfigError, import_target, show
@@ -54,6 +55,28 @@ def check_protected(values: Mapping[str, object]) -> None:
         mended_elsewhere = show(scales) == show(values.get("sinks"))  # the group takes them from there
         if not mended_elsewhere and (type(scales) is not int or scales < 0):
             raise ConfigError(f"protect.{name}={show(scales)}: must be a whole number of scales")
+
+
+def check_preset(values: Mapping[str, object]) -> None:
+    """Make sure that a file of `conf/sampling`, if one is chosen, is for the model.
+
+    Args:
+        values: the resolved configuration; `sampling.models` holds patterns of names, `*` for any letters.
+
+    Raises:
+        ConfigError: it is for other models.
+    """
+    preset, model = values.get("sampling"), values.get("model")
+    if preset is None or not isinstance(model, Mapping):
+        return
+    if not isinstance(preset, Mapping) or preset.keys() != {"name", "models"}:
+        raise ConfigError(f"sampling={show(preset)}: names no choice of conf/sampling")
+    names = preset["models"]
+    if not any(fnmatch(str(model.get("name")), str(name)) for name in names):
+        raise ConfigError(
+            f"sampling={preset['name']}: is for model={', '.join(names)}, not {model.get('name')}; choose another, or set "
+            "model.sampling.* by hand"
+        )
 
 
 def _check_kind(node: object, key: str, group: str) -> None:

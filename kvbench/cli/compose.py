@@ -14,7 +14,7 @@ from hydra.core.override_parser.types import Override
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from kvbench.cli.check_groups import check_kinds, check_protected
+from kvbench.cli.check_groups import check_kinds, check_preset, check_protected
 from kvbench.cli.launchers import use_presets
 from kvbench.cli.search_path import list_choices
 from kvbench.core.config import ConfigError
@@ -85,6 +85,7 @@ def read_settings(cfg: DictConfig) -> Settings:
     """
     values = read_values(cfg)
     check_protected(values)
+    check_preset(values)
     settings = Settings.of(values)
     check_kinds(values)
     if settings.plan.table is not None:

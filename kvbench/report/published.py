@@ -61,6 +61,8 @@ class PublishedTable:
         also: metrics of ours that are shown although the paper lacks them.
         figure: plot that belongs to it.
         budgets: by model, what a row's budget is of all that the model caches, where the paper counts otherwise.
+        sources: of a table put together from several sources, where each has its numbers and its protocol, by the words
+            in brackets after a model's name; no entry in a table of one paper.
     """
 
     name: str
@@ -74,6 +76,7 @@ class PublishedTable:
     also: tuple[str, ...] = ()
     figure: str | None = None
     budgets: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    sources: Mapping[str, str] = field(default_factory=dict)
 
     def labels(self, models: Sequence[str], prompts: Sequence[str] = ()) -> tuple[str, ...]:
         """Return the published columns to show beside runs of `models` on `prompts`.
@@ -190,14 +193,16 @@ def _parse_table(name: str, node: object) -> PublishedTable:
         raise ConfigError(f"published.yaml: {name}: must be a mapping")
     needed = ("source", "title", "data", "keys", "metrics", "models")
     missing = [key for key in needed if not node.get(key)]
-    unknown = [key for key in node if key not in (*needed, "fixed", "also", "figure", "budgets")]
+    unknown = [key for key in node if key not in (*needed, "fixed", "also", "figure", "budgets", "sources")]
     if missing or unknown:
         raise ConfigError(f"published.yaml: {name}: missing {missing}, unknown {unknown}")
     if node.get("figure") not in (None, *FIGURES):
         raise ConfigError(
             f"published.yaml: {name}: figure={node['figure']}: must be one of {', '.join(FIGURES)}"
         )
-    keys, metrics = tuple(node["keys"]), tuple(node["metrics"])
+    keys, metrics, sources = tuple(node["keys"]), tuple(node["metrics"]), dict(node.get("sources", {}))
+    if sources and (off := {*map(prompts_of, node["models"])} ^ {*sources}):
+        raise ConfigError(f"published.yaml: {name}: sources and models' names disagree about {sorted(off)}")
     return PublishedTable(
         name=name,
         keys=keys,
@@ -212,6 +217,7 @@ def _parse_table(name: str, node: object) -> PublishedTable:
         also=tuple(node.get("also", ())),
         figure=node.get("figure"),
         budgets=dict(node.get("budgets", {})),
+        sources=sources,
         **{key: str(node[key]) for key in ("source", "title", "data")},
     )
 

@@ -1,5 +1,6 @@
 """The papers' tables: what was typed in is sound, and runs find their rows."""
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -296,14 +297,53 @@ def test_full_caches_stand_beside_the_numbers_of_their_own_benchmark() -> None:
     plain = replace(run("full", 1, "infinity_2b", prompts___target_=target), metrics=scores)
     [row] = summary.make_rows(table, [plain])
     assert texts(row)["geneval[official]"] == "0.700"
-    assert row["geneval[official], published"] == "0.69 / 0.680 / -"
-    assert row["geneval[official-rewritten], published"] == "0.73 / - / -"
+    assert row["geneval[official], published"] == (
+        "0.69 (Infinity README), 0.680 (HeatKV), .68 (HACK), 0.711 (AMS-KV), 0.68276 (Infinity#16)"
+    )
+    assert row["geneval[official-rewritten], published"] == (
+        "0.73 (Infinity README), 0.73 (Infinity paper), 0.72601 (Infinity#42)"
+    )
     assert row["imagereward, published"] == "-"
-    assert "infinity_2b (authors) / infinity_2b (HeatKV) / infinity_2b (HACK++)" in summary.make_title(
-        table, [plain]
+    assert "infinity_2b (Infinity README) / infinity_2b (Infinity paper) / infinity_2b (HeatKV)" in (
+        summary.make_title(table, [plain])
     )
     assert summary.make_rows(table, [run("heatkv", 0.1, "infinity_2b", prompts___target_=target)]) == []
     assert summary.make_rows(table, [run("full", 1, "infinity_2b")]) == []  # prompts of no benchmark
+
+
+def test_full_caches_of_classes_and_texts_stand_beside_theirs_with_the_settings_they_drew_with() -> None:
+    fid = {"fid_adm": Metric(2.05, "lower", digits=2), "is": Metric(310.0, "higher", digits=1)}
+    classes = {"prompts___target_": "kvbench.prompts.imagenet.ImageNet"}
+    runs = [
+        replace(run("full", 1, "var_d30", model__sampling={"cfg": cfg, "top_k": k}, **classes), metrics=fid)
+        for cfg, k in ((1.5, 900), (2.0, 600))
+    ]
+    rows = summary.make_rows(published.find("reproduction_classes"), runs)
+    assert [(row["model.sampling.cfg"], row["model.sampling.top_k"]) for row in rows] == [
+        ("1.5", "900"),
+        ("2.0", "600"),
+    ]
+    assert texts(rows[0])["fid_adm"] == "2.05"
+    assert rows[0]["fid_adm, published"] == (
+        "1.97 (VAR README), 1.92 (VAR paper), 2.07 (AMS-KV 2.0), 2.03 (AMS-KV 1.5), 1.96 (HACK++)"
+    )
+    solved = {"accuracy": Metric(0.75, "higher", digits=3)}
+    target = {"prompts___target_": "kvbench.prompts.problems.Aime25"}
+    own = run("full", 1, "qwen3_8b", model__max_tokens=38912, model__sampling={"temperature": 0.6}, **target)
+    [row] = summary.make_rows(published.find("reproduction_texts"), [replace(own, metrics=solved)])
+    assert (row["model.max_tokens"], texts(row)["accuracy"]) == ("38912", "0.750")
+    assert row["accuracy, published"] == "0.673 (Qwen3 report), 0.633 (Hard-KV), 0.408 (TriAttention)"
+
+
+def test_every_number_of_several_sources_has_a_source_that_can_be_looked_up() -> None:
+    several = [table for table in published.load().values() if table.sources]
+    assert {table.name for table in several} == {
+        "reproduction", "reproduction_classes", "reproduction_texts",
+    }  # fmt: skip
+    for table in several:
+        for label in table.models:
+            source = table.sources[published.prompts_of(label)]
+            assert re.match(r"arXiv:\d{4}\.\d{5}|README of [\w-]+/\w|[\w-]+/[\w.-]+#\d+, |the baseline of", source)
 
 
 def test_what_the_summary_reads_is_in_the_file() -> None:
@@ -329,6 +369,10 @@ GOOD = "t: {source: s, title: t, data: d, keys: [method], metrics: [psnr], model
         (GOOD.replace("title: t", "title: t, colour: red"), r"unknown \['colour'\]"),
         (GOOD.replace("[full, 1]", "[full, 1, 2]"), "t: m, row 0: needs 1 settings and 1 cells"),
         (GOOD.replace("[full, 1]", "[full, [1]]"), "t: m, row 0: a cell must be one number or word"),
+        (
+            GOOD.replace("data: d", "data: d, sources: {paper: p}"),
+            r"t: sources and models' names disagree about \['', 'paper'\]",
+        ),
         (
             GOOD.replace("data: d", "data: d, figure: pie"),
             "t: figure=pie: must be one of fidelity, stability",
