@@ -5,9 +5,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import yaml
+
 from generator.choices import Choice
 from generator.markdown import format_table
-
 from kvbench.report.published import PublishedTable, find, model_of, prompts_of
 
 PAGE = "docs/reproduction.md"
@@ -77,7 +77,9 @@ def list_presets(choices: Mapping[str, Choice]) -> str:
             (
                 f"[`{name}`](../conf/sampling/{name}.yaml)",
                 ", ".join(f"`{model}`" for model in own["models"]),
-                ", ".join(f"`{s.key.removeprefix('model.').removeprefix('sampling.')}={s.value}`" for s in settings),
+                ", ".join(
+                    f"`{s.key.removeprefix('model.').removeprefix('sampling.')}={s.value}`" for s in settings
+                ),
                 what,
                 source.partition(": ")[2],
             )

@@ -71,10 +71,10 @@ def check_preset(values: Mapping[str, object]) -> None:
         return
     if not isinstance(preset, Mapping) or preset.keys() != {"name", "models"}:
         raise ConfigError(f"sampling={show(preset)}: names no choice of conf/sampling")
-    names = preset["models"]
-    if not any(fnmatch(str(model.get("name")), str(name)) for name in names):
+    name, models = model.get("name"), preset["models"]
+    if not any(fnmatch(str(name), str(pattern)) for pattern in models):
         raise ConfigError(
-            f"sampling={preset['name']}: is for model={', '.join(names)}, not {model.get('name')}; choose another, or set "
+            f"sampling={preset['name']}: is for model={', '.join(models)}, not {name}; choose another, or set "
             "model.sampling.* by hand"
         )
 

@@ -11,6 +11,7 @@ from tests.support.pages import read_blocks
 from tests.support.places import ROOT
 
 GROUPS = {"method": "methods", "model": "models", "prompts": "prompts", "eval": "metrics", "sweeps": "tables"}
+GROUPS |= {"sampling": "reproduction"}
 
 
 @pytest.fixture(autouse=True)
@@ -30,6 +31,17 @@ def test_a_page_lists_every_choice_and_no_other(group: str, page: str) -> None:
     listed = re.findall(rf"^\| \[`(\w+)`\]\(\.\./conf/{group}/\1\.yaml\) \|", text, re.MULTILINE)
     assert listed == sorted(path.stem for path in (ROOT / "conf" / group).glob("*.yaml"))
     assert update_page(ROOT, group) == text, f"docs/{page}.md: make docs"
+
+
+def test_the_page_of_published_scores_has_the_tables_as_the_file_has_them() -> None:
+    from generator.baselines import update_tables
+
+    text = (ROOT / "docs" / "reproduction.md").read_text()
+    assert update_tables(text) == text, "docs/reproduction.md: make docs"
+    ours = "| `var_d16` | ours | - | - | - | - |"
+    assert text.count(ours) == 1
+    measured = text.replace(ours, "| `var_d16` | ours | 3.5 | 280.1 | - | - |")
+    assert update_tables(measured) == measured
 
 
 def test_the_readme_lists_every_method() -> None:

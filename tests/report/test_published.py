@@ -343,7 +343,9 @@ def test_every_number_of_several_sources_has_a_source_that_can_be_looked_up() ->
     for table in several:
         for label in table.models:
             source = table.sources[published.prompts_of(label)]
-            assert re.match(r"arXiv:\d{4}\.\d{5}|README of [\w-]+/\w|[\w-]+/[\w.-]+#\d+, |the baseline of", source)
+            assert re.match(
+                r"arXiv:\d{4}\.\d{5}|README of [\w-]+/\w|[\w-]+/[\w.-]+#\d+, |the baseline of", source
+            )
 
 
 def test_what_the_summary_reads_is_in_the_file() -> None:
