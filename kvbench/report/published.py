@@ -99,7 +99,12 @@ class PublishedTable:
         return [where for i, where in enumerate(every) if where not in every[:i]]
 
     def matches(self, where: Mapping[str, tuple[str, ...]], run: Results) -> bool:
-        """Return whether a run has a row's settings and those that all rows share."""
+        """Return whether a run has a row's settings and those that all rows share.
+
+        A full cache is no measure of another model's: of a table of several sources, the run's model must be there too.
+        """
+        if self.sources and run.model_label not in map(model_of, self.models):
+            return False
         wanted = {**{key: (value,) for key, value in self.fixed.items()}, **where}
         shares = self.budgets.get(run.model, {})
         return all(

@@ -14,7 +14,15 @@ from kvbench.report.ablations import is_full
 from kvbench.report.claims import Claim
 from kvbench.report.document import BOLD, Section, describe_unused, find_group, is_roomy, write_latex
 from kvbench.report.draw import draw_fidelity
-from kvbench.report.published import COSTS, TOLERANCE, PublishedTable, find_setting, parse_number, prompts_of
+from kvbench.report.published import (
+    COSTS,
+    TOLERANCE,
+    PublishedTable,
+    find_setting,
+    model_of,
+    parse_number,
+    prompts_of,
+)
 from kvbench.report.runs_table import find_metric, order_runs
 from kvbench.report.tables import Cell, Row, drop_columns, print_rows, publish
 from kvbench.runs.record.results import Results
@@ -222,20 +230,24 @@ def _list_cells(
             cells[metric] = _format_cost(COSTS[metric](run))
         elif any(metric in r.metrics for r in runs):
             cells[metric] = find_metric(run, metric)
-        cells[f"{metric}, {names}"] = _list_printed(table, labels, where, metric)
+        cells[f"{metric}, {names}"] = _list_printed(table, labels, where, metric, run)
         cells |= {name: find_metric(run, name) for name in list_variants(metric, runs)}
     also = (name for name in table.also if name not in cells and any(name in r.metrics for r in runs))
     return cells | {name: find_metric(run, name) for name in also}
 
 
 def _list_printed(
-    table: PublishedTable, labels: Sequence[str], where: Mapping[str, tuple[str, ...]], metric: str
+    table: PublishedTable,
+    labels: Sequence[str],
+    where: Mapping[str, tuple[str, ...]],
+    metric: str,
+    run: Results,
 ) -> str:
-    """Return what the columns of a table give, one after the other; of several sources those that give something."""
+    """Return what the columns of a paper give for a row; of several sources, what each gives for the run's model."""
     cells = {label: table.cell(label, where, metric) for label in labels}
     if table.sources:
-        named = [f"{cell} ({prompts_of(label)})" for label, cell in cells.items() if cell is not None]
-        return ", ".join(named) or "-"
+        own = {label: cell for label, cell in cells.items() if cell and model_of(label) == run.model_label}
+        return ", ".join(f"{cell} ({prompts_of(label)})" for label, cell in own.items()) or "-"
     return " / ".join(cell or "-" for cell in cells.values()) if any(cells.values()) else "-"
 
 

@@ -327,6 +327,14 @@ def test_full_caches_of_classes_and_texts_stand_beside_theirs_with_the_settings_
     assert rows[0]["fid_adm, published"] == (
         "1.97 (VAR README), 1.92 (VAR paper), 2.07 (AMS-KV 2.0), 2.03 (AMS-KV 1.5), 1.96 (HACK++)"
     )
+    smaller = run("full", 1, "var_d16", model__sampling={"cfg": 1.5, "top_k": 900}, **classes)
+    table, two = published.find("reproduction_classes"), [replace(smaller, metrics=fid), runs[0]]
+    assert [(row["model"], row["is, published"]) for row in summary.make_rows(table, two)] == [
+        ("var_d16", "274.4 (VAR paper), 281.71 (VAR#83)"),
+        ("var_d30", "323.1 (VAR paper), 336.15 (AMS-KV 2.0), 305.19 (AMS-KV 1.5), 302.23 (HACK++)"),
+    ]
+    for other in ({"model": "var_tiny"}, {"model": "var_d30", "model__weights": "random"}):
+        assert summary.make_rows(table, [run("full", 1, **other, **classes)]) == []  # no model of the table
     solved = {"accuracy": Metric(0.75, "higher", digits=3)}
     target = {"prompts___target_": "kvbench.prompts.problems.Aime25"}
     own = run("full", 1, "qwen3_8b", model__max_tokens=38912, model__sampling={"temperature": 0.6}, **target)
