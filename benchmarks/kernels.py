@@ -13,6 +13,7 @@ python -m benchmarks kernels --model infinity_2b --floors 989 4800   (TFLOP/s, G
 
 import argparse
 import json
+import math
 import statistics
 from collections.abc import Sequence
 from pathlib import Path as File
@@ -28,13 +29,11 @@ from benchmarks.support.floors import Ceilings, Ints
 from benchmarks.support.kernel_cases import Case, Held, Timer, ceilings
 from kvbench.core.budget import Budget
 from kvbench.core.segments import ModelSpec, Segment
-from kvbench.kernels.attention_paths import TABLE, Path, Shape
+from kvbench.kernels.attention_paths import PATHS, TABLE, WHY_NOT, Shape
 from kvbench.kernels.layout import list_positions
 
 GOAL = 0.6
 """Time of attention relative to SDPA on the full cache that we want at 10 %."""
-PATHS: tuple[Path, ...] = ("kernel", "parts")
-"""Ways of attention between which a table chooses."""
 
 
 class Attention(NamedTuple):
@@ -93,34 +92,37 @@ def show_attention(cases: list[Case], held: Held, past: Ints, found: Ceilings, q
 
 
 def measure_paths(cases: list[Case], held: Held, past: Ints) -> list[dict[str, object]]:
-    """Print both ways of attention scale by scale, under HeatKV and with equal rows; return the faster one of each."""
-    print("\nattention of the middle layer by one kernel and in two parts, ms")
-    heading("past uniform", "kernel parts kernel/parts")
-    lines = []
+    """Print all paths of attention scale by scale, under HeatKV and with equal rows; return what each shape took.
+
+    A path that cannot serve a shape is left out; why it cannot is printed once.
+    """
+    print("\nattention of the middle layer by every path, ms")
+    heading("past uniform", " ".join(PATHS))
+    lines, reasons = [], set()
     for one in cases:
         spec, rows = one.spec, past[one.at.index]
         equal = one.lengths(np.full(spec.heads, round(float(rows.mean()))))
         for layout in (held.layout(spec.layers // 2, one.at), equal):
-            seconds = {path: one.ragged(layout, path) for path in PATHS}
             shape = Shape(
                 spec.head_dim, str(one.dtype).removeprefix("torch."), one.sequences * spec.heads, one.at.length,
                 one.at.length, layout.total // spec.heads, layout.uniform,
             )  # fmt: skip
-            line(
-                one.at,
-                (shape.past, shape.uniform),
-                [1e3 * t for t in seconds.values()],
-                (seconds["kernel"] / seconds["parts"],),
+            refused = {path: WHY_NOT[path](shape, torch.device(one.timer.device)) for path in PATHS}
+            reasons |= {f"{path}: {reason}" for path, reason in refused.items() if reason}
+            times = {path: 1e3 * one.ragged(layout, path) for path in PATHS if refused[path] is None}
+            line(one.at, (shape.past, shape.uniform), [times.get(path, math.nan) for path in PATHS], ())
+            lines.append(
+                shape._asdict() | {"milliseconds": {path: float(f"{ms:.4g}") for path, ms in times.items()}}
             )
-            lines.append(shape._asdict() | {"path": min(PATHS, key=seconds.__getitem__)})
+    print("\n".join(["not measured:", *sorted(reasons)]))
     return lines
 
 
 def write_paths(file: File, device: str, lines: list[dict[str, object]]) -> None:
-    """Put the faster ways into a table, in place of what it says of the same shapes on that device."""
+    """Put the paths' times into a table, in place of what it says of the same shapes on that device."""
     table = json.loads(file.read_text()) if file.is_file() else {}
-    shapes = [{**one, "path": None} for one in lines]
-    others = [one for one in table.get(device, []) if {**one, "path": None} not in shapes]
+    shapes = [{**one, "milliseconds": None} for one in lines]
+    others = [one for one in table.get(device, []) if {**one, "milliseconds": None} not in shapes]
     table[device] = others + lines
     file.write_text(json.dumps(table, indent=1, sort_keys=True) + "\n")
 
@@ -214,7 +216,7 @@ def line(at: Segment, counts: Sequence[int], milliseconds: Sequence[float], rati
 OPTIONS = {
     "device": "cpu", "model": "infinity_tiny", "budget": "0.1", "batch": 8, "repeats": 20, "threads": None,
     "groups": Option(1, "query heads per row, of one-token steps"),
-    "paths": Option(None, f"only measure both paths; write this table ({TABLE.name})", type=File),
+    "paths": Option(None, f"only measure all paths; write this table ({TABLE.name})", type=File),
     "quick": Option(False, "a quarter of the layers, five repeats"),
     "floors": Option(
         None, "count at these rates, time nothing", nargs=2, type=float, metavar=("TFLOP/s", "GB/s")

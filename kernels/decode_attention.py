@@ -4,12 +4,13 @@ Tokens of a segment that is not full yet lie in the free slots behind every row 
 own keys and values there, and reads all others in place. `prepare_rows` builds once what a segment's steps share.
 """
 
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from kvbench.kernels.attention_choices import Choice, note_choice
 from kvbench.kernels.layout import Layout, Past, list_free_slots, view_group
 
 Arrangement = Literal["kernel", "together", "grouped", "padded"]
@@ -64,6 +65,7 @@ def prepare_rows(
     keys, values, layout = past
     ends, device = layout.offsets + layout.lengths, keys.device
     chosen = arrangement or ("kernel" if keys.is_cuda else _choose(layout, keys.shape[2]))
+    note_choice(lambda: _explain(chosen, layout))
     if chosen == "kernel":
         return DecodeRows(past, filled, ends=ends)
     if layout.uniform or chosen == "grouped":
@@ -89,6 +91,18 @@ def _choose(layout: Layout, channels: int) -> Arrangement:
     if WORTH_GROUPING * lengths <= rows or CALL_NUMBERS * lengths <= copied:
         return "grouped"
     return "together" if layout.total <= WORTH_COPYING * layout.longest else "padded"
+
+
+def _explain(chosen: Arrangement, layout: Layout) -> Choice:
+    """Return how steps read rows, and why they do not otherwise."""
+    if chosen == "kernel":
+        return Choice("decode kernel", (("torch's attention", "reads rows of one length, or copies"),))
+    if layout.uniform:
+        return Choice("decode in place", (("kernel", "needs a GPU"),))
+    rest = [other for other in get_args(Arrangement) if other not in (chosen, "kernel")]
+    dearer = tuple((other, "costs more for rows of these lengths") for other in rest)
+    others = (("kernel", "needs a GPU"), *dearer)
+    return Choice(f"decode {chosen}", others)
 
 
 def decode_attention(q: Tensor, k: Tensor, v: Tensor, rows: DecodeRows, filled: int, scale: float) -> Tensor:

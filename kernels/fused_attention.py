@@ -1,38 +1,143 @@
 """torch's fused attention with its log-sum-exp, so that attention over other keys can be merged with it.
 
-Backends differ in the shape of the log-sum-exp, not in its base: all give that of the scaled scores in nats.
+Backends differ in the shape of the log-sum-exp, not in its base: all give that of the scaled scores in nats. Each has a
+function that says why it cannot serve: the choice and its explanation ask the same one.
 """
 
-from typing import Any, Literal
+from collections.abc import Callable, Mapping
+from functools import cache
+from importlib.util import find_spec
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.attention import current_flash_attention_impl
+from torch.nn.attention import activate_flash_attention_impl, current_flash_attention_impl
 
+from kvbench.kernels.attention_choices import Choice
 from kvbench.kernels.attention_states import State, attend_nothing
+from kvbench.kernels.batch_invariance import is_batch_invariant
 
 Backend = Literal["cudnn", "flash", "efficient", "cpu"]
 ATEN: Any = torch.ops.aten
+SHORT = 128
+"""Queries of a row up to which cuDNN is asked from version 9.24 on alone."""
+SHORT_CUDNN = 92400
+"""That version, as torch counts."""
+FA3_PACKAGE = "flash_attn_interface"
+"""The package that FlashAttention-3 is installed as."""
+VARIES = "divides keys by the size of the batch (batch_invariant=true)"
+"""Why batch invariance rules torch's fused attention out."""
 
 
-FEW = 64
-"""Queries of a row below which cuDNN is not asked: not all of its versions take a single one."""
+class Request(NamedTuple):
+    """What a library is asked for: so many queries a row of a head dim and dtype, on a device."""
+
+    head_dim: int
+    dtype: torch.dtype
+    queries: int
+    device: torch.device
 
 
-def choose_backend(head_dim: int, dtype: torch.dtype, queries: int, device: torch.device) -> Backend:
-    """Return the fastest backend there is for so many queries a row of a head dim and dtype, by published rates.
+def why_not_cudnn(request: Request) -> str | None:
+    """Return why cuDNN's attention cannot serve; None if it can."""
+    if problem := _why_not_half(request):
+        return problem
+    version = torch.backends.cudnn.version() or 0
+    if torch.cuda.get_device_properties(request.device).major < 9:
+        return "needs a GPU of capability 9.0"
+    if request.head_dim > 128 or request.head_dim % 8:
+        return "needs heads of at most 128 channels, a multiple of 8"
+    if request.queries <= SHORT and version < SHORT_CUDNN:
+        return f"needs cuDNN 9.24 for {SHORT} queries or fewer"
+    return (
+        "torch disables single queries for this cuDNN" if request.queries == 1 and _refuses_single() else None
+    )
+
+
+def why_not_flash(request: Request) -> str | None:
+    """Return why the FlashAttention that torch uses cannot serve; None if it can."""
+    wide = "needs heads of at most 256 channels" if request.head_dim > 256 else None
+    return _why_not_half(request) or wide
+
+
+def why_not_fa3(device: torch.device) -> str | None:
+    """Return why FlashAttention-3 cannot serve on a GPU; where it is installed it becomes torch's own, once."""
+    if torch.cuda.get_device_properties(device).major != 9:
+        return "needs a GPU of capability 9.0"
+    active = current_flash_attention_impl()
+    if active is None and (problem := _activate_fa3()):
+        return problem
+    return None if active in (None, "FA3") else f"{active} is active in its place"
+
+
+def find_flash(device: torch.device) -> str | None:
+    """Return what is active in the place of torch's own FlashAttention on a GPU; None for its own."""
+    why_not_fa3(device)  # activates it
+    return current_flash_attention_impl()
+
+
+@cache
+def _activate_fa3() -> str | None:
+    """Put FlashAttention-3 in the place of torch's own FlashAttention; return why that cannot be."""
+    if find_spec(FA3_PACKAGE) is None:
+        return f"{FA3_PACKAGE} is not installed"
+    try:
+        activate_flash_attention_impl("FA3")
+    except (ImportError, OSError, RuntimeError, ValueError) as error:
+        return f"cannot be activated: {' '.join(str(error).split())}"
+    return None
+
+
+@cache
+def _refuses_single() -> bool:
+    """Return whether torch keeps single queries from cuDNN; where it does not say, it is taken to."""
+    told: Callable[[], bool] | None = getattr(torch._C, "_is_cudnn_attention_decode_disabled", None)
+    return told is None or not torch.cuda.is_available() or told()
+
+
+def _why_not_half(request: Request) -> str | None:
+    if problem := _why_not_gpu(request):
+        return problem
+    if request.dtype not in (torch.float16, torch.bfloat16):
+        return "needs 16 bits"
+    if torch.cuda.get_device_properties(request.device).major < 8:
+        return "needs a GPU of capability 8.0"
+    return None
+
+
+def _why_not_gpu(request: Request) -> str | None:
+    return None if request.device.type == "cuda" else "needs a GPU"
+
+
+def _why_not_cpu(request: Request) -> str | None:
+    return "reads the CPU's memory" if request.device.type == "cuda" else None
+
+
+WHY_NOT: Mapping[Backend, Callable[[Request], str | None]] = {
+    "cudnn": why_not_cudnn, "flash": why_not_flash, "efficient": _why_not_gpu, "cpu": _why_not_cpu,
+}  # fmt: skip
+"""By backend, fastest first: why it cannot serve a request; None if it can."""
+
+
+def choose_backend(request: Request) -> Backend:
+    """Return the fastest backend there is, by published rates.
 
     On an H100 (128 channels, forward) FlashAttention-3 reaches 638 TFLOP/s, cuDNN 609, FlashAttention-2 368
-    (arXiv:2407.08608). The third is behind `flash` wherever nobody has activated another
-    (`torch.nn.attention.activate_flash_attention_impl`).
+    (arXiv:2407.08608). The third is behind `flash` wherever no other is active.
     """
-    if device.type != "cuda":
-        return "cpu"
-    capability = torch.cuda.get_device_properties(device).major
-    if dtype == torch.float32 or capability < 8 or head_dim > 256:
-        return "efficient"
-    activated = current_flash_attention_impl() is not None
-    return "cudnn" if capability >= 9 and head_dim <= 128 and queries >= FEW and not activated else "flash"
+    order = list(WHY_NOT)
+    if request.device.type == "cuda" and find_flash(request.device):
+        order.insert(0, "flash")
+    return next(backend for backend in order if WHY_NOT[backend](request) is None)
+
+
+def explain_backend(q: Tensor) -> Choice:
+    """Return whose attention over keys that all queries of a row see is taken on a GPU, and why no other is."""
+    request = Request(q.shape[3], q.dtype, q.shape[2], q.device)
+    chosen = None if is_batch_invariant() else choose_backend(request)
+    rest = VARIES if chosen is None else f"slower than {chosen} by published rates"
+    others = tuple((one, refuse(request) or rest) for one, refuse in WHY_NOT.items() if one != chosen)
+    return Choice(f"dense {chosen or 'kernel'}", others)
 
 
 def fused_attention(
@@ -48,11 +153,14 @@ def fused_attention(
         scale: factor on q k^T.
         causal: query m sees the first m % tokens + 1 keys; else all.
         backend: whose attention; None for the fastest.
+
+    Returns:
+        The state, its output in q's dtype: no backend gives what it had before rounding.
     """
     tokens, shape = k.shape[2], q.shape
     if not tokens:
         return attend_nothing(q)
-    backend = backend or choose_backend(shape[3], q.dtype, shape[2], q.device)
+    backend = backend or choose_backend(Request(shape[3], q.dtype, shape[2], q.device))
     if causal and shape[2] > tokens:  # every query head by itself, so that all see their own tokens
         folds = shape[2] // tokens
         q = q.unflatten(2, (folds, tokens)).flatten(1, 2)

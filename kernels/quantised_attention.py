@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
+from kvbench.kernels.attention_choices import Choice, note_choice
 from kvbench.kernels.attention_states import State, merge_pair, merge_states
 from kvbench.kernels.layout import Group
 from kvbench.kernels.planes import Plane, read_plane
@@ -32,6 +33,7 @@ def quantised_attention(q: Tensor, plane: Plane, scale: float, state: State | No
     Returns:
         The output [batch, rows, queries, D], in q's dtype if there was no state, and the log-sum-exp.
     """
+    note_choice(lambda: Choice("codes", (("libraries", "read no codes"),)))
     if q.is_cuda:
         from kvbench.kernels.triton.quantised_attention import quantised_attention_triton
 

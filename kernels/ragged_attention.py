@@ -1,19 +1,22 @@
 """Attention of a segment's queries over each row's own cached keys and the whole current segment.
 
-On CUDA one kernel reads both where they lie, or two do: one the present, one the past (`kernels/attention_paths.py`
-chooses). Elsewhere rows of equal length are put together with the present, one
-such group after the other and piece by piece: products over a copy that stays in the cache cost less there than two
-attentions and their merger. Groups of so few scores that a call costs more than padding are padded and go together.
+`kernels/attention_paths.py` chooses the path. On CUDA one kernel reads both where they lie, or one the present and
+another one, or a library, the past. Elsewhere rows of equal length are put together with the present, one such group
+after the other and piece by piece: products over a copy that stays in the cache cost less there than two attentions and
+their merger. Groups of so few scores that a call costs more than padding are padded and go together.
 """
 
 from collections.abc import Iterator, Sequence
+from functools import cache
 
 import torch
 from torch import Tensor
 
-from kvbench.kernels.attention_paths import Path, choose_path, describe
-from kvbench.kernels.fused_attention import fused_attention
-from kvbench.kernels.layout import Group, Past, fold_rows, view_group
+from kvbench.kernels.attention_choices import Choice, note_choice
+from kvbench.kernels.attention_paths import LIBRARIES, Path, choose_path, describe, explain_path
+from kvbench.kernels.batch_invariance import is_batch_invariant
+from kvbench.kernels.fused_attention import explain_backend, fused_attention
+from kvbench.kernels.layout import Group, Layout, Past, empty_layout, fold_rows, view_group
 from kvbench.kernels.past_attention import attend_in_parts
 from kvbench.kernels.products import wide_products
 
@@ -24,6 +27,7 @@ LANES = 16
 PADDED_SCORES = 1 << 15
 """Scores of padding outside CUDA that cost about as much as the calls for one more group."""
 
+DENSE_PRODUCTS = Choice("dense products", (("fused attention", "needs a GPU"),))
 Pair = tuple[Tensor, Tensor]
 
 
@@ -37,6 +41,7 @@ def ragged_attention(
     causal: bool = False,
     lse: bool = False,
     path: Path | None = None,
+    dtype: torch.dtype | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """Queries over the row's cached slots and the tokens of the current segment.
 
@@ -52,24 +57,29 @@ def ragged_attention(
         scale: factor on q k^T, positive.
         causal: current tokens are seen by themselves and those after them; else by all.
         lse: whether the log-sum-exp is wanted.
-        path: by which kernels; None for the way that is chosen on CUDA, and for torch's products elsewhere.
+        path: by which kernels; None for the one that is chosen on CUDA, and for torch's products elsewhere.
+        dtype: of the output, None for q's; float32 where attention over other keys will join it, so that it is rounded
+            once, after that.
 
     Returns:
-        Output in q's dtype [sequences, heads, queries, D]; float32 log-sum-exp [sequences, heads, queries], or None if
-        it was not wanted and not needed.
+        Output [sequences, heads, queries, D]; float32 log-sum-exp [sequences, heads, queries], or None if it was not
+        wanted and not needed.
     """
+    dtype = dtype or q.dtype
     if path is None:
-        path = choose_path(describe(q, k, past.layout), q.device) if q.is_cuda else "kernel"
-    if path == "parts":
-        return attend_in_parts(q, k, v, past, scale, causal=causal)
-    if q.is_cuda:
+        shape = describe(q, k, past.layout)
+        note_choice(lambda: explain_path(shape, q.device))
+        path = choose_path(shape, q.device) if q.is_cuda else "products"
+    if path == "kernel":
         from kvbench.kernels.triton.ragged_attention import ragged_attention_triton
 
-        return ragged_attention_triton(q, k, v, past, scale, causal=causal)
-    shape = q.shape
-    q, k, v = (fold_rows(x, len(past.keys), len(past.layout.counts)) for x in (q, k, v))
-    out, sums = _attend_folded(q, k, v, past, scale, causal=causal, lse=lse)
-    return out.reshape(shape), None if sums is None else sums.reshape(shape[:3])
+        return ragged_attention_triton(q, k, v, past, scale, causal=causal, dtype=dtype)
+    if path != "products":
+        library = LIBRARIES.get(path)
+        return attend_in_parts(q, k, v, past, scale, causal=causal, library=library, dtype=dtype)
+    asked, k, v = (fold_rows(x, len(past.keys), len(past.layout.counts)) for x in (q, k, v))
+    out, sums = _attend_folded(asked, k, v, past, scale, causal=causal, lse=lse)
+    return out.reshape(q.shape).to(dtype), None if sums is None else sums.reshape(q.shape[:3])
 
 
 def _attend_folded(
@@ -155,9 +165,23 @@ def dense_attention(
     Returns:
         Output in q's dtype [batch, rows, queries, D]; float32 log-sum-exp [batch, rows, queries] or None.
     """
-    if q.is_cuda and tokens is None:
+    whole = q.is_cuda and tokens is None
+    note_choice(lambda: explain_backend(q) if whole else DENSE_PRODUCTS)
+    if whole and is_batch_invariant():
+        from kvbench.kernels.triton.ragged_attention import ragged_attention_triton
+
+        nothing = k.new_empty(len(k), 0, k.shape[3])
+        past = Past(nothing, nothing, _lay_out_nothing(k.shape[1], k.device))
+        return ragged_attention_triton(q, k, v, past, scale)
+    if whole:
         return fused_attention(q, k, v, scale)
     return _attention(q, [(k, v)], scale, tokens, lse)
+
+
+@cache
+def _lay_out_nothing(rows: int, device: torch.device) -> Layout:
+    """Return the layout of rows that hold nothing, made once: no copy from the host may be part of a CUDA graph."""
+    return empty_layout(rows, device)
 
 
 def _attention(

@@ -5,6 +5,7 @@ pointers spends registers. A state to carry on from is the start of the online s
 launch nor an output of its own. Where queries are few the keys of a row are split between programs.
 """
 
+import torch
 import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
@@ -101,6 +102,8 @@ def past_attention_triton(
 ) -> State:
     """Take and return what `kernels.past_attention.attend_past` does, of at least one slot.
 
+    Without a state the output is float32.
+
     `share` programs share a row's keys; None: as many as fill the device.
     """
     sequences, heads, queries, channels = q.shape
@@ -113,7 +116,7 @@ def past_attention_triton(
     blocks = cdiv(queries, sizes.queries)
     if share is None:
         share = splits(batch * rows * blocks, layout.longest, sizes, q.device)
-    out = make_output(q) if state is None else state[0]
+    out = make_output(q, torch.float32) if state is None else state[0]
     partial, lse = make_partials(q, share, None if state is None else state[1])
     constants = list_constants(q)
     tiles = [

@@ -13,6 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from kvbench.kernels.attention_states import State
+from kvbench.kernels.batch_invariance import is_batch_invariant
 from kvbench.kernels.planes import Codes, Plane
 from kvbench.kernels.triton.codes import load_numbers, split_word
 from kvbench.kernels.triton.launch import (
@@ -43,7 +44,8 @@ def tile(head_dim: int, dtype: torch.dtype, queries: int, rows: int, device: tor
         return Tile(16, 16 if wide else 32, 8, 2)
     if queries <= 16:  # with three tiles in flight turning keys of 128 channels spills
         return Tile(16, 32, 4, 3 if head_dim <= 64 else 2 - less)
-    if wide or rows * cdiv(queries, 128) < 2 * count_processors(device):
+    fills = is_batch_invariant() or rows * cdiv(queries, 128) >= 2 * count_processors(device)
+    if wide or not fills:
         return Tile(64, 32, 8 if wide else 4, 2 - less)
     return Tile(128, 32, 8, 2)
 

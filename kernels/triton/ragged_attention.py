@@ -11,6 +11,7 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
+from kvbench.kernels.batch_invariance import is_batch_invariant
 from kvbench.kernels.layout import Layout, Past
 from kvbench.kernels.triton.launch import (
     LOG2_E,
@@ -39,7 +40,8 @@ class Tile(NamedTuple):
 def tile(head_dim: int, dtype: torch.dtype, queries: int, rows: int, device: torch.device) -> Tile:
     """Sizes for a head dim and dtype; one of at most three per generation.
 
-    Tiles of more than 128 channels are fewer in flight where shared memory is small.
+    Tiles of more than 128 channels are fewer in flight where shared memory is small. Batches that are to be invariant
+    have one for each number of queries.
 
     Args:
         head_dim: D.
@@ -54,7 +56,7 @@ def tile(head_dim: int, dtype: torch.dtype, queries: int, rows: int, device: tor
         return Tile(32, 32, 8, 2) if head_dim <= 64 else Tile(16, 16 if wide else 32, 8, 2)
     if queries <= 16:
         return Tile(16, 32 if wide else 64, 4, 3)
-    if rows * cdiv(queries, 128) < 2 * count_processors(device):
+    if not is_batch_invariant() and rows * cdiv(queries, 128) < 2 * count_processors(device):
         return Tile(64, 32, 8, 3 - less) if wide else Tile(64, 64, 4, 3)
     return Tile(128, 32, 8, 2 - less) if wide else Tile(128, 64, 8, 3)
 
@@ -68,8 +70,11 @@ def fit_keys(layout: Layout, tokens: int, largest: int) -> int:
         largest: what long rows take, a power of two of at least 16.
 
     Returns:
-        The largest power of two from 16 to `largest` that makes a quarter more keys of all rows together, or fewer.
+        The largest power of two from 16 to `largest` that makes a quarter more keys of all rows together, or fewer;
+        `largest` for batches that are to be invariant.
     """
+    if is_batch_invariant():
+        return largest
     rows, size = len(layout.counts), largest
     keys = layout.total + rows * tokens
     while size > 16:
@@ -83,7 +88,12 @@ def fit_keys(layout: Layout, tokens: int, largest: int) -> int:
 
 
 def splits(programs: int, keys: int, sizes: Tile, device: torch.device) -> int:
-    """Programs that share one row's keys: enough to fill the device, with at least four tiles each."""
+    """Programs that share one row's keys: enough to fill the device, with at least four tiles each.
+
+    It is one for batches that are to be invariant.
+    """
+    if is_batch_invariant():
+        return 1
     return max(1, min(2 * count_processors(device) // max(1, programs), cdiv(keys, sizes.keys) // 4, 32))
 
 
@@ -183,11 +193,12 @@ def attention_kernel(
 
 
 def ragged_attention_triton(
-    q: Tensor, k: Tensor, v: Tensor, past: Past, scale: float, *, causal: bool = False, share: int | None = None
+    q: Tensor, k: Tensor, v: Tensor, past: Past, scale: float, *, causal: bool = False, share: int | None = None,
+    dtype: torch.dtype | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Take and return what `kernels.ragged_attention.ragged_attention` does.
 
-    `share` programs share a row's keys; None: as many as fill the device.
+    `share` programs share a row's keys; None: as many as fill the device. The output is in `dtype`, None for q's.
     """
     sequences, heads, queries, channels = q.shape
     layout = past.layout
@@ -199,7 +210,7 @@ def ragged_attention_triton(
     blocks = cdiv(queries, sizes.queries)
     if share is None:
         share = splits(batch * rows * blocks, layout.longest + tokens, sizes, q.device)
-    out = make_output(q)
+    out = make_output(q, dtype)
     _, out_strides = align_rows(out)
     partial, lse = make_partials(q, share)
     attention_kernel[blocks, batch * share, rows](
@@ -212,9 +223,9 @@ def ragged_attention_triton(
     return finish_shares(partial, lse, out)
 
 
-def make_output(q: Tensor) -> Tensor:
+def make_output(q: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     """Return an empty output, heads inside tokens where the queries lie so: they are then merged without a copy."""
     batch, rows, queries, channels = q.shape
     if q.stride(1) < q.stride(2):
-        return q.new_empty(batch, queries, rows, channels).transpose(1, 2)
-    return q.new_empty(q.shape)
+        return q.new_empty(batch, queries, rows, channels, dtype=dtype).transpose(1, 2)
+    return q.new_empty(q.shape, dtype=dtype)

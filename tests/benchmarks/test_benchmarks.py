@@ -217,6 +217,14 @@ def test_the_cost_of_pricekv_is_told_at_any_models_shapes(tmp_path: Path) -> Non
     assert "for 6 layers and 2 prompts" in statistics
 
 
+def test_rounding_of_paths_is_compared(tmp_path: Path) -> None:
+    found = output("rounding", tmp_path, "--tokens", "64", "--past", "80", "--channels", "32")
+    errors = {line[:20].strip(): float(line[20:].split()[0]) for line in found.splitlines()[2:]}
+    assert list(errors) == ["rounded once", "products", "parts, on a CPU"]
+    assert list(errors.values()) == sorted(errors.values())
+    assert 1e-3 < errors["rounded once"] < 2**-8  # of 8 bits
+
+
 @pytest.mark.slow
 def test_a_table_of_paths_is_measured(tmp_path: Path) -> None:
     table = tmp_path / "paths.json"
@@ -224,7 +232,7 @@ def test_a_table_of_paths_is_measured(tmp_path: Path) -> None:
     output("kernels", tmp_path, *arguments)
     ((device, lines),) = json.loads(table.read_text()).items()
     assert "threads" in device
-    assert {line["path"] for line in lines} <= {"kernel", "parts"}
+    assert {tuple(line["milliseconds"]) for line in lines} == {("products",)}  # the others need a GPU
     assert {line["head_dim"] for line in lines} == {lines[0]["head_dim"]}
     output("kernels", tmp_path, *arguments)  # once more: the same shapes
     assert len(json.loads(table.read_text())[device]) == len(lines)

@@ -125,7 +125,9 @@ def check_scales(model: Callable[[], Draw], name: str, path: Path = "kernel") ->
     assert list_counts(told) == list_counts(ledger)
 
 
-@pytest.mark.parametrize(("model", "path"), mark_slow(product((infinity, var), ("kernel", "parts"))))
+@pytest.mark.parametrize(
+    ("model", "path"), mark_slow(product((infinity, var), ("kernel", "parts", "varlen_cudnn")))
+)
 def test_every_next_scale_family(model: Callable[[], Draw], path: Path) -> None:
     check_scales(model, "heatkv", path)
 

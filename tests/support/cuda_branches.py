@@ -7,8 +7,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from kvbench.kernels import ragged_attention
+from kvbench.kernels import ragged_attention, varlen_attention
 from kvbench.kernels.attention_paths import Path
+from tests.support.slow_varlen import attend_slowly
 
 
 @contextmanager
@@ -21,6 +22,7 @@ def on_cuda_branches(path: Path = "kernel") -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch.Tensor, "is_cuda", property(lambda _: True), raising=False)
         patch.setattr(ragged_attention, "choose_path", lambda *_: path)
+        patch.setattr(varlen_attention, "find_varlen", lambda: attend_slowly)
         patch.setattr(torch.ops.aten, "_scaled_dot_product_efficient_attention", attend_with_bias)
         yield
 

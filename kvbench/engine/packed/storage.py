@@ -221,15 +221,17 @@ class PackedStorage(CacheBackend):
     ) -> tuple[Tensor, Tensor | None]:
         """Attend to the present and the numbers in 16 bits, then to one plane of codes after the other.
 
-        Between planes the output is float32, so that it is not rounded once for each.
+        Until the last of them the output is float32, so that it is rounded once.
         """
         scale, (first, *others) = self._spec.logit_scale, store.planes
         past = Past(first.keys.numbers, first.values.numbers, first.layout)
-        out, lse = ragged_attention(q, k, v, past, scale, causal=causal)
-        if not (coded := [plane for plane in others if plane.layout.total]):
+        coded = [plane for plane in others if plane.layout.total]
+        dtype = torch.float32 if coded else q.dtype
+        out, lse = ragged_attention(q, k, v, past, scale, causal=causal, dtype=dtype)
+        if not coded:
             return out, lse
         assert lse is not None  # on CUDA it always is found
-        state = out.float(), lse
+        state = out, lse
         for plane in coded:
             state = quantised_attention(q, plane, scale, state)
         return state[0].to(q.dtype), state[1]

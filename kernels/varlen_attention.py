@@ -1,0 +1,158 @@
+"""Attention over the cached slots by torch's variable-length attention (torch 2.12), in cuDNN or FlashAttention.
+
+A row (a sequence and a KV head) is what that function calls a sequence, with one head. Heads that share a KV head are
+further queries of their row: all queries see all of a past, so that both are the same. Rows lie in the storage in the
+order that the function wants; queries are gathered by it, and outputs are put back.
+"""
+
+import inspect
+from collections.abc import Callable
+from functools import cache, partial
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from kvbench.kernels.attention_states import State, attend_nothing
+from kvbench.kernels.fused_attention import Request, find_flash, why_not_cudnn, why_not_fa3, why_not_flash
+from kvbench.kernels.layout import Layout, Past, fold_rows
+
+Library = Literal["cudnn", "flash", "fa3"]
+"""`flash` is FlashAttention-2, which torch brings."""
+CUDNN_VERSION = 91800
+"""Of cuDNN, as torch counts, from which on it attends to rows of unequal length."""
+
+
+class RowTable(NamedTuple):
+    """Where `torch.nn.attention.varlen.varlen_attn` finds rows, in the order of the storage, N of them.
+
+    Attributes:
+        cu_seq_q: int32 [N + 1], first query of each row and the one behind the last.
+        cu_seq_k: int32 [N + 1], first slot of each row and the one behind the last; free slots lie between rows.
+        seqused_k: int32 [N], slots that a row holds.
+        max_q: queries of a row.
+        max_k: slots of the longest row, or more.
+    """
+
+    cu_seq_q: Tensor
+    cu_seq_k: Tensor
+    seqused_k: Tensor
+    max_q: int
+    max_k: int
+
+
+@cache
+def find_varlen() -> Callable[..., Any] | None:
+    """Return torch's variable-length attention, asked for the log-sum-exp; None where it takes offsets alone."""
+    try:
+        from torch.nn.attention.varlen import AuxRequest, varlen_attn
+    except ImportError:
+        return None
+    known = inspect.signature(varlen_attn).parameters
+    wanted = {"seqused_k", "num_splits", "return_aux"}
+    return partial(varlen_attn, return_aux=AuxRequest(lse=True)) if wanted <= known.keys() else None
+
+
+def why_not_varlen(library: Library, request: Request) -> str | None:
+    """Return why a library cannot attend to rows of unequal length; None if it can."""
+    if request.device.type != "cuda":
+        return "needs a GPU"
+    if find_varlen() is None:
+        return f"needs torch 2.12, whose varlen_attn takes lengths; this is {torch.__version__}"
+    if request.head_dim % 8:
+        return "needs a multiple of 8 channels"
+    if library == "cudnn":
+        return why_not_cudnn(request) or _why_not_ragged_cudnn(request.device)
+    if problem := why_not_flash(request):
+        return problem
+    if library == "fa3":
+        return why_not_fa3(request.device)
+    active = find_flash(request.device)
+    return f"{active} is active in its place" if active else None
+
+
+def _why_not_ragged_cudnn(device: torch.device) -> str | None:
+    """Return why cuDNN attends to rows of one length alone."""
+    release = tuple(int(part) for part in torch.__version__.split(".")[:2])
+    if release < (2, 15):
+        return f"needs torch 2.15, which lets the caller choose it; this is {torch.__version__}"
+    if (torch.backends.cudnn.version() or 0) < CUDNN_VERSION:
+        return "needs cuDNN 9.18"
+    major = torch.cuda.get_device_properties(device).major
+    return None if major in (9, 10) else "needs a GPU of capability 9.0 or 10.0"
+
+
+def tabulate_rows(past: Past, queries: int, library: Library) -> RowTable:
+    """Return where rows lie, each with as many queries; nothing waits for the device.
+
+    cuDNN makes a plan for every number of slots that it is told to expect: it is told powers of two.
+    """
+    layout, (batch, slots, _) = past.layout, past.keys.shape
+    device, longest = past.keys.device, layout.longest
+    starts = layout.offsets.index_select(0, layout.order)
+    firsts = torch.arange(batch, device=device)[:, None] * slots + starts
+    return RowTable(
+        torch.arange(0, (firsts.numel() + 1) * queries, queries, dtype=torch.int32, device=device),
+        F.pad(firsts.flatten(), (0, 1), value=batch * slots).int(),
+        layout.lengths.index_select(0, layout.order).repeat(batch),
+        queries,
+        1 << (longest - 1).bit_length() if library == "cudnn" else longest,
+    )
+
+
+def varlen_attention(q: Tensor, past: Past, scale: float, library: Library) -> State:
+    """Attend to each row's own cached slots.
+
+    FlashAttention gives all keys of a row to one program, so that no other row changes its bytes; how cuDNN divides
+    them is its own affair.
+
+    Args:
+        q: [sequences, heads, queries, D].
+        past: stored keys and values of as many rows as there are sequences x heads, in that order.
+        scale: factor on q k^T, positive.
+        library: whose attention.
+
+    Returns:
+        The state, its output in q's dtype; (0, -inf) of rows that hold nothing, whatever the library says of them.
+    """
+    layout, (batch, slots, channels) = past.layout, past.keys.shape
+    if not layout.total:
+        return attend_nothing(q)
+    shape, rows = q.shape, len(layout.counts)
+    asked = fold_rows(q, batch, rows)
+    if not layout.uniform:
+        asked = asked.index_select(1, layout.order)
+    keys, values = (x.to(q.dtype).view(batch * slots, 1, channels) for x in past[:2])
+    table = tabulate_rows(past, shape[2], library)
+    out, lse = _call(asked.reshape(-1, 1, channels), keys, values, table, scale, library)
+    out, lse = out.view(batch, rows, shape[2], channels), lse.view(batch, rows, shape[2])
+    _clear_empty_rows(out, lse, layout)
+    if not layout.uniform:
+        out, lse = (x.index_select(1, layout.places) for x in (out, lse))
+    return out.view(shape), lse.view(shape[:3])
+
+
+def _call(
+    q: Tensor, keys: Tensor, values: Tensor, table: RowTable, scale: float, library: Library
+) -> tuple[Tensor, Tensor]:
+    """Ask a library; return the output [queries of all rows, 1, D] and the log-sum-exp [1, queries of all rows]."""
+    attend = find_varlen()
+    assert attend is not None
+    backend = SDPBackend.CUDNN_ATTENTION if library == "cudnn" else SDPBackend.FLASH_ATTENTION
+    splits = {} if library == "cudnn" else {"num_splits": 1}
+    with sdpa_kernel(backend):
+        out, lse = attend(
+            q, keys, values, table.cu_seq_q, table.cu_seq_k, table.max_q, table.max_k,
+            seqused_k=table.seqused_k, scale=scale, **splits,
+        )  # fmt: skip
+    return out, lse.contiguous()
+
+
+def _clear_empty_rows(out: Tensor, lse: Tensor, layout: Layout) -> None:
+    """Overwrite what a library says of rows that hold nothing: in the storage they are the last ones."""
+    if not layout.groups[-1].length:
+        first = len(layout.counts) - layout.groups[-1].size
+        out[:, first:] = 0
+        lse[:, first:] = -torch.inf

@@ -1,0 +1,46 @@
+"""Every path and backend of attention that this machine has, against double precision."""
+
+from typing import get_args
+
+import pytest
+import torch
+
+from kvbench.kernels.attention_paths import PATHS, WHY_NOT, Path, describe
+from kvbench.kernels.fused_attention import WHY_NOT as WHY_NOT_FUSED
+from kvbench.kernels.fused_attention import Backend, Request, fused_attention
+from kvbench.kernels.layout import Past, empty_layout
+from kvbench.kernels.ragged_attention import ragged_attention
+from tests.support.ragged_rows import Case, check, make
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+DTYPE = torch.bfloat16 if DEVICE.type == "cuda" else torch.float32
+HELD = {"ragged": [300, 0, 33, 1, 130, 0], "uniform": [1100, 1100], "one slot": [1, 0]}
+"""Slots of each row: unequal ones with empty rows among them, long ones of one length, nearly nothing."""
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("held", HELD.values(), ids=list(HELD))
+@pytest.mark.parametrize(("tokens", "folds", "causal"), [(1, 1, False), (200, 1, False), (64, 2, True)])
+def test_a_path_agrees_with_double_precision(
+    path: Path, held: list[int], tokens: int, folds: int, causal: bool
+) -> None:
+    for apart in (False, True):
+        case = make(2, held, folds, tokens, 64, dtype=DTYPE, apart=apart, device=str(DEVICE))
+        if reason := WHY_NOT[path](describe(case.q, case.k, case.layout), DEVICE):
+            pytest.skip(f"{path}: {reason}")
+        out, lse = ragged_attention(*case, 0.125, causal=causal, lse=True, path=path)
+        assert lse is not None
+        check((out, lse), case, 0.125, causal)
+
+
+@pytest.mark.parametrize("backend", get_args(Backend))
+@pytest.mark.parametrize(("tokens", "folds", "causal"), [(1, 1, False), (200, 1, False), (64, 2, True)])
+def test_a_backend_agrees_with_double_precision(
+    backend: Backend, tokens: int, folds: int, causal: bool
+) -> None:
+    q, k, v, _ = make(2, [1, 1], folds, tokens, 64, dtype=DTYPE, device=str(DEVICE))
+    if reason := WHY_NOT_FUSED[backend](Request(64, DTYPE, q.shape[2], DEVICE)):
+        pytest.skip(f"{backend}: {reason}")
+    nothing = k.new_empty(2, 0, 64)
+    case = Case(q, k, v, Past(nothing, nothing, empty_layout(2, DEVICE)))
+    check(fused_attention(q, k, v, 0.125, causal=causal, backend=backend), case, 0.125, causal)

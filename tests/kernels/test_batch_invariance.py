@@ -1,0 +1,146 @@
+"""Batch invariance: settings of torch, choices of kernels, and bytes of interpreted programs in batches of 1 and n."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor
+
+from kvbench.kernels.batch_invariance import FLAGS, MATMUL, is_batch_invariant, set_batch_invariant
+from kvbench.kernels.layout import Past, arrange_rows
+from kvbench.kernels.ragged_attention import dense_attention, ragged_attention
+from tests.support.cuda_branches import on_cuda_branches
+from tests.support.ragged_rows import Case, check, make
+from tests.support.triton_device import DEVICE, needs_loops, needs_triton
+
+
+@pytest.fixture
+def invariant() -> Iterator[None]:
+    set_batch_invariant(True)
+    yield
+    set_batch_invariant(False)
+
+
+@pytest.fixture
+def small_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few programs fill it, so that small batches are divided."""
+    for module in ("ragged_attention", "quantised_attention"):
+        monkeypatch.setattr(f"kvbench.kernels.triton.{module}.count_processors", lambda _: 4)
+
+
+def test_torch_may_not_round_inside_products_while_batches_are_invariant() -> None:
+    before = [getattr(MATMUL, flag) for flag in FLAGS]
+    assert any(before)
+    try:
+        for _ in range(2):  # the second time changes nothing
+            set_batch_invariant(True)
+            assert is_batch_invariant()
+            assert not any(getattr(MATMUL, flag) for flag in FLAGS)
+    finally:
+        for _ in range(2):
+            set_batch_invariant(False)
+    assert not is_batch_invariant()
+    assert [getattr(MATMUL, flag) for flag in FLAGS] == before
+
+
+def test_what_a_user_forbade_stays_forbidden() -> None:
+    flag = "allow_fp16_reduced_precision_reduction"
+    before = getattr(MATMUL, flag)
+    try:
+        setattr(MATMUL, flag, False)
+        set_batch_invariant(True)
+        set_batch_invariant(False)
+        assert not getattr(MATMUL, flag)
+        assert getattr(MATMUL, f"{flag}_split_k", True)
+    finally:
+        setattr(MATMUL, flag, before)
+
+
+def choices(rows: int, dtype: torch.dtype) -> list[object]:
+    """Tile sizes and splits of every kernel that takes rows or codes, for a batch of so many rows of 400 slots."""
+    from kvbench.kernels.triton import quantised_attention, ragged_attention
+
+    device = torch.device(DEVICE)
+    layout = arrange_rows(torch.zeros(rows + 1, 400, dtype=torch.int64), [400] + [3] * rows)
+    sizes = ragged_attention.tile(128, dtype, 300, rows, device)
+    return [
+        sizes,
+        quantised_attention.tile(128, dtype, 300, rows, device),
+        ragged_attention.fit_keys(layout, 16, sizes.keys),
+        ragged_attention.splits(rows, 400, sizes, device),
+    ]
+
+
+@needs_triton
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_kernels_do_not_look_at_the_batch(dtype: torch.dtype, invariant: None) -> None:
+    assert choices(1, dtype) == choices(1000, dtype)
+    assert choices(1, dtype)[-1] == 1
+
+
+@needs_triton
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_otherwise_they_do(dtype: torch.dtype) -> None:
+    assert choices(1, dtype) != choices(1000, dtype)
+
+
+def decode(q: Tensor, k: Tensor, v: Tensor, stored: Past, free: int) -> Tensor:
+    from kvbench.kernels.triton.decode_attention import decode_attention_triton
+
+    layout = stored.layout._replace(lengths=stored.layout.lengths - free, free_slots=free)
+    past = Past(stored.keys.clone(), stored.values.clone(), layout)
+    return decode_attention_triton(q, k, v, past, torch.zeros(1, dtype=torch.int64, device=DEVICE), 0.3)
+
+
+def take_first(case: Case) -> Case:
+    """The first sequence of a batch."""
+    q, k, v, (keys, values, layout) = case
+    return Case(q[:1], k[:1], v[:1], Past(keys[:1].contiguous(), values[:1].contiguous(), layout))
+
+
+@needs_loops
+@pytest.mark.parametrize("queries", [1, 4])
+def test_a_decode_step_is_the_same_in_every_batch(queries: int, small_gpu: None, invariant: None) -> None:
+    case = make(3, [270, 20], queries, 1, 16)
+    batch = decode(*case, 1)
+    assert torch.equal(decode(*take_first(case), 1), batch[:1])
+
+
+@needs_loops
+def test_a_decode_step_is_divided_by_the_batch_otherwise(small_gpu: None) -> None:
+    case = make(3, [270, 20], 1, 1, 16)
+    alone, batch = decode(*take_first(case), 1), decode(*case, 1)
+    assert not torch.equal(alone, batch[:1])
+    torch.testing.assert_close(alone, batch[:1])
+
+
+@needs_loops
+def test_a_segment_is_the_same_in_every_batch(small_gpu: None, invariant: None) -> None:
+    """Static methods share rows; where data decides, rows of other sequences have other lengths."""
+    for apart in (False, True):
+        case = make(2, [270, 33, 0], 1, 20, 16, apart=apart)
+        alone = make(1, [270, 33, 0], 1, 20, 16)
+        if apart:
+            layout, rows = case.layout, slice(0, 3)
+            spans = [slice(start, start + length) for start, length in zip(
+                layout.offsets[rows].tolist(), layout.counts[rows], strict=True
+            )]  # fmt: skip
+            keys, values = (torch.cat([x[:, span] for span in spans], 1) for x in case.stored[:2])
+            first = Case(*(x[:1] for x in case[:3]), Past(keys, values, alone.layout))
+        else:
+            first = take_first(case)
+        with on_cuda_branches("kernel"):
+            expected, found = (ragged_attention(*one, 0.3)[0] for one in (first, case))
+        assert torch.equal(expected, found[:1])
+
+
+@needs_loops
+def test_past_and_present_together_are_read_by_our_kernel(small_gpu: None, invariant: None) -> None:
+    """Whole segments of the full cache, which torch's fused attention would read."""
+    case = make(2, [0, 0], 1, 70, 16)
+    with on_cuda_branches("kernel"):
+        out, lse = dense_attention(case.q, case.k, case.v, 0.3)
+        alone, _ = dense_attention(case.q[:1], case.k[:1], case.v[:1], 0.3)
+    assert lse is not None
+    check((out, lse), case, 0.3)
+    assert torch.equal(alone, out[:1])

@@ -1,0 +1,131 @@
+"""Rows of unequal length as torch's variable-length attention takes them, against a slow one in its place."""
+
+import inspect
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from kvbench.kernels import varlen_attention as varlen
+from kvbench.kernels.attention_paths import LIBRARIES
+from kvbench.kernels.layout import Past, arrange_rows, empty_layout
+from kvbench.kernels.ragged_attention import ragged_attention
+from kvbench.kernels.varlen_attention import Library, tabulate_rows, varlen_attention
+from tests.support.fake_device import CUDA, faked
+from tests.support.ragged_rows import CASES, check, make
+from tests.support.slow_varlen import POISON, attend_slowly
+
+
+@pytest.fixture(autouse=True)
+def slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(varlen, "find_varlen", lambda: attend_slowly)
+
+
+@given(**CASES, library=st.sampled_from(sorted(LIBRARIES.values())))
+@settings(max_examples=60, deadline=None)
+def test_rows_come_as_sequences(library: Library, **given: Any) -> None:
+    case = make(**{**given, "device": "cpu", "dtype": torch.float32})
+    found = varlen_attention(case.q, case.stored, 0.3, library)
+    assert found[1].is_contiguous()
+    check(found, case._replace(k=case.k[:, :, :0], v=case.v[:, :, :0]), 0.3)
+
+
+@given(**CASES, causal=st.booleans(), path=st.sampled_from(sorted(LIBRARIES)))
+@settings(max_examples=30, deadline=None)
+def test_the_past_joins_the_present(causal: bool, path: Any, **given: Any) -> None:
+    case = make(**{**given, "device": "cpu", "dtype": torch.float32})
+    out, lse = ragged_attention(*case, 0.3, causal=causal, path=path)
+    assert lse is not None
+    check((out, lse), case, 0.3, causal)
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+def test_free_slots_lie_between_rows(batch: int) -> None:
+    """What they hold is not read."""
+    held = [5, 0, 9, 5]
+    layout = arrange_rows(torch.zeros(4, 9, dtype=torch.int64), held, free_slots=3)
+    storage = torch.randn(2, batch, layout.capacity, 16)
+    q = torch.randn(batch, 4, 6, 16)
+    out, lse = varlen_attention(q, Past(*storage, layout), 0.3, "flash")
+    storage[:, :, layout.offsets[0] + 5 : layout.offsets[0] + 8] = torch.nan
+    again, _ = varlen_attention(q, Past(*storage, layout), 0.3, "flash")
+    assert torch.equal(out, again)
+    for row, length in enumerate(held):
+        keys, values = storage[:, :, layout.offsets[row] : layout.offsets[row] + length]
+        expected = (q[:, row] @ keys.mT * 0.3).softmax(-1) @ values
+        torch.testing.assert_close(out[:, row], expected)
+    assert (lse[:, 1] == -torch.inf).all()
+
+
+def test_numbers_of_the_table() -> None:
+    """Two sequences of three rows with 4, 0 and 2 slots, one free slot behind each: 9 slots a sequence."""
+    layout = arrange_rows(torch.zeros(3, 4, dtype=torch.int64), [2, 4, 0], free_slots=1)
+    past = Past(torch.empty(2, 9, 8), torch.empty(2, 9, 8), layout)
+    table = tabulate_rows(past, 5, "flash")
+    assert table.cu_seq_q.tolist() == [0, 5, 10, 15, 20, 25, 30]
+    assert table.cu_seq_k.tolist() == [0, 5, 8, 9, 14, 17, 18]
+    assert table.seqused_k.tolist() == [4, 2, 0, 4, 2, 0]
+    assert (table.max_q, table.max_k) == (5, 4)
+
+
+@pytest.mark.parametrize(
+    ("longest", "told"), [(1, 1), (2, 2), (3, 4), (1000, 1024), (1024, 1024), (1025, 2048)]
+)
+def test_cudnn_plans_for_powers_of_two(longest: int, told: int) -> None:
+    layout = arrange_rows(torch.zeros(1, longest, dtype=torch.int64), [longest])
+    past = Past(torch.empty(1, longest, 8), torch.empty(1, longest, 8), layout)
+    assert tabulate_rows(past, 1, "cudnn").max_k == told
+    assert tabulate_rows(past, 1, "fa3").max_k == longest
+
+
+@pytest.mark.parametrize("library", sorted(LIBRARIES.values()))
+def test_empty_rows_are_nothing_whatever_a_library_says(library: Library) -> None:
+    for held in ([3, 0, 4, 0], [0, 3], [2, 2, 0]):
+        case = make(2, held, 1, 4, 16, device="cpu")
+        out, lse = varlen_attention(case.q, case.stored, 0.3, library)
+        empty = torch.tensor(held) == 0
+        assert not out[:, empty].any()
+        assert (lse[:, empty] == -torch.inf).all()
+        assert lse[:, ~empty].isfinite().all()
+        assert (out[:, ~empty] != POISON).all()
+
+
+def test_of_no_slots_no_library_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(varlen, "find_varlen", lambda: pytest.fail("asked"))
+    nothing = torch.empty(1, 0, 16)
+    out, lse = varlen_attention(
+        torch.randn(1, 2, 3, 16), Past(nothing, nothing, empty_layout(2, "cpu")), 1.0, "fa3"
+    )
+    assert not out.any()
+    assert (lse == -torch.inf).all()
+
+
+@pytest.mark.parametrize("library", sorted(LIBRARIES.values()))
+def test_the_installed_torch_takes_the_arguments(library: Library, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By torch's own description of its operation; `flash` and `fa3` are told not to divide keys, cuDNN is not."""
+    monkeypatch.undo()
+    attend = varlen.find_varlen()
+    if attend is None:
+        pytest.skip("this torch has no variable-length attention with lengths")
+    taken = []
+
+    def watch(*args: Any, **kwargs: Any) -> Any:
+        inspect.signature(attend).bind(*args, **kwargs)
+        taken.append(kwargs)
+        return attend(*args, **kwargs)
+
+    monkeypatch.setattr("torch.nn.attention.varlen._cudnn_rejection_reasons", lambda *_: [])
+    monkeypatch.setattr(varlen, "find_varlen", lambda: watch)
+    case = make(2, [3, 0, 4], 2, 5, 64, dtype=torch.bfloat16, device="cpu")
+    with FakeTensorMode():
+        q, past = faked(case.q), Past(*map(faked, case.stored[:2]), case.layout._replace(
+            **{name: faked(getattr(case.layout, name)) for name in ("offsets", "lengths", "order", "places")}
+        ))  # fmt: skip
+        out, lse = varlen_attention(q, past, 0.3, library)
+        assert (out.shape, out.dtype, out.device) == (q.shape, q.dtype, CUDA)
+        assert (lse.shape, lse.dtype, lse.is_contiguous()) == (q.shape[:3], torch.float32, True)
+    assert [one.get("num_splits") for one in taken] == [None if library == "cudnn" else 1]
+    assert "block_table" not in taken[0]

@@ -1,0 +1,25 @@
+"""What a GPU that is not there answers, so that choices for it can be tested."""
+
+from typing import NamedTuple
+
+import pytest
+
+
+class Device(NamedTuple):
+    """What is asked about a device."""
+
+    name: str = "a GPU"
+    major: int = 9
+    minor: int = 0
+    multi_processor_count: int = 132
+    shared_memory_per_block_optin: int = 232448
+
+
+def stand_in(patch: pytest.MonkeyPatch, device: Device, cudnn: int = 92600, flash: str | None = None) -> None:
+    """Answer for a device, a version of cuDNN as torch counts, and the FlashAttention that is active."""
+    patch.setattr("torch.cuda.get_device_properties", lambda _: device)
+    patch.setattr("torch.cuda.get_device_capability", lambda *_: (device.major, device.minor))
+    patch.setattr("torch.backends.cudnn.version", lambda: cudnn)
+    for module in ("fused_attention", "attention_paths"):
+        patch.setattr(f"kvbench.kernels.{module}.current_flash_attention_impl", lambda: flash)
+    patch.setattr("kvbench.kernels.fused_attention._refuses_single", lambda: False)

@@ -1,0 +1,33 @@
+"""torch's variable-length attention, sequence by sequence in double precision."""
+
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+POISON = 7.0
+"""Output of a sequence without keys, which no one may read."""
+
+
+def attend_slowly(
+    query: Tensor, key: Tensor, value: Tensor, cu_seq_q: Tensor, cu_seq_k: Tensor, max_q: int, max_k: int, *,
+    scale: float, seqused_k: Tensor, num_splits: int | None = None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Check what torch asks of the arguments, and return what it describes; a sequence without keys has +inf."""
+    assert query.shape[1:] == key.shape[1:] == value.shape[1:]
+    assert {x.dtype for x in (cu_seq_q, cu_seq_k, seqused_k)} == {torch.int32}
+    assert len(cu_seq_q) == len(cu_seq_k) == len(seqused_k) + 1
+    out, lse = torch.full_like(query, POISON), query.new_full(query.shape[:2], torch.inf).mT
+    spans = zip(pairwise(cu_seq_q.tolist()), pairwise(cu_seq_k.tolist()), seqused_k.tolist(), strict=True)
+    for (first, last), (start, stop), used in spans:
+        assert 0 <= start <= start + used <= stop <= len(key)
+        assert last - first <= max_q
+        assert used <= max_k
+        if used:
+            keys, values = (x[start : start + used].double() for x in (key, value))
+            scores = torch.einsum("qhd,khd->hqk", query[first:last].double(), keys) * scale
+            out[first:last] = torch.einsum("hqk,khd->qhd", scores.softmax(-1), values).to(out.dtype)
+            lse[:, first:last] = scores.logsumexp(-1)
+    assert cu_seq_q[0] == 0
+    assert cu_seq_q[-1] == len(query)
+    return out, lse
