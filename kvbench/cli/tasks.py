@@ -26,6 +26,7 @@ from kvbench.dashboard.page import write_dashboard
 from kvbench.data.export import export_frames
 from kvbench.engine.memory import MIB, token_bytes
 from kvbench.engine.packed.bytes import bound_token_bytes
+from kvbench.kernels.batch_invariance import set_batch_invariant
 from kvbench.methods.base import Method, Observer
 from kvbench.methods.capabilities import is_biased
 from kvbench.methods.heatkv.order_file import write_orders
@@ -63,6 +64,7 @@ def make_job(cfg: DictConfig, settings: Settings) -> Job:
     if count > 1:
         settings = replace(settings, device=choose_device(settings.device))
     use_device(settings.device)
+    set_batch_invariant(settings.batch_invariant)
     source = instantiate(cfg.prompts)
     recorder, choices = Recorder.current, HydraConfig.get().runtime.choices
     prompts = source.load()

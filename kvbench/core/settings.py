@@ -178,6 +178,7 @@ class Settings:
         budget_unit: what the budget counts, `tokens` or `bytes`.
         cuda_graph: record a segment's steps as a CUDA graph and repeat it; of models that draw scale by scale, every
             scale of a batch size, under methods that know their schedule.
+        batch_invariant: on a GPU, attention of a row has the same bytes in every batch.
         runs_dir: where run folders are.
         require: evaluators (names in `eval`) that must not be skipped.
         published: table of a paper that the end of a sweep prints beside what it measured.
@@ -203,6 +204,7 @@ class Settings:
     budget_unit: str = "tokens"
     storage: StorageConfig = CHANNEL
     cuda_graph: bool = False
+    batch_invariant: bool = False
     require: tuple[str, ...] = ()
     published: str | None = None
     against: str | None = None
@@ -226,6 +228,11 @@ class Settings:
             raise ConfigError(f"device={self.device}: only cpu, cuda and cuda:N are supported")
         if self.cuda_graph and not self.device.startswith("cuda"):
             raise ConfigError(f"cuda_graph=true: device={self.device} has no CUDA graphs; use device=cuda")
+        if self.batch_invariant and not self.device.startswith("cuda"):
+            raise ConfigError(
+                f"batch_invariant=true: fixes how kernels of a GPU divide attention, and device={self.device} has none "
+                "of them; use device=cuda"
+            )
         if self.task == "profile" and self.profile.largest and not self.device.startswith("cuda"):
             raise ConfigError(
                 f"profile.largest=true: finds what fits a GPU's memory and device={self.device}; use device=cuda"

@@ -11,7 +11,9 @@ import yaml
 
 from kvbench.runs.record.results import Results
 
-PLAIN = ("budget", "budget_unit", "sinks", "seed", "batch_size", "device", "cache_dtype", "cuda_graph")
+PLAIN = (
+    "budget", "budget_unit", "sinks", "seed", "batch_size", "device", "cache_dtype", "cuda_graph", "batch_invariant",
+)  # fmt: skip
 """Keys of the configuration's first level that can change samples or costs."""
 DEFAULTS = {"protect": "equal", "storage": "channel", "prompts": "scenes"}
 """Choices that conf/config.yaml makes where the command names none."""

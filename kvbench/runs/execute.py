@@ -32,7 +32,7 @@ from kvbench.runs.identity import Identity
 from kvbench.runs.job import Busy, Job
 from kvbench.runs.record.folder import RunFolder, blocks, slug
 from kvbench.runs.record.kinds import TEXTS, find_sample_kind
-from kvbench.runs.record.provenance import provenance
+from kvbench.runs.record.provenance import describe_arithmetic, provenance
 from kvbench.runs.record.results import FILE, Outcome, read_results
 from kvbench.runs.score.finish import finish
 from kvbench.runs.score.scoring import check_required, check_scored, find_pending
@@ -132,10 +132,9 @@ def open_run(job: Job) -> RunFolder:
     if not (folder.path / "provenance.json").exists() and not (folder.path / "config.yaml").exists():
         hashes = {"weights_sha256": job.model.weights_sha256, "calibration_sha256": used}
         sources = {part: source.describe() for part, source in job.model.list_sources().items()}
-        folder.write(
-            "provenance.json",
-            json.dumps(provenance(job.settings.device) | hashes | {"sources": sources}, indent=1),
-        )
+        found = provenance(job.settings.device) | hashes | {"sources": sources}
+        arithmetic = describe_arithmetic(job.settings.device, job.model.spec.head_dim, job.dtype)
+        folder.write("provenance.json", json.dumps(found | {"arithmetic": arithmetic}, indent=1))
     if not _is_whole(folder.path / "config.yaml"):
         folder.write(
             "config.yaml", yaml.safe_dump(dict(job.config), sort_keys=False, default_flow_style=None)
@@ -163,6 +162,7 @@ def _locate(job: Job, *, make: bool) -> tuple[RunFolder, str | None]:
         label=label_of(job),
         bound=None if job.bounded is None else job.method_name,
         storage=_describe_storage(job),
+        batch_invariant=job.settings.batch_invariant,
     )
     kind = find_sample_kind(job.model)
     return RunFolder(job.settings.runs_dir, job.model.name, identity, kind=kind, make=make), used
@@ -276,6 +276,8 @@ def calibration_file(job: Job, observer: Observer) -> tuple[Path, dict[str, obje
     }
     if isinstance(observer, ReadsCodebooks):
         metadata["codebooks"] = repr(Codebooks())
+    if job.settings.batch_invariant:
+        metadata["batch_invariant"] = True
     # Earlier versions took one prompt at a time, as observers of codebooks do.
     if (batch := _choose_batch(job)) > 1 and not isinstance(observer, ReadsCodebooks):
         metadata["batch"] = batch

@@ -21,6 +21,8 @@ class Identity:
         cache_dtype: dtype of stored keys and values, or how the configuration names numbers of fewer bits.
         label: readable start of the folder's name; not hashed.
         storage: how numbers of fewer than 16 bits are stored, and the SHA-256 of their codebooks; None of others.
+        batch_invariant: whether kernels of a GPU divide attention alike in every batch; hashed only if they do, so that
+            other runs keep their names.
         bound: what sets a bound's run apart from the reference, which it equals in everything above; None otherwise.
     """
 
@@ -35,8 +37,10 @@ class Identity:
     label: str = ""
     bound: str | None = None
     storage: Mapping[str, object] | None = None
+    batch_invariant: bool = False
 
     @property
     def hash(self) -> str:
         """Ten hex digits."""
-        return hash_values({name: value for name, value in vars(self).items() if name != "label"})[:10]
+        left_out = {"label"} if self.batch_invariant else {"label", "batch_invariant"}
+        return hash_values({name: value for name, value in vars(self).items() if name not in left_out})[:10]

@@ -182,6 +182,7 @@ def test_a_sweep_that_compares_quality_has_what_looks_at_nothing(path: Path) -> 
         ),
         ("cache_dtype=int5", "cache_dtype=int5"),
         ("cuda_graph=true", "cuda_graph=true: device=cpu has no CUDA graphs; use device=cuda"),
+        ("batch_invariant=true", "batch_invariant=true: fixes how kernels of a GPU divide attention"),
         ("seed=abc", "seed=abc: must be a whole number"),
         ("seed=1.5", "seed=1.5"),
         ("seed=-1", "seed=-1: must be at least 0"),

@@ -27,3 +27,9 @@ def test_the_label_and_the_order_of_keys_do_not() -> None:
     method = dict(reversed(IDENTITY.method.items()))
     assert replace(IDENTITY, label="heatkv-0.1", method=method).hash == IDENTITY.hash
     assert len(IDENTITY.hash) == 10
+
+
+def test_runs_without_batch_invariance_keep_the_names_they_had() -> None:
+    """A hash of version 0.1.0, which had no such setting."""
+    assert IDENTITY.hash == "7ea5c7793f"
+    assert replace(IDENTITY, batch_invariant=True).hash != IDENTITY.hash

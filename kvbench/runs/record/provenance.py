@@ -11,6 +11,8 @@ import torch
 
 from kvbench.core.files import hash_content
 from kvbench.core.plugins import find_plugins
+from kvbench.kernels.attention_paths import describe_paths
+from kvbench.kernels.batch_invariance import FLAGS, MATMUL, is_batch_invariant
 
 LIBRARIES = ("kvbench", "torch", "numpy", "safetensors", "hydra-core", "pillow", "scipy")
 
@@ -33,6 +35,22 @@ def provenance(device: str) -> dict[str, object]:
         "processors": os.cpu_count(),
         "load": round(os.getloadavg()[0], 2),
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+
+
+def describe_arithmetic(device: str, head_dim: int, dtype: torch.dtype) -> dict[str, object]:
+    """Return what decides how numbers are rounded on a device, in JSON values.
+
+    Args:
+        device: where a model computes.
+        head_dim: its channels per head.
+        dtype: of its keys and values.
+    """
+    return {
+        "batch_invariant": is_batch_invariant(),
+        "matmul": {flag: getattr(MATMUL, flag) for flag in FLAGS},
+        "cudnn": {"version": torch.backends.cudnn.version(), "allow_tf32": torch.backends.cudnn.allow_tf32},
+        "attention": describe_paths(head_dim, dtype, torch.device(device)),
     }
 
 
