@@ -159,6 +159,11 @@ class KVCache:
             self._account.note_transient(self._storage.max_read_bytes)
 
     @property
+    def segment(self) -> Segment:
+        """The segment that began last."""
+        return self._segment
+
+    @property
     def ledger(self) -> Ledger:
         """Peaks of the generation that runs, or of the last one."""
         return self._account.ledger

@@ -17,6 +17,7 @@ from kvbench.engine.coding.formats import Books, Packing
 from kvbench.engine.memory import cache_bytes
 from kvbench.methods.base import Method
 from kvbench.models.noise import PromptNoise
+from kvbench.profile.paths import watch_paths
 from kvbench.profile.stopwatch import HostClock, Phases, StreamClock
 from kvbench.runs.job import Job
 
@@ -179,11 +180,12 @@ class Bench:
 
     def _split_phases(self, contestant: Contestant, batch: int) -> Row:
         cache, phases = self._make_cache(contestant, watched=True), Phases(self._stream)
-        self._generate(cache, batch)  # makes the tables of the schedule
+        # Makes the tables of the schedule too.
+        paths = watch_paths(cache, lambda: self._generate(cache, batch))
         watched = [(cache, name) for name in ("reset", "begin", "attend")]
         phases.run(lambda: self._generate(cache, batch), {**self._job.model.calls, "cache": watched})
         self._advance()
-        return {"phases": {"seconds": phases.seconds(), "total": phases.total()}}
+        return {"attention": paths, "phases": {"seconds": phases.seconds(), "total": phases.total()}}
 
 
 def _count_allowed(budget: Budget, spec: ModelSpec, batch: int, itemsize: int) -> int:

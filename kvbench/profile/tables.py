@@ -9,6 +9,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from kvbench.engine.memory import MIB
+from kvbench.profile.paths import format_segments
 from kvbench.profile.task import announce, profile
 from kvbench.runs.job import Job
 
@@ -63,6 +64,7 @@ def show_profile(console: Console, found: Found) -> None:
     console.print(tabulate_latencies(title, found["rows"]))
     console.print(tabulate_memory(found["rows"]))
     console.print(tabulate_phases(found["rows"]))
+    console.print(tabulate_paths(found["rows"]))
     lines = []
     if found["calibration"] is not None:
         lines.append(f"calibration: {found['calibration']}")
@@ -109,6 +111,20 @@ def tabulate_phases(rows: Sequence[Found]) -> Table:
         parts = [f"{1e3 * seconds.get(name, 0):.1f} ({seconds.get(name, 0) / total:.0%})" for name in PHASES]
         watched = f"{total / row['latency']['median']:.2f}"
         table.add_row(str(row["batch"]), escape(row["cache"]), *parts, f"{1e3 * total:.1f}", watched)
+    return table
+
+
+def tabulate_paths(rows: Sequence[Found]) -> Table:
+    """Return the table of attention's paths, for each cache at its largest batch: segments, and why no other path."""
+    table = Table(title="attention by segment", title_justify="left", box=SIMPLE_HEAD)
+    for name in ("batch", "cache", "segments", "calls", "path", "why no other"):
+        table.add_column(name, overflow="fold")
+    largest = {row["cache"]: row for row in rows if row["status"] == "ok"}  # batches grow
+    for row in largest.values():
+        for one in row["attention"]:
+            reasons = "\n".join(f"{other}: {reason}" for other, reason in one["others"].items())
+            cells = (str(row["batch"]), row["cache"], format_segments(one["segments"]), str(one["calls"]))
+            table.add_row(*map(escape, (*cells, one["path"], reasons)))
     return table
 
 

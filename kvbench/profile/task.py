@@ -20,6 +20,7 @@ What is written to `<runs_dir>/profile/<model>-<method>-<budget>-<hash>.json` (s
                             full_bytes and budget_bytes of such a batch, peak_of_full, peak_of_budget
       allocator             {before_bytes, peak_bytes, reserved_bytes} on a GPU: in use before a generation and at its
                             worst instant, and the most reserved; else null
+      attention             [{path, segments[], calls, others{path: reason}}]: how a generation's attention was computed
       phases                {seconds{text, transformer, cache, decode, rest}, total}: one generation of its own
     largest                 {cache: prompts} that fit the GPU, null if not asked for
     operators               [{name, calls, self_seconds}] of one traced batch of the method, null if not asked for
@@ -175,6 +176,7 @@ def _hash_job(job: Job) -> str:
         asdict(job.settings.profile),
         job.settings.device,
         job.settings.cuda_graph,
+        *(["batch_invariant"] if job.settings.batch_invariant else []),
         describe_dtype(job),
         *([] if job.packing is None else [asdict(job.packing)]),
         torch.get_num_threads(),

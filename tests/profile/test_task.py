@@ -20,6 +20,7 @@ from kvbench.models.noise import Noise
 from kvbench.models.weights import WeightsError
 from kvbench.profile import task as profiler
 from kvbench.profile.bench import Bench, Contestant, find_largest
+from kvbench.profile.paths import format_segments
 from kvbench.profile.stopwatch import REST, HostClock, Phases
 from kvbench.profile.tables import show_profile
 from kvbench.runs.job import Job
@@ -207,6 +208,31 @@ def test_what_is_written(tmp_path: Path) -> None:
     settings = [replace(job.settings, device="cuda", cuda_graph=recorded) for recorded in (False, True)]
     jobs = [job, other, *(replace(job, settings=one) for one in settings)]
     assert len({profiler._hash_job(one) for one in jobs}) == len(jobs)
+
+
+def test_the_paths_of_attention_are_told_by_segment(tmp_path: Path) -> None:
+    """Of a CPU: torch's products, and of the full cache one call over past and present, as nothing leaves."""
+    job = timed_job(tmp_path)
+    _, found = profiler.profile(job)
+    spec = job.model.spec
+    for row in found["rows"]:
+        calls = [(one["path"], one["segments"], one["calls"]) for one in row["attention"]]
+        every = [index for _, segments, _ in calls for index in segments]
+        assert set(every) == set(range(len(spec.segments)))
+        assert sum(count for *_, count in calls) == spec.layers * len(spec.segments)
+        others = {one["path"]: one["others"] for one in row["attention"]}
+        assert others["products"]["kernel"] == "needs a GPU"
+        assert others["dense products"] == {"fused attention": "needs a GPU"}
+    console = Console(width=160, record=True)
+    show_profile(console, found)
+    text = console.export_text()
+    assert "attention by segment" in text
+    assert "varlen_cudnn: needs a GPU" in text
+
+
+def test_segments_are_shown_as_ranges() -> None:
+    assert format_segments([0, 1, 2, 5, 7, 8]) == "0-2, 5, 7-8"
+    assert format_segments([4]) == "4"
 
 
 def test_without_the_full_cache(tmp_path: Path) -> None:
