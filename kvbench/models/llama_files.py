@@ -6,7 +6,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from kvbench.models.weights import State
+from kvbench.models.checkpoints import State
 
 RENAMED = {
     "embed_tokens": "tok_embeddings",
@@ -27,7 +27,7 @@ PREFIX, HEAD = "model.", "lm_head.weight"
 def strip_prefix(raw: Mapping[str, object]) -> State:
     """Return a file's tensors without the prefix `model.`, the head as `output.weight`.
 
-    Other tensors keep a name that no module has, so that `kvbench.models.weights.check` refuses them.
+    Other tensors keep a name that no module has, so that `kvbench.models.parameters.check` refuses them.
 
     Args:
         raw: contents of a file.
@@ -44,7 +44,7 @@ def clean_llama(state: State, head_dim: int) -> State:
     """Return a language model's state under the decoder's names.
 
     Files pair channel j of a head with j + D/2, and keep its projections apart (`kvbench.models.rotary`). Projections
-    that cannot be joined stay apart, so that `kvbench.models.weights.check` refuses them by name.
+    that cannot be joined stay apart, so that `kvbench.models.parameters.check` refuses them by name.
 
     Args:
         state: tensors by the file's names from `layers.` and `embed_tokens.` on.

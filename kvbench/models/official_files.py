@@ -6,7 +6,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from kvbench.models.weights import State
+from kvbench.models.checkpoints import State
 
 
 def _find_tensors(raw: Mapping[str, object], *wrappers: str) -> State:

@@ -12,8 +12,8 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from kvbench.models.checkpoints import State
 from kvbench.models.decoder import DecoderConfig
-from kvbench.models.weights import State
 
 C = TypeVar("C", bound=DecoderConfig)
 

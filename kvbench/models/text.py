@@ -10,8 +10,10 @@ from torch.nn import functional as F
 
 from kvbench.core.files import hash_content
 from kvbench.models.base import TextFeatures
+from kvbench.models.checkpoints import WeightsError
 from kvbench.models.layers import init_linear
-from kvbench.models.weights import Source, WeightsError, build_on_meta, fill, prepare
+from kvbench.models.parameters import build_on_meta, fill
+from kvbench.models.weights import Source, prepare
 
 
 class TextEncoder(Protocol):

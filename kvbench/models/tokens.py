@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from kvbench.core.files import hash_content, hash_path
-from kvbench.models.weights import Source, WeightsError
+from kvbench.models.checkpoints import WeightsError
+from kvbench.models.weights import Source
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as Reader

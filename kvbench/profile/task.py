@@ -38,7 +38,7 @@ from kvbench.engine.memory import cache_bytes
 from kvbench.engine.packed.bytes import prepare_to_fit
 from kvbench.methods.base import Artifact, Observer
 from kvbench.methods.full import Full
-from kvbench.models.weights import WeightsError
+from kvbench.models.checkpoints import WeightsError
 from kvbench.profile.bench import Bench, Contestant, Row, find_largest
 from kvbench.profile.trace import trace
 from kvbench.runs.calibrate import load_artifact

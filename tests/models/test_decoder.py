@@ -11,8 +11,8 @@ from kvbench.core.segments import ModelSpec, next_token
 from kvbench.methods.full import Full
 from kvbench.models.base import Cache
 from kvbench.models.decoder import Decoder, DecoderConfig, HeadNorm, RMSNorm
+from kvbench.models.parameters import build_on_meta, fill_random
 from kvbench.models.rotary import rotate, rotate_grid, rotate_line
-from kvbench.models.weights import build_on_meta, fill_random
 from tests.support.engine import open_cache
 from tests.support.reference_llamagen import PlainCache, golden, slow_decoder
 

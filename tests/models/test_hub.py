@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from kvbench.models.checkpoints import WeightsError
 from kvbench.models.stored import choose_files, find_digest, list_files
-from kvbench.models.weights import Source, WeightsError, locate_all
+from kvbench.models.weights import Source, locate_all
 from tests.support.fake_hub import COMMIT, FakeHub
 
 T5 = {

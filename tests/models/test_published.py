@@ -9,9 +9,10 @@ import torch
 from torch import nn
 
 from kvbench.core.budget import Budget
+from kvbench.models.checkpoints import WeightsError
 from kvbench.models.llamagen.tokenizer import VQ, VQConfig
 from kvbench.models.official_files import clean_decoder, clean_vqgan
-from kvbench.models.weights import WeightsError, build_on_meta, check
+from kvbench.models.parameters import build_on_meta, check
 from tests.support.places import GOLDENS
 from tests.support.published import make_raw_state, read_published
 from tests.support.small_models import configured

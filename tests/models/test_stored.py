@@ -15,9 +15,10 @@ from torch import nn
 
 from kvbench.core.config import ConfigError
 from kvbench.core.files import hash_path
-from kvbench.models import stored, weights
+from kvbench.models import checkpoints, parameters, stored, weights
+from kvbench.models.checkpoints import split_layers
 from kvbench.models.janus.files import clean_janus
-from kvbench.models.weights import Source, split_layers
+from kvbench.models.weights import Source
 from tests.support.places import ROOT
 from tests.support.published import make_raw_state
 
@@ -84,7 +85,7 @@ def test_one_of_several_converts_and_the_file_keeps_its_dtypes(
 
 def test_files_of_old_versions_of_torch_are_read(tmp_path: Path) -> None:
     torch.save({"a": torch.ones(2)}, tmp_path / "old.ckpt", _use_new_zipfile_serialization=False)
-    assert torch.equal(weights.read(tmp_path / "old.ckpt")["a"], torch.ones(2))
+    assert torch.equal(checkpoints.read(tmp_path / "old.ckpt")["a"], torch.ones(2))
 
 
 def test_layers_one_at_a_time_are_the_whole() -> None:
@@ -104,23 +105,23 @@ def test_a_node_has_its_own_copy(home: Path, tmp_path: Path, monkeypatch: pytest
     save_file({"weight": torch.ones(2, 2), "bias": torch.ones(2)}, path)
     monkeypatch.setenv("KVBENCH_STAGE", str(tmp_path / "disk"))
     read: list[Path] = []
-    original = weights.read
-    monkeypatch.setattr(weights, "read", lambda file: read.append(file) or original(file))
+    original = checkpoints.read
+    monkeypatch.setattr(parameters, "read", lambda file: read.append(file) or original(file))
     for _ in range(2):
-        module = weights.build_on_meta(lambda: nn.Linear(2, 2))
-        assert weights.load_into(module, Source("key", str(path)), dict) == hash_path(path)  # type: ignore[arg-type]
+        module = parameters.build_on_meta(lambda: nn.Linear(2, 2))
+        assert parameters.load_into(module, Source("key", str(path)), dict) == hash_path(path)  # type: ignore[arg-type]
     copy = tmp_path / "disk" / hash_path(path)[:16] / "net.safetensors"
     assert read == [copy, copy]
     (tmp_path / "full").write_text("no folder")
     monkeypatch.setenv("KVBENCH_STAGE", str(tmp_path / "full"))
     with pytest.raises(ConfigError, match=r"^KVBENCH_STAGE=.*: cannot copy .*; free space or unset it$"):
-        weights.load_into(module, Source("key", str(path)), dict)  # type: ignore[arg-type]
+        parameters.load_into(module, Source("key", str(path)), dict)  # type: ignore[arg-type]
 
 
 def test_parameters_go_to_the_device_in_their_dtype_one_by_one(home: Path, tmp_path: Path) -> None:
     path = tmp_path / "net.safetensors"
     save_file({f"layers.{i}.{k}": v for i in range(3) for k, v in nn.Linear(4, 4).state_dict().items()}, path)
-    module = weights.build_on_meta(
+    module = parameters.build_on_meta(
         lambda: nn.ModuleDict({"layers": nn.ModuleList(nn.Linear(4, 4) for _ in range(3))})
     )
     placed: list[str] = []
@@ -130,7 +131,7 @@ def test_parameters_go_to_the_device_in_their_dtype_one_by_one(home: Path, tmp_p
         placed.append(name)
         return tensor.half()
 
-    weights.load_into(module, Source("key", str(path)), dict, place)  # type: ignore[arg-type]
+    parameters.load_into(module, Source("key", str(path)), dict, place)  # type: ignore[arg-type]
     assert sorted(placed) == sorted(name for name, _ in module.named_parameters())
     assert all(p.dtype == torch.float16 and p.device.type == "cpu" for p in module.parameters())
 
@@ -142,7 +143,9 @@ from pathlib import Path
 import torch
 from kvbench.models.infinity.transformer import Infinity, InfinityConfig
 from kvbench.models.official_files import clean_transformer
-from kvbench.models.weights import Source, build_on_meta, load_into
+from kvbench.models.parameters import build_on_meta, load_into
+from kvbench.models.parameters import build_on_meta, load_into
+from kvbench.models.weights import Source
 
 def read(name):
     return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith(name)) * 1024

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from kvbench.core.segments import ModelSpec, next_scale
 from kvbench.models.base import Cache
+from kvbench.models.checkpoints import Clean
 from kvbench.models.image_model import ImageModel
 from kvbench.models.infinity.faces import add_faces
 from kvbench.models.infinity.loop import generate
@@ -22,7 +23,6 @@ from kvbench.models.layers import count_layer_bytes
 from kvbench.models.noise import Noise
 from kvbench.models.official_files import clean_tokenizer, clean_transformer
 from kvbench.models.text import HashedText, TextEncoder, VocabularyConfig, load_t5, load_vocabulary
-from kvbench.models.weights import Clean
 from kvbench.scenes import grammar
 
 Size = tuple[int, int]

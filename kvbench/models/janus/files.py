@@ -4,9 +4,9 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
+from kvbench.models.checkpoints import State
 from kvbench.models.llama_files import clean_llama
 from kvbench.models.official_files import clean_vqgan
-from kvbench.models.weights import State
 
 LANGUAGE = "language_model.model."
 VISION = "gen_vision_model."

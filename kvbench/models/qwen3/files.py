@@ -5,6 +5,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from kvbench.models.checkpoints import State
 from kvbench.models.llama_files import (
     HEAD,
     PREFIX,
@@ -15,7 +16,6 @@ from kvbench.models.llama_files import (
     strip_prefix,
 )
 from kvbench.models.qwen3.transformer import Qwen3Config
-from kvbench.models.weights import State
 
 
 def clean_qwen3(raw: Mapping[str, object], config: Qwen3Config) -> State:

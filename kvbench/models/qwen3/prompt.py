@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from kvbench.core.files import parse_json
+from kvbench.models.checkpoints import WeightsError
 from kvbench.models.tokens import Tokenizer, hash_words
-from kvbench.models.weights import Source, WeightsError
+from kvbench.models.weights import Source
 
 WORDS = "vocabulary.json"
 """File of a model whose tokenizer is a list of words."""

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from kvbench.core.segments import ModelSpec
 from kvbench.models.base import Cache, read_labels
+from kvbench.models.checkpoints import Clean
 from kvbench.models.image_model import ImageModel
 from kvbench.models.layers import count_layer_bytes
 from kvbench.models.noise import Noise
@@ -18,7 +19,6 @@ from kvbench.models.var.loop import generate
 from kvbench.models.var.sampling import VARSampling
 from kvbench.models.var.tokenizer import VQVAE, VQConfig
 from kvbench.models.var.transformer import VAR, VARConfig, is_rounded
-from kvbench.models.weights import Clean
 
 
 @dataclass

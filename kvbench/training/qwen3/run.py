@@ -10,11 +10,11 @@ from kvbench.core import checkpoint
 from kvbench.core.config import ConfigError
 from kvbench.core.files import write_whole
 from kvbench.models.base import Model
+from kvbench.models.checkpoints import WHOLE
 from kvbench.models.qwen3.files import split_qwen3
 from kvbench.models.qwen3.model import Qwen3Model
 from kvbench.models.qwen3.prompt import WORDS
 from kvbench.models.qwen3.transformer import Qwen3, Qwen3Config
-from kvbench.models.weights import WHOLE
 from kvbench.training.base import Training
 from kvbench.training.loop import generator
 from kvbench.training.qwen3.transformer import END, MARKS, PAD, PUZZLES, NextWord, WalkRecipe, draw_batch

@@ -11,7 +11,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from kvbench.core.segments import Segment
 from kvbench.engine.cache import KVCache
 from kvbench.methods.full import Full
-from kvbench.models import weights
+from kvbench.models import parameters
 from kvbench.models.base import Cache, NotFinite, TextFeatures
 from kvbench.models.llamagen import loop
 from kvbench.models.llamagen.sampling import LlamaGenSampling, choose, guide, truncate
@@ -175,8 +175,8 @@ def test_equals_a_decoder_written_head_by_head(kind: str) -> None:
         "text_tokens": 4,
     }
     config = replace(CONFIGS[kind], hidden=24, vocabulary=9, **small)
-    model = weights.build_on_meta(lambda: LlamaGen(config))
-    weights.fill_random(model)
+    model = parameters.build_on_meta(lambda: LlamaGen(config))
+    parameters.fill_random(model)
     generator = torch.Generator().manual_seed(0)
     given = torch.tensor([3, 10]) if kind == "c2i" else torch.randn(2, 4, 24, generator=generator)
     noise, sampling = PromptNoise(0, (0, 1)), LlamaGenSampling(cfg=1.0, top_k=0)

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from kvbench.models import official_files, weights
+from kvbench.models import official_files, parameters
+from kvbench.models.checkpoints import WeightsError
 from kvbench.models.llamagen.tokenizer import VQ, VQConfig
-from kvbench.models.weights import WeightsError
 from tests.support.drawing import close
 from tests.support.reference_llamagen import (
     FULL_VQ,
@@ -71,6 +71,6 @@ def test_the_formula_gives_the_official_weights() -> None:
 def test_a_file_without_keys_of_an_attention_is_refused() -> None:
     raw = raw_state("vq_16")
     del raw["decoder.mid.1.k.weight"]
-    model = weights.build_on_meta(lambda: VQ(FULL_VQ))
+    model = parameters.build_on_meta(lambda: VQ(FULL_VQ))
     with pytest.raises(WeightsError, match=r"missing decoder\.mid\.attn_1\.qkv\.weight"):
-        weights.check(official_files.clean_vqgan(raw), model, "tokenizer")
+        parameters.check(official_files.clean_vqgan(raw), model, "tokenizer")

@@ -11,10 +11,11 @@ from safetensors.torch import load_file, save, save_file
 from torch import Tensor
 
 from kvbench.core.files import hash_path
-from kvbench.models import official_files, weights
+from kvbench.models import checkpoints, official_files, parameters
+from kvbench.models.checkpoints import WeightsError
 from kvbench.models.infinity.tokenizer import BSQ, BSQConfig
 from kvbench.models.infinity.transformer import Infinity, InfinityConfig
-from kvbench.models.weights import Source, WeightsError
+from kvbench.models.weights import Source
 
 TINY = InfinityConfig(2, 64, 2, 2, 8, text_width=128, text_maxlen=4, rope_grid=(4, 4), levels=3)
 
@@ -47,7 +48,7 @@ def test_torch_files_in_every_published_form(form: str, state: dict[str, Tensor]
     nested = {"flat": raw, "trainer": {"trainer": raw}, "gpt_fsdp": {"trainer": {"gpt_fsdp": raw, "step": 1}}}
     path = tmp_path / "model.pth"
     torch.save(nested[form], path)
-    assert same(official_files.clean_transformer(weights.read(path)), state)
+    assert same(official_files.clean_transformer(checkpoints.read(path)), state)
 
 
 @pytest.mark.parametrize("kind", ["safetensors", "bin"])
@@ -65,7 +66,7 @@ def test_sharded_folders(kind: str, state: dict[str, Tensor], tmp_path: Path) ->
         index |= dict.fromkeys(shard, file)
     top = "model.safetensors.index.json" if kind == "safetensors" else "pytorch_model.bin.index.json"
     (tmp_path / top).write_text(json.dumps({"weight_map": index}))
-    assert same(official_files.clean_transformer(weights.read(tmp_path)), state)
+    assert same(official_files.clean_transformer(checkpoints.read(tmp_path)), state)
 
 
 @pytest.mark.parametrize(
@@ -84,7 +85,7 @@ def test_folders_whose_index_names_no_files_of_theirs_are_refused(
     if shard is not None:
         (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": shard}}))
     with pytest.raises(WeightsError, match=message):
-        weights.read(tmp_path)
+        checkpoints.read(tmp_path)
 
 
 @pytest.mark.parametrize("suffix", ["safetensors", "pth"])
@@ -101,7 +102,7 @@ def test_damaged_files_are_refused(
     foreign = b"<!DOCTYPE html><html>not found</html>" * 9
     path.write_bytes({"truncated": whole[: len(whole) // 2], "foreign": foreign, "empty": b""}[damage])
     with pytest.raises(WeightsError, match="not a readable checkpoint"):
-        weights.read(path)
+        checkpoints.read(path)
 
 
 class Code:
@@ -122,20 +123,20 @@ def test_code_in_a_torch_file_is_never_run(plain: bool, tmp_path: Path) -> None:
     else:
         torch.save({"a": Code(trace)}, path)
     with pytest.raises(WeightsError, match="not a readable checkpoint"):
-        weights.read(path)
+        checkpoints.read(path)
     assert not trace.exists()
 
 
 def test_one_error_lists_everything_that_does_not_fit(state: dict[str, Tensor]) -> None:
     with torch.device("meta"):
         module = Infinity(TINY)
-    weights.check(state, module, "model")
+    parameters.check(state, module, "model")
     wrong = dict(state)
     del wrong["head.bias"]
     wrong["surprise"] = torch.zeros(1)
     wrong["pos_start"] = torch.zeros(2, 2)
     with pytest.raises(WeightsError) as caught:
-        weights.check(wrong, module, "model.transformer")
+        parameters.check(wrong, module, "model.transformer")
     message = str(caught.value)
     assert message.startswith("model.transformer: the checkpoint does not fit")
     for part in (
@@ -146,7 +147,7 @@ def test_one_error_lists_everything_that_does_not_fit(state: dict[str, Tensor]) 
     ):
         assert part in message
     with pytest.raises(WeightsError, match=r"does not fit in \d\d places"):
-        weights.check({}, module, "model")
+        parameters.check({}, module, "model")
 
 
 def unwrapped(name: str) -> str:
@@ -190,7 +191,7 @@ def test_official_files_are_converted_once(
         with torch.device("meta"):
             module = Infinity(TINY)
         digests.append(
-            weights.load_into(
+            parameters.load_into(
                 module, Source("model.transformer", str(path)), official_files.clean_transformer
             )
         )
@@ -207,7 +208,7 @@ def test_a_safetensors_file_may_have_the_official_extras(state: dict[str, Tensor
     save_file({k: v.contiguous() for k, v in official_extras(state).items() if isinstance(v, Tensor)}, path)
     with torch.device("meta"):
         module = Infinity(TINY)
-    digest = weights.load_into(
+    digest = parameters.load_into(
         module, Source("model.transformer", str(path)), official_files.clean_transformer
     )
     assert same(module.state_dict(), state)
@@ -228,6 +229,6 @@ def test_a_safetensors_file_may_have_the_official_extras(state: dict[str, Tensor
 def test_what_is_no_checkpoint_of_the_model_is_refused(content: bytes, message: str, tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
     path.write_bytes(content)
-    module = weights.build_on_meta(lambda: Infinity(TINY))
+    module = parameters.build_on_meta(lambda: Infinity(TINY))
     with pytest.raises(WeightsError, match=message):
-        weights.load_into(module, Source("model.transformer", str(path)), official_files.clean_transformer)
+        parameters.load_into(module, Source("model.transformer", str(path)), official_files.clean_transformer)

@@ -1,0 +1,107 @@
+"""Contents of checkpoints: safetensors and torch files, and folders of shards, read without running code in them."""
+
+import re
+import zipfile
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from pickle import UnpicklingError
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+
+from kvbench.core.config import UserError
+from kvbench.core.files import parse_json
+
+State = dict[str, Tensor]
+Clean = Callable[[Mapping[str, object]], State]
+"""From a file's contents to a module's state: names as the module has them, nothing else."""
+LAYER = re.compile(r"(?:.*\.)?(?:layers|blocks|block_chunks)\.\d+(?:\.module\.\d+)?(?=\.)")
+"""Start of the names of a transformer layer's parameters in any published file."""
+WHOLE = "model.safetensors"
+"""The one file of a model's folder, or the start of the name of its index."""
+
+
+class WeightsError(UserError, RuntimeError):
+    """A checkpoint that is missing, unreadable or not what it should be; the message says what to do."""
+
+
+def read(path: Path) -> State:
+    """Return the raw contents of a safetensors file, a torch file, or a folder as the Hugging Face Hub has it.
+
+    Torch files are read with `weights_only=True`: nothing in them is executed.
+
+    Raises:
+        WeightsError: truncated, foreign or unsafe.
+    """
+    try:
+        if path.is_dir():
+            return _read_shards(path)
+        if path.suffix == ".safetensors":
+            return load_file(path)
+        mapped = zipfile.is_zipfile(path)  # files of old versions of torch cannot be
+        raw = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
+        if not isinstance(raw, Mapping):
+            raise ValueError(f"it holds a {type(raw).__name__}, not tensors by name")
+        return dict(raw)
+    except UnpicklingError:  # torch's own words advise to unpickle it all the same
+        raise WeightsError(
+            f"{path}: not a readable checkpoint (it is damaged, or holds more than tensors)"
+        ) from None
+    except (OSError, RuntimeError, ValueError, KeyError, EOFError, SafetensorError) as error:
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        raise WeightsError(f"{path}: not a readable checkpoint ({reason})") from None
+
+
+def _read_shards(folder: Path) -> State:
+    if (folder / WHOLE).is_file():
+        return load_file(folder / WHOLE)
+    for name in (f"{WHOLE}.index.json", "pytorch_model.bin.index.json"):
+        if (folder / name).is_file():
+            shards = sorted(set(parse_json((folder / name).read_text())["weight_map"].values()))
+            merged: State = {}
+            for shard in shards:
+                if Path(shard).name != shard:
+                    raise ValueError(f"the index names a file outside the folder: {shard}")
+                merged |= read(folder / shard)
+            return merged
+    raise ValueError(f"no {WHOLE}, {WHOLE}.index.json or pytorch_model.bin.index.json in the folder")
+
+
+def is_safe(path: Path) -> bool:
+    """Return whether a file, or a folder's files, can be read without being converted first."""
+    return path.suffix == ".safetensors" or any(
+        (path / name).is_file() for name in (WHOLE, f"{WHOLE}.index.json")
+    )
+
+
+def split_layers(raw: Mapping[str, object]) -> Iterator[Mapping[str, object]]:
+    """Yield the contents of a checkpoint layer by layer, what belongs to no layer first; nesting stays.
+
+    Conversions of one layer need no other, so that one at a time is in memory.
+    """
+    layers = dict.fromkeys(_list_layers(raw))
+    for layer in [None, *(layer for layer in layers if layer is not None)]:
+        yield _take_layer(raw, layer)
+
+
+def _list_layers(raw: Mapping[str, object]) -> Iterator[str | None]:
+    for name, value in raw.items():
+        if isinstance(value, Mapping):
+            yield from _list_layers(value)
+        else:
+            yield _find_layer(name)
+
+
+def _take_layer(raw: Mapping[str, object], layer: str | None) -> dict[str, object]:
+    return {
+        name: _take_layer(value, layer) if isinstance(value, Mapping) else value
+        for name, value in raw.items()
+        if isinstance(value, Mapping) or _find_layer(name) == layer
+    }
+
+
+def _find_layer(name: str) -> str | None:
+    found = LAYER.match(str(name))
+    return None if found is None else found[0]
