@@ -6,13 +6,15 @@ beside the converted weights, so that later runs ask no network and every node o
 
 import json
 import logging
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 
 from kvbench.core.config import UserError
 from kvbench.core.files import count_free_bytes, hash_values, parse_json, write_whole
 from kvbench.core.locks import claim
+from kvbench.models.downloads import Blob, download
 from kvbench.models.stored import choose_files, find_home
 
 log = logging.getLogger(__name__)
@@ -54,17 +56,42 @@ class Listing:
         commit: what the revision stands for.
         sizes: bytes by name.
         folder: snapshot in the Hub's cache that holds them once they are fetched.
+        hashes: SHA-256 by name, of files in Git LFS; empty of what is fetched.
     """
 
     part: Part
     commit: str
     sizes: dict[str, int]
     folder: Path
+    hashes: dict[str, str] = field(default_factory=dict)
 
     @property
     def missing(self) -> dict[str, int]:
-        """Files that are not in the cache, with their bytes."""
-        return {name: size for name, size in self.sizes.items() if not (self.folder / name).is_file()}
+        """Files that are not in the cache, with the bytes that are still to be downloaded of each."""
+        received = {blob.name: blob.received for blob in self.blobs}
+        return {
+            name: size - received.get(name, 0)
+            for name, size in self.sizes.items()
+            if not (self.folder / name).is_file()
+        }
+
+    @property
+    def blobs(self) -> list[Blob]:
+        """The files in Git LFS."""
+        if not self.hashes:
+            return []
+        from huggingface_hub import hf_hub_url
+
+        return [
+            Blob(
+                name,
+                hf_hub_url(self.part.repo, name, revision=self.commit),
+                self.sizes[name],
+                sha256,
+                self.folder.parents[1] / "blobs" / sha256,
+            )
+            for name, sha256 in self.hashes.items()
+        ]
 
     @property
     def path(self) -> Path:
@@ -104,12 +131,16 @@ def list_part(part: Part) -> Listing:
             return _list_cached(part, cache)
         except HubError:
             raise HubError(f"cannot download {part} ({str(error).splitlines()[0]})") from error
-    sizes = {one.rfilename: one.size or 0 for one in info.siblings or ()}
-    return _choose(part, str(info.sha), sizes, cache / "snapshots" / str(info.sha))
+    siblings = info.siblings or ()
+    sizes = {one.rfilename: one.size or 0 for one in siblings}
+    hashes = {one.rfilename: one.lfs.sha256 for one in siblings if one.lfs is not None}
+    return _choose(part, str(info.sha), sizes, cache / "snapshots" / str(info.sha), hashes)
 
 
 def fetch(listings: Sequence[Listing]) -> None:
-    """Download what is missing, after saying how much that is and where it goes; files that are whole stay.
+    """Download what is missing, after saying how much that is and where it goes.
+
+    Files that are whole stay, and an interrupted download of a file resumes.
 
     Raises:
         HubError: the disk has no room, or a download fails; the same command goes on where it ended.
@@ -124,6 +155,8 @@ def fetch(listings: Sequence[Listing]) -> None:
             if listing.missing:
                 try:
                     names = list(listing.missing)
+                    download([blob for blob in listing.blobs if blob.name in names])
+                    # Fetches the small files, and links the large ones into the snapshot.
                     snapshot_download(part.repo, revision=listing.commit, allow_patterns=names)
                 except Exception as error:  # as above
                     raise HubError(
@@ -180,7 +213,13 @@ def _list_cached(part: Part, cache: Path) -> Listing:
         ) from None
 
 
-def _choose(part: Part, commit: str, sizes: dict[str, int], folder: Path) -> Listing:
+def _choose(
+    part: Part,
+    commit: str,
+    sizes: Mapping[str, int],
+    folder: Path,
+    hashes: Mapping[str, str] = MappingProxyType({}),
+) -> Listing:
     """Keep the files that are needed.
 
     Raises:
@@ -194,4 +233,5 @@ def _choose(part: Part, commit: str, sizes: dict[str, int], folder: Path) -> Lis
         names = [prefix + name for name in choose_files(inside)]
     if not names:
         raise HubError(f"{part.repo} has no {part.file or 'weights'} at {part.revision}")
-    return Listing(part, commit, {name: sizes[name] for name in names}, folder)
+    kept = {name: hashes[name] for name in names if name in hashes}
+    return Listing(part, commit, {name: sizes[name] for name in names}, folder, kept)

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+from huggingface_hub import constants
 
 from kvbench.core.files import hash_path
 from tests.support.command_line import Command
@@ -75,12 +76,14 @@ def test_weights_are_listed_before_they_are_fetched_and_after(
     assert hub.sent == []
     status, out, _ = command("task=weights", *words)
     assert status == 0
+    assert "HTTP" not in out
     for part in PARTS:
         digest = hash_path(assets / f"{part}.safetensors")
         assert f"commit {COMMIT}, sha256 {digest}" in next(
             x for x in out.splitlines() if x.startswith(f"{part}:")
         )
-    hub.online = False
+    hub.close()
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     run = (
         "prompts.count=1",
         "eval=none",

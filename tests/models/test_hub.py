@@ -2,14 +2,19 @@
 
 import logging
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from huggingface_hub import constants
 
+from kvbench.models import downloads
+from kvbench.models import hub as hub_module
 from kvbench.models.checkpoints import WeightsError
+from kvbench.models.hub import Listing
 from kvbench.models.stored import choose_files, find_digest, list_files
-from kvbench.models.weights import Source, locate_all
+from kvbench.models.weights import Source, locate_all, survey
 from tests.support.fake_hub import COMMIT, FakeHub
 
 T5 = {
@@ -18,7 +23,7 @@ T5 = {
     "spiece.model": b"pieces",
     "model-00001-of-00002.safetensors": b"1" * 30,
     "model-00002-of-00002.safetensors": b"2" * 20,
-    "model.safetensors.index.json": b"{}",
+    "model.safetensors.index.json": b"{ }",
     "pytorch_model-00001-of-00001.bin": b"p" * 50,
     "pytorch_model.bin.index.json": b"{}",
     "flax_model.msgpack": b"f" * 50,
@@ -26,7 +31,7 @@ T5 = {
 }
 REPOS = {
     "owner/t5": T5,
-    "owner/model": {"net.pth": b"n" * 12, "other.pth": b"o" * 99, "in/model.safetensors": b"i"},
+    "owner/model": {"net.pth": b"nnnnmmmmoooo", "other.pth": b"o" * 99, "in/model.safetensors": b"i"},
 }
 NEEDED = sorted(
     name
@@ -39,9 +44,12 @@ FOLDER = Source("model.sources.folder", repo="owner/model", file="in")
 
 
 @pytest.fixture
-def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeHub:
+def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[FakeHub]:
     monkeypatch.setenv("KVBENCH_WEIGHTS", str(tmp_path / "weights"))
-    return FakeHub(REPOS, monkeypatch, tmp_path / "cache")
+    monkeypatch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", 2)
+    hub = FakeHub(REPOS, monkeypatch, tmp_path / "cache")
+    yield hub
+    hub.close()
 
 
 def test_only_what_is_read_is_fetched_and_told_beforehand(
@@ -49,10 +57,10 @@ def test_only_what_is_read_is_fetched_and_told_beforehand(
 ) -> None:
     with caplog.at_level(logging.INFO):
         text, net, folder = locate_all([TEXT, NET, FOLDER])
-    assert sorted(hub.sent) == sorted([*NEEDED, "net.pth", "in/model.safetensors"])
-    assert (net.read_bytes(), folder.name) == (b"n" * 12, "in")
+    assert hub.names == sorted([*NEEDED, "net.pth", "in/model.safetensors"])
+    assert (net.read_bytes(), folder.name) == (b"nnnnmmmmoooo", "in")
     assert [path.name for path in list_files(text)] == NEEDED
-    said = caplog.messages
+    said = [record.getMessage() for record in caplog.records if record.name == hub_module.log.name]
     assert said[0].endswith(f"MB to download to {hub.cache}")
     assert f"owner/t5 at main = commit {COMMIT}" in said[1]
 
@@ -79,15 +87,56 @@ def test_afterwards_no_network_is_asked(hub: FakeHub) -> None:
     assert hub.asked[-1] == ("owner/model", COMMIT)
 
 
-def test_a_download_goes_on_where_it_ended(hub: FakeHub) -> None:
-    hub.breaks_at = "spiece.model"
-    with pytest.raises(WeightsError, match=r"download of the files of owner/t5 ended early .*goes on"):
+def test_a_download_resumes_in_the_middle_of_a_file(hub: FakeHub) -> None:
+    hub.breaks_at = "net.pth"
+    with pytest.raises(WeightsError, match=r"download of net\.pth of owner/model ended early .*goes on"):
+        NET.locate()
+    assert (NET.find(), hub.sent) == (None, [("net.pth", 6)])
+    (known,) = survey([NET])
+    assert isinstance(known, Listing)
+    assert known.missing == {"net.pth": 6}
+    hub.breaks_at, hub.sent = None, []
+    assert NET.locate().read_bytes() == REPOS["owner/model"]["net.pth"]
+    assert hub.sent == [("net.pth", 6)]
+    assert not list(hub.cache.rglob("*.incomplete"))
+
+
+def test_files_that_were_whole_stay_when_a_download_ends(
+    hub: FakeHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(downloads, "STREAMS", 1)
+    hub.breaks_at = "model-00002-of-00002.safetensors"
+    with pytest.raises(WeightsError, match=r"the files of owner/t5 ended early"):
         TEXT.locate()
-    first, hub.sent, hub.breaks_at = hub.sent, [], None
-    assert TEXT.find() is None
+    first, hub.sent, hub.breaks_at = list(hub.sent), [], None
     TEXT.locate()
-    assert first
-    assert sorted(first + hub.sent) == NEEDED
+    bytes_of = {name: sum(size for one, size in first + hub.sent if one == name) for name in NEEDED}
+    assert bytes_of == {name: len(T5[name]) for name in NEEDED}
+
+
+@pytest.mark.parametrize("part", [b"xxxxxx", b"x" * 12])
+def test_a_part_that_is_damaged_begins_anew(part: bytes, hub: FakeHub) -> None:
+    (listing,) = survey([NET])
+    assert isinstance(listing, Listing)
+    partial = listing.blobs[0].partial
+    partial.parent.mkdir(parents=True)
+    partial.write_bytes(part)
+    with pytest.raises(WeightsError, match=r"ended early \(net\.pth is damaged and begins anew\)"):
+        NET.locate()
+    assert NET.locate().read_bytes() == REPOS["owner/model"]["net.pth"]
+
+
+def test_a_part_is_replaced_where_the_server_sends_the_whole_file(hub: FakeHub) -> None:
+    (listing,) = survey([NET])
+    assert isinstance(listing, Listing)
+    partial = listing.blobs[0].partial
+    partial.parent.mkdir(parents=True)
+    partial.write_bytes(b"nnnn")
+    hub.ranges = False
+    assert NET.locate().read_bytes() == REPOS["owner/model"]["net.pth"]
+    partial.write_bytes(b"longer than the file")
+    hub.cache.joinpath("models--owner--model", "blobs", listing.hashes["net.pth"]).unlink()
+    assert NET.locate().read_bytes() == REPOS["owner/model"]["net.pth"]
 
 
 def test_files_that_another_program_fetched_are_found_without_a_network(hub: FakeHub) -> None:
