@@ -20,8 +20,8 @@ from kvbench.cli.compose import (
     hydra_of_kvbench,
     read_settings,
 )
-from kvbench.cli.console import CONSOLE
-from kvbench.cli.jobs import note_run
+from kvbench.cli.console import CONSOLE, show_device
+from kvbench.cli.jobs import Recorder, note_run
 from kvbench.cli.messages import check_arguments, describe_error, is_expected, is_one_job
 from kvbench.cli.progress import show_status, watch
 from kvbench.cli.publish import publish
@@ -39,6 +39,8 @@ from kvbench.core.config import ConfigError
 
 VERBOSE = dict.fromkeys(("-v", "--verbose"), "verbose=true")
 """Words of the command line that stand for an override."""
+COMPUTING = ("run", "evaluate", "bounds", "check", "calibrate", "profile", "train", "work")
+"""Tasks that use the device."""
 INTERRUPTED = 130
 """Exit status after Ctrl-C, as shells have it."""
 
@@ -152,6 +154,8 @@ def run_task(cfg: DictConfig) -> object:
         show_status(CONSOLE, Path(cfg.work.folder))
         return None
     count_processes(cfg)
+    if cfg.get("task") in COMPUTING and Recorder.current is None and os.environ.get("RANK", "0") == "0":
+        show_device(cfg.device)
     # Finished calls come first and what imports torch comes last: seconds that neither they nor a typo need wait for.
     if cfg.get("task") == "run" and (folder := show_finished(cfg)) is not None:
         return folder

@@ -19,6 +19,7 @@ from kvbench.cli.launchers import use_presets
 from kvbench.cli.search_path import list_choices
 from kvbench.core.config import ConfigError
 from kvbench.core.files import find_obstacle
+from kvbench.core.gpus import resolve_device
 from kvbench.core.settings import CHOSEN, GROUPS, READERS, Settings
 
 if TYPE_CHECKING:  # imports numpy
@@ -153,7 +154,10 @@ def check_runs_dir(settings: Settings) -> None:
 
 
 def read_values(cfg: DictConfig) -> Mapping[str, object]:
-    """Resolve every interpolation of a configuration and return JSON values."""
-    values = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
+    """Resolve every interpolation of a configuration and `device=auto`, and return JSON values."""
+    known = cfg.copy()
+    if "device" in known:
+        known.device = resolve_device(known.device)
+    values = OmegaConf.to_container(known, resolve=True, throw_on_missing=True)
     assert isinstance(values, dict)
     return values  # type: ignore[return-value]

@@ -9,6 +9,7 @@ from omegaconf import DictConfig
 
 from kvbench.cli.jobs import list_jobs
 from kvbench.core.config import ConfigError
+from kvbench.core.gpus import resolve_device
 
 EXTRAS = {"joblib": "joblib", "submitit_slurm": "slurm", "ray": "ray"}
 """Presets, and the extra of kvbench that has what each of them starts."""
@@ -50,26 +51,26 @@ def check_launcher(config: DictConfig) -> None:
         )
     if name == "ray":
         _check_address(str(config.hydra.launcher.ray.init.address))
-    if name in LOCAL and str(config.get("device")).startswith("cuda"):
+    if name in LOCAL and (device := resolve_device(str(config.get("device")))).startswith("cuda"):
         from kvbench.core.devices import check_device  # imports torch
 
-        check_device(config.device)
+        check_device(device)
         if name == "joblib":
-            _check_cards(config)
+            _check_cards(config, device)
 
 
-def _check_cards(config: DictConfig) -> None:
+def _check_cards(config: DictConfig, device: str) -> None:
     """Refuse more jobs at a time than there are GPUs for."""
     import joblib
     import torch
 
     jobs = config.work.workers if config.get("task") == "work" else len(list_jobs(config))
     beside = min(jobs, joblib.effective_n_jobs(config.hydra.launcher.n_jobs))
-    cards = 1 if ":" in config.device else torch.cuda.device_count()
+    cards = 1 if ":" in device else torch.cuda.device_count()
     if beside > cards:
         raise ConfigError(
             f"hydra.launcher.n_jobs={config.hydra.launcher.n_jobs}: {beside} jobs at a time, and device="
-            f"{config.device} is {cards} GPU{'s' if cards > 1 else ''} here; set hydra.launcher.n_jobs={cards}"
+            f"{device} is {cards} GPU{'s' if cards > 1 else ''} here; set hydra.launcher.n_jobs={cards}"
         )
 
 

@@ -15,11 +15,12 @@ from hydra.types import RunMode
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
-from kvbench.cli.console import CONSOLE
+from kvbench.cli.console import CONSOLE, show_device
 from kvbench.cli.jobs import Entry, Recorder, claim_of, list_jobs, open_folder, read_entries, recording
-from kvbench.cli.launchers import check_launcher
+from kvbench.cli.launchers import LOCAL, check_launcher
 from kvbench.cli.messages import describe_error, is_expected
 from kvbench.cli.progress import watch
+from kvbench.core.gpus import resolve_device
 from kvbench.core.locks import claim
 
 if TYPE_CHECKING:  # imports numpy, and Hydra makes the callback for `--help` too
@@ -149,6 +150,8 @@ class Summary(Callback):
         """Make sure that the launcher can start, and write down which jobs there will be."""
         with _ending_if_broken():
             check_launcher(config)
+        if config.hydra.runtime.choices["hydra/launcher"] in LOCAL:  # others choose where they run
+            show_device(config.device)
         if config.get("task") == "work":  # the sweep is not this one, of workers
             return
         with _ending_if_broken():
@@ -162,10 +165,13 @@ class Summary(Callback):
         if self._folder is None:  # one job by itself
             return
         number, overrides = config.hydra.job.num, tuple(config.hydra.overrides.task)
-        if config.hydra.runtime.choices["hydra/launcher"] == "joblib" and config.device == "cuda":
+        if (
+            config.hydra.runtime.choices["hydra/launcher"] == "joblib"
+            and resolve_device(config.device) == "cuda"
+        ):
             from kvbench.core.devices import take_gpu  # imports torch
 
-            take_gpu(config.device, number)
+            take_gpu("cuda", number)
         Summary._job.enter_context(claim(claim_of(self._folder, number), wait=False, lapse=config.work.lapse))
         Summary._job.enter_context(recording(self._folder, number, overrides))
 

@@ -264,8 +264,9 @@ def task_profile(cfg: DictConfig, settings: Settings) -> None:
     profile_and_show(CONSOLE, make_job(cfg, settings))
 
 
-def task_train(cfg: DictConfig, _: Settings) -> None:
+def task_train(cfg: DictConfig, settings: Settings) -> None:
     """Do `task=train`: train an embedded model from scratch."""
+    cfg.device = settings.device  # of recipes, which take it from there
     out = instantiate(cfg.train).train(instantiate(cfg.model))
     CONSOLE.print(f"trained weights: {out}", highlight=False, soft_wrap=True)
 

@@ -225,7 +225,7 @@ class Settings:
         check_range("seed", self.seed, 0, MAX_SEED)
         check_range("sinks", self.sinks, 0, MAX_PROMPTS)
         if not re.fullmatch(r"cpu(:0)?|cuda(:\d{1,3})?", self.device):
-            raise ConfigError(f"device={self.device}: only cpu, cuda and cuda:N are supported")
+            raise ConfigError(f"device={self.device}: only auto, cpu, cuda and cuda:N are supported")
         if self.cuda_graph and not self.device.startswith("cuda"):
             raise ConfigError(f"cuda_graph=true: device={self.device} has no CUDA graphs; use device=cuda")
         if self.batch_invariant and not self.device.startswith("cuda"):

@@ -9,6 +9,7 @@ import pytest
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
+from kvbench.cli.compose import read_values
 from kvbench.cli.messages import check_arguments
 from kvbench.core.config import ConfigError
 from kvbench.core.segments import ModelSpec
@@ -50,9 +51,7 @@ def read_sweep(name: str) -> tuple[dict[str, str], DictConfig]:
 
 
 def values(cfg: DictConfig) -> dict[str, object]:
-    container = OmegaConf.to_container(cfg, resolve=True)
-    assert isinstance(container, dict)
-    return {str(key): value for key, value in container.items()}
+    return dict(read_values(cfg))
 
 
 PROMPTS = {"imagenet": 50_000, "imagenet50k": 50_000, "file": 2, "geneval": 4, "hpsv2": 4, "dpg": 4}
