@@ -14,6 +14,7 @@ import torch
 
 from benchmarks.support.arguments import add_options
 from kvbench.core.devices import keep_freed_memory, use_device
+from kvbench.core.gpus import resolve_device
 
 PROGRAMS = tuple(
     sorted(path.stem for path in Path(__file__).parent.glob("*.py") if not path.stem.startswith("__"))
@@ -41,6 +42,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if getattr(options, "threads", None) is not None:
         torch.set_num_threads(options.threads)
     keep_freed_memory()
+    if "device" in options:
+        options.device = resolve_device(options.device)
     try:
         use_device(getattr(options, "device", "cpu"))
         return program.main(options) or 0

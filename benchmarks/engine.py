@@ -62,7 +62,7 @@ def generate(model: InfinityModel, cache: Cache, prompts: Sequence[str]) -> Tens
 
 
 OPTIONS = {
-    "methods": list_choices("method"), "model": "infinity_tiny", "device": "cpu", "budget": "0.1", "batch": 8,
+    "methods": list_choices("method"), "model": "infinity_tiny", "device": "auto", "budget": "0.1", "batch": 8,
     "repeats": 9, "threads": None, "cpu_time": False,
     "stored": Option("", "in few bits too: int4:channel,int2:codebooks"),
 }  # fmt: skip

@@ -214,7 +214,7 @@ def line(at: Segment, counts: Sequence[int], milliseconds: Sequence[float], rati
 
 
 OPTIONS = {
-    "device": "cpu", "model": "infinity_tiny", "budget": "0.1", "batch": 8, "repeats": 20, "threads": None,
+    "device": "auto", "model": "infinity_tiny", "budget": "0.1", "batch": 8, "repeats": 20, "threads": None,
     "groups": Option(1, "query heads per row, of one-token steps"),
     "paths": Option(None, f"only measure all paths; write this table ({TABLE.name})", type=File),
     "quick": Option(False, "a quarter of the layers, five repeats"),

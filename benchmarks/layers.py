@@ -199,7 +199,7 @@ def draw_layers(options: argparse.Namespace, dtype: torch.dtype) -> Iterator[Lay
         )  # fmt: skip
 
 
-OPTIONS = {"device": "cpu", "model": "infinity_tiny", "batch": 8, "repeats": 20, "threads": None}
+OPTIONS = {"device": "auto", "model": "infinity_tiny", "batch": 8, "repeats": 20, "threads": None}
 
 
 def main(options: argparse.Namespace) -> None:

@@ -31,7 +31,7 @@ MIB = 2**20
 
 
 OPTIONS = {
-    "model": "infinity_8b", "device": "cpu", "prompts": 5, "threads": None,
+    "model": "infinity_8b", "device": "auto", "prompts": 5, "threads": None,
     "layers": Option(1, "layers to time"),
     "budgets": Option("0.04,0.1", "budgets to allocate, separated by commas"),
 }  # fmt: skip

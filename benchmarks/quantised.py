@@ -145,7 +145,7 @@ def print_compiled(dims: list[int]) -> None:
 
 
 OPTIONS = {
-    "repeats": 5, "device": "cpu", "threads": 1,
+    "repeats": 5, "device": "auto", "threads": 1,
     "only": Option("", "shapes whose name contains this"),
     "more": Option(1, "times the sequences, so that no cache of a GPU holds them"),
     "bytes": Option(False, "count bytes instead"),

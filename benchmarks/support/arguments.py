@@ -8,7 +8,7 @@ HELP = {
     "batch": "prompts of a batch",
     "budget": "share of the full cache, or tokens per head if above 1",
     "cpu_time": "count processor time, for machines that others use too",
-    "device": "cpu or cuda",
+    "device": "cpu or cuda; the GPU if there is one by default",
     "method": "only this one, of conf/method",
     "methods": "of conf/method, separated by commas",
     "model": "of conf/model",

@@ -10,6 +10,7 @@ from generator.choices import Choice, build, list_choices
 from generator.markdown import format_table, make_anchor
 from generator.measured import read_sections
 from kvbench.methods.base import Method, Observer
+from kvbench.models.hub import format_bytes
 from kvbench.report.published import find
 
 FAMILIES = {
@@ -114,7 +115,7 @@ def _list_models(choices: Mapping[str, Choice]) -> str:
         spec = model.spec
         draws = "scales" if spec.family == "next-scale" else "tokens"
         shape = f"{spec.layers} x {spec.heads} x {spec.head_dim}"
-        sizes = (shape, f"{spec.cached_length:,}", f"{spec.full_tokens:,}")
+        sizes = (shape, f"{spec.cached_length:,}", f"{spec.full_tokens:,}", _format_size(model.parameters))
         rows.append((_link("model", name), draws, *sizes, _name_weights(model)))
     header = (
         "model",
@@ -122,9 +123,16 @@ def _list_models(choices: Mapping[str, Choice]) -> str:
         "layers x KV heads x channels",
         "tokens per head",
         "tokens of the full cache",
+        "parameters, in 16 bits",
         "weights",
     )
     return format_table(header, rows)
+
+
+def _format_size(parameters: int) -> str:
+    """Write a number of parameters and the bytes of a file that holds them in 16 bits."""
+    count = f"{parameters / 1e9:.2f} B" if parameters >= 1e9 else f"{parameters / 1e6:.3g} M"
+    return f"{count}, {format_bytes(2 * parameters)}"
 
 
 def _name_weights(model: Any) -> str:

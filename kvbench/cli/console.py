@@ -15,4 +15,4 @@ def show_device(name: str) -> None:
     if name == AUTO:
         device = resolve_device(name)
         found = f"{'no ' if device == 'cpu' else ''}GPU found"
-        CONSOLE.print(f"device: {device} ({'KVBENCH_DEVICE' if 'KVBENCH_DEVICE' in os.environ else found})")
+        CONSOLE.print(f"device: {device} ({'KVBENCH_DEVICE' if os.environ.get('KVBENCH_DEVICE') else found})")

@@ -137,48 +137,67 @@ def test_parameters_go_to_the_device_in_their_dtype_one_by_one(home: Path, tmp_p
 
 
 MEASURE = """
-import sys
-from functools import partial
+import os, sys
 from pathlib import Path
 import torch
 from kvbench.models.infinity.transformer import Infinity, InfinityConfig
 from kvbench.models.official_files import clean_transformer
-from kvbench.models.parameters import build_on_meta, load_into
 from kvbench.models.parameters import build_on_meta, load_into
 from kvbench.models.weights import Source
 
 def read(name):
     return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith(name)) * 1024
 
-config = InfinityConfig(10, 896, 7, 2, 56, rope_grid=(64, 64))
-path = Path(sys.argv[1])
-if not path.exists():
-    module = Infinity(config).bfloat16()
-    torch.save(module.state_dict(), path)
-    sys.exit()
-load_into(build_on_meta(lambda: torch.nn.Linear(1, 1)), Source("key", sys.argv[2]), dict)  # imports what loading does
-module = build_on_meta(lambda: Infinity(config))
-before = read("VmRSS")
-load_into(module, Source("key", str(path)), clean_transformer, lambda _, tensor: tensor)
-total = sum(p.double().sum().item() for p in module.parameters())
-assert all(p.dtype == torch.bfloat16 for p in module.parameters())
-print((read("VmHWM") - before) / path.stat().st_size)
+def in_child(step, *args):  # a new process that has imported everything
+    if os.fork() == 0:
+        step(*args)
+        os._exit(0)
+    assert os.wait()[1] == 0
+
+def make(depth):
+    return build_on_meta(lambda: Infinity(InfinityConfig(depth, 3584, 28, 1, 56, rope_grid=(64, 64))))
+
+def write(path, depth):
+    torch.save({k: torch.ones(v.shape, dtype=torch.bfloat16) for k, v in make(depth).state_dict().items()}, path)
+
+def touch(name, tensor):
+    assert tensor.dtype == torch.bfloat16
+    tensor.sum()
+    return tensor
+
+def load(path, depth):
+    module = make(depth)
+    before = read("VmRSS")
+    load_into(module, Source("key", str(path)), clean_transformer, touch)
+    print(read("VmHWM") - before - path.stat().st_size, flush=True)
+
+load_into(build_on_meta(lambda: torch.nn.Linear(1, 1)), Source("key", sys.argv[1]), dict)  # imports what loading does
+for depth in (1, 2):
+    path = Path(sys.argv[2], f"{depth}.pth")
+    in_child(write, path, depth)
+    for _ in range(2):
+        in_child(load, path, depth)
+print(sum(2 * p.numel() for p in make(40).parameters()))
 """
 
 
 @pytest.mark.slow
 def test_conversion_and_loading_in_16_bits_hold_the_file_once(home: Path, tmp_path: Path) -> None:
-    """Infinity-8B's proportions, a quarter as wide and as deep: peak memory is at most 1.15 of the file."""
-    small, path = tmp_path / "small.safetensors", tmp_path / "model.pth"
+    """At Infinity-8B's shapes, the peak beyond the file is that of one layer and does not grow with depth.
+
+    So with all 40 layers peak memory is at most 1.15 of the file.
+    """
+    small = tmp_path / "small.safetensors"
     save_file({"weight": torch.ones(1, 1), "bias": torch.ones(1)}, small)
-    ratios = []
-    for step in ("write", "convert", "again"):
-        done = subprocess.run(
-            [sys.executable, "-c", MEASURE, str(path), str(small)],
-            capture_output=True, text=True, check=True, cwd=ROOT, env=_environment(home),
-        )  # fmt: skip
-        ratios += [float(done.stdout)] if step != "write" else []
-    assert max(ratios) <= 1.15, ratios
+    done = subprocess.run(
+        [sys.executable, "-c", MEASURE, str(small), str(tmp_path)],
+        capture_output=True, text=True, check=True, cwd=ROOT, env=_environment(home),
+    )  # fmt: skip
+    *beyond, whole = map(int, done.stdout.split())
+    one, two = beyond[:2], beyond[2:]  # of one layer and of two: converted, and loaded again
+    assert whole > 16e9
+    assert all(b - a < 0.005 * whole for a, b in zip(one, two, strict=True)), beyond
+    assert max(beyond) <= 0.15 * whole, beyond
 
 
 def _environment(home: Path) -> Mapping[str, str]:
