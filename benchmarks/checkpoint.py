@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
+from itertools import chain
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -152,5 +153,5 @@ def main(options: argparse.Namespace) -> None:
         table = Table({"s": ".1f", "CPU s": ".1f", "peak GB": ".2f", "of the files": ".2f"}, width=12)
         steps = {"first load": load, "load": load} | ({} if options.load_only else {"image": draw})
         runs = ((label, measure(make, step, options.threads)) for label, step in steps.items())
-        for label, found in (("write", written), *runs):
+        for label, found in chain([("write", written)], runs):
             table.add(label, found.seconds, found.processors, found.peak / GB, found.peak / size)

@@ -83,7 +83,7 @@ class _Partial(io.BufferedWriter):
 
 def _download(blob: Blob, stop: Event) -> None:
     from huggingface_hub.file_download import http_get
-    from huggingface_hub.utils import build_hf_headers
+    from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
 
     if blob.path.is_file():
         return

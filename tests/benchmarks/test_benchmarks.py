@@ -236,3 +236,11 @@ def test_a_table_of_paths_is_measured(tmp_path: Path) -> None:
     assert {line["head_dim"] for line in lines} == {lines[0]["head_dim"]}
     output("kernels", tmp_path, *arguments)  # once more: the same shapes
     assert len(json.loads(table.read_text())[device]) == len(lines)
+
+
+@pytest.mark.slow
+def test_a_checkpoint_is_written_loaded_and_deleted(tmp_path: Path) -> None:
+    options = ("--model", "infinity_tiny", "--threads", "1", "--folder", str(tmp_path), "--load-only")
+    out = output("checkpoint", tmp_path, *options)
+    assert [line.split("  ")[0] for line in out.splitlines()[2:]] == ["write", "first load", "load"]
+    assert not list(tmp_path.iterdir())

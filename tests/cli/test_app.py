@@ -30,7 +30,9 @@ def test_main_job_then_reuse_then_report(command: Command, tmp_path: Path) -> No
     )
     status, out, _ = command(*job)
     assert status == 0
+    assert out.startswith("device: cpu (KVBENCH_DEVICE)\n")
     [results] = results_in(tmp_path / "runs", "heatkv-0.04-*")
+    assert results["config"]["device"] == "cpu"
     memory = results["memory"]
     assert 0 < memory["peak_tokens"] <= memory["budget_tokens"]
     assert (
@@ -41,9 +43,10 @@ def test_main_job_then_reuse_then_report(command: Command, tmp_path: Path) -> No
     assert results["metrics"]["psnr"]["n"] == 4
     assert "finished: runs/infinity_tiny/heatkv-0.04-" in out
     assert "geneval[scenes]" in out
-    status, out, err = command(*job)
+    status, out, err = command(*job, "device=cpu")  # the same call
     assert status == 0
     assert "found finished: runs/infinity_tiny/heatkv-0.04-" in out
+    assert "device:" not in out
     assert "image/s" not in err
     status, out, _ = command("task=report")
     assert status == 0

@@ -181,12 +181,14 @@ def test_a_launcher_is_checked_before_a_sweep(name: str, monkeypatch: pytest.Mon
         ("cuda", ["hydra.launcher.n_jobs=8", "task=work", "work.workers=2"], None),
         ("cuda", ["hydra.launcher.n_jobs=8", "task=work", "work.workers=4"], r"n_jobs=8: 4 jobs at a time"),
         ("cpu", ["hydra.launcher.n_jobs=3"], None),
+        ("auto", ["hydra.launcher.n_jobs=3"], r"3 jobs at a time, and device=cuda is 2 GPUs"),
     ],
 )
 def test_more_jobs_at_a_time_than_gpus_are_refused(
     device: str, words: list[str], said: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("hydra_plugins.hydra_joblib_launcher")
+    monkeypatch.setenv("KVBENCH_DEVICE", "cuda")
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
     with hydra_of_kvbench():
         given = ["hydra/launcher=joblib", f"device={device}", *words]
