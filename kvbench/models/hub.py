@@ -225,7 +225,7 @@ def _choose(
     Raises:
         HubError: there are none.
     """
-    if part.file in sizes:
+    if part.file is not None and part.file in sizes:
         names = [part.file]
     else:
         prefix = "" if part.file is None else f"{part.file}/"
