@@ -158,10 +158,11 @@ def test_text_attention_in_bf16_follows_the_official_rounding(
 @pytest.mark.parametrize("engine", [False, True])
 def test_bf16_blocks_follow_the_official_rounding(engine: bool, watched: Watched) -> None:
     expected, _, _ = rerun("ar_2b", "amp_bf16_forced", rounding="all", engine=engine)
-    # Where a float32 sum is rounded the other way in its last bit, bf16 makes a quarter of it here.
-    bound = 0.35 if engine else 0.1
+    # torch's attention in bf16 rounds its float32 sums by the CPU's vectors: those of AVX2 differ from those that made
+    # the tensors from the third scale on, where one bit of bf16 changes a logit by up to a quarter.
     for i, logits in enumerate(watched.logits):
-        torch.testing.assert_close(logits, expected[f"s{i}.logits"], atol=bound, rtol=0)
+        same = i < (1 if engine else 2)
+        torch.testing.assert_close(logits, expected[f"s{i}.logits"], atol=1e-3 if same else 0.35, rtol=0)
 
 
 SIZES = [(1, 1), (2, 2), (3, 3), (4, 4), (6, 6)]
