@@ -21,6 +21,7 @@ from kvbench.cli.compose import (
     read_settings,
 )
 from kvbench.cli.console import CONSOLE, show_device
+from kvbench.cli.instantiate import VERSION_BASE, allow_targets
 from kvbench.cli.jobs import Recorder, note_run
 from kvbench.cli.messages import check_arguments, describe_error, is_expected, is_one_job
 from kvbench.cli.progress import show_status, watch
@@ -54,7 +55,8 @@ def main() -> None:
     Plugins.instance().register(PluginSearchPath)
     extend_sweeper()
     try:
-        run_arguments([VERBOSE.get(word, word) for word in sys.argv[1:]])
+        with allow_targets():
+            run_arguments([VERBOSE.get(word, word) for word in sys.argv[1:]])
     except KeyboardInterrupt:
         print(
             "interrupted: what was done is kept, and the same command goes on with the rest", file=sys.stderr
@@ -198,6 +200,4 @@ def run_job(cfg: DictConfig) -> object:
         return end_or_describe(error)
 
 
-_run_by_hydra = hydra.main(version_base="1.3", config_path="pkg://kvbench.conf", config_name="config")(
-    run_job
-)
+_run_by_hydra = hydra.main(config_path="pkg://kvbench.conf", config_name="config", **VERSION_BASE)(run_job)

@@ -15,6 +15,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from kvbench.cli.check_groups import check_kinds, check_preset, check_protected
+from kvbench.cli.instantiate import VERSION_BASE
 from kvbench.cli.launchers import use_presets
 from kvbench.cli.search_path import list_choices
 from kvbench.core.config import ConfigError
@@ -29,7 +30,7 @@ if TYPE_CHECKING:  # imports numpy
 def hydra_of_kvbench() -> AbstractContextManager[None]:
     """Return a context in which Hydra knows kvbench's configuration files."""
     use_presets()
-    context: AbstractContextManager[None] = hydra.initialize_config_module("kvbench.conf", version_base="1.3")
+    context: AbstractContextManager[None] = hydra.initialize_config_module("kvbench.conf", **VERSION_BASE)
     return context
 
 

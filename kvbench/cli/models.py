@@ -1,8 +1,8 @@
 """The model that stays loaded from one job of a sweep to the next."""
 
-from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
+from kvbench.cli.instantiate import instantiate
 from kvbench.core.files import hash_values
 from kvbench.models.base import Model
 

@@ -12,10 +12,10 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.core.utils import JobReturn
 from hydra.experimental.callback import Callback
 from hydra.types import RunMode
-from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
 from kvbench.cli.console import CONSOLE, show_device
+from kvbench.cli.instantiate import instantiate
 from kvbench.cli.jobs import Entry, Recorder, claim_of, list_jobs, open_folder, read_entries, recording
 from kvbench.cli.launchers import LOCAL, check_launcher
 from kvbench.cli.messages import describe_error, is_expected

@@ -7,12 +7,12 @@ from typing import Any
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
-from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
 from kvbench.cli.compose import count_processes, read_values
 from kvbench.cli.console import CONSOLE
 from kvbench.cli.doctor import examine
+from kvbench.cli.instantiate import instantiate
 from kvbench.cli.jobs import Recorder, note_run, read_entries
 from kvbench.cli.models import keep_model
 from kvbench.cli.preflight import check_run, show_findings

@@ -13,12 +13,13 @@ INSTALL = ("-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--
 COMPOSE = """
 from pathlib import Path
 import hydra
-from hydra.utils import instantiate
+from kvbench.cli.compose import hydra_of_kvbench
+from kvbench.cli.instantiate import instantiate
 from omegaconf import OmegaConf
 
 print(hydra.__version__)
 folder = Path("conf")
-with hydra.initialize_config_module("kvbench.conf", version_base="1.3"):
+with hydra_of_kvbench():
     for group in ("model", "method", "prompts", "eval", "storage"):
         for file in sorted((folder / group).rglob("*.yaml")):
             choice = file.relative_to(folder / group).with_suffix("")
@@ -26,6 +27,11 @@ with hydra.initialize_config_module("kvbench.conf", version_base="1.3"):
             OmegaConf.to_container(cfg, resolve=True, throw_on_missing=False)
             if group == "method":
                 instantiate(cfg.method)
+for path in ("os.remove", "kvbench.core.files.Path.unlink"):
+    try:
+        instantiate(OmegaConf.create({"_target_": path}))
+    except hydra.errors.InstantiationException as error:
+        print("refused", path)
 """
 
 
@@ -43,21 +49,46 @@ def newest(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 
 def call(newest: dict[str, str], folder: Path, *words: str) -> str:
-    """Standard output of Python with the newest Hydra; the test fails where the program does."""
-    done = subprocess.run(
-        [sys.executable, *words], cwd=folder, env=newest, capture_output=True, text=True, timeout=300
-    )
+    """Standard output of Python with the newest Hydra; the test fails where the program does or will."""
+    done = run(newest, folder, *words)
     assert done.returncode == 0, done.stderr[-2000:]
+    assert "will become an error in Hydra" not in done.stdout + done.stderr
+    assert "will be removed in Hydra" not in done.stdout + done.stderr
     return done.stdout
 
 
+def run(newest: dict[str, str], folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *words], cwd=folder, env=newest, capture_output=True, text=True, timeout=300
+    )
+
+
 def test_every_choice_composes(newest: dict[str, str], root: Path) -> None:
-    version = call(newest, root, "-c", COMPOSE).split()[0]
+    version, *refused = call(newest, root, "-c", COMPOSE).splitlines()
+    if not version.startswith("1.3."):
+        assert refused == ["refused os.remove", "refused kvbench.core.files.Path.unlink"]
     assert tuple(map(int, version.split(".")[:2])) >= (1, 3)
 
 
 def test_a_sweep_runs(newest: dict[str, str], root: Path, tmp_path: Path) -> None:
-    words = ("-m", "method=random,heatkv", "budget=0.1", "prompts.count=1", "calibrate.count=1", "eval=none")
-    call(newest, tmp_path, str(root / "run.py"), *words)
+    """One of its methods is that of a plugin, whose classes are of another package."""
+    example = root / "docs" / "examples" / "plugin"
+    environment = {**newest, "PYTHONPATH": f"{newest['PYTHONPATH']}:{example}"}
+    words = (
+        "-m",
+        "method=random_tokens,heatkv",
+        "budget=0.1",
+        "prompts.count=1",
+        "calibrate.count=1",
+        "eval=none",
+    )
+    path = f"hydra.searchpath=[file://{example / 'kvbench_example' / 'conf'}]"
+    call(environment, tmp_path, str(root / "run.py"), *words, path)
     runs = sorted(path.parent.name for path in tmp_path.glob("runs/*/*/results.json"))
-    assert [name.split("-")[0] for name in runs] == ["full", "heatkv", "random"]
+    assert [name.split("-")[0] for name in runs] == ["full", "heatkv", "random_tokens"]
+
+
+def test_an_error_of_a_class_names_its_key(newest: dict[str, str], root: Path, tmp_path: Path) -> None:
+    done = run(newest, tmp_path, str(root / "run.py"), "model.sizes=[[1,1],[2,2]]")
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].startswith("error: model.sizes=[[1, 1], [2, 2]]: must end with ")

@@ -1,0 +1,55 @@
+"""Objects that a configuration describes, made alike by Hydra 1.3 and 1.4."""
+
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import hydra.utils
+from hydra.errors import InstantiationException
+from omegaconf import DictConfig, OmegaConf
+
+VERSION_BASE = {"version_base": "1.3"} if hydra.__version__.startswith("1.3.") else {}
+"""Argument that Hydra 1.3 needs for its own defaults, and that later versions deprecate."""
+
+
+def instantiate(node: DictConfig) -> Any:
+    """Return the object of a node with `_target_`, nested nodes included.
+
+    Raises:
+        InstantiationException: naming the node's key; its cause is what the class raised.
+    """
+    with allow_targets(node):
+        try:
+            return hydra.utils.instantiate(node)
+        except Exception as error:  # a class may raise anything
+            keys = [note for note in getattr(error, "__notes__", ()) if note.startswith("full_key: ")]
+            if not keys:  # Hydra 1.3 wraps the error; 1.4 adds a note
+                raise
+            raise InstantiationException(keys[0]) from error
+
+
+def allow_targets(node: DictConfig | None = None) -> AbstractContextManager[object]:
+    """Return a context in which Hydra 1.4 makes objects of a node's packages and of kvbench; 1.3 has no such limit.
+
+    A plugin may name classes of any package, since it is code that the user installed or named in `hydra.searchpath`.
+    Functions of Python's standard library, which can run programs or delete files, are never allowed.
+    """
+    allow = getattr(hydra.utils, "execution_whitelist", None)
+    if allow is None:
+        return nullcontext()
+    targets = _list_targets(OmegaConf.to_container(node, resolve=True)) if node is not None else ()
+    packages = {target.partition(".")[0] for target in targets} - sys.stdlib_module_names
+    return allow([f"{package}.*" for package in sorted({"kvbench", *packages})])
+
+
+def _list_targets(value: object) -> Iterator[str]:
+    if isinstance(value, Mapping):
+        if isinstance(target := value.get("_target_"), str):
+            yield target
+            if target.startswith("hydra.utils.get_"):  # imports what `path` names
+                yield str(value.get("path"))
+        value = list(value.values())
+    if isinstance(value, list | tuple):
+        for item in value:
+            yield from _list_targets(item)
