@@ -5,7 +5,7 @@ collection; objects are made by the tests.
 """
 
 from collections.abc import Sequence
-from copy import copy
+from copy import copy, deepcopy
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import lru_cache
@@ -97,13 +97,19 @@ def ready(
     name: str, spec: str, budget: float | str, seed: int = 0, packing: Packing | None = None
 ) -> KVCache:
     """A cache of a prepared method; a budget that is refused is raised to the smallest that the refusal names."""
+    method = deepcopy(prepare_once(name, spec, budget, seed))
+    return KVCache(spec_of(spec), method, dtype=torch.float32, packing=packing)
+
+
+@lru_cache(8)
+def prepare_once(name: str, spec: str, budget: float | str, seed: int) -> Method:
+    """A prepared method, to be copied: some solve a program first."""
     shapes, method = spec_of(spec), method_of(name, spec)
     try:
         method.check(shapes, Budget.parse(budget, shapes))
     except InfeasibleBudget as refusal:
         budget = smallest(refusal)
-    prepared(method, shapes, budget, artifact_for(method, shapes, seed))
-    return KVCache(shapes, method, dtype=torch.float32, packing=packing)
+    return prepared(method, shapes, budget, artifact_for(method, shapes, seed))
 
 
 def smallest(refusal: InfeasibleBudget) -> str:
@@ -158,6 +164,12 @@ def test_a_model_of_another_family_is_refused(name: str, spec: str) -> None:
         prepared(method, shapes, "0.5", artifact_for(method, shapes))
 
 
+@lru_cache
+def run_full(spec: str) -> list[Tensor]:
+    """Outputs of a generation that keeps everything."""
+    return run(open_cache(Full(), spec_of(spec)), tokens_of(spec_of(spec), 2))
+
+
 @each
 def test_the_whole_budget_is_equal_to_full(name: str, spec: str) -> None:
     cache, shapes = ready(name, spec, 1), spec_of(spec)
@@ -165,7 +177,7 @@ def test_the_whole_budget_is_equal_to_full(name: str, spec: str) -> None:
     found = run(cache, inputs)
     if not cache.method.strict and cache.ledger.peak_tokens < shapes.full_tokens:
         return  # it has no budget: what it leaves out, it always leaves out
-    expected = run(open_cache(Full(), shapes), inputs)
+    expected = run_full(spec)
     assert cache.ledger.peak_tokens == shapes.full_tokens
     if cache.method.static:
         assert equal(found, expected)
@@ -194,42 +206,39 @@ def test_four_bits_hold_what_more_bits_hold(name: str, spec: str) -> None:
 
 @each
 @pytest.mark.parametrize("budget", BUDGETS)
-def test_the_budget_holds_after_every_layer(name: str, spec: str, budget: str) -> None:
-    check_budget(name, spec, budget)
+def test_the_budget_and_the_predicted_lengths_hold_after_every_layer(
+    name: str, spec: str, budget: str
+) -> None:
+    cache, shapes = ready(name, spec, 1 if name == "full" else budget), spec_of(spec)
+    predicted = predict_row_lengths(shapes, cache.method)
+    seen = listening(cache.method)
+    run(cache, tokens_of(shapes, 4, seed=2, groups=2))
+    check_budget(cache, 4)
+    if predicted is None:
+        return  # the data decides, which is allowed: see below for the methods that ship
+    assert cache.ledger.tokens_after == sum_tokens(predicted).tolist()
+    for asked in seen:
+        held = asked.kept.sum(1).view(-1, shapes.heads).tolist()
+        assert all(row == predicted[asked.scale, asked.layer].tolist() for row in held)
 
 
 @pytest.mark.parametrize(("name", "spec"), VARIANTS)
 def test_the_budget_of_a_variant_holds(name: str, spec: str) -> None:
-    check_budget(name, spec, "0.3")
+    cache = ready(name, spec, "0.3")
+    run(cache, tokens_of(spec_of(spec), 2, seed=1, groups=2))
+    check_budget(cache, 2)
 
 
-def check_budget(name: str, spec: str, budget: str) -> None:
+def check_budget(cache: KVCache, sequences: int) -> None:
     """A strict method exceeds its budget after no layer, and makes use of it."""
-    cache, shapes = ready(name, spec, budget), spec_of(spec)
     if isinstance(cache.method, Full) or not cache.method.strict:
         return
-    run(cache, tokens_of(shapes, 2, seed=1, groups=2))
     capacity = cache.method.budget.capacity
     assert all(tokens <= capacity for row in cache.ledger.tokens_after for tokens in row)
-    assert cache.ledger.peak_bytes <= float(capacity) * 2 * D * 4 * 2
+    assert cache.ledger.peak_bytes <= float(capacity) * 2 * D * 4 * sequences
     if cache.method.static:  # every sequence is alike, so the tokens counted are the bytes held
-        assert cache.ledger.peak_bytes == cache.ledger.peak_tokens * 2 * D * 4 * 2
+        assert cache.ledger.peak_bytes == cache.ledger.peak_tokens * 2 * D * 4 * sequences
     assert cache.ledger.peak_tokens > 0.4 * capacity  # and it is made use of
-
-
-@each
-@pytest.mark.parametrize("budget", BUDGETS)
-def test_lengths_are_known_before_any_generation(name: str, spec: str, budget: str) -> None:
-    cache, shapes = ready(name, spec, 1 if name == "full" else budget), spec_of(spec)
-    foreseen = predict_row_lengths(shapes, cache.method)
-    if foreseen is None:
-        return  # the data decides, which is allowed: see below for the methods that ship
-    seen = listening(cache.method)
-    run(cache, tokens_of(shapes, 4, seed=2, groups=2))
-    assert cache.ledger.tokens_after == sum_tokens(foreseen).tolist()
-    for asked in seen:
-        held = asked.kept.sum(1).view(-1, shapes.heads).tolist()
-        assert all(row == foreseen[asked.scale, asked.layer].tolist() for row in held)
 
 
 def test_data_decides_the_lengths_of_no_method_but_four() -> None:
@@ -278,17 +287,8 @@ def budget_of(name: str) -> float | str:
     return "0.3" if class_of(name) is not Full else 1
 
 
-@each
-def test_two_generations_are_equal(name: str, spec: str) -> None:
-    cache, shapes = ready(name, spec, budget_of(name)), spec_of(spec)
-    inputs = tokens_of(shapes, 2)
-    run(cache, tokens_of(shapes, 4, seed=5))  # another batch leaves nothing behind
-    first = run(cache, inputs)
-    assert equal(run(ready(name, spec, budget_of(name)), inputs), first)
-
-
 @pytest.mark.parametrize(("name", "spec"), mark_large([*FITTING, *VARIANTS]))
-def test_prompts_of_a_batch_do_not_see_each_other(name: str, spec: str) -> None:
+def test_prompts_of_a_batch_and_generations_do_not_see_each_other(name: str, spec: str) -> None:
     shapes = spec_of(spec)
     inputs, others = (
         tokens_of(shapes, 4),
@@ -300,14 +300,14 @@ def test_prompts_of_a_batch_do_not_see_each_other(name: str, spec: str) -> None:
          for qkv in zip(*layers, strict=True)]
         for layers in zip(inputs, others, strict=True)
     ]  # fmt: skip
-    results = {}
+    results, caches = {}, {}
     for key, given_tokens in {
         "both": inputs, "other": mixed, "first": of_sequences(inputs, own), "second": of_sequences(inputs, foreign)
     }.items():  # fmt: skip
-        cache = ready(name, spec, budget_of(name))
+        caches[key] = cache = ready(name, spec, budget_of(name))
         cache.prompts = {"first": [0], "second": [1]}.get(key)
         seen = listening(cache.method)
-        results[key] = run(cache, given_tokens), seen, cache.method.static
+        results[key] = run(cache, given_tokens), list(seen), cache.method.static
     for key, sequences in (("other", own), ("first", own), ("second", foreign)):
         (out, seen, static), (both, all_seen, _) = results[key], results["both"]
         rows = [0, 1] if key != "other" else own
@@ -316,6 +316,9 @@ def test_prompts_of_a_batch_do_not_see_each_other(name: str, spec: str) -> None:
         for row, sequence in zip(rows, sequences, strict=True):
             index = (0, 0) if static else (row, sequence)
             assert kept_by(seen, index[0], shapes.heads) == kept_by(all_seen, index[1], shapes.heads)
+    used = caches["other"]  # another and larger batch leaves nothing behind
+    used.prompts = [0]
+    assert equal(run(used, of_sequences(inputs, own)), results["first"][0])
 
 
 @pytest.mark.parametrize(("name", "spec"), mark_large(STRICT_CASES))
