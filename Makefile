@@ -6,14 +6,15 @@ export OMP_NUM_THREADS ?= 1
 
 NOTEBOOKS := $(notdir $(basename $(wildcard notebooks/*.py)))
 
-.PHONY: help demo notebooks weights test lint format check rooms benchmarks lock docs wheel sweep report dashboard clean
+.PHONY: help demo notebooks weights test suite lint format check rooms benchmarks lock docs wheel sweep report dashboard clean
 
 help:  ## this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## */\1\t/' | expand -t 12
 
 $(VENV)/stamp: pyproject.toml requirements.lock
 	$(PYTHON) -m venv $(VENV)
-	$(INSTALL) --require-hashes -r requirements.lock
+	@# Python compiles what is imported, a fifth of all files; pip would compile all, one by one.
+	$(INSTALL) --no-compile --require-hashes -r requirements.lock
 	$(INSTALL) --no-deps -e .
 	@touch $@
 
@@ -44,8 +45,10 @@ format:  ## put the code into the one format
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-check: lint  ## everything that must be green: style, types, all tests
+suite: $(VENV)/stamp  ## set up, run all tests
 	$(BIN)/python -m pytest -q -n logical
+
+check: lint suite  ## everything that must be green: style, types, all tests
 
 lock:  ## pin every dependency, with hashes and without addresses; what is pinned stays where it fits
 	$(PYTHON) -m venv build/lock && build/lock/bin/pip install --quiet uv

@@ -31,6 +31,12 @@ os.environ["HF_HUB_OFFLINE"] = (
 )
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files with slow tests go first: at the end, every process still has short tests to share with the others."""
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in slow)
+
+
 @pytest.fixture(scope="session")
 def root() -> Path:
     """The checkout."""

@@ -11,6 +11,7 @@ pytestmark = pytest.mark.slow
 
 INSTALL = ("-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--pre", "--target")
 COMPOSE = """
+from itertools import zip_longest
 from pathlib import Path
 import hydra
 from kvbench.cli.compose import hydra_of_kvbench
@@ -18,15 +19,19 @@ from kvbench.cli.instantiate import instantiate
 from omegaconf import OmegaConf
 
 print(hydra.__version__)
-folder = Path("conf")
+names = {
+    group: [str(file.relative_to(folder).with_suffix("")) for file in sorted(folder.rglob("*.yaml"))]
+    for group in ("model", "method", "prompts", "eval", "storage")
+    for folder in [Path("conf", group)]
+}
+alone = [{"model": name} for name in names.pop("model")]
+together = [dict(zip(names, chosen)) for chosen in zip_longest(*names.values())]
 with hydra_of_kvbench():
-    for group in ("model", "method", "prompts", "eval", "storage"):
-        for file in sorted((folder / group).rglob("*.yaml")):
-            choice = file.relative_to(folder / group).with_suffix("")
-            cfg = hydra.compose("config", overrides=[f"{group}={choice}"])
-            OmegaConf.to_container(cfg, resolve=True, throw_on_missing=False)
-            if group == "method":
-                instantiate(cfg.method)
+    for choices in alone + together:
+        overrides = [f"{group}={name}" for group, name in choices.items() if name is not None]
+        cfg = hydra.compose("config", overrides=overrides)
+        OmegaConf.to_container(cfg, resolve=True, throw_on_missing=False)
+        instantiate(cfg.method)
 for path in ("os.remove", "kvbench.core.files.Path.unlink"):
     try:
         instantiate(OmegaConf.create({"_target_": path}))
