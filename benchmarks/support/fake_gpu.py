@@ -184,8 +184,8 @@ def stand_ins(kept: Ints, launched: Counter[str] | None = None) -> Iterator[None
         launched: counts launches by name.
     """
 
-    def tell_table(*_: object) -> tuple[Layout, Tensor]:
-        counts = next(told)
+    def replay_table(*_: object) -> tuple[Layout, Tensor]:
+        counts = next(recorded)
         positions = torch.empty(len(counts), max(counts), dtype=torch.int64, device=CUDA)
         after = arrange_rows(positions, counts)
         return after, torch.empty(after.total, dtype=torch.int32, device=CUDA)
@@ -194,7 +194,7 @@ def stand_ins(kept: Ints, launched: Counter[str] | None = None) -> Iterator[None
         if launched is not None:
             launched[name] += 1
 
-    told = cycle(kept.tolist())
+    recorded = cycle(kept.tolist())
     with ExitStack() as stack:
         stack.enter_context(replace_launches(note))
         device = SimpleNamespace(
@@ -203,8 +203,8 @@ def stand_ins(kept: Ints, launched: Counter[str] | None = None) -> Iterator[None
         )  # fmt: skip
         stack.enter_context(patch("torch.cuda.get_device_properties", lambda _: device))
         stack.enter_context(patch.object(Tensor, "pin_memory", lambda numbers: numbers))
-        stack.enter_context(patch("kvbench.engine.schedule.are_equal", lambda *_: False))  # nobody can tell
-        stack.enter_context(patch("kvbench.engine.schedule.source_table", tell_table))
+        stack.enter_context(patch("kvbench.engine.schedule.are_equal", lambda *_: False))  # without data
+        stack.enter_context(patch("kvbench.engine.schedule.source_table", replay_table))
         yield
 
 

@@ -15,7 +15,7 @@ class Stored(NamedTuple):
     Attributes:
         bits: of a number.
         keys: `channel` or `token`, which share a scale; `codebook`; `fp8`; `plain`: numbers as they are.
-        values: likewise.
+        values: as for `keys`.
     """
 
     bits: int

@@ -62,14 +62,14 @@ class ClipColors(Component):
         known: dict[str, Tensor] = {}
 
         def look_at(pixels: NDArray[np.uint8]) -> ColorOf:
-            def tell_colors(instances: Sequence[Instance], label: str) -> list[str | None]:
+            def classify(instances: Sequence[Instance], label: str) -> list[str | None]:
                 if label not in known:
                     known[label] = color_vectors(clip, label)
                 crops = torch.stack([clip.transform(cut_out(pixels, instance)) for instance in instances])
                 nearest = (clip.images(crops) @ known[label].T).argmax(-1)
                 return [COLORS[number] for number in nearest.tolist()]
 
-            return tell_colors
+            return classify
 
         return look_at, {self.network.file: sha256}
 

@@ -117,8 +117,8 @@ def _estimate(job: Job) -> Iterator[Finding]:
         "time", "ok", f"about {_format_time(seconds)} for {count} samples with those of the reference"
     )
     needed = count * median(_measure(folder / run.run, run) for run in alike)
-    told = f"about {needed / MIB:.1f} MiB of {free / MIB:.0f} that are free"
-    yield Finding("disk", "ok" if needed < free else "error", told)
+    detail = f"about {needed / MIB:.1f} MiB of {free / MIB:.0f} that are free"
+    yield Finding("disk", "ok" if needed < free else "error", detail)
 
 
 def _measure(folder: Path, run: Results) -> float:

@@ -81,8 +81,8 @@ def _describe_missing(metrics: Mapping[str, Metric]) -> Iterator[str]:
             reason, _, remedy = f"{metric.status}: {metric.reason}".partition(REMEDY)
             lacking.setdefault(remedy or reason, {}).setdefault(reason, []).append(name)
     for remedy, reasons in lacking.items():
-        told = ", ".join(f"{', '.join(names)} {reason}" for reason, names in reasons.items())
-        yield told if remedy in reasons else f"{told}{REMEDY}{remedy}"
+        line = ", ".join(f"{', '.join(names)} {reason}" for reason, names in reasons.items())
+        yield line if remedy in reasons else f"{line}{REMEDY}{remedy}"
 
 
 def _cost_rows(run: Results, *, verbose: bool) -> Iterator[tuple[str, str, str, str, str]]:
