@@ -96,15 +96,17 @@ def test_every_file_builds_its_object(path: Path, tmp_path: Path) -> None:
         objects = {name: instantiate(entry) for name, entry in (node or {}).items()}
         assert all(isinstance(q, MetricSpec) for one in objects.values() for q in one.metrics.values())
     elif group == "model":
-        assert isinstance(instantiate(node).spec, ModelSpec)
-        assert instantiate(node).name == choice
+        model = instantiate(node)
+        assert isinstance(model.spec, ModelSpec)
+        assert model.name == choice
     elif group == "method":
         assert isinstance(instantiate(node), Method)
     elif group == "prompts":
-        prompts = instantiate(node).load()
+        source = instantiate(node)
+        prompts = source.load()
         assert len(prompts) == PROMPTS.get(choice, 96)
-        own = {prompt.text for prompt in instantiate(node).load()}
-        others = instantiate(node).load_others(1, 0)
+        own = {prompt.text for prompt in prompts}
+        others = source.load_others(1, 0)
         assert choice.startswith(("imagenet", "scene_classes")) or not own & {
             prompt.text for prompt in others
         }
