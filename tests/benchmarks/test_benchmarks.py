@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from functools import partial
+from itertools import zip_longest
 from pathlib import Path
 
 import hydra
@@ -23,11 +24,11 @@ from kvbench.methods.heatkv.method import HeatKV
 from kvbench.models.infinity.model import InfinityModel
 from tests.support.places import ROOT
 
-CHOICES = [
-    f"{group}={path.stem}"
+CHOICES = {
+    group: [f"{group}={path.stem}" for path in sorted((ROOT / "conf" / group).glob("*.yaml"))]
     for group in ("model", "method", "prompts")
-    for path in sorted((ROOT / "conf" / group).glob("*.yaml"))
-]
+}
+TOGETHER = [[choice for choice in row if choice] for row in zip_longest(*CHOICES.values())]
 MEGAPIXEL = (1, 2, 4, 6, 8, 12, 16, 20, 24, 32, 40, 48, 64)
 REFUSE = """
 import runpy, sys
@@ -53,13 +54,13 @@ def output(program: str, folder: Path, *arguments: str) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("choice", CHOICES)
-def test_configuration_is_the_one_hydra_makes(choice: str) -> None:
+@pytest.mark.parametrize("choices", TOGETHER, ids=" ".join)
+def test_configuration_is_the_one_hydra_makes(choices: list[str]) -> None:
     overrides = [
-        choice,
+        *choices,
         "budget=0.25",
         "sinks=2",
-        *(["prompts.path=x.txt"] if choice == "prompts=file" else []),
+        *(["prompts.path=x.txt"] if "prompts=file" in choices else []),
     ]
     with hydra.initialize_config_module("kvbench.conf", version_base="1.3"):
         expected = OmegaConf.to_container(hydra.compose("config", overrides=overrides), resolve=True)

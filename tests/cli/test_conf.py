@@ -2,7 +2,9 @@
 
 import json
 from functools import cache
+from itertools import zip_longest
 from pathlib import Path
+from typing import Any
 
 import hydra
 import pytest
@@ -21,9 +23,19 @@ from kvbench.report.published import find
 from kvbench.report.published_comparison import REFERENCES
 from tests.support.places import ROOT
 
-GROUPS = ("model", "method", "prompts", "eval", "logger", "train")
 CONF = ROOT / "conf"
-FILES = sorted(path for group in GROUPS for path in (CONF / group).glob("*.yaml"))
+MODELS, METHODS, PROMPT_SETS, EVALS, LOGGERS, RECIPES = (
+    [(group, path.stem) for path in sorted((CONF / group).glob("*.yaml"))]
+    for group in ("model", "method", "prompts", "eval", "logger", "train")
+)
+TOGETHER = [
+    *(
+        [choice for choice in row if choice]
+        for row in zip_longest(MODELS, METHODS, PROMPT_SETS, EVALS, LOGGERS)
+    ),
+    *([recipe] for recipe in RECIPES),
+]
+"""Every file once; those of different groups are composed together."""
 SWEEPS = sorted((CONF / "sweeps").glob("*.yaml"))
 OWN = ("budget", "equal_bytes", "full_bits", "pricekv_ablation", "pricekv_prompts")
 """Sweeps of no paper's table."""
@@ -84,14 +96,18 @@ def stand_in(choice: str, folder: Path) -> list[str]:
     return [f"prompts.path={where[choice]}", *more] if choice in where else []
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: f"{path.parent.name}={path.stem}")
-def test_every_file_builds_its_object(path: Path, tmp_path: Path) -> None:
-    group, choice = path.parent.name, path.stem
-    task = "train" if group == "train" else "run"
-    more = stand_in(choice, tmp_path) if group == "prompts" else []
-    cfg = composed(f"{group}={choice}", f"task={task}", *more)
+@pytest.mark.parametrize("choices", TOGETHER, ids=lambda choices: " ".join(map("=".join, choices)))
+def test_every_file_builds_its_object(choices: list[tuple[str, str]], tmp_path: Path) -> None:
+    task = "train" if "train" in dict(choices) else "run"
+    more = [word for group, choice in choices if group == "prompts" for word in stand_in(choice, tmp_path)]
+    cfg = composed(*map("=".join, choices), f"task={task}", *more)
     Settings.of(values(cfg))
-    node = cfg.get(group)
+    for group, choice in choices:
+        check_object(group, choice, cfg.get(group))
+
+
+def check_object(group: str, choice: str, node: Any) -> None:
+    """The object of a choice is of its group's kind."""
     if group == "eval":
         objects = {name: instantiate(entry) for name, entry in (node or {}).items()}
         assert all(isinstance(q, MetricSpec) for one in objects.values() for q in one.metrics.values())
