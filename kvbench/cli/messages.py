@@ -54,7 +54,7 @@ def check_arguments(arguments: list[str]) -> str | None:
 
 
 def _tried(arguments: list[str]) -> list[list[str]]:
-    """Overrides that try every value of every list once; a value is wrong by itself, not in a combination."""
+    """Return overrides of some jobs, in which every value of every list occurs; the grid has them all."""
     parsed = [
         o
         for o in OverridesParser.create(GlobalHydra.instance().config_loader()).parse_overrides(arguments)
@@ -67,9 +67,8 @@ def _tried(arguments: list[str]) -> list[list[str]]:
         if not values:
             choices = ", ".join(list_choices(override.key_or_group))
             raise ConfigError(f"{override.input_line}: matches no choice; choose from {choices}")
-    first = [values[0] for values in swept]
-    others = [[*first[:i], value, *first[i + 1 :]] for i, values in enumerate(swept) for value in values[1:]]
-    return [fixed + chosen for chosen in [first, *others]]
+    count = max(map(len, swept), default=1)
+    return [fixed + [values[i % len(values)] for values in swept] for i in range(count)]
 
 
 def describe_error(error: BaseException, arguments: Sequence[str] = ()) -> str:
