@@ -1,4 +1,4 @@
-"""Reads coloured shapes back from an image: saturation, connected components, nearest colour, template overlap."""
+"""Detector of coloured shapes: saturation, connected components, nearest colour, template overlap."""
 
 from dataclasses import dataclass
 from functools import lru_cache
