@@ -6,10 +6,10 @@ export OMP_NUM_THREADS ?= 1
 
 NOTEBOOKS := $(notdir $(basename $(wildcard notebooks/*.py)))
 
-.PHONY: help demo notebooks weights test suite lint format check rooms benchmarks lock docs wheel sweep report dashboard clean
+.PHONY: help demo notebooks weights test suite lint format check rooms benchmarks gpu-check lock docs wheel sweep report dashboard clean
 
 help:  ## this list
-	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## */\1\t/' | expand -t 12
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */\1\t/' | expand -t 12
 
 $(VENV)/stamp: pyproject.toml requirements.lock
 	$(PYTHON) -m venv $(VENV)
@@ -40,6 +40,9 @@ rooms:  ## draw what imports what, docs/images/rooms.svg
 
 benchmarks: $(VENV)/stamp  ## time the engine against a plain loop; python -m benchmarks lists all programs
 	$(BIN)/python -m benchmarks engine
+
+gpu-check: $(VENV)/stamp  ## check the GPU of this machine in ten minutes; without one, rehearse the check
+	$(BIN)/python -m benchmarks gpu_check
 
 format:  ## put the code into the one format
 	$(BIN)/ruff check --fix .

@@ -9,27 +9,13 @@ import sys
 from rich.console import Console
 
 from benchmarks.support.arguments import OVERRIDES
-from benchmarks.support.build import built, choices, composed
-from kvbench.core.settings import Settings
+from benchmarks.support.jobs import make_job
 from kvbench.profile.tables import profile_and_show
-from kvbench.runs.job import Job
 
 OPTIONS = OVERRIDES
 
 
 def main(options: argparse.Namespace) -> None:
     """Measure, print, write."""
-    overrides = [*options.overrides, "task=profile"]
-    values = composed(overrides)
-    settings = Settings.of(values)
-    prompts = built(values["prompts"])
-    job = Job(
-        settings=settings,
-        model=built(values["model"]),
-        method=built(values["method"]),
-        method_name=choices(overrides)["method"],
-        prompts=prompts.load(),
-        config=values,
-        calibration_prompts=prompts.load_others(settings.calibrate.count, settings.calibrate.seed),
-    )
+    job = make_job([*options.overrides, "task=profile"])
     profile_and_show(Console(width=None if sys.stdout.isatty() else 160), job)

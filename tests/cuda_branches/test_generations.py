@@ -11,6 +11,7 @@ import torch
 from hydra.utils import instantiate
 from torch import Tensor
 
+from benchmarks.support.cuda_branches import on_cuda_branches
 from benchmarks.support.triton_launches import replace_launches
 from kvbench.core.storage import StorageConfig
 from kvbench.engine.cache import KVCache
@@ -23,7 +24,6 @@ from kvbench.methods.h2o import H2O
 from kvbench.methods.streaming_llm import StreamingLLM
 from kvbench.models.noise import PromptNoise
 from tests.support import reference_janus, reference_lumina
-from tests.support.cuda_branches import on_cuda_branches
 from tests.support.engine import open_cache, run, small, tokens_of
 from tests.support.methods import methods_for
 from tests.support.scale_models import SPEC, Draw, infinity, var

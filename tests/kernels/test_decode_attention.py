@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from benchmarks.support.reference_attention import attention, rounding
 from kvbench.kernels.decode_attention import Arrangement, decode_attention, prepare_rows
 from kvbench.kernels.layout import Past, arrange_rows
-from tests.support.reference_attention import attention, rounding
 from tests.support.triton_device import DEVICE, needs_loops
 
 # Interpreted, bfloat16 can be stored, but neither multiplied nor rounded to.

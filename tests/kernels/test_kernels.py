@@ -9,6 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.support.reference_attention import agrees, scores
 from kvbench.kernels import ragged_attention as module
 from kvbench.kernels.attention_mass import attention_mass, attention_scores
 from kvbench.kernels.compact import rebuild, source_table
@@ -16,7 +17,6 @@ from kvbench.kernels.layout import Past, empty_layout, list_positions, view_grou
 from kvbench.kernels.ragged_attention import dense_attention, ragged_attention
 from tests.support.places import ROOT
 from tests.support.ragged_rows import CASES, Case, check, check_mass, make
-from tests.support.reference_attention import agrees, scores
 
 
 @st.composite

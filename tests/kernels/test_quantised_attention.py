@@ -9,11 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from benchmarks.support import reference_attention
 from kvbench.kernels import quantised_attention as module
 from kvbench.kernels.layout import arrange_rows
 from kvbench.kernels.planes import Codes, Plane, halve, list_slots, read_plane
 from kvbench.kernels.quantised_attention import quantised_attention
-from tests.support import reference_attention
 from tests.support.triton_device import DEVICE, needs_loops
 
 SCALE = 0.3

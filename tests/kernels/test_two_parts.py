@@ -6,6 +6,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support.cuda_branches import on_cuda_branches
+from tests.support.reference_attention import attention
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -15,10 +17,8 @@ from kvbench.kernels.fused_attention import Backend, fused_attention
 from kvbench.kernels.layout import arrange_rows
 from kvbench.kernels.past_attention import attend_in_parts, attend_past
 from kvbench.kernels.ragged_attention import ragged_attention
-from tests.support.cuda_branches import on_cuda_branches
 from tests.support.fake_device import CUDA
 from tests.support.ragged_rows import CASES, Case, check, make
-from tests.support.reference_attention import attention
 from tests.support.triton_device import DEVICE, needs_loops
 
 

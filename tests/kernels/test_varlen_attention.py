@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from benchmarks.support.slow_varlen import POISON, attend_slowly
 from kvbench.kernels import varlen_attention as varlen
 from kvbench.kernels.attention_paths import LIBRARIES
 from kvbench.kernels.layout import Past, arrange_rows, empty_layout
@@ -16,7 +17,6 @@ from kvbench.kernels.ragged_attention import ragged_attention
 from kvbench.kernels.varlen_attention import Library, tabulate_rows, varlen_attention
 from tests.support.fake_device import CUDA, faked
 from tests.support.ragged_rows import CASES, check, make
-from tests.support.slow_varlen import POISON, attend_slowly
 
 
 @pytest.fixture(autouse=True)

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from benchmarks.support.tape import Tape
 from kvbench.core.graphs import Record
 from kvbench.core.segments import next_token_image
 from kvbench.engine import plain
@@ -26,7 +27,6 @@ from kvbench.models.qwen3.loop import generate as write
 from kvbench.models.qwen3.sampling import TextSampling
 from kvbench.models.qwen3.transformer import Qwen3, Qwen3Config
 from tests.support.engine import open_cache
-from tests.support.fake_device import Tape
 
 CONFIG = LlamaGenConfig(
     depth=3, width=32, heads=4, kv_heads=2, head_dim=8, hidden=48, vocabulary=64, grid=(6, 6), classes=5

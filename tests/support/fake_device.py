@@ -1,13 +1,9 @@
-"""Stand-ins for a GPU in tests: tensors without numbers and a recorder that repeats operations."""
+"""Stand-in for a GPU in tests: tensors without numbers on it."""
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-
-from benchmarks.support.device_watch import list_tensors
 
 CUDA = torch.device("cuda:0")
 
@@ -19,51 +15,3 @@ def faked(value: Any) -> Any:
     if hasattr(value, "_fields"):
         return type(value)(*map(faked, value))
     return tuple(map(faked, value)) if isinstance(value, tuple) else value
-
-
-class Tape(TorchDispatchMode):
-    """Does on a CPU what a CUDA graph does: Python runs once, its operations are repeated on the tensors they had.
-
-    Recording leaves nothing done, as capturing does.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.recorded = self.repeated = self.cleared = 0
-
-    def __call__(self, work: Callable[[], Tensor]) -> tuple[Tensor, Callable[[], object]]:
-        self._done: list[tuple[Any, Any, Any, Any]] = []
-        self._before: list[tuple[Tensor, Tensor]] = []
-        with self:
-            out = work()
-        for written, numbers in reversed(self._before):
-            written.copy_(numbers)
-        self.recorded += 1
-        done = self._done
-
-        def repeat() -> None:
-            self.repeated += 1
-            for func, args, kwargs, results in done:
-                for old, new in zip(list_tensors(results), list_tensors(func(*args, **kwargs)), strict=True):
-                    if old.untyped_storage()._cdata != new.untyped_storage()._cdata:
-                        old.copy_(new)
-
-        return out, repeat
-
-    def clear(self) -> None:
-        """Note that memory is to be let go of."""
-        self.cleared += 1
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if func is torch.ops.aten._local_scalar_dense.default:
-            raise AssertionError("a number is read on the host")
-        written = [
-            given
-            for given, said in zip(args, func._schema.arguments, strict=False)
-            if said.alias_info is not None and said.alias_info.is_write
-        ]
-        self._before += [(tensor, tensor.clone()) for tensor in list_tensors((written, kwargs.get("out")))]
-        out = func(*args, **kwargs)
-        self._done.append((func, args, kwargs, out))
-        return out

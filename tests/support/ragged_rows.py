@@ -6,9 +6,9 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
+from benchmarks.support.reference_attention import agrees, received
 from kvbench.kernels.compact import source_table
 from kvbench.kernels.layout import Layout, Past, empty_layout
-from tests.support.reference_attention import agrees, received
 from tests.support.triton_device import DEVICE
 
 # Interpreted, bfloat16 can be stored but neither multiplied nor rounded to.

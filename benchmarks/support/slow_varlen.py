@@ -11,7 +11,7 @@ POISON = 7.0
 
 def attend_slowly(
     query: Tensor, key: Tensor, value: Tensor, cu_seq_q: Tensor, cu_seq_k: Tensor, max_q: int, max_k: int, *,
-    scale: float, seqused_k: Tensor, num_splits: int | None = None,
+    scale: float, seqused_k: Tensor, num_splits: int | None = None,  # noqa: ARG001 - torch gives it
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Check what torch asks of the arguments, and return what it describes; a sequence without keys has +inf."""
     assert query.shape[1:] == key.shape[1:] == value.shape[1:]

@@ -1,0 +1,151 @@
+"""CUDA graphs on and off: the same samples, memory that comes back, and a generation that runs out of memory."""
+
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, NamedTuple
+from unittest.mock import patch
+
+import torch
+from torch import Tensor
+
+from benchmarks.gpu_steps.base import Case, Failed, Figures, Machine, Skipped
+from benchmarks.gpu_steps.generations import MODELS, SHRUNK, Generator, are_equal, load
+from kvbench.core.devices import if_it_fits
+from kvbench.engine.cache import KVCache
+
+LEFT = 1 << 20
+"""Bytes that may be allocated more after a generation than before it."""
+
+
+class Subject(NamedTuple):
+    """A model and a method whose steps can be recorded."""
+
+    model: str
+    method: tuple[str, ...]
+    prompts: int
+
+
+SUBJECTS = (
+    Subject("infinity_tiny", ("method=heatkv",), 16),
+    Subject("llamagen_tiny", ("method=h2o",), 8),
+    Subject("reasoner_tiny", ("method=hard_kv",), 8),
+)
+
+
+def list_cases(machine: Machine) -> Iterator[Case]:
+    """Yield both cases of every subject."""
+    for subject in SUBJECTS[: machine.choose(None, None, 1)]:
+        yield Case(f"{subject.model} recorded", partial(compare_recorded, machine, subject))
+        yield Case(f"{subject.model} out of memory", partial(run_out_of_memory, machine, subject))
+
+
+def prepare(machine: Machine, subject: Subject) -> tuple[Generator, Any]:
+    """Load a subject's model, and return it with a function that opens a cache."""
+    overrides = [f"model={subject.model}", *MODELS[subject.model], *machine.choose((), SHRUNK[subject.model])]
+    one = load(
+        overrides,
+        machine.choose(subject.prompts, 4),
+        machine.device,
+        machine.choose(torch.bfloat16, torch.float32),
+    )
+    method = one.prepare(subject.method, machine.choose("0.5", "0.7"))
+    return one, partial(one.open_cache, method, one.model.compute_dtype(machine.device))
+
+
+def compare_recorded(machine: Machine, subject: Subject) -> Figures:
+    """Generate without graphs, then three times with them: as it is, recorded, and repeated.
+
+    Raises:
+        Failed: samples differ, or memory does not come back.
+        Skipped: nothing here can record the model's steps.
+    """
+    one, open_cache = prepare(machine, subject)
+    if machine.make_record(one.model.spec) is None:
+        raise Skipped("steps of one token are recorded on a GPU only")
+    prompts = len(one.prompts) // 2
+    plain = one.draw(open_cache(), prompts)
+    before = 0
+    for generation in range(2):  # what libraries allocate once is there after the first
+        cache = open_cache(record=machine.make_record(one.model.spec))
+        for number, name in enumerate(("as it is", "recorded", "repeated")):
+            if not are_equal(one.draw(cache, prompts), plain):
+                raise Failed(f"{name}, generation {number} with graphs is not the one without")
+        cache.forget()
+        del cache
+        left = count_allocated(machine)
+        if not generation:
+            before = left
+    if left > before + LEFT:
+        raise Failed(f"{left - before} bytes are held after the graphs are gone")
+    return {"allocated_before": before, "allocated_after": left}
+
+
+def run_out_of_memory(machine: Machine, subject: Subject) -> Figures:
+    """Generate all prompts where there is memory for less, then half as many at a time until they fit.
+
+    Raises:
+        Failed: all fit, none fit, memory does not come back, or samples differ.
+    """
+    one, open_cache = prepare(machine, subject)
+    few = len(one.prompts) // 4
+    expected = one.draw(open_cache(), few)
+    before = count_allocated(machine)
+    torch.cuda.reset_peak_memory_stats(machine.device)
+    one.draw(open_cache(), len(one.prompts) // 2)
+    allowed = torch.cuda.max_memory_allocated(machine.device)
+    cache = open_cache(record=machine.make_record(one.model.spec))
+    with limit_memory(machine, allowed, len(one.prompts) // 2):
+        prompts, found, tries = len(one.prompts), None, 0
+        while found is None and prompts >= few:
+            tries += 1
+            found = if_it_fits(partial(one.draw, cache, prompts), cache.forget)
+            prompts = prompts if found is not None else prompts // 2
+    if found is None or tries == 1:
+        raise Failed("all prompts fit into half of their memory" if found is not None else "no batch fits")
+    cache.forget()
+    del cache
+    if not are_equal(one.draw(open_cache(), few), expected):
+        raise Failed("samples after running out of memory are others")
+    left = count_allocated(machine)
+    if left > before + LEFT:
+        raise Failed(f"{left - before} bytes are held after running out of memory")
+    return {"allowed_bytes": allowed, "prompts_that_fit": prompts, "tries": tries}
+
+
+def count_allocated(machine: Machine) -> int:
+    """Return the bytes that tensors hold, once what is unused is gone."""
+    gc.collect()
+    torch.cuda.synchronize(machine.device)
+    torch.cuda.empty_cache()
+    return int(torch.cuda.memory_allocated(machine.device))
+
+
+@contextmanager
+def limit_memory(machine: Machine, allowed: int, prompts: int) -> Iterator[None]:
+    """Let this process have so many bytes of the GPU; in a rehearsal the memory of so many prompts.
+
+    Args:
+        machine: a GPU or a rehearsal.
+        allowed: bytes.
+        prompts: whose cache a rehearsal has memory for.
+    """
+    if not machine.interpreted:
+        total = torch.cuda.get_device_properties(machine.device).total_memory
+        torch.cuda.empty_cache()
+        torch.cuda.set_per_process_memory_fraction(allowed / total)
+        try:
+            yield
+        finally:
+            torch.cuda.set_per_process_memory_fraction(1.0)
+        return
+    attend = KVCache.attend
+
+    def attend_or_refuse(cache: KVCache, layer: int, *inputs: Any, **more: Any) -> Tensor:
+        if inputs[0].shape[0] > prompts * cache.spec.branches:
+            raise torch.OutOfMemoryError("rehearsed: CUDA out of memory")
+        return attend(cache, layer, *inputs, **more)
+
+    with patch.object(KVCache, "attend", attend_or_refuse):
+        yield

@@ -1,0 +1,292 @@
+"""Kernels against double precision, at the shapes of real models, and attention that a CUDA graph repeats."""
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from itertools import product
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from benchmarks.gpu_steps.base import Case, Failed, Figures, Machine
+from benchmarks.support.plane_cases import Stored, equal_rows, make_plane
+from benchmarks.support.reference_attention import attention, received
+from benchmarks.support.tape import Tape
+from kvbench.core.graphs import CudaGraphs
+from kvbench.kernels.attention_mass import attention_mass
+from kvbench.kernels.attention_paths import Path
+from kvbench.kernels.compact import rebuild_both, source_table
+from kvbench.kernels.decode_attention import decode_attention, prepare_rows
+from kvbench.kernels.layout import Past, empty_layout
+from kvbench.kernels.modulate import EPSILON, modulate
+from kvbench.kernels.past_attention import attend_past
+from kvbench.kernels.planes import Codes, Plane, halve, read_plane
+from kvbench.kernels.qk_norm_rope import qk_norm_rope
+from kvbench.kernels.quantised_attention import quantised_attention
+from kvbench.kernels.ragged_attention import ragged_attention
+
+BOUNDS = {torch.bfloat16: 2**-8, torch.float16: 2**-11, torch.float32: 1e-5}
+"""Largest error of a row's output, a root mean square relative to the row's: half a unit of the last place in 16 bits.
+In 32 bits sums of thousands of products; products in TF32 would be off by some 5e-4."""
+LSE_BOUND = 1e-3
+"""Largest error of a log-sum-exp in nats."""
+FORMS = (
+    Stored(8, "channel", "token"), Stored(4, "channel", "token"), Stored(2, "token", "token"),
+    Stored(4, "codebook", "codebook"), Stored(8, "fp8", "fp8"),
+)  # fmt: skip
+
+
+class Shape(NamedTuple):
+    """Sequences, queries, what rows hold, channels of a head."""
+
+    batch: int
+    queries: int
+    held: Sequence[int]
+    channels: int
+
+
+class Inputs(NamedTuple):
+    """Queries, keys and values [batch, rows, queries, D] and what was cached before."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    past: Past
+
+
+def list_cases(machine: Machine) -> Iterator[Case]:
+    """Yield the cases, each attention at every shape."""
+    queries, held = (
+        machine.choose((1, 64, 1024), (1, 20), (5,)),
+        machine.choose((0, 33, 900, 4100), (0, 3, 40)),
+    )
+    wide = machine.choose((64, 128, 136, 256), (16, 40), (16,))
+    kinds = [(channels, machine.half) for channels in wide]
+    kinds += [(wide[0], torch.float32)] if machine.interpreted else [(64, torch.float16), (64, torch.float32)]
+    for (channels, dtype), count in product(kinds, queries):
+        shape, name = Shape(2, count, held, channels), f"{_name(dtype)} D={channels} queries={count}"
+        made = partial(make_inputs, machine, shape, dtype)
+        yield Case(f"attention {name}", partial(check_attention, machine, made, "kernel"))
+        if count > 1:
+            yield Case(f"attention in parts {name}", partial(check_attention, machine, made, "parts"))
+            yield Case(f"mass {name}", partial(check_mass, machine, made))
+        yield Case(f"attention to the past {name}", partial(check_past, machine, made))
+    for (channels, dtype), form in product(kinds[: machine.choose(2, 2, 1)], FORMS):
+        shape = Shape(2, queries[-1], held[-1:] * 2, channels)
+        name = f"{form.name} {_name(dtype)} D={channels}"
+        yield Case(f"attention to codes {name}", partial(check_codes, machine, shape, dtype, form))
+    for channels, dtype in kinds:
+        made = partial(make_inputs, machine, Shape(2, 1, held, channels), dtype, free_slots=4)
+        yield Case(f"one token {_name(dtype)} D={channels}", partial(check_step, machine, made))
+    made = partial(make_inputs, machine, Shape(2, queries[-1], held, wide[0]), machine.half)
+    yield Case("rebuild of storage", partial(check_rebuild, machine, made))
+    yield Case("modulation", partial(check_modulate, machine))
+    yield Case("norm and rotation", partial(check_norm_rope, machine))
+    yield Case("attention repeated by a CUDA graph", partial(check_graph, machine, made))
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def make_inputs(machine: Machine, shape: Shape, dtype: torch.dtype, free_slots: int = 0) -> Inputs:
+    """Draw inputs; scores have the variance of a trained model's, some four."""
+    generator = torch.Generator().manual_seed(sum(shape.held) + shape.queries + shape.channels)
+
+    def draw(*sizes: int) -> Tensor:
+        return torch.randn(*sizes, generator=generator).to(machine.device, dtype)
+
+    rows, longest = len(shape.held), max(shape.held)
+    both = draw(shape.batch, shape.queries, 3, rows, shape.channels).transpose(1, 3)
+    q, k, v = both.unbind(2)
+    keep = torch.arange(longest) < torch.tensor(shape.held)[:, None]
+    layout, _ = source_table(
+        empty_layout(rows, machine.device), keep.to(machine.device), 0, longest, free_slots
+    )
+    keys, values = (draw(shape.batch, layout.capacity, shape.channels) for _ in range(2))
+    return Inputs(q * (2 * shape.channels**-0.5), k, v, Past(keys, values, layout))
+
+
+Make = Callable[[], Inputs]
+
+
+def check_attention(machine: Machine, make: Make, path: Path) -> Figures:
+    """Compare attention over past and present."""
+    x = make()
+    with machine.branches():
+        found = ragged_attention(x.q, x.k, x.v, x.past, 1.0, path=path)
+    return compare_states(found, x, present=True)
+
+
+def check_past(machine: Machine, make: Make) -> Figures:
+    """Compare attention over the past alone."""
+    x = make()
+    with machine.branches():
+        found = attend_past(x.q, x.past, 1.0)
+    return compare_states(found, x, present=False)
+
+
+def check_step(machine: Machine, make: Make) -> Figures:
+    """Compare attention of one new token, which is stored as well."""
+    x = make()
+    filled = torch.zeros(1, dtype=torch.int64, device=machine.device)
+    with machine.branches():
+        out = decode_attention(x.q, x.k, x.v, prepare_rows(x.past, filled=filled), 0, 1.0)
+    return compare_states((out, None), x, present=True)
+
+
+def compare_states(found: tuple[Tensor, Tensor | None], x: Inputs, *, present: bool) -> Figures:
+    """Compare outputs and log-sum-exps row by row with double precision.
+
+    Raises:
+        Failed: a row is off by more than its bound.
+    """
+    out, lse = found
+    worst, worst_lse, layout = 0.0, 0.0, x.past.layout
+    for row, (start, length) in enumerate(zip(layout.offsets.tolist(), layout.counts, strict=True)):
+        past = x.past.keys[:, start : start + length], x.past.values[:, start : start + length]
+        now = slice(None) if present else slice(0)
+        expected, sums = attention(x.q[:, row], past, (x.k[:, row, now], x.v[:, row, now]), 1.0, False)
+        worst = max(worst, measure_error(out[:, row], expected))
+        if lse is not None and torch.isfinite(sums).all():
+            worst_lse = max(worst_lse, float((lse[:, row] - sums).abs().max()))
+        elif lse is not None and not torch.equal(lse[:, row].double(), sums):
+            raise Failed(f"row {row} holds nothing, and its log-sum-exp is not -inf")
+    require(worst, BOUNDS[x.q.dtype], "relative error of the output")
+    require(worst_lse, LSE_BOUND, "error of the log-sum-exp")
+    return {"error": worst} | ({} if lse is None else {"lse_error": worst_lse})
+
+
+def measure_error(found: Tensor, expected: Tensor) -> float:
+    """Return the root mean square of an error relative to that of what is expected."""
+    difference = (found.double() - expected.double()).norm()
+    return float(difference / expected.double().norm().clamp_min(1e-30))
+
+
+def require(error: float, bound: float, what: str) -> None:
+    """Check an error.
+
+    Raises:
+        Failed: it is above its bound, or no number.
+    """
+    if not error <= bound:
+        raise Failed(f"{what} {error:.2g}, bound {bound:.2g}")
+
+
+def check_mass(machine: Machine, make: Make) -> Figures:
+    """Compare the attention that slots receive."""
+    x = make()
+    with machine.branches():
+        found = attention_mass(x.q, x.k, x.past, 1.0)
+    worst, layout = 0.0, x.past.layout
+    for row, (start, length) in enumerate(zip(layout.offsets.tolist(), layout.counts, strict=True)):
+        past = x.past.keys[:, start : start + length]
+        expected = received(x.q[:, row], past, x.k[:, row], 1.0, 1)
+        shown = torch.cat((found[:, row, :length], found[:, row, layout.longest :]), 1)
+        worst = max(worst, measure_error(shown, expected))
+    require(worst, 1e-4, "relative error of the mass")
+    return {"error": worst}
+
+
+def check_codes(machine: Machine, shape: Shape, dtype: torch.dtype, form: Stored) -> Figures:
+    """Compare attention over stored codes with that over the numbers they stand for."""
+    layout = equal_rows(len(shape.held), shape.held[0])
+    drawn = make_plane(form, layout, shape.batch, shape.channels, block=min(256, shape.held[0]), rotated=True)
+    plane = _send(drawn, machine.device)
+    generator = torch.Generator().manual_seed(0)
+    size = shape.batch, len(shape.held), shape.queries, shape.channels
+    q = torch.randn(size, generator=generator).to(machine.device, dtype) * shape.channels**-0.5
+    with machine.branches():
+        out, lse = quantised_attention(q, plane, 1.0)
+    keys, values = (x.unflatten(1, (size[1], -1)).to(dtype).double() for x in read_plane(plane))
+    scores = q.double() @ keys.mT
+    error = measure_error(out, scores.softmax(-1) @ values)
+    lse_error = float((lse - scores.logsumexp(-1)).abs().max())
+    require(error, BOUNDS[dtype], "relative error of the output")
+    require(lse_error, LSE_BOUND, "error of the log-sum-exp")
+    return {"error": error, "lse_error": lse_error}
+
+
+def _send(plane: Plane, device: str) -> Plane:
+    """Copy a plane to a device, with the rotation that a cache has there."""
+
+    def send(codes: Codes) -> Codes:
+        return codes._replace(
+            **{name: value.to(device) for name, value in codes._asdict().items() if isinstance(value, Tensor)}
+        )
+
+    layout = plane.layout
+    positions = layout.positions.to(device)
+    layout = equal_rows(len(layout.counts), layout.longest)._replace(positions=positions)
+    moved = {name: getattr(layout, name).to(device) for name in ("offsets", "lengths", "order", "places")}
+    rotation = None if plane.rotation is None else halve(plane.rotation).to(device)
+    return plane._replace(
+        layout=layout._replace(**moved), keys=send(plane.keys), values=send(plane.values),
+        positions=plane.positions.to(device), rotation=rotation,
+    )  # fmt: skip
+
+
+def check_rebuild(machine: Machine, make: Make) -> Figures:
+    """Compare moved keys and values, bit for bit, with what plain indexing moves."""
+    x = make()
+    layout, tokens = x.past.layout, x.k.shape[2]
+    generator = torch.Generator().manual_seed(0)
+    keep = torch.rand(len(layout.counts), layout.longest + tokens, generator=generator) < 0.5
+    after, source = source_table(layout, keep.to(machine.device), layout.longest, tokens)
+    out = tuple(old.new_empty(len(old), len(source), old.shape[2]) for old in x.past[:2])
+    with machine.branches():
+        rebuild_both(x.past[:2], (x.k, x.v), source, (out[0], out[1]))
+    places = torch.where(source < 0, layout.capacity - 1 - source, source)
+    for moved, stored, present in zip(out, x.past[:2], (x.k, x.v), strict=True):
+        expected = torch.cat((stored, present.flatten(1, 2)), 1).index_select(1, places)
+        if not torch.equal(moved, expected):
+            raise Failed("keys or values are not those that were kept")
+    return {"slots": after.total}
+
+
+def check_modulate(machine: Machine) -> Figures:
+    """Compare a layer norm that a condition scales and shifts."""
+    tokens, width = machine.choose((4096, 2048), (20, 64))
+    x = torch.randn(2, tokens, width, device=machine.device)
+    factor, shift = (torch.randn(2, 1, width, device=machine.device) for _ in range(2))
+    with torch.inference_mode(), machine.branches():
+        found = modulate(x, factor, shift, machine.half)
+    wide = x.double()
+    centred = wide - wide.mean(-1, keepdim=True)
+    normal = centred / (centred.square().mean(-1, keepdim=True) + EPSILON).sqrt()
+    error = measure_error(found, normal * factor.double() + shift.double())
+    require(error, BOUNDS[machine.half], "relative error")
+    return {"error": error}
+
+
+def check_norm_rope(machine: Machine) -> Figures:
+    """Compare queries and keys of one length, rotated."""
+    tokens, heads, channels = machine.choose((4096, 16, 128), (20, 2, 16))
+    qkv = torch.randn(2, tokens, 3, heads, channels, device=machine.device)
+    lengths = torch.rand(2, heads, device=machine.device) + 1
+    angles = torch.rand(tokens, channels // 2, device=machine.device)
+    rotation = torch.polar(torch.ones_like(angles), angles)
+    wide = qkv[:, :, :2].double()
+    wide = wide / wide.norm(dim=-1, keepdim=True) * lengths.double()[..., None]
+    pairs = torch.view_as_complex(wide.unflatten(-1, (-1, 2)).contiguous())
+    expected = torch.view_as_real(pairs * rotation[:, None, None]).flatten(-2).permute(2, 0, 3, 1, 4)
+    with torch.inference_mode(), machine.branches():
+        q, k, _ = qk_norm_rope(qkv.clone(), lengths, rotation)
+    error = measure_error(torch.stack((q, k)), expected)
+    require(error, BOUNDS[torch.float32], "relative error")
+    return {"error": error}
+
+
+def check_graph(machine: Machine, make: Make) -> Figures:
+    """Compare attention that a graph repeats on other numbers with attention that is launched, bit for bit."""
+    x = make()
+    work = partial(ragged_attention, x.q, x.k, x.v, x.past, 1.0)
+    work()
+    record = Tape() if machine.interpreted else CudaGraphs()
+    out, repeat = record(lambda: work()[0])
+    x.q.mul_(-0.5)
+    x.past.keys.mul_(0.5)
+    repeat()
+    if not torch.equal(out, work()[0]):
+        raise Failed("a repeated graph gives other numbers than a launch")
+    return {}

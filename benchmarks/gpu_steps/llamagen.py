@@ -1,0 +1,80 @@
+"""LlamaGen-XL with random weights: tokens per second with and without CUDA graphs, and what drawing noise takes."""
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import torch
+
+from benchmarks.gpu_steps.base import Case, Failed, Figures, Machine
+from benchmarks.gpu_steps.generations import are_equal, shrink
+from benchmarks.gpu_steps.timing import time_turns
+from benchmarks.support.build import build_model, prepare_method
+from kvbench.core.graphs import Record
+from kvbench.engine.cache import KVCache
+from kvbench.models.llamagen.model import LlamaGenModel
+from kvbench.models.noise import PromptNoise
+from kvbench.profile.stopwatch import HostClock, Phases
+
+SHRUNK = shrink(kv_heads=2, head_dim=16, hidden=64, grid="[3,3]")
+
+
+def list_cases(machine: Machine) -> Iterator[Case]:
+    """Yield the only case: both ways take turns on one model."""
+    yield Case("tokens per second", partial(race, machine, machine.choose(8, 1)))
+
+
+def race(machine: Machine, batch: int) -> Figures:
+    """Time generations without graphs and with them.
+
+    Raises:
+        Failed: they draw other images.
+    """
+    model = build_model("llamagen_xl", "model.weights=random", *machine.choose((), SHRUNK))
+    assert isinstance(model, LlamaGenModel)
+    model.load(machine.device)
+    records = {"plain": None, "graphs": machine.make_record(model.spec)}
+    if machine.interpreted:
+        del records["graphs"]
+    runs = {name: Generation(machine, model, batch, record) for name, record in records.items()}
+    with machine.branches():
+        seconds = time_turns(machine, dict(runs), machine.choose(3, 1))
+        shares = {name: one.measure_noise() for name, one in runs.items()}
+    if not are_equal(runs["plain"].images, [*runs.values()][-1].images):
+        raise Failed("images with graphs are not those without")
+    tokens = batch * model.spec.drawn_tokens
+    rates = {f"tokens_per_second {name}": round(tokens / each, 1) for name, each in seconds.items()}
+    return rates | {f"noise_share {name}": round(share, 4) for name, share in shares.items()}
+
+
+class Generation:
+    """One batch of images by the full cache.
+
+    Args:
+        machine: where.
+        model: loaded.
+        batch: prompts, class numbers.
+        record: what records steps; None for none.
+    """
+
+    def __init__(self, machine: Machine, model: LlamaGenModel, batch: int, record: Record | None) -> None:
+        method = prepare_method(model.spec, "1", [f"model={model.name}", "method=full"])
+        dtype = model.compute_dtype(machine.device)
+        self._cache = KVCache(model.spec, method, dtype=dtype, device=machine.device, record=record)
+        self._model, self._batch, self._clock = model, batch, HostClock(machine.device)
+        self.images: Any = torch.empty(0)
+
+    def __call__(self) -> None:
+        """Draw the images."""
+        self._draw(PromptNoise(0, range(self._batch)))
+
+    def measure_noise(self) -> float:
+        """Return the share of a generation's time that the host draws noise in."""
+        noise, phases = PromptNoise(0, range(self._batch)), Phases(self._clock)
+        phases.run(lambda: self._draw(noise), {"noise": [(noise, "draw")]})
+        self._clock.wait()
+        return phases.seconds().get("noise", 0.0) / phases.total()
+
+    def _draw(self, noise: PromptNoise) -> None:
+        prompts = [str(number) for number in range(self._batch)]
+        self.images = self._model.generate(prompts, self._cache, noise)
