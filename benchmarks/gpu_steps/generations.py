@@ -43,7 +43,7 @@ SHRUNK: Mapping[str, tuple[str, ...]] = {
     ),
     "var_tiny": shrink(sides="[1,2,3]"),
     "llamagen_tiny": shrink(kv_heads=2, hidden=64, grid="[3,3]"),
-    "reasoner_tiny": shrink("model.max_tokens=14", "model.chunk=5", kv_heads=2, head_dim=16, hidden=64),
+    "reasoner_tiny": shrink("sinks=0", "model.max_tokens=14", "model.chunk=5", kv_heads=2, head_dim=16, hidden=64),
 }  # fmt: skip
 """What makes them small enough for an interpreter."""
 

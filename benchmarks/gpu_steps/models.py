@@ -95,8 +95,11 @@ def check(
         found = draw(device, CASES[name], device.model.compute_dtype(machine.device))
     near = compare(found, reference)
     figures = {"nearness": round(median(near), 3), "least": round(min(near), 3)}
-    if figures["nearness"] < NEAR[label][device.model.output]:
-        raise Failed(f"not what the CPU makes: {figures}, at least {NEAR[label][device.model.output]} wanted")
+    wanted = NEAR[label][device.model.output]
+    if label == "16 bits":
+        wanted *= machine.choose(1, 0.3)  # random weights enlarge what rounding does
+    if figures["nearness"] < wanted:
+        raise Failed(f"not what the CPU makes: {figures}, at least {wanted} wanted")
     return figures
 
 

@@ -1,0 +1,57 @@
+"""Calibrations of every method on a GPU that is not there."""
+
+from typing import Any
+
+import pytest
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from benchmarks.support.build import built, composed
+from kvbench.core.budget import Budget
+from kvbench.core.segments import Family
+from kvbench.engine.cache import KVCache
+from kvbench.methods.base import Observer
+from kvbench.runs.calibrate import _Watching
+from tests.cuda_shapes.test_next_token import SHORT, unread
+from tests.support.fake_device import CUDA
+from tests.support.fake_models import FakeNoise, loaded
+from tests.support.methods import methods_for
+
+__all__ = ["unread"]  # a fixture
+
+
+def list_observers(family: Family, model: str) -> list[Observer]:
+    """What the methods of a family calibrate, each once."""
+    found: dict[str, Observer] = {}
+    for name in methods_for(family):
+        needs = built(composed([f"method={name}", f"model={model}"])["method"]).needs()
+        if isinstance(needs, Observer):
+            found.setdefault(repr(needs), needs)
+    return list(found.values())
+
+
+def watch(model: Any, observers: list[Observer]) -> None:
+    watching = _Watching(observers)
+    watching.prepare(model.spec, Budget.parse(1, model.spec))
+    cache = KVCache(
+        model.spec, watching, dtype=model.compute_dtype(CUDA), device=CUDA,
+        projection=model.output_projection, rotation=model.key_rotation(),
+    )  # fmt: skip
+    model.generate(["1 a", "2 b"], cache, FakeNoise())
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("undecided")
+@pytest.mark.parametrize("name", ["infinity_2b", "var_d30"])
+def test_next_scale(name: str) -> None:
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        model = loaded(name)
+        watch(model, list_observers("next-scale", name))
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("undecided", "unread")
+@pytest.mark.parametrize("name", ["llamagen_xl", "qwen3_8b"])
+def test_next_token(name: str) -> None:
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        model = loaded(name, *SHORT[name])
+        watch(model, list_observers("next-token", name))

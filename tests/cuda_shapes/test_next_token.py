@@ -1,0 +1,129 @@
+"""Generations of next-token models on a GPU that is not there: real widths, two layers, images of few rows."""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import pytest
+import torch
+from _pytest.mark import ParameterSet
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+
+from kvbench.core.graphs import Record
+from kvbench.engine.cache import KVCache
+from kvbench.methods.base import Method
+from kvbench.models.qwen3.loop import Drawn
+from tests.support.fake_device import CUDA
+from tests.support.fake_models import FakeNoise, loaded, prepared
+from tests.support.methods import methods_for
+
+QUICK = ("headkv", "qwen3_8b")
+"""A method and a model; `make test` leaves out the others."""
+SHORT = {
+    "llamagen_xl": ("model.transformer.grid=[3,24]",),
+    "janus_pro_7b": ("model.transformer.image=[4,24]", "model.prompt_tokens=20"),
+    "lumina_mgpt_7b_512": ("model.transformer.image=[4,32]", "model.prompt_tokens=64"),
+    "qwen3_8b": ("model.prompt_tokens=20", "model.max_tokens=14", "model.chunk=6"),
+}
+"""Few tokens of a model of real width."""
+PROMPTS = {"llamagen_xl": ["1", "2"]}
+
+
+class FakeRecord:
+    """Does the work once, as a capture does, and nothing again; a number that the host would read is an error."""
+
+    def __init__(self) -> None:
+        self.recorded = 0
+
+    def __call__(self, work: Callable[[], Tensor]) -> tuple[Tensor, Callable[[], object]]:
+        self.recorded += 1
+        return work(), lambda: None
+
+    def clear(self) -> None:
+        raise AssertionError("nothing runs out of memory")
+
+
+@pytest.fixture(autouse=True)
+def unread(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
+    """In place of what waits once a segment, and of the texts, which the host reads."""
+    checked: list[Tensor] = []
+
+    def note(sums: Tensor, segment: int) -> None:
+        assert sums.device == CUDA
+        checked.append(sums)
+
+    for family in ("llamagen", "qwen3"):
+        monkeypatch.setattr(f"kvbench.models.{family}.loop.require_finite", note)
+    monkeypatch.setattr(Drawn, "rows", lambda drawn: [[] for _ in range(len(drawn.tokens))])
+    monkeypatch.setattr("kvbench.models.qwen3.loop.LOOKS", 1 << 20)
+    monkeypatch.setattr(FakeTensor, "tolist", lambda x: [False] * len(x))
+    make = torch.tensor
+
+    def make_empty(data: Any, *, device: Any = "cpu", **how: Any) -> Tensor:
+        known = make(data, **how)
+        return torch.empty(known.shape, dtype=known.dtype, device=device)
+
+    monkeypatch.setattr(torch, "tensor", make_empty)
+    return checked
+
+
+def mark_others_slow(names: Iterable[str]) -> list[ParameterSet]:
+    return [pytest.param(name, marks=[] if name in QUICK else [pytest.mark.slow]) for name in names]
+
+
+def generate(name: str, method: str, record: Record | None, monkeypatch: pytest.MonkeyPatch) -> Any:
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
+        model = loaded(name, *SHORT[name])
+    chosen: Method = prepared(method, model, 0.9)
+    monkeypatch.setattr(chosen, "strict", False)
+    with mode:
+        cache = KVCache(model.spec, chosen, dtype=model.compute_dtype(CUDA), device=CUDA, record=record)
+        return model.generate(PROMPTS.get(name, ["a red ball", "a ball"]), cache, FakeNoise())
+
+
+@pytest.mark.usefixtures("undecided")
+@pytest.mark.parametrize("name", mark_others_slow(SHORT))
+def test_every_family(name: str, unread: list[Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
+    made = generate(name, "full", None, monkeypatch)
+    assert len(made) == 2
+    assert unread
+    if isinstance(made, Tensor):
+        assert (made.dtype, made.device.type) == (torch.uint8, "cpu")
+
+
+@pytest.mark.usefixtures("undecided")
+@pytest.mark.parametrize(
+    ("name", "segments"), [("llamagen_xl", 3), pytest.param("qwen3_8b", 2, marks=pytest.mark.slow)]
+)
+def test_steps_are_recorded_without_a_wait(
+    name: str, segments: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of every segment behind the prompt that has an inner step."""
+    record = FakeRecord()
+    generate(name, "h2o", record, monkeypatch)
+    assert record.recorded == segments
+
+
+@pytest.mark.usefixtures("undecided")
+@pytest.mark.parametrize("method", mark_others_slow(methods_for("next-token")))
+def test_methods_look_at_a_gpu(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    generate("qwen3_8b", method, None, monkeypatch)
+
+
+@pytest.mark.usefixtures("undecided")
+@pytest.mark.parametrize("name", mark_others_slow(methods_for("next-token")))
+def test_padded_prompts_lie_on_a_gpu(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        model = loaded("janus_pro_1b", "model.prompt_tokens=20")
+    chosen, spec = prepared(name, model), model.spec
+    monkeypatch.setattr(chosen, "strict", False)
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        cache = KVCache(spec, chosen, dtype=torch.bfloat16, device=CUDA)
+        cache.reset(4, [0, 7, 0, 7])
+        for segment in spec.segments[:3]:
+            cache.begin(segment)
+            shape = (3, 4, spec.heads, segment.length, spec.head_dim)
+            for layer in range(spec.layers):
+                q, k, v = torch.empty(shape, dtype=torch.bfloat16, device=CUDA)
+                out = cache.attend(layer, q, k, v, lambda q=q: q)
+                assert (out.shape, out.dtype, out.device) == (q.shape, q.dtype, CUDA)
