@@ -8,13 +8,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from benchmarks.gpu_steps.base import Case, Failed, Figures, Machine
+from benchmarks.gpu_steps.base import Case, Failed, Figures, Machine, Skipped
 from benchmarks.support.plane_cases import Stored, equal_rows, make_plane
 from benchmarks.support.reference_attention import attention, received
 from benchmarks.support.tape import Tape
 from kvbench.core.graphs import CudaGraphs
 from kvbench.kernels.attention_mass import attention_mass
-from kvbench.kernels.attention_paths import Path
+from kvbench.kernels.attention_paths import PATHS, WHY_NOT, Path, describe
 from kvbench.kernels.compact import rebuild_both, source_table
 from kvbench.kernels.decode_attention import decode_attention, prepare_rows
 from kvbench.kernels.layout import Past, empty_layout
@@ -66,9 +66,10 @@ def list_cases(machine: Machine) -> Iterator[Case]:
     for (channels, dtype), count in product(kinds, queries):
         shape, name = Shape(2, count, held, channels), f"{_name(dtype)} D={channels} queries={count}"
         made = partial(make_inputs, machine, shape, dtype)
-        yield Case(f"attention {name}", partial(check_attention, machine, made, "kernel"))
+        for path in machine.choose(PATHS, ("kernel", "parts", "varlen_cudnn")):
+            if path != "products":
+                yield Case(f"attention, {path} {name}", partial(check_attention, machine, made, path))
         if count > 1:
-            yield Case(f"attention in parts {name}", partial(check_attention, machine, made, "parts"))
             yield Case(f"mass {name}", partial(check_mass, machine, made))
         yield Case(f"attention to the past {name}", partial(check_past, machine, made))
     for (channels, dtype), form in product(kinds[: machine.choose(2, 2, 1)], FORMS):
@@ -111,8 +112,15 @@ Make = Callable[[], Inputs]
 
 
 def check_attention(machine: Machine, make: Make, path: Path) -> Figures:
-    """Compare attention over past and present."""
+    """Compare attention over past and present.
+
+    Raises:
+        Failed: a row is off by more than its bound.
+        Skipped: the path cannot serve the shape on this card.
+    """
     x = make()
+    if not machine.interpreted and (reason := WHY_NOT[path](describe(x.q, x.k, x.past.layout), x.q.device)):
+        raise Skipped(f"{path}: {reason}")
     with machine.branches():
         found = ragged_attention(x.q, x.k, x.v, x.past, 1.0, path=path)
     return compare_states(found, x, present=True)

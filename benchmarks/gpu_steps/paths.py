@@ -1,4 +1,4 @@
-"""The rest of the time: both ways of attention measured at Infinity-2B's shapes, `benchmarks/kernels.py --paths`."""
+"""The rest of the time: every path of attention measured at real shapes, `benchmarks/kernels.py --paths`."""
 
 import json
 import subprocess
@@ -19,7 +19,7 @@ def list_cases(machine: Machine) -> Iterator[Case]:
 
 
 def measure(machine: Machine, model: str) -> Figures:
-    """Return the table of faster ways that belongs into `kernels/attention_paths.json`.
+    """Return the table of times that belongs into `kernels/attention_paths.json`.
 
     Raises:
         Failed: the benchmark fails.

@@ -17,7 +17,10 @@ def attend_slowly(
     assert query.shape[1:] == key.shape[1:] == value.shape[1:]
     assert {x.dtype for x in (cu_seq_q, cu_seq_k, seqused_k)} == {torch.int32}
     assert len(cu_seq_q) == len(cu_seq_k) == len(seqused_k) + 1
-    out, lse = torch.full_like(query, POISON), query.new_full(query.shape[:2], torch.inf).mT
+    out, lse = (
+        torch.full_like(query, POISON),
+        query.new_full(query.shape[:2], torch.inf, dtype=torch.float32).mT,
+    )
     spans = zip(pairwise(cu_seq_q.tolist()), pairwise(cu_seq_k.tolist()), seqused_k.tolist(), strict=True)
     for (first, last), (start, stop), used in spans:
         assert 0 <= start <= start + used <= stop <= len(key)

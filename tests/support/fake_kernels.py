@@ -21,7 +21,7 @@ def in_layout(layout: Layout, past: Tensor) -> None:
 
 
 def attention(
-    q: Tensor, k: Tensor, v: Tensor, past: Past, scale: float, **_: object
+    q: Tensor, k: Tensor, v: Tensor, past: Past, scale: float, dtype: torch.dtype | None = None, **_: object
 ) -> tuple[Tensor, Tensor]:
     keys, values, layout = past
     on_cuda(q, k, v, keys, values)
@@ -32,9 +32,9 @@ def attention(
     for x in (q, k, v):
         assert align_rows(x)[0] is x  # not copied
     if q.stride(1) < q.stride(2):
-        out = q.new_empty(q.shape[0], q.shape[2], q.shape[1], q.shape[3]).transpose(1, 2)
+        out = q.new_empty(q.shape[0], q.shape[2], q.shape[1], q.shape[3], dtype=dtype).transpose(1, 2)
     else:
-        out = q.new_empty(q.shape)
+        out = q.new_empty(q.shape, dtype=dtype)
     return out, q.new_empty(q.shape[:3], dtype=torch.float32)
 
 
