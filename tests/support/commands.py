@@ -48,7 +48,7 @@ def find_problem(words: list[str], monkeypatch: pytest.MonkeyPatch) -> str | Non
             path = ROOT / script
             return parse(str(path), path, arguments, monkeypatch) if path.is_file() else "no such file"
         case ["make", *targets]:
-            known = re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+            known = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
             return f"no such target: {targets}" if set(targets) - set(known) else None
         case ["pip", "install", *what]:
             return check_installation(what[-1])
