@@ -6,6 +6,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from kvbench.kernels import dispatch
+
 EPSILON = 1e-6
 """Added to the variance, as in the official models."""
 
@@ -22,7 +24,7 @@ def modulate(x: Tensor, factor: Tensor, shift: Tensor, dtype: torch.dtype) -> Te
     Returns:
         [B, tokens, width].
     """
-    if x.is_cuda and not torch.is_grad_enabled():  # the kernel has no backward pass
+    if dispatch.runs_program(x):
         from kvbench.kernels.triton.modulate import modulate_triton
 
         return modulate_triton(x, factor, shift, dtype, EPSILON)
@@ -52,6 +54,6 @@ def layer_norm(x: Tensor, weight: Tensor, bias: Tensor, dtype: torch.dtype) -> T
     Returns:
         [B, tokens, width].
     """
-    if x.is_cuda and not torch.is_grad_enabled():
+    if dispatch.runs_program(x):
         return modulate(x, weight.expand(len(x), 1, -1), bias.expand(len(x), 1, -1), dtype)
     return F.layer_norm(x.float(), x.shape[-1:], weight.float(), bias.float(), EPSILON).to(dtype)

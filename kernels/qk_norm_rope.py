@@ -1,10 +1,34 @@
-"""Queries, keys and values out of one projection: unit length, temperature, rotary positions, cast."""
+"""Queries, keys and values out of one projection: norm of each head, rotary positions, cast."""
+
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
+
+from kvbench.kernels import dispatch
+from kvbench.kernels.rms_norm import rms_norm
 
 EPSILON = 1e-12
 """Least length that a vector is divided by, as in `torch.nn.functional.normalize`."""
+
+
+class HeadNorms(NamedTuple):
+    """Norms of queries and keys, each head by itself: RMS norms, or layer norms where there are biases.
+
+    Attributes:
+        q_weight: [D], or [heads x D] of a layer norm.
+        k_weight: [D], or [KV heads x D] of a layer norm.
+        q_bias: [heads x D]; None of an RMS norm.
+        k_bias: [KV heads x D]; None of an RMS norm.
+        eps: added to the mean square, or to the variance.
+    """
+
+    q_weight: Tensor
+    k_weight: Tensor
+    q_bias: Tensor | None
+    k_bias: Tensor | None
+    eps: float
 
 
 def qk_norm_rope(qkv: Tensor, lengths: Tensor, rotation: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
@@ -18,7 +42,7 @@ def qk_norm_rope(qkv: Tensor, lengths: Tensor, rotation: Tensor | None) -> tuple
     Returns:
         q, k, v [B, H, tokens, D] in qkv's dtype; lengths and rotation are computed in float32.
     """
-    if qkv.is_cuda and not torch.is_grad_enabled():  # the kernel has no backward pass
+    if dispatch.runs_program(qkv):  # the kernel has no backward pass
         from kvbench.kernels.triton.qk_norm_rope import qk_norm_rope_triton
 
         return qk_norm_rope_triton(qkv, lengths, rotation, EPSILON)
@@ -30,6 +54,42 @@ def qk_norm_rope(qkv: Tensor, lengths: Tensor, rotation: Tensor | None) -> tuple
     done = (qk * factor).to(qkv.dtype) if torch.is_grad_enabled() else torch.mul(qk, factor, out=given)
     q, k = done.permute(2, 0, 3, 1, 4)
     return q, k, qkv[:, :, 2].transpose(1, 2)
+
+
+def grouped_norm_rope(
+    joint: Tensor, kv_heads: int, norms: HeadNorms | None, rotation: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the inputs of grouped-query attention, queries and keys normalised and then rotated in float32.
+
+    An RMS norm is rounded to joint's dtype before and after its weight (`rms_norm`); a layer norm is not rounded.
+
+    Args:
+        joint: [B, tokens, heads + 2 KV heads, D], the projection; it stays as it is.
+        kv_heads: heads of keys, and of values.
+        norms: None for no norm.
+        rotation: complex64 [tokens, D/2].
+
+    Returns:
+        q [B, heads, tokens, D], k and v [B, KV heads, tokens, D], in joint's dtype.
+    """
+    if dispatch.runs_program(joint):
+        from kvbench.kernels.triton.qk_norm_rope import grouped_norm_rope_triton
+
+        return grouped_norm_rope_triton(joint, kv_heads, norms, rotation)
+    q, k, v = joint.split((joint.shape[2] - 2 * kv_heads, kv_heads, kv_heads), 2)
+    if norms is not None:
+        q = normalize(q, norms.q_weight, norms.q_bias, norms.eps)
+        k = normalize(k, norms.k_weight, norms.k_bias, norms.eps)
+    q, k = (rotate(x.float(), rotation[:, None]).to(joint.dtype).transpose(1, 2) for x in (q, k))
+    return q, k, v.transpose(1, 2)
+
+
+def normalize(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
+    """Normalise every head of [..., heads, D]: in x's dtype by RMS, in float32 by a layer norm, with a bias."""
+    if bias is None:
+        return rms_norm(x, weight, eps)
+    scale, shift = (one.float().view(x.shape[-2:]) for one in (weight, bias))
+    return F.layer_norm(x.float(), x.shape[-1:], eps=eps) * scale + shift
 
 
 def rotate(x: Tensor, rotation: Tensor) -> Tensor:

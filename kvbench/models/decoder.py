@@ -12,13 +12,15 @@ from typing import Literal
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from kvbench.core.segments import ModelSpec, Segment, next_token_image
 from kvbench.kernels.linear import linear
+from kvbench.kernels.qk_norm_rope import HeadNorms, grouped_norm_rope
+from kvbench.kernels.rms_norm import add_rms_norm, rms_norm
+from kvbench.kernels.swiglu import silu_mul
 from kvbench.models.base import require_positive
 from kvbench.models.layers import Attend
-from kvbench.models.rotary import rotate, rotate_grid, rotate_line
+from kvbench.models.rotary import rotate_grid, rotate_line
 
 Add = Callable[[Tensor], Tensor]
 """Adds what the rest of a layer's heads or hidden channels gives, where other processes have them."""
@@ -76,11 +78,10 @@ class DecoderConfig:
 
     def count_layer_bytes(self, tokens: int) -> int:
         """Return the most bytes that a layer works on at once on a GPU, in 16-bit numbers, for that many tokens."""
-        number, single = 2, 4
+        number = 2
         joint = (self.heads + 2 * self.kv_heads) * self.head_dim
-        # As projected, normalised in float32 by `layer`, turned in float32, and rounded again.
-        attention = joint * (2 * number + single * (2 if self.qk_norm == "layer" else 1))
-        stream = self.width * (2 * number + single)  # the stream, its norm, and the norm in float32
+        attention = joint * 2 * number  # as projected, and as attended with
+        stream = self.width * 4 * number  # the stream, its norm, what is added to it, and the sum
         return tokens * (stream + max(attention, 3 * number * self.hidden))
 
     @property
@@ -142,22 +143,25 @@ class ImageDecoderConfig(DecoderConfig):
 
 
 class RMSNorm(nn.Module):
-    """Scale to a root mean square of 1 in float32, round to the input's dtype, then multiply by a weight."""
+    """RMS norm over the channels (`kvbench.kernels.rms_norm`)."""
 
     def __init__(self, channels: int, eps: float) -> None:
         super().__init__()
         self.eps = eps
         self.weight = nn.Parameter(torch.ones(channels))
+        self.register_parameter("bias", None)
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalise [..., channels] over the channels."""
-        if x.dtype == self.weight.dtype == torch.float32:  # nothing is rounded in between
-            return F.rms_norm(x, x.shape[-1:], self.weight, self.eps)
-        return F.rms_norm(x.float(), x.shape[-1:], eps=self.eps).to(x.dtype) * self.weight
+        return rms_norm(x, self.weight, self.eps)
+
+    def add(self, x: Tensor, h: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Return x + h, or x where h is None, and its norm; all [..., channels]."""
+        return (x, self(x)) if h is None else add_rms_norm(x, h, self.weight, self.eps)
 
 
 class HeadNorm(nn.Module):
-    """Layer norm of every head by itself, whose result stays in float32: it is rotated before it is rounded.
+    """Weights of a layer norm of every head by itself, whose result is rotated before it is rounded.
 
     Weight and bias [heads x head_dim] are rows of the projection, as it were.
     """
@@ -168,13 +172,8 @@ class HeadNorm(nn.Module):
         self.weight = nn.Parameter(torch.ones(heads * head_dim))
         self.bias = nn.Parameter(torch.zeros(heads * head_dim))
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Normalise [..., heads, head_dim] over the channels: float32."""
-        weight, bias = (p.float().view(x.shape[-2:]) for p in (self.weight, self.bias))
-        return F.layer_norm(x.float(), x.shape[-1:], eps=self.eps) * weight + bias
 
-
-def _make_head_norm(config: DecoderConfig, heads: int) -> nn.Module:
+def _make_head_norm(config: DecoderConfig, heads: int) -> RMSNorm | HeadNorm:
     if config.qk_norm == "rms":
         return RMSNorm(config.head_dim, config.eps)
     return HeadNorm(heads, config.head_dim, config.eps)
@@ -193,16 +192,19 @@ class GroupedAttention(nn.Module):
             both = (config.heads, config.kv_heads)
             self.q_norm, self.k_norm = (_make_head_norm(config, heads) for heads in both)
 
+    @property
+    def _norms(self) -> HeadNorms | None:
+        if self.config.qk_norm == "none":
+            return None
+        q, k = self.q_norm, self.k_norm
+        return HeadNorms(q.weight, k.weight, q.bias, k.bias, self.config.eps)
+
     def forward(self, x: Tensor, layer: int, rotation: Tensor, attend: Attend) -> Tensor:
         """Attend from every current token; arguments are those of a block, x [B, tokens, width] after its norm."""
         config = self.config
         joint = linear(x, self.wqkv.weight, None).unflatten(-1, (-1, config.head_dim))
-        projected, k, v = joint.split((config.heads, config.kv_heads, config.kv_heads), 2)
-        q = projected
-        if config.qk_norm != "none":
-            q, k = self.q_norm(q), self.k_norm(k)
-        q, k = (rotate(one, rotation).to(x.dtype).transpose(1, 2) for one in (q, k))
-        out = attend(layer, q, k, v.transpose(1, 2), lambda: projected.transpose(1, 2))
+        heads = grouped_norm_rope(joint, config.kv_heads, self._norms, rotation)
+        out = attend(layer, *heads, lambda: joint[:, :, : config.heads].transpose(1, 2))
         return self.add(linear(out.transpose(1, 2).flatten(2), self.wo.weight, None))
 
 
@@ -217,7 +219,7 @@ class SwiGLU(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map [B, tokens, width] to [B, tokens, width]."""
-        gated = F.silu(linear(x, self.w1.weight, None)) * linear(x, self.w3.weight, None)
+        gated = silu_mul(linear(x, self.w1.weight, None), linear(x, self.w3.weight, None))
         return self.add(linear(gated, self.w2.weight, None))
 
 
@@ -231,20 +233,30 @@ class DecoderBlock(nn.Module):
         self.feed_forward = SwiGLU(config.width, config.hidden, add)
         self.attention_norm, self.ffn_norm = (RMSNorm(config.width, config.eps) for _ in range(2))
 
-    def forward(self, x: Tensor, layer: int, rotation: Tensor, attend: Attend) -> Tensor:
+    def forward(
+        self, x: Tensor, h: Tensor | None, layer: int, rotation: Tensor, attend: Attend
+    ) -> tuple[Tensor, Tensor]:
         """Run the layer over the current tokens.
+
+        What a branch gives is added where the next norm is taken, so that one kernel does both.
 
         Args:
             x: residual stream [B, tokens, width].
+            h: what the layer before adds to it, shaped like x; None of the first layer.
             layer: index for `attend`.
             rotation: of the current tokens, complex64 [tokens, head_dim/2].
             attend: what is attended to (`kvbench.models.layers.Attend`).
+
+        Returns:
+            The stream, and what this layer adds to it.
         """
         if self.norm_after:
+            x = x if h is None else x + h
             x = x + self.attention_norm(self.attention(x, layer, rotation, attend))
-            return x + self.ffn_norm(self.feed_forward(x))
-        x = x + self.attention(self.attention_norm(x), layer, rotation, attend)
-        return x + self.feed_forward(self.ffn_norm(x))
+            return x, self.ffn_norm(self.feed_forward(x))
+        x, normed = self.attention_norm.add(x, h)
+        x, normed = self.ffn_norm.add(x, self.attention(normed, layer, rotation, attend))
+        return x, self.feed_forward(normed)
 
 
 class Decoder(nn.Module):
@@ -277,9 +289,10 @@ class Decoder(nn.Module):
         Returns:
             Residual stream [B, tokens, width], not yet normalised.
         """
+        h = None
         for layer, block in enumerate(self.layers):
-            x = block(x, layer, rotation, attend)
-        return x
+            x, h = block(x, h, layer, rotation, attend)
+        return x if h is None else x + h
 
     def output_projection(self, layer: int) -> Tensor:
         """Return W_o of a layer, [width, query heads x head_dim]."""

@@ -36,12 +36,6 @@ def rotate_grid(grid: tuple[int, int], head_dim: int, base: float, before: int =
     return torch.cat((image.new_zeros(before, head_dim // 2), image))
 
 
-def rotate(x: Tensor, rotation: Tensor) -> Tensor:
-    """Turn heads [B, tokens, heads, D] by rotations complex64 [tokens, D/2], in float32; x's dtype comes back."""
-    pairs = torch.view_as_complex(x.float().unflatten(-1, (-1, 2)))
-    return torch.view_as_real(pairs * rotation[:, None]).flatten(-2).to(x.dtype)
-
-
 def compute_frequencies(channels: int, base: float) -> Tensor:
     """Return the frequencies of pairs of channels, float32 [channels/2]."""
     return base ** (-torch.arange(0, channels, 2).float() / channels)

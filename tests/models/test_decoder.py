@@ -8,11 +8,12 @@ import torch
 from torch import Tensor
 
 from kvbench.core.segments import ModelSpec, next_token
+from kvbench.kernels.qk_norm_rope import rotate
 from kvbench.methods.full import Full
 from kvbench.models.base import Cache
 from kvbench.models.decoder import Decoder, DecoderConfig, HeadNorm, RMSNorm
 from kvbench.models.parameters import build_on_meta, fill_random
-from kvbench.models.rotary import rotate, rotate_grid, rotate_line
+from kvbench.models.rotary import rotate_grid, rotate_line
 from tests.support.engine import open_cache
 from tests.support.reference_llamagen import PlainCache, golden, slow_decoder
 
@@ -102,7 +103,7 @@ def test_rotations_are_the_official_ones(name: str, side: int, head_dim: int, be
 
 def test_heads_turn_as_the_official_ones() -> None:
     table = rotate_grid((6, 6), 16, 10000.0, 1)[[0, 1, 9, 36]]
-    found = rotate(golden("rope")["rot.x"], table)
+    found = rotate(golden("rope")["rot.x"], table[:, None])
     torch.testing.assert_close(found, golden("rope")["rot.y"], atol=1e-6, rtol=0)
     assert (found[:, 0] == 0).all()
 
@@ -111,7 +112,7 @@ def test_scores_along_a_line_depend_on_distance_alone() -> None:
     generator = torch.Generator().manual_seed(0)
     q, k = (torch.randn(1, 1, 1, 8, generator=generator).expand(-1, 20, -1, -1) for _ in range(2))
     table = rotate_line(20, 8, 10000.0)
-    scores = (rotate(q, table)[0, :, 0] @ rotate(k, table)[0, :, 0].T).double()
+    scores = (rotate(q, table[:, None])[0, :, 0] @ rotate(k, table[:, None])[0, :, 0].T).double()
     for distance in range(-19, 20):
         diagonal = scores.diagonal(distance)
         torch.testing.assert_close(diagonal, diagonal[:1].expand_as(diagonal), atol=1e-5, rtol=0)

@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from kvbench.core.segments import ModelSpec, next_token
 from kvbench.engine.cache import KVCache
+from kvbench.kernels.qk_norm_rope import rotate
 from kvbench.methods.full import Full
 from kvbench.methods.h2o import H2O
 from kvbench.methods.headkv import HeadKV
@@ -26,7 +27,7 @@ from kvbench.models.lumina.tokenizer import Chameleon
 from kvbench.models.lumina.transformer import Lumina, LuminaConfig
 from kvbench.models.noise import PromptNoise
 from kvbench.models.parameters import check
-from kvbench.models.rotary import rotate, rotate_line
+from kvbench.models.rotary import rotate_line
 from kvbench.models.tokens import lay_out
 from tests.support.drawing import Recorded, Silence, close
 from tests.support.engine import open_cache, prepared
@@ -119,7 +120,7 @@ def check_cached(past: dict[int, tuple[Tensor, Tensor]], run: str, room: int) ->
             k, v = (part[row : row + 1, :, padding:] for part in past[layer])
             count = k.shape[2]
             close(v, golden()[f"{run}.{branch}.cache_v{layer}"][:, :, :count], 1e-5)
-            turned_back = rotate(k.transpose(1, 2), table[padding : padding + 1].conj()).transpose(1, 2)
+            turned_back = rotate(k.transpose(1, 2), table[padding : padding + 1, None].conj()).transpose(1, 2)
             close(
                 turned_back, halves_as_pairs(golden()[f"{run}.{branch}.cache_k{layer}"][:, :, :count]), 1e-5
             )

@@ -1,0 +1,44 @@
+"""Root-mean-square norm (arXiv:1910.07467), alone or of the sum that a residual stream becomes first."""
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from kvbench.kernels import dispatch
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Scale to a root mean square of 1 in float32, round to the input's dtype, then multiply by a weight.
+
+    Args:
+        x: [..., channels].
+        weight: [channels].
+        eps: added to the mean square.
+
+    Returns:
+        [..., channels].
+    """
+    if dispatch.runs_program(x):
+        from kvbench.kernels.triton.rms_norm import rms_norm_triton
+
+        return rms_norm_triton(x, None, weight, eps)[1]
+    if x.dtype == weight.dtype == torch.float32:  # nothing is rounded in between
+        return F.rms_norm(x, x.shape[-1:], weight, eps)
+    return F.rms_norm(x.float(), x.shape[-1:], eps=eps).to(x.dtype) * weight
+
+
+def add_rms_norm(x: Tensor, h: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """Return x + h, rounded to their dtype, and its norm (`rms_norm`).
+
+    Args:
+        x: residual stream [..., channels].
+        h: what a branch adds to it, shaped like x.
+        weight: [channels].
+        eps: added to the mean square.
+    """
+    if dispatch.runs_program(x):
+        from kvbench.kernels.triton.rms_norm import rms_norm_triton
+
+        return rms_norm_triton(x, h, weight, eps)
+    x = x + h
+    return x, rms_norm(x, weight, eps)
