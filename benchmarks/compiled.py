@@ -39,10 +39,12 @@ from kvbench.kernels.triton.decode_attention import decode_attention_triton
 from kvbench.kernels.triton.launch import SMALL_MEMORY
 from kvbench.kernels.triton.modulate import modulate_triton
 from kvbench.kernels.triton.past_attention import past_attention_triton
-from kvbench.kernels.triton.qk_norm_rope import qk_norm_rope_triton
+from kvbench.kernels.triton.qk_norm_rope import grouped_norm_rope_triton, qk_norm_rope_triton
 from kvbench.kernels.triton.quantised_attention import quantised_attention_triton
 from kvbench.kernels.triton.ragged_attention import ragged_attention_triton
+from kvbench.kernels.triton.rms_norm import rms_norm_triton
 from kvbench.kernels.triton.softmax import merge_pair_triton, merge_shares
+from kvbench.kernels.triton.swiglu import silu_mul_triton
 
 TYPES = {
     torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32", torch.float8_e4m3fn: "u8",
@@ -203,6 +205,23 @@ def layers(dtype: torch.dtype, head_dim: int, width: int) -> list[Variant]:
     )
 
 
+def decoder_layers(dtype: torch.dtype, head_dim: int, width: int) -> list[Variant]:
+    """What stands between the matrix products of a layer that decodes."""
+    joint, one = empty(8, 1, 3, head_dim, dtype=dtype), empty(head_dim, dtype=dtype)
+    rotation = empty(1, head_dim // 2, dtype=torch.complex64)
+    x, weight, short = empty(8, 1, width, dtype=dtype), empty(width, dtype=dtype), TYPES[dtype]
+    kinds = {"no": None, "RMS": (one, one, None, None), "layer": (one, one, one, one)}
+    found = []
+    for kind, given in kinds.items():
+        norms = given and qk_norm_rope_torch.HeadNorms(*given, 1e-6)
+        found += list_launches(
+            f"{kind} norm, rope {short}", grouped_norm_rope_triton, joint, 1, norms, rotation
+        )
+    found += list_launches(f"RMS norm {short}", rms_norm_triton, x, None, weight, 1e-6)
+    found += list_launches(f"sum, RMS norm {short}", rms_norm_triton, x, x, weight, 1e-6)
+    return found + list_launches(f"gate {short}", silu_mul_triton, x, x)
+
+
 @contextmanager
 def sized_for(arch: int) -> Iterator[None]:
     """Have launchers choose tiles for a compute capability."""
@@ -245,6 +264,7 @@ def variants() -> Iterator[Variant]:
     yield from copy(bf16, 64)
     yield from copy(bf16, 128)
     yield from layers(bf16, 128, 2048)
+    yield from decoder_layers(bf16, 128, 4096)
 
 
 def compile_variant(variant: Variant, arch: int) -> Compiled:

@@ -5,19 +5,29 @@ counted that write numbers on the device; a library may launch more than one pro
 where it reads a number back, and for copies between it and the device that do not say otherwise. What methods that look
 at data read back, once per layer and scale, is replaced here and not counted.
 
+Of a next-token model one token in the middle of a segment is counted, sampling included, and the second layer's part
+of it: by Triton programs for norms, rotation and gate, and by torch's own operations in their place, where an RMS norm
+counts as the operations that torch makes it of.
+
 python -m benchmarks launches [--model infinity_2b] [--batch 8] [--method heatkv --budget 0.1] [--names 12]
+python -m benchmarks launches --model qwen3_8b --budget 1 model.max_tokens=512
 """
 
 import argparse
 from collections import Counter
+from contextlib import suppress
 from typing import Any
+from unittest.mock import patch
 
 from torch import Tensor
 
 from benchmarks.support.arguments import OVERRIDES, Option
 from benchmarks.support.device_watch import DeviceWatch, list_tensors
-from benchmarks.support.fake_gpu import prepare_cases, run
+from benchmarks.support.fake_gpu import Model, prepare, prepare_cases, run
 from benchmarks.support.table import Table
+from kvbench.methods.base import Method
+from kvbench.models.decoder import Decoder, DecoderBlock
+from kvbench.models.next_token import NextTokenModel
 
 COPIES = {"clone", "copy_", "_to_copy", "cat", "index_select", "stack"}
 IDLE = {"empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided", "_unsafe_view", "device"}
@@ -64,7 +74,17 @@ OPTIONS = {
 
 
 def main(options: argparse.Namespace) -> None:
-    """Print counts per method and budget."""
+    """Print counts per method and budget, or per token of a next-token model."""
+    choices = [f"model={options.model}", f"method={options.method or 'full'}", f"budget={options.budget}"]
+    model, method = prepare([*choices, *options.overrides])
+    if isinstance(model, NextTokenModel):
+        count_tokens(options, model, method)
+    else:
+        count_generations(options)
+
+
+def count_generations(options: argparse.Namespace) -> None:
+    """Print what whole generations ask for."""
     print(f"{options.model}, batch {options.batch}, one generation")
     counts = dict.fromkeys(("Triton", "torch", "copies"), "d")
     table = Table({"budget": "s"} | counts | {"GB copied": ".2f", "waits": "d"}, "method")
@@ -74,6 +94,65 @@ def main(options: argparse.Namespace) -> None:
         copies = sum(count for name, count in watch.operations.items() if name in COPIES)
         programs, operations, waits = (found.total() for found in (launched, watch.operations, watch.waits))
         table.add(method, budget, programs, operations, copies, watch.copied / 1e9, waits)
-        for found in (launched, watch.operations, watch.waits):
-            for name, count in found.most_common(options.names):
-                print(f"    {name} {count}")
+        list_names(options, launched, watch.operations, watch.waits)
+
+
+def count_tokens(options: argparse.Namespace, model: Model, method: Method) -> None:
+    """Print what one token asks for, by torch's operations and by programs."""
+    print(f"{options.model}, {type(method).__name__}, batch {options.batch}, one token")
+    columns = dict.fromkeys(("Triton a layer", "torch a layer"), "d")
+    table = Table(columns | dict.fromkeys(("Triton", "torch", "waits"), "d"), "norms, rotation, gate")
+    for name, off in (("torch", True), ("programs", False)):
+        with patch("kvbench.kernels.dispatch.runs_program", lambda x, off=off: not off and x.is_cuda):
+            layer, token = count_token(model, method, options.batch)
+        shares = (layer[kind].total() for kind in ("Triton", "torch"))
+        table.add(name, *shares, *(found.total() for found in token.values()))
+        list_names(options, *layer.values())
+
+
+Counts = dict[str, Counter[str]]
+"""Names and numbers of Triton programs, of torch's operations, and of the host's waits."""
+CALLS = 4
+"""Calls of the decoder in a generation, of which the last is counted: the prompt, then tokens of one segment."""
+
+
+class Counted(Exception):
+    """Enough was seen of a generation."""
+
+
+def count_token(model: Model, method: Method, batch: int) -> tuple[Counts, Counts]:
+    """Return what the second layer asks for in one token, and what the whole token does."""
+    watch, launched = Watch(), Counter[str]()
+    tokens, layers = list[Counts](), list[Counts]()
+    run_decoder, run_layer = Decoder.forward, DecoderBlock.forward
+
+    def read() -> Counts:
+        return {"Triton": launched.copy(), "torch": watch.operations.copy(), "waits": watch.waits.copy()}
+
+    def note_token(*given: Any) -> Tensor:
+        tokens.append(read())
+        if len(tokens) > CALLS:
+            raise Counted
+        return run_decoder(*given)
+
+    def note_layer(*given: Any) -> tuple[Tensor, Tensor]:
+        layers.append(read())
+        return run_layer(*given)
+
+    watched = patch.object(Decoder, "forward", note_token), patch.object(DecoderBlock, "forward", note_layer)
+    with watched[0], watched[1], suppress(Counted):
+        run(model, method, batch, watch, launched)
+    first = (CALLS - 1) * model.spec.layers
+    return subtract(*layers[first + 1 : first + 3]), subtract(*tokens[-2:])
+
+
+def subtract(before: Counts, after: Counts) -> Counts:
+    """Return what came between two readings."""
+    return {kind: after[kind] - before[kind] for kind in before}
+
+
+def list_names(options: argparse.Namespace, *counts: Counter[str]) -> None:
+    """Print the most frequent names, as many as were asked for."""
+    for found in counts:
+        for name, count in found.most_common(options.names):
+            print(f"    {name} {count}")

@@ -28,12 +28,12 @@ from kvbench.engine.schedule import Ints, predict_row_lengths
 from kvbench.kernels.layout import Layout, arrange_rows
 from kvbench.methods.base import Method
 from kvbench.models.infinity.model import InfinityModel
-from kvbench.models.infinity.tokenizer import BSQ
-from kvbench.models.infinity.transformer import Infinity
-from kvbench.models.text import HashedText
+from kvbench.models.llamagen.model import LlamaGenModel
+from kvbench.models.lumina.model import LuminaModel
+from kvbench.models.next_token import NextTokenModel
+from kvbench.models.qwen3.model import Qwen3Model
+from kvbench.models.qwen3.transformer import Qwen3
 from kvbench.models.var.model import VARModel
-from kvbench.models.var.tokenizer import VQVAE
-from kvbench.models.var.transformer import VAR
 from kvbench.scenes.grammar import evaluation_prompts
 
 CUDA = torch.device("cuda:0")
@@ -87,7 +87,7 @@ class Recorder(DeviceWatch):
             self.events.append(Event(number, None))
 
 
-Model = InfinityModel | VARModel
+Model = InfinityModel | VARModel | NextTokenModel[Any]
 
 
 def prepare(overrides: Sequence[str]) -> tuple[Model, Method]:
@@ -141,10 +141,7 @@ def run(
     if lengths is None:
         raise ValueError(f"{type(method).__name__}: how many tokens it keeps depends on data")
     kept = lengths if method.static else np.tile(lengths, model.spec.branches * batch)
-    classes = isinstance(model, VARModel)
-    prompts = [
-        str(number if classes else line["prompt"]) for number, line in enumerate(evaluation_prompts(batch))
-    ]
+    prompts = list_prompts(model, batch)
     with FakeTensorMode(allow_non_fake_inputs=True), stand_ins(kept.reshape(-1, kept.shape[2]), launched):
         load(model)
         cache = KVCache(model.spec, method, dtype=model.compute_dtype(CUDA), device=CUDA)
@@ -157,17 +154,28 @@ def run(
             model.generate(prompts, cache, NoNoise(batch))
 
 
+def list_prompts(model: Model, batch: int) -> list[str]:
+    """Return so many prompts that the model reads: classes or captions."""
+    if isinstance(model, VARModel) or (isinstance(model, LlamaGenModel) and model.text is None):
+        return [str(number) for number in range(batch)]
+    return [str(line["prompt"]) for line in evaluation_prompts(batch)]
+
+
 def load(model: Model) -> None:
     """Give a model networks on the device as `load` would, of whatever numbers."""
     with torch.device(CUDA):
-        if isinstance(model, VARModel):
-            model._transformer, model._tokenizer = VAR(model.transformer), VQVAE(model.tokenizer)
+        if isinstance(model, Qwen3Model):
+            model._transformer = Qwen3(model.transformer)
         else:
-            model._transformer, model._tokenizer = Infinity(model.transformer), BSQ(model.tokenizer)
-            model._text = HashedText(model.transformer.text_width, CUDA)
+            transformer, tokenizer = model.networks
+            model._transformer, model._tokenizer = transformer(model.transformer), tokenizer(model.tokenizer)
+        model._text, _ = model._read_text(CUDA)
+        if isinstance(model, LuminaModel):
+            model._codes = torch.empty(model.transformer.vocabulary, dtype=torch.int64)
     exact = ("scale_mul_1H11", "ada_gss") if isinstance(model, VARModel) else ()
-    for block in model._transformer.layers:
-        for owner in block.modules():  # `to` would keep the parameters' dtype in fake mode
+    next_token = isinstance(model, NextTokenModel)
+    for part in [model._transformer] if next_token else model._transformer.layers:
+        for owner in part.modules():  # `to` would keep the parameters' dtype in fake mode
             for name, parameter in owner.named_parameters(recurse=False):
                 dtype = torch.float32 if name in exact else model.compute_dtype(CUDA)
                 owner._parameters[name] = nn.Parameter(parameter.to(dtype))

@@ -38,10 +38,13 @@ from kvbench.kernels.triton.compact import rebuild_triton
 from kvbench.kernels.triton.decode_attention import decode_attention_triton
 from kvbench.kernels.triton.modulate import modulate_triton
 from kvbench.kernels.triton.past_attention import past_attention_triton
-from kvbench.kernels.triton.qk_norm_rope import qk_norm_rope_triton
+from kvbench.kernels.qk_norm_rope import HeadNorms
+from kvbench.kernels.triton.qk_norm_rope import grouped_norm_rope_triton, qk_norm_rope_triton
 from kvbench.kernels.triton.quantised_attention import quantised_attention_triton
 from kvbench.kernels.triton.ragged_attention import ragged_attention_triton
+from kvbench.kernels.triton.rms_norm import rms_norm_triton
 from kvbench.kernels.triton.softmax import merge_pair_triton
+from kvbench.kernels.triton.swiglu import silu_mul_triton
 from kvbench.kernels.compact import source_table
 from kvbench.kernels.layout import Past, arrange_rows, empty_layout
 
@@ -91,6 +94,15 @@ for batch in (1, 2, 16):
         for step in range(5):
             q, k, v = torch.empty(batch, 1, 3, rows, channels, dtype=torch.bfloat16).transpose(1, 3).unbind(2)
             decode_attention_triton(q, k, v, Past(storage, storage, layout), filled[step:], 1.0)
+    weight = torch.empty(rows * channels, dtype=torch.bfloat16)
+    norms = HeadNorms(weight[:channels], weight[:channels], None, None, 1e-6)
+    for tokens in (512, 1):
+        joint = torch.empty(batch, tokens, 5 * rows, channels, dtype=torch.bfloat16)
+        grouped_norm_rope_triton(joint, rows, norms, torch.empty(tokens, channels // 2, dtype=torch.complex64))
+        stream = torch.empty(batch, tokens, rows * channels, dtype=torch.bfloat16)
+        rms_norm_triton(stream, None, weight, 1e-6)
+        rms_norm_triton(stream, stream, weight, 1e-6)
+        silu_mul_triton(stream, stream)
 print(json.dumps({"launches": launches, "variants": {name: len(keys) for name, keys in needed.items()}}))
 """
 
@@ -137,7 +149,9 @@ def test_a_generation_compiles_few_variants(root: Path) -> None:
         "sum_kernel": 1,
         "mass_kernel": 1,
         "copy_kernel": 1,
-        "norm_rope_kernel": 1,
+        "norm_rope_kernel": 2,  # cosine attention, and one kind of norm in a decoder
+        "rms_norm_kernel": 2,  # with a sum and without
+        "silu_mul_kernel": 1,
         "modulate_kernel": 1,
     }
 
