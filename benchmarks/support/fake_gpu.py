@@ -211,6 +211,7 @@ def stand_ins(kept: Ints, launched: Counter[str] | None = None) -> Iterator[None
         )  # fmt: skip
         stack.enter_context(patch("torch.cuda.get_device_properties", lambda _: device))
         stack.enter_context(patch.object(Tensor, "pin_memory", lambda numbers: numbers))
+        stack.enter_context(patch("kvbench.models.noise.use_device"))
         stack.enter_context(patch("kvbench.engine.schedule.are_equal", lambda *_: False))  # without data
         stack.enter_context(patch("kvbench.engine.schedule.source_table", replay_table))
         yield

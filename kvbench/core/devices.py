@@ -99,11 +99,14 @@ def release_unused(device: torch.device | str) -> None:
             torch.cuda.empty_cache()
 
 
+def pin(numbers: Tensor, device: torch.device | str) -> Tensor:
+    """Return numbers on the CPU in memory that a GPU copies from while the host goes on; for a CPU as they are."""
+    return numbers.pin_memory() if torch.device(device).type == "cuda" else numbers
+
+
 def send(numbers: Tensor, device: torch.device | str) -> Tensor:
     """Copy numbers from the CPU to a device; the copy to a GPU is asynchronous, from pinned memory."""
-    if torch.device(device).type != "cuda":
-        return numbers.to(device)
-    return numbers.pin_memory().to(device, non_blocking=True)
+    return pin(numbers, device).to(device, non_blocking=True)
 
 
 def if_it_fits(work: Callable[[], T], release: Callable[[], object] = lambda: None) -> T | None:

@@ -11,7 +11,7 @@ from kvbench.core.segments import Segment
 from kvbench.models.base import Cache, require_finite
 from kvbench.models.decoder import Decoder
 from kvbench.models.llamagen.sampling import LlamaGenSampling, choose, guide, truncate
-from kvbench.models.noise import Noise
+from kvbench.models.noise import Noise, draw_ahead
 from kvbench.models.step_graph import open_steps
 
 
@@ -56,17 +56,20 @@ def generate(
     reserve(activations, condition.device)
     x = condition
     drawn: list[Tensor] = []
-    for segment in segments:
-        cache.begin(segment)
-        step = open_steps(transformer, cache, segment)
-        sums = []
-        for start in range(segment.start, segment.end, x.shape[1]):
-            logits = guide(step(x, rotation[start : start + x.shape[1]]), sampling, len(drawn))
-            sums.append(logits.sum(-1))
-            if forbidden is not None:
-                logits = logits.masked_fill(forbidden(len(drawn)), -math.inf)
-            drawn.append(choose(truncate(logits, sampling), noise))
-            x = transformer.embed(drawn[-1]).repeat(sampling.branches, 1)[:, None]
-        # Once per segment, since the host waits for a GPU here; a sum is finite only if all its logits are.
-        require_finite(torch.stack(sums, 1), segment.index)
+    prompts = len(condition) // sampling.branches
+    tokens = segments[-1].end - segments[0].end + 1
+    with draw_ahead(noise, prompts, transformer.config.choices, tokens, condition.device) as noise:
+        for segment in segments:
+            cache.begin(segment)
+            step = open_steps(transformer, cache, segment)
+            sums = []
+            for start in range(segment.start, segment.end, x.shape[1]):
+                logits = guide(step(x, rotation[start : start + x.shape[1]]), sampling, len(drawn))
+                sums.append(logits.sum(-1))
+                if forbidden is not None:
+                    logits = logits.masked_fill(forbidden(len(drawn)), -math.inf)
+                drawn.append(choose(truncate(logits, sampling), noise))
+                x = transformer.embed(drawn[-1]).repeat(sampling.branches, 1)[:, None]
+            # Once per segment, since the host waits for a GPU here; a sum is finite only if all its logits are.
+            require_finite(torch.stack(sums, 1), segment.index)
     return torch.stack(drawn, 1)

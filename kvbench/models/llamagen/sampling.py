@@ -86,6 +86,6 @@ def choose(logits: Tensor, noise: Noise) -> Tensor:
 
     The drawn code is argmax p / q with q ~ Exp(1), which is how a single `torch.multinomial` draw works.
     """
-    # Out of pageable memory the copy takes what is there now, and the host need not wait for a GPU to reach it.
+    # A copy out of pinned memory is asynchronous; one out of pageable memory takes what is there now.
     drawn = noise.draw(logits.shape[-1]).to(logits.device, non_blocking=True)
     return (logits.softmax(-1) / drawn).argmax(-1)

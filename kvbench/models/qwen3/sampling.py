@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from kvbench.core.devices import send
 from kvbench.models.base import refuse
 from kvbench.models.noise import Noise
 
@@ -66,7 +67,7 @@ def draw(logits: Tensor, sampling: TextSampling, noise: Noise) -> Tensor:
     if sampling.temperature == 0:
         return logits.argmax(-1)
     kept, tokens = truncate(logits, sampling)
-    waits = wait_for(tokens, noise.draw(2).to(logits.device))
+    waits = wait_for(tokens, send(noise.draw(2), logits.device))
     best = (kept.softmax(-1) / waits).argmax(-1, keepdim=True)
     return tokens.gather(-1, best).squeeze(-1)
 

@@ -11,6 +11,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from kvbench.core.segments import Segment
 from kvbench.engine.cache import KVCache
 from kvbench.methods.full import Full
+from kvbench.models import noise as noise_module
 from kvbench.models import parameters
 from kvbench.models.base import Cache, NotFinite, TextFeatures
 from kvbench.models.llamagen import loop
@@ -70,7 +71,7 @@ class Recorded:
 
         monkeypatch.setattr(model, "forward", watched)
         for block in model.layers:
-            block.register_forward_hook(lambda _, __, out: self.layers[-1].append(out))
+            block.register_forward_hook(lambda _, __, out: self.layers[-1].append(sum(out)))
 
 
 def condition_of(model: LlamaGen, kind: str, guided: bool) -> Tensor:
@@ -164,7 +165,7 @@ def test_all_tokens_in_one_pass_give_the_official_logits() -> None:
 
 
 @pytest.mark.parametrize("kind", ["c2i", "t2i"])
-def test_equals_a_decoder_written_head_by_head(kind: str) -> None:
+def test_equals_a_decoder_written_head_by_head(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     small = {
         "depth": 1,
         "width": 16,
@@ -188,6 +189,12 @@ def test_equals_a_decoder_written_head_by_head(kind: str) -> None:
     again = PromptNoise(0, (0, 1))
     expected = [choose(truncate(logits[:, token], sampling), again) for token in range(6)]
     assert torch.equal(drawn, torch.stack(expected, 1))
+    monkeypatch.setattr(noise_module, "MANY", 1)  # a second thread draws
+    ahead = PromptNoise(0, (0, 1))
+    with torch.inference_mode():
+        beside = loop.generate(model, condition, segments_of(config), engine(config, 1), ahead, sampling)
+    assert torch.equal(beside, drawn)
+    assert torch.equal(ahead.draw(9), again.draw(9))  # as many numbers were drawn
 
 
 @pytest.mark.parametrize("setting", range(7))
