@@ -177,7 +177,7 @@ class Settings:
         storage: how keys and values of fewer than 16 bits are stored.
         budget_unit: what the budget counts, `tokens` or `bytes`.
         cuda_graph: record a segment's steps as a CUDA graph and repeat it; of models that draw scale by scale, every
-            scale of a batch size, under methods that know their schedule.
+            scale of a batch size, under methods that know their schedule. `auto` does where it can.
         batch_invariant: on a GPU, attention of a row has the same bytes in every batch.
         runs_dir: where run folders are.
         require: evaluators (names in `eval`) that must not be skipped.
@@ -203,7 +203,7 @@ class Settings:
     runs_dir: Path
     budget_unit: str = "tokens"
     storage: StorageConfig = CHANNEL
-    cuda_graph: bool = False
+    cuda_graph: bool | Literal["auto"] = "auto"
     batch_invariant: bool = False
     require: tuple[str, ...] = ()
     published: str | None = None
@@ -226,7 +226,7 @@ class Settings:
         check_range("sinks", self.sinks, 0, MAX_PROMPTS)
         if not re.fullmatch(r"cpu(:0)?|cuda(:\d{1,3})?", self.device):
             raise ConfigError(f"device={self.device}: only auto, cpu, cuda and cuda:N are supported")
-        if self.cuda_graph and not self.device.startswith("cuda"):
+        if self.cuda_graph is True and not self.device.startswith("cuda"):
             raise ConfigError(f"cuda_graph=true: device={self.device} has no CUDA graphs; use device=cuda")
         if self.batch_invariant and not self.device.startswith("cuda"):
             raise ConfigError(

@@ -164,7 +164,7 @@ def _describe(job: Job, calibration: str | None) -> dict[str, object]:
         "calibration": calibration,
         "cache_dtype": describe_dtype(job).removeprefix("torch."),
         "config": job.config,
-        "provenance": provenance(job.settings.device),
+        "provenance": provenance(job.settings.device, job.graph_obstacle),
     }
 
 
@@ -175,7 +175,7 @@ def _hash_job(job: Job) -> str:
         job.allowance.requested.exact,
         asdict(job.settings.profile),
         job.settings.device,
-        job.settings.cuda_graph,
+        job.graph_obstacle is None,
         *(["batch_invariant"] if job.settings.batch_invariant else []),
         describe_dtype(job),
         *([] if job.packing is None else [asdict(job.packing)]),

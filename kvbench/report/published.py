@@ -131,7 +131,7 @@ def prompts_of(label: str) -> str:
 
 
 def find_setting(run: Results, key: str) -> object:
-    """Return `method`, `budget` (fraction of the full cache), `latency.batch` or a setting of a run.
+    """Return `method`, `budget` (fraction of the full cache), `latency.batch` or a setting of a run, no `auto`.
 
     Papers count tokens: a budget in bytes is no number here, so that it belongs to no row of theirs.
     """
@@ -139,6 +139,8 @@ def find_setting(run: Results, key: str) -> object:
         return run.method
     if key == "budget":
         return run.memory.budget if run.memory.budget_unit == "tokens" else run.memory.budget_text
+    if key == "cuda_graph" and run.setting(key) == "auto":
+        return (run.provenance or {}).get(key) == "on"
     return run.latency.batch if key == "latency.batch" else run.setting(key)
 
 

@@ -132,7 +132,7 @@ def open_run(job: Job) -> RunFolder:
     if not (folder.path / "provenance.json").exists() and not (folder.path / "config.yaml").exists():
         hashes = {"weights_sha256": job.model.weights_sha256, "calibration_sha256": used}
         sources = {part: source.describe() for part, source in job.model.list_sources().items()}
-        found = provenance(job.settings.device) | hashes | {"sources": sources}
+        found = provenance(job.settings.device, job.graph_obstacle) | hashes | {"sources": sources}
         arithmetic = describe_arithmetic(job.settings.device, job.model.spec.head_dim, job.dtype)
         folder.write("provenance.json", json.dumps(found | {"arithmetic": arithmetic}, indent=1))
     if not _is_whole(folder.path / "config.yaml"):

@@ -129,7 +129,27 @@ class Job:
     @property
     def record(self) -> Record | None:
         """What records the steps of a generation, if they are to be recorded."""
-        return CudaGraphs() if self.settings.cuda_graph else None
+        return CudaGraphs() if self.graph_obstacle is None else None
+
+    @property
+    def graph_obstacle(self) -> str | None:
+        """Why no CUDA graphs are recorded; None where steps or scales are."""
+        if self.settings.cuda_graph is False:
+            return "cuda_graph=false"
+        if not self.settings.device.startswith("cuda"):
+            return f"device={self.settings.device} has no CUDA graphs"
+        if self.processes.count > 1:
+            return (
+                f"steps of several processes are not recorded (model.tensor_parallel={self.processes.count})"
+            )
+        if self.packing is not None:
+            return "steps that read numbers of few bits are not recorded"
+        if self.model.spec.family != "next-token" and not self.method.static:
+            return (
+                f"{type(self.method).__name__} looks at data after every layer of {self.model.name}, so that no scale "
+                "can be repeated"
+            )
+        return None
 
     @property
     def allowance(self) -> Allowance:
@@ -142,11 +162,8 @@ class Job:
         Raises:
             ValueError: naming what does not fit.
         """
-        if self.settings.cuda_graph and self.model.spec.family != "next-token" and not self.method.static:
-            raise ConfigError(
-                f"cuda_graph=true: {type(self.method).__name__} looks at data after every layer of {self.model.name}, "
-                "so that no scale can be repeated; set cuda_graph=false"
-            )
+        if self.settings.cuda_graph is True and self.graph_obstacle is not None:
+            raise ConfigError(f"cuda_graph=true: {self.graph_obstacle}; set cuda_graph=auto")
         if self.processes.count > 1:
             self._check_split()
         if self.packing is not None:
@@ -197,8 +214,6 @@ class Job:
     def _check_split(self) -> None:
         """Refuse what several processes cannot do together."""
         split = f"model.tensor_parallel={self.processes.count}"
-        if self.settings.cuda_graph:
-            raise ConfigError(f"{split}: steps of several processes are not recorded; set cuda_graph=false")
         if not self.method.headwise:
             raise ConfigError(
                 f"{split}: method={self.method_name} weighs all heads against each other, and each process has some; "
@@ -215,8 +230,6 @@ class Job:
                 f"{what}: method={self.method_name} replaces what is stored, which would be quantised again and "
                 "again; set cache_dtype=auto, or let the method merge nothing"
             )
-        if self.settings.cuda_graph:
-            raise ConfigError(f"{what}: steps that read codes are not recorded; set cuda_graph=false")
         if self.processes.count > 1:
             raise ConfigError(f"{what}: storage in few bits is for one process; set model.tensor_parallel=1")
         if self.model.spec.head_dim % 8:

@@ -84,7 +84,7 @@ def test_an_installed_package_needs_no_word_on_the_command_line(
     problem = check_arguments(["method=randomly"])
     assert problem is not None
     assert ", random_tokens, " in problem
-    assert provenance("cpu")["versions"]["brought"] == "0.1"  # type: ignore[index]
+    assert provenance("cpu", None)["versions"]["brought"] == "0.1"  # type: ignore[index]
 
 
 @pytest.mark.slow

@@ -1,5 +1,6 @@
 """Hard-KV's tables: what was typed in, budgets that belong to their rows, and runs that find them."""
 
+from dataclasses import replace
 from itertools import chain
 
 import hydra
@@ -159,6 +160,10 @@ def test_a_recorded_step_is_a_row_of_its_own() -> None:
         for recorded in (False, True)
     ]
     assert [[cells["tokens/s"] for cells in found] for found in rows] == [["346"], ["477"]]
+    for told, expected in (("on", "477"), ("off: device=cpu has no CUDA graphs", "346")):
+        one = replace(run("full", 1, cuda_graph="auto"), provenance={"cuda_graph": told})
+        [cells] = find_cells("hard_kv_table3", one, "qwen3_8b (aime24, upper block)")
+        assert cells["tokens/s"] == expected
 
 
 def test_the_released_programs_selection_is_its_own_method() -> None:

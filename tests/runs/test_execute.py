@@ -21,6 +21,7 @@ from kvbench.eval.files.images import ImageSet
 from kvbench.eval.paired.metrics import Lpips, Psnr
 from kvbench.eval.protocol.base import Result, SkipEvaluation, make_result
 from kvbench.eval.protocol.scores import MetricSpec, Score
+from kvbench.methods.base import Method
 from kvbench.methods.full import Full
 from kvbench.methods.h2o import H2O
 from kvbench.methods.heatkv.method import HeatKV
@@ -31,6 +32,7 @@ from kvbench.prompts.base import Prompt
 from kvbench.prompts.files import PromptFile
 from kvbench.runs import execute
 from kvbench.runs.job import Job
+from kvbench.runs.record.provenance import provenance
 from kvbench.runs.record.results import Evaluated, Results
 from kvbench.runs.score import scoring
 from kvbench.runs.score.scoring import find_pending
@@ -178,6 +180,44 @@ def test_scales_are_repeated_under_methods_that_know_their_schedule(tmp_path: Pa
             ConfigError, match=r"^cuda_graph=true: H2O looks at data after every layer of fake"
         ):
             job.check()
+
+
+@pytest.mark.parametrize(
+    ("device", "method", "more", "expected"),
+    [
+        ("cuda", Full(), {}, "on"),
+        ("cuda", Full(), {"cuda_graph": False}, "off: cuda_graph=false"),
+        ("cpu", Full(), {}, "off: device=cpu has no CUDA graphs"),
+        (
+            "cuda",
+            Full(),
+            {"cache_dtype": "int4"},
+            "off: steps that read numbers of few bits are not recorded",
+        ),
+        (
+            "cuda",
+            H2O(sinks=1),
+            {},
+            "off: H2O looks at data after every layer of fake, so that no scale can be repeated",
+        ),
+    ],
+)
+def test_graphs_are_recorded_where_they_can_be(
+    tmp_path: Path, device: str, method: Method, more: dict[str, object], expected: str
+) -> None:
+    job = job_in(tmp_path, method=method)
+    job = replace(job, settings=replace(job.settings, device=device, **more))
+    assert (job.record is not None) == (expected == "on")
+    found = provenance("cpu", job.graph_obstacle)["cuda_graph"]
+    assert found == expected
+    if expected != "on" and "cuda_graph" not in more:
+        with pytest.raises(ConfigError, match=f"^cuda_graph=true: {expected.removeprefix('off: ')}; "):
+            replace(job, settings=replace(job.settings, cuda_graph=True)).check()
+
+
+def test_graphs_do_not_name_a_run(tmp_path: Path) -> None:
+    names = {identity(job_in(tmp_path, cuda_graph=asked)) for asked in ("auto", False)}
+    assert len(names) == 1
 
 
 def test_method_that_keeps_too_much_is_stopped(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ def test_a_checkout_names_its_commit(root: Path) -> None:
     if not (root / ".git").exists():
         pytest.skip("not a git checkout")
     head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=root, capture_output=True, text=True, check=True)
-    code = provenance("cpu")["code"]
+    code = provenance("cpu", None)["code"]
     assert isinstance(code, dict)
     assert code["commit"] == head.stdout.strip()
 

@@ -17,10 +17,14 @@ from kvbench.kernels.batch_invariance import FLAGS, MATMUL, is_batch_invariant
 LIBRARIES = ("kvbench", "torch", "numpy", "safetensors", "hydra-core", "pillow", "scipy")
 
 
-def provenance(device: str) -> dict[str, object]:
+def provenance(device: str, graph_obstacle: str | None) -> dict[str, object]:
     """Return the state of the checkout, versions of libraries and plugins, and the machine, in JSON values.
 
     `load` is the mean number of processes ready to run in the minute before.
+
+    Args:
+        device: torch device.
+        graph_obstacle: why no CUDA graphs were recorded; None where they were.
     """
     versions = {"python": platform.python_version()}
     for name in (*LIBRARIES, *(plugin.package for plugin in find_plugins())):
@@ -29,6 +33,7 @@ def provenance(device: str) -> dict[str, object]:
         "code": _checkout(),
         "versions": versions,
         "device": device,
+        "cuda_graph": "on" if graph_obstacle is None else f"off: {graph_obstacle}",
         "gpu": torch.cuda.get_device_name(device) if torch.device(device).type == "cuda" else None,
         "cpu": platform.processor() or platform.machine(),
         "threads": torch.get_num_threads(),
