@@ -229,8 +229,8 @@ class Decoder(nn.Module):
         self.norm_out, self.conv_out = Norm(widths[0]), Conv(widths[0], 3 * config.stem**2)
 
     def forward(self, latents: Tensor) -> Tensor:
-        """Map latents [B, latents, h, w] to images [B, 3, h*patch, w*patch], not clamped."""
-        x = self.conv_in(latents)
+        """Map latents [B, latents, h, w] to images [B, 3, h*patch, w*patch], not clamped, in the weights' dtype."""
+        x = self.conv_in(latents.to(self.conv_in.conv.weight.dtype))
         if hasattr(self, "place"):
             x = x + self.place
         x = self.mid(x)
@@ -240,7 +240,18 @@ class Decoder(nn.Module):
 
 
 class ImageTokenizer(nn.Module):
-    """Base class of image tokenizers."""
+    """Base class of image tokenizers.
+
+    Attributes:
+        decoder: the last part of `decode`.
+    """
+
+    decoder: Decoder
+
+    def decode_in_half(self) -> None:
+        """Have the decoder compute in bfloat16, its channels last; what comes before it stays in float32."""
+        self.decoder.to(torch.bfloat16)
+        self.decoder.to(memory_format=torch.channels_last)
 
     @abstractmethod
     def decode(self, latents: Tensor) -> Tensor:
@@ -280,13 +291,14 @@ def decode_pixels(
     return torch.cat([_to_pixels(decode(part), truncate) for part in latents.split(some)])
 
 
-def count_decoding_bytes(config: NetworkConfig, images: int, cells: int) -> int:
-    """Return the bytes of float32 that `decode_pixels` holds at its worst instant on a GPU.
+def count_decoding_bytes(config: NetworkConfig, images: int, cells: int, size: int = 4) -> int:
+    """Return the bytes that `decode_pixels` holds at its worst instant on a GPU.
 
     Args:
         config: shape of the decoder.
         images: images to decode.
         cells: latent cells of one image, h w.
+        size: bytes of a number of the decoder.
     """
     widths = config.decoder_widths
     together = min(images, max(1, DECODED // (cells * config.patch**2)))
@@ -295,9 +307,9 @@ def count_decoding_bytes(config: NetworkConfig, images: int, cells: int) -> int:
         positions = together * cells * 4 ** (len(widths) - 1 - level)
         # A block's input, normalised too, and its first output; twice as large a side around a convolution.
         numbers += [positions * (2 * before + width), positions * width * (1 + 2 * 4) if level else 0]
-    return 4 * max(numbers)
+    return size * max(numbers)
 
 
 def _to_pixels(images: Tensor, truncate: bool) -> Tensor:
-    pixels = (images.clamp(-1, 1) + 1) * 127.5
+    pixels = (images.float().clamp(-1, 1) + 1) * 127.5
     return (pixels if truncate else pixels.round()).to(torch.uint8).permute(0, 2, 3, 1).cpu()

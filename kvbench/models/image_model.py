@@ -43,6 +43,8 @@ class ImageModel(Model, Generic[N, T]):
         sources: where the weights of each part come from.
         weights: `files`, or `random` numbers in the model's shape (and a hash in place of what reads prompts), for
             timing and tests.
+        decoder_dtype: what latents are decoded to pixels in; `bfloat16` also lays channels last, as tensor cores read
+            them.
     """
 
     name: str
@@ -51,6 +53,7 @@ class ImageModel(Model, Generic[N, T]):
     sampling: Any
     sources: dict[str, Source]
     weights: Literal["files", "random"] = "files"
+    decoder_dtype: Literal["float32", "bfloat16"] = "float32"
 
     networks: ClassVar[tuple[Callable[[Any], Any], Callable[[Any], Any]]]  # make transformer and tokenizer
     truncate: ClassVar[bool] = False  # round pixels down instead of half to even
@@ -80,7 +83,8 @@ class ImageModel(Model, Generic[N, T]):
 
     def decoding_bytes(self, prompts: int) -> int:
         """Return the peak bytes of decoding on a GPU beside weights."""
-        return count_decoding_bytes(self.tokenizer.networks, prompts, self.cells)
+        size = 4 if self.decoder_dtype == "float32" else 2
+        return count_decoding_bytes(self.tokenizer.networks, prompts, self.cells, size)
 
     @property
     def calls(self) -> Calls:
@@ -106,6 +110,8 @@ class ImageModel(Model, Generic[N, T]):
         use_device(device)
         self._transformer, self._tokenizer = self._build()
         digest = self._fill(device)
+        if self.decoder_dtype == "bfloat16":
+            self._tokenizer.decode_in_half()
         self._text, text_digest = self._read_text(device)
         self._device = device
         release_unused(device)
@@ -116,7 +122,7 @@ class ImageModel(Model, Generic[N, T]):
         return self.compute_dtype(device)
 
     def generate(self, prompts: Sequence[str], cache: Cache, noise: Noise) -> Tensor:
-        """Return images uint8 [B, H, W, 3] RGB of a batch, decoded in float32.
+        """Return images uint8 [B, H, W, 3] RGB of a batch.
 
         Raises:
             NotFinite: the model produced NaN or infinite logits.

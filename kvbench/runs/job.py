@@ -243,10 +243,15 @@ class Job:
         """The model's settings without the places its weights come from and how many processes hold it.
 
         The latter changes the order of sums and so nothing but rounding, as the size of a batch does. What methods take
-        from a model where the configuration names nothing stands among their own settings.
+        from a model where the configuration names nothing stands among their own settings. Decoding in float32 is not
+        named, as there was nothing else once.
         """
         apart = ("sources", "tensor_parallel", "default_alpha", "default_tau")
-        return {key: value for key, value in self.section("model").items() if key not in apart}
+        return {
+            key: value
+            for key, value in self.section("model").items()
+            if key not in apart and (key, value) != ("decoder_dtype", "float32")
+        }
 
     def section(self, group: str) -> Config:
         """A group of the configuration, empty if it has none."""
