@@ -149,7 +149,6 @@ class RMSNorm(nn.Module):
         super().__init__()
         self.eps = eps
         self.weight = nn.Parameter(torch.ones(channels))
-        self.register_parameter("bias", None)
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalise [..., channels] over the channels."""
@@ -197,7 +196,8 @@ class GroupedAttention(nn.Module):
         if self.config.qk_norm == "none":
             return None
         q, k = self.q_norm, self.k_norm
-        return HeadNorms(q.weight, k.weight, q.bias, k.bias, self.config.eps)
+        q_bias, k_bias = (norm.bias if isinstance(norm, HeadNorm) else None for norm in (q, k))
+        return HeadNorms(q.weight, k.weight, q_bias, k_bias, self.config.eps)
 
     def forward(self, x: Tensor, layer: int, rotation: Tensor, attend: Attend) -> Tensor:
         """Attend from every current token; arguments are those of a block, x [B, tokens, width] after its norm."""
