@@ -6,12 +6,13 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
-from kvbench.kernels.qk_norm_rope import HeadNorms
 from kvbench.kernels.triton.launch import cdiv, kernel, next_power_of_2
 
 BLOCK_T = 32
 """Tokens of a program."""
 Norm = Literal["unit", "none", "rms", "layer"]
+Norms = tuple[Tensor, Tensor, Tensor | None, Tensor | None, float]
+"""Fields of `kvbench.kernels.qk_norm_rope.HeadNorms`."""
 
 
 @kernel()
@@ -70,14 +71,14 @@ def qk_norm_rope_triton(
     Heads stay inside tokens, as in the projection, so that attention's output is merged without a copy.
     """
     qkv = qkv.contiguous()
-    norms = HeadNorms(lengths[0], lengths[1], None, None, epsilon)
+    norms = (lengths[0], lengths[1], None, None, epsilon)
     _launch(qkv.flatten(2, 3), None, qkv.shape[3], norms, "unit", rotation)
     q, k, v = qkv.permute(2, 0, 3, 1, 4)
     return q, k, v
 
 
 def grouped_norm_rope_triton(
-    joint: Tensor, kv_heads: int, norms: HeadNorms | None, rotation: Tensor
+    joint: Tensor, kv_heads: int, norms: Norms | None, rotation: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return queries, keys and values, each in a block of memory of its own, so that heads become rows without a copy.
 
@@ -87,7 +88,7 @@ def grouped_norm_rope_triton(
     batch, tokens, all_heads, dim = joint.shape
     heads = (all_heads - 2 * kv_heads, kv_heads, kv_heads)
     out = joint.new_empty(joint.numel())
-    norm: Norm = "none" if norms is None else "rms" if norms.q_bias is None else "layer"
+    norm: Norm = "none" if norms is None else "rms" if norms[2] is None else "layer"
     _launch(joint, out, kv_heads, norms, norm, rotation)
     parts = out.split([batch * tokens * count * dim for count in heads])
     q, k, v = (
@@ -100,7 +101,7 @@ def _launch(
     joint: Tensor,
     out: Tensor | None,
     kv_heads: int,
-    norms: HeadNorms | None,
+    norms: Norms | None,
     norm: Norm,
     rotation: Tensor | None,
 ) -> None:
@@ -109,7 +110,7 @@ def _launch(
     written = all_heads if out is not None else all_heads - kv_heads
     table = joint if rotation is None else torch.view_as_real(rotation)
     # What a norm lacks is not read; any tensor takes its place.
-    q_weight, k_weight, q_bias, k_bias, eps = norms or HeadNorms(joint, joint, None, None, 0.0)
+    q_weight, k_weight, q_bias, k_bias, eps = norms or (joint, joint, None, None, 0.0)
     norm_rope_kernel[cdiv(batch * tokens, BLOCK_T), written](
         joint, joint if out is None else out,
         q_weight, k_weight, q_weight if q_bias is None else q_bias, k_weight if k_bias is None else k_bias,
