@@ -5,6 +5,7 @@ from torch import Tensor
 
 from kvbench.kernels.layout import Layout, Past, arrange_rows
 from kvbench.kernels.planes import Plane
+from kvbench.kernels.qk_norm_rope import HeadNorms
 from kvbench.kernels.triton.launch import align_rows
 from tests.support.fake_device import CUDA
 
@@ -111,6 +112,30 @@ def norm_rope(
     return tuple(qkv.permute(2, 0, 3, 1, 4))
 
 
+def grouped_norm_rope(
+    joint: Tensor, kv_heads: int, norms: HeadNorms | None, rotation: Tensor
+) -> tuple[Tensor, ...]:
+    batch, tokens, heads, channels = joint.shape
+    on_cuda(joint, rotation, *([] if norms is None else norms[:2]))
+    assert joint.is_contiguous()
+    assert (rotation.shape, rotation.dtype) == ((tokens, channels // 2), torch.complex64)
+    parts = (heads - 2 * kv_heads, kv_heads, kv_heads)
+    return tuple(joint.new_empty(batch, tokens, part, channels).transpose(1, 2) for part in parts)
+
+
+def rms_norm(x: Tensor, h: Tensor | None, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    on_cuda(x, weight, *([] if h is None else [h]))
+    assert weight.shape == x.shape[-1:]
+    assert h is None or (h.shape, h.dtype) == (x.shape, x.dtype)
+    return torch.empty_like(x), x.new_empty(x.shape, dtype=torch.promote_types(x.dtype, weight.dtype))
+
+
+def silu_mul(gate: Tensor, x: Tensor) -> Tensor:
+    on_cuda(gate, x)
+    assert (gate.shape, gate.dtype) == (x.shape, x.dtype)
+    return torch.empty_like(gate)
+
+
 def decode(q: Tensor, k: Tensor, v: Tensor, past: Past, filled: Tensor, scale: float) -> Tensor:
     keys, values, layout = past
     on_cuda(q, k, v, keys, values, filled)
@@ -153,6 +178,7 @@ KERNELS = {
     "ragged_attention.ragged_attention": attention, "past_attention.past_attention": past_attention,
     "attention_mass.attention_mass": mass, "modulate.modulate": modulate, "qk_norm_rope.qk_norm_rope": norm_rope,
     "compact.rebuild": rebuild, "softmax.merge_pair": merge_pair, "decode_attention.decode_attention": decode,
-    "quantised_attention.quantised_attention": quantised,
+    "quantised_attention.quantised_attention": quantised, "rms_norm.rms_norm": rms_norm,
+    "qk_norm_rope.grouped_norm_rope": grouped_norm_rope, "swiglu.silu_mul": silu_mul,
 }  # fmt: skip
 """Modules of `kvbench.kernels.triton` and their launchers, without the `_triton` behind them."""
