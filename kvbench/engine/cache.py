@@ -27,9 +27,9 @@ from kvbench.methods.base import Method
 from kvbench.methods.capabilities import (
     ComparesKeys,
     ObservesLast,
-    Stateful,
     count_lse_queries,
     is_biased,
+    is_stateful,
     reads_sparsely,
 )
 
@@ -334,7 +334,7 @@ class KVCache:
         if self.method.static:
             return show_layer(present.layer, segment, store.layout, spec, self._rows // spec.heads)
         state = store.state
-        if state is None and isinstance(self.method, Stateful):
+        if state is None and is_stateful(self.method):
             state = torch.zeros(self._rows, 0, device=self._device)
         numbers = range(self._sequences // spec.branches) if self.prompts is None else self.prompts
         prompts = [*numbers] * spec.branches

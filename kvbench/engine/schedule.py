@@ -16,7 +16,7 @@ from kvbench.engine.view import CacheView, LayerInputs
 from kvbench.kernels.compact import list_kept, source_table
 from kvbench.kernels.layout import Layout, empty_layout, list_positions, pack_rows
 from kvbench.methods.base import Method, NotANumber
-from kvbench.methods.capabilities import Stateful, count_lse_queries
+from kvbench.methods.capabilities import count_lse_queries, is_stateful
 
 Ints = NDArray[np.int64]
 
@@ -107,7 +107,7 @@ def apply_answer(
     after, source = source_table(layout, keep, segment.start, segment.length, free_slots)
     everything = after.total == layout.total + len(layout.counts) * segment.length
     state = None
-    if isinstance(method, Stateful):
+    if is_stateful(method):
         exists = view.position >= 0
         state = pack_rows(view.state, exists if keep is None else keep & exists, 0, after.longest)
     contents, drift = None, Drift()

@@ -174,10 +174,17 @@ class CacheView:
         scores = self._scores(self._select_queries(q, queries), scale, self._tokens(q, queries))
         return scores.flatten(0, 1).unflatten(1, (-1, len(queries)))
 
-    def queries(self, chosen: Tensor) -> Tensor:
+    def queries(self, chosen: Tensor, *, rotated: bool = True) -> Tensor:
         """float32 [rows, query heads per KV head, n, D]: a few chosen queries, scaled."""
         q = self._select_queries(self._narrow(self._seen.q), chosen).flatten(0, 1).float()
-        return (q * self._seen.scale).unflatten(1, (-1, len(chosen)))
+        q = (q * self._seen.scale).unflatten(1, (-1, len(chosen)))
+        rotation = None if rotated else self.rotation(self.segment.start + chosen)
+        return q if rotation is None else unrotate(q, rotation)
+
+    def rotation(self, positions: Tensor) -> Tensor | None:
+        """complex64 [..., D/2]: RoPE factors of positions."""
+        rotation = self._seen.rotation
+        return None if rotation is None else rotation[positions.to(rotation.device, non_blocking=True)]
 
     def logits(self, queries: Tensor, *, raw_queries: bool = False) -> Tensor:
         """float32 [rows, slots]: `scores` summed over the chosen queries."""
@@ -216,9 +223,11 @@ class CacheView:
         read = read_back(keys[None], values[None], bits, segment.index, books, rotation)
         return read[0].flatten(0, 1), read[1].flatten(0, 1)
 
-    def cached_keys(self) -> Tensor:
+    def cached_keys(self, *, rotated: bool = True) -> Tensor:
         """[rows, slots, D]: keys of all slots, cached and current; zeros where a row has no such slot."""
-        return self._narrow(self._join(self._seen.store.keys, self._seen.k))
+        keys = self._narrow(self._join(self._seen.store.keys, self._seen.k))
+        rotation = None if rotated else self.rotation(self.position.clamp(min=0))
+        return keys if rotation is None else unrotate(keys, rotation)
 
     def cached_values(self) -> Tensor:
         """[rows, slots, D]: values of all slots, as `cached_keys` has their keys."""

@@ -8,7 +8,7 @@ from torch import Tensor
 from kvbench.core.segments import Segment
 from kvbench.methods.base import SHARE, set_limits
 from kvbench.methods.scored import Attentive
-from kvbench.methods.select import choose_best, find_sinks, fits, spread_capacity
+from kvbench.methods.select import choose_best, spread_capacity
 from kvbench.methods.view import View
 
 
@@ -42,15 +42,14 @@ class AdaKV(Attentive):
         """Return which slots every row has, bool [rows, slots]."""
         return view.position >= 0
 
-    def keep(self, view: View) -> Tensor | None:
-        """Keep the sinks, and the best slots of the layer."""
-        if fits(view, self.min_capacity(view)):
-            return None
-        scores = self.merge_branches(self.score(view)).clamp(max=torch.finfo(torch.float32).max)
-        scores = scores.masked_fill(find_sinks(view, self.sinks), torch.inf)
-        scores = scores.masked_fill(view.position < 0, -torch.inf)
+    def rate(self, view: View) -> Tensor:
+        """Return what `Scored` does, without an infinity for the window: sinks come before it, heads compete for it."""
+        return super().rate(view).clamp(max=torch.finfo(torch.float32).max)
+
+    def choose(self, view: View, ranked: Tensor) -> Tensor:
+        """Choose the sinks, and the best slots of the layer."""
         capacity = spread_capacity(self.share(view.layer, view.segment), view)
-        return choose_among_heads(scores, capacity, view.heads, self.safeguard)
+        return choose_among_heads(ranked, capacity, view.heads, self.safeguard)
 
 
 def choose_among_heads(scores: Tensor, capacity: int | Tensor, heads: int, safeguard: float) -> Tensor:

@@ -16,6 +16,10 @@ from kvbench.methods.capabilities import ObservesLast
 from kvbench.methods.view import View
 
 
+ADDED: Mapping[str, object] = {"refresh": 1, "ema": 0}
+"""Settings that came when methods had runs already, with the value that changes nothing: identities leave that out."""
+
+
 class NotANumber(UserError, FloatingPointError):
     """Scores of a method with NaN, which order no tokens; the message names method, layer and segment."""
 

@@ -17,6 +17,11 @@ from kvbench.methods.view import View
 class Stateful:
     """The method keeps a number per slot in `View.state`."""
 
+    @property
+    def stateful(self) -> bool:
+        """Whether it does."""
+        return True
+
 
 class ObservesLast:
     """`keep` is also called at the last segment, where its answer is ignored."""
@@ -93,6 +98,11 @@ class RecordsLse:
 
 class ReadsCodebooks:
     """The observer calls `View.read_back`, so codebooks are calibrated before it runs."""
+
+
+def is_stateful(method: object) -> bool:
+    """Return whether a method keeps a number per slot."""
+    return isinstance(method, Stateful) and method.stateful
 
 
 def reads_sparsely(method: object) -> TypeGuard[SparseReads]:

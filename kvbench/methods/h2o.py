@@ -1,20 +1,19 @@
 """H2O: heavy hitters of accumulated attention, and the most recent tokens."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from kvbench.methods.base import SHARE, Limit, set_limits
-from kvbench.methods.capabilities import Stateful
 from kvbench.methods.scored import Scored
 from kvbench.methods.select import choose_window
 from kvbench.methods.view import View
 
 
 @dataclass
-class H2O(Stateful, Scored):
+class H2O(Scored):
     """Keep the latest tokens and those that received most attention since they were cached, half of each.
 
     A slot's score is the sum of the attention of every query that saw it; it stays with the slot (arXiv:2306.14048).
@@ -33,16 +32,16 @@ class H2O(Stateful, Scored):
     norm: Literal["none", "per_query"] = "none"
     observed: int | None = None
 
+    accumulates: ClassVar[bool] = True
     limits = set_limits(recent=SHARE, observed=Limit(1, wants="must be at least 1, or null for all"))
 
-    def keep(self, view: View) -> Tensor | None:
-        """Add the segment's attention to every slot's sum, then keep the best."""
+    def observe(self, view: View) -> None:
+        """Add the segment's attention to every slot's sum."""
         queries = None if self.observed is None else choose_window("uniform", view.segment, self.observed)
         asked: int | Tensor = view.segment.length
         if view.padding is not None and not view.segment.index:
             asked = (asked - view.padding)[:, None]
         view.state += view.mass(queries) * asked
-        return super().keep(view)
 
     def score(self, view: View) -> Tensor:
         """Return accumulated attention, float32 [rows, slots], infinity for the latest tokens."""

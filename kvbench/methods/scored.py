@@ -8,7 +8,8 @@ from torch import Tensor
 
 from kvbench.core.budget import Budget
 from kvbench.core.segments import ModelSpec, Segment
-from kvbench.methods.base import Artifact, Method
+from kvbench.methods.base import Artifact, Limit, Method
+from kvbench.methods.capabilities import Stateful
 from kvbench.methods.select import (
     USUAL_WINDOW,
     BranchMode,
@@ -34,18 +35,40 @@ from kvbench.methods.view import View
 
 
 @dataclass(kw_only=True)
-class Scored(Method):
+class Scored(Stateful, Method):
     """Keep the slots of highest score, equally many in every row; a subclass writes `score`.
+
+    Scores may be asked for at every n-th segment only (`refresh`): at the prompt or first scale, at segment 1, and n
+    segments after the last time. In between slots keep the score that they had; slots that came since have none and
+    rank above all others, the newest first. With `ema` a score is a moving average over the times it was asked for,
+    m = ema * m + (1 - ema) * s (arXiv:2609.03515 has 0.8), which begins with a slot's first score.
 
     Attributes:
         branch_mode: who decides (`select.BranchMode`).
         sinks: leading segments that never leave.
+        refresh: n, how many segments lie between two times that scores are asked for; 1 asks at every segment.
+        ema: weight of earlier scores, 0 for none.
+        accumulates: `score` reads a number that the method itself keeps in `View.state`.
     """
 
     branch_mode: BranchMode = "per_row"
     sinks: int = 0
+    refresh: int = 1
+    ema: float = 0.0
 
+    accumulates: ClassVar[bool] = False
     revision: ClassVar[int] = 1  # what floor(B / T) left was unused
+
+    @property
+    def stateful(self) -> bool:
+        """Whether a number is kept per slot: the method's own, or the score it had."""
+        return self.accumulates or self.refresh > 1 or self.ema > 0
+
+    def observe(self, view: View) -> None:
+        """Update what the method keeps of slots, after every segment at which scores are asked for; nothing by default.
+
+        Unlike `score` it is also called while everything fits.
+        """
 
     def score(self, view: View) -> Tensor:
         """Return what each slot is worth, float32 [rows, slots]; infinity keeps it, the earlier one wins a tie.
@@ -57,6 +80,10 @@ class Scored(Method):
     def check(self, spec: ModelSpec, budget: Budget) -> None:
         """Refuse sinks and deciders that the model cannot have, and a budget too small for sinks or a token a head."""
         super().check(spec, budget)
+        Limit(1).check("refresh", self.refresh)
+        Limit(0, 1).check("ema", self.ema)
+        if self.accumulates and self.ema:
+            raise ValueError(f"method.ema={self.ema}: {type(self).__name__} accumulates its scores; set method.ema=0")
         check_branch_mode(self.branch_mode, spec)
         check_capacity(spec, budget, self.sinks)
 
@@ -80,14 +107,58 @@ class Scored(Method):
 
     def keep(self, view: View) -> Tensor | None:
         """Keep the sinks and the best of the rest, as many as fit."""
-        if fits(view, self.min_capacity(view)):
-            return None
-        return choose_best(self.rank(view), spread_capacity(self.share(view.layer, view.segment), view))
+        if self._is_fresh(view):
+            self.observe(view)
+        if not fits(view, self.min_capacity(view)):
+            return self.choose(view, self.rank(view))
+        if self.stateful and not self.accumulates and self._is_fresh(view):
+            self.rate(view)  # what it notes is asked for later
+        return None
+
+    def choose(self, view: View, ranked: Tensor) -> Tensor:
+        """Choose what stays, bool [rows, slots]: the best of every row, as many as its head may hold.
+
+        Args:
+            view: the layer.
+            ranked: what `rank` returned, [rows, slots].
+        """
+        return choose_best(ranked, spread_capacity(self.share(view.layer, view.segment), view))
 
     def rank(self, view: View) -> Tensor:
         """Return merged scores, float32 [rows, slots]: infinity for sinks, -inf where a row has no such slot."""
-        scores = self.merge_branches(self.score(view)).masked_fill(find_sinks(view, self.sinks), torch.inf)
+        scores = self.rate(view).masked_fill(find_sinks(view, self.sinks), torch.inf)
         return scores.masked_fill(view.position < 0, -torch.inf)
+
+    def rate(self, view: View) -> Tensor:
+        """Return scores [rows, slots] on which the branches agree: the present ones, or what `refresh` and `ema` say."""
+        if self.accumulates:
+            scores = self.merge_branches(self.score(view))
+            return scores if self._is_fresh(view) else self._rank_new_first(view, scores)
+        if self._is_fresh(view):
+            scores = self.merge_branches(self.score(view))
+            if not self.stateful:
+                return scores
+            last = max(0, view.segment.index - self.refresh) if view.segment.index else -1
+            before = view.state.isfinite() & (view.segment_ids <= last)
+            averaged = self.ema * view.state + (1 - self.ema) * scores
+            view.state.copy_(torch.where(before & scores.isfinite(), averaged, scores))
+            return scores if not self.ema else view.state.clone()
+        return self._rank_new_first(view, view.state)
+
+    def _is_fresh(self, view: View) -> bool:
+        """Return whether scores are asked for after this segment."""
+        return view.segment.index < 2 or (view.segment.index - 1) % self.refresh == 0
+
+    def _rank_new_first(self, view: View, scores: Tensor) -> Tensor:
+        """Return scores with those of slots that have none above all others, later ones higher: float64 [rows, slots].
+
+        Slots that were the window when scores were asked for have none either.
+        """
+        asked = max(0, view.segment.index - (view.segment.index - 1) % self.refresh)
+        known = scores.isfinite() & (view.segment_ids <= asked)
+        highest = scores.double().masked_fill(~known, -torch.inf).amax(1, keepdim=True)
+        highest = highest.masked_fill(highest == -torch.inf, 0)
+        return torch.where(known, scores.double(), highest + (highest.abs() + 1) * (1 + view.position))
 
     def valid_slots(self, view: View) -> Tensor | None:
         """Return which slots every row has, bool [rows, slots]; None where rows are equally long and have all."""

@@ -7,6 +7,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from kvbench.core.budget import Budget, InfeasibleBudget
+from kvbench.core.files import hash_content
 from kvbench.core.segments import ModelSpec, Segment
 from kvbench.methods.base import NotANumber
 from kvbench.methods.view import View
@@ -222,6 +223,12 @@ def choose_best(scores: Tensor, capacity: int | Tensor) -> Tensor:
     places = torch.arange(scores.shape[1], device=scores.device).expand_as(order)
     chosen = places < (capacity[:, None] if isinstance(capacity, Tensor) else capacity)
     return torch.zeros_like(chosen).scatter_(1, order, chosen)
+
+
+def draw_uniform(name: str, shape: tuple[int, ...]) -> Tensor:
+    """Draw numbers in 0..1 that depend on a name alone, such as one of seed, prompt, layer and segment: float32."""
+    seed = int(hash_content(name)[:16], 16) >> 1
+    return torch.rand(shape, generator=torch.Generator().manual_seed(seed))
 
 
 def share_evenly(tokens: int, spec: ModelSpec) -> list[int | tuple[int, ...]]:

@@ -63,11 +63,19 @@ class View(Protocol):
         """
         ...
 
-    def queries(self, chosen: Tensor) -> Tensor:
+    def queries(self, chosen: Tensor, *, rotated: bool = True) -> Tensor:
         """Return a few queries, scaled, float32 [rows, query heads per KV head, n, D]: `scores` are theirs with keys.
 
         Args:
             chosen: int64 [n].
+            rotated: after the rotation by position; else without it, as in `keys`.
+        """
+        ...
+
+    def rotation(self, positions: Tensor) -> Tensor | None:
+        """Return the RoPE factors of positions int64 [...], complex64 [..., D/2]; None without RoPE or if not exposed.
+
+        A factor rotates two neighbouring channels.
         """
         ...
 
@@ -108,8 +116,12 @@ class View(Protocol):
         """
         ...
 
-    def cached_keys(self) -> Tensor:
-        """Return the keys of all slots, cached and current, [rows, slots, D]; zeros where a row has no such slot."""
+    def cached_keys(self, *, rotated: bool = True) -> Tensor:
+        """Return the keys of all slots, cached and current, [rows, slots, D]; zeros where a row has no such slot.
+
+        Args:
+            rotated: after the rotation by position; else without it, as in `keys`.
+        """
         ...
 
     def cached_values(self) -> Tensor:

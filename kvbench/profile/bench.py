@@ -94,6 +94,7 @@ class Bench:
             dtype=job.dtype,
             device=device,
             record=record,
+            projection=job.model.output_projection,
             packing=contestant.packing,
             rotation=job.model.key_rotation(),
             books=contestant.books,

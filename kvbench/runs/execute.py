@@ -2,7 +2,7 @@
 
 import json
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import asdict
 from functools import partial
@@ -22,7 +22,7 @@ from kvbench.engine.cache import KVCache
 from kvbench.engine.coding.codebooks import Codebooks
 from kvbench.engine.coding.formats import Books
 from kvbench.engine.packed.bytes import prepare_to_fit
-from kvbench.methods.base import Artifact, Observer
+from kvbench.methods.base import ADDED, Artifact, Observer
 from kvbench.methods.capabilities import ReadsCodebooks, mixes_precisions
 from kvbench.prompts.base import hash_prompts
 from kvbench.runs.calibrate import artifact_name, calibrate, load_artifact, save_artifact
@@ -153,7 +153,7 @@ def _locate(job: Job, *, make: bool) -> tuple[RunFolder, str | None]:
     identity = Identity(
         model=job.model_settings,
         weights=job.model.weights_sha256,
-        method={key: value for key, value in job.section("method").items() if value != given} | revised,
+        method=identify_method(job.section("method"), given) | revised,
         calibration=used,
         budget=job.allowance.requested.exact,
         prompts=job.prompts_sha256,
@@ -166,6 +166,18 @@ def _locate(job: Job, *, make: bool) -> tuple[RunFolder, str | None]:
     )
     kind = find_sample_kind(job.model)
     return RunFolder(job.settings.runs_dir, job.model.name, identity, kind=kind, make=make), used
+
+
+def identify_method(section: Mapping[str, object], given: object) -> dict[str, object]:
+    """Return the settings by which an identity knows a method, without those that change nothing.
+
+    Args:
+        section: the method's part of the configuration.
+        given: path of a calibration file, as a value of some setting; the file's contents are identified elsewhere.
+    """
+    return {
+        key: value for key, value in section.items() if value != given and (key not in ADDED or value != ADDED[key])
+    }
 
 
 def _name_codes(job: Job) -> str:

@@ -24,7 +24,6 @@ from kvbench.methods.select import (
     choose_best,
     find_asking,
     find_sinks,
-    fits,
     require_numbers,
     softmax_seen,
     spread_capacity,
@@ -138,6 +137,12 @@ class HardKV(ReplacesContents, RecordsLse, Scored):
                 f"method.select={self.select}: the released program has one temperature; set "
                 "method.calibration=official"
             )
+        if self.select in UNEVEN and (self.refresh != 1 or self.ema):
+            name, off = ("refresh", 1) if self.refresh != 1 else ("ema", 0)
+            raise ValueError(
+                f"method.{name}={getattr(self, name)}: method.select={self.select} marks by the present attention; set "
+                f"method.{name}={off}, or method.select=top_k"
+            )
         super().check(spec, budget)
         check_capacity(spec, budget, self.sinks, self.leading)
 
@@ -156,25 +161,30 @@ class HardKV(ReplacesContents, RecordsLse, Scored):
         early = self.select in UNEVEN and self.budget.fraction < 1
         return int(self.start * whole) if early else whole
 
-    def keep(self, view: View) -> Tensor | None:
-        """Keep the sinks, the latest tokens, and what was selected of the rest."""
+    def observe(self, view: View) -> None:
+        """Forget the temperatures of the texts before."""
         if view.segment.index == 0:
             self._temperatures.pop(view.layer, None)
-        if fits(view, self.min_capacity(view)):
-            return None
+
+    def rank(self, view: View) -> Tensor:
+        """Return what each slot is worth, float64 [rows, slots]: infinity for sinks and the first tokens."""
         exists = view.position >= 0
-        worth = self.merge_branches(self.score(view)).masked_fill(self._find_first(view, exists), torch.inf)
-        worth.masked_fill_(~exists, -torch.inf)
+        worth = self.rate(view).masked_fill(self._find_first(view, exists), torch.inf)
+        return worth.masked_fill_(~exists, -torch.inf)
+
+    def choose(self, view: View, ranked: Tensor) -> Tensor:
+        """Choose the sinks, the latest tokens, and what was selected of the rest; merge what leaves if asked to."""
+        exists = view.position >= 0
         capacity = spread_capacity(self.share(view.layer, view.segment), view)
         if self.select in UNEVEN:
             # Turned around, so that the latest of equals stays.
-            best = choose_best(worth.flip(1), capacity).flip(1)
+            best = choose_best(ranked.flip(1), capacity).flip(1)
             early = exists.sum(1, keepdim=True) <= self.min_capacity(view)
-            kept = exists & best & ((worth >= 1) | early)
+            kept = exists & best & ((ranked >= 1) | early)
         else:
-            kept = exists & choose_best(worth, capacity)
+            kept = exists & choose_best(ranked, capacity)
         if self.merge != "none":
-            self._merge(view, worth, exists, kept)
+            self._merge(view, ranked, exists, kept)
         return kept
 
     def _merge(self, view: View, worth: Tensor, exists: Tensor, kept: Tensor) -> None:

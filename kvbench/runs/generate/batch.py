@@ -56,16 +56,15 @@ def open_cache(job: Job, books: Books | None = None) -> KVCache:
         job: the run.
         books: static codebooks, if it wants them.
     """
-    packing = job.packing
-    rotation = None if packing is None else job.model.key_rotation()
     return KVCache(
         job.shard_spec,
         job.method,
         dtype=job.dtype,
         device=job.settings.device,
         record=job.record,
-        packing=packing,
-        rotation=rotation,
+        projection=job.model.output_projection,
+        packing=job.packing,
+        rotation=job.model.key_rotation(),
         books=books,
     )
 
