@@ -35,7 +35,7 @@ from kvbench.cli.sweep_folder import (
     list_worker_words,
     names_sweep,
 )
-from kvbench.cli.sweeper import extend_sweeper
+from kvbench.cli.sweeper import extend_sweeper, name_base
 from kvbench.core.config import ConfigError
 
 VERBOSE = dict.fromkeys(("-v", "--verbose"), "verbose=true")
@@ -56,7 +56,7 @@ def main() -> None:
     extend_sweeper()
     try:
         with allow_targets():
-            run_arguments([VERBOSE.get(word, word) for word in sys.argv[1:]])
+            run_arguments([name_base(VERBOSE.get(word, word)) for word in sys.argv[1:]])
     except KeyboardInterrupt:
         print(
             "interrupted: what was done is kept, and the same command goes on with the rest", file=sys.stderr

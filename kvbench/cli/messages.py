@@ -109,7 +109,7 @@ def _describe_composition(message: str, arguments: Sequence[str]) -> str:
     """Return one line that names the key, out of Hydra's several."""
     lines = [line.strip() for line in message.splitlines() if line.strip()]
     if found := re.match(r"Could not override '(.+)'", lines[0]):
-        key = found[1]
+        key = found[1].rpartition("@")[2]
         group, _, inner = key.rpartition(".")
         near = [
             one

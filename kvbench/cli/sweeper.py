@@ -1,5 +1,6 @@
 """Jobs of a sweep: the product of its lists, and reference methods beside them."""
 
+import re
 from collections.abc import Iterable
 from dataclasses import replace
 
@@ -26,6 +27,7 @@ def split_product(overrides: Iterable[Override]) -> list[list[str]]:
     beside = [word for word in given if word.key_or_group.startswith(BESIDE)]
     own = [word for word in given if word not in beside]
     [jobs] = _multiply(own, None)
+    jobs = [[name_base(word) for word in job] for job in jobs]
     if not beside:
         return jobs
     renamed = [replace(word, key_or_group=word.key_or_group.removeprefix(BESIDE)) for word in beside]
@@ -33,6 +35,15 @@ def split_product(overrides: Iterable[Override]) -> list[list[str]]:
     shared = [word for word in own if not (word.key_or_group in replaced or _is_of_methods(word))]
     [references] = _multiply([*shared, *renamed], None)
     return [*jobs, *(job for job in references if job not in jobs)]
+
+
+def name_base(word: str) -> str:
+    """Return an override that chooses a method's base by name as Hydra writes it; any other as it is.
+
+    >>> name_base("method.base=h2o"), name_base("method.base.base=rkv,h2o"), name_base("method.base.sinks=2")
+    ('method@method.base=h2o', 'method@method.base.base=rkv,h2o', 'method.base.sinks=2')
+    """
+    return re.sub(r"^method((?:\.base)+)=(?=[a-z_])", r"method@method\1=", word)
 
 
 def _is_of_methods(word: Override) -> bool:

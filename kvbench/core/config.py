@@ -100,7 +100,9 @@ def check_fields(values: Mapping[str, object], target: type, prefix: str) -> Non
 def _check_value(value: object, hint: object, key: str) -> None:
     if isinstance(value, Mapping) and is_dataclass(hint):
         if not _makes(value.get("_target_"), hint):  # type: ignore[arg-type]
-            raise ConfigError(f"{key}._target_={show(value.get('_target_'))}: must name {hint.__name__}")  # type: ignore[union-attr]
+            base = hint.__name__  # type: ignore[union-attr]
+            found = show(value.get("_target_"))
+            raise ConfigError(f"{key}._target_={found}: must derive from {base}; choose another with {key}=")
     elif isinstance(value, Mapping) and get_origin(hint) in (dict, Mapping):
         for name, item in value.items():
             _check_value(item, get_args(hint)[1], f"{key}.{name}")

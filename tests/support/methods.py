@@ -10,6 +10,7 @@ from omegaconf import DictConfig, OmegaConf
 from kvbench.cli.search_path import PluginSearchPath, list_choices
 from kvbench.core.segments import Family
 from kvbench.methods.base import Method
+from kvbench.methods.wrapper import Wrapper
 from tests.support.places import ROOT
 
 
@@ -28,9 +29,10 @@ def list_variants() -> tuple[str, ...]:
 
 @cache
 def list_representatives() -> tuple[str, ...]:
-    """One name per class: the name of its module where there is one, otherwise the first."""
+    """One name per class: the name of its module where there is one, otherwise the first; wrappers are variants."""
     first: dict[type, str] = {}
-    names = sorted(list_methods(), key=lambda name: name not in settings_of(name)._target_.split("."))
+    own = [name for name in list_methods() if not issubclass(class_of(name), Wrapper)]
+    names = sorted(own, key=lambda name: name not in settings_of(name)._target_.split("."))
     for name in names:
         first.setdefault(class_of(name), name)
     return tuple(sorted(first.values()))
