@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 
@@ -57,3 +58,29 @@ def fill_gaps(held: Ints, arriving: Sequence[int], total: int) -> Ints:
             held[k, layer] += min(spare, int(before[layer]) + arriving[k] - int(held[k, layer]))
         before = held[k]
     return held
+
+
+def fill_groups(tokens: int, weights: Floats, sizes: Ints, reach: Ints, min_tokens: int = 1) -> Ints:
+    """Share tokens in proportion to weights, within what each head must and can hold: int64 [groups], per head.
+
+    What some cannot hold is shared among the others (water-filling). Shares are rounded down, and what is left goes to
+    whole groups, those of the largest fraction first, that it suffices for.
+
+    Args:
+        tokens: of all heads together, enough for what each must hold.
+        weights: [groups], positive.
+        sizes: heads of each group.
+        reach: the most that a head of each group can hold.
+        min_tokens: what every head holds that can.
+    """
+    floor = np.minimum(min_tokens, reach)
+    levels = np.sort(np.concatenate((floor / weights, reach / weights)))
+    held = np.clip(levels[:, None] * weights, floor, reach) @ sizes
+    shares = np.clip(np.interp(tokens, held, levels) * weights, floor, reach)
+    whole = np.floor(shares + 1e-9).astype(np.int64)  # what is whole but for rounding stays whole
+    spare = tokens - int(whole @ sizes)
+    for group in np.argsort(whole - shares, kind="stable"):
+        if whole[group] < reach[group] and sizes[group] <= spare:
+            whole[group] += 1
+            spare -= int(sizes[group])
+    return whole

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from kvbench.methods.base import SHARE, Limit, set_limits
 from kvbench.methods.scored import Scored
-from kvbench.methods.select import choose_window
+from kvbench.methods.select import choose_window, find_latest, sum_attention
 from kvbench.methods.view import View
 
 
@@ -38,14 +38,11 @@ class H2O(Scored):
     def observe(self, view: View) -> None:
         """Add the segment's attention to every slot's sum."""
         queries = None if self.observed is None else choose_window("uniform", view.segment, self.observed)
-        asked: int | Tensor = view.segment.length
-        if view.padding is not None and not view.segment.index:
-            asked = (asked - view.padding)[:, None]
-        view.state += view.mass(queries) * asked
+        view.state += sum_attention(view, queries)
 
     def score(self, view: View) -> Tensor:
         """Return accumulated attention, float32 [rows, slots], infinity for the latest tokens."""
-        latest = view.position >= view.segment.end - self._count_latest(view)
+        latest = find_latest(view, self.recent, self.min_capacity(view))
         if self.norm == "none":
             return view.state.masked_fill(latest, torch.inf)
         starts, causal = torch.tensor(
@@ -56,10 +53,3 @@ class H2O(Scored):
             causal[source] > 0, view.position, starts[source]
         )  # query that saw the slot first
         return (view.state / (view.segment.end - first)).masked_fill(latest, torch.inf)
-
-    def _count_latest(self, view: View) -> int | Tensor:
-        """Return how many of the latest tokens stay: one number, or int64 [rows, 1] if padding is charged."""
-        capacity = self.min_capacity(view)
-        if view.padding_charge is None:
-            return int(self.recent * capacity)
-        return (self.recent * (capacity - view.padding_charge).clamp(min=1).double())[:, None].long()

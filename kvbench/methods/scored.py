@@ -8,7 +8,7 @@ from torch import Tensor
 
 from kvbench.core.budget import Budget
 from kvbench.core.segments import ModelSpec, Segment
-from kvbench.methods.base import Artifact, Limit, Method
+from kvbench.methods.base import SHARE, Artifact, Limit, Method
 from kvbench.methods.capabilities import Stateful
 from kvbench.methods.select import (
     USUAL_WINDOW,
@@ -19,6 +19,7 @@ from kvbench.methods.select import (
     check_branch_mode,
     check_capacity,
     check_window,
+    choose_among_heads,
     choose_best,
     choose_window,
     find_asking,
@@ -63,6 +64,16 @@ class Scored(Stateful, Method):
     def stateful(self) -> bool:
         """Whether a number is kept per slot: the method's own, or the score it had."""
         return self.accumulates or self.refresh > 1 or self.ema > 0
+
+    @property
+    def weighs_values(self) -> bool:
+        """Whether scores contain the norm of values, which other methods would then count twice."""
+        return False
+
+    @property
+    def safe_share(self) -> float:
+        """Share of an even capacity that a head is sure to fill with its best slots, if heads compete; else 0."""
+        return 0.0
 
     def observe(self, view: View) -> None:
         """Update what the method keeps of slots, after every segment at which scores are asked for; nothing by default.
@@ -169,6 +180,59 @@ class Scored(Stateful, Method):
     def merge_branches(self, scores: Tensor) -> Tensor:
         """Return scores [rows, slots] on which the branches of a prompt agree, as `rows` says."""
         return merge_branches(scores, self.branch_mode, self.spec.branches)
+
+
+@dataclass(kw_only=True)
+class Competing(Scored):
+    """The heads of each layer and sequence compete for the layer's capacity (Ada-KV, arXiv:2407.11550).
+
+    A layer's best slots stay, whichever head they are of. Every head is sure of the best slots of a share of its
+    capacity.
+
+    Attributes:
+        safeguard: share of an even capacity that every head fills with its own best slots, alpha of the paper.
+    """
+
+    safeguard: float = 0.2
+
+    @property
+    def competes(self) -> bool:
+        """Whether heads do; otherwise each has as many slots as the others."""
+        return True
+
+    @property
+    def headwise(self) -> bool:
+        """Whether heads are independent."""
+        return super().headwise and not self.competes
+
+    @property
+    def safe_share(self) -> float:
+        """The safeguard, if heads compete."""
+        return self.safeguard if self.competes else 0.0
+
+    def check(self, spec: ModelSpec, budget: Budget) -> None:
+        """Refuse a safeguard out of range, and what `Scored` refuses."""
+        super().check(spec, budget)
+        SHARE.check("safeguard", self.safeguard)
+
+    def capacity(self, layer: int, segment: Segment) -> int | tuple[int, ...] | None:
+        """Return None if heads compete: the data decides how long a row is."""
+        return None if self.competes else super().capacity(layer, segment)
+
+    def valid_slots(self, view: View) -> Tensor | None:
+        """Return which slots every row has, bool [rows, slots]; None where all rows have all."""
+        return view.position >= 0 if self.competes else super().valid_slots(view)
+
+    def rate(self, view: View) -> Tensor:
+        """Return scores without an infinity: sinks come before windows, for which heads compete."""
+        return super().rate(view).clamp(max=torch.finfo(torch.float32).max) if self.competes else super().rate(view)
+
+    def choose(self, view: View, ranked: Tensor) -> Tensor:
+        """Choose the sinks, and the best slots of the layer."""
+        if not self.competes:
+            return super().choose(view, ranked)
+        capacity = spread_capacity(self.share(view.layer, view.segment), view)
+        return choose_among_heads(ranked, capacity, view.heads, self.safeguard)
 
 
 @dataclass(kw_only=True)

@@ -152,6 +152,30 @@ def score_line(view: View, attention: LineAttention, window: int | None) -> Tens
     return view.mass(chosen) if attention == "prob" else view.logits(chosen) / count
 
 
+def sum_attention(view: View, queries: Tensor | None = None) -> Tensor:
+    """Return the attention of all queries of the segment that each slot receives, summed: float32 [rows, slots].
+
+    Args:
+        view: the layer.
+        queries: int64 [n], those that stand for all; None for all.
+    """
+    asked: int | Tensor = view.segment.length
+    if view.padding is not None and not view.segment.index:
+        asked = (asked - view.padding)[:, None]
+    return view.mass(queries) * asked
+
+
+def find_latest(view: View, share: float, capacity: int) -> Tensor:
+    """Return which slots are the latest tokens, as many as a share of a capacity: bool [rows, slots].
+
+    Padding that is charged takes of the capacity.
+    """
+    if view.padding_charge is None:
+        return view.position >= view.segment.end - int(share * capacity)
+    count = (share * (capacity - view.padding_charge).clamp(min=1).double())[:, None].long()
+    return view.position >= view.segment.end - count
+
+
 def sum_by_segment(view: View) -> Tensor:
     """Return the mean attention that the slots of each segment receive together, float32 [rows, segment.index + 1]."""
     mass = view.mass()
@@ -223,6 +247,28 @@ def choose_best(scores: Tensor, capacity: int | Tensor) -> Tensor:
     places = torch.arange(scores.shape[1], device=scores.device).expand_as(order)
     chosen = places < (capacity[:, None] if isinstance(capacity, Tensor) else capacity)
     return torch.zeros_like(chosen).scatter_(1, order, chosen)
+
+
+def choose_among_heads(scores: Tensor, capacity: int | Tensor, heads: int, safeguard: float) -> Tensor:
+    """Choose the highest-scored slots of each sequence's heads together; returns bool [rows, slots].
+
+    Args:
+        scores: float32 [rows, slots], rows sequence-major; infinity is chosen first, -inf never.
+        capacity: even capacity of a head, one number or int64 [rows].
+        heads: rows of a sequence.
+        safeguard: share of the capacity that each head is sure to fill, with its own best slots.
+    """
+    capacities = (
+        capacity
+        if isinstance(capacity, Tensor)
+        else torch.full((len(scores),), capacity, device=scores.device)
+    )
+    safe = choose_best(scores, (safeguard * capacities.double()).long()) & (scores > -torch.inf)
+    # A head's own best come before whatever else competes, and after what never leaves.
+    ranked = scores.masked_fill(safe & (scores < torch.inf), torch.finfo(scores.dtype).max)
+    together = ranked.unflatten(0, (-1, heads)).flatten(1)
+    chosen = choose_best(together, capacities.unflatten(0, (-1, heads)).sum(1))
+    return chosen.view_as(scores) & (scores > -torch.inf)
 
 
 def draw_uniform(name: str, shape: tuple[int, ...]) -> Tensor:

@@ -56,6 +56,16 @@ class Wrapper(SparseReads, Scored):
         return self.base.revision
 
     @property
+    def weighs_values(self) -> bool:
+        """Whether the base's scores contain the norm of values."""
+        return self.base.weighs_values
+
+    @property
+    def safe_share(self) -> float:
+        """That of the base."""
+        return self.base.safe_share
+
+    @property
     def stateful(self) -> bool:
         """Whether the base keeps a number per slot."""
         return is_stateful(self.base)

@@ -9,10 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvbench.core.budget import Budget
-from kvbench.methods.adakv import choose_among_heads
+
 from kvbench.methods.first_scales import FirstScales
 from kvbench.methods.pyramidkv import PyramidKV, slope_layers
 from kvbench.methods.tova import TOVA, average_heads
+from kvbench.methods.select import choose_among_heads
 from tests.support.engine import prepared, small, tokens_of, watch
 
 SPEC = small(layers=4, heads=3, sides=(1, 2, 3, 4, 5))

@@ -4,13 +4,11 @@ from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 from torch import Tensor
 
 from kvbench.core.segments import ModelSpec
-from kvbench.methods.capacities import Ints, fill_gaps, shrink_early
+from kvbench.methods.capacities import Floats, Ints, fill_gaps, fill_groups, shrink_early
 
-Floats = NDArray[np.float64]
 MIN_WEIGHT = 1e-9
 """Of the largest one: below it a share is the one token that every head has."""
 
@@ -63,32 +61,6 @@ def weigh_groups(reliance: Floats, groups: Groups, tau: float) -> Floats:
     weights = np.einsum("klh,lhg->kg", reliance, one) ** tau
     largest = weights.max(1, keepdims=True)
     return np.where(largest > 0, weights / np.where(largest > 0, largest, 1), 1).clip(MIN_WEIGHT)
-
-
-def fill_groups(tokens: int, weights: Floats, sizes: Ints, reach: Ints, min_tokens: int = 1) -> Ints:
-    """Share tokens in proportion to weights, within what each head must and can hold: int64 [groups], per head.
-
-    What some cannot hold is shared among the others (water-filling). Shares are rounded down, and what is left goes to
-    whole groups, those of the largest fraction first, that it suffices for.
-
-    Args:
-        tokens: of all heads together, enough for what each must hold.
-        weights: [groups], positive.
-        sizes: heads of each group.
-        reach: the most that a head of each group can hold.
-        min_tokens: what every head holds that can.
-    """
-    floor = np.minimum(min_tokens, reach)
-    levels = np.sort(np.concatenate((floor / weights, reach / weights)))
-    held = np.clip(levels[:, None] * weights, floor, reach) @ sizes
-    shares = np.clip(np.interp(tokens, held, levels) * weights, floor, reach)
-    whole = np.floor(shares + 1e-9).astype(np.int64)  # what is whole but for rounding stays whole
-    spare = tokens - int(whole @ sizes)
-    for group in np.argsort(whole - shares, kind="stable"):
-        if whole[group] < reach[group] and sizes[group] <= spare:
-            whole[group] += 1
-            spare -= int(sizes[group])
-    return whole
 
 
 def share_budget(

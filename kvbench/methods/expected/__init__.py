@@ -1,0 +1,1 @@
+"""Expected attention: what a Gaussian of queries would attend to."""
