@@ -15,8 +15,8 @@ from torch import Tensor
 from kvbench.core.segments import ModelSpec, next_scale
 from kvbench.engine.cache import KVCache
 from kvbench.methods.base import Artifact
+from kvbench.methods.capacities import fill_groups
 from kvbench.methods.hack.budgets import (
-    fill_groups,
     group_heads,
     measure_reliance,
     share_budget,

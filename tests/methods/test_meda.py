@@ -1,0 +1,111 @@
+"""MEDA and the layer shares of D2O against the released programs."""
+
+import numpy as np
+import pytest
+import torch
+
+from kvbench.core.segments import ModelSpec, next_token
+from kvbench.methods.base import Artifact
+from kvbench.methods.h2o import H2O
+from kvbench.methods.merging.meda import (
+    MEDA,
+    LayerEntropies,
+    clamp_shares,
+    compare_columns,
+    measure_cross_entropy,
+    measure_entropy,
+)
+from kvbench.methods.merging.merge import merge_slots, pair_slots
+from kvbench.methods.select import choose_best
+from tests.support.engine import open_cache, prepared, run, small, tokens_of, watch
+from tests.support.evict_goldens import close_score, list_cases, load_case, mark, take
+
+
+@pytest.mark.parametrize("case", list_cases("meda"))
+def test_entropies_and_shares_of_the_program(case: int) -> None:
+    p, g = load_case("meda", case)
+    image, tokens = g["image"], p["N"]
+    later = torch.ones(tokens, tokens, dtype=torch.bool).triu(1)
+    found: dict[str, list[float]] = {"cross": [], "whole": []}
+    for queries, keys in zip(g["queries"], g["keys"], strict=True):
+        q = queries[:, None] / p["D"] ** 0.5
+        marks = image.expand(p["H"], -1)
+        cross = measure_cross_entropy(q[:, :, ~image], q[:, :, image], keys, ~marks, marks)
+        whole = measure_entropy((q @ keys[:, None].mT).masked_fill(later, -torch.inf)) / tokens
+        found["cross"].append(cross.mean().item())
+        found["whole"].append(whole.mean().item())
+    for name, entropies in found.items():
+        close_score(torch.tensor(entropies), g[f"{name}_entropy"])
+        shares = clamp_shares(np.array(entropies), p["rho"])
+        close_score(torch.tensor(shares).float(), g[f"{name}_ratio"])
+
+
+@pytest.mark.parametrize("case", list_cases("meda"))
+def test_selection_and_merging_of_the_program(case: int) -> None:
+    """All text stays, and the window; what leaves is averaged with its target first."""
+    p, g = load_case("meda", case)
+    slot = torch.arange(p["N"])
+    text = ~g["image"] | (slot >= p["N"] - p["recent_used"])
+    room = g["kept"].shape[1]
+    stays = choose_best(g["merge_attention"].masked_fill(text, torch.inf), room)
+    assert torch.equal(stays, mark(g["kept"], p["N"]))
+    keys, values = g["merge_keys"][0], g["merge_values"][0]
+    pairs = pair_slots(keys, ~stays, stays)
+    for one, name in zip(merge_slots(keys, values, pairs, pairs.leaves, "pivot"), ("keys", "values"), strict=True):
+        torch.testing.assert_close(take(one, g["kept"]), g[f"merged_{name}"][0], atol=1e-6, rtol=1e-6)
+
+
+@pytest.mark.parametrize("case", list_cases("d2o"))
+def test_layer_shares_of_d2o(case: int) -> None:
+    p, g = load_case("d2o", case)
+    found = torch.cat([compare_columns(columns[None], p["H"]) for columns in g["layer_column_sums"]])
+    close_score(found, g["layer_variance"])
+    shares = clamp_shares(-found.numpy().astype(float), p["rho"])
+    close_score(torch.tensor(shares).float(), g["layer_ratio"])
+
+
+def test_equal_layers_have_equal_capacities() -> None:
+    spec = small(layers=4, sides=(1, 2, 3, 4, 5))
+    artifact = Artifact("", {"layers": torch.full((4, 5, 1), 2.5, dtype=torch.float64)})
+    for method in (MEDA(), MEDA(statistic="variance"), MEDA(official_clamp=True)):
+        prepared(method, spec, "0.5", artifact)
+        for segment in spec.segments[:-1]:
+            rooms = {method.capacity(layer, segment) for layer in range(4)}
+            assert rooms == {min(segment.end, method.budget.tokens // 12)}
+
+
+def test_without_merging_and_with_equal_layers_it_is_h2o() -> None:
+    spec = small(layers=2, sides=(1, 2, 3, 4, 5))
+    inputs = tokens_of(spec, 2)
+    artifact = Artifact("", {"layers": torch.zeros(2, 5, 1, dtype=torch.float64)})
+    found = watch(MEDA(how="none"), spec, inputs, "0.5", artifact)
+    expected = watch(H2O(), spec, inputs, "0.5")
+    assert [one.ids() for one in found.asked] == [other.ids() for other in expected.asked]
+    assert all(torch.equal(one, other) for one, other in zip(found.out, expected.out, strict=True))
+
+
+def test_entropy_between_text_and_image_needs_both() -> None:
+    with pytest.raises(ValueError, match="method.statistic=cross: small does not attend from an image to a text"):
+        prepared(MEDA(statistic="cross"), small(), "0.5")
+
+
+@pytest.mark.parametrize("padding", [None, [0, 2]])
+def test_what_is_calibrated_of_lines_is_the_entropy_of_their_tensors(padding: list[int] | None) -> None:
+    spec = ModelSpec("lines", 1, 2, 8, next_token(5, [4, 4, 3]), 1, 0.3, line=4)
+    inputs = tokens_of(spec, 2, groups=2)
+    observer = LayerEntropies("auto")
+    run(open_cache(observer, spec), inputs, padding)
+    sums = np.zeros(4)
+    for sequence in range(2):
+        start = 0 if padding is None else padding[sequence]
+        q, k = (torch.cat([layers[0][i][sequence] for layers in inputs], 1) for i in (0, 1))
+        text = torch.arange(16) < 5
+        for index, segment in enumerate(spec.segments[1:], 1):
+            now = torch.arange(16)[: segment.end]
+            for head in range(4):
+                heads = q[head, start:5] * 0.3, q[head, segment.start : segment.end] * 0.3
+                keys = k[head // 2, : segment.end]
+                for queries, marks in zip(heads, (~text[now], text[now] & (now >= start)), strict=True):
+                    a = (queries @ keys[marks].T).softmax(-1)
+                    sums[index] += float(-(a * a.log()).sum() / len(queries)) / 4 / 2
+    np.testing.assert_allclose(observer.average()["layers"][0, :, 0].numpy(), sums, rtol=1e-4)
