@@ -10,6 +10,7 @@ from kvbench.core.budget import Budget
 from kvbench.core.segments import ModelSpec, Segment
 from kvbench.methods.base import SHARE, Artifact, Limit, Method
 from kvbench.methods.capabilities import Stateful
+from kvbench.methods.grouped import choose_among_heads
 from kvbench.methods.select import (
     USUAL_WINDOW,
     BranchMode,
@@ -19,7 +20,6 @@ from kvbench.methods.select import (
     check_branch_mode,
     check_capacity,
     check_window,
-    choose_among_heads,
     choose_best,
     choose_window,
     find_asking,

@@ -249,28 +249,6 @@ def choose_best(scores: Tensor, capacity: int | Tensor) -> Tensor:
     return torch.zeros_like(chosen).scatter_(1, order, chosen)
 
 
-def choose_among_heads(scores: Tensor, capacity: int | Tensor, heads: int, safeguard: float) -> Tensor:
-    """Choose the highest-scored slots of each sequence's heads together; returns bool [rows, slots].
-
-    Args:
-        scores: float32 [rows, slots], rows sequence-major; infinity is chosen first, -inf never.
-        capacity: even capacity of a head, one number or int64 [rows].
-        heads: rows of a sequence.
-        safeguard: share of the capacity that each head is sure to fill, with its own best slots.
-    """
-    capacities = (
-        capacity
-        if isinstance(capacity, Tensor)
-        else torch.full((len(scores),), capacity, device=scores.device)
-    )
-    safe = choose_best(scores, (safeguard * capacities.double()).long()) & (scores > -torch.inf)
-    # A head's own best come before whatever else competes, and after what never leaves.
-    ranked = scores.masked_fill(safe & (scores < torch.inf), torch.finfo(scores.dtype).max)
-    together = ranked.unflatten(0, (-1, heads)).flatten(1)
-    chosen = choose_best(together, capacities.unflatten(0, (-1, heads)).sum(1))
-    return chosen.view_as(scores) & (scores > -torch.inf)
-
-
 def draw_uniform(name: str, shape: tuple[int, ...]) -> Tensor:
     """Draw numbers in 0..1 that depend on a name alone, such as one of seed, prompt, layer and segment: float32."""
     seed = int(hash_content(name)[:16], 16) >> 1

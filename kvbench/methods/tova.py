@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from kvbench.methods.base import Limit, set_limits
+from kvbench.methods.grouped import average_heads
 from kvbench.methods.scored import Scored
 from kvbench.methods.select import average_attention, choose_window, find_asking, find_slots
 from kvbench.methods.view import View
@@ -44,21 +45,3 @@ class TOVA(Scored):
         return average_heads(attention, view.position, view.heads, view.segment.end).masked_fill(
             newest, torch.inf
         )
-
-
-def average_heads(scores: Tensor, position: Tensor, heads: int, tokens: int) -> Tensor:
-    """Average a number per slot over the heads of each sequence, by token; a head that lost a token counts as 0 there.
-
-    Args:
-        scores: float32 [rows, slots], rows sequence-major.
-        position: int64 [rows, slots], token of each slot, -1 where there is none.
-        heads: rows of a sequence.
-        tokens: how many there are so far.
-
-    Returns:
-        float32 [rows, slots]; numbers of slots that a row has not do not matter.
-    """
-    by_sequence = position.unflatten(0, (-1, heads)).flatten(1).clamp(min=0)
-    given = scores.masked_fill(position < 0, 0).unflatten(0, (-1, heads)).flatten(1)
-    mean = scores.new_zeros(len(given), tokens).scatter_add_(1, by_sequence, given) / heads
-    return mean.gather(1, by_sequence).view_as(scores)

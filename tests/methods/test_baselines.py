@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from kvbench.core.budget import Budget
 
+from kvbench.methods.grouped import average_heads, choose_among_heads
 from kvbench.methods.first_scales import FirstScales
 from kvbench.methods.pyramidkv import PyramidKV, slope_layers
-from kvbench.methods.tova import TOVA, average_heads
-from kvbench.methods.select import choose_among_heads
+from kvbench.methods.tova import TOVA
 from tests.support.engine import prepared, small, tokens_of, watch
 
 SPEC = small(layers=4, heads=3, sides=(1, 2, 3, 4, 5))

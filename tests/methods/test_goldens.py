@@ -8,11 +8,12 @@ from torch import Tensor
 
 from kvbench.core.segments import ModelSpec, Segment, next_scale, next_token
 from kvbench.methods.base import Method
+from kvbench.methods.grouped import choose_among_heads
 from kvbench.methods.h2o import H2O
 from kvbench.methods.keydiff import KeyDiff
 from kvbench.methods.redundancy import measure_redundancy
 from kvbench.methods.rkv import RKV
-from kvbench.methods.select import average_attention, choose_among_heads, choose_best, score_line, smooth
+from kvbench.methods.select import average_attention, choose_best, score_line, smooth
 from kvbench.methods.snapkv import SnapKV
 from kvbench.methods.streaming_llm import StreamingLLM
 from kvbench.methods.tova import TOVA

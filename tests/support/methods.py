@@ -29,9 +29,12 @@ def list_variants() -> tuple[str, ...]:
 
 @cache
 def list_representatives() -> tuple[str, ...]:
-    """One name per class: the name of its module where there is one, otherwise the first; wrappers are variants."""
+    """One name per class: the name of its module where there is one, otherwise the first.
+
+    Wrappers, and methods that differ from others by their score alone, are variants.
+    """
     first: dict[type, str] = {}
-    own = [name for name in list_methods() if not issubclass(class_of(name), Wrapper)]
+    own = [name for name in list_methods() if not _differs_little(class_of(name))]
     names = sorted(own, key=lambda name: name not in settings_of(name)._target_.split("."))
     for name in names:
         first.setdefault(class_of(name), name)
@@ -61,6 +64,10 @@ def methods_for(family: Family) -> tuple[str, ...]:
     """Names of the methods of conf/method that fit a family, in alphabetical order."""
     names = sorted(path.stem for path in (ROOT / "conf" / "method").glob("*.yaml"))
     return tuple(name for name in names if family in class_of(name).families)
+
+
+def _differs_little(kind: type[Method]) -> bool:
+    return issubclass(kind, Wrapper) or kind.__module__.startswith("kvbench.methods.contents.")
 
 
 def _list_names(group: str) -> tuple[str, ...]:

@@ -1,0 +1,1 @@
+"""Scores of slots by their contents: norms and shapes of keys and values, and attention without a mask."""

@@ -1,0 +1,97 @@
+"""Scores from contents, and chunks, against kvpress."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from kvbench.methods.chunkkv import rank_chunks
+from kvbench.methods.contents.compactor import attend_unmasked, measure_leverage, standardise
+from kvbench.methods.contents.lagkv import compare_parts
+from kvbench.methods.contents.norms import weigh_norms
+from kvbench.methods.grouped import sum_runs
+from kvbench.methods.select import choose_best
+from tests.support.evict_goldens import close_score, list_cases, load_case, load_parameters, mark
+
+KINDS = dict(zip(list_cases("others"), (p["kind"] for p in load_parameters("others")), strict=True))
+
+
+def cases_of(kind: str) -> list[int]:
+    return [number for number, own in KINDS.items() if own == kind]
+
+
+@pytest.mark.parametrize("case", cases_of("lagkv"))
+def test_lagkv_of_kvpress(case: int) -> None:
+    p, g = load_case("others", case)
+    keys, values, expected = (g[x].flatten(0, 1) for x in ("keys", "values", "score"))
+    slot = torch.arange(p["N"]).expand(len(keys), -1)
+    if p["N"] < p["n_sink"] + 2 * p["lag"]:
+        newest = choose_best(expected, p["N"] // 2)
+        assert torch.equal(newest[:, p["n_sink"] :], choose_best(slot.float(), p["N"] // 2 - p["n_sink"])[:, p["n_sink"] :])
+        return
+    parts = ((slot - p["n_sink"]).div(p["lag"], rounding_mode="floor")).clamp(min=-1)
+    whole = (p["N"] - p["n_sink"]) // p["lag"] - 1
+    close_score(compare_parts(keys, values, parts, whole, ranks=not p["cross"]), expected)
+
+
+@pytest.mark.parametrize("case", cases_of("cur"))
+def test_cur_of_kvpress(case: int) -> None:
+    p, g = load_case("others", case)
+    keys, values, expected = (g[x].flatten(0, 1) for x in ("keys", "values", "score"))
+    exists = torch.ones_like(expected, dtype=torch.bool)
+    found = weigh_norms(keys, values, exists, p["type"], p["window"] if p["local"] else 0)
+    close_score(found[:, p["sinks"] :], expected[:, p["sinks"] :])
+
+
+def compactor_inputs(p: dict[str, Any], g: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    rows = {x: g[x].flatten(0, 1) for x in ("keys", "values", "keys_prerope")}
+    rows["queries"] = g["queries"].unflatten(1, (p["Hk"], -1)).flatten(0, 1)
+    return rows
+
+
+@pytest.mark.parametrize("case", cases_of("compactor"))
+def test_compactor_of_kvpress(case: int) -> None:
+    """Leverage and attention without a mask, alone over all slots; together over those between the ends."""
+    p, g = load_case("others", case)
+    x = compactor_inputs(p, g)
+    exists = torch.ones(x["keys"].shape[:2], dtype=torch.bool)
+    every = len(exists)  # the program's mean is one over the batch
+    leverage = standardise(measure_leverage(x["keys_prerope"], exists, g["sketch"].flatten(0, 1)), exists, every)
+    assert (leverage - g["leverage_score"].flatten(0, 1)).abs().max() < 1e-4
+    inputs = x["queries"], x["keys"], x["values"]
+    received = attend_unmasked(*inputs, exists, p["chunk"], official_padding=True)
+    assert (standardise(received, exists, every) - g["noncausal_score"].flatten(0, 1)).abs().max() < 1e-4
+    part = slice(p["start"], p["N"] - p["end"])
+    short = exists[:, part]
+    queries, keys, values = x["queries"][:, :, part], x["keys"][:, part], x["values"][:, part]
+    received = attend_unmasked(queries, keys, values, short, p["chunk"], official_padding=True)
+    sketch = g["compactor_sketch"].flatten(0, 1)
+    leverage = standardise(measure_leverage(x["keys_prerope"][:, part], short, sketch), short, every)
+    both = p["ratio"] * leverage + standardise(received, short, every)
+    assert (both - g["compactor_score"].flatten(0, 1)[:, part]).abs().max() < 1e-4
+
+
+def test_a_last_chunk_that_is_not_full_is_a_chunk_of_its_own() -> None:
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = torch.randn(3, 2, 7, 4, generator=generator).unbind(0)
+    exists = torch.ones(2, 7, dtype=torch.bool)
+    found = attend_unmasked(q[:, None], k, v, exists, 5)
+    raw = torch.cat([(q[:, p] @ k[:, p].mT).softmax(-1).sum(1) for p in (slice(0, 5), slice(5, 7))], 1)
+    padded = torch.nn.functional.pad(raw * v.norm(dim=-1), (1, 1))
+    torch.testing.assert_close(found, (padded[:, :-2] + padded[:, 1:-1] + padded[:, 2:]) / 3)
+
+
+@pytest.mark.parametrize("case", cases_of("chunkkv"))
+def test_chunks_of_kvpress(case: int) -> None:
+    """The program takes the chunks of the batch's first sequence; here each has its own."""
+    p, g = load_case("others", case)
+    position = torch.arange(p["N"]).expand(p["H"], -1)
+    kept = g["kept"][0]
+    ranks = rank_chunks(g["score"][0], position, position // p["chunk"], p["H"], p["N"])
+    assert torch.equal(choose_best(ranks, kept.shape[-1]), mark(kept, p["N"]))
+
+
+def test_sums_of_runs() -> None:
+    ids = torch.tensor([[0, 0, 1, 3, 3, 3], [2, 2, 2, 2, 2, 5]])
+    x = torch.arange(12.0).view(2, 6)
+    assert sum_runs(x, ids).tolist() == [[1, 1, 2, 12, 12, 12], [40, 40, 40, 40, 40, 11]]
