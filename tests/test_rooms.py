@@ -42,7 +42,19 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "cli": EVERYTHING,
 }
 """Rooms that each room may import beside itself, lowest first; `kvbench/plan.py` is a room of one file."""
-SHARED = ("base", "capabilities", "capacities", "grouped", "layer_shares", "output_norms", "redundancy", "scored", "select", "view", "wrapper")
+SHARED = (
+    "base",
+    "capabilities",
+    "capacities",
+    "grouped",
+    "layer_shares",
+    "output_norms",
+    "redundancy",
+    "scored",
+    "select",
+    "view",
+    "wrapper",
+)
 """Modules of `methods` that every method may use."""
 ONLY_IN = {"hydra": "cli", "omegaconf": "cli", "wandb": "runs"}
 

@@ -13,7 +13,15 @@ from kvbench.methods.base import Limit, set_limits
 from kvbench.methods.capacities import Floats, Ints
 from kvbench.methods.layer_shares import LayerShares, LayerStatistics
 from kvbench.methods.scored import Windowed
-from kvbench.methods.select import Window, choose_window, find_asking, find_slots, fit_window, smooth_outside, softmax_seen
+from kvbench.methods.select import (
+    Window,
+    choose_window,
+    find_asking,
+    find_slots,
+    fit_window,
+    smooth_outside,
+    softmax_seen,
+)
 from kvbench.methods.view import View
 
 
@@ -142,7 +150,7 @@ class CAKE(LayerShares, Windowed):
     def _fitted(self) -> int:
         return fit_window(self.window, self.budget.head_tokens)
 
-    def fit(self, view: View) -> int:  # noqa: ARG002
+    def fit(self, view: View) -> int:
         """Return the tokens of the window, as many in every layer."""
         return self._fitted
 

@@ -58,7 +58,9 @@ def rank_chunks(ranked: Tensor, position: Tensor, chunks: Tensor, heads: int, to
     exists, finite = position >= 0, ranked.isfinite()
     # Slots that a row has not lie in the chunk before them and count nothing there.
     chunks = chunks.where(exists, -1).cummax(1).values
-    mean = average_heads(ranked.float().masked_fill(~finite, 0), position, heads, tokens).masked_fill(~exists, 0)
+    mean = average_heads(ranked.float().masked_fill(~finite, 0), position, heads, tokens).masked_fill(
+        ~exists, 0
+    )
     value = sum_runs(mean, chunks) / sum_runs(exists.float(), chunks).clamp(min=1)
     order = torch.arange(ranked.shape[1], device=ranked.device).expand_as(position)
     # Sorting is stable: by the last key first.

@@ -12,20 +12,22 @@ from kvbench.methods.select import choose_best, spread_capacity
 from kvbench.methods.view import View
 from kvbench.methods.wrapper import Wrapper
 
+
 @dataclass
 class Critical(Wrapper):
     """Keep some slots by the base's score, the rest by score times the norm of what a slot adds to the output.
 
     The L1 distance of attention's output to that of the full cache is bounded by weights times ||W_o v||_1
     (arXiv:2502.03805). Each head keeps as many slots as under the base: the share `first` of best score are certain,
-    with what never leaves among them, and the others are those of highest (score + epsilon) x ||W_o v||_1, the mean over
-    the query heads that share a KV head. Around AdaKV (`method.base=adakv`) the heads of a layer first compete for its
-    slots, and those that a head is sure of are certain: CriticalAdaKV.
+    with what never leaves among them, and the others are those of highest (score + epsilon) x ||W_o v||_1, the mean
+    over the query heads that share a KV head. Around AdaKV (`method.base=adakv`) the heads of a layer first compete for
+    its slots, and those that a head is sure of are certain: CriticalAdaKV.
 
     Differs from the program in: a gate behind W_o, of VAR and Infinity, is left out, as is its bias; the heads of a
     sequence compete among themselves in any batch. Around a score that contains the norm of values it would count twice
-    and is refused (`norm=none` of expected_attention); of HACK++ that of structural heads does. Scores below 0 would prefer
-    small norms: the base should score by attention. Of a model that does not tell W_o the value's own norm counts.
+    and is refused (`norm=none` of expected_attention); HACK++, whose structural heads have one, is not. Scores below 0
+    would prefer small norms: the base should score by attention. Of a model that does not tell W_o the value's own norm
+    counts.
 
     Attributes:
         first: share of a head's slots that are certain.
@@ -55,7 +57,9 @@ class Critical(Wrapper):
         kept = super().choose(view, ranked) & (ranked > -torch.inf)
         capacity = spread_capacity(self.share(view.layer, view.segment), view)
         safe = (self.safe_share * torch.as_tensor(capacity).double()).long()
-        return choose_critical(ranked, measure_output(view, 1), kept.sum(1), self.first, epsilon=self.epsilon, safe=safe)
+        return choose_critical(
+            ranked, measure_output(view, 1), kept.sum(1), self.first, epsilon=self.epsilon, safe=safe
+        )
 
 
 def choose_critical(
@@ -79,4 +83,6 @@ def choose_critical(
     decided = torch.minimum(decided, count)
     certain = choose_best(scores, decided) & exists
     product = (scores.clamp(max=torch.finfo(torch.float32).max) + epsilon) * norms
-    return choose_best(product.masked_fill(certain, torch.inf).masked_fill(~exists, -torch.inf), count) & exists
+    return (
+        choose_best(product.masked_fill(certain, torch.inf).masked_fill(~exists, -torch.inf), count) & exists
+    )

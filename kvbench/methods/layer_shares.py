@@ -19,7 +19,7 @@ from kvbench.methods.view import View
 
 @dataclass
 class LayerStatistics(Observer):
-    """Calibrates the numbers [L, K, n] that a layer's share depends on after every segment; a subclass writes `measure`.
+    """Calibrates the numbers [L, K, n] that shares of layers depend on; a subclass writes `measure`.
 
     Attributes:
         numbers: n.
@@ -47,9 +47,9 @@ class LayerShares(Scored):
     """Share B among layers by what `observer` measures; a subclass writes `observer` and `weigh`.
 
     `calibrated` shares are known beforehand, after every segment, and never exceed B. `previous` ones are those of each
-    sequence's own segment before. Behind the first segment, of which the layers to come are not known, a layer takes its
-    share of B among those up to it, as much as the cascade of CAKE gives it at that moment and more than it has in the
-    end: the peak, which is measured, exceeds B.
+    sequence's own segment before. Behind the first segment, of which the layers to come are not known, a layer takes
+    its share of B among those up to it, as much as the cascade of CAKE gives it at that moment and more than it has in
+    the end: the peak, which is measured, exceeds B.
 
     Attributes:
         preference: see above.
@@ -119,7 +119,11 @@ class LayerShares(Scored):
 
     def share(self, layer: int, segment: Segment) -> int | tuple[int, ...]:
         """Return the calibrated share of the layer after the segment; an even one where shares are measured."""
-        return super().share(layer, segment) if self.preference == "previous" else self._table[segment.index][layer]
+        return (
+            super().share(layer, segment)
+            if self.preference == "previous"
+            else self._table[segment.index][layer]
+        )
 
     def capacity(self, layer: int, segment: Segment) -> int | tuple[int, ...] | None:
         """Return the share; None where it is measured."""

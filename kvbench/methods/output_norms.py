@@ -22,7 +22,9 @@ def measure_output(view: View, order: int) -> Tensor:
     if weight is None:
         return torch.linalg.vector_norm(values, order, dim=-1)
     by_head = values.unflatten(0, (-1, view.heads))
-    return torch.stack([_project(by_head[:, h], weight[h], order) for h in range(view.heads)], 1).flatten(0, 1)
+    return torch.stack([_project(by_head[:, h], weight[h], order) for h in range(view.heads)], 1).flatten(
+        0, 1
+    )
 
 
 def _project(values: Tensor, weight: Tensor, order: int) -> Tensor:

@@ -32,7 +32,9 @@ class Random(Scored):
         """Refuse scores that are asked for less often, as there are none, and what `Scored` refuses."""
         super().check(spec, budget)
         if self.refresh != 1:
-            raise ValueError(f"method.refresh={self.refresh}: every segment draws its numbers; set method.refresh=1")
+            raise ValueError(
+                f"method.refresh={self.refresh}: every segment draws its numbers; set method.refresh=1"
+            )
 
     def observe(self, view: View) -> None:
         """Draw for the segment's tokens."""

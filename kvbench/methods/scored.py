@@ -94,7 +94,9 @@ class Scored(Stateful, Method):
         Limit(1).check("refresh", self.refresh)
         Limit(0, 1).check("ema", self.ema)
         if self.accumulates and self.ema:
-            raise ValueError(f"method.ema={self.ema}: {type(self).__name__} accumulates its scores; set method.ema=0")
+            raise ValueError(
+                f"method.ema={self.ema}: {type(self).__name__} accumulates its scores; set method.ema=0"
+            )
         check_branch_mode(self.branch_mode, spec)
         check_capacity(spec, budget, self.sinks)
 
@@ -141,7 +143,7 @@ class Scored(Stateful, Method):
         return scores.masked_fill(view.position < 0, -torch.inf)
 
     def rate(self, view: View) -> Tensor:
-        """Return scores [rows, slots] on which the branches agree: the present ones, or what `refresh` and `ema` say."""
+        """Return scores [rows, slots] on which the branches agree: the present ones, or as `refresh` and `ema` say."""
         if self.accumulates:
             scores = self.merge_branches(self.score(view))
             return scores if self._is_fresh(view) else self._rank_new_first(view, scores)
@@ -225,7 +227,11 @@ class Competing(Scored):
 
     def rate(self, view: View) -> Tensor:
         """Return scores without an infinity: sinks come before windows, for which heads compete."""
-        return super().rate(view).clamp(max=torch.finfo(torch.float32).max) if self.competes else super().rate(view)
+        return (
+            super().rate(view).clamp(max=torch.finfo(torch.float32).max)
+            if self.competes
+            else super().rate(view)
+        )
 
     def choose(self, view: View, ranked: Tensor) -> Tensor:
         """Choose the sinks, and the best slots of the layer."""

@@ -176,7 +176,9 @@ def identify_method(section: Mapping[str, object], given: object) -> dict[str, o
         given: path of a calibration file, as a value of some setting; the file's contents are identified elsewhere.
     """
     return {
-        key: value for key, value in section.items() if value != given and (key not in ADDED or value != ADDED[key])
+        key: value
+        for key, value in section.items()
+        if value != given and (key not in ADDED or value != ADDED[key])
     }
 
 

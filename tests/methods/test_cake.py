@@ -66,10 +66,18 @@ def test_the_cache_measures_and_scores_what_the_program_does(case: int) -> None:
     for tokens in (slice(0, p["N"]), slice(0, 1)):
         before = torch.zeros(p["layers"], p["Hq"], p["N"] - p["window"], p["D"])
         q = torch.cat((before, g["window_queries"]), 2)[:, :, tokens]
-        inputs.append([(q[layer][None], *[g["keys"][layer][None][:, :, tokens]] * 2) for layer in range(p["layers"])])
+        inputs.append(
+            [(q[layer][None], *[g["keys"][layer][None][:, :, tokens]] * 2) for layer in range(p["layers"])]
+        )
     observer = AttentionSpread(p["window"], "last")
     run(open_cache(observer, spec), inputs)
-    shape = {"tau1": p["tau1"], "tau2": p["tau2"], "window": p["window"], "queries": "last", "rounding": "official"}
+    shape = {
+        "tau1": p["tau1"],
+        "tau2": p["tau2"],
+        "window": p["window"],
+        "queries": "last",
+        "rounding": "official",
+    }
     numbers = observer.average()["layers"][:, 0].numpy()
     preference = g["preference"].numpy()
     np.testing.assert_allclose(CAKE(**shape).weigh(numbers), preference / preference.max(), rtol=1e-4)
@@ -106,5 +114,5 @@ def test_without_variance_the_score_is_snapkv_s() -> None:
 
 
 def test_one_query_has_no_variance() -> None:
-    with pytest.raises(ValueError, match="method.window=1: must be at least 2"):
+    with pytest.raises(ValueError, match=r"method.window=1: must be at least 2"):
         prepared(CAKE(window=1, queries="last"), small(), "0.5")

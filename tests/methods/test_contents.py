@@ -27,7 +27,9 @@ def test_lagkv_of_kvpress(case: int) -> None:
     slot = torch.arange(p["N"]).expand(len(keys), -1)
     if p["N"] < p["n_sink"] + 2 * p["lag"]:
         newest = choose_best(expected, p["N"] // 2)
-        assert torch.equal(newest[:, p["n_sink"] :], choose_best(slot.float(), p["N"] // 2 - p["n_sink"])[:, p["n_sink"] :])
+        assert torch.equal(
+            newest[:, p["n_sink"] :], choose_best(slot.float(), p["N"] // 2 - p["n_sink"])[:, p["n_sink"] :]
+        )
         return
     parts = ((slot - p["n_sink"]).div(p["lag"], rounding_mode="floor")).clamp(min=-1)
     whole = (p["N"] - p["n_sink"]) // p["lag"] - 1
@@ -56,7 +58,9 @@ def test_compactor_of_kvpress(case: int) -> None:
     x = compactor_inputs(p, g)
     exists = torch.ones(x["keys"].shape[:2], dtype=torch.bool)
     every = len(exists)  # the program's mean is one over the batch
-    leverage = standardise(measure_leverage(x["keys_prerope"], exists, g["sketch"].flatten(0, 1)), exists, every)
+    leverage = standardise(
+        measure_leverage(x["keys_prerope"], exists, g["sketch"].flatten(0, 1)), exists, every
+    )
     assert (leverage - g["leverage_score"].flatten(0, 1)).abs().max() < 1e-4
     inputs = x["queries"], x["keys"], x["values"]
     received = attend_unmasked(*inputs, exists, p["chunk"], official_padding=True)

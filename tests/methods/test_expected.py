@@ -75,7 +75,9 @@ def test_one_query_without_spread_is_its_softmax_at_the_next_position() -> None:
     rotated = pairs * factor
     turned = torch.cat((rotated.real, rotated.imag))
     torch.testing.assert_close(mean.flatten(), turned)
-    torch.testing.assert_close(expect_logits(keys, mean, cov).softmax(-1)[0, 0], (keys[0] @ turned).softmax(0))
+    torch.testing.assert_close(
+        expect_logits(keys, mean, cov).softmax(-1)[0, 0], (keys[0] @ turned).softmax(0)
+    )
     torch.testing.assert_close(turn_channels(query, factor).flatten(), turned)
 
 
@@ -125,13 +127,13 @@ def test_what_is_calibrated_is_the_gaussian_of_all_queries(family: str) -> None:
     inputs = tokens_of(spec, 4)
     observer = QueryGaussians()
     run(open_cache(observer, spec), inputs)
-    method = prepared(ExpectedAttention(statistics="calibrated"), spec, "0.5", Artifact("", observer.average()))
-    parts = [torch.cat([q[0][:2].transpose(0, 1).flatten(1, 2) for q in [layers[1]]], 1) for layers in inputs]
+    method = prepared(
+        ExpectedAttention(statistics="calibrated"), spec, "0.5", Artifact("", observer.average())
+    )
+    parts = [layers[1][0][:2].transpose(0, 1).flatten(1, 2) for layers in inputs]
     used = parts[1:] if family == "next-token" else parts
-    if family == "next-token":
-        means = [torch.cat(used, 1).mean(1)] * len(parts)
-    else:
-        means = [part.mean(1) for part in parts]
+    whole = torch.cat(used, 1).mean(1)
+    means = [whole if family == "next-token" else part.mean(1) for part in parts]
     centred = torch.cat([x - m[:, None] for x, m in zip(parts, means, strict=True)][-len(used) :], 1)
     torch.testing.assert_close(method._mean[1], torch.stack(means, 1), atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(

@@ -51,7 +51,9 @@ def test_selection_and_merging_of_the_program(case: int) -> None:
     assert torch.equal(stays, mark(g["kept"], p["N"]))
     keys, values = g["merge_keys"][0], g["merge_values"][0]
     pairs = pair_slots(keys, ~stays, stays)
-    for one, name in zip(merge_slots(keys, values, pairs, pairs.leaves, "pivot"), ("keys", "values"), strict=True):
+    for one, name in zip(
+        merge_slots(keys, values, pairs, pairs.leaves, "pivot"), ("keys", "values"), strict=True
+    ):
         torch.testing.assert_close(take(one, g["kept"]), g[f"merged_{name}"][0], atol=1e-6, rtol=1e-6)
 
 
@@ -85,7 +87,9 @@ def test_without_merging_and_with_equal_layers_it_is_h2o() -> None:
 
 
 def test_entropy_between_text_and_image_needs_both() -> None:
-    with pytest.raises(ValueError, match="method.statistic=cross: small does not attend from an image to a text"):
+    with pytest.raises(
+        ValueError, match=r"method.statistic=cross: small does not attend from an image to a text"
+    ):
         prepared(MEDA(statistic="cross"), small(), "0.5")
 
 

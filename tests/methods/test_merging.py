@@ -136,11 +136,15 @@ def test_merging_of_d2o(case: int) -> None:
     held = [keys[:, first[0]], values[:, first[1]]]
     for step in range(p["steps"]):
         if step:
-            held = [torch.cat((one, x[:, now : now + 1]), 1) for one, x in zip(held, (keys, values), strict=True)]
+            held = [
+                torch.cat((one, x[:, now : now + 1]), 1) for one, x in zip(held, (keys, values), strict=True)
+            ]
             now += 1
             score = torch.cat((score, torch.zeros(len(score), 1)), 1) + g[f"step{step}.attention"]
         slot = torch.arange(score.shape[1]).expand_as(score)
-        stays = choose_best(score.masked_fill((slot < 4) | (slot >= score.shape[1] - p["recent"]), torch.inf), room)
+        stays = choose_best(
+            score.masked_fill((slot < 4) | (slot >= score.shape[1] - p["recent"]), torch.inf), room
+        )
         pairs = pair_slots(held[0], ~stays, stays)
         if threshold is None:
             merges, threshold = select_ranks(pairs, p["H"])

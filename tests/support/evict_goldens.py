@@ -13,7 +13,9 @@ from tests.support.places import GOLDENS
 
 @lru_cache
 def _read_cases() -> dict[str, dict[str, dict[str, Any]]]:
-    cases: dict[str, dict[str, dict[str, Any]]] = json.loads((GOLDENS / "methods" / "em_cases.json").read_text())
+    cases: dict[str, dict[str, dict[str, Any]]] = json.loads(
+        (GOLDENS / "methods" / "em_cases.json").read_text()
+    )
     return cases
 
 

@@ -31,7 +31,13 @@ def measure_leverage(keys: Tensor, exists: Tensor, sketch: Tensor) -> Tensor:
 
 
 def attend_unmasked(
-    queries: Tensor, keys: Tensor, values: Tensor, exists: Tensor, chunk: int, *, official_padding: bool = False
+    queries: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    exists: Tensor,
+    chunk: int,
+    *,
+    official_padding: bool = False,
 ) -> Tensor:
     """Return the attention that slots receive from all queries of their chunk, times value norms: float32 [rows, n].
 
@@ -98,7 +104,9 @@ class Leverage(Scored):
     def project(self, view: View) -> Tensor:
         """Return the random numbers of every row, [rows, D, m]."""
         first = self.spec.first_head
-        drawn = draw_sketch(self.seed, view.layer, first + view.heads, self.spec.head_dim, self.sketch)[first:]
+        drawn = draw_sketch(self.seed, view.layer, first + view.heads, self.spec.head_dim, self.sketch)[
+            first:
+        ]
         return drawn.to(view.position.device).repeat(view.sequences, 1, 1)
 
 
@@ -143,7 +151,9 @@ class NonCausal(Scored):
         """Return standardised scores of a part of the segment, float32 [rows, n]."""
         queries = view.queries(torch.arange(view.segment.length)[part]) / self.spec.logit_scale
         keys, values = view.keys()[:, part], view.values()[:, part]
-        found = attend_unmasked(queries, keys, values, exists, self.chunk, official_padding=self.official_padding)
+        found = attend_unmasked(
+            queries, keys, values, exists, self.chunk, official_padding=self.official_padding
+        )
         return standardise(found, exists, view.heads)
 
     def score(self, view: View) -> Tensor:
@@ -184,7 +194,9 @@ class Compactor(NonCausal):
             return
         exists = view.position[:, -length:][:, part] >= 0
         first = self.spec.first_head
-        sketch = draw_sketch(self.seed, view.layer, first + view.heads, self.spec.head_dim, self.sketch)[first:]
+        sketch = draw_sketch(self.seed, view.layer, first + view.heads, self.spec.head_dim, self.sketch)[
+            first:
+        ]
         rows = sketch.to(view.position.device).repeat(view.sequences, 1, 1)
         leverage = measure_leverage(view.keys(rotated=False)[:, part], exists, rows)
         scores = self.mix * standardise(leverage, exists, view.heads) + self.measure(view, part, exists)

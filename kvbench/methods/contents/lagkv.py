@@ -47,7 +47,9 @@ class LagKV(Scored):
         if scored < 1:
             found = view.position.float()
         else:
-            found = compare_parts(view.cached_keys(), view.cached_values(), parts, scored, ranks=not self.cross_scoring)
+            found = compare_parts(
+                view.cached_keys(), view.cached_values(), parts, scored, ranks=not self.cross_scoring
+            )
         return found.masked_fill(leads, torch.inf)
 
 
@@ -85,7 +87,9 @@ def _deviate(x: Tensor, parts: Tensor, scored: int) -> Tensor:
     behind = (index + 1).clamp(max=width - 1)
     low, high = low.gather(1, behind), high.gather(1, behind)
     spread = high - low
-    known = spread.isfinite() & (spread > 0)  # others are channels of one value, or parts of which nothing is left
+    known = spread.isfinite() & (
+        spread > 0
+    )  # others are channels of one value, or parts of which nothing is left
     deviation = torch.where(known, (x - low) / spread.where(known, 1), 0).std(-1)
     largest = deviation.new_zeros(len(x), width).scatter_reduce_(1, part, deviation, "amax")
     weight = (deviation - largest.gather(1, part)).exp().masked_fill(parts < 0, 0)

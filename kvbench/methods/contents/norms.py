@@ -52,7 +52,9 @@ class CUR(Scored):
     def score(self, view: View) -> Tensor:
         """Return squared norms, float32 [rows, slots], infinity for the first tokens."""
         exists = view.position >= 0
-        found = weigh_norms(view.cached_keys(), view.cached_values(), exists, self.kind, self.block if self.local else 0)
+        found = weigh_norms(
+            view.cached_keys(), view.cached_values(), exists, self.kind, self.block if self.local else 0
+        )
         first = self.leading if view.padding is None else self.leading + view.padding[:, None]
         return found.masked_fill(exists & (view.position < first), torch.inf)
 

@@ -7,7 +7,9 @@ import torch
 from torch import Tensor
 
 
-def fit_gaussian(queries: Tensor, counts: Tensor | None = None, *, unbiased: bool = False) -> tuple[Tensor, Tensor]:
+def fit_gaussian(
+    queries: Tensor, counts: Tensor | None = None, *, unbiased: bool = False
+) -> tuple[Tensor, Tensor]:
     """Return mean [..., D] and covariance [..., D, D] of queries [..., n, D], float32.
 
     Args:

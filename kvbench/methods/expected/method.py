@@ -91,7 +91,10 @@ class ExpectedAttention(Competing):
     heads: Literal["compete", "even"] = "compete"
 
     limits = set_limits(
-        epsilon=Limit(0), future=Limit(1), leading=Limit(0), queries=Limit(1, wants="must be at least 1, or null for all")
+        epsilon=Limit(0),
+        future=Limit(1),
+        leading=Limit(0),
+        queries=Limit(1, wants="must be at least 1, or null for all"),
     )
 
     @property
@@ -147,9 +150,15 @@ class ExpectedAttention(Competing):
             covariance = self._repeat(self._covariance[view.layer], view)
             means = [self._repeat(self._mean[view.layer, :, segment.index], view) for segment in later]
             spread = self._limit(covariance)
-            return [(s.length / tokens, expect_logits(keys, m, spread)) for s, m in zip(later, means, strict=True)]
+            return [
+                (s.length / tokens, expect_logits(keys, m, spread)) for s, m in zip(later, means, strict=True)
+            ]
         mean, covariance = self._fit(view)
-        end = later[0].end if self.spec.family == "next-scale" else min(later[-1].end, view.segment.end + self.future)
+        end = (
+            later[0].end
+            if self.spec.family == "next-scale"
+            else min(later[-1].end, view.segment.end + self.future)
+        )
         rotation = view.rotation(torch.arange(min(view.segment.end, end - 1), end))
         if rotation is not None:
             keys = pair_halves(keys)
@@ -159,7 +168,9 @@ class ExpectedAttention(Competing):
     def _fit(self, view: View) -> tuple[Tensor, Tensor]:
         """Return mean and covariance of queries without rotation, of every row's query heads."""
         if self.statistics == "calibrated":
-            return self._repeat(self._mean[view.layer, :, 0], view), self._repeat(self._covariance[view.layer], view)
+            return self._repeat(self._mean[view.layer, :, 0], view), self._repeat(
+                self._covariance[view.layer], view
+            )
         length, prompt = view.segment.length, view.segment.index == 0 and self.spec.family == "next-token"
         dropped = self.leading if prompt else 0
         first = min(max(length - (self.queries or length), dropped), length - 1)
@@ -170,7 +181,11 @@ class ExpectedAttention(Competing):
     def _limit(self, covariance: Tensor) -> Tensor | None:
         if self.covariance == "none":
             return None
-        return torch.diag_embed(covariance.diagonal(dim1=-2, dim2=-1)) if self.covariance == "diagonal" else covariance
+        return (
+            torch.diag_embed(covariance.diagonal(dim1=-2, dim2=-1))
+            if self.covariance == "diagonal"
+            else covariance
+        )
 
     def _repeat(self, by_head: Tensor, view: View) -> Tensor:
         """Return a value of each head [heads, ...] for every row, [rows, 1, ...]."""

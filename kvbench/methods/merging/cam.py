@@ -42,7 +42,13 @@ def measure_probabilities(attention: Tensor, merges: Tensor, stays: Tensor, size
 
 
 def add_values(
-    values: Tensor, weight: Tensor, stays: Tensor, size: int, *, divisor: int | None = None, normalise: bool = False
+    values: Tensor,
+    weight: Tensor,
+    stays: Tensor,
+    size: int,
+    *,
+    divisor: int | None = None,
+    normalise: bool = False,
 ) -> Tensor:
     """Add to each value its share of those that are merged into it; returns [rows, slots, D] in the dtype of `values`.
 

@@ -97,7 +97,9 @@ class LayerEntropies(LayerStatistics):
         place = torch.arange(prompt.shape[2], device=prompt.device)
         asking = None if view.padding is None else place >= view.padding[:, None]
         text = view.segment_ids == 0
-        return measure_cross_entropy(prompt, line, view.cached_keys(), text, (view.position >= 0) & ~text, asking)
+        return measure_cross_entropy(
+            prompt, line, view.cached_keys(), text, (view.position >= 0) & ~text, asking
+        )
 
 
 def measure_cross_entropy(
@@ -116,7 +118,9 @@ def measure_cross_entropy(
         asking: bool [rows, n], the text's queries that exist; None for all.
     """
     turned = keys.float().mT[:, None]
-    to_image = softmax_seen((prompt @ turned).masked_fill(~image[:, None, None], -torch.inf)).clamp(min=MIN_PROBABILITY)
+    to_image = softmax_seen((prompt @ turned).masked_fill(~image[:, None, None], -torch.inf)).clamp(
+        min=MIN_PROBABILITY
+    )
     to_text = (line @ turned).masked_fill(~text[:, None, None], -torch.inf)
     by_query = -(to_image * to_image.log()).sum(-1).mean(1)
     exists = torch.ones_like(by_query) if asking is None else asking.float()
@@ -156,14 +160,14 @@ class MEDA(ReplacesContents, LayerShares):
     leaves is averaged into the slot of most similar key.
 
     Differs from the paper in: it is done once a segment instead of once behind a prompt; shares are known from other
-    prompts or of the segment before (`LayerShares`), and fill B, where the paper cuts shares off at 0.01 and 1 and loses
-    the rest (`official_clamp`). Its entropy needs a text in the cache, the condition of next-token images; next-scale
-    models and texts have the entropy of all attention (`whole`), which is also what the released program computes. Of a
-    line the image's queries are the newest. The text prior, which keeps all text, is `sinks=1`; the program's default
-    merges by `pivot` and widens a window smaller than the text. Grouped query heads share a mean.
+    prompts or of the segment before (`LayerShares`), and fill B, where the paper cuts shares off at 0.01 and 1 and
+    loses the rest (`official_clamp`). Its entropy needs a text in the cache, the condition of next-token images;
+    next-scale models and texts have the entropy of all attention (`whole`), which is also what the released program
+    computes. The image's queries are those of the newest line. The text prior, which keeps all text, is `sinks=1`; the
+    program's default merges by `pivot` and widens a window smaller than the text. Grouped query heads share a mean.
 
-    `statistic=variance` shares by D2O's rule instead (arXiv:2406.13035): the softmax of minus the mean over heads of the
-    variance of received attention, scaled to 0..1 over the layer's heads.
+    `statistic=variance` shares by D2O's rule instead (arXiv:2406.13035): the softmax of minus the mean over heads of
+    the variance of received attention, scaled to 0..1 over the layer's heads.
 
     Attributes:
         statistic: see `Statistic`.

@@ -64,10 +64,10 @@ class LookM(Merger):
     Differs from the paper in: it is done once a segment instead of once behind a prompt. The paper's text prior, which
     keeps all text of a prompt, is `method.base.sinks=1` of a next-token model, whose first segment is the condition; a
     budget too small for the condition is refused. The release keeps the first four tokens of a prompt without images,
-    filters what it merges by `average` and `weighted` (`filter=rank_mean`), and then merges by `average` the first slots
-    that leave in place of those that passed (`official_sources`). Attention scores of grouped queries are averaged.
-    Averages of rotated keys have no position, and those of normalised keys are shorter than keys are
-    (`keys=keep`, `renormalise`, `similarity=unrotated` are ours).
+    filters what it merges by `average` and `weighted` (`filter=rank_mean`), and then merges by `average` the first
+    slots that leave in place of those that passed (`official_sources`). Attention of query heads that share a
+    KV head is averaged. Averages of rotated keys have no position, and those of normalised keys are shorter than keys
+    are (`keys=keep`, `renormalise`, `similarity=unrotated` are ours).
 
     Attributes:
         how: `pivot` averages each token with its target first, `average` and `weighted` are the paper's other two,
@@ -97,7 +97,7 @@ class LookM(Merger):
         """The filter compares heads."""
         return super().headwise and self.filter == "none"
 
-    def merge(self, view: View, stays: Tensor, leaves: Tensor, ranked: Tensor) -> None:  # noqa: ARG002
+    def merge(self, view: View, stays: Tensor, leaves: Tensor, ranked: Tensor) -> None:
         """Merge keys and values into the most similar slot."""
         keys = view.cached_keys()
         compared = keys if self.similarity == "rotated" else view.cached_keys(rotated=False)
@@ -192,7 +192,7 @@ class MergingPress(Merger):
 
     limits = set_limits(threshold=Limit(-1, 1, "is a cosine and must lie in -1..1"), fraction=SHARE)
 
-    def merge(self, view: View, stays: Tensor, leaves: Tensor, ranked: Tensor) -> None:  # noqa: ARG002
+    def merge(self, view: View, stays: Tensor, leaves: Tensor, ranked: Tensor) -> None:
         """Merge values into the most similar slot."""
         keys, rule = view.cached_keys(), (self.threshold, self.fraction, self.official_quantile)
         values = merge_values(view.cached_values(), pair_slots(keys, leaves, stays), *rule)
@@ -214,7 +214,7 @@ class CaM(Merger):
 
     Attributes:
         merge_budget: slots that a value is spread over.
-        attention: `cumulative`, since a slot was cached, or `newest`, of the segment's last query (the paper's release).
+        attention: `cumulative`, since a slot was cached, or `newest`, of the segment's last query (the authors').
         sample: `bernoulli` draws; `expected` merges a part as large as the probability.
         normalise: divide a value by 1 and the weights that were added to it; the program does not.
         seed: of the draws.
@@ -242,8 +242,8 @@ class CaM(Merger):
         super().__post_init__()
         if is_stateful(self.base):
             raise ConfigError(
-                f"method.base: {type(self.base).__name__} keeps a number per slot, and so does cam; choose another base, "
-                "without method.base.refresh and method.base.ema"
+                f"method.base: {type(self.base).__name__} keeps a number per slot, and so does cam; choose another "
+                "base, without method.base.refresh and method.base.ema"
             )
 
     def observe(self, view: View) -> None:
