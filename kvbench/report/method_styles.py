@@ -15,6 +15,8 @@ METHODS = (
     *("headkv", "h2o", "hard_kv", "linear_ar", "rkv", "ams_kv", "swa"),
     *("binary_heatkv", "binary_heatkv_naive", "heatkv_naive", "ams_kv_fixed", "diagonal", "scale_groups"),
     *("sta", "hack", "tova", "first_scales", "keydiff", "pyramidkv", "adakv", "hackpp"),
+    *("expected_attention", "criticalkv", "critical_adakv", "cake", "meda", "lookm", "merging", "cam", "d2o"),
+    *("knorm", "lagkv", "cur", "leverage", "noncausal", "compactor", "chunkkv"),
 )
 """Methods by the place of their style. A new method is appended, so that no other changes its style."""
 PLACES = len(COLOURS) * len(MARKERS)

@@ -1,0 +1,280 @@
+"""Methods around other methods: every wrapper with several bases, and what changes nothing."""
+
+from collections.abc import Callable
+from itertools import product
+from typing import Any
+
+import pytest
+import torch
+from hydra.utils import instantiate
+from torch import Tensor
+
+from kvbench.core.config import ConfigError
+from kvbench.core.segments import ModelSpec, next_scale, next_token
+from kvbench.engine.cache import KVCache
+from kvbench.methods.base import Artifact, Method
+from kvbench.methods.adakv import AdaKV
+from kvbench.methods.chunkkv import ChunkKV
+from kvbench.methods.critical import Critical
+from kvbench.methods.h2o import H2O
+from kvbench.methods.hardkv.method import HardKV
+from kvbench.methods.keydiff import KeyDiff
+from kvbench.methods.merging.method import CaM, D2O, LookM, Merger, MergingPress
+from kvbench.methods.random import Random
+from kvbench.methods.scored import Scored
+from kvbench.methods.snapkv import SnapKV
+from kvbench.methods.streaming_llm import StreamingLLM
+from kvbench.methods.tova import TOVA
+from kvbench.methods.wrapper import Wrapper
+from kvbench.models.noise import PromptNoise
+from tests.support.engine import Watched, prepared, tokens_of, watch
+from tests.support.small_models import composed
+
+SCALES = ModelSpec("scales", 3, 2, 8, next_scale([(side, side) for side in (1, 2, 3, 4, 5)]))
+LINES = ModelSpec("lines", 3, 2, 8, next_token(5, [6] * 6))
+WRAPPERS: list[Callable[[Scored], Wrapper]] = [
+    lambda base: LookM(base=base),
+    lambda base: MergingPress(base=base),
+    lambda base: CaM(base=base),
+    lambda base: D2O(base=base),
+    lambda base: Critical(base=base),
+    lambda base: ChunkKV(base=base, chunk=3),
+]
+BASES: list[Callable[[], Scored]] = [
+    SnapKV,
+    AdaKV,
+    TOVA,
+    H2O,
+    lambda: ChunkKV(base=SnapKV(), chunk=2),
+    lambda: SnapKV(refresh=2),
+    lambda: HardKV(window=4, select="top_k", calibration="none"),
+]
+
+
+def give(method: Method, spec: ModelSpec, seed: int = 0, budget: str = "0.4") -> Watched:
+    return watch(method, spec, tokens_of(spec, 4, seed, groups=2), budget)
+
+
+@pytest.mark.parametrize("spec", [SCALES, LINES], ids=lambda spec: spec.name)
+@pytest.mark.parametrize(("wrap", "make"), product(WRAPPERS, BASES))
+def test_every_wrapper_goes_around_every_base(
+    wrap: Callable[[Scored], Wrapper], make: Callable[[], Scored], spec: ModelSpec
+) -> None:
+    base = make()
+    if base.stateful and isinstance(wrap(SnapKV()), CaM):
+        with pytest.raises(ConfigError, match=r"method.base: \w+ keeps a number per slot, and so does cam"):
+            wrap(base)
+        return
+    method = wrap(base)
+    if not {spec.family} <= {*method.families} & {*base.families}:
+        with pytest.raises(ValueError, match="method: .* is for next-token models and scales is a next-scale"):
+            prepared(method, spec, "0.4")
+        return
+    found, expected = give(method, spec), give(make(), spec)
+    assert found.cache.ledger.peak_tokens <= method.budget.capacity
+    assert found.cache.ledger.peak_bytes <= float(method.budget.capacity) * 2 * 8 * 4 * 4
+    assert all(torch.isfinite(one).all() for one in found.out)
+    assert [int(one.kept.sum()) for one in found.asked] == [int(one.kept.sum()) for one in expected.asked]
+    if isinstance(method, Merger):  # in layers that no merged slot reached before, the same slots stay
+        dropped = next(i for i, one in enumerate(found.asked) if (one.position >= 0).ne(one.kept).any())
+        assert [x.ids() for x in found.asked[: dropped + 1]] == [x.ids() for x in expected.asked[: dropped + 1]]
+
+
+@pytest.mark.parametrize("spec", [SCALES, LINES], ids=lambda spec: spec.name)
+@pytest.mark.parametrize(
+    ("method", "base"),
+    [
+        (LookM(base=H2O(), how="none"), H2O()),
+        (LookM(base=AdaKV(), how="none"), AdaKV()),
+        (Critical(base=SnapKV(), first=1.0), SnapKV()),
+        (Critical(base=AdaKV(), first=1.0), AdaKV()),
+        (Critical(base=TOVA(), first=1.0), TOVA()),
+        (MergingPress(base=SnapKV(), threshold=1.0), SnapKV()),
+    ],
+)
+def test_what_changes_nothing_is_the_base_bit_for_bit(spec: ModelSpec, method: Method, base: Method) -> None:
+    found, expected = give(method, spec), give(base, spec)
+    assert [one.ids() for one in found.asked] == [other.ids() for other in expected.asked]
+    for one, other in zip(found.out, expected.out, strict=True):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize(
+    "make", [lambda: LookM(base=SnapKV()), lambda: MergingPress(base=H2O()), lambda: Critical(base=SnapKV())]
+)
+def test_heads_that_change_places_change_results(make: Callable[[], Method]) -> None:
+    inputs = tokens_of(SCALES, 2)
+    turned = [[tuple(x.flip(1) for x in qkv) for qkv in layers] for layers in inputs]
+    found, other = (watch(make(), SCALES, x, "0.5").out for x in (inputs, turned))
+    for one, flipped in zip(found, other, strict=True):
+        torch.testing.assert_close(one, flipped.flip(1), atol=1e-5, rtol=1e-5)
+
+
+def test_merging_changes_what_later_segments_see() -> None:
+    merged, dropped = give(LookM(base=SnapKV()), SCALES), give(SnapKV(), SCALES)
+    assert any(not torch.equal(one, other) for one, other in zip(merged.out, dropped.out, strict=True))
+
+
+def test_one_chunk_a_token_is_the_mean_of_the_heads() -> None:
+    """TOVA's score is the same in all heads, so that chunks of one token keep what it keeps."""
+    found, expected = give(ChunkKV(base=TOVA(), chunk=1), LINES), give(TOVA(), LINES)
+    assert [one.ids() for one in found.asked] == [other.ids() for other in expected.asked]
+
+
+def test_values_that_cam_merges_are_drawn_alike_in_any_batch() -> None:
+    inputs = tokens_of(LINES, 2)
+    both = watch(CaM(base=TOVA()), LINES, inputs, "0.4")
+    again = watch(CaM(base=TOVA()), LINES, inputs, "0.4")
+    other = watch(CaM(base=TOVA(), seed=1), LINES, inputs, "0.4")
+    assert all(torch.equal(one, two) for one, two in zip(both.out, again.out, strict=True))
+    assert any(not torch.equal(one, two) for one, two in zip(both.out, other.out, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("base", "message"),
+    [
+        (StreamingLLM(0), "method.base=StreamingLLM: it does not score tokens"),
+        ("snapkv", "method.base=snapkv: it does not score tokens"),
+        (LookM(base=H2O()), "method.base: LookM merges tokens, which only the outermost method can"),
+        (HardKV(merge="fixed"), "method.base: HardKV merges tokens, which only the outermost method can"),
+    ],
+)
+def test_a_base_that_cannot_be_is_refused(base: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        MergingPress(base=base)
+
+
+def test_a_wrapper_needs_and_has_what_its_base_has() -> None:
+    method = instantiate(composed("method=lookm", "method@method.base=hackpp", "method.base.attention_budget=0.5").method)
+    assert isinstance(method, LookM)
+    assert method.needs() == method.base.needs()
+    assert method.sparse_reads
+    assert method.revision == method.base.revision
+    assert method.sinks == method.base.sinks
+    assert not LookM(base=SnapKV(), filter="rank_mean").headwise
+    assert LookM(base=SnapKV()).headwise
+    assert not LookM(base=AdaKV()).headwise
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["infinity_tiny", "llamagen_tiny"])
+@pytest.mark.parametrize("method", ["lookm", "merging", "criticalkv", "chunkkv", "expected_attention"])
+def test_the_models_draw_images(name: str, method: str) -> None:
+    """With the model's own rotation and output projection."""
+    bases = [""] if method == "expected_attention" else ["snapkv", "h2o", "adakv"]
+    model = instantiate(composed(f"model={name}").model)
+    model.load("cpu")
+    for base in bases:
+        words = [f"method@method.base={base}"] if base else []
+        chosen = instantiate(composed(f"model={name}", f"method={method}", *words).method)
+        prepared(chosen, model.spec, "0.2", None)
+        projection, rotation = model.output_projection, model.key_rotation()
+        cache = KVCache(model.spec, chosen, dtype=torch.float32, projection=projection, rotation=rotation)
+        images: Tensor = model.generate(["a red circle"], cache, PromptNoise(0, (0,)))
+        assert (images.flatten(1).float().std(1) > 1).all()
+        assert 0 < cache.ledger.peak_tokens <= chosen.budget.capacity
+
+
+FIRST = {"refresh": 1, "ema": 0.0}
+
+
+@pytest.mark.parametrize("spec", [SCALES, LINES], ids=lambda spec: spec.name)
+@pytest.mark.parametrize("make", [SnapKV, TOVA, AdaKV, H2O])
+def test_scores_asked_for_at_every_segment_are_those_of_today(make: type[Scored], spec: ModelSpec) -> None:
+    found, expected = give(make(**FIRST), spec), give(make(), spec)
+    assert all(torch.equal(one, other) for one, other in zip(found.out, expected.out, strict=True))
+    assert not make(**FIRST).stateful or make.accumulates
+
+
+class Counted(KeyDiff):
+    """KeyDiff that notes when it is asked."""
+
+    asked: list[int]
+
+    def score(self, view: Any) -> Tensor:
+        """Note the segment."""
+        self.asked.append(view.segment.index)
+        return super().score(view)
+
+
+@pytest.mark.parametrize(("refresh", "expected"), [(1, [2, 3, 4, 5]), (2, [0, 1, 3, 5]), (4, [0, 1, 5])])
+def test_scores_are_asked_for_at_every_nth_segment(refresh: int, expected: list[int]) -> None:
+    method = Counted(refresh=refresh)
+    method.asked = []
+    give(method, LINES)
+    assert sorted({*method.asked}) == expected
+
+
+def test_between_two_times_old_scores_count_and_the_newest_stay() -> None:
+    """Against a loop: a slot's score is that of its last time, and those that came since leave last."""
+    method, refresh = Tracked(refresh=3), 3
+    seen = give(method, LINES)
+    room = method.budget.head_tokens
+    for asked in seen.asked:
+        if asked.layer or (asked.position >= 0).sum(1).max() <= room:
+            continue
+        last = asked.scale if asked.scale < 2 else 1 + (asked.scale - 1) // refresh * refresh
+        scores = method.known[last]
+        for position, kept in zip(asked.position.tolist(), asked.kept.tolist(), strict=True):
+            row = [(p > LINES.segments[last].end - 1, p, scores[p % 7]) for p in position]
+            best = sorted(row, key=lambda x: (x[0], x[1] if x[0] else x[2], -x[1]), reverse=True)[: sum(kept)]
+            assert {p for _, p, _ in best} == {p for p, k in zip(position, kept, strict=True) if k}
+
+
+class Tracked(Scored):
+    """Scores by a table that changes from segment to segment."""
+
+    def prepare(self, *given: Any) -> None:
+        """Make the table."""
+        super().prepare(*given)
+        self.known = torch.rand(7, 7, generator=torch.Generator().manual_seed(0)).tolist()
+
+    def score(self, view: Any) -> Tensor:
+        """Return what the table says of the position."""
+        return torch.tensor(self.known[view.segment.index])[view.position.clamp(min=0) % 7]
+
+
+def test_a_moving_average_begins_with_the_first_score() -> None:
+    method = Averaging(ema=0.75)
+    give(method, LINES, budget="1")
+    for index, state in enumerate(method.states):
+        for segment in LINES.segments[: index + 1]:
+            expected = float(segment.index)
+            for later in range(segment.index + 1, index + 1):
+                expected = 0.75 * expected + 0.25 * later
+            torch.testing.assert_close(state[:, segment.start : segment.end], torch.full((8, segment.length), expected))
+
+
+class Averaging(Scored):
+    """Scores by the number of the segment, and keeps what the state then is."""
+
+    def prepare(self, *given: Any) -> None:
+        """Forget the states."""
+        super().prepare(*given)
+        self.states: list[Tensor] = []
+
+    def score(self, view: Any) -> Tensor:
+        """Return the number."""
+        return torch.full(view.position.shape, float(view.segment.index))
+
+    def keep(self, view: Any) -> Tensor | None:
+        """Remember the state of the first layer."""
+        kept = super().keep(view)
+        if view.layer == 0:
+            self.states.append(view.state.clone())
+        return kept
+
+
+@pytest.mark.parametrize(
+    ("method", "message"),
+    [
+        (SnapKV(refresh=0), "method.refresh=0: must be at least 1"),
+        (SnapKV(ema=1.5), r"method.ema=1.5: must lie in 0\.\.1"),
+        (H2O(ema=0.5), "method.ema=0.5: H2O accumulates its scores; set method.ema=0"),
+        (Random(refresh=2), "method.refresh=2: every segment draws its numbers; set method.refresh=1"),
+        (HardKV(refresh=2), "method.refresh=2: method.select=top_p marks by the present attention"),
+    ],
+)
+def test_times_and_averages_that_cannot_be_are_refused(method: Method, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        prepared(method, LINES, "0.5")
