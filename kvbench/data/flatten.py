@@ -93,6 +93,8 @@ def _find_commit(run: Results) -> object:
 def _flatten_settings(name: str, value: object) -> Iterator[tuple[str, Value]]:
     """Yield every setting below a name with its dotted path."""
     if isinstance(value, Mapping):
+        if name.startswith("method.") and "_target_" in value:  # the class of a method inside another
+            yield name, str(value["_target_"]).rpartition(".")[2]
         for key, item in value.items():
             if key not in UNSAID:
                 yield from _flatten_settings(f"{name}.{key}", item)

@@ -47,15 +47,37 @@ def list_settings(runs: Sequence[Results]) -> list[str]:
     """Return the names of the settings of methods that differ between runs of one model, method and budget."""
     alike: dict[object, list[Mapping[str, object]]] = {}
     for run in runs:
-        settings = run.setting("method")
         place = run.model_label, run.prompts_label, run.method, run.memory.allowed, run.stored
-        alike.setdefault(place, []).append(settings if isinstance(settings, Mapping) else {})
+        alike.setdefault(place, []).append(read_settings(run))
     names = dict.fromkeys(name for group in alike.values() for settings in group for name in settings)
     return [
         name
         for name in names
-        if any(len({str(settings.get(name)) for settings in group}) > 1 for group in alike.values())
+        if any(
+            len({str(settings.get(name)) for settings in group}) > 1
+            # Bases of several classes have settings that others lack.
+            and ("." not in name or all(name in settings for settings in group))
+            for group in alike.values()
+        )
     ]
+
+
+def read_settings(run: Results) -> dict[str, object]:
+    """Return a method's settings; of a method inside, its class, and its settings by dotted path."""
+    settings = run.setting("method")
+    return _open_bases(settings) if isinstance(settings, Mapping) else {}
+
+
+def _open_bases(settings: Mapping[str, object]) -> dict[str, object]:
+    opened: dict[str, object] = {}
+    for name, value in settings.items():
+        target = value.get("_target_") if isinstance(value, Mapping) else None
+        if isinstance(value, Mapping) and target is not None:
+            inner = {f"{name}.{key}": item for key, item in _open_bases(value).items() if key != "_target_"}
+            opened |= {name: str(target).rpartition(".")[2], **inner}
+        else:
+            opened[name] = value
+    return opened
 
 
 def name_methods(runs: Sequence[Results]) -> list[str]:
@@ -73,7 +95,7 @@ def name_methods(runs: Sequence[Results]) -> list[str]:
             (
                 run.method,
                 *((run.stored,) if len(stored) > 1 and run.stored != "auto" else ()),
-                *(f"{name}={run.setting(f'method.{name}')}" for name in differ[run.method]),
+                *(f"{name}={read_settings(run).get(name)}" for name in differ[run.method]),
             )
         )
         for run in runs
@@ -91,7 +113,8 @@ def identifying_columns(runs: Sequence[Results]) -> list[Row]:
         row |= {"prompts": run.prompts_label} if several else {}
         row |= {"method": run.method, "budget": run.memory.budget_text}
         row |= {"cache": run.stored} if mixed else {}
-        values = {name: run.setting(f"method.{name}") for name in settings}
+        own = read_settings(run)
+        values = {name: own.get(name) for name in settings}
         rows.append(row | {name: "-" if value is None else str(value) for name, value in values.items()})
     return rows
 

@@ -67,7 +67,9 @@ def test_every_wrapper_goes_around_every_base(
         return
     method = wrap(base)
     if not {spec.family} <= {*method.families} & {*base.families}:
-        with pytest.raises(ValueError, match="method: .* is for next-token models and scales is a next-scale"):
+        with pytest.raises(
+            ValueError, match="method: .* is for next-token models and scales is a next-scale"
+        ):
             prepared(method, spec, "0.4")
         return
     found, expected = give(method, spec), give(make(), spec)
@@ -77,7 +79,9 @@ def test_every_wrapper_goes_around_every_base(
     assert [int(one.kept.sum()) for one in found.asked] == [int(one.kept.sum()) for one in expected.asked]
     if isinstance(method, Merger):  # in layers that no merged slot reached before, the same slots stay
         dropped = next(i for i, one in enumerate(found.asked) if (one.position >= 0).ne(one.kept).any())
-        assert [x.ids() for x in found.asked[: dropped + 1]] == [x.ids() for x in expected.asked[: dropped + 1]]
+        assert [x.ids() for x in found.asked[: dropped + 1]] == [
+            x.ids() for x in expected.asked[: dropped + 1]
+        ]
 
 
 @pytest.mark.parametrize("spec", [SCALES, LINES], ids=lambda spec: spec.name)
@@ -145,7 +149,9 @@ def test_a_base_that_cannot_be_is_refused(base: Any, message: str) -> None:
 
 
 def test_a_wrapper_needs_and_has_what_its_base_has() -> None:
-    method = instantiate(composed("method=lookm", "method@method.base=hackpp", "method.base.attention_budget=0.5").method)
+    method = instantiate(
+        composed("method=lookm", "method@method.base=hackpp", "method.base.attention_budget=0.5").method
+    )
     assert isinstance(method, LookM)
     assert method.needs() == method.base.needs()
     assert method.sparse_reads
@@ -242,7 +248,9 @@ def test_a_moving_average_begins_with_the_first_score() -> None:
             expected = float(segment.index)
             for later in range(segment.index + 1, index + 1):
                 expected = 0.75 * expected + 0.25 * later
-            torch.testing.assert_close(state[:, segment.start : segment.end], torch.full((8, segment.length), expected))
+            torch.testing.assert_close(
+                state[:, segment.start : segment.end], torch.full((8, segment.length), expected)
+            )
 
 
 class Averaging(Scored):

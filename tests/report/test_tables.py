@@ -102,6 +102,15 @@ def test_settings_that_tell_runs_apart_have_columns() -> None:
     assert [list(row)[:4] for row in rows] == [["model", "method", "budget", "p"]] * 3
     assert [row["p"] for row in rows] == ["0.7", "0.9", "-"]
     assert list_settings([one("a", p=1), one("b", p=2), one("a", "parti", p=3)]) == []
+    snap, heavy = {"_target_": "x.y.SnapKV", "sinks": 1}, {"_target_": "x.z.H2O", "sinks": 1, "recent": 0.5}
+    assert [row["base"] for row in make_rows([one("lookm", base=snap), one("lookm", base=heavy)])] == [
+        "SnapKV",
+        "H2O",
+    ]
+    assert list_settings([one("lookm", base=snap), one("lookm", base=heavy)]) == ["base"]
+    assert list_settings([one("lookm", base=heavy), one("lookm", base={**heavy, "recent": 0.3})]) == [
+        "base.recent"
+    ]
     both = make_rows([one("a"), one("a", "parti")])
     assert [row["prompts"] for row in both] == ["scenes", "parti"]
     assert "prompts" not in rows[0]
