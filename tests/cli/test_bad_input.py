@@ -90,6 +90,10 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             "model._target_=kvbench.models.base.Model",
             "model._target_=kvbench.models.base.Model: not",
         ),
+        (
+            "method=lookm method@method.base=streaming_llm",
+            "method.base._target_=kvbench.methods.streaming_llm.StreamingLLM: must derive from Scored; choose another",
+        ),
         ("+eval.x._target_=os.getcwd", "eval.x._target_=os.getcwd: not a class with metrics, run"),
         ("+eval.x=3", "eval.x._target_=null: names no class"),
         ("model.sources=null", "model.sources=null: must be a group of keys"),

@@ -7,7 +7,7 @@ from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.plugins import Plugins
 
-from kvbench.cli.sweeper import extend_sweeper, split_product
+from kvbench.cli.sweeper import extend_sweeper, name_base, split_product
 
 
 def jobs(*words: str) -> list[set[str]]:
@@ -37,6 +37,20 @@ def test_methods_of_reference_lack_the_settings_of_others_and_share_the_rest() -
     assert found[4:] == [
         {f"method={m}", f"budget={b}", "sweeps=s", "seed=7"} for b in (5, 6) for m in ("b", "c")
     ]
+
+
+@pytest.mark.parametrize(
+    ("word", "expected"),
+    [
+        ("method.base=h2o", "method@method.base=h2o"),
+        ("method.base.base=rkv", "method@method.base.base=rkv"),
+        ("method.base.sinks=2", "method.base.sinks=2"),
+        ("method=lookm", "method=lookm"),
+    ],
+)
+def test_the_method_inside_another_is_chosen_by_name(word: str, expected: str) -> None:
+    assert name_base(word) == expected
+    assert jobs("method=a", word)[0] >= {expected}
 
 
 def test_methods_of_reference_may_have_lists_of_their_own() -> None:

@@ -12,14 +12,14 @@ from torch import Tensor
 from kvbench.core.config import ConfigError
 from kvbench.core.segments import ModelSpec, next_scale, next_token
 from kvbench.engine.cache import KVCache
-from kvbench.methods.base import Artifact, Method
 from kvbench.methods.adakv import AdaKV
+from kvbench.methods.base import Method
 from kvbench.methods.chunkkv import ChunkKV
 from kvbench.methods.critical import Critical
 from kvbench.methods.h2o import H2O
 from kvbench.methods.hardkv.method import HardKV
 from kvbench.methods.keydiff import KeyDiff
-from kvbench.methods.merging.method import CaM, D2O, LookM, Merger, MergingPress
+from kvbench.methods.merging.method import D2O, CaM, LookM, Merger, MergingPress
 from kvbench.methods.random import Random
 from kvbench.methods.scored import Scored
 from kvbench.methods.snapkv import SnapKV
@@ -68,7 +68,7 @@ def test_every_wrapper_goes_around_every_base(
     method = wrap(base)
     if not {spec.family} <= {*method.families} & {*base.families}:
         with pytest.raises(
-            ValueError, match="method: .* is for next-token models and scales is a next-scale"
+            ValueError, match=r"method: .* is for next-token models and scales is a next-scale"
         ):
             prepared(method, spec, "0.4")
         return

@@ -4,6 +4,7 @@ from dataclasses import fields, replace
 
 import pytest
 
+from kvbench.runs.execute import identify_method
 from kvbench.runs.identity import Identity
 
 IDENTITY = Identity(
@@ -33,3 +34,10 @@ def test_runs_without_batch_invariance_keep_the_names_they_had() -> None:
     """A hash of version 0.1.0, which had no such setting."""
     assert IDENTITY.hash == "7ea5c7793f"
     assert replace(IDENTITY, batch_invariant=True).hash != IDENTITY.hash
+
+
+def test_settings_that_came_later_and_change_nothing_are_left_out() -> None:
+    method = {"_target_": "kvbench.methods.snapkv.SnapKV", "window": 16, "orders": "here.json"}
+    later = {"refresh": 1, "ema": 0}
+    assert identify_method(method | later, "here.json") == {k: v for k, v in method.items() if k != "orders"}
+    assert identify_method(method | later | {"refresh": 4}, object()) == method | {"refresh": 4}
