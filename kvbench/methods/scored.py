@@ -124,7 +124,7 @@ class Scored(Stateful, Method):
             self.observe(view)
         if not fits(view, self.min_capacity(view)):
             return self.choose(view, self.rank(view))
-        if self.stateful and not self.accumulates and self._is_fresh(view):
+        if (self.refresh > 1 or self.ema) and not self.accumulates and self._is_fresh(view):
             self.rate(view)  # what it notes is asked for later
         return None
 
