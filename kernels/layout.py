@@ -123,16 +123,18 @@ def pack_rows(values: Tensor, keep: Tensor, fill: float, longest: int) -> Tensor
     """Move what belongs to the kept slots to the front of each row and pad with `fill`.
 
     Args:
-        values: one number per slot [rows, slots].
+        values: one number per slot [rows, slots], or several [rows, slots, n].
         keep: bool [rows, slots].
         fill: for rows that keep fewer than the most.
         longest: the most that a row keeps.
 
     Returns:
-        [rows, longest] in the dtype of `values`.
+        [rows, longest, ...] in the dtype of `values`.
     """
-    result = values.new_full((len(values), longest + 1), fill)  # what leaves goes to the last column
-    result.scatter_(1, (keep.cumsum(1) - 1).masked_fill_(~keep, longest), values)
+    # What leaves goes to the last column.
+    result = values.new_full((len(values), longest + 1, *values.shape[2:]), fill)
+    place = (keep.cumsum(1) - 1).masked_fill_(~keep, longest)
+    result.scatter_(1, place.view(*place.shape, *[1] * (values.ndim - 2)).expand_as(values), values)
     return result[:, :longest].contiguous()
 
 

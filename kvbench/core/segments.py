@@ -98,6 +98,9 @@ class ModelSpec:
             may have more.
         line: tokens of a row of the image, of a model that draws it token by token; 0 of scales and of texts.
         padding_counts: tokens in front of a short prompt that do not exist take of a row's share of the budget.
+        group: query heads that share a KV head.
+        rope_base: base of the rotary frequencies where tokens rotate with their position; 0 where they rotate with row
+            and column, or not at all.
     """
 
     name: str
@@ -111,6 +114,8 @@ class ModelSpec:
     first_head: int = 0
     line: int = 0
     padding_counts: bool = True
+    group: int = 1
+    rope_base: float = 0.0
 
     def take_share(self, rank: int, count: int) -> "ModelSpec":
         """Return share `rank` of `count` equal shares of every layer's heads, which follow each other."""

@@ -28,6 +28,7 @@ from kvbench.methods.capabilities import (
     ComparesKeys,
     ObservesLast,
     count_lse_queries,
+    decides_jointly,
     is_biased,
     is_stateful,
     reads_sparsely,
@@ -113,6 +114,7 @@ class KVCache:
         if self._padding is not None:
             self.ledger.padding = self._padding.min_tokens
         self._stores: list[LayerStore] = []
+        self._waiting: list[LayerInputs] = []  # layers of a full segment, until a joint decision
         self._begun: list[Layout] = []  # layouts as the last segment began, which leaves none behind
         if sequences:
             if self.method.static and not self._schedule:
@@ -257,7 +259,7 @@ class KVCache:
 
     def _attend_step(self, present: LayerInputs) -> Tensor:
         """Attend with the next tokens of a causal segment, and finish the segment with its last one."""
-        store, length = present.store, self._segment.length
+        store, length, q = present.store, self._segment.length, present.q
         filled, tokens = store.filled, present.k.shape[2]
         if filled + tokens > length:
             raise ValueError(
@@ -272,12 +274,37 @@ class KVCache:
         store.filled += tokens
         self._account.note_transient(self._storage.max_read_bytes)
         if not self.method.static and tokens < length:
-            q = note_queries(store, present.q, tokens, length, self._filled)
-            present = present._replace(q=q, raw_queries=None)
+            asked = note_queries(store, present.q, tokens, length, self._filled)
+            present = present._replace(q=asked, raw_queries=None)
+        if tokens == 1 and reads_sparsely(self.method):
+            out = self._attend_step_sparsely(present, q, out)
         if store.filled == length:
             k, v = self._storage.view_flight(store, length)
             self._finish(present._replace(k=k, v=v))
         return out
+
+    def _attend_step_sparsely(self, present: LayerInputs, q: Tensor, out: Tensor) -> Tensor:
+        """Attend with a step's token to the slots that the method selects, in place of all slots.
+
+        Args:
+            present: the layer, with the queries of the whole segment, of which those so far exist.
+            q: the token's queries [batch, rows, queries, D].
+            out: what attention to all slots returned.
+        """
+        filled = present.store.filled
+        so_far = self._segment._replace(width=filled)
+        keys, values = (
+            x[:, :, :filled] for x in self._storage.view_flight(present.store, self._segment.length)
+        )
+        asked = present.q.unflatten(2, (-1, self._segment.length))[:, :, :, :filled].flatten(2, 3)
+        view = self._show(present._replace(q=asked, k=keys, v=values), so_far)
+        assert reads_sparsely(self.method)
+        chosen = self.method.select_attended(view)
+        if chosen is None:
+            return out
+        found, copied = attend_selected(q, view, chosen, self.spec.logit_scale)
+        self._account.note_transient(copied)
+        return found
 
     def _save(self) -> Callable[[], None]:
         """Note the host's bookkeeping, and return what brings it back after a device has repeated a segment alone."""
@@ -310,7 +337,10 @@ class KVCache:
     def _finish(self, present: LayerInputs) -> None:
         """Keep of a layer what the method says; of the last segment nothing."""
         if not self._segment.last:
-            self._store(present, self._find_change(present))
+            if decides_jointly(self.method):
+                self._wait(present)
+            else:
+                self._store(present, self._find_change(present))
             return
         if isinstance(self.method, ObservesLast) and self.method.observes_last:
             self.method.keep(self._show(present))
@@ -318,6 +348,17 @@ class KVCache:
         self._account.note_change(present.store.bytes, 0)
         self._storage.close(present.store)
         self._stores[present.layer] = self._storage.open(present.layer)
+
+    def _wait(self, present: LayerInputs) -> None:
+        """Let a layer wait for the last one, then decide about all."""
+        self._waiting.append(present)
+        if len(self._waiting) < self.spec.layers:
+            return
+        assert decides_jointly(self.method)
+        layers, self._waiting = self._waiting, []
+        self.method.compare([self._show(each) for each in layers])
+        for each in layers:
+            self._store(each, self._find_change(each))
 
     def _find_change(self, present: LayerInputs) -> Change:
         layout = present.store.layout
@@ -329,13 +370,15 @@ class KVCache:
             return follow_schedule(change, self._segment, layout, self._padding, free_slots)
         return ask_method(self.method, self._show(present), layout, free_slots)
 
-    def _show(self, present: LayerInputs) -> CacheView:
-        store, spec, segment = present.store, self.spec, self._segment
+    def _show(self, present: LayerInputs, segment: Segment | None = None) -> CacheView:
+        """Show a layer after the current segment, or after the part of it that came so far."""
+        store, spec, segment = present.store, self.spec, segment or self._segment
         if self.method.static:
             return show_layer(present.layer, segment, store.layout, spec, self._rows // spec.heads)
         state = store.state
         if state is None and is_stateful(self.method):
-            state = torch.zeros(self._rows, 0, device=self._device)
+            numbers = self.method.numbers
+            state = torch.zeros(self._rows, 0, *[numbers] * (numbers > 1), device=self._device)
         numbers = range(self._sequences // spec.branches) if self.prompts is None else self.prompts
         prompts = [*numbers] * spec.branches
         padding = None if self._padding is None else self._padding.rows

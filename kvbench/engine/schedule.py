@@ -58,7 +58,7 @@ class Change(NamedTuple):
         layout: where rows lie from then on.
         source: where their slots come from, int32 [capacity] (`kernels.compact.source_table`).
         appends: nothing leaves, all rows are equally long and come to be longer by the whole segment.
-        state: float32 [rows, longest], a stateful method's numbers of the slots that stay; None for other methods.
+        state: float32 [rows, longest, ...], a stateful method's numbers of the slots that stay; None for other methods.
         contents: of a method that replaced any.
         drift: of a method that watches queries.
     """
@@ -162,7 +162,7 @@ def show_layer(
         spec: the model's shapes.
         sequences: sequences whose rows the layout has.
         inputs: of the layer's attention; None for a static method.
-        state: float32 [rows, longest], numbers of the cached slots; those of the segment's tokens start at 0.
+        state: float32 [rows, longest, ...], numbers of the cached slots; those of the segment's tokens start at 0.
         prompts: number of every sequence's prompt.
         padding: int64 [rows], tokens in front of each row's prompt that do not exist; None if there are none.
     """
@@ -171,7 +171,8 @@ def show_layer(
         position.masked_fill_(position < padding[:, None], -1)
     starts = torch.tensor([each.start for each in spec.segments]).to(position.device, non_blocking=True)
     segment_ids = torch.bucketize(position, starts, right=True) - 1
-    numbers = torch.zeros((0, 0) if state is None else position.shape, device=position.device)
+    shape = (0, 0) if state is None else (*position.shape, *state.shape[2:])
+    numbers = torch.zeros(shape, device=position.device)
     if state is not None:
         numbers[:, : state.shape[1]] = state
     charge, heads = padding if spec.padding_counts else None, spec.heads

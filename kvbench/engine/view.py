@@ -22,7 +22,7 @@ class LayerState:
     """What is kept of one layer beside its keys and values.
 
     Attributes:
-        state: float32 [rows, longest], a number per slot, of a stateful method.
+        state: float32 [rows, longest, ...], a number or more per slot, of a stateful method.
         before: keys of the segment before [batch, rows, tokens, D], of a method that compares keys.
         asked: queries [batch, rows, query heads per KV head, tokens, D] of a segment that is not full yet, of a method
             that looks at data.
@@ -208,6 +208,11 @@ class CacheView:
         if rotated or rotation is None:
             return keys
         return unrotate(keys, rotation[self.segment.start : self.segment.end])
+
+    def rotation(self, positions: Tensor) -> Tensor | None:
+        """complex64 [n, D/2]: RoPE factors of some positions; None without RoPE."""
+        table = self._seen.rotation
+        return None if table is None else table[positions.to(table.device, non_blocking=True)]
 
     def values(self) -> Tensor:
         """[rows, segment.length, D]: the current segment's values."""

@@ -15,7 +15,30 @@ from kvbench.methods.view import View
 
 
 class Stateful:
-    """The method keeps a number per slot in `View.state`."""
+    """The method keeps numbers per slot in `View.state`.
+
+    Attributes:
+        numbers: of each slot; with more than one, `View.state` is [rows, slots, numbers].
+    """
+
+    numbers: ClassVar[int] = 1
+
+
+class DecidesJointly:
+    """The method sees all layers of a segment before it decides about any; only next-token models have such a moment.
+
+    After the last token of a segment the cache calls `compare`, then `keep` for one layer after the other. Tokens of
+    the segment are in flight in all layers until then, as during the segment.
+    """
+
+    @property
+    def jointly(self) -> bool:
+        """Whether it does."""
+        return True
+
+    def compare(self, views: Sequence[View]) -> None:
+        """Look at all layers, in order."""
+        raise NotImplementedError
 
     @property
     def stateful(self) -> bool:
@@ -51,8 +74,9 @@ class SparseReads:
     def select_attended(self, view: View) -> Tensor | None:
         """Select slots, the segment's own among them: bool [rows, slots]; None selects all.
 
-        The cache calls it before the attention of each segment whose tokens come at once. Slots that are not selected
-        stay in the cache unless `keep`, which is called afterwards, drops them.
+        The cache calls it for each segment whose tokens come at once, and for each token of a next-token model that
+        comes by itself; the view then ends with that token, whose query is the last. A prompt attends to all of itself.
+        Slots that are not selected stay in the cache unless `keep`, which is called afterwards, drops them.
         """
         raise NotImplementedError
 
@@ -108,6 +132,11 @@ def is_stateful(method: object) -> bool:
 def reads_sparsely(method: object) -> TypeGuard[SparseReads]:
     """Return whether a method selects the slots that a segment attends to."""
     return isinstance(method, SparseReads) and method.sparse_reads
+
+
+def decides_jointly(method: object) -> TypeGuard[DecidesJointly]:
+    """Return whether a method sees all layers before it decides."""
+    return isinstance(method, DecidesJointly) and method.jointly
 
 
 def mixes_precisions(method: object) -> TypeGuard[MixedPrecision]:

@@ -23,8 +23,8 @@ class View(Protocol):
         position: int64 [rows, slots], position of each token, -1 where the row has no such slot.
         segment_ids: int64 [rows, slots], index of the segment the token came from, -1 where empty.
         prompts: number of every sequence's prompt in the run, so that what is drawn at random is the same in any batch.
-        state: float32 [rows, slots], what a `Stateful` method wrote on each slot earlier, 0 on new ones; written in
-            place, it moves with the slots that are kept.
+        state: float32 [rows, slots], or [rows, slots, n] of a method with n numbers per slot: what a `Stateful` method
+            wrote on each slot earlier, 0 on new ones; written in place, it moves with the slots that are kept.
         padding: int64 [rows], tokens in front of each row's prompt that do not exist, where prompts of a batch are not
             equally long; else None. In the prompt's segment they have no slot (-1), receive nothing, and means over
             queries leave them out.
@@ -95,6 +95,16 @@ class View(Protocol):
         Args:
             rotated: after the rotation by position; else without it, as keys are stored in few bits, with the even
                 channels first, if the model exposes its rotation.
+        """
+        ...
+
+    def rotation(self, positions: Tensor) -> Tensor | None:
+        """Return the RoPE factors of some positions of the model's sequence, complex64 [n, D/2].
+
+        A factor rotates two neighbouring channels. None without RoPE, or if the model does not expose its rotation.
+
+        Args:
+            positions: int64 [n].
         """
         ...
 

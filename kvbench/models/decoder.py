@@ -99,7 +99,14 @@ class DecoderConfig:
     ) -> ModelSpec:
         """Return what a cache and a method need to know of the decoder; see `ModelSpec` for the arguments."""
         shape = (self.depth, self.kv_heads, self.head_dim, segments, branches, self.head_dim**-0.5)
-        return ModelSpec(name, *shape, equal_branches=equal_branches, line=self.line)
+        return ModelSpec(
+            name,
+            *shape,
+            equal_branches=equal_branches,
+            line=self.line,
+            group=self.heads // self.kv_heads,
+            rope_base=0.0 if self.grid else self.rope_base,
+        )
 
     def rotations(self, length: int) -> Tensor:
         """Return the rotations of a sequence of `length` tokens, complex64 [length, head_dim/2].

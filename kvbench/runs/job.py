@@ -22,7 +22,7 @@ from kvbench.engine.coding.codebooks import Codebooks
 from kvbench.engine.coding.formats import Packing, wants_books
 from kvbench.eval.protocol.base import Evaluator
 from kvbench.methods.base import Method, Observer
-from kvbench.methods.capabilities import mixes_precisions, replaces_contents
+from kvbench.methods.capabilities import mixes_precisions, reads_sparsely, replaces_contents
 from kvbench.methods.full import Full
 from kvbench.models.base import Model
 from kvbench.prompts.base import Prompt, hash_prompts
@@ -149,6 +149,8 @@ class Job:
                 f"{type(self.method).__name__} looks at data after every layer of {self.model.name}, so that no scale "
                 "can be repeated"
             )
+        if reads_sparsely(self.method):
+            return f"{type(self.method).__name__} selects what every step attends to, so that no step can be repeated"
         return None
 
     @property
