@@ -98,7 +98,11 @@ class Scored(Stateful, Method):
                 f"method.ema={self.ema}: {type(self).__name__} accumulates its scores; set method.ema=0"
             )
         check_branch_mode(self.branch_mode, spec)
-        check_capacity(spec, budget, self.sinks)
+        check_capacity(spec, budget, self.sinks, self.count_reserved(spec))
+
+    def count_reserved(self, spec: ModelSpec) -> int:
+        """Return the tokens that every head must be able to hold beside the sinks."""
+        return 0
 
     def prepare(self, spec: ModelSpec, budget: Budget, artifact: Artifact | None = None) -> None:
         """Share the budget among all heads."""

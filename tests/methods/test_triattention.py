@@ -1,0 +1,294 @@
+"""TriAttention against the authors' scores and choices, a slow reference, and properties of its score."""
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from kvbench.core.budget import InfeasibleBudget
+from kvbench.core.segments import ModelSpec, Segment, next_token
+from kvbench.methods.base import Artifact, Method
+from kvbench.methods.triattention import QueryCentres, TriAttention, list_distances
+from kvbench.models.rotary import rotate_grid, rotate_line
+from tests.support.engine import listening, open_cache, prepared, run, tokens_of
+from tests.support.goldens import load_golden
+
+CASES = {  # rotary base, budget, horizon, tokens of the prompt, next position
+    "gqa": (1e6, 96, 65536, 24, 700),
+    "mha": (1e4, 64, 1000, 0, 128),
+    "line": (1e6, 88, 65536, 24, 152),
+}
+LATER = 16
+"""Tokens between the first and the second round."""
+
+
+def interleave(x: Tensor) -> Tensor:
+    """Channels f and f + D/2, which rotate together in the references, as neighbours."""
+    return x.unflatten(-1, (2, -1)).mT.flatten(-2)
+
+
+@dataclass
+class Held:
+    """A view of keys [heads, slots, D] that one sequence holds."""
+
+    keys: Tensor
+    position: Tensor
+    segment: Segment
+    prompt: int
+    layer: int = 0
+    sequences: int = 1
+    padding: Tensor | None = None
+    padding_charge: Tensor | None = None
+    segment_ids: Tensor = field(init=False)
+    heads: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.segment_ids = (self.position >= self.prompt).long()
+        self.heads = len(self.keys)
+
+    def cached_keys(self) -> Tensor:
+        return self.keys
+
+
+def spec_of(case: str) -> ModelSpec:
+    g, (base, _, _, prompt, end) = load_golden(f"ld_triattention_{case}"), CASES[case]
+    layers, heads, _, channels = g["keys"].shape
+    segments = next_token(max(prompt, 1), [end - max(prompt, 1), LATER, 1])
+    group = g["q_abs_mean"].shape[1] // heads
+    spec = ModelSpec("golden", layers, heads, channels, segments, 1, channels**-0.5)
+    return replace(spec, group=group, rope_base=base)
+
+
+def artifact_of(case: str) -> Artifact:
+    g, heads = load_golden(f"ld_triattention_{case}"), spec_of(case).heads
+    names = {"centre_real": "q_mean_real", "centre_imag": "q_mean_imag", "modulus": "q_abs_mean"}
+    return Artifact("query_centres", {ours: g[name].unflatten(1, (heads, -1)) for ours, name in names.items()})
+
+
+def method_of(case: str, **chosen: Any) -> TriAttention:
+    _, budget, horizon, prompt, _ = CASES[case]
+    method = TriAttention(horizon=horizon, **{"sinks": int(prompt > 0), **chosen})
+    prepared(method, spec_of(case), budget, artifact_of(case))
+    return method
+
+
+def views_of(case: str) -> list[Any]:
+    g, (_, _, _, prompt, _) = load_golden(f"ld_triattention_{case}"), CASES[case]
+    segment = spec_of(case).segments[1]
+    return [
+        Held(interleave(keys), g["position"].expand(len(keys), -1), segment, prompt, layer)
+        for layer, keys in enumerate(g["keys"])
+    ]
+
+
+def slots(kept: Tensor | None) -> list[list[int]]:
+    assert kept is not None
+    return [row.nonzero()[:, 0].tolist() for row in kept]
+
+
+VARIANTS = {
+    "mean": {},
+    "max": {"aggregate": "max"},
+    "no_mlr": {"concentration": False},
+    "no_trig": {"trig": False},
+}
+TOLERANCE = {"mean": 1e-3, "max": 5e-3, "no_mlr": 1e-3, "no_trig": 1e-5}
+"""Largest error in standard deviations of the scores: the references form phases in float32."""
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_scores_are_those_of_the_authors(case: str, variant: str) -> None:
+    expected = load_golden(f"ld_triattention_{case}")[f"score.{variant}"]
+    method = method_of(case, **VARIANTS[variant])
+    found = torch.stack([method.score_heads(view).flatten(0, 1) for view in views_of(case)])
+    found = found[..., CASES[case][3] :]
+    assert (found - expected).abs().max() < TOLERANCE[variant] * expected.std()
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("normalize", [True, False])
+def test_the_same_slots_are_kept(case: str, normalize: bool) -> None:
+    g, end = load_golden(f"ld_triattention_{case}"), "z" if normalize else "raw"
+    views = views_of(case)
+    for group in ("max", "mean"):
+        method = method_of(case, normalize=normalize, group=group)
+        expected = g[f"keep.layer_head_{group}.{end}"].tolist()
+        assert [slots(method.keep(view)) for view in views] == expected
+    for shared, name in (("layers", "head"), ("all", "union")):
+        method = method_of(case, normalize=normalize, shared=shared)
+        method.compare(views)
+        wanted = g[f"keep.{name}.{end}"].expand(views[0].heads, -1).tolist()
+        assert all(slots(method.keep(view)) == wanted for view in views)
+
+
+@pytest.mark.parametrize("case", ["gqa", "line"])
+def test_a_prompt_that_competes_can_leave(case: str) -> None:
+    method = method_of(case, sinks=0)
+    expected = load_golden(f"ld_triattention_{case}")["keep.layer_head_max.z.open_prefix"].tolist()
+    assert [slots(method.keep(view)) for view in views_of(case)] == expected
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_second_round_keeps_the_same(case: str) -> None:
+    g, (_, _, _, prompt, _) = load_golden(f"ld_triattention_{case}"), CASES[case]
+    kept, method = g["keep.layer_head_max.z"], method_of(case)
+    for layer, keys in enumerate(g["keys"]):
+        old = keys.gather(1, kept[layer, :, :, None].expand(-1, -1, keys.shape[-1]))
+        joined = interleave(torch.cat((old, g["round2.new_keys"][layer]), 1))
+        view = Held(joined, g["round2.position"][layer], spec_of(case).segments[2], prompt, layer)
+        assert slots(method.keep(view)) == g["round2.keep"][layer].tolist()  # type: ignore[arg-type]
+
+
+def line_inputs() -> list[list[tuple[Tensor, ...]]]:
+    """Keys of `line`, which have no gaps, as a generation's; values and queries do not matter."""
+    g, spec = load_golden("ld_triattention_line"), spec_of("line")
+    last = torch.zeros(spec.layers, spec.heads, 1, spec.head_dim)
+    keys = torch.cat((interleave(g["keys"]), interleave(g["round2.new_keys"]), last), 2)
+    parts = keys.split([segment.length for segment in spec.segments], 2)
+    return [[(k.repeat(1, spec.group, 1, 1), k, k) for k in part[:, None]] for part in parts]
+
+
+@pytest.mark.parametrize(("shared", "name"), [("none", "layer_head_max.z"), ("layers", "head.z"), ("all", "union.z")])
+def test_a_generation_keeps_what_the_authors_keep(shared: Any, name: str) -> None:
+    g, spec = load_golden("ld_triattention_line"), spec_of("line")
+    method = TriAttention(sinks=1, shared=shared)
+    cache = open_cache(method, spec, 88, artifact_of("line"))
+    seen = listening(method)
+    run(cache, line_inputs())
+    expected = g[f"keep.{name}"].expand(spec.layers, spec.heads, -1)
+    found = [asked.ids() for asked in seen if asked.scale == 1]
+    assert found == expected.tolist()
+    if shared == "none":
+        second = g["round2.position"].gather(2, g["round2.keep"]).tolist()
+        assert [asked.ids() for asked in seen if asked.scale == 2] == second
+    assert cache.ledger.peak_tokens == spec.all_heads * 88
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_calibration_finds_the_centres_of_the_authors(case: str) -> None:
+    g, spec = load_golden(f"ld_triattention_{case}"), spec_of(case)
+    queries = interleave(g["cal.q_turned"])
+    tokens = queries.shape[1]
+    spec = replace(spec, layers=1, segments=next_token(tokens // 2, [10, tokens - tokens // 2 - 10]))
+    keys = torch.zeros(1, spec.heads, tokens, spec.head_dim)
+    lengths = [segment.length for segment in spec.segments]
+    parts = zip(queries[None].split(lengths, 2), keys.split(lengths, 2), strict=True)
+    observer = QueryCentres()
+    rotation = rotate_line(tokens + 1, spec.head_dim, spec.rope_base)
+    run(open_cache(observer, spec, rotation=rotation), [[(q, k, k)] for q, k in parts])
+    found = observer.average()
+    for ours, name in (("centre_real", "q_mean_real"), ("centre_imag", "q_mean_imag"), ("modulus", "q_abs_mean")):
+        torch.testing.assert_close(found[ours][0].flatten(0, 1).float(), g[f"cal.{name}"], rtol=0, atol=2e-6)
+
+
+def test_padding_has_no_part_in_the_centres() -> None:
+    spec = ModelSpec("padded", 1, 1, 8, next_token(5, [3]), branches=1, logit_scale=0.5, rope_base=100.0)
+    rotation = rotate_line(9, 8, 100.0)
+    inputs = tokens_of(spec, 2)
+    seen = QueryCentres()
+    run(open_cache(seen, spec, rotation=rotation), inputs, [0, 2])
+    q = torch.cat([inputs[0][0][0], inputs[1][0][0]], 2)[:, 0]
+    pairs = torch.view_as_complex(q.unflatten(-1, (-1, 2))) * rotation[:8].conj()
+    exist = torch.cat((pairs[0], pairs[1, 2:]))
+    found = seen.average()
+    torch.testing.assert_close(found["centre_real"][0, 0, 0], exist.mean(0).real.double(), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(found["modulus"][0, 0, 0], exist.abs().mean(0).double(), rtol=1e-5, atol=1e-6)
+
+
+def test_a_prompt_that_fills_the_budget_is_refused() -> None:
+    with pytest.raises(InfeasibleBudget, match="the smallest feasible budget is "):
+        prepared(TriAttention(sinks=1), spec_of("line"), 24, artifact_of("line"))
+
+
+SPEC = ModelSpec("text", 1, 2, 8, next_token(4, [20, 4]), 1, 0.5, group=2, rope_base=50.0)
+
+
+def draw(seed: int, spec: ModelSpec = SPEC) -> tuple[Artifact, Any]:
+    """Random centres with norms above theirs, and a view of random keys."""
+    generator = torch.Generator().manual_seed(seed)
+    shape = (spec.layers, spec.heads, spec.group, spec.head_dim // 2)
+    real, imag, more = (torch.randn(shape, generator=generator, dtype=torch.float64) for _ in range(3))
+    tensors = {"centre_real": real, "centre_imag": imag, "modulus": (real**2 + imag**2).sqrt() + more.abs()}
+    keys = torch.randn(spec.heads, 24, spec.head_dim, generator=generator)
+    return Artifact("query_centres", tensors), Held(keys, torch.arange(24).expand(2, -1), spec.segments[1], 4)
+
+
+def score(artifact: Artifact, view: Any, spec: ModelSpec = SPEC, **chosen: Any) -> Tensor:
+    method: Method = prepared(TriAttention(**{"horizon": 16, **chosen}), spec, 12, artifact)
+    assert isinstance(method, TriAttention)
+    return method.score_heads(view)
+
+
+@given(st.integers(0, 10**6), st.sampled_from(["mean", "max"]))
+@settings(max_examples=20, deadline=None)
+def test_the_series_is_the_logit_of_queries_at_the_centre(seed: int, aggregate: str) -> None:
+    artifact, view = draw(seed)
+    at_centre = {**artifact.tensors}
+    centres = torch.complex(at_centre["centre_real"], at_centre["centre_imag"])
+    at_centre["modulus"] = centres.abs()
+    found = score(Artifact("query_centres", at_centre), view, aggregate=aggregate)
+    logits = []
+    for distance in (1, 2, 4, 8, 16):
+        turned = centres[0] * rotate_line(50, 8, 50.0)[24 + distance].to(torch.complex128)
+        logits.append(torch.view_as_real(turned).flatten(-2) @ view.keys.double().mT)
+    every = torch.stack(logits)
+    expected = every.mean(0) if aggregate == "mean" else every.amax(0)
+    torch.testing.assert_close(found.double(), expected, rtol=1e-4, atol=1e-4)
+
+
+@given(st.integers(0, 10**6))
+@settings(max_examples=20, deadline=None)
+def test_without_a_centre_only_norms_count(seed: int) -> None:
+    artifact, view = draw(seed)
+    nowhere = {**artifact.tensors, "centre_real": torch.zeros(1, 2, 2, 4), "centre_imag": torch.zeros(1, 2, 2, 4)}
+    none = Artifact("query_centres", nowhere)
+    assert torch.equal(score(none, view), score(none, view, trig=False))
+    # Whole norms differ from bounded ones by |c| |k|.
+    difference = score(artifact, view, concentration=False) - score(artifact, view)
+    centre = torch.complex(artifact.tensors["centre_real"], artifact.tensors["centre_imag"])[0].abs().float()
+    lengths = torch.view_as_complex(view.keys.unflatten(-1, (-1, 2))).abs()
+    torch.testing.assert_close(difference, centre @ lengths.mT, rtol=1e-3, atol=1e-4)
+
+
+@given(st.integers(0, 10**6), st.integers(1, 23))
+@settings(max_examples=20, deadline=None)
+def test_the_score_of_a_key_depends_on_no_other_key(seed: int, held: int) -> None:
+    artifact, view = draw(seed)
+    some = Held(view.keys[:, :held], view.position[:, :held], view.segment, 4)
+    torch.testing.assert_close(score(artifact, some), score(artifact, view)[..., :held], rtol=1e-5, atol=1e-5)
+
+
+@given(st.integers(0, 10**6))
+@settings(max_examples=10, deadline=None)
+def test_a_whole_turn_changes_nothing(seed: int) -> None:
+    """Of the first pair, which turns by one radian a token, 710 tokens are 113 turns and 6e-5."""
+    artifact, view = draw(seed)
+    only = {name: x * torch.tensor([1.0, 0, 0, 0]) for name, x in artifact.tensors.items()}
+    later = Held(view.keys, view.position, view.segment._replace(start=view.segment.start + 710), 4)
+    one = Artifact("query_centres", only)
+    spec = replace(SPEC, segments=next_token(4, [20, 4, 2000]))
+    torch.testing.assert_close(score(one, later, spec), score(one, view, spec), rtol=1e-3, atol=2e-3)
+
+
+def test_images_look_as_far_as_they_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Models whose tokens rotate with row and column have rotations for their own tokens alone."""
+    spec = ModelSpec("grid", 1, 2, 8, next_token(1, [4, 4, 4, 3]), 1, 0.5, line=4)
+    names = ("centre_real", "centre_imag", "modulus")
+    artifact = Artifact("query_centres", dict.fromkeys(names, torch.ones(1, 2, 1, 4)))
+    found, inner = [], TriAttention._find_phases
+    monkeypatch.setattr(TriAttention, "_find_phases", lambda *of: found.append(inner(*of)) or inner(*of))
+    rotation = rotate_grid((4, 4), 8, 100.0, 1)
+    run(open_cache(TriAttention(), spec, 6, artifact, rotation=rotation), tokens_of(spec, 1))
+    # 7 tokens are to come after 9 of 16, and 3 after 13; before that all tokens fit.
+    assert [len(phases) for phases in found] == [3, 2]
+    assert torch.equal(found[1], rotation[[14, 15]].to(torch.complex128))
+
+
+def test_distances_are_powers_of_two() -> None:
+    assert len(list_distances(65536)) == 17
+    assert list_distances(1000).tolist() == [2**i for i in range(10)]
