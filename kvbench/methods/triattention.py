@@ -171,7 +171,9 @@ class TriAttention(DecidesJointly, Scored):
         if self.trig:
             phases = self._find_phases(view)
             virtual = [self._centres[layer] * phase for phase in self._join(phases)]
-            queries = [torch.view_as_real(q).flatten(-2).float().to(device, non_blocking=True) for q in virtual]
+            queries = [
+                torch.view_as_real(q).flatten(-2).float().to(device, non_blocking=True) for q in virtual
+            ]
             series = [keys @ q.mT for q in queries]
             scores = scores + (series[0] if len(series) == 1 else torch.stack(series).amax(0))
         return scores.flatten(0, 1).mT

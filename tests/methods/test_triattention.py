@@ -66,7 +66,9 @@ def spec_of(case: str) -> ModelSpec:
 def artifact_of(case: str) -> Artifact:
     g, heads = load_golden(f"ld_triattention_{case}"), spec_of(case).heads
     names = {"centre_real": "q_mean_real", "centre_imag": "q_mean_imag", "modulus": "q_abs_mean"}
-    return Artifact("query_centres", {ours: g[name].unflatten(1, (heads, -1)) for ours, name in names.items()})
+    return Artifact(
+        "query_centres", {ours: g[name].unflatten(1, (heads, -1)) for ours, name in names.items()}
+    )
 
 
 def method_of(case: str, **chosen: Any) -> TriAttention:
@@ -153,7 +155,9 @@ def line_inputs() -> list[list[tuple[Tensor, ...]]]:
     return [[(k.repeat(1, spec.group, 1, 1), k, k) for k in part[:, None]] for part in parts]
 
 
-@pytest.mark.parametrize(("shared", "name"), [("none", "layer_head_max.z"), ("layers", "head.z"), ("all", "union.z")])
+@pytest.mark.parametrize(
+    ("shared", "name"), [("none", "layer_head_max.z"), ("layers", "head.z"), ("all", "union.z")]
+)
 def test_a_generation_keeps_what_the_authors_keep(shared: Any, name: str) -> None:
     g, spec = load_golden("ld_triattention_line"), spec_of("line")
     method = TriAttention(sinks=1, shared=shared)
@@ -182,7 +186,11 @@ def test_a_calibration_finds_the_centres_of_the_authors(case: str) -> None:
     rotation = rotate_line(tokens + 1, spec.head_dim, spec.rope_base)
     run(open_cache(observer, spec, rotation=rotation), [[(q, k, k)] for q, k in parts])
     found = observer.average()
-    for ours, name in (("centre_real", "q_mean_real"), ("centre_imag", "q_mean_imag"), ("modulus", "q_abs_mean")):
+    for ours, name in (
+        ("centre_real", "q_mean_real"),
+        ("centre_imag", "q_mean_imag"),
+        ("modulus", "q_abs_mean"),
+    ):
         torch.testing.assert_close(found[ours][0].flatten(0, 1).float(), g[f"cal.{name}"], rtol=0, atol=2e-6)
 
 
@@ -196,7 +204,9 @@ def test_padding_has_no_part_in_the_centres() -> None:
     pairs = torch.view_as_complex(q.unflatten(-1, (-1, 2))) * rotation[:8].conj()
     exist = torch.cat((pairs[0], pairs[1, 2:]))
     found = seen.average()
-    torch.testing.assert_close(found["centre_real"][0, 0, 0], exist.mean(0).real.double(), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(
+        found["centre_real"][0, 0, 0], exist.mean(0).real.double(), rtol=1e-5, atol=1e-6
+    )
     torch.testing.assert_close(found["modulus"][0, 0, 0], exist.abs().mean(0).double(), rtol=1e-5, atol=1e-6)
 
 
@@ -245,7 +255,11 @@ def test_the_series_is_the_logit_of_queries_at_the_centre(seed: int, aggregate: 
 @settings(max_examples=20, deadline=None)
 def test_without_a_centre_only_norms_count(seed: int) -> None:
     artifact, view = draw(seed)
-    nowhere = {**artifact.tensors, "centre_real": torch.zeros(1, 2, 2, 4), "centre_imag": torch.zeros(1, 2, 2, 4)}
+    nowhere = {
+        **artifact.tensors,
+        "centre_real": torch.zeros(1, 2, 2, 4),
+        "centre_imag": torch.zeros(1, 2, 2, 4),
+    }
     none = Artifact("query_centres", nowhere)
     assert torch.equal(score(none, view), score(none, view, trig=False))
     # Whole norms differ from bounded ones by |c| |k|.
