@@ -20,7 +20,7 @@ CASES = {"a": (7, 16, 48, 0.02, 0), "b": (10, 20, 50, 0.01, 1)}
 
 
 def inputs_of(case: str) -> tuple[ModelSpec, list[list[tuple[Tensor, ...]]]]:
-    """Keys that are unit vectors, so that a query's channels are its logits; steps of a prompt's queries do not count."""
+    """Keys that are unit vectors, so that a query's channels are its logits."""
     prompt, window, *_ = CASES[case]
     logits = (
         load_golden(f"ld_lazyeviction_{case}")["logits"].float().transpose(0, 1)
