@@ -1,0 +1,105 @@
+"""Operations of attention under methods that select what it reads, counted on a model's schedule.
+
+python -m benchmarks reads [--model infinity_8b] [--budget 1] [--layers 4] [--method quest method.page=32 ...]
+
+A generation of random queries, keys and values runs through the cache, with one narrow KV head in each of the first
+`--layers` layers. Every pair of a query and a key that it attends to is counted, as 4 operations for each channel of
+the model's real heads (q k^T and the sum of values), for one prompt with all its branches and all layers. Projections
+are left out. Without `--method`, the methods of this family that select, at settings that halve reads or more. No time
+is measured: the cache copies what is selected.
+"""
+
+import argparse
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from benchmarks.support.arguments import OVERRIDES, Option
+from benchmarks.support.build import build_model, prepare_method
+from benchmarks.support.table import Table
+from kvbench.core.segments import ModelSpec
+from kvbench.engine.cache import KVCache
+from kvbench.methods.base import Method
+from kvbench.methods.capabilities import reads_sparsely
+from kvbench.methods.view import View
+
+CASES: dict[str, tuple[tuple[str, ...], ...]] = {
+    "next-scale": (
+        ("full",),
+        ("hackpp", "method.attention_budget=0.3"),
+        ("sparvar", "method.density=0.3"),
+    ),
+    "next-token": (
+        ("full",),
+        ("quest", "method.attention_budget=256"),
+        ("quest", "method.attention_budget=128"),
+    ),
+}
+"""Methods and their settings by family."""
+CHANNELS = 8
+
+OPTIONS = {
+    "model": "infinity_tiny", "budget": "1", "method": None, "layers": Option(4, "layers that run"),
+} | OVERRIDES  # fmt: skip
+
+
+def main(options: argparse.Namespace) -> None:
+    """Print a row per method."""
+    whole = build_model(options.model).spec
+    layers = min(options.layers, whole.layers)
+    spec = replace(whole, layers=layers, heads=1, head_dim=CHANNELS, branches=1, group=1)
+    own = () if options.method is None else ((options.method, *options.overrides),)
+    table = Table({"GFLOPs": ".3f", "of full": ".3f"}, "attention", 44)
+    full = count_pairs(spec, prepare_method(spec, 1, ["method=full"]))
+    heads = whole.heads * whole.group * whole.branches
+    for method, *settings in own or CASES[whole.family]:
+        chosen = [f"model={options.model}", f"method={method}", *settings]
+        pairs = count_pairs(spec, prepare_method(spec, options.budget, chosen))
+        work = 4 * pairs * heads * whole.head_dim * whole.layers / layers
+        table.add(" ".join([method, *settings]), work / 1e9, pairs / full)
+
+
+def count_pairs(spec: ModelSpec, method: Method) -> int:
+    """Return the pairs of a query and a key that one sequence attends to, in all layers of the shapes together."""
+    cache = KVCache(spec, method, dtype=torch.float32)
+    counter = Counter(method)
+    generator = torch.Generator().manual_seed(0)
+    cache.reset(1)
+    for segment in spec.segments:
+        cache.begin(segment)
+        # A prompt comes at once, whatever follows it token by token.
+        steps = segment.length if segment.causal and segment.index else 1
+        for _ in range(steps):
+            shape = (3, 1, 1, segment.length // steps, CHANNELS)
+            for layer in range(spec.layers):
+                store = cache._stores[layer]
+                counter.begin(
+                    store.layout.total + store.filled, segment.length // steps, causal=segment.causal
+                )
+                cache.attend(layer, *torch.randn(shape, generator=generator))
+    return counter.pairs
+
+
+class Counter:
+    """Counts pairs of a query and a key, and listens to what a method selects."""
+
+    def __init__(self, method: Method) -> None:
+        self.pairs = 0
+        self._all, self._queries = 0, 0
+        if reads_sparsely(method):
+            self._select = method.select_attended
+            method.select_attended = self.select  # type: ignore[method-assign]
+
+    def begin(self, held: int, queries: int, *, causal: bool) -> None:
+        """Count a layer's attention to everything."""
+        self._queries = queries
+        self._all = held * queries + (queries * (queries + 1) // 2 if causal else queries * queries)
+        self.pairs += self._all
+
+    def select(self, view: View) -> Tensor | None:
+        """Count what a method selects in place of everything."""
+        chosen = self._select(view)
+        if chosen is not None:
+            self.pairs += int((chosen & (view.position >= 0)).sum()) * self._queries - self._all
+        return chosen
