@@ -1,14 +1,14 @@
 """R-KV: tokens that matter and that no other key repeats (arXiv:2505.24133)."""
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from torch import Tensor
 
 from kvbench.methods.base import SHARE, Limit, set_limits
 from kvbench.methods.redundancy import measure_redundancy
 from kvbench.methods.scored import Windowed
-from kvbench.methods.select import average_attention, find_asking, smooth
+from kvbench.methods.select import average_attention, find_asking, find_sinks, smooth
 from kvbench.methods.view import View
 
 
@@ -30,6 +30,8 @@ class RKV(Windowed):
         threshold: cosine similarity above which two keys are near copies.
         protected: latest near copies of every key that count as different (beta).
         normalize: R is a softmax; else the mean similarity itself, as in the R-KV that Hard-KV's program compares with.
+        similarity: attention and similarity are among `all` slots, or among those of the `middle`, between sinks and
+            window, as in TriAttention's comparison with a prompt that stays.
         kernel: width of the maximum in slots, odd; 1 for none.
     """
 
@@ -37,6 +39,7 @@ class RKV(Windowed):
     threshold: float = 0.5
     protected: int = 1
     normalize: bool = True
+    similarity: Literal["all", "middle"] = "all"
     kernel: int = 7
 
     limits = set_limits(
@@ -47,8 +50,12 @@ class RKV(Windowed):
     def score_outside(self, view: View, chosen: Tensor, inside: Tensor) -> Tensor:
         """Return lambda I - (1 - lambda) R, float32 [rows, slots]."""
         scores, asking = view.scores(chosen), find_asking(view, chosen)
+        keys, exists, valid = view.cached_keys(), view.position >= 0, self.valid_slots(view)
+        if self.similarity == "middle":
+            inside = inside | find_sinks(view, self.sinks)
+            exists = valid = exists & ~inside
+            keys = keys * exists[..., None]
         attention = average_attention(scores, inside, softmax="prefix", group="max", asking=asking)
-        keys, exists = view.cached_keys(), view.position >= 0
         repeated = measure_redundancy(keys, exists, self.threshold, self.protected, normalize=self.normalize)
-        attention = smooth(attention, "max", self.kernel, self.valid_slots(view))
+        attention = smooth(attention, "max", self.kernel, valid)
         return self.mix * attention - (1 - self.mix) * repeated

@@ -17,6 +17,7 @@ METHODS = (
     *("sta", "hack", "tova", "first_scales", "keydiff", "pyramidkv", "adakv", "hackpp"),
     *("expected_attention", "criticalkv", "critical_adakv", "cake", "meda", "lookm", "merging", "cam", "d2o"),
     *("knorm", "lagkv", "cur", "leverage", "noncausal", "compactor", "chunkkv"),
+    *("triattention", "lazy_eviction", "ssd", "quest", "sparvar"),
 )
 """Methods by the place of their style. A new method is appended, so that no other changes its style."""
 PLACES = len(COLOURS) * len(MARKERS)

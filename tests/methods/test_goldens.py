@@ -83,6 +83,30 @@ def test_rkv_keeps_what_the_authors_keep(mix: float) -> None:
     assert kept == rows_of(load_golden("rkv_select")[f"rkv_l{mix}_b64.kept_ids"])
 
 
+def long_text_inputs(prompt: int) -> tuple[tuple[Segment, ...], Tensor, Tensor]:
+    """A prompt and a text behind it, and their keys and queries, in another paper's comparison with R-KV and SnapKV."""
+    g = load_golden("ld_baselines_a")
+    k, q = g["K"], with_last(g["Q"], g["K"].shape[2])
+    return next_token(prompt, [k.shape[2] - prompt, 1]), k, q
+
+
+def test_baselines_of_triattention_keep_what_its_authors_keep() -> None:
+    g, inputs = load_golden("ld_baselines_a"), long_text_inputs(20)
+    usual = {"window": WINDOW, "queries": "last"}
+    for method, name, room in (
+        (RKV(**usual), "r1kv", 64),
+        (RKV(**usual, similarity="middle", sinks=1), "r1kv_protect", 64),
+        (RKV(**usual, similarity="middle", sinks=1), "r1kv_protect.tight", 28),
+    ):
+        assert kept_after(method, *inputs, room) == g[f"keep.{name}"].tolist(), name
+    snapkv = SnapKV(**usual, softmax="prefix", group="max", pool="max", kernel=7)
+    kept = kept_after(snapkv, *inputs, 64)
+    pooled = rkv_importance(*inputs[1:])
+    pooled[:, -WINDOW:] = torch.inf
+    for row, scores in enumerate(pooled):  # plateaus of the maximum are cut anywhere
+        same_best(kept[row], g["keep.snapkv"][row].tolist(), scores)
+
+
 def test_rkv_compares_the_keys_of_each_sequence_where_the_authors_take_the_first_one_s() -> None:
     first, second = rkv_inputs(), rkv_inputs("batch2")
     k, q = (torch.cat(both) for both in zip(first, second, strict=True))
