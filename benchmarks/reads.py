@@ -62,23 +62,36 @@ def main(options: argparse.Namespace) -> None:
 
 def count_pairs(spec: ModelSpec, method: Method) -> int:
     """Return the pairs of a query and a key that one sequence attends to, in all layers of the shapes together."""
-    cache = KVCache(spec, method, dtype=torch.float32)
     counter = Counter(method)
+    generate(spec, method, counter)
+    return counter.pairs
+
+
+def generate(spec: ModelSpec, method: Method, counter: "Counter | None" = None) -> KVCache:
+    """Run a generation of random queries, keys and values of one sequence; return the cache, whose ledger is filled.
+
+    Args:
+        spec: the model's shapes, or fewer and narrower heads.
+        method: prepared for them.
+        counter: counts what is attended to, of one KV head.
+    """
+    cache = KVCache(spec, method, dtype=torch.float32)
     generator = torch.Generator().manual_seed(0)
-    cache.reset(1)
+    cache.reset(spec.branches)
     for segment in spec.segments:
         cache.begin(segment)
         # A prompt comes at once, whatever follows it token by token.
         steps = segment.length if segment.causal and segment.index else 1
         for _ in range(steps):
-            shape = (3, 1, 1, segment.length // steps, CHANNELS)
+            tokens = segment.length // steps
             for layer in range(spec.layers):
-                store = cache._stores[layer]
-                counter.begin(
-                    store.layout.total + store.filled, segment.length // steps, causal=segment.causal
-                )
-                cache.attend(layer, *torch.randn(shape, generator=generator))
-    return counter.pairs
+                if counter is not None:
+                    store = cache._stores[layer]
+                    counter.begin(store.layout.total + store.filled, tokens, causal=segment.causal)
+                heads = (spec.heads * spec.group, spec.heads, spec.heads)
+                shapes = [(spec.branches, count, tokens, spec.head_dim) for count in heads]
+                cache.attend(layer, *(torch.randn(shape, generator=generator) for shape in shapes))
+    return cache
 
 
 class Counter:
