@@ -22,9 +22,16 @@ class Problems(PromptSet):
 
     Attributes:
         instruction: what is said after every problem, on a line of its own; null says nothing.
+        frame: the whole prompt, with {question} where the problem stands, in place of problem and instruction.
     """
 
     instruction: str | None = None
+    frame: str | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.frame is not None and "{question}" not in self.frame:
+            raise ConfigError(f"prompts.frame={self.frame[:40]!r}: must contain {{question}}")
 
     def entries(self, place: Path) -> list[Entry]:
         """Read the problems, each with its `answer`."""
@@ -45,6 +52,8 @@ class Problems(PromptSet):
             return None
         kept = {name: line[name] for name in KEPT if name in line}
         asked = question.strip() if self.instruction is None else f"{question.strip()}\n{self.instruction}"
+        if self.frame is not None:
+            asked = self.frame.replace("{question}", question.strip())
         return asked, {**kept, "answer": self.read_answer(answer).strip()}
 
     def takes(self, line: Mapping[str, object]) -> bool:

@@ -47,6 +47,10 @@ def test_problems_come_with_their_answers(kind: type[Problems], tmp_path: Path) 
     assert not {"solution", "image"} & set(prompt.meta)
     [asked] = kind(path=path, instruction="Box it.").load()
     assert asked.text == f"{question.strip()}\nBox it."
+    [framed] = kind(path=path, instruction="Box it.", frame="Problem: {question} In \\boxed{}:").load()
+    assert framed.text == f"Problem: {question.strip()} In \\boxed{{}}:"
+    with pytest.raises(ConfigError, match=r"prompts\.frame='Solve\.': must contain \{question\}"):
+        kind(path=path, frame="Solve.")
 
 
 def test_a_problem_is_asked_several_times(tmp_path: Path) -> None:

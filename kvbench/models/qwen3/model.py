@@ -53,7 +53,8 @@ class Qwen3Model(NextTokenModel[Qwen3]):
         prompt_tokens: tokens of the longest prompt, those of the chat around it included.
         max_tokens: tokens after which a text is cut.
         chunk: tokens after which a method is asked what to keep.
-        thinking: whether the model thinks before it answers.
+        thinking: whether the model thinks before it answers, if there is a chat.
+        chat: whether a prompt stands in the model's chat template; otherwise the model goes on with it as with a text.
         stop: whether a text ends where the model ends it; otherwise it goes on to `max_tokens`, for timing.
         default_sinks: sink segments when the config names none; the prompt is the first segment.
         count_padding: whether padding in front of a short prompt takes of its share of the budget.
@@ -70,6 +71,7 @@ class Qwen3Model(NextTokenModel[Qwen3]):
     max_tokens: int = 32768
     chunk: int = 128
     thinking: bool = True
+    chat: bool = True
     stop: bool = True
     default_sinks: int = 1
     count_padding: bool = False
@@ -177,4 +179,4 @@ class Qwen3Model(NextTokenModel[Qwen3]):
     def _read_text(self, device: torch.device | str) -> tuple[TextTokenizer, str]:
         if self.weights == "random":
             return HashedTokens(self.transformer.vocabulary), ""
-        return read_tokenizer(self.sources["weights"], thinking=self.thinking), ""
+        return read_tokenizer(self.sources["weights"], thinking=self.thinking, chat=self.chat), ""

@@ -34,18 +34,19 @@ class ChatTokenizer(TextTokenizer):
     Args:
         folder: where its files are.
         thinking: whether the model thinks before it answers; otherwise the template closes its thoughts at once.
+        chat: whether a prompt stands in a chat; otherwise it is the beginning of a text that the model goes on with.
 
     Raises:
         ImportError: the `text` extra is not installed.
         OSError, ValueError: no tokenizer, or one without a chat template or without a token that ends an answer.
     """
 
-    def __init__(self, folder: Path, *, thinking: bool) -> None:
+    def __init__(self, folder: Path, *, thinking: bool, chat: bool = True) -> None:
         from transformers import AutoTokenizer
 
         self._reader = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
-        self._thinking = thinking
-        if self._reader.chat_template is None:
+        self._thinking, self._chat = thinking, chat
+        if chat and self._reader.chat_template is None:
             raise ValueError("it has no chat template")
         end, pad = self._reader.eos_token_id, self._reader.pad_token_id
         if end is None:
@@ -56,7 +57,9 @@ class ChatTokenizer(TextTokenizer):
         )  # a text of its own ends with the token that also pads
 
     def encode(self, prompt: str) -> list[int]:
-        """Return the tokens of a question of the user's, up to where the answer begins."""
+        """Return the tokens of a question of the user's, up to where the answer begins; of a text without a chat."""
+        if not self._chat:
+            return list(self._reader(prompt)["input_ids"])
         text = self._reader.apply_chat_template(
             [{"role": "user", "content": prompt}],
             tokenize=False,
@@ -139,12 +142,13 @@ class HashedTokens(TextTokenizer):
         return " ".join(f"w{token}" for token in tokens if token not in self.ends)
 
 
-def read_tokenizer(source: Source, *, thinking: bool) -> TextTokenizer:
+def read_tokenizer(source: Source, *, thinking: bool, chat: bool = True) -> TextTokenizer:
     """Read the tokenizer out of the folder of a model's weights: a list of words, or what transformers reads.
 
     Args:
         source: of the folder.
         thinking: whether the model thinks before it answers.
+        chat: whether a prompt stands in a chat; lists of words know none.
 
     Raises:
         WeightsError: its files are missing or unreadable, or the `text` extra is not installed.
@@ -153,7 +157,7 @@ def read_tokenizer(source: Source, *, thinking: bool) -> TextTokenizer:
     try:
         if (folder / WORDS).is_file():
             return WordTokens(parse_json((folder / WORDS).read_text(encoding="utf-8")))
-        return ChatTokenizer(folder, thinking=thinking)
+        return ChatTokenizer(folder, thinking=thinking, chat=chat)
     except ImportError:
         raise WeightsError(f"{source.key}: install the `text` extra, which reads the tokenizer") from None
     except (OSError, ValueError) as error:

@@ -133,6 +133,13 @@ def test_greedy_texts_are_those_of_transformers(folder: tuple[Path, Any], thinki
     assert list(one.calls) == ["text", "transformer", "decode"]
 
 
+def test_without_a_chat_a_prompt_is_the_beginning_of_a_text(tmp_path: Path) -> None:
+    write_tokenizer(tmp_path, None)
+    one = reading(tmp_path, chat=False)
+    text, _ = one._read_text("cpu")
+    assert text.encode("one plus two") == [WORDS.index(word) for word in ("one", "plus", "two")]
+
+
 def test_thoughts_are_part_of_a_text_and_special_tokens_are_not(folder: tuple[Path, Any]) -> None:
     text = reading(folder[0])._read_text("cpu")[0]
     assert text.decode([4, 7, 10, 5, 8, 1]) == "<think> one plus </think> two"
