@@ -20,23 +20,10 @@ from kvbench.methods.quest import Quest, bound_pages
 from kvbench.methods.sparvar import SparVAR, enlarge
 from kvbench.methods.view import View
 from tests.support.engine import D, open_cache, prepared, run, tokens_of
+from tests.support.steps import agree, draw, generate
 
 TEXT = ModelSpec("text", 3, 2, D, next_token(6, [8, 8, 8, 7]), 1, 0.7, group=2)
 SCALES = ModelSpec("scales", 2, 2, D, next_scale([(1, 1), (2, 2), (3, 3), (4, 4), (6, 6)]), 1)
-
-
-def run_steps(cache: KVCache, inputs: Any, padding: list[int] | None = None) -> list[Tensor]:
-    """Feed the prompt at once and all that follows token by token; outputs [layer, sequences, heads, D] of each."""
-    cache.reset(len(inputs[0][0][0]), padding)
-    out = []
-    for segment, layers in zip(cache.spec.segments, inputs, strict=True):
-        cache.begin(segment)
-        width = segment.length if not segment.index else 1
-        for start in range(0, segment.length, width):
-            parts = [tuple(x[:, :, start : start + width] for x in qkv) for qkv in layers]
-            made = [cache.attend(layer, *qkv) for layer, qkv in enumerate(parts)]
-            out.append(torch.stack([one[:, :, -1] for one in made]))
-    return out
 
 
 def listen(method: Any) -> list[tuple[View, Tensor | None]]:
@@ -72,11 +59,10 @@ def test_no_key_of_a_page_exceeds_its_bound(seed: int, page: int, slots: int) ->
 @pytest.mark.parametrize("padding", [None, [0, 3]])
 def test_each_token_attends_to_its_best_pages_and_to_nothing_else(padding: list[int] | None) -> None:
     method = Quest(attention_budget=8, page=4, dense_layers=1)
-    seen, inputs = listen(method), tokens_of(TEXT, 2, groups=2)
-    out = run_steps(open_cache(method, TEXT), inputs, padding)
-    q, k, v = ([torch.cat([s[n][x] for s in inputs], 2) for n in range(3)] for x in range(3))
+    seen, inputs = listen(method), draw(TEXT, 2, groups=2)
+    out = generate(open_cache(method, TEXT), inputs, padding)
     for view, chosen in seen:
-        newest = view.segment.end - 1
+        newest, (q, k, v) = view.segment.end - 1, inputs[view.layer]
         assert view.position.shape[1] == newest + 1
         if view.layer < 1 or newest < 8:
             assert chosen is None
@@ -86,8 +72,8 @@ def test_each_token_attends_to_its_best_pages_and_to_nothing_else(padding: list[
             sequence, head = divmod(row, 2)
             first = 0 if padding is None else padding[sequence]
             keys, asked = (
-                k[view.layer][sequence, head],
-                q[view.layer][sequence, 2 * head : 2 * head + 2, newest],
+                k[sequence, head],
+                q[sequence, 2 * head : 2 * head + 2, newest],
             )
             bounds = []
             for start in range(first, newest + 1, 4):
@@ -100,8 +86,8 @@ def test_each_token_attends_to_its_best_pages_and_to_nothing_else(padding: list[
             held = view.position[row][chosen[row] & (view.position[row] >= 0)].tolist()
             assert held == tokens
             attention = (asked @ keys[tokens].T * TEXT.logit_scale).softmax(-1)
-            expected = attention @ v[view.layer][sequence, head, tokens]
-            found = out[newest - 5][view.layer, sequence, 2 * head : 2 * head + 2]
+            expected = attention @ v[sequence, head, tokens]
+            found = out[view.layer][sequence, 2 * head : 2 * head + 2, newest]
             torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
 
 
@@ -114,14 +100,12 @@ class Everything(Quest):
 
 @pytest.mark.parametrize("packing", [None, Packing(8, CHANNEL)])
 def test_everything_selected_is_the_full_cache(packing: Packing | None) -> None:
-    inputs = tokens_of(TEXT, 2, groups=2)
+    inputs = draw(TEXT, 2, groups=2)
     caches = [
         KVCache(TEXT, prepared(method, TEXT), dtype=torch.float32, packing=packing)
         for method in (Everything(), Full())
     ]
-    found, expected = (run_steps(cache, inputs) for cache in caches)
-    for one, other in zip(found, expected, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+    agree(*(generate(cache, inputs) for cache in caches))
 
 
 def test_less_than_a_page_is_refused() -> None:
