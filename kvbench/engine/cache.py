@@ -377,8 +377,8 @@ class KVCache:
             return show_layer(present.layer, segment, store.layout, spec, self._rows // spec.heads)
         state = store.state
         if state is None and is_stateful(self.method):
-            numbers = self.method.numbers
-            state = torch.zeros(self._rows, 0, *[numbers] * (numbers > 1), device=self._device)
+            per_slot = self.method.numbers
+            state = torch.zeros(self._rows, 0, *[per_slot] * (per_slot > 1), device=self._device)
         numbers = range(self._sequences // spec.branches) if self.prompts is None else self.prompts
         prompts = [*numbers] * spec.branches
         padding = None if self._padding is None else self._padding.rows
