@@ -87,6 +87,16 @@ def texts(row: Row) -> dict[str, str]:
         ),
         ("hackpp_table5", "infinity_2b", {"method.observed": "8"}, "imagereward", ".920"),
         ("hackpp_fig14", "infinity_2b", {"method.tau": "2.0"}, "imagereward", ".942"),
+        ("triattention_aime", "qwen3_8b (aime24)", {"budget": "4096"}, "accuracy", "0.546"),
+        ("triattention_aime", "qwen3_8b (aime25)", {"method": "rkv/text"}, "accuracy", "0.175"),
+        (
+            "triattention_math",
+            "qwen3_8b (math500)",
+            {"method": "snapkv/text", "method.sinks": "0"},
+            "accuracy",
+            "0.492",
+        ),
+        ("ssd_table1", "janus_pro_1b (every 24 tokens)", {"method": "ssd"}, "dpg[official]", "82.53"),
         ("hack_table1", "var_d30", {"method": "hack"}, "is", "299.98"),
         ("hack_table2", "infinity_8b", {"method": "hack"}, "geneval", ".82"),
         ("hack_table3", "infinity_8b", {"method.observed": "4096"}, "imagereward", "1.045"),
@@ -115,6 +125,25 @@ def test_tables_have_every_row() -> None:
     assert [counts["hackpp_fig14"], *(counts[f"hack_table{i}"] for i in (1, 2, 3))] == [
         [7], [5], [4, 3, 4], [2, 2],
     ]  # fmt: skip
+
+
+def test_accuracies_of_triattention_are_whole_texts() -> None:
+    """They are shares of 240 texts of AIME and of 500 problems of MATH-500, rounded to three digits."""
+    counts = {"triattention_aime": 240, "triattention_math": 500}
+    for name, texts_ in counts.items():
+        rows = [row for rows in published.find(name).models.values() for row in rows]
+        printed = [row.cells["accuracy"] for row in rows if row.cells["accuracy"] is not None]
+        assert printed
+        for cell in printed:
+            assert f"{round(float(cell) * texts_) / texts_:.3f}" == cell, (name, cell)
+
+
+def test_a_prompt_that_stays_is_another_row() -> None:
+    table = published.find("triattention_aime")
+    for sinks in (0, 1):
+        one = run("rkv/text", 0.06178, "qwen3_8b", method__sinks=sinks)
+        [where] = [where for where in table.rows() if table.matches(where, one)]
+        assert where["method.sinks"] == (str(sinks),)
 
 
 def test_shares_of_all_tokens_are_found_among_budgets_of_what_is_cached() -> None:
