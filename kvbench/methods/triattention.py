@@ -26,7 +26,8 @@ class QueryCentres(Observer):
 
     Tensors are float64 [L, H, G, D/2], G query heads for each of H KV heads: `centre_real` and `centre_imag`, the mean
     E[q], and `modulus`, the mean E[|q|]. Queries are taken as attention multiplies them, without 1/sqrt(D), and the
-    means are over all tokens of all prompts, conditional sequences only.
+    means are over all tokens of all prompts and of what was drawn after them, conditional sequences only. The paper
+    takes some 32 thousand tokens of any text.
     """
 
     kind: ClassVar[str] = "query_centres"
@@ -81,9 +82,10 @@ class TriAttention(DecidesJointly, Scored):
     and all layers keep the same tokens of a KV head. `none`, where each layer decides for itself, is an option of the
     released code.
 
-    Differs from the released code in: queries are calibrated behind the query norm. Ties are left to the order of the
-    tokens, not to noise. A prompt that fills the budget is refused; the code then keeps the beginning of it alone.
-    Where tokens rotate with row and column, the distances are those to the tokens of the image that are still to come.
+    Differs from the released code in: queries are calibrated behind the query norm, on texts that the model draws.
+    Ties are left to the order of the tokens, not to noise. A prompt that fills the budget is refused; the code then
+    keeps the beginning of it alone. Where tokens rotate with row and column, the distances are those to the tokens of
+    the image that are still to come.
 
     Attributes:
         horizon: largest distance; distances are the powers of two up to it. None for 65536 in texts, and in images for

@@ -1,5 +1,6 @@
 """The KV cache: equal to masked dense attention, exact in bytes, strict about its budget."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from kvbench.engine.account import BudgetExceeded
 from kvbench.engine.cache import KVCache
-from kvbench.methods.capabilities import ComparesKeys, SparseReads
+from kvbench.methods.capabilities import ComparesKeys, DecidesJointly, SparseReads
 from kvbench.methods.full import Full
 from kvbench.methods.view import View
 from tests.support.engine import (
@@ -27,6 +28,7 @@ from tests.support.engine import (
     small,
     tokens_of,
 )
+from tests.support.steps import draw, generate, shapes
 
 
 @pytest.mark.parametrize("kind", [Drawn, DrawnPerSequence])
@@ -189,6 +191,33 @@ class Attending(SparseReads, DrawnPerSequence):
     def keep(self, view: View) -> Tensor:
         self.asked.append(f"keep {view.segment.index}")
         return super().keep(view)
+
+
+@dataclass
+class Together(DecidesJointly, DrawnPerSequence):
+    """A method that sees all layers first; it notes what it is asked."""
+
+    def __post_init__(self) -> None:
+        self.asked: list[str] = []
+
+    def compare(self, views: Sequence[View]) -> None:
+        self.asked += [f"compare {view.layer}" for view in views]
+
+    def keep(self, view: View) -> Tensor:
+        self.asked.append(f"keep {view.layer}")
+        return super().keep(view)
+
+
+def test_a_method_that_decides_jointly_sees_all_layers_before_any_is_cut() -> None:
+    spec = shapes(4, [3, 3, 2], heads=2)
+    seen = draw_seen(spec, 3, 0.6)
+    method, alone = Together(seen), DrawnPerSequence(seen)
+    caches = [open_cache(each, spec) for each in (method, alone)]
+    inputs = draw(spec, 2)
+    together, apart = (generate(cache, inputs) for cache in caches)
+    assert all(torch.equal(one, other) for one, other in zip(together, apart, strict=True))
+    assert caches[0].ledger == caches[1].ledger
+    assert method.asked == ["compare 0", "compare 1", "keep 0", "keep 1"] * (len(spec.segments) - 1)
 
 
 def test_a_method_chooses_what_is_attended_to_before_what_is_kept() -> None:
