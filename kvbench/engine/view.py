@@ -186,6 +186,11 @@ class CacheView:
         rotation = self._seen.rotation
         return None if rotation is None else rotation[positions.to(rotation.device, non_blocking=True)]
 
+    def rotation(self, positions: Tensor) -> Tensor | None:
+        """complex64 [..., D/2]: RoPE factors of positions."""
+        rotation = self._seen.rotation
+        return None if rotation is None else rotation[positions.to(rotation.device, non_blocking=True)]
+
     def logits(self, queries: Tensor, *, raw_queries: bool = False) -> Tensor:
         """float32 [rows, slots]: `scores` summed over the chosen queries."""
         inputs = self._seen
@@ -208,11 +213,6 @@ class CacheView:
         if rotated or rotation is None:
             return keys
         return unrotate(keys, rotation[self.segment.start : self.segment.end])
-
-    def rotation(self, positions: Tensor) -> Tensor | None:
-        """complex64 [n, D/2]: RoPE factors of some positions; None without RoPE."""
-        table = self._seen.rotation
-        return None if table is None else table[positions.to(table.device, non_blocking=True)]
 
     def values(self) -> Tensor:
         """[rows, segment.length, D]: the current segment's values."""

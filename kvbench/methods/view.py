@@ -79,6 +79,13 @@ class View(Protocol):
         """
         ...
 
+    def rotation(self, positions: Tensor) -> Tensor | None:
+        """Return the RoPE factors of positions int64 [...], complex64 [..., D/2]; None without RoPE or if not exposed.
+
+        A factor rotates two neighbouring channels.
+        """
+        ...
+
     def logits(self, queries: Tensor, *, raw_queries: bool = False) -> Tensor:
         """Return `scores` summed over the chosen queries, float32 [rows, slots], at the cost of one query.
 
@@ -95,16 +102,6 @@ class View(Protocol):
         Args:
             rotated: after the rotation by position; else without it, as keys are stored in few bits, with the even
                 channels first, if the model exposes its rotation.
-        """
-        ...
-
-    def rotation(self, positions: Tensor) -> Tensor | None:
-        """Return the RoPE factors of some positions of the model's sequence, complex64 [n, D/2].
-
-        A factor rotates two neighbouring channels. None without RoPE, or if the model does not expose its rotation.
-
-        Args:
-            positions: int64 [n].
         """
         ...
 
