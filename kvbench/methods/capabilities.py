@@ -23,23 +23,6 @@ class Stateful:
 
     numbers: ClassVar[int] = 1
 
-
-class DecidesJointly:
-    """The method sees all layers of a segment before it decides about any; only next-token models have such a moment.
-
-    After the last token of a segment the cache calls `compare`, then `keep` for one layer after the other. Tokens of
-    the segment are in flight in all layers until then, as during the segment.
-    """
-
-    @property
-    def jointly(self) -> bool:
-        """Whether it does."""
-        return True
-
-    def compare(self, views: Sequence[View]) -> None:
-        """Look at all layers, in order."""
-        raise NotImplementedError
-
     @property
     def stateful(self) -> bool:
         """Whether it does."""
@@ -78,6 +61,23 @@ class SparseReads:
         comes by itself; the view then ends with that token, whose query is the last. A prompt attends to all of itself.
         Slots that are not selected stay in the cache unless `keep`, which is called afterwards, drops them.
         """
+        raise NotImplementedError
+
+
+class DecidesJointly:
+    """The method sees all layers of a segment before it decides about any; only next-token models have such a moment.
+
+    After the last token of a segment the cache calls `compare`, then `keep` for one layer after the other. Tokens of
+    the segment are in flight in all layers until then, as during the segment.
+    """
+
+    @property
+    def jointly(self) -> bool:
+        """Whether it does."""
+        return True
+
+    def compare(self, views: Sequence[View]) -> None:
+        """Look at all layers, in order."""
         raise NotImplementedError
 
 
