@@ -18,7 +18,7 @@ from kvbench.report.published import PublishedRow, find, model_of
 BATCHES = {"hackpp_table1": 1, "hackpp_table2": 32}
 """Prompts at a time, by table."""
 GIB, TERA = 2**30, 10**12
-COUPLED = ("streaming_llm", "h2o", "snapkv", "look_m", "cake", "meda", "hack")
+COUPLED = ("streaming_llm", "h2o", "snapkv", "lookm", "cake", "meda", "hack")
 """Methods that read no more than they keep, as their papers have them."""
 ROUNDINGS: dict[Callable[[float], int], Verdict] = {floor: "reproduced", ceil: "under one reading"}
 """How a share of all tokens becomes a number of tokens, and what a figure is called that comes of it."""

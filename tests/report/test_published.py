@@ -75,7 +75,7 @@ def texts(row: Row) -> dict[str, str]:
         ),
         ("hackpp_table1", "infinity_8b", {"method": "meda"}, "fid_mjhq_clean", "11.56"),
         ("hackpp_table1", "hart", {"method": "hackpp/read_30"}, "cache GiB", ".61"),
-        ("hackpp_table2", "var_d30", {"method": "look_m"}, "is", "116.70"),
+        ("hackpp_table2", "var_d30", {"method": "lookm"}, "is", "116.70"),
         ("hackpp_table2", "var_d24", {"method": "hackpp/read_50"}, "fid_adm", "2.21"),
         ("hackpp_table3", "infinity_2b", {"method": "hackpp"}, "hpsv2.1", "30.53"),
         (
