@@ -186,11 +186,6 @@ class CacheView:
         rotation = self._seen.rotation
         return None if rotation is None else rotation[positions.to(rotation.device, non_blocking=True)]
 
-    def rotation(self, positions: Tensor) -> Tensor | None:
-        """complex64 [..., D/2]: RoPE factors of positions."""
-        rotation = self._seen.rotation
-        return None if rotation is None else rotation[positions.to(rotation.device, non_blocking=True)]
-
     def logits(self, queries: Tensor, *, raw_queries: bool = False) -> Tensor:
         """float32 [rows, slots]: `scores` summed over the chosen queries."""
         inputs = self._seen

@@ -8,7 +8,6 @@ from torch import Tensor
 
 from kvbench.core.segments import Family, ModelSpec
 from kvbench.methods.base import Limit, set_limits
-from kvbench.methods.capabilities import Stateful
 from kvbench.methods.scored import Scored
 from kvbench.methods.view import View
 
@@ -17,7 +16,7 @@ QUERIES_AT_ONCE = 32
 
 
 @dataclass(kw_only=True)
-class LazyEviction(Stateful, Scored):
+class LazyEviction(Scored):
     """Keep a window of newest tokens and those whose time since the last hit is short beside their recurrence interval.
 
     A query hits the tokens whose attention from it is at least `alpha`. Each token remembers the step T of its last
@@ -46,6 +45,7 @@ class LazyEviction(Stateful, Scored):
     formula: Literal["program", "paper"] = "program"
 
     families: ClassVar[tuple[Family, ...]] = ("next-token",)
+    accumulates: ClassVar[bool] = True
     revision: ClassVar[int] = 0
     numbers: ClassVar[int] = 2
     limits = set_limits(
@@ -57,11 +57,10 @@ class LazyEviction(Stateful, Scored):
         """Return the tokens of the window, and one more."""
         return self._count_window(spec) + 1
 
-    def keep(self, view: View) -> Tensor | None:
-        """Note the hits of the segment's queries, then keep the best."""
+    def observe(self, view: View) -> None:
+        """Note the hits of the queries behind the prompt."""
         if view.segment.index:
             self._note_hits(view)
-        return super().keep(view)
 
     def score(self, view: View) -> Tensor:
         """Return the importance of each slot, float32 [rows, slots]; infinity in the window."""

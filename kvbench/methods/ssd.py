@@ -10,7 +10,6 @@ from torch import Tensor
 from kvbench.core.budget import Budget
 from kvbench.core.segments import Family, ModelSpec, Segment
 from kvbench.methods.base import SHARE, Artifact, Limit, Observer, require_artifact, set_limits
-from kvbench.methods.capabilities import Stateful
 from kvbench.methods.scored import Scored
 from kvbench.methods.select import cap_recent
 from kvbench.methods.view import View
@@ -56,7 +55,7 @@ class DistantAttention(Observer):
 
 
 @dataclass(kw_only=True)
-class SSD(Stateful, Scored):
+class SSD(Scored):
     """Spatial heads keep the newest image tokens, semantic heads the most attended ones; all keep the condition.
 
     Heads are sorted once, by a calibration: a head is spatial if less than `threshold` of its attention to image tokens
@@ -88,6 +87,7 @@ class SSD(Stateful, Scored):
     accumulate: Literal["all", "newest"] = "all"
 
     families: ClassVar[tuple[Family, ...]] = ("next-token",)
+    accumulates: ClassVar[bool] = True
     revision: ClassVar[int] = 0
     limits = set_limits(
         threshold=SHARE,
@@ -120,11 +120,10 @@ class SSD(Stateful, Scored):
         """Return the capacity of each head's class."""
         return self._layer_capacities[layer]
 
-    def keep(self, view: View) -> Tensor | None:
-        """Add the segment's attention to every slot's sum, then keep what the class of each head says."""
+    def observe(self, view: View) -> None:
+        """Add the segment's attention to every slot's sum, or put it in its place."""
         received = view.mass() * view.segment.length
         view.state.copy_(received if self.accumulate == "newest" else view.state + received)
-        return super().keep(view)
 
     def score(self, view: View) -> Tensor:
         """Return the position of each slot in spatial heads, the attention it received in others: [rows, slots]."""

@@ -79,13 +79,6 @@ class View(Protocol):
         """
         ...
 
-    def rotation(self, positions: Tensor) -> Tensor | None:
-        """Return the RoPE factors of positions int64 [...], complex64 [..., D/2]; None without RoPE or if not exposed.
-
-        A factor rotates two neighbouring channels.
-        """
-        ...
-
     def logits(self, queries: Tensor, *, raw_queries: bool = False) -> Tensor:
         """Return `scores` summed over the chosen queries, float32 [rows, slots], at the cost of one query.
 
