@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 
 from kvbench.core.config import MAX_SEED, ConfigError, check_range
-from kvbench.prompts.base import Prompt, check_counts, leave_out
+from kvbench.prompts.base import Prompt, check_counts, check_total, leave_out, repeat
 from kvbench.scenes import grammar
 
 MORE = 64
@@ -19,15 +19,18 @@ class Scenes:
         seed: seed of the set.
         held_out: only prompts with a colour-shape pair that training never showed.
         relations: spatial relations that position prompts use.
+        per_prompt: images of every prompt, one after another; several are numbered by `image_index` in their metadata.
     """
 
     count: int = 96
     seed: int = 0
     held_out: bool = False
     relations: tuple[str, ...] = grammar.RELATIONS
+    per_prompt: int = 1
 
     def __post_init__(self) -> None:
-        check_counts(count=self.count)
+        check_counts(count=self.count, per_prompt=self.per_prompt)
+        check_total(self.count * self.per_prompt, "per_prompt", self.per_prompt)
         check_range("prompts.seed", self.seed, 0, 2 * MAX_SEED)  # a calibration adds its own
         unknown = [relation for relation in self.relations if relation not in grammar.RELATIONS]
         if unknown or not self.relations:
@@ -38,9 +41,11 @@ class Scenes:
         lines = grammar.evaluation_prompts(
             self.count, self.seed, held_out=self.held_out, relations=self.relations
         )
+        if self.per_prompt > 1:
+            return repeat(((str(line["prompt"]), line) for line in lines), self.per_prompt)
         return [Prompt(index, str(line["prompt"]), line) for index, line in enumerate(lines)]
 
     def load_others(self, count: int, seed: int) -> list[Prompt]:
         """Return up to `count` prompts of another seed, none of which is evaluated; few where nearly all are."""
-        more = replace(self, count=MORE * count, seed=self.seed + seed)
+        more = replace(self, count=MORE * count, seed=self.seed + seed, per_prompt=1)
         return leave_out(more.load(), self.load(), count)

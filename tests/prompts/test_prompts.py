@@ -65,6 +65,19 @@ def test_scenes_are_not_calibrated_on_what_is_evaluated(count: int, held_out: bo
     assert [prompt.text for prompt in others] != [prompt.text for prompt in prompts.load_others(20, seed=2)]
 
 
+def test_several_images_of_a_scene_stand_one_after_another() -> None:
+    single, several = Scenes(4, seed=3).load(), Scenes(4, seed=3, per_prompt=3).load()
+    assert [prompt.text for prompt in several] == [prompt.text for prompt in single for _ in range(3)]
+    assert [prompt.index for prompt in several] == list(range(12))
+    numbers = [prompt.meta.pop("image_index") for prompt in several]
+    assert numbers == [0, 1, 2] * 4
+    assert [prompt.meta for prompt in several[::3]] == [prompt.meta for prompt in single]
+    assert all("image_index" not in prompt.meta for prompt in single)
+    assert Scenes(4, seed=3, per_prompt=3).load_others(5, 1) == Scenes(4, seed=3).load_others(5, 1)
+    with pytest.raises(ConfigError, match="prompts.per_prompt=1000000"):
+        Scenes(4, per_prompt=10**6)
+
+
 def test_scene_classes_cover_all_pairs_and_name_them() -> None:
     prompts = SceneClasses(75).load()
     assert [prompt.text.split()[0] for prompt in prompts] == [str(index % 30) for index in range(75)]
