@@ -52,6 +52,8 @@ class Rules:
 
 
 OFFICIAL = Rules()
+LEAST_SHARE = 0.5
+"""A relation holds if more than this share of the distance lies in its direction."""
 
 
 @dataclass(frozen=True)
@@ -159,14 +161,16 @@ def keep_detections(
 
 def relations(box: Box, target: Box, threshold: float = OFFICIAL.position_threshold) -> set[str]:
     """Where `box` lies from `target`: left of, right of, above, below, up to two of them."""
+    return {name for name, share in find_direction(box, target, threshold).items() if share > LEAST_SHARE}
+
+
+def find_direction(box: Box, target: Box, threshold: float = OFFICIAL.position_threshold) -> dict[str, float]:
+    """Return by relation the share, from -1 to 1, of the distance between two boxes that lies in its direction."""
     (a, size_a), (b, size_b) = _center_and_size(box), _center_and_size(target)
     offset = a - b
     rest = np.maximum(np.abs(offset) - threshold * (size_a + size_b), 0) * np.sign(offset)
-    if (np.abs(rest) < 1e-3).all():
-        return set()
-    dx, dy = rest / np.linalg.norm(offset)
-    tests = {"left of": dx < -0.5, "right of": dx > 0.5, "above": dy < -0.5, "below": dy > 0.5}
-    return {name for name, holds in tests.items() if holds}
+    dx, dy = (0.0, 0.0) if (np.abs(rest) < 1e-3).all() else map(float, rest / np.linalg.norm(offset))
+    return {"left of": -dx, "right of": dx, "above": -dy, "below": dy}
 
 
 def _clauses(entries: object) -> tuple[Clause, ...]:

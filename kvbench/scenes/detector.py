@@ -1,5 +1,6 @@
 """Detector of coloured shapes: saturation, connected components, nearest colour, template overlap."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -30,12 +31,40 @@ class Instance:
     color: str
 
 
+@dataclass(frozen=True)
+class Component:
+    """Connected saturated pixels of an image, and what they resemble.
+
+    Attributes:
+        box: x0, y0, x1, y1 in pixels.
+        mask: bool [H, W].
+        overlaps: intersection over union with the template of each shape.
+        distances: sum over channels of the absolute differences between the median colour and each named colour.
+    """
+
+    box: tuple[float, float, float, float]
+    mask: NDArray[np.bool_]
+    overlaps: Mapping[str, float]
+    distances: Mapping[str, float]
+
+
 def detect(image: Image.Image | NDArray[np.uint8]) -> list[Instance]:
     """Return the objects of an RGB image of the scenes world; shapes that fit no template are left out.
 
     Args:
         image: uint8 [H, W, 3], or a picture of that size.
     """
+    found = []
+    for one in find_components(image):
+        shape = max(one.overlaps, key=lambda name: one.overlaps[name])
+        if one.overlaps[shape] >= OVERLAP:
+            color = min(one.distances, key=lambda name: one.distances[name])
+            found.append(Instance(shape, 1.0, one.box, one.mask, color))
+    return found
+
+
+def find_components(image: Image.Image | NDArray[np.uint8]) -> list[Component]:
+    """Return the connected saturated regions of an image as `detect` takes it, without specks."""
     pixels = np.asarray(image).astype(np.int16)
     labels, _ = ndimage.label(np.ptp(pixels, axis=2) > SATURATION)
     found = []
@@ -43,31 +72,24 @@ def detect(image: Image.Image | NDArray[np.uint8]) -> list[Instance]:
         inside = labels[window] == number
         if inside.sum() < SMALLEST:
             continue
-        shape, overlap = _name_shape(inside)
-        if overlap < OVERLAP:
-            continue
         mask = labels == number
         rows, columns = window
         box = (float(columns.start), float(rows.start), float(columns.stop), float(rows.stop))
-        found.append(Instance(shape, 1.0, box, mask, _name_color(pixels[mask])))
+        found.append(Component(box, mask, _compare_shapes(inside), _compare_colors(pixels[mask])))
     return found
 
 
-def _name_color(pixels: NDArray[np.int16]) -> str:
+def _compare_colors(pixels: NDArray[np.int16]) -> dict[str, float]:
     typical = np.median(pixels, axis=0)
-    names = list(COLORS)
-    distances = [np.abs(typical - COLORS[name]).sum() for name in names]
-    return names[int(np.argmin(distances))]
+    return {name: float(np.abs(typical - color).sum()) for name, color in COLORS.items()}
 
 
-def _name_shape(inside: NDArray[np.bool_]) -> tuple[str, float]:
+def _compare_shapes(inside: NDArray[np.bool_]) -> dict[str, float]:
     normal = _stretch(inside)
-    overlaps = {
-        name: np.minimum(normal, template).sum() / np.maximum(normal, template).sum()
+    return {
+        name: float(np.minimum(normal, template).sum() / np.maximum(normal, template).sum())
         for name, template in _templates().items()
     }
-    best = max(overlaps, key=lambda name: float(overlaps[name]))
-    return best, float(overlaps[best])
 
 
 def _stretch(inside: NDArray[np.bool_]) -> NDArray[np.float32]:

@@ -91,7 +91,7 @@ def sample(
         include = [_make_clause(first, color=task == "colors")]
     elif task == "counting":
         count = int(rng.integers(2, 5))
-        body, objects = f"{NUMBERS[count]} {first[0]} {_pluralise(first[1])}", _place_group(rng, first, count)
+        body, objects = f"{NUMBERS[count]} {first[0]} {pluralise(first[1])}", _place_group(rng, first, count)
         include = [{**_make_clause(first, color=False), "count": count}]
         exclude = [{"class": first[1], "count": count + 1}]
     elif task == "position":
@@ -173,7 +173,8 @@ def _pick(rng: np.random.Generator, pairs: Sequence[Pair]) -> Pair:
     return pairs[int(rng.integers(len(pairs)))]
 
 
-def _pluralise(shape: str) -> str:
+def pluralise(shape: str) -> str:
+    """Return the plural of a shape."""
     return shape + ("es" if shape == "cross" else "s")
 
 

@@ -74,7 +74,7 @@ def test_several_images_of_a_scene_stand_one_after_another() -> None:
     assert [prompt.meta for prompt in several[::3]] == [prompt.meta for prompt in single]
     assert all("image_index" not in prompt.meta for prompt in single)
     assert Scenes(4, seed=3, per_prompt=3).load_others(5, 1) == Scenes(4, seed=3).load_others(5, 1)
-    with pytest.raises(ConfigError, match="prompts.per_prompt=1000000"):
+    with pytest.raises(ConfigError, match=r"prompts\.per_prompt=1000000"):
         Scenes(4, per_prompt=10**6)
 
 

@@ -46,7 +46,9 @@ def test_prompts_are_measured_one_by_one_and_resampled_whole(tmp_path: Path) -> 
     images = make_noise(tmp_path / "run", [{}] * 9, prompts)
     result = only(Diversity(SPACE), images)
     assert list(result.scores) == ["diversity[scenes]", "vendi[scenes,n=4]"]
-    pairs = only(Diversity(SPACE), make_noise(tmp_path / "pairs", [{}] * 8, ["a", "a", "b", "b", "c", "d", "d", "c"]))
+    pairs = only(
+        Diversity(SPACE), make_noise(tmp_path / "pairs", [{}] * 8, ["a", "a", "b", "b", "c", "d", "d", "c"])
+    )
     assert list(pairs.scores) == NAMES
     network = SceneFeatures.load(FEATURES)
     features = [network.features(to_unit(images.image(i)[None])).detach().numpy()[0] for i in range(9)]

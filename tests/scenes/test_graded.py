@@ -1,0 +1,131 @@
+"""Graded answers of the programmatic detector: clean scenes, wrong ones, and the verdicts that they soften."""
+
+from collections.abc import Sequence
+from itertools import combinations
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvbench.eval.protocol.compare import compare_runs
+from kvbench.scenes import grammar
+from kvbench.scenes.detector import detect
+from kvbench.scenes.exact import count_named
+from kvbench.scenes.graded import SceneTifa, count_probability, grade, make_questions
+from kvbench.scenes.world import Object, Scene, render
+from tests.support.image_sets import make_noise, make_set, only, reason
+
+RED_RING, BLUE_CROSS = Object("ring", "red", 26, 48, 17), Object("cross", "blue", 70, 48, 17)
+
+
+def answers(caption: str, *objects: Object, background: str = "light") -> dict[str, float]:
+    atoms = make_questions(caption).atoms
+    found = grade(render(Scene(objects, background)), atoms)
+    return {atom.question: value for atom, value in zip(atoms, found, strict=True)}
+
+
+def test_questions_follow_the_caption() -> None:
+    asked = make_questions("a red ring left of a blue cross on a dark background")
+    assert [(atom.question, atom.answer, atom.skill) for atom in asked.atoms] == [
+        ("Are there any rings in the image?", "Yes", "object"),
+        ("How many rings are in the image?", "one", "count"),
+        ("Are all rings in the image red?", "Yes", "attribute"),
+        ("Are there any crosses in the image?", "Yes", "object"),
+        ("How many crosses are in the image?", "one", "count"),
+        ("Are all crosses in the image blue?", "Yes", "attribute"),
+        ("Is the ring left of the cross?", "Yes", "position"),
+        ("Is the background dark?", "Yes", "attribute"),
+    ]
+    assert asked.atomicity == 6
+    three = make_questions("three green squares")
+    assert (three.atoms[1].answer, three.atomicity) == ("three", 3)
+    with pytest.raises(ValueError, match="names one shape twice"):
+        make_questions("a red ring and a blue ring")
+
+
+@pytest.mark.parametrize("held_out", [False, True])
+def test_clean_scenes_are_right_and_others_wrong(held_out: bool) -> None:
+    rng, pairs = np.random.default_rng(3), list(grammar.HELD_OUT) if held_out else None
+    drawn = [grammar.sample(rng, grammar.TASKS[i % 6], pairs=pairs)[:2] for i in range(60)]
+    for (scene, caption), (_, other) in zip(drawn, drawn[1:], strict=False):
+        own = grade(render(scene), make_questions(caption).atoms)
+        assert min(own) > 0.9
+        if not count_named(other) <= count_named(caption):
+            assert min(grade(render(scene), make_questions(other).atoms)) < 0.1
+
+
+def test_every_flaw_lowers_its_own_answer() -> None:
+    caption = "a red ring left of a blue cross on a light background"
+
+    def wrong(*objects: Object, background: str = "light") -> set[str]:
+        return {
+            question for question, p in answers(caption, *objects, background=background).items() if p < 0.5
+        }
+
+    assert wrong(RED_RING, BLUE_CROSS) == set()
+    assert wrong(RED_RING, BLUE_CROSS, background="dark") == {"Is the background light?"}
+    recolored = Object("ring", "green", 26, 48, 17)
+    assert wrong(recolored, BLUE_CROSS) == {"Are all rings in the image red?"}
+    swapped = Object("ring", "red", 70, 48, 17), Object("cross", "blue", 26, 48, 17)
+    assert wrong(*swapped) == {"Is the ring left of the cross?"}
+    second = Object("ring", "red", 26, 80, 12)
+    assert wrong(RED_RING, BLUE_CROSS, second) == {"How many rings are in the image?"}
+    assert len(wrong(RED_RING)) == 4
+
+
+def test_answers_fall_steadily_with_a_flaw() -> None:
+    caption = "a red ring left of a blue cross"
+    pixels = render(Scene((RED_RING, BLUE_CROSS), "light")).astype(float)
+    atoms = make_questions(caption).atoms
+    mask = next(one.mask for one in detect(pixels.astype(np.uint8)) if one.label == "ring")
+    found = []
+    for share in (0.0, 0.25, 0.5, 0.75):  # of the way from red to purple
+        mixed = pixels.copy()
+        mixed[mask] = (1 - share) * np.array([220, 45, 45]) + share * np.array([155, 60, 195])
+        found.append(
+            dict(zip((a.question for a in atoms), grade(mixed.astype(np.uint8), atoms), strict=True))
+        )
+    red = [one["Are all rings in the image red?"] for one in found]
+    assert red == sorted(red, reverse=True)
+    assert red[0] > 0.9 > red[2] > 0.2 > red[3]
+    ring = [one["Are there any rings in the image?"] for one in found]
+    assert ring == pytest.approx([ring[0]] * 4, abs=0.02)
+
+
+@given(st.lists(st.floats(0, 1), max_size=6), st.integers(0, 6))
+def test_counts_are_those_of_every_subset(chances: Sequence[float], count: int) -> None:
+    expected = sum(
+        np.prod([p if i in chosen else 1 - p for i, p in enumerate(chances)])
+        for chosen in combinations(range(len(chances)), count)
+    )
+    assert count_probability(chances, count) == pytest.approx(float(expected), abs=1e-12)
+
+
+def test_runs_compare_image_by_image(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    drawn = [grammar.sample(rng, grammar.TASKS[i % 6]) for i in range(6)]
+    clean = [render(scene) for scene, _, _ in drawn]
+    prompts, metas = [caption for _, caption, _ in drawn], [line for *_, line in drawn]
+    runs = [
+        make_set(tmp_path / name, images, prompts, metas)
+        for name, images in (("clean", clean), ("empty", [np.full_like(clean[0], 232)] * 6))
+    ]
+    scores = []
+    for run in runs:
+        result = only(SceneTifa(), run)
+        result.save(run.folder / "metrics")
+        scores.append(result.scores)
+    assert scores[0]["geneval2[scenes]"].value > 95
+    assert scores[1]["geneval2[scenes]"].value == 0
+    assert scores[1]["geneval2[scenes]/object"].value == 0
+    found = compare_runs(runs[1].folder, runs[0].folder)["geneval2[scenes]"]
+    assert found.value == pytest.approx(-scores[0]["geneval2[scenes]"].value)
+    assert found.interval is not None
+
+
+def test_other_prompts_are_refused(tmp_path: Path) -> None:
+    assert "not captions of the scenes grammar" in reason(
+        SceneTifa(), "skipped", make_noise(tmp_path / "run", [{}] * 2)
+    )
