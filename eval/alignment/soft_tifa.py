@@ -1,4 +1,4 @@
-"""Soft-TIFA of GenEval2 (Kamath et al., arXiv:2512.16853): probabilities of right answers to questions about an image."""
+"""Soft-TIFA of GenEval2 (Kamath et al., arXiv:2512.16853): probabilities of right answers about an image."""
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -11,9 +11,6 @@ from numpy.typing import NDArray
 from kvbench.eval.files.images import ImageSet
 from kvbench.eval.protocol.base import PartedEvaluator, Result, make_result
 from kvbench.eval.protocol.scores import MetricSpec, Score, mean_score
-
-HOW_MANY = "How many"
-"""Opening of the questions whose answer is a number; the answer to all others is yes."""
 
 
 @dataclass(frozen=True)

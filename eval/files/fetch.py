@@ -153,6 +153,8 @@ def _fetch(one: Weight | Snapshot, silent: dict[str, str], *, download: bool) ->
 def _addresses(one: Weight | Snapshot) -> list[tuple[str, Path, str | None]]:
     """Return address, target and hash of each file."""
     if isinstance(one, Snapshot):
+        if one.how:
+            return []
         hashes = dict(one.sha256)
         return [(one.url(file), one.home / file, hashes.get(file)) for file in one.files]
     return [(one.url, one.home, one.sha256)] if one.url else []

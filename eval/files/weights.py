@@ -116,6 +116,7 @@ class Snapshot:
         revision: branch or commit to fetch.
         sha256: known hashes by file; the other files' hashes are recorded all the same.
         path: the folder itself, if configured.
+        how: the remedy, for one that is not fetched with all others.
     """
 
     repo: str
@@ -123,6 +124,7 @@ class Snapshot:
     revision: str = "main"
     sha256: tuple[tuple[str, str], ...] = ()
     path: str | None = None
+    how: str = ""
 
     @property
     def file(self) -> str:
@@ -163,13 +165,15 @@ class Snapshot:
     def remedy(self) -> str:
         """Return the remedy if it is missing, in one line; names the files that a configured folder lacks."""
         if self.path is None:
-            return _remedy(self.file, None)
+            return _remedy(self.file, None, self.how)
         folder = resolve_path(self.path)
         lacking = [file for file in self.files if not (folder / file).is_file()]
-        return _remedy(self.file, f"{self.path} (files: {', '.join(lacking)})")
+        return _remedy(self.file, f"{self.path} (files: {', '.join(lacking)})", self.how)
 
     def directions(self) -> str:
-        """Return how to get it by hand: repository, revision, files, places and command."""
+        """Return how to get it by hand: repository, revision, files, places and command; `how` if it has one."""
+        if self.how:
+            return self.how
         moving = "" if self.pinned else "; no commit of it is known here, so hashes are recorded"
         return (
             f"Get https://huggingface.co/{self.repo} ({self.revision}{moving}), put it in "

@@ -46,13 +46,14 @@ def stack_pictures(pixels: NDArray[np.uint8], transform: Callable[[Image.Image],
     return torch.stack([transform(Image.fromarray(image)) for image in pixels])
 
 
-def load_pretrained(kind: Any, folder: Path, device: str) -> Any:
-    """Read a model in float32 from a folder that holds all of it; nothing is downloaded.
+def load_pretrained(kind: Any, folder: Path, device: str, dtype: torch.dtype = torch.float32) -> Any:
+    """Read a model from a folder that holds all of it; nothing is downloaded.
 
     Args:
         kind: a model class of transformers, whose own annotations do not cover this call.
         folder: configuration and weights.
         device: where it goes.
+        dtype: type of its weights.
 
     Raises:
         ValueError: the folder lacks some of the weights, which transformers would make up at random.
@@ -63,4 +64,4 @@ def load_pretrained(kind: Any, folder: Path, device: str) -> Any:
         raise ValueError(
             f"{folder} is not a whole {kind.__name__}: {absent[0]} is missing or of another shape"
         )
-    return model.float().eval().to(device)
+    return model.to(dtype).eval().to(device)

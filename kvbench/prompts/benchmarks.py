@@ -2,13 +2,14 @@
 
 import csv
 import io
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
 from kvbench.core.config import ConfigError
 from kvbench.core.files import parse_json
+from kvbench.eval.alignment.geneval2 import parse_line
 from kvbench.eval.files.samples import REWRITTEN_FROM
 from kvbench.eval.files.weights import Weight
 from kvbench.eval.geneval.rules import Line
@@ -74,7 +75,7 @@ class GenEval(PromptSet):
 
     def entries(self, place: Path) -> list[Entry]:
         """Read the prompts, each with its line: tag, include and exclude; of a rewritten one also what it was."""
-        lines = self._read_lines(place)
+        lines = _read_lines(place, Line.parse, "a GenEval line (JSON with tag, include, prompt)")
         if self.rewritten is None:
             return lines
         texts = self._read_rewritten(Path(self.rewritten).expanduser())
@@ -94,21 +95,20 @@ class GenEval(PromptSet):
             raise ConfigError(f"prompts.rewritten={path}: not texts by prompt. {REWRITTEN}")
         return texts
 
-    def _read_lines(self, place: Path) -> list[Entry]:
-        found: list[Entry] = []
-        # `splitlines` would also cut at separators that JSON strings may hold.
-        for number, text in enumerate(read_file(place, lambda text: text.split("\n")), 1):
-            if not text.strip():
-                continue
-            try:
-                line = parse_json(text)
-                Line.parse(line)
-                found.append((str(line["prompt"]), line))
-            except (ValueError, KeyError, TypeError, AttributeError):
-                raise ConfigError(
-                    f"prompts.path={place}: line {number} is not a GenEval line (JSON with tag, include, prompt)"
-                ) from None
-        return found
+
+@dataclass(frozen=True)
+class GenEval2(PromptSet):
+    """The 800 prompts of GenEval2 (Kamath et al., arXiv:2512.16853) with their questions, one image of each."""
+
+    source: ClassVar[str] = (
+        "geneval2_data.jsonl of https://github.com/facebookresearch/GenEval2 (licence CC BY-NC 4.0, not commercial)"
+    )
+
+    def entries(self, place: Path) -> list[Entry]:
+        """Read the prompts, each with its questions: vqa_list, skills and atom_count."""
+        return _read_lines(
+            place, parse_line, "a GenEval2 line (JSON with vqa_list, skills, atom_count, prompt)"
+        )
 
 
 @dataclass(frozen=True)
@@ -188,6 +188,22 @@ class Parti(PromptSet):
             )
             for row in rows
         ]
+
+
+def _read_lines(place: Path, check: Callable[[dict[str, object]], object], what: str) -> list[Entry]:
+    """Read a file of JSON lines, each with `prompt`; `check` raises for one that is not `what`."""
+    found: list[Entry] = []
+    # `splitlines` would also cut at separators that JSON strings may hold.
+    for number, text in enumerate(read_file(place, lambda text: text.split("\n")), 1):
+        if not text.strip():
+            continue
+        try:
+            line = parse_json(text)
+            check(line)
+            found.append((str(line["prompt"]), line))
+        except (ValueError, KeyError, TypeError, AttributeError):
+            raise ConfigError(f"prompts.path={place}: line {number} is not {what}") from None
+    return found
 
 
 def _read_cell(place: Path, row: Mapping[str, str | None], column: str) -> str:

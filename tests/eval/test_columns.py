@@ -12,6 +12,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from kvbench.eval.alignment import clip, hps, imagereward, pickscore
+from kvbench.eval.alignment.judge import Opinion, VlmJudge
 from kvbench.eval.alignment.vqa import BlipVqa
 from kvbench.eval.distribution import base, fid, mjhq
 from kvbench.eval.distribution.dataset import Pictures
@@ -73,6 +74,16 @@ def answer(pixels: np.ndarray, questions: Sequence[str]) -> list[str]:
     return ["yes" if (int(pixels.sum()) + len(question)) % 3 else "no" for question in questions]
 
 
+def judge(*_: object) -> Opinion:
+    """A judge of two tokens, whose answers depend on image and text."""
+
+    def predict(pixels: np.ndarray, texts: Sequence[str]) -> Tensor:
+        yes = torch.tensor([(int(pixels.sum()) + len(text)) % 97 / 97 for text in texts])
+        return torch.stack((1 - yes, yes), 1)
+
+    return Opinion(predict, lambda text: int(text in ("Yes", "two")), {})
+
+
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> list[ImageSet]:
     """Two runs and their reference: enlarged scenes with noise, two images a prompt, each prompt of every benchmark."""
@@ -84,6 +95,9 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> list[ImageSet]:
             "item_id": f"item {index // 2}",
             "style": hps.STYLES[index // 2 % 4],
             "category": mjhq.CATEGORIES[index // 2 % 3],
+            "vqa_list": [["How many dogs are there?", "two"], ["Is there a cat?", "Yes"]],
+            "skills": ["count", "object"],
+            "atom_count": 3 + index // 2 % 8,
         }
         for index in range(COUNT)
     ]
@@ -132,6 +146,7 @@ def stand_ins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "Clip", Thumbnails)
     for module in (pickscore, imagereward):
         monkeypatch.setattr(module, "load_scorer", lambda *_: lambda images, _: images.mean((1, 2, 3)))
+    monkeypatch.setattr(VlmJudge, "load", judge)
     monkeypatch.setattr(BlipVqa, "load", lambda *_: (answer, {}))
     monkeypatch.setattr(Mask2Former, "load", lambda *_: Sight(detect))
     monkeypatch.setattr(Mask2Former, "classes", tuple(SHAPES))

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from kvbench.core.config import ConfigError
 from kvbench.eval.files.weights import Weight, file_sha256
 from kvbench.prompts.base import Prompt, hash_prompts
-from kvbench.prompts.benchmarks import STYLES, Coco, Dpg, GenEval, HpsV2, Parti
+from kvbench.prompts.benchmarks import STYLES, Coco, Dpg, GenEval, GenEval2, HpsV2, Parti
 from kvbench.prompts.files import PromptFile
 from kvbench.prompts.preferences import ImageReward, Mjhq30k
 from kvbench.prompts.sets import PromptSet
@@ -25,6 +25,15 @@ LINES = [
 ]
 
 
+GRADED = [
+    {
+        "prompt": f"{word} dogs",
+        "atom_count": 3,
+        "vqa_list": [["How many dogs are there?", word], ["Are there dogs?", "Yes"]],
+        "skills": ["count", "object"],
+    }
+    for word in ("two", "three", "four")
+]
 CAPTIONS = [{"image_id": 34 + n % 7, "caption": f" caption {n} \n"} for n in range(20)]
 ROWS = (
     "Prompt\tCategory\tChallenge\tNote",
@@ -36,6 +45,7 @@ KINDS = ("people", "art", "people", "logo")
 FILES: dict[type[PromptSet], dict[str, object]] = {
     Coco: {"captions.json": {"images": [{"id": 40 - n} for n in range(6)], "annotations": CAPTIONS}},
     GenEval: {"lines.jsonl": "".join(json.dumps(line) + "\n" for line in LINES)},
+    GenEval2: {"graded.jsonl": "".join(json.dumps(line) + "\n" for line in GRADED)},
     HpsV2: {f"{style}.json": [f"{style} {n}" for n in range(5)] for style in STYLES},
     Dpg: {f"{item}.txt": f"a long text about {item}\n" for item in ("b1", "a2", "c0")},
     Parti: {"parti.tsv": "".join(f"{row}\r\n" for row in ROWS)},
@@ -63,6 +73,7 @@ def make(kind: type[PromptSet], folder: Path) -> str:
 ENTRIES: dict[type[PromptSet], list[tuple[str, dict[str, object]]]] = {
     Coco: [(f"caption {6 - n}", {"image_id": 40 - n}) for n in range(6)],
     GenEval: [(str(line["prompt"]), line) for line in LINES],
+    GenEval2: [(str(line["prompt"]), line) for line in GRADED],
     HpsV2: [(f"{style} {n}", {"style": style}) for style in STYLES for n in range(5)],
     Dpg: [(f"a long text about {item}", {"item_id": item}) for item in ("a2", "b1", "c0")],
     Parti: [
@@ -207,6 +218,7 @@ BAD: list[tuple[type[PromptSet], str | bytes, str]] = [
     (GenEval, '{"prompt": "a dog"}\n', "line 1 is not a GenEval line"),
     (GenEval, "a plain text\n", "line 1 is not a GenEval line"),
     (GenEval, "3\n", "line 1 is not a GenEval line"),
+    (GenEval2, json.dumps(LINES[0]), "line 1 is not a GenEval2 line"),
     (Parti, "", "holds no prompts"),
     (Mjhq30k, "{}", "holds no prompts"),
     (Mjhq30k, '{"a": ', "cannot be read"),

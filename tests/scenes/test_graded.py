@@ -1,7 +1,7 @@
 """Graded answers of the programmatic detector: clean scenes, wrong ones, and the verdicts that they soften."""
 
 from collections.abc import Sequence
-from itertools import combinations
+from itertools import combinations, pairwise
 from pathlib import Path
 
 import numpy as np
@@ -49,7 +49,7 @@ def test_questions_follow_the_caption() -> None:
 def test_clean_scenes_are_right_and_others_wrong(held_out: bool) -> None:
     rng, pairs = np.random.default_rng(3), list(grammar.HELD_OUT) if held_out else None
     drawn = [grammar.sample(rng, grammar.TASKS[i % 6], pairs=pairs)[:2] for i in range(60)]
-    for (scene, caption), (_, other) in zip(drawn, drawn[1:], strict=False):
+    for (scene, caption), (_, other) in pairwise(drawn):
         own = grade(render(scene), make_questions(caption).atoms)
         assert min(own) > 0.9
         if not count_named(other) <= count_named(caption):

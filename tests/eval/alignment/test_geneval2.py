@@ -1,0 +1,193 @@
+"""GenEval2 and VQAScore on stored logits, and on a random Qwen3-VL of a few channels."""
+
+import json
+from collections.abc import Sequence
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor
+
+from kvbench.eval.alignment.geneval2 import (
+    ASK,
+    GenEval2,
+    VqaScore,
+    add_probabilities,
+    list_spellings,
+    parse_line,
+)
+from kvbench.eval.alignment.judge import Opinion, VlmJudge
+from kvbench.eval.files.fetch import catalogue, fetch
+from tests.support.image_sets import GOLDEN, make_noise, only, reason
+
+pytestmark = pytest.mark.usefixtures("offline")
+STORED = json.loads((GOLDEN / "geneval2.json").read_text())
+BENCH = STORED["bench"][:5]
+SPECIAL = [
+    "<|vision_start|>",
+    "<|vision_end|>",
+    "<|image_pad|>",
+    "<|video_pad|>",
+    "<|im_start|>",
+    "<|im_end|>",
+]
+TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }} {% for part in message['content'] %}"
+    "{% if part['type'] == 'image' %}<|vision_start|><|image_pad|><|vision_end|>{% else %}{{ part['text'] }}"
+    "{% endif %}{% endfor %}<|im_end|>{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant {% endif %}"
+)
+
+
+class Stored(VlmJudge):
+    """A judge that answers with the stored logits, in the order in which they were asked for."""
+
+    weights = ()
+
+    def load(self, device: str) -> Opinion:
+        answers = zip(STORED["asked"], STORED["logits"], strict=True)
+
+        def predict(pixels: np.ndarray, texts: Sequence[str]) -> Tensor:
+            asked, logits = zip(*islice(answers, len(texts)), strict=True)
+            assert list(asked) == texts
+            return torch.tensor(logits).softmax(-1)
+
+        return Opinion(predict, STORED["first_token"].__getitem__, {})
+
+
+def test_soft_scores_are_those_of_the_authors(tmp_path: Path) -> None:
+    prompts = [line["prompt"] for line in BENCH]
+    images = make_noise(tmp_path / "run", BENCH, prompts, size=8)
+    result = only(GenEval2(Stored()), images)
+    for found, expected in zip(result.samples["probabilities"], STORED["soft_scores"], strict=True):
+        assert found == pytest.approx(expected, abs=1e-5)
+    assert next(iter(result.scores)) == "geneval2[qwen3-vl-8b]"
+    once = only(GenEval2(Stored(), unique=True), images)
+    assert next(iter(once.scores)) == "geneval2[qwen3-vl-8b-unique]"
+    both = [
+        (one, other)
+        for pair in zip(once.samples["probabilities"], result.samples["probabilities"], strict=True)
+        for one, other in zip(*pair, strict=True)
+    ]
+    assert all(one <= min(other, 1) + 1e-9 for one, other in both)
+    assert any(one < other for one, other in both)
+
+
+def test_spellings_of_numbers_beyond_ten() -> None:
+    atom = parse_line({"vqa_list": [["How many?", "eleven"]], "skills": ["count"], "atom_count": 3}).atoms[0]
+    assert set(list_spellings(atom)) == {"eleven", "Eleven", "other", " eleven", " Eleven", " other"}
+    assert add_probabilities(torch.tensor([0.25, 0.5, 0.25]), [0, 2, 0]) == pytest.approx(0.75)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"skills": ["count"]}, {"vqa_list": None}, {"skills": ["smell"] * 4}, {"vqa_list": [], "skills": []}],
+)
+def test_other_lines_are_refused(change: dict) -> None:
+    with pytest.raises(ValueError, match="not a GenEval2 line"):
+        GenEval2().check_meta(
+            {**BENCH[0], **change} if change.get("vqa_list", 0) is not None else {"vqa_list": 1}
+        )
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random Qwen3-VL with a vocabulary of bytes."""
+    transformers = pytest.importorskip("transformers")
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    letters = {letter: n for n, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    backend = Tokenizer(models.BPE(vocab=letters, merges=[]))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    tokenizer = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=backend, additional_special_tokens=SPECIAL, pad_token="<|im_end|>"
+    )
+    ids = dict(zip(SPECIAL, tokenizer.convert_tokens_to_ids(SPECIAL), strict=True))
+    config = transformers.Qwen3VLConfig(
+        text_config={
+            "vocab_size": len(tokenizer),
+            "hidden_size": 32,
+            "intermediate_size": 64,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "head_dim": 8,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 1, 1]},
+        },
+        vision_config={
+            "hidden_size": 32,
+            "intermediate_size": 64,
+            "depth": 2,
+            "num_heads": 4,
+            "out_hidden_size": 32,
+            "num_position_embeddings": 64,
+            "deepstack_visual_indexes": [0],
+        },
+        image_token_id=ids["<|image_pad|>"],
+        video_token_id=ids["<|video_pad|>"],
+        vision_start_token_id=ids["<|vision_start|>"],
+        vision_end_token_id=ids["<|vision_end|>"],
+    )
+    torch.manual_seed(0)
+    model = transformers.Qwen3VLForConditionalGeneration(config)
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.2)
+    processor = transformers.Qwen3VLProcessor(
+        transformers.Qwen2VLImageProcessor(
+            patch_size=16, merge_size=2, size={"shortest_edge": 1024, "longest_edge": 65536}
+        ),
+        tokenizer,
+        transformers.Qwen3VLVideoProcessor(),
+        chat_template=TEMPLATE,
+    )
+    path = tmp_path_factory.mktemp("judge")
+    model.save_pretrained(path)
+    processor.save_pretrained(path)
+    return path
+
+
+@pytest.mark.slow
+@torch.no_grad()
+def test_a_judge_predicts_what_greedy_generation_scores(folder: Path, tmp_path: Path) -> None:
+    from transformers import AutoProcessor, Qwen3VLForConditionalGeneration
+
+    images = make_noise(tmp_path / "run", BENCH[:2], [line["prompt"] for line in BENCH[:2]], size=64)
+    judge = VlmJudge("tiny", str(folder), "float32")
+    opinion = judge.load("cpu")
+    texts = [ASK.format(question=question) for question, _ in BENCH[0]["vqa_list"]]
+    found = opinion.predict(images.image(0), texts)
+    assert found.sum(-1).tolist() == pytest.approx([1] * len(texts), abs=1e-5)
+    processor = AutoProcessor.from_pretrained(folder)
+    model = Qwen3VLForConditionalGeneration.from_pretrained(folder, dtype=torch.float32).eval()
+    for text, row in zip(texts, found, strict=True):
+        words = f"<|im_start|>user <|vision_start|><|image_pad|><|vision_end|>{text}<|im_end|><|im_start|>assistant "
+        inputs = processor(text=[words], images=[Image.fromarray(images.image(0))], return_tensors="pt")
+        made = model.generate(
+            **inputs, max_new_tokens=1, do_sample=False, output_scores=True, return_dict_in_generate=True
+        )
+        assert torch.allclose(made.scores[0][0].softmax(-1), row, atol=1e-6)
+    assert not torch.allclose(opinion.predict(images.image(1), texts), found, atol=1e-4)
+
+    result = only(VqaScore(judge=judge), images)
+    assert list(result.scores) == ["vqascore[tiny]"]
+    question = f'Does this figure show "{BENCH[1]["prompt"]}"? Please answer Yes or No.'
+    expected = opinion.predict(images.image(1), [question])[0, opinion.first_token("Yes")]
+    assert result.samples["vqascore[tiny]"][1] == pytest.approx(float(expected))
+    assert any(name.endswith("/model.safetensors") for name in result.provenance["weights"])
+    graded = only(GenEval2(judge), images)
+    assert 0 < graded.scores["geneval2[tiny]"].value < 100
+    assert graded.scores["geneval2_am[tiny]"].value >= graded.scores["geneval2[tiny]"].value
+
+
+def test_missing_weights_are_told_and_never_fetched_unasked(tmp_path: Path) -> None:
+    images = make_noise(tmp_path / "run", [{}] * 2)
+    for evaluator in (GenEval2(), VqaScore()):
+        assert "hf download Qwen/Qwen3-VL-8B-Instruct" in reason(evaluator, "skipped", images)
+    [judge] = [one for one in catalogue() if one.file == "Qwen3-VL-8B-Instruct"]
+    [report] = fetch([judge])
+    assert report.state == "by hand"
+    with pytest.raises(ValueError, match="dtype=int4: choose"):
+        VlmJudge(dtype="int4")
