@@ -60,9 +60,9 @@ class ToDataset(Comparison):
     """Base class of distances to a dataset of real images; the jackknife leaves out samples of the run.
 
     Attributes:
-        statistics: a folder of images, a file written by `kvbench.eval.distribution.dataset`, or for the space `adm`
-            ADM's reference batch (.npz). Null looks for that batch, or for statistics-<space>.safetensors, among the
-            weights.
+        statistics: a folder of images, a file written by `kvbench.eval.distribution.dataset`, or for the spaces of
+            ADM's evaluator its reference batch (.npz). Null looks for that batch, or for
+            statistics-<space>.safetensors, among the weights.
     """
 
     statistics: str | None = None
@@ -80,7 +80,7 @@ class ToDataset(Comparison):
     @property
     def default(self) -> Weight:
         """The dataset's file if `statistics` is null."""
-        return REFERENCE_BATCH if self.space.name == "adm" else statistics_of(self.space.name)
+        return REFERENCE_BATCH if self.space.reference_names else statistics_of(self.space.name)
 
     def dataset(self) -> Path:
         """Return the dataset's file or folder."""

@@ -30,7 +30,7 @@ from kvbench.eval.files.images import ImageSet, find_flaw
 from kvbench.eval.files.samples import Sample, map_in_threads
 from kvbench.eval.files.store import Held
 from kvbench.eval.files.weights import Weight, WeightError, file_sha256
-from kvbench.eval.spaces.base import Adm, Clean, Space, provenance
+from kvbench.eval.spaces.base import Adm, AdmSpatial, Clean, Space, provenance
 from kvbench.eval.spaces.dinov2 import Dinov2
 
 REFERENCE_BATCH = Weight.at(
@@ -51,7 +51,7 @@ def statistics_of(space: str) -> Weight:
     return Weight(file, how=how)
 
 
-SPACES: dict[str, type[Space]] = {space.name: space for space in (Clean, Adm, Dinov2)}
+SPACES: dict[str, type[Space]] = {space.name: space for space in (Clean, Adm, AdmSpatial, Dinov2)}
 """Spaces in which statistics are made."""
 STATISTICS = statistics_of(Clean.name)
 """Entry of the catalogue of `kvbench.eval.files.fetch`, as is every `Weight` of a module."""
@@ -196,16 +196,17 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _from_npz(path: Path, space: Space) -> tuple[Tensor, Tensor, dict[str, object]]:
-    if space.name != "adm":
+    if space.reference_names is None:
         how = statistics_of(space.name).how
         raise DatasetError(
             f"{path}: a reference batch (.npz) belongs to the space adm, not {space.name}. {how}"
         )
     try:
         with np.load(path, allow_pickle=False) as archive:
-            mean, covariance = (np.asarray(archive[name], np.float64) for name in ("mu", "sigma"))
+            mean, covariance = (np.asarray(archive[name], np.float64) for name in space.reference_names)
     except BROKEN as error:
-        raise DatasetError(f"{path}: mu and sigma cannot be read: {error}") from error
+        names = " and ".join(space.reference_names)
+        raise DatasetError(f"{path}: {names} cannot be read: {error}") from error
     return torch.from_numpy(mean), torch.from_numpy(covariance), {}
 
 

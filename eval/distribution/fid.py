@@ -21,7 +21,7 @@ from kvbench.eval.spaces.base import few_samples
 
 @dataclass(frozen=True)
 class Fid(ToReference):
-    """`fid_paired_clean`, `fid_scenes`, `fd_paired_dinov2`: distance between the features of run and reference.
+    """`fid_paired_clean`, `fid_scenes`, `sfid_paired_adm`, `fd_paired_dinov2`: distance of run and reference.
 
     The number is small because both sides share their seeds; it is not a FID against real images.
     """
@@ -45,7 +45,7 @@ class Fid(ToReference):
 
 @dataclass(frozen=True)
 class FidReal(ToDataset):
-    """`fid_real_clean`, `fid_adm`, `fd_dinov2`: distance between the features of the run and those of a dataset."""
+    """`fid_real_clean`, `fid_adm`, `sfid_adm`, `fd_dinov2`: distance between the features of run and dataset."""
 
     name: ClassVar[str] = "fid_real"
 
@@ -71,7 +71,7 @@ class FidReal(ToDataset):
 
     def caveat(self, ours: Features) -> str | None:
         """Return a warning if the covariance is singular or the samples are few."""
-        return _singular(ours) or (few_samples(len(ours)) if self.space.name == "adm" else None)
+        return _singular(ours) or (few_samples(len(ours)) if self.space.reference_names else None)
 
 
 def distance_score(first: Features, second: Features, clusters: list[str]) -> Score:

@@ -13,7 +13,7 @@ from typing import ClassVar
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from kvbench.eval.files.images import ImageSet
 from kvbench.eval.files.store import Arrays, Held, held
@@ -27,6 +27,7 @@ Features = NDArray[np.float32]
 Network = Callable[[NDArray[np.uint8]], Mapping[str, Tensor]]
 """`features` float32 [N, D] of images uint8 [N, H, W, 3], and what else the network gives."""
 
+SPATIAL_CHANNELS = 7
 PUBLISHED = 50_000  # samples behind FID on ImageNet in papers
 
 ADM = Weight.at(
@@ -50,7 +51,8 @@ class Space(Component, ABC):
         batch: images at a time; it changes rounding only.
         network: the file; its hash is checked before it is read.
 
-    Class attributes: `name`, and the name of Frechet's distance in it (`distance`).
+    Class attributes: `name`, the name of Frechet's distance in it (`distance`), and the names under which ADM's
+    reference batches hold the mean and covariance of its features (`reference_names`).
     """
 
     path: str | None = None
@@ -58,6 +60,7 @@ class Space(Component, ABC):
     network: Weight = CLEAN
     name: ClassVar[str]
     distance: ClassVar[str] = "fid"
+    reference_names: ClassVar[tuple[str, str] | None] = None
 
     @property
     def paired(self) -> str:
@@ -141,23 +144,59 @@ class Adm(Space):
     batch: int = setting(64, 1)
     network: Weight = ADM
     name: ClassVar[str] = "adm"
+    reference_names: ClassVar[tuple[str, str] | None] = ("mu", "sigma")
     packages: ClassVar[tuple[str, ...]] = ("torch_fidelity",)
 
     def load(self, file: Path, device: str) -> Network:
         """Read the network, which gives 2048 features and 1008 `logits`."""
-        from torch_fidelity.feature_extractor_inceptionv3 import FeatureExtractorInceptionV3
-
-        # The package unpickles without restraint; reading the file with restraint first refuses what is no state dict.
-        torch.load(file, map_location="cpu", weights_only=True)
-        network = FeatureExtractorInceptionV3(
-            "inception-v3-compat", ["2048", "logits_unbiased"], feature_extractor_weights_path=str(file)
-        ).to(device)
+        network = load_inception(file, device)
 
         def find_features(stack: NDArray[np.uint8]) -> Mapping[str, Tensor]:
             found = network(torch.from_numpy(stack).to(device).permute(0, 3, 1, 2))
             return dict(zip(("features", "logits"), found, strict=True))
 
         return find_features
+
+
+@dataclass(frozen=True)
+class AdmSpatial(Adm):
+    """The space of sFID (Nash et al., arXiv:2103.03841) as ADM's evaluator has it: 2023 features of `Adm`'s network.
+
+    They are the first 7 channels of the 1 x 1 branch of the fourth 17 x 17 block, after its ReLU, in the order height,
+    width, channel.
+    """
+
+    name: ClassVar[str] = "adm_spatial"
+    paired: ClassVar[str] = "paired_adm"
+    real: ClassVar[str] = "adm"
+    distance: ClassVar[str] = "sfid"
+    reference_names: ClassVar[tuple[str, str] | None] = ("mu_s", "sigma_s")
+
+    def load(self, file: Path, device: str) -> Network:
+        """Read the network, which gives 2023 features."""
+        network = load_inception(file, device)
+        seen: dict[str, Tensor] = {}
+        network.get_submodule("Mixed_6d.branch1x1").register_forward_hook(
+            lambda *called: seen.update(maps=called[-1][:, :SPATIAL_CHANNELS])
+        )
+
+        def find_features(stack: NDArray[np.uint8]) -> Mapping[str, Tensor]:
+            network(torch.from_numpy(stack).to(device).permute(0, 3, 1, 2))
+            return {"features": seen.pop("maps").permute(0, 2, 3, 1).flatten(1)}
+
+        return find_features
+
+
+def load_inception(file: Path, device: str) -> nn.Module:
+    """Read torch-fidelity's Inception, which returns 2048 features and 1008 logits without bias."""
+    from torch_fidelity.feature_extractor_inceptionv3 import FeatureExtractorInceptionV3
+
+    # The package unpickles without restraint; reading the file with restraint first refuses what is no state dict.
+    torch.load(file, map_location="cpu", weights_only=True)
+    network: nn.Module = FeatureExtractorInceptionV3(
+        "inception-v3-compat", ["2048", "logits_unbiased"], feature_extractor_weights_path=str(file)
+    )
+    return network.to(device)
 
 
 @dataclass(frozen=True)

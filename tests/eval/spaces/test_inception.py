@@ -30,9 +30,10 @@ from kvbench.eval.distribution.precision_recall import PrecisionRecall, Precisio
 from kvbench.eval.files import store
 from kvbench.eval.files.images import ImageSet
 from kvbench.eval.protocol.base import find_missing
-from kvbench.eval.spaces.base import Adm, Clean
+from kvbench.eval.spaces.base import Adm, AdmSpatial, Clean, load_inception
 from tests.support.image_sets import (
     PAIRS,
+    FewFeatures,
     adm_stand_in,
     clean_stand_in,
     golden_pair,
@@ -332,6 +333,41 @@ def test_missing_statistics_are_skipped_with_what_to_do(
         "weights missing: VIRTUAL_imagenet256_labeled.npz. Get it with: make weights"
     )
     assert [list(FidReal(space).metrics) for space in (Clean(), Adm())] == [["fid_real_clean"], ["fid_adm"]]
+
+
+class FewSpatial(FewFeatures, AdmSpatial): ...
+
+
+@pytest.mark.slow
+def test_sfid_takes_seven_channels_of_a_map_and_its_own_statistics(
+    tmp_path: Path, adm: Adm, few_pairs: Pair
+) -> None:
+    file = Path(str(adm.path))
+    seen = []
+    network = load_inception(file, "cpu")
+    network.Mixed_6d.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+    stack = few_pairs[0].stack(few_pairs[0].indices[:2])
+    with torch.inference_mode():
+        found = AdmSpatial().load(file, "cpu")(stack)["features"]
+        network(torch.from_numpy(stack).permute(0, 3, 1, 2))
+        maps = network.Mixed_6d.branch1x1(seen[0]).numpy()
+    assert found.shape == (2, 2023)
+    rows = [maps[:, channel, y, x] for y in range(17) for x in range(17) for channel in range(7)]
+    assert np.allclose(found, np.stack(rows, 1), atol=1e-6)
+    assert found.std() > 0
+
+    space = FewSpatial(path=adm.path, batch=2, network=adm.network)
+    a, b = (space.features(side, "cpu").arrays["features"] for side in few_pairs)
+    mean, covariance = moments(b)
+    path = tmp_path / "batch.npz"
+    other = {"mu": np.zeros(64), "sigma": np.eye(64)}
+    np.savez(path, mu_s=mean.numpy(), sigma_s=covariance.numpy(), **other)
+    real = only(FidReal(space, str(path)), few_pairs[0]).scores
+    assert real["sfid_adm"].value == pytest.approx(frechet_distance(a, b), abs=1e-6)
+    paired = only(Fid(space), *few_pairs).scores
+    assert paired["sfid_paired_adm"].value == pytest.approx(frechet_distance(a, b), abs=1e-6)
+    np.savez(path, **other)
+    assert "mu_s and sigma_s cannot be read" in reason(FidReal(space, str(path)), "failed", few_pairs[0])
 
 
 def test_impossible_settings_are_named() -> None:
