@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from kvbench.eval.alignment import clip, hps, imagereward, pickscore
+from kvbench.eval.alignment import aesthetic, clip, hps, imagereward, pickscore
 from kvbench.eval.alignment.judge import Opinion, VlmJudge
 from kvbench.eval.alignment.vqa import BlipVqa
 from kvbench.eval.distribution import base, fid, mjhq
@@ -142,10 +142,13 @@ def stand_ins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Weight, "require", lambda self: (find(self), "0" * 64))
     monkeypatch.setattr(Snapshot, "find", lambda self: tmp_path)
     monkeypatch.setattr(Snapshot, "require", lambda self: (tmp_path, {}))
-    for module in (clip, hps):
+    for module in (aesthetic, clip, hps):
         monkeypatch.setattr(module, "Clip", Thumbnails)
     for module in (pickscore, imagereward):
         monkeypatch.setattr(module, "load_scorer", lambda *_: lambda images, _: images.mean((1, 2, 3)))
+    monkeypatch.setattr(
+        aesthetic, "read_layers", lambda *_: [(torch.linspace(-1, 1, 192)[None], torch.ones(1))]
+    )
     monkeypatch.setattr(VlmJudge, "load", judge)
     monkeypatch.setattr(BlipVqa, "load", lambda *_: (answer, {}))
     monkeypatch.setattr(Mask2Former, "load", lambda *_: Sight(detect))

@@ -1,0 +1,88 @@
+"""LAION's aesthetic predictor, version 2: linear layers on CLIP's image vectors, fitted to people's ratings."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from kvbench.eval.alignment.clip import OPENAI_VIT_L_14, PACKAGES, Clip, read_state
+from kvbench.eval.files.images import ImageSet
+from kvbench.eval.files.weights import Weight
+from kvbench.eval.protocol.base import Evaluator, Result, make_result
+from kvbench.eval.protocol.component import setting
+from kvbench.eval.protocol.scores import MetricSpec, mean_score
+from kvbench.eval.spaces.networks import full_float32, stack_pictures
+
+METRIC = "iqa[laion-aesthetic-v2]"
+HEAD = Weight.at(
+    "https://github.com/christophschuhmann/improved-aesthetic-predictor/raw/main/sac+logos+ava1-l14-linearMSE.pth"
+)
+LAYERS = (0, 2, 4, 6, 7)
+"""Numbers of the linear layers; between them the authors drop values in training and apply nothing else."""
+
+
+@dataclass(frozen=True)
+class Aesthetic(Evaluator):
+    """`iqa[laion-aesthetic-v2]`: predicted rating of the picture, about 1 to 10; no prompt and no reference is used.
+
+    OpenAI's ViT-L-14 with its own transform (shorter side to 224 pixels, PIL, bicubic, the middle square), unit length,
+    then the predictor's linear layers. Float32.
+
+    Attributes:
+        path: the predictor's file, if not in $KVBENCH_WEIGHTS.
+        clip_path: CLIP's file, if neither in $KVBENCH_WEIGHTS nor in CLIP's cache.
+        batch: images at a time.
+        model: architecture in open_clip.
+        head: the predictor's file.
+        network: CLIP's file; its hash is checked before it is read.
+    """
+
+    path: str | None = None
+    clip_path: str | None = None
+    batch: int = setting(32, 1)
+    model: str = "ViT-L-14"
+    head: Weight = HEAD
+    network: Weight = OPENAI_VIT_L_14
+    name: ClassVar[str] = "iqa"
+    protocol: ClassVar[str] = "laion-aesthetic-v2"
+    packages: ClassVar[tuple[str, ...]] = PACKAGES
+    metrics: ClassVar[Mapping[str, MetricSpec]] = {METRIC: MetricSpec("higher", digits=3)}
+
+    @property
+    def weights(self) -> tuple[Weight, ...]:
+        """The predictor's file and CLIP's."""
+        return replace(self.head, path=self.path), replace(self.network, path=self.clip_path)
+
+    def run(self, samples: ImageSet, reference: ImageSet | None, device: str) -> Result:
+        """Rate every image; the reference is not used."""
+        (head, head_hash), (file, clip_hash) = (weight.require() for weight in self.weights)
+        clip = Clip(self.model, file, device, quick_gelu=True, scripted=self.network.pinned)
+        layers = read_layers(head, device)
+        values: list[float] = []
+        for indices in samples.batches(self.batch, self.name):
+            vectors = clip.images(stack_pictures(samples.stack(indices), clip.transform))
+            with full_float32():
+                for weight, bias in layers:
+                    vectors = F.linear(vectors, weight, bias)
+            values += vectors[:, 0].tolist()
+        hashes = {self.head.file: head_hash, self.network.file: clip_hash}
+        scores = {METRIC: mean_score(values, samples.clusters)}
+        return make_result(self, scores, {"index": samples.indices, METRIC: values}, hashes)
+
+
+def read_layers(file: Path, device: str) -> list[tuple[Tensor, Tensor]]:
+    """Return weight and bias of each linear layer.
+
+    Raises:
+        ValueError: the file does not hold the predictor.
+    """
+    state = read_state(file)
+    names = [f"layers.{number}.{part}" for number in LAYERS for part in ("weight", "bias")]
+    if absent := [name for name in names if name not in state]:
+        raise ValueError(f"{file} does not hold LAION's aesthetic predictor: it has no {absent[0]}")
+    found = [state[name].to(device, torch.float32) for name in names]
+    return list(zip(found[::2], found[1::2], strict=True))
