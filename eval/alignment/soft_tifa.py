@@ -92,7 +92,7 @@ class SoftTifa(PartedEvaluator):
             list(grade(samples.image(index), by_index[index].atoms))
             for [index] in samples.batches(1, self.name)
         ]
-        columns = {
+        columns: dict[str, Sequence[object]] = {
             "index": samples.indices,
             self.metric: [100 * geometric_mean(found) for found in soft],
             self.arithmetic: [100 * float(np.mean(found)) for found in soft],

@@ -112,6 +112,24 @@ class GenEval2(PromptSet):
 
 
 @dataclass(frozen=True)
+class UniGenBench(PromptSet):
+    """The 600 English prompts of UniGenBench++ (arXiv:2510.18701): a table with columns index and prompt_en."""
+
+    per_prompt: int = 4
+    source: ClassVar[str] = (
+        "data/test_prompts_en.csv of https://github.com/CodeGoat24/UniGenBench (CC BY 4.0)"
+    )
+
+    def entries(self, place: Path) -> list[Entry]:
+        """Read the prompts, each with its number in the table, `unigenbench_index`."""
+        rows = read_file(place, lambda text: list(csv.DictReader(io.StringIO(text, newline=""))))
+        return [
+            (_read_cell(place, row, "prompt_en"), {"unigenbench_index": _read_cell(place, row, "index")})
+            for row in rows
+        ]
+
+
+@dataclass(frozen=True)
 class HpsV2(PromptSet):
     """The 3200 prompts of the HPSv2 benchmark (Wu et al., arXiv:2306.09341): a JSON list in a file for each style.
 

@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from kvbench.eval.alignment import aesthetic, clip, hps, imagereward, pickscore
+from kvbench.eval.alignment import aesthetic, clip, hps, imagereward, pickscore, unigenbench
 from kvbench.eval.alignment.judge import Opinion, VlmJudge
 from kvbench.eval.alignment.vqa import BlipVqa
 from kvbench.eval.distribution import base, fid, mjhq
@@ -95,6 +95,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> list[ImageSet]:
             "item_id": f"item {index // 2}",
             "style": hps.STYLES[index // 2 % 4],
             "category": mjhq.CATEGORIES[index // 2 % 3],
+            "unigenbench_index": str(index // 4),
             "vqa_list": [["How many dogs are there?", "two"], ["Is there a cat?", "Yes"]],
             "skills": ["count", "object"],
             "atom_count": 3 + index // 2 % 8,
@@ -181,6 +182,18 @@ def official_dpg(images: ImageSet) -> None:
     (images.folder / "dpg_official" / "results.txt").write_text("\n".join(lines))
 
 
+def official_unigenbench(images: ImageSet) -> None:
+    """What UniGenBench's program leaves in a run's folder."""
+    (images.folder / unigenbench.FOLDER).mkdir(exist_ok=True)
+    lines = [
+        f'{name}.png,"[\'Style\', \'Action - Hand\']","{{""score"": [{total % 2}, {total % 3 // 2}]}}"'
+        for index, name in unigenbench.layout(images).items()
+        for total in [int(images.image(index).sum())]
+    ]
+    path = images.folder / unigenbench.FOLDER / "results.csv"
+    path.write_text("\n".join(["img_path,testpoint,result_json", *lines]))
+
+
 def column_mean(result: Result, name: str) -> float:
     """The mean over samples, or over groups of them, one addition at a time."""
     groups = result.samples.get(result.metrics[name].strata or "", [None] * len(result.samples["index"]))
@@ -197,7 +210,7 @@ def test_a_metric_has_a_column_of_its_name_or_replicates(name: str, runs: list[I
     settings = read_metrics(name)
     if name == "geneval_official":
         settings[name]["verdicts"] = True
-    if name == "dpg_official":
+    if name in ("dpg_official", "unigenbench"):
         settings[name]["scores"] = True
     [evaluator] = build_metrics(settings)
     *sides, reference = runs
@@ -205,6 +218,7 @@ def test_a_metric_has_a_column_of_its_name_or_replicates(name: str, runs: list[I
     for side in sides:
         official(side)
         official_dpg(side)
+        official_unigenbench(side)
         result = only(evaluator, side, reference)
         result.save(side.folder / "metrics")
         results.append(result)

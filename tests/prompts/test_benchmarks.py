@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from kvbench.core.config import ConfigError
 from kvbench.eval.files.weights import Weight, file_sha256
 from kvbench.prompts.base import Prompt, hash_prompts
-from kvbench.prompts.benchmarks import STYLES, Coco, Dpg, GenEval, GenEval2, HpsV2, Parti
+from kvbench.prompts.benchmarks import STYLES, Coco, Dpg, GenEval, GenEval2, HpsV2, Parti, UniGenBench
 from kvbench.prompts.files import PromptFile
 from kvbench.prompts.preferences import ImageReward, Mjhq30k
 from kvbench.prompts.sets import PromptSet
@@ -48,6 +48,9 @@ FILES: dict[type[PromptSet], dict[str, object]] = {
     GenEval2: {"graded.jsonl": "".join(json.dumps(line) + "\n" for line in GRADED)},
     HpsV2: {f"{style}.json": [f"{style} {n}" for n in range(5)] for style in STYLES},
     Dpg: {f"{item}.txt": f"a long text about {item}\n" for item in ("b1", "a2", "c0")},
+    UniGenBench: {
+        "test.csv": "index,prompt_en,sub_dims_en\n" + "".join(f'{7 - n},"a, {n}","{{}}"\n' for n in range(4))
+    },
     Parti: {"parti.tsv": "".join(f"{row}\r\n" for row in ROWS)},
     Mjhq30k: {
         "meta_data.json": {
@@ -76,6 +79,7 @@ ENTRIES: dict[type[PromptSet], list[tuple[str, dict[str, object]]]] = {
     GenEval2: [(str(line["prompt"]), line) for line in GRADED],
     HpsV2: [(f"{style} {n}", {"style": style}) for style in STYLES for n in range(5)],
     Dpg: [(f"a long text about {item}", {"item_id": item}) for item in ("a2", "b1", "c0")],
+    UniGenBench: [(f"a, {n}", {"unigenbench_index": str(7 - n)}) for n in range(4)],
     Parti: [
         (text, {"category": category, "challenge": challenge})
         for text, category, challenge, _ in (row.split("\t") for row in ROWS[1:])
@@ -85,7 +89,7 @@ ENTRIES: dict[type[PromptSet], list[tuple[str, dict[str, object]]]] = {
     ],
     ImageReward: [(f"a vehicle, take {n}", {"id": f"00569{n}-0057"}) for n in range(3)],
 }
-IMAGES = {GenEval: 4, Dpg: 4, ImageReward: 10}
+IMAGES = {GenEval: 4, Dpg: 4, UniGenBench: 4, ImageReward: 10}
 """Images of every prompt, 1 of other sets."""
 
 
@@ -220,6 +224,7 @@ BAD: list[tuple[type[PromptSet], str | bytes, str]] = [
     (GenEval, "3\n", "line 1 is not a GenEval line"),
     (GenEval2, json.dumps(LINES[0]), "line 1 is not a GenEval2 line"),
     (Parti, "", "holds no prompts"),
+    (UniGenBench, "index,prompt\n1,x\n", "no column prompt_en"),
     (Mjhq30k, "{}", "holds no prompts"),
     (Mjhq30k, '{"a": ', "cannot be read"),
     (Mjhq30k, '[{"prompt": "a"}]', "not MJHQ-30K's meta_data.json"),
