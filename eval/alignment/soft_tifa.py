@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from kvbench.eval.files.images import ImageSet
 from kvbench.eval.protocol.base import PartedEvaluator, Result, make_result
+from kvbench.eval.protocol.intervals import Interval, bootstrap
 from kvbench.eval.protocol.scores import MetricSpec, Score, mean_score
 
 
@@ -122,11 +123,9 @@ class SoftTifa(PartedEvaluator):
                 values, prompts = parts.setdefault(part, ([], []))
                 values.append(points)
                 prompts.append(cluster)
-        scores = {self.metric: mean_score(whole, clusters)}
-        scores |= {
-            f"{self.metric}/{part}": mean_score(*parts[part]) for part in self.part_names if part in parts
-        }
-        return {**scores, self.arithmetic: mean_score(means, clusters)}
+        scores = {self.metric: _score(whole, clusters)}
+        scores |= {f"{self.metric}/{part}": _score(*parts[part]) for part in self.part_names if part in parts}
+        return {**scores, self.arithmetic: _score(means, clusters)}
 
 
 def geometric_mean(values: Sequence[float]) -> float:
@@ -134,3 +133,13 @@ def geometric_mean(values: Sequence[float]) -> float:
     if min(values) <= 0:
         return 0.0
     return float(np.exp(np.log(np.array(values, np.float64)).mean()))
+
+
+def _score(points: Sequence[float], clusters: Sequence[str]) -> Score:
+    """Return the mean of points from 0 to 100, with an interval that ends where they do."""
+
+    def find_interval(values: Sequence[float], prompts: Sequence[str]) -> Interval | None:
+        found = bootstrap(values, prompts)
+        return None if found is None else found.clip(0, 100)
+
+    return mean_score(points, clusters, find_interval)

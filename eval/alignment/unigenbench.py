@@ -80,7 +80,10 @@ class UniGenBench(PartedEvaluator):
             raise ValueError(f"{path}: no answer on any image can be read")
         judged = [found[names[index]] for index in indices]
         clusters = [samples.samples[index].cluster for index in indices]
-        columns = {"index": indices, "passed": [[passed for _, passed in points] for points in judged]}
+        columns: dict[str, Sequence[object]] = {
+            "index": indices,
+            "passed": [[passed for _, passed in points] for points in judged],
+        }
         caveat = f"answers on {len(dropped)} images could not be read" if dropped else None
         return make_result(
             self, self.summarise(judged, clusters), columns, {path.name: file_sha256(path)}, caveat

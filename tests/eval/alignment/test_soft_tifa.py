@@ -68,7 +68,11 @@ def test_a_skill_is_a_mean_over_questions_and_resamples_prompts() -> None:
     skill = scores["geneval2[given]/object"]
     assert (skill.value, skill.n) == (pytest.approx(100 * 1.75 / 3), 3)
     interval = bootstrap([25, 50, 100], ["a", "b", "b"])
-    assert skill.ci95 == (interval.low, interval.high)
+    assert interval.low < 0 < 100 < interval.high  # of two prompts
+    assert skill.ci95 == (0, 100)
+    many = Given().summarise(asked[:1] * 30, [[0.4 + 0.01 * n] for n in range(30)], list(map(str, range(30))))
+    interval = bootstrap([40.0 + n for n in range(30)])
+    assert many["geneval2[given]/object"].ci95 == pytest.approx((interval.low, interval.high))
     assert scores["geneval2[given]/count"].ci95 is None
     assert scores["geneval2[given]/atoms-3"].value == pytest.approx(100 * 0.25 ** (1 / 3))
     assert "geneval2[given]/verb" not in scores
