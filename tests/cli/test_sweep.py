@@ -136,5 +136,7 @@ def test_a_sweep_whose_jobs_cannot_be_listed_ends_at_once(
     monkeypatch.setattr("kvbench.cli.sweep.check_launcher", lambda _: None)
     monkeypatch.setattr("kvbench.cli.sweep.open_folder", refuse)
     monkeypatch.setattr("kvbench.cli.sweep.list_jobs", lambda _: [])
+    choices = {"runtime": {"choices": {"hydra/launcher": "basic"}}}
+    config = {"runs_dir": str(tmp_path), "device": "cpu", "hydra": choices}
     with pytest.raises(SystemExit, match="error: disk full"):
-        Summary().on_multirun_start(OmegaConf.create({"runs_dir": str(tmp_path)}))
+        Summary().on_multirun_start(OmegaConf.create(config))

@@ -25,7 +25,9 @@ SETTINGS = {
     "name", [name if name == "var_tiny" else pytest.param(name, marks=pytest.mark.slow) for name in SETTINGS]
 )
 def test_a_training_writes_weights_that_the_model_reads(name: str, tmp_path: Path) -> None:
-    config = composed(f"model={name}", f"train={name}", f"train.out={tmp_path}", *FEW, *SETTINGS[name])
+    config = composed(
+        f"model={name}", f"train={name}", f"train.out={tmp_path}", "device=cpu", *FEW, *SETTINGS[name]
+    )
     model = instantiate(config.model)
     shipped = {part: source.path for part, source in model.sources.items()}
     assert instantiate(config.train).train(model) == tmp_path
@@ -37,7 +39,7 @@ def test_a_training_writes_weights_that_the_model_reads(name: str, tmp_path: Pat
     with pytest.raises(
         ConfigError, match=r"^train: the recipe is for a \w+Model; take train=fake for model=fake"
     ):
-        instantiate(composed(f"train={name}", f"train.out={tmp_path / 'new'}").train).train(
+        instantiate(composed(f"train={name}", f"train.out={tmp_path / 'new'}", "device=cpu").train).train(
             SimpleNamespace(name="fake")
         )
     assert not (tmp_path / "new").exists()

@@ -56,7 +56,8 @@ def test_rewards_are_those_of_the_official_program(folder: Path, tmp_path: Path)
     for batch in (1, 3):
         scorer = ImageReward(str(folder), tokenizer_path=str(folder), batch=batch, tokenizer=words)
         result = only(scorer, images)
-        assert result.samples["imagereward"] == pytest.approx(expected, abs=1e-5)
+        # The same network in float64 lies 1.8e-5 from the reference, which has the rounding of float32.
+        assert result.samples["imagereward"] == pytest.approx(expected, abs=2e-5)
         assert result.scores["imagereward"].value == pytest.approx(np.mean(expected), abs=1e-5)
     assert max(expected) - min(expected) > 1  # images and prompts do matter
 
