@@ -12,6 +12,7 @@ help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */\1\t/' | expand -t 12
 
 $(VENV)/stamp: pyproject.toml requirements.lock
+	@echo "installing into $(VENV): about 7 GB, several minutes"
 	$(PYTHON) -m venv $(VENV)
 	@# Python compiles what is imported, a fifth of all files; pip would compile all, one by one.
 	$(INSTALL) --no-compile --require-hashes -r requirements.lock
@@ -21,6 +22,7 @@ $(VENV)/stamp: pyproject.toml requirements.lock
 demo: export OMP_NUM_THREADS = $(shell nproc)
 demo: $(VENV)/stamp  ## set up, run the main job, show where the result is
 	$(BIN)/python run.py method=heatkv budget=0.04
+	@echo "next: source $(BIN)/activate; python run.py -m method=random,heatkv budget=0.04    (beside a random choice)"
 
 weights: $(VENV)/stamp  ## find or download what the metrics need, say what is left to do
 	$(BIN)/python -m kvbench.eval.files.fetch

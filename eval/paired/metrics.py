@@ -73,6 +73,8 @@ class Psnr(Evaluator):
         if identical:
             caveat = (
                 f"{identical} of {len(images)} images are identical and not in psnr: compare psnr_mean_mse"
+                if identical < len(images)
+                else "all images are identical to the reference"
             )
             scores = {name: scores[name] for name in ("psnr_mean_mse", "psnr")}
         scores["n_identical"] = Score(float(identical), len(images))

@@ -125,8 +125,10 @@ def _describe_composition(message: str, arguments: Sequence[str]) -> str:
     if found := re.search(r"Could not (?:find|load) '([\w/]+)/(.*?)'", lines[0]):
         group, choice = found.groups()
         with hydra_of_kvbench():
-            choices = ", ".join(list_choices(group))
-        return f"{group}={choice}: no such choice" + (f"; choose from {choices}" if choices else "")
+            choices = list_choices(group)
+        near = difflib.get_close_matches(choice, choices, 1)
+        listed = f"; choose from {', '.join(choices)}" if choices else ""
+        return f"{group}={choice}: no such choice{listed}" + (f"; did you mean {near[0]}?" if near else "")
     if found := re.match(r"(?:Ambiguous value for argument|Sweep parameters) '(.+?)'", lines[0]):
         return f"{found[1]}: several values make a sweep, which -m asks for; a list stands in [ ]"
     named = [line for line in lines if line.startswith(("Key '", "full_key"))]

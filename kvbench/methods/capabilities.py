@@ -124,7 +124,7 @@ class ReadsCodebooks:
     """The observer calls `View.read_back`, so codebooks are calibrated before it runs."""
 
 
-def is_stateful(method: object) -> bool:
+def is_stateful(method: object) -> TypeGuard[Stateful]:
     """Return whether a method keeps a number per slot."""
     return isinstance(method, Stateful) and method.stateful
 

@@ -21,12 +21,15 @@ def make_difference_rows(runs: Sequence[Results], runs_dir: Path, against: str) 
         against: method of the partners, or a run's folder name.
 
     Raises:
-        ConfigError: a run has several partners.
+        ConfigError: no run is of that method or name, or a run has several partners.
     """
     partners: dict[object, list[Results]] = {}
     for run in runs:
         if against in (run.method, run.run):
             partners.setdefault(_place(run), []).append(run)
+    if not partners:
+        methods = ", ".join(sorted({run.method for run in runs}))
+        raise ConfigError(f"against={against}: no finished run of that method or name; there are {methods}")
     pairs = []
     for run in sorted(runs, key=lambda run: (*map(str, _place(run)), run.run)):
         chosen = partners.get(_place(run), [])
