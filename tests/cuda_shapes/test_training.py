@@ -1,0 +1,216 @@
+"""A training step of each recipe on a GPU that is not there: loss, gradients, optimisers and averaged weights.
+
+Networks and batches are those of the recipes. What a transformer reads is drawn before, from numbers; checkpoints and
+the search for codes need numbers and are left out.
+"""
+
+import importlib
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from benchmarks.support.build import CONF, built, composed
+from kvbench.models.infinity.tokenizer import BSQ
+from kvbench.models.infinity.transformer import Infinity
+from kvbench.models.llamagen.tokenizer import VQ
+from kvbench.models.llamagen.transformer import LlamaGen
+from kvbench.models.qwen3.transformer import Qwen3
+from kvbench.models.text import VocabularyEncoder
+from kvbench.models.var.transformer import VAR
+from kvbench.training import transformer as transformers
+from kvbench.training.infinity import tokenizer as bsq
+from kvbench.training.infinity import transformer as infinity
+from kvbench.training.llamagen import tokenizer as vq
+from kvbench.training.llamagen import transformer as llamagen
+from kvbench.training.loop import Recipe
+from kvbench.training.optim import Average, Optimizer
+from kvbench.training.qwen3 import transformer as qwen3
+from kvbench.training.var import tokenizer as vqvae
+from kvbench.training.var import transformer as var
+from tests.support.fake_device import CUDA
+
+Case = tuple[nn.Module, Sequence[object]]
+IMAGES = torch.zeros(2, 96, 96, 3, dtype=torch.uint8)
+
+
+@pytest.fixture(autouse=True)
+def autocast(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Autocast believes in the device; AdamW's step count is a number."""
+    monkeypatch.setattr("torch.cuda.amp.common.amp_definitely_not_available", lambda: False)
+    monkeypatch.setattr("torch.cuda.is_bf16_supported", lambda *_: True)
+    monkeypatch.setattr(importlib.import_module("torch.optim.adam"), "_get_value", lambda _: 1.0)
+
+
+def make(name: str) -> tuple[Any, Any]:
+    """A model of `conf/` and the training of the same name, on the device."""
+    training = built(yaml.safe_load((CONF / "train" / f"{name}.yaml").read_text()))
+    changes = {"device": str(CUDA)} | ({"compiled": False} if hasattr(training, "compiled") else {})
+    return built(composed([f"model={name}"])["model"]), replace(training, **changes)
+
+
+def sort_nodes(node: Any) -> list[Any]:
+    """The nodes of a graph, each before those that its gradients go to."""
+    found: dict[Any, None] = {}
+    path = [(node, iter(node.next_functions))]
+    seen = {node}
+    while path:
+        node, following = path[-1]
+        after = next((one for one, _ in following if one is not None and one not in seen), None)
+        if after is None:
+            found[node] = None
+            path.pop()
+        else:
+            seen.add(after)
+            path.append((after, iter(after.next_functions)))
+    return [*reversed(found)]
+
+
+@torch.no_grad()
+def run_backward(loss: Tensor) -> None:
+    """`loss.backward()` without torch's engine, which asks the driver for the device."""
+    gradients: dict[Any, dict[int, Tensor]] = {loss.grad_fn: {0: torch.ones_like(loss)}}
+    for node in sort_nodes(loss.grad_fn):
+        given = gradients.pop(node, {})
+        if hasattr(node, "variable"):
+            node.variable.grad = given.get(0)
+        elif given:
+            found = node(*(given.get(at) for at in range(len(node._input_metadata))))
+            found = found if isinstance(found, tuple) else (found,)
+            for (after, at), gradient in zip(node.next_functions, found, strict=True):
+                if after is not None and gradient is not None:
+                    wanted, sums = after._input_metadata[at], gradients.setdefault(after, {})
+                    fitted = gradient.sum_to_size(wanted.shape).to(wanted.dtype)
+                    sums[at] = sums[at] + fitted if at in sums else fitted
+
+
+def test_gradients_are_those_of_torch() -> None:
+    model, training = make("reasoner_tiny")
+    network, drawn = reasoner_case(model, training.transformer)
+    loss = network(*(x[:2] if x.dtype == torch.int64 else x for x in drawn))
+    run_backward(loss)
+    found = [p.grad for p in network.parameters()]
+    network.zero_grad()
+    network(*(x[:2] if x.dtype == torch.int64 else x for x in drawn)).backward()
+    torch.testing.assert_close(found, [p.grad for p in network.parameters()])
+
+
+def take_step(
+    name: str, model: nn.Module, recipe: Recipe, loss: Callable[[int], Tensor], *_: object
+) -> dict[str, Tensor]:
+    """What `fit` does in its first step, without asking for the loss."""
+    del name
+    optimizer = Optimizer(model, recipe.is_hidden, muon=recipe.muon, adamw=recipe.adamw, decay=recipe.decay)
+    average = Average(model, recipe.average)
+    value = loss(0)
+    assert (value.shape, value.dtype, value.device) == ((), torch.float32, CUDA)
+    run_backward(value)
+    reached = [(p, p.grad) for p in model.parameters() if p.grad is not None]
+    assert reached
+    for parameter, gradient in reached:
+        assert parameter.device == gradient.device == CUDA
+        assert (gradient.dtype, gradient.shape) == (parameter.dtype, parameter.shape)
+    optimizer.step(recipe.rate(0))
+    average.update(0)
+    states = {key: x for key, x in optimizer.state().items() if not key.endswith(".step")}
+    assert states
+    for tensor in (*average.tensors.values(), *states.values()):
+        assert (tensor.device, tensor.dtype) == (CUDA, torch.float32)
+    return average.tensors
+
+
+def infinity_case(model: Any, recipe: Any) -> Case:
+    segments, bits = model.spec.segments, model.transformer.token_channels
+    side = segments[-1].height
+    latents = torch.zeros(4, bits, side, side, dtype=torch.float16)
+    corpus = infinity.Corpus(
+        latents, torch.ones(4, model.transformer.text_maxlen, dtype=torch.int64), torch.ones(len(segments))
+    )
+    network = infinity.TextToBits(VocabularyEncoder(model.text_config), Infinity(model.transformer))
+    return network, infinity.draw_batch(corpus, segments, recipe, 0)
+
+
+def var_case(model: Any, recipe: Any) -> Case:
+    tokenizer, config = vqvae.make_tokenizer(model.tokenizer, 0), model.transformer
+    side = config.sides[-1]
+    latents = torch.zeros(4, config.channels, side, side, dtype=torch.float16)
+    corpus = var.ClassCorpus(latents, torch.zeros(4, dtype=torch.int64), config.classes)
+    return var.ClassToTokens(VAR(config)), var.draw_batch(corpus, tokenizer, config.segments, recipe, 0)
+
+
+def llamagen_case(model: Any, recipe: Any) -> Case:
+    config = model.transformer
+    words = torch.ones(4, config.text_tokens, dtype=torch.int64)
+    corpus = llamagen.TokenCorpus(torch.zeros(4, config.tokens, dtype=torch.int16), words)
+    network = llamagen.CaptionToTokens(VocabularyEncoder(model.text_config), LlamaGen(config))
+    return network, llamagen.draw_batch(corpus, recipe, config.vocabulary, 0)
+
+
+def reasoner_case(model: Any, recipe: Any) -> Case:
+    stage = recipe.stages[0]
+    rotation = model.transformer.rotations(stage.count_tokens(qwen3.PUZZLES[recipe.puzzle]))
+    return qwen3.NextWord(Qwen3(model.transformer)), qwen3.draw_batch(rotation, recipe, 0)
+
+
+@pytest.mark.parametrize(
+    ("name", "make_case"),
+    [
+        *(
+            pytest.param(name, make_case, marks=pytest.mark.slow)
+            for name, make_case in (
+                ("infinity_tiny", infinity_case), ("var_tiny", var_case), ("llamagen_tiny", llamagen_case)
+            )
+        ),
+        ("reasoner_tiny", reasoner_case),
+    ],
+)  # fmt: skip
+def test_a_transformer_takes_a_step(
+    name: str, make_case: Callable[[Any, Any], Case], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(transformers, "fit", take_step)
+    model, training = make(name)
+    network, drawn = make_case(model, training.transformer)
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        training._fit_transformer(network, lambda _: drawn, tmp_path)
+
+
+def infinity_loss(model: Any) -> tuple[Callable[[], nn.Module], Callable[..., Any]]:
+    sizes = [(segment.height, segment.width) for segment in model.spec.segments]
+    return partial(BSQ, model.tokenizer), lambda network, recipe: bsq.make_loss(
+        network, IMAGES, sizes, recipe, compiled=False
+    )
+
+
+def var_loss(model: Any) -> tuple[Callable[[], nn.Module], Callable[..., Any]]:
+    sizes = [(side, side) for side in model.transformer.sides]
+    make_network = partial(vqvae.make_tokenizer, model.tokenizer, 0)
+    return make_network, lambda network, recipe: vqvae.make_loss(
+        network, IMAGES, sizes, recipe, compiled=False
+    )
+
+
+def llamagen_loss(model: Any) -> tuple[Callable[[], nn.Module], Callable[..., Any]]:
+    return partial(VQ, model.tokenizer), lambda network, recipe: vq.make_loss(
+        network, IMAGES, recipe, compiled=False
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "prepare"),
+    [("infinity_tiny", infinity_loss), ("var_tiny", var_loss), ("llamagen_tiny", llamagen_loss)],
+)
+@pytest.mark.slow
+def test_a_tokenizer_takes_a_step(name: str, prepare: Callable[[Any], Any]) -> None:
+    model, training = make(name)
+    make_network, make_loss = prepare(model)
+    network = make_network()
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        network = network.to(CUDA)
+        take_step(name, network, training.tokenizer, make_loss(network, training.tokenizer))
