@@ -12,6 +12,7 @@ from typing import Any
 import yaml
 
 from kvbench.core.budget import Budget
+from kvbench.core.gpus import resolve_device
 from kvbench.core.segments import ModelSpec
 from kvbench.methods.base import Method, Observer
 from kvbench.methods.full import Full
@@ -49,6 +50,7 @@ def composed(overrides: Sequence[str] = ()) -> dict[str, Any]:
         key, _, text = override.partition("=")
         if key not in GROUPS:
             _put(values, key, yaml.safe_load(text))
+    values["device"] = resolve_device(values["device"])
     resolved: dict[str, Any] = _resolved(values, values)
     return resolved
 
@@ -101,7 +103,14 @@ def _choice(group: str, name: str) -> dict[str, Any]:
         raise ValueError(f"{group}={name}: no such choice; choose from {there}")
     own, values = _read(path), dict[str, Any]()
     for base in own.pop("defaults", ()):
-        values = _merged(values, _choice(group, base))
+        if base == "_self_":
+            continue
+        if isinstance(base, str):
+            values = _merged(values, _choice(group, base.removeprefix(f"/{group}/").removesuffix("@_here_")))
+            continue
+        [(key, choice)] = base.items()  # another choice of a group, under a key of this one
+        other, _, place = key.removeprefix("override ").removeprefix("/").partition("@")
+        values |= {place: _choice(other, choice)}
     return _merged(values, own)
 
 

@@ -20,7 +20,7 @@ METHODS = (
     *("triattention", "lazy_eviction", "ssd", "quest", "sparvar"),
 )
 """Methods by the place of their style. A new method is appended, so that no other changes its style."""
-PLACES = len(COLOURS) * len(MARKERS)
+PLACES = len(COLOURS) * len(MARKERS) * len(DASHES)
 
 Style = tuple[str, str, str]
 """Colour, marker and dashes of a line."""

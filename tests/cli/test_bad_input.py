@@ -269,7 +269,8 @@ def named(key: str, line: str) -> bool:
     }
     sampling = key.startswith("model.sampling") and line.startswith("model.sampling")
     target = key.endswith("._target_") and line.startswith(key.removesuffix("._target_") + ": ")
-    return key in line or target or sampling or line.startswith(also.get(key, key))
+    sinks = key == "model.default_sinks" and "lower `sinks`" in line
+    return key in line or target or sampling or sinks or line.startswith(also.get(key, key))
 
 
 def prepare_job(cfg: DictConfig) -> None:

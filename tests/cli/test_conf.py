@@ -68,7 +68,15 @@ def values(cfg: DictConfig) -> dict[str, object]:
 
 PROMPTS = {"imagenet": 50_000, "imagenet50k": 50_000, "file": 2, "geneval": 4, "hpsv2": 4, "dpg": 4}
 PROMPTS |= dict.fromkeys(PROBLEMS := ("aime24", "aime25", "math500", "gsm8k", "umath"), 2)
-PROMPTS |= {"parti": 1, "coco5k": 2, "coco30k": 2, "mjhq30k": 1, "imagereward": 10}
+PROMPTS |= {
+    "unigenbench": 4,
+    "geneval2": 1,
+    "parti": 1,
+    "coco5k": 2,
+    "coco30k": 2,
+    "mjhq30k": 1,
+    "imagereward": 10,
+}
 
 
 def stand_in(choice: str, folder: Path) -> list[str]:
@@ -81,6 +89,9 @@ def stand_in(choice: str, folder: Path) -> list[str]:
         "parti": "Prompt\tCategory\tChallenge\na dog\tAnimals\tBasic\n",
         "coco5k": json.dumps({"images": [{"id": 0}, {"id": 1}], "annotations": captions}),
     }
+    questions = {"atom_count": 1, "vqa_list": [["Is there a dog?", "Yes"]], "skills": ["object"]}
+    contents["geneval2"] = json.dumps({"prompt": "a dog", **questions})
+    contents["unigenbench"] = 'index,prompt_en,sub_dims_en\n1,a dog,"{}"\n'
     contents["mjhq30k"] = json.dumps({"a0": {"category": "animals", "prompt": "a dog"}})
     contents["imagereward"] = json.dumps([{"id": "1", "prompt": "a dog"}])
     contents["coco30k"] = contents["coco5k"]

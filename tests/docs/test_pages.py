@@ -71,7 +71,7 @@ def test_the_first_method_of_the_page_on_extending_keeps_to_any_budget() -> None
     factory = namespace[config.pop("_target_").rsplit(".", 1)[1]]
     assert isinstance(factory, type)
     for budget in (0.05, 0.3, 1):
-        method = factory(**config)
+        method = factory(**{key: 1 if value == "${sinks}" else value for key, value in config.items()})
         assert isinstance(method, Method)
         capacity = Budget.parse(budget, SPEC)
         method.prepare(SPEC, capacity)

@@ -21,6 +21,7 @@ from kvbench.models.llamagen.sampling import LlamaGenSampling
 from kvbench.models.llamagen.transformer import LlamaGen, LlamaGenConfig
 from tests.support.engine import prepared
 from tests.support.fake_device import CUDA, faked
+from tests.support.fake_kernels import KERNELS
 
 pytest.importorskip("triton")
 
@@ -90,6 +91,8 @@ class Device:
             lambda q, *_, **__: (torch.empty_like(q), None),
         )
         monkeypatch.setattr(f"{triton}.compact.rebuild_triton", lambda *_: None)
+        for name in ("rms_norm.rms_norm", "qk_norm_rope.grouped_norm_rope", "swiglu.silu_mul"):
+            monkeypatch.setattr(f"{triton}.{name}_triton", KERNELS[name])
 
     def generate(self, method: Method, graphs: FakeGraphs | None = None) -> None:
         chosen = prepared(method, self.spec, 1 if isinstance(method, Full) else self.config.condition + 10)

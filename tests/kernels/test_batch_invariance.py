@@ -4,9 +4,9 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from tests.support.cuda_branches import on_cuda_branches
 from torch import Tensor
 
+from benchmarks.support.cuda_branches import on_cuda_branches
 from kvbench.kernels.batch_invariance import FLAGS, MATMUL, is_batch_invariant, set_batch_invariant
 from kvbench.kernels.layout import Past, arrange_rows
 from kvbench.kernels.ragged_attention import dense_attention, ragged_attention

@@ -6,11 +6,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.support.cuda_branches import on_cuda_branches
-from tests.support.reference_attention import attention
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from benchmarks.support.cuda_branches import on_cuda_branches
+from benchmarks.support.reference_attention import attention
 from kvbench.kernels import past_attention
 from kvbench.kernels.attention_states import merge_pair, merge_states
 from kvbench.kernels.fused_attention import Backend, fused_attention
