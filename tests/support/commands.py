@@ -14,6 +14,7 @@ import pytest
 
 from kvbench.cli.messages import check_arguments
 from kvbench.cli.publish import parse_words
+from kvbench.cli.sweeper import name_base
 from kvbench.core.config import ConfigError
 from tests.support.places import ROOT
 
@@ -29,7 +30,7 @@ def find_problem(words: list[str], monkeypatch: pytest.MonkeyPatch) -> str | Non
     """Return what is wrong with a command, None for nothing; nothing of it is done."""
     match words:
         case ["python", "run.py", *arguments] | ["kvbench", *arguments]:
-            return compose(arguments)
+            return compose([name_base(word) for word in arguments])
         case ["torchrun", "--nproc-per-node", _, "run.py", *arguments]:
             return compose(arguments)
         case ["python", "-m", "benchmarks", "profile_task", *arguments]:
