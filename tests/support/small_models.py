@@ -89,8 +89,9 @@ def check_images_of_a_method(
     images = one.generate(prompts, cache, PromptNoise(0, (0, 1)))
     assert images.shape == (2, *size, 3)
     alone = one.generate(prompts[:1], cache, PromptNoise(0, (0,)))
-    # `random` numbers prompts by their place; lengths of normalised keys tie, so that rounding decides.
-    if name not in ("random", "knorm", "cur"):
+    # `random` numbers prompts by their place. Lengths of normalised keys tie, and so do leverages where a line leaves
+    # two tokens to compare: rounding decides.
+    if name not in ("random", "knorm", "cur", "compactor"):
         assert (alone[0].int() - images[0].int()).abs().max() <= 1
     if method.strict and name != "full":
         capacity = Budget.parse("0.5", one.spec).capacity
