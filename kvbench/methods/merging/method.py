@@ -126,8 +126,7 @@ class D2O(LookM):
 
     Differs from the program in: tokens leave once a segment instead of one at a time; a threshold is of one layer and
     sequence. Next-scale models, of which one scale may lose all at once, would be merged in half by any threshold of
-    this kind. The program's layer shares are those of `method.base=meda method.base.statistic=variance
-    method.base.how=none` (the variant `d2o/layers`).
+    this kind. The program's layer shares are those of `method.base=meda/variance`.
 
     Attributes:
         alpha: weight of the threshold so far.
