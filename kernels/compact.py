@@ -33,7 +33,7 @@ def source_table(
     new = -1 - torch.arange(len(counts) * length, device=seen.device).view(len(counts), length)
     if layout.free_slots:
         new = list_free_slots(layout, 0, length)
-    target = (after.offsets[:, None] + keep.cumsum(1) - 1).masked_fill_(~keep, after.capacity)
+    target = find_targets(after, keep)
     source = torch.zeros(  # what leaves goes to the last entry
         after.capacity + 1, dtype=torch.int32, device=seen.device
     )
@@ -41,14 +41,25 @@ def source_table(
     return after, source[: after.capacity]
 
 
-def list_kept(after: Layout, keep: Tensor) -> Tensor:
-    """Return where the kept slots lie in the new storage, int64 [count], row after row in order of position.
+def list_origins(after: Layout, keep: Tensor) -> Tensor:
+    """Return which slot every slot of the new storage was before, int64 [capacity]; 0 for room.
+
+    The number of kept slots is known from the layout, so that nothing waits for the device.
 
     Args:
         after: the new layout that `source_table` worked out.
-        keep: bool [rows, slots], what is kept of the slots that there were, none beyond a row's end.
+        keep: bool [rows, slots], what is kept of the slots that there were, none beyond a row's end; slots are numbered
+            row after row.
     """
-    return (after.offsets[:, None] + keep.cumsum(1) - 1)[keep]
+    origins = torch.zeros(after.capacity + 1, dtype=torch.int64, device=keep.device)
+    numbers = torch.arange(keep.numel(), device=keep.device)
+    origins.scatter_(0, find_targets(after, keep).flatten(), numbers)
+    return origins[: after.capacity]
+
+
+def find_targets(after: Layout, keep: Tensor) -> Tensor:
+    """Return where each slot goes in the new storage, int64 [rows, slots]; what leaves goes behind its end."""
+    return (after.offsets[:, None] + keep.cumsum(1) - 1).masked_fill_(~keep, after.capacity)
 
 
 def rebuild(storage: Tensor, current: Tensor, source: Tensor, out: Tensor | None = None) -> Tensor:

@@ -131,12 +131,12 @@ class PlainStorage(CacheBackend):
         # One after the other: the old keys are gone before the new values are made.
         keys, first = self._move(store.keys, store, present[0], change)
         if contents is not None:
-            keys.index_copy_(1, contents.slots, contents.keys[None].to(self._dtype))
+            keys.copy_(contents.keys)
         self.arena.release(store.tickets[0])
         store.keys = keys
         values, second = self._move(store.values, store, present[1], change)
         if contents is not None:
-            values.index_copy_(1, contents.slots, contents.values[None].to(self._dtype))
+            values.copy_(contents.values)
         self.arena.release(store.tickets[1])
         return LayerStore(change.layout, keys, values, (first, second), state=change.state)
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from kvbench.core.segments import ModelSpec, Segment
 from kvbench.engine.arena import ring_slots
 from kvbench.engine.view import CacheView, LayerInputs
-from kvbench.kernels.compact import list_kept, source_table
+from kvbench.kernels.compact import list_origins, source_table
 from kvbench.kernels.layout import Layout, empty_layout, list_positions, pack_rows
 from kvbench.methods.base import Method, NotANumber
 from kvbench.methods.capabilities import count_lse_queries, is_stateful
@@ -25,12 +25,10 @@ class Contents(NamedTuple):
     """What kept slots are to contain in place of what they did.
 
     Attributes:
-        slots: int64 [count], flat slots of the new storage.
-        keys: [count, D].
-        values: [count, D].
+        keys: [capacity, D], of the new storage's flat slots; room is filled with anything.
+        values: shaped like `keys`.
     """
 
-    slots: Tensor
     keys: Tensor
     values: Tensor
 
@@ -113,7 +111,8 @@ def apply_answer(
     contents, drift = None, Drift()
     if keep is not None and view.replaced is not None:
         kept = keep & (view.position >= 0)
-        contents = Contents(list_kept(after, kept), *(part[kept] for part in view.replaced))
+        origins = list_origins(after, kept)
+        contents = Contents(*(part.flatten(0, 1)[origins] for part in view.replaced))
     if count := count_lse_queries(method):
         drift = measure_drift(view, keep, count)
     appends = layout.uniform and everything and not layout.free_slots and contents is None

@@ -56,14 +56,15 @@ class Critical(Wrapper):
         """Choose the certain slots, and of the rest those of highest product."""
         kept = super().choose(view, ranked) & (ranked > -torch.inf)
         capacity = spread_capacity(self.share(view.layer, view.segment), view)
-        safe = (self.safe_share * torch.as_tensor(capacity).double()).long()
+        share = self.safe_share
+        safe = int(share * capacity) if isinstance(capacity, int) else (share * capacity.double()).long()
         return choose_critical(
             ranked, measure_output(view, 1), kept.sum(1), self.first, epsilon=self.epsilon, safe=safe
         )
 
 
 def choose_critical(
-    scores: Tensor, norms: Tensor, count: Tensor, first: float, *, epsilon: float, safe: Tensor | None = None
+    scores: Tensor, norms: Tensor, count: Tensor, first: float, *, epsilon: float, safe: int | Tensor = 0
 ) -> Tensor:
     """Choose slots of every row in two stages; returns bool [rows, slots].
 
@@ -73,13 +74,11 @@ def choose_critical(
         count: int64 [rows], slots to choose.
         first: share of them that the score decides, at least one slot unless it is 0.
         epsilon: added to a score before it is multiplied.
-        safe: int64 [rows] or [], slots that the score decides at least; None for none.
+        safe: slots that the score decides at least, one number or int64 [rows].
     """
     exists, lasting = scores > -torch.inf, scores >= torch.finfo(torch.float32).max
     decided = (first * count.double()).long().clamp(min=1 if first > 0 else 0)
-    decided = torch.maximum(decided, lasting.sum(1))
-    if safe is not None:
-        decided = torch.maximum(decided, safe.to(decided.device, non_blocking=True))
+    decided = torch.maximum(decided, lasting.sum(1)).clamp(min=safe)
     decided = torch.minimum(decided, count)
     certain = choose_best(scores, decided) & exists
     product = (scores.clamp(max=torch.finfo(torch.float32).max) + epsilon) * norms

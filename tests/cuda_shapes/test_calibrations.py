@@ -14,7 +14,7 @@ from kvbench.runs.calibrate import _Watching
 from tests.cuda_shapes.test_next_token import SHORT, unread
 from tests.support.fake_device import CUDA
 from tests.support.fake_models import FakeNoise, loaded
-from tests.support.methods import NEED_NUMBERS, methods_for
+from tests.support.methods import methods_for
 
 __all__ = ["unread"]  # a fixture
 COUNTING = ("cake", "ssd", "triattention")
@@ -26,7 +26,7 @@ def list_observers(family: Family, model: str) -> list[Observer]:
     found: dict[str, Observer] = {}
     for name in methods_for(family):
         needs = built(composed([f"method={name}", f"model={model}"])["method"]).needs()
-        if isinstance(needs, Observer) and name not in (*NEED_NUMBERS, *COUNTING):
+        if isinstance(needs, Observer) and name not in COUNTING:
             found.setdefault(repr(needs), needs)
     return list(found.values())
 

@@ -18,7 +18,7 @@ from kvbench.engine.schedule import build_schedule
 from kvbench.methods.base import Method
 from tests.support.fake_device import CUDA, faked
 from tests.support.fake_models import FakeNoise, loaded, prepared
-from tests.support.methods import NEED_NUMBERS, methods_for
+from tests.support.methods import methods_for
 
 QUICK = ("hackpp", "heatkv", "pricekv", "snapkv")
 """Methods of each way of choosing; `make test` leaves out the others."""
@@ -59,7 +59,7 @@ def test_a_generation_waits_for_nothing_but_its_checks(
 
 @pytest.mark.usefixtures("undecided")
 @pytest.mark.parametrize(
-    "name", mark_others_slow(name for name in methods_for("next-scale") if name not in NEED_NUMBERS)
+    "name", mark_others_slow(methods_for("next-scale"))
 )
 def test_methods_look_at_a_gpu(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with FakeTensorMode(allow_non_fake_inputs=True) as mode:

@@ -15,7 +15,7 @@ from kvbench.methods.base import Method
 from kvbench.models.qwen3.loop import Drawn
 from tests.support.fake_device import CUDA
 from tests.support.fake_models import FakeNoise, loaded, prepared
-from tests.support.methods import NEED_NUMBERS, methods_for
+from tests.support.methods import methods_for
 
 QUICK = ("headkv", "qwen3_8b")
 """A method and a model; `make test` leaves out the others."""
@@ -104,7 +104,7 @@ def test_steps_are_recorded_without_a_wait(name: str, segments: int, monkeypatch
 
 @pytest.mark.usefixtures("undecided")
 @pytest.mark.parametrize(
-    "method", mark_others_slow(name for name in methods_for("next-token") if name not in NEED_NUMBERS)
+    "method", mark_others_slow(methods_for("next-token"))
 )
 def test_methods_look_at_a_gpu(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     generate("qwen3_8b", method, None, monkeypatch)
@@ -112,7 +112,7 @@ def test_methods_look_at_a_gpu(method: str, monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.usefixtures("undecided")
 @pytest.mark.parametrize(
-    "name", mark_others_slow(name for name in methods_for("next-token") if name not in NEED_NUMBERS)
+    "name", mark_others_slow(methods_for("next-token"))
 )
 def test_padded_prompts_lie_on_a_gpu(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with FakeTensorMode(allow_non_fake_inputs=True):

@@ -59,10 +59,6 @@ def class_of(name: str) -> type[Method]:
     return found
 
 
-NEED_NUMBERS = ("meda", "cam", "criticalkv", "critical_adakv", "d2o", "lookm", "merging")
-"""Methods whose operations ask a driver for numbers, so that tensors without any cannot follow them."""
-
-
 @cache
 def methods_for(family: Family) -> tuple[str, ...]:
     """Names of the methods of conf/method that fit a family, in alphabetical order."""
