@@ -58,9 +58,7 @@ def test_a_generation_waits_for_nothing_but_its_checks(
 
 
 @pytest.mark.usefixtures("undecided")
-@pytest.mark.parametrize(
-    "name", mark_others_slow(methods_for("next-scale"))
-)
+@pytest.mark.parametrize("name", mark_others_slow(methods_for("next-scale")))
 def test_methods_look_at_a_gpu(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with FakeTensorMode(allow_non_fake_inputs=True) as mode:
         model = loaded("infinity_2b")

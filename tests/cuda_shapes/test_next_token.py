@@ -103,17 +103,13 @@ def test_steps_are_recorded_without_a_wait(name: str, segments: int, monkeypatch
 
 
 @pytest.mark.usefixtures("undecided")
-@pytest.mark.parametrize(
-    "method", mark_others_slow(methods_for("next-token"))
-)
+@pytest.mark.parametrize("method", mark_others_slow(methods_for("next-token")))
 def test_methods_look_at_a_gpu(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     generate("qwen3_8b", method, None, monkeypatch)
 
 
 @pytest.mark.usefixtures("undecided")
-@pytest.mark.parametrize(
-    "name", mark_others_slow(methods_for("next-token"))
-)
+@pytest.mark.parametrize("name", mark_others_slow(methods_for("next-token")))
 def test_padded_prompts_lie_on_a_gpu(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with FakeTensorMode(allow_non_fake_inputs=True):
         model = loaded("janus_pro_1b", "model.prompt_tokens=20")
