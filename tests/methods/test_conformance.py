@@ -252,12 +252,13 @@ def test_data_decides_the_lengths_of_few_methods() -> None:
 
 
 def test_a_calibration_keeps_everything_and_says_so() -> None:
-    shapes = spec_of("small")
-    for observer in {
-        repr(o): o
+    observers = {
+        (home(name), repr(o)): o
         for name in (*METHODS, *list_variants())
-        if isinstance(o := method_of(name, "small").needs(), Observer)
-    }.values():
+        if isinstance(o := method_of(name, home(name)).needs(), Observer)
+    }
+    for (spec, _), observer in observers.items():
+        shapes = spec_of(spec)
         foreseen = predict_row_lengths(shapes, prepared(observer, shapes))
         full = predict_row_lengths(shapes, prepared(Full(), shapes))
         assert foreseen is not None
