@@ -366,7 +366,7 @@ def loaded(name: str) -> Loaded:
 
 
 QUICKLY_DRAWN = ("var_tiny", "0.1")
-UNIFORM = {("meda", "llamagen_tiny")}
+UNIFORM = {("meda", "llamagen_tiny"), ("heatkv", "llamagen_tiny")}
 """Layers whose share is so small that an image may come out in one grey."""
 DRAWN = [("infinity_tiny", "0.1"), ("var_tiny", "0.1"), ("var_tiny", "0.3"), ("llamagen_tiny", "0.2")]
 
