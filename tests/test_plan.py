@@ -32,6 +32,7 @@ def peak_and_plan(overrides: Sequence[str], batch: int, monkeypatch: pytest.Monk
     return allocated, max(planned, model.decoding_bytes(batch))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("batch", "overrides"),
     [
@@ -50,6 +51,7 @@ def test_a_generation_holds_what_is_planned(
     assert peak == pytest.approx(planned, rel=0.05)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "overrides", [("method=heatkv", "budget=0.04"), ("method=snapkv", "budget=0.1")], ids=str
 )

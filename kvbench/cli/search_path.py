@@ -4,6 +4,8 @@ import importlib
 import sys
 from collections.abc import Iterator
 
+import hydra
+import hydra.utils
 from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.object_type import ObjectType
@@ -42,6 +44,21 @@ def _list_folders() -> Iterator[tuple[str, str]]:
 def list_choices(group: str) -> list[str]:
     """Return the names that `group=` accepts, plugins' included; Hydra must be initialised."""
     return GlobalHydra.instance().config_loader().get_group_options(group, ObjectType.CONFIG)
+
+
+def list_methods(family: str) -> list[str]:
+    """Return the names that `method=` accepts for models of a family; Hydra must be initialised.
+
+    A file is composed only if it takes its class from another: composing all takes seconds.
+    """
+    repository = GlobalHydra.instance().config_loader().repository
+    found = []
+    for name in list_choices("method"):
+        own = repository.load_config(f"method/{name}").config
+        target = own.get("_target_") or hydra.compose(f"method/{name}").method._target_
+        if family in hydra.utils.get_class(target).families:
+            found.append(name)
+    return found
 
 
 def check_search_path() -> None:

@@ -16,7 +16,7 @@ from kvbench.cli.instantiate import instantiate
 from kvbench.cli.jobs import Recorder, note_run, read_entries
 from kvbench.cli.models import keep_model
 from kvbench.cli.preflight import check_run, show_findings
-from kvbench.cli.search_path import list_choices
+from kvbench.cli.search_path import list_choices, list_methods
 from kvbench.cli.sweep import list_failures, list_runs
 from kvbench.core.config import ConfigError
 from kvbench.core.devices import use_device
@@ -143,7 +143,7 @@ def task_plan(cfg: DictConfig, settings: Settings) -> None:
         return
     method = instantiate(cfg.method)
     plan = _plan(settings, instantiate(cfg.model), method)
-    show_plan(CONSOLE, plan, list(find_methods(cfg)))
+    show_plan(CONSOLE, plan, list_methods(plan.spec.family))
     if settings.plan.export is not None:
         export(Path(settings.plan.export), plan.spec, plan.budget, method)
         CONSOLE.print(f"schedule written to {settings.plan.export}", highlight=False, soft_wrap=True)
@@ -240,22 +240,13 @@ def task_calibrate(cfg: DictConfig, settings: Settings) -> list[Path]:
     return paths
 
 
-def find_methods(cfg: DictConfig) -> dict[str, Method]:
-    """Return the methods that are for the model's family, at their defaults, by name."""
-    found: dict[str, Method] = {}
-    family, other = instantiate(cfg.model).spec.family, cfg.copy()
-    OmegaConf.set_struct(other, False)
-    for name in list_choices("method"):
-        other.method = hydra.compose(f"method/{name}").method
-        method = instantiate(other.method)
-        if family in method.families:
-            found[name] = method
-    return found
-
-
 def every_observer(cfg: DictConfig) -> list[Observer]:
     """Return what the methods that are for the model calibrate with at their defaults, each once."""
-    needs = [method.needs() for method in find_methods(cfg).values()]
+    other, needs = cfg.copy(), []
+    OmegaConf.set_struct(other, False)
+    for name in list_methods(instantiate(cfg.model).spec.family):
+        other.method = hydra.compose(f"method/{name}").method
+        needs.append(instantiate(other.method).needs())
     return list({repr(one): one for one in needs if isinstance(one, Observer)}.values())
 
 

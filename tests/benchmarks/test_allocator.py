@@ -141,6 +141,7 @@ def test_a_recorder_takes_no_new_memory_for_old() -> None:
     assert sizes.count(4 * 64) == sizes.count(None) == 50
 
 
+@pytest.mark.slow
 def test_a_whole_generation_is_replayed(capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("triton")
     small = ("model.transformer.depth=1", "model.transformer.block_chunks=1", "model.pixels=0.06M")

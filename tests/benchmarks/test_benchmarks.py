@@ -188,6 +188,7 @@ def test_layers_are_measured(tmp_path: Path) -> None:
     assert all(ours > 0 and theirs > 0 for _, _, ours, theirs, *_ in rows.values())
 
 
+@pytest.mark.slow
 def test_kernels_are_measured_at_every_scale(tmp_path: Path) -> None:
     text = output("kernels", tmp_path, "--quick", "--batch", "1")
     assert text.count("12x12") == 1  # the last scale is attended, but neither scored nor stored
@@ -208,6 +209,7 @@ def test_the_plain_loop_draws_the_engine_s_images() -> None:
     assert not isinstance(model._transformer.layers[0], plain.PlainBlock)
 
 
+@pytest.mark.slow
 def test_the_cost_of_pricekv_is_told_at_any_models_shapes(tmp_path: Path) -> None:
     found = output("pricekv_cost", tmp_path, "--model", "infinity_tiny", "--budgets", "0.1", "--prompts", "2")
     told, allocation, statistics = found.splitlines()
@@ -217,6 +219,7 @@ def test_the_cost_of_pricekv_is_told_at_any_models_shapes(tmp_path: Path) -> Non
     assert "for 6 layers and 2 prompts" in statistics
 
 
+@pytest.mark.slow
 def test_rounding_of_paths_is_compared(tmp_path: Path) -> None:
     found = output("rounding", tmp_path, "--tokens", "64", "--past", "80", "--channels", "32")
     errors = {line[:20].strip(): float(line[20:].split()[0]) for line in found.splitlines()[2:]}

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.command_line import Command, errors
+from tests.support.marks import slow_but_every
 from tests.support.places import ROOT
 
 
@@ -91,6 +92,7 @@ def test_sweep_ends_with_one_table_and_keeps_what_worked(command: Command, tmp_p
     assert not (tmp_path / "multirun.yaml").exists()
 
 
+@pytest.mark.slow
 def test_sweep_of_a_table_prints_it_beside_what_was_measured(command: Command, tmp_path: Path) -> None:
     fewer = ("method=streaming_llm,full", "budget=0.04,0.1", "prompts.count=2", "eval=[psnr,lpips]")
     status, out, _ = command("-m", "sweeps=heatkv_table1", *fewer)
@@ -112,6 +114,7 @@ def test_sweep_of_a_table_prints_it_beside_what_was_measured(command: Command, t
     assert table["full", "1"]["psnr ↑"] == "-"
 
 
+@pytest.mark.slow
 def test_sweep_of_calibrations_ends_with_the_stability_of_their_rankings(
     command: Command, tmp_path: Path
 ) -> None:
@@ -126,6 +129,7 @@ def test_sweep_of_calibrations_ends_with_the_stability_of_their_rankings(
     )  # past the sink, before the last
 
 
+@pytest.mark.slow
 def test_calibrate_writes_an_order_file_that_heatkv_reads(command: Command, tmp_path: Path) -> None:
     few = ("prompts.count=2", "calibrate.count=2")  # what is evaluated decides what is calibrated on
     status, out, _ = command("task=calibrate", "calibrate.orders=orders.json", *few)
@@ -143,42 +147,49 @@ def test_calibrate_writes_an_order_file_that_heatkv_reads(command: Command, tmp_
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
-    [
-        (["budgt=0.04"], "error: budgt: no such key; did you mean budget?"),
-        (["--cfg", "job", "budgt=0.04"], "error: budgt: no such key; did you mean budget?"),
-        (["budget=0.1,0.2"], "error: budget=0.1,0.2: several values make a sweep, which -m asks for"),
-        (["method=glob(*)"], "error: method=glob(*): several values make a sweep, which -m asks for"),
-        (["method=heatkv", "budget=0.001"], "the smallest feasible budget is 0.00393, or lower `sinks`"),
-        (["budget=3.5"], "error: budget=3.5: above 1 it counts tokens per head and must be whole"),
-        (["method=heatkv", "sinks=9"], "error: sinks=9"),
-        (
-            ["method=heatkv", "method.orders=nowhere.json"],
-            "error: method.orders=nowhere.json: cannot be read",
-        ),
-        (["task=plan", "method=ams_kv"], "error: task=plan: how much AMSKV holds depends on the images"),
-        (
-            ["model=llamagen_xl", "method=scalekv", "prompts=imagenet", "eval=none"],
-            "error: method: ScaleKV is for next-scale models and llamagen_xl is a next-token model; take one of the",
-        ),
-        (
-            ["method=linear_ar"],
-            "error: method: LineAR is for next-token models and infinity_tiny is a next-scale",
-        ),
-        (["model=infinity_2b"], "error: model.sources.transformer: weights missing"),
-        (["prompts=file", "prompts.path=nowhere.txt"], "error: prompts.path=nowhere.txt: cannot be read"),
-        (["task=report"], "error: runs_dir=runs: holds no finished runs"),
-        (
-            ["task=plan", "plan.export=nowhere/x.npz"],
-            "error: plan.export=nowhere/x.npz: Full has no schedule",
-        ),
-        (
-            ["task=profile", "profile.largest=true"],
-            "error: profile.largest=true: finds what fits a GPU's memory",
-        ),
-        (["task=profile", "model=infinity_2b"], "model.weights=random fills the model with random numbers"),
-        (["task=profile", "budget=0.001", "method=heatkv"], "the smallest feasible budget is 0.00393"),
-        (["model.sources.text.path=nowhere"], "error: model.sources.text.path=nowhere: does not exist"),
-    ],
+    slow_but_every(
+        4,
+        [
+            (["budgt=0.04"], "error: budgt: no such key; did you mean budget?"),
+            (["--cfg", "job", "budgt=0.04"], "error: budgt: no such key; did you mean budget?"),
+            (["budget=0.1,0.2"], "error: budget=0.1,0.2: several values make a sweep, which -m asks for"),
+            (["method=glob(*)"], "error: method=glob(*): several values make a sweep, which -m asks for"),
+            (["method=heatkv", "budget=0.001"], "the smallest feasible budget is 0.00393, or lower `sinks`"),
+            (["budget=3.5"], "error: budget=3.5: above 1 it counts tokens per head and must be whole"),
+            (["method=heatkv", "sinks=9"], "error: sinks=9"),
+            (
+                ["method=heatkv", "method.orders=nowhere.json"],
+                "error: method.orders=nowhere.json: cannot be read",
+            ),
+            (["task=plan", "method=ams_kv"], "error: task=plan: how much AMSKV holds depends on the images"),
+            (
+                ["model=llamagen_xl", "method=scalekv", "prompts=imagenet", "eval=none"],
+                "error: method: ScaleKV is for next-scale models and llamagen_xl is a next-token model; take one "
+                "of the",
+            ),
+            (
+                ["method=linear_ar"],
+                "error: method: LineAR is for next-token models and infinity_tiny is a next-scale",
+            ),
+            (["model=infinity_2b"], "error: model.sources.transformer: weights missing"),
+            (["prompts=file", "prompts.path=nowhere.txt"], "error: prompts.path=nowhere.txt: cannot be read"),
+            (["task=report"], "error: runs_dir=runs: holds no finished runs"),
+            (
+                ["task=plan", "plan.export=nowhere/x.npz"],
+                "error: plan.export=nowhere/x.npz: Full has no schedule",
+            ),
+            (
+                ["task=profile", "profile.largest=true"],
+                "error: profile.largest=true: finds what fits a GPU's memory",
+            ),
+            (
+                ["task=profile", "model=infinity_2b"],
+                "model.weights=random fills the model with random numbers",
+            ),
+            (["task=profile", "budget=0.001", "method=heatkv"], "the smallest feasible budget is 0.00393"),
+            (["model.sources.text.path=nowhere"], "error: model.sources.text.path=nowhere: does not exist"),
+        ],
+    ),
     ids=str,
 )
 def test_user_errors_are_one_line(command: Command, arguments: list[str], message: str) -> None:
@@ -264,6 +275,7 @@ def test_profile_of_both_families(command: Command, tmp_path: Path) -> None:
     assert mine["kv"]["state_bytes"] > full["kv"]["state_bytes"] == 0
 
 
+@pytest.mark.slow
 def test_profile_uses_the_calibration_of_a_run(command: Command) -> None:
     shared = ("method=heatkv", "budget=0.3", "calibrate.count=1")
     assert command("task=calibrate", *shared)[0] == 0
@@ -279,6 +291,7 @@ def test_configuration_is_shown(command: Command) -> None:
     assert "\nbudget: 0.04\n" in out
 
 
+@pytest.mark.slow
 def test_program_starts_from_anywhere(tmp_path: Path) -> None:
     program = [sys.executable, str(ROOT / "run.py"), "task=plan", "method=streaming_llm", "budget=0.1"]
     done = subprocess.run(

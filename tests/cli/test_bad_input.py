@@ -16,6 +16,7 @@ from kvbench.cli.messages import describe_error, is_expected
 from kvbench.cli.tasks import make_job
 from kvbench.core.budget import Budget
 from kvbench.methods.base import Artifact, Observer
+from tests.support.marks import slow_but_every
 
 DEEP = "[" * 100_000
 
@@ -43,172 +44,188 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.parametrize(
     ("command", "told"),
-    [
-        ("model=null", "model=null: names no choice; choose from infinity_2b, "),
-        ("method=null", "method=null: names no choice; choose from adakv, "),
-        ("prompts=null", "prompts=null: names no choice; choose from aime24, "),
-        ("eval=null", "eval=null: names no choice; "),
-        ("method=3", "method=3: names no choice; "),
-        ("model=[infinity_tiny,var_tiny]", "model=[infinity_tiny,var_tiny]: names no choice; "),
-        ("hydra/job_logging=null", "hydra/job_logging=null: names no choice; "),
-        ("~seed", "seed: missing; "),
-        ("~shard", "shard: missing; "),
-        ("~shard.count", "shard.count: missing; "),
-        ("~method", "method: missing; "),
-        ("~eval", "eval: missing; set it, or eval=none"),
-        ("~method._target_", "method._target_=null: names no class; "),
-        ("shard=3", "shard=3: must be a group of keys (index, count)"),
-        ("shard=null", "shard=null: must be a group of keys"),
-        (
-            "calibrate=null",
-            "calibrate=null: must be a group of keys (count, prompts, seed, batch_size, orders)",
-        ),
-        ("plan=null", "plan=null: must be a group of keys"),
-        ("budget_unit=bits", "budget_unit=bits: must be one of tokens, bytes"),
-        ("budget_unit=null", "budget_unit=null: must be text"),
-        (
-            "budget_unit=bytes budget=2.5",
-            "budget=2.5 budget_unit=bytes: above 1 it counts bytes of a sequence",
-        ),
-        ("device=mps", "device=mps: only auto, cpu, cuda and cuda:N are supported"),
-        ("device=meta", "device=meta: only auto, cpu, cuda"),
-        ("device=xla", "device=xla: only auto, cpu, cuda"),
-        ("device=hpu", "device=hpu: only auto, cpu, cuda"),
-        ("device=cpu:5", "device=cpu:5: only auto, cpu, cuda"),
-        ("device=cuda:99", "device=cuda:99: torch finds "),
-        ("method._target_=os.getcwd", "method._target_=os.getcwd: not a class with needs, prepare, keep"),
-        (
-            "model._target_=builtins.dict",
-            "model._target_=builtins.dict: not a class with spec, load, generate",
-        ),
-        ("prompts._target_=builtins.dict", "prompts._target_=builtins.dict: not a class with load"),
-        (
-            "method._target_=kvbench.models.base.Model",
-            "method._target_=kvbench.models.base.Model: not",
-        ),
-        (
-            "model._target_=kvbench.models.base.Model",
-            "model._target_=kvbench.models.base.Model: not",
-        ),
-        (
-            "method=lookm method@method.base=streaming_llm",
-            "method.base._target_=kvbench.methods.streaming_llm.StreamingLLM: must derive from Scored; choose another",
-        ),
-        ("+eval.x._target_=os.getcwd", "eval.x._target_=os.getcwd: not a class with metrics, run"),
-        ("+eval.x=3", "eval.x._target_=null: names no class"),
-        ("model.sources=null", "model.sources=null: must be a group of keys"),
-        ("model.sources.text=null", "model.sources.text=null: must be a group of keys"),
-        (
-            "method=heatkv method.orders=../files/deep.json",
-            "method.orders=../files/deep.json: cannot be read",
-        ),
-        (
-            "method=scalekv method.budgets=../files/deep.json",
-            "method.budgets=../files/deep.json: not a budget file",
-        ),
-        ("seed=99999999999999999999999", "seed=99999999999999999999999: must be at most "),
-        (
-            "calibrate.seed=99999999999999999999999",
-            "calibrate.seed=99999999999999999999999: must be at most ",
-        ),
-        ("prompts.seed=-1", "prompts.seed=-1: must be at least 0"),
-        ("prompts.count=99999999999999", "prompts.count=99999999999999: must be at most 1000000"),
-        ("calibrate.count=99999999999999", "calibrate.count=99999999999999: must be at most 10000"),
-        (
-            "model=var_tiny prompts=imagenet prompts.per_class=1000000",
-            "prompts.per_class=1000000: makes 1000000000 prompts, a run has at most 1000000",
-        ),
-        (
-            "prompts=file prompts.path=../files/x.pdf",
-            "prompts.path=../files/x.pdf: must be .txt, .jsonl or .csv",
-        ),
-        ("prompts=file prompts.path=../files/binary.txt", "prompts.path=../files/binary.txt: is no text"),
-        ("prompts=file prompts.path=../files/deep.jsonl", "prompts.path=../files/deep.jsonl: line 1 is not"),
-        (
-            "prompts=geneval prompts.path=../files/deep.jsonl",
-            "prompts.path=../files/deep.jsonl: line 1 is not a GenEval line",
-        ),
-        (
-            "prompts=file prompts.path=../files/wide.csv",
-            "prompts.path=../files/wide.csv: line 1 cannot be read",
-        ),
-        ("prompts=coco5k prompts.path=../files/deep.json", "prompts.path=../files/deep.json: cannot be read"),
-        (
-            "method=snapkv budget=0.1 method.window=10000",
-            "method.window=10000: the largest segment has 144 tokens",
-        ),
-        (
-            "method=scalekv budget=0.1 method.window=10000",
-            "method.window=10000: the largest segment has 144 tokens",
-        ),
-        ("method=rkv budget=0.1 method.threshold=5", "method.threshold=5: is a cosine and must lie in -1..1"),
-        ("method=heatkv method.sinks=-1", "method.sinks=-1: infinity_tiny has 9 scales"),
-        ("method=snapkv method.sinks=-1", "method.sinks=-1: infinity_tiny has 9 scales"),
-        ("method=heatkv sinks=9", "sinks=9: infinity_tiny has 9 scales"),
-        ("method=ams_kv method.theta=nan", "method.theta=nan: must be finite"),
-        ("plan.gpu_gib=inf", "plan.gpu_gib=inf: must be finite"),
-        ("prompts=file", "prompts.path: missing; set prompts.path=..."),
-        ("prompts=file prompts.path=../files/pipe.txt", "prompts.path=../files/pipe.txt: is no regular file"),
-        (
-            "prompts=file prompts.path=../files/null.jsonl",
-            "prompts.path=../files/null.jsonl: line 2: `prompt` must be a text",
-        ),
-        (
-            "prompts=file prompts.path=../files/half.jsonl eval=geneval",
-            "prompts.path=../files/half.jsonl: line 2: eval=geneval: no tag, which other prompts have",
-        ),
-        (
-            "prompts=file prompts.path=../files/tags.jsonl eval=geneval",
-            "prompts.path=../files/tags.jsonl: line 2: eval=geneval: not a GenEval line (tag of single_object, ",
-        ),
-        (
-            "prompts=file prompts.path=../files/good.txt prompts.count=3",
-            "prompts.count=3: ../files/good.txt holds 1 prompts; prompts.count=null takes all",
-        ),
-        ("-m method=glob(zz*)", "method=glob(zz*): matches no choice; choose from adakv, "),
-        (
-            "-m method=swa,random hydra/launcher=joblib hydra.launcher.n_jobs=0",
-            "hydra.launcher.n_jobs=0: must be at least 1, or -1",
-        ),
-        ("model.sizes=[[1,1],[2,2]]", "model.sizes=[[1, 1], [2, 2]]: must end with [12, 12], "),
-        ("method.naiv=true", "method.naiv: no such key"),
-        ("method=heatkv method.order=x", "method.order: no such key; did you mean method.orders?"),
-        ("model=", "model=: no such choice; choose from infinity_2b, "),
-        ("budget=null", "budget=null: must be a number or text"),
-        (
-            "method=heatkv budget=3 budget_unit=bytes",
-            "budget=3 budget_unit=bytes: 1 sink scales need 1 of 255 tokens per head; the smallest feasible budget is "
-            "9216 bytes of a sequence, or 0.00785",
-        ),
-        (
-            "model=reasoner_tiny prompts=math_tiny model.tensor_parallel=3",
-            "model.tensor_parallel=3: must divide model.transformer.heads=4",
-        ),
-        (
-            "model=llamagen_tiny model.transformer.grid=[16]",
-            "model.transformer.grid=[16]: must be a list of 2: [a whole number, a whole number]",
-        ),
-        (
-            "model=reasoner_tiny prompts=math_tiny method=hard_kv budget=0.2 method.mix=7",
-            "method.mix=7: must lie in [0, 1]",
-        ),
-        (
-            "model=reasoner_tiny prompts=math_tiny method=hard_kv budget=0.2 method.protected=-1",
-            "method.protected=-1: must be at least 0",
-        ),
-        ("model.name=../../evil", "model.name=../../evil: names a folder in runs_dir"),
-        ("model.name=a/b", "model.name=a/b: names a folder in runs_dir"),
-        ("model.name=..", "model.name=..: names a folder in runs_dir"),
-        ('model.name=""', "model.name=: names a folder in runs_dir"),
-        ('runs_dir=""', "runs_dir=: names no folder"),
-        ("runs_dir=../files/plain/runs", "runs_dir=../files/plain/runs: cannot be written"),
-        (
-            "calibrate.orders=../files/plain/x.json",
-            "calibrate.orders=../files/plain/x.json: cannot be written",
-        ),
-        ("task=evaluate", "task=evaluate: runs/infinity_tiny/full-"),
-        ("task=evaluate method=heatkv budget=0.1", "task=evaluate: "),
-    ],
+    slow_but_every(
+        8,
+        [
+            ("model=null", "model=null: names no choice; choose from infinity_2b, "),
+            ("method=null", "method=null: names no choice; choose from adakv, "),
+            ("prompts=null", "prompts=null: names no choice; choose from aime24, "),
+            ("eval=null", "eval=null: names no choice; "),
+            ("method=3", "method=3: names no choice; "),
+            ("model=[infinity_tiny,var_tiny]", "model=[infinity_tiny,var_tiny]: names no choice; "),
+            ("hydra/job_logging=null", "hydra/job_logging=null: names no choice; "),
+            ("~seed", "seed: missing; "),
+            ("~shard", "shard: missing; "),
+            ("~shard.count", "shard.count: missing; "),
+            ("~method", "method: missing; "),
+            ("~eval", "eval: missing; set it, or eval=none"),
+            ("~method._target_", "method._target_=null: names no class; "),
+            ("shard=3", "shard=3: must be a group of keys (index, count)"),
+            ("shard=null", "shard=null: must be a group of keys"),
+            (
+                "calibrate=null",
+                "calibrate=null: must be a group of keys (count, prompts, seed, batch_size, orders)",
+            ),
+            ("plan=null", "plan=null: must be a group of keys"),
+            ("budget_unit=bits", "budget_unit=bits: must be one of tokens, bytes"),
+            ("budget_unit=null", "budget_unit=null: must be text"),
+            (
+                "budget_unit=bytes budget=2.5",
+                "budget=2.5 budget_unit=bytes: above 1 it counts bytes of a sequence",
+            ),
+            ("device=mps", "device=mps: only auto, cpu, cuda and cuda:N are supported"),
+            ("device=meta", "device=meta: only auto, cpu, cuda"),
+            ("device=xla", "device=xla: only auto, cpu, cuda"),
+            ("device=hpu", "device=hpu: only auto, cpu, cuda"),
+            ("device=cpu:5", "device=cpu:5: only auto, cpu, cuda"),
+            ("device=cuda:99", "device=cuda:99: torch finds "),
+            ("method._target_=os.getcwd", "method._target_=os.getcwd: not a class with needs, prepare, keep"),
+            (
+                "model._target_=builtins.dict",
+                "model._target_=builtins.dict: not a class with spec, load, generate",
+            ),
+            ("prompts._target_=builtins.dict", "prompts._target_=builtins.dict: not a class with load"),
+            (
+                "method._target_=kvbench.models.base.Model",
+                "method._target_=kvbench.models.base.Model: not",
+            ),
+            (
+                "model._target_=kvbench.models.base.Model",
+                "model._target_=kvbench.models.base.Model: not",
+            ),
+            (
+                "method=lookm method@method.base=streaming_llm",
+                "method.base._target_=kvbench.methods.streaming_llm.StreamingLLM: must derive from Scored; choose "
+                "another",
+            ),
+            ("+eval.x._target_=os.getcwd", "eval.x._target_=os.getcwd: not a class with metrics, run"),
+            ("+eval.x=3", "eval.x._target_=null: names no class"),
+            ("model.sources=null", "model.sources=null: must be a group of keys"),
+            ("model.sources.text=null", "model.sources.text=null: must be a group of keys"),
+            (
+                "method=heatkv method.orders=../files/deep.json",
+                "method.orders=../files/deep.json: cannot be read",
+            ),
+            (
+                "method=scalekv method.budgets=../files/deep.json",
+                "method.budgets=../files/deep.json: not a budget file",
+            ),
+            ("seed=99999999999999999999999", "seed=99999999999999999999999: must be at most "),
+            (
+                "calibrate.seed=99999999999999999999999",
+                "calibrate.seed=99999999999999999999999: must be at most ",
+            ),
+            ("prompts.seed=-1", "prompts.seed=-1: must be at least 0"),
+            ("prompts.count=99999999999999", "prompts.count=99999999999999: must be at most 1000000"),
+            ("calibrate.count=99999999999999", "calibrate.count=99999999999999: must be at most 10000"),
+            (
+                "model=var_tiny prompts=imagenet prompts.per_class=1000000",
+                "prompts.per_class=1000000: makes 1000000000 prompts, a run has at most 1000000",
+            ),
+            (
+                "prompts=file prompts.path=../files/x.pdf",
+                "prompts.path=../files/x.pdf: must be .txt, .jsonl or .csv",
+            ),
+            ("prompts=file prompts.path=../files/binary.txt", "prompts.path=../files/binary.txt: is no text"),
+            (
+                "prompts=file prompts.path=../files/deep.jsonl",
+                "prompts.path=../files/deep.jsonl: line 1 is not",
+            ),
+            (
+                "prompts=geneval prompts.path=../files/deep.jsonl",
+                "prompts.path=../files/deep.jsonl: line 1 is not a GenEval line",
+            ),
+            (
+                "prompts=file prompts.path=../files/wide.csv",
+                "prompts.path=../files/wide.csv: line 1 cannot be read",
+            ),
+            (
+                "prompts=coco5k prompts.path=../files/deep.json",
+                "prompts.path=../files/deep.json: cannot be read",
+            ),
+            (
+                "method=snapkv budget=0.1 method.window=10000",
+                "method.window=10000: the largest segment has 144 tokens",
+            ),
+            (
+                "method=scalekv budget=0.1 method.window=10000",
+                "method.window=10000: the largest segment has 144 tokens",
+            ),
+            (
+                "method=rkv budget=0.1 method.threshold=5",
+                "method.threshold=5: is a cosine and must lie in -1..1",
+            ),
+            ("method=heatkv method.sinks=-1", "method.sinks=-1: infinity_tiny has 9 scales"),
+            ("method=snapkv method.sinks=-1", "method.sinks=-1: infinity_tiny has 9 scales"),
+            ("method=heatkv sinks=9", "sinks=9: infinity_tiny has 9 scales"),
+            ("method=ams_kv method.theta=nan", "method.theta=nan: must be finite"),
+            ("plan.gpu_gib=inf", "plan.gpu_gib=inf: must be finite"),
+            ("prompts=file", "prompts.path: missing; set prompts.path=..."),
+            (
+                "prompts=file prompts.path=../files/pipe.txt",
+                "prompts.path=../files/pipe.txt: is no regular file",
+            ),
+            (
+                "prompts=file prompts.path=../files/null.jsonl",
+                "prompts.path=../files/null.jsonl: line 2: `prompt` must be a text",
+            ),
+            (
+                "prompts=file prompts.path=../files/half.jsonl eval=geneval",
+                "prompts.path=../files/half.jsonl: line 2: eval=geneval: no tag, which other prompts have",
+            ),
+            (
+                "prompts=file prompts.path=../files/tags.jsonl eval=geneval",
+                "prompts.path=../files/tags.jsonl: line 2: eval=geneval: not a GenEval line (tag of single_object, ",
+            ),
+            (
+                "prompts=file prompts.path=../files/good.txt prompts.count=3",
+                "prompts.count=3: ../files/good.txt holds 1 prompts; prompts.count=null takes all",
+            ),
+            ("-m method=glob(zz*)", "method=glob(zz*): matches no choice; choose from adakv, "),
+            (
+                "-m method=swa,random hydra/launcher=joblib hydra.launcher.n_jobs=0",
+                "hydra.launcher.n_jobs=0: must be at least 1, or -1",
+            ),
+            ("model.sizes=[[1,1],[2,2]]", "model.sizes=[[1, 1], [2, 2]]: must end with [12, 12], "),
+            ("method.naiv=true", "method.naiv: no such key"),
+            ("method=heatkv method.order=x", "method.order: no such key; did you mean method.orders?"),
+            ("model=", "model=: no such choice; choose from infinity_2b, "),
+            ("budget=null", "budget=null: must be a number or text"),
+            (
+                "method=heatkv budget=3 budget_unit=bytes",
+                "budget=3 budget_unit=bytes: 1 sink scales need 1 of 255 tokens per head; the smallest feasible "
+                "budget is 9216 bytes of a sequence, or 0.00785",
+            ),
+            (
+                "model=reasoner_tiny prompts=math_tiny model.tensor_parallel=3",
+                "model.tensor_parallel=3: must divide model.transformer.heads=4",
+            ),
+            (
+                "model=llamagen_tiny model.transformer.grid=[16]",
+                "model.transformer.grid=[16]: must be a list of 2: [a whole number, a whole number]",
+            ),
+            (
+                "model=reasoner_tiny prompts=math_tiny method=hard_kv budget=0.2 method.mix=7",
+                "method.mix=7: must lie in [0, 1]",
+            ),
+            (
+                "model=reasoner_tiny prompts=math_tiny method=hard_kv budget=0.2 method.protected=-1",
+                "method.protected=-1: must be at least 0",
+            ),
+            ("model.name=../../evil", "model.name=../../evil: names a folder in runs_dir"),
+            ("model.name=a/b", "model.name=a/b: names a folder in runs_dir"),
+            ("model.name=..", "model.name=..: names a folder in runs_dir"),
+            ('model.name=""', "model.name=: names a folder in runs_dir"),
+            ('runs_dir=""', "runs_dir=: names no folder"),
+            ("runs_dir=../files/plain/runs", "runs_dir=../files/plain/runs: cannot be written"),
+            (
+                "calibrate.orders=../files/plain/x.json",
+                "calibrate.orders=../files/plain/x.json: cannot be written",
+            ),
+            ("task=evaluate", "task=evaluate: runs/infinity_tiny/full-"),
+            ("task=evaluate method=heatkv budget=0.1", "task=evaluate: "),
+        ],
+    ),
 )
 def test_bad_command_is_one_line(
     folder: Path, command: str, told: str, monkeypatch: pytest.MonkeyPatch
@@ -312,6 +329,7 @@ def find_fault(cfg: DictConfig, key: str) -> str | None:
     return ""
 
 
+@pytest.mark.slow
 def test_four_hundred_bad_values_are_refused_or_valid(bases: list[DictConfig], folder: Path) -> None:
     rng, refused, faults = random.Random(0), 0, []
     for _ in range(400):

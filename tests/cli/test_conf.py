@@ -21,6 +21,7 @@ from kvbench.methods.base import Method
 from kvbench.methods.heatkv.method import HeatKV
 from kvbench.report.published import find
 from kvbench.report.published_comparison import REFERENCES
+from tests.support.marks import slow_but_every
 from tests.support.places import ROOT
 
 CONF = ROOT / "conf"
@@ -107,7 +108,9 @@ def stand_in(choice: str, folder: Path) -> list[str]:
     return [f"prompts.path={where[choice]}", *more] if choice in where else []
 
 
-@pytest.mark.parametrize("choices", TOGETHER, ids=lambda choices: " ".join(map("=".join, choices)))
+@pytest.mark.parametrize(
+    "choices", slow_but_every(5, TOGETHER), ids=lambda choices: " ".join(map("=".join, choices))
+)
 def test_every_file_builds_its_object(choices: list[tuple[str, str]], tmp_path: Path) -> None:
     task = "train" if "train" in dict(choices) else "run"
     more = [word for group, choice in choices if group == "prompts" for word in stand_in(choice, tmp_path)]
@@ -156,7 +159,9 @@ def test_every_sweep_names_what_exists(path: Path) -> None:
     assert check_arguments([f"sweeps={path.stem}"]) is None
 
 
-@pytest.mark.parametrize("path", [p for p in SWEEPS if p.stem not in OWN], ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path", slow_but_every(6, [p for p in SWEEPS if p.stem not in OWN]), ids=lambda path: path.stem
+)
 def test_a_sweep_ends_with_the_table_it_is_named_after(path: Path) -> None:
     params, cfg = read_sweep(path.stem)
     table = find(cfg.published)
@@ -190,55 +195,58 @@ def test_a_sweep_that_compares_quality_has_what_looks_at_nothing(path: Path) -> 
 
 @pytest.mark.parametrize(
     ("override", "named"),
-    [
-        ("budgt=0.04", "budgt: no such key; did you mean budget?"),
-        ("+budgt=0.04", "budgt: no such key"),
-        ("method.sink_scale=2", "method.sink_scale"),
-        ("+method.sink_scale=2", "method.sink_scale"),
-        ("model.sampling.cgf=2", "model.sampling.cgf"),
-        ("shard.indx=1", "shard.indx: no such key; did you mean shard.index?"),
-        (
-            "method=heatkvv",
-            "method=heatkvv: no such choice; choose from adakv, ams_kv, ams_kv_fixed, binary_heatkv",
-        ),
-        ("eval=[psnr,fdi]", "eval=fdi"),
-        ("sweeps=nothing", "sweeps=nothing"),
-        (
-            "task=rnu",
-            "task=rnu: must be one of run, evaluate, bounds, plan, check, doctor, weights, calibrate, profile, train, "
-            "report",
-        ),
-        ("cache_dtype=int5", "cache_dtype=int5"),
-        ("cuda_graph=true", "cuda_graph=true: device=cpu has no CUDA graphs; use device=cuda"),
-        ("batch_invariant=true", "batch_invariant=true: fixes how kernels of a GPU divide attention"),
-        ("seed=abc", "seed=abc: must be a whole number"),
-        ("seed=1.5", "seed=1.5"),
-        ("seed=-1", "seed=-1: must be at least 0"),
-        ("seed=true", "seed=true"),
-        ("batch_size=0", "batch_size=0: must be at least 1"),
-        ("sinks=-1", "sinks=-1"),
-        ("budget=[1]", "budget=[1]"),
-        ("device=tpu9", "device=tpu9"),
-        ("shard.index=2", "shard.index=2: must lie in 0..0"),
-        ("shard.count=0", "shard.count=0"),
-        ("plan.gpu_gib=0", "plan.gpu_gib=0"),
-        ("plan.gpu_gib=big", "plan.gpu_gib=big: must be a number"),
-        ("plan.table=ams_kv_table1", "plan.table=ams_kv_table1: no memory column is worked out for it"),
-        ("published=table1", "published=table1: no such table; choose from heatkv_table1, "),
-        ("calibrate.count=0", "calibrate.count=0"),
-        ("prompts.count=many", "prompts.count=many"),
-        ("model.weights=none", "model.weights=none: must be one of files, random"),
-        ("prompts.classes=[1]", "prompts.classes"),
-        ("model.text=bert", "model.text=bert: must be one of t5, vocabulary"),
-        ("model.sizes=[[1,1],[2]]", "model.sizes"),
-        ("model.sampling.top_k=a", "model.sampling.top_k=a"),
-        ("eval.ssim.double=3", "eval.ssim.double=3: must be true or false"),
-        ("prompts=file", "prompts.path"),
-        ("require=fid", "require=fid: must be a list (text each)"),
-        ("+prompts.draw=1", "prompts.draw: no such key"),
-        ("a=b=c", "a=b=c"),
-        ("~budget", "budget: missing"),
-    ],
+    slow_but_every(
+        5,
+        [
+            ("budgt=0.04", "budgt: no such key; did you mean budget?"),
+            ("+budgt=0.04", "budgt: no such key"),
+            ("method.sink_scale=2", "method.sink_scale"),
+            ("+method.sink_scale=2", "method.sink_scale"),
+            ("model.sampling.cgf=2", "model.sampling.cgf"),
+            ("shard.indx=1", "shard.indx: no such key; did you mean shard.index?"),
+            (
+                "method=heatkvv",
+                "method=heatkvv: no such choice; choose from adakv, ams_kv, ams_kv_fixed, binary_heatkv",
+            ),
+            ("eval=[psnr,fdi]", "eval=fdi"),
+            ("sweeps=nothing", "sweeps=nothing"),
+            (
+                "task=rnu",
+                "task=rnu: must be one of run, evaluate, bounds, plan, check, doctor, weights, calibrate, profile, "
+                "train, report",
+            ),
+            ("cache_dtype=int5", "cache_dtype=int5"),
+            ("cuda_graph=true", "cuda_graph=true: device=cpu has no CUDA graphs; use device=cuda"),
+            ("batch_invariant=true", "batch_invariant=true: fixes how kernels of a GPU divide attention"),
+            ("seed=abc", "seed=abc: must be a whole number"),
+            ("seed=1.5", "seed=1.5"),
+            ("seed=-1", "seed=-1: must be at least 0"),
+            ("seed=true", "seed=true"),
+            ("batch_size=0", "batch_size=0: must be at least 1"),
+            ("sinks=-1", "sinks=-1"),
+            ("budget=[1]", "budget=[1]"),
+            ("device=tpu9", "device=tpu9"),
+            ("shard.index=2", "shard.index=2: must lie in 0..0"),
+            ("shard.count=0", "shard.count=0"),
+            ("plan.gpu_gib=0", "plan.gpu_gib=0"),
+            ("plan.gpu_gib=big", "plan.gpu_gib=big: must be a number"),
+            ("plan.table=ams_kv_table1", "plan.table=ams_kv_table1: no memory column is worked out for it"),
+            ("published=table1", "published=table1: no such table; choose from heatkv_table1, "),
+            ("calibrate.count=0", "calibrate.count=0"),
+            ("prompts.count=many", "prompts.count=many"),
+            ("model.weights=none", "model.weights=none: must be one of files, random"),
+            ("prompts.classes=[1]", "prompts.classes"),
+            ("model.text=bert", "model.text=bert: must be one of t5, vocabulary"),
+            ("model.sizes=[[1,1],[2]]", "model.sizes"),
+            ("model.sampling.top_k=a", "model.sampling.top_k=a"),
+            ("eval.ssim.double=3", "eval.ssim.double=3: must be true or false"),
+            ("prompts=file", "prompts.path"),
+            ("require=fid", "require=fid: must be a list (text each)"),
+            ("+prompts.draw=1", "prompts.draw: no such key"),
+            ("a=b=c", "a=b=c"),
+            ("~budget", "budget: missing"),
+        ],
+    ),
 )
 def test_bad_key_is_one_line_that_names_it(override: str, named: str) -> None:
     problem = check_arguments([override])
@@ -308,6 +316,7 @@ def test_unknown_target_is_named() -> None:
         Settings.of({**values(composed()), "method": {"_target_": "kvbench.nothing.X"}})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("protect", "scorers", "ams"), [("equal", 3, 3), ("paper", 0, 2)])
 def test_protect_says_who_keeps_the_leading_scales(protect: str, scorers: int, ams: int) -> None:
     expected = {"swa": 0}

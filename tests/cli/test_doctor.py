@@ -11,6 +11,7 @@ from kvbench.cli.doctor import list_extras, list_gpus
 from tests.support.command_line import Command
 
 
+@pytest.mark.slow
 def test_a_machine_is_described_in_lines(tmp_path: Path, command: Command, offline: None) -> None:
     runs = tmp_path / "nothing" / "yet"
     status, out, _ = command("task=doctor", f"runs_dir={runs}")

@@ -22,6 +22,7 @@ def test_memory_column_of_a_paper_from_shapes(command: Command) -> None:
         assert "reproduced" in out or "left out: model=var_d30 has no configuration here" in out
 
 
+@pytest.mark.slow
 def test_plan_needs_no_weights(command: Command, tmp_path: Path) -> None:
     plan = (
         "task=plan",
@@ -41,16 +42,8 @@ def test_plan_needs_no_weights(command: Command, tmp_path: Path) -> None:
     assert not (tmp_path / "runs").exists()
 
 
-@pytest.mark.parametrize(
-    "method",
-    [
-        "scalekv",
-        *(
-            pytest.param(name, marks=pytest.mark.slow)
-            for name in ("snapkv", "h2o", "rkv", "hack", "hackpp", "ams_kv_fixed")
-        ),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["scalekv", "snapkv", "h2o", "rkv", "hack", "hackpp", "ams_kv_fixed"])
 def test_plan_of_a_method_that_scores_tokens(command: Command, method: str) -> None:
     status, out, _ = command("task=plan", "model=infinity_2b", f"method={method}", "budget=650")
     assert status == 0
@@ -59,6 +52,7 @@ def test_plan_of_a_method_that_scores_tokens(command: Command, method: str) -> N
     assert 0.9 * 332800 < int(peak) <= 332800
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("dtype", "tokens", "kib"), [("float16", "918", "114.8"), ("float32", "459", "114.8")]
 )
@@ -82,6 +76,7 @@ def test_plan_of_a_class_conditional_model(command: Command) -> None:
     assert "381600" in out  # 30 layers, 30 heads, 424 tokens before the last scale
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "family", "there", "others"),
     [

@@ -112,6 +112,7 @@ def test_the_search_path_of_the_command_line_counts_for_lists_of_choices(
     assert ", random_tokens, " in problem
 
 
+@pytest.mark.slow
 def test_calibrations_of_plugins_are_made_with_all_others(install: Install, tmp_path: Path) -> None:
     install("brought_conf")
     write(tmp_path / "site", "brought_conf/__init__.py")

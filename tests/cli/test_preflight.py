@@ -15,6 +15,7 @@ CHECK = ("task=check", "prompts.count=4", "eval=paired")
 PARTS = ("transformer", "tokenizer", "text")
 
 
+@pytest.mark.slow
 def test_a_run_that_can_start_is_estimated_from_those_before(tmp_path: Path, command: Command) -> None:
     words = ("method=streaming_llm", "budget=0.2", f"runs_dir={tmp_path}")
     status, out, _ = command(*CHECK, *words)
@@ -58,6 +59,7 @@ def test_what_stands_against_a_run_ends_the_check(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_weights_are_listed_before_they_are_fetched_and_after(
     tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:

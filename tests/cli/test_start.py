@@ -36,6 +36,7 @@ def slow_imports(folder: Path, *arguments: str) -> tuple[list[str], str]:
     return json.loads(done.stderr.splitlines()[-1]), done.stdout + done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -71,6 +72,7 @@ def test_verbose_is_a_setting_and_a_short_word(monkeypatch: pytest.MonkeyPatch) 
     assert seen == [["seed=1", "verbose=true"]] * 3
 
 
+@pytest.mark.slow
 def test_a_run_imports_neither_torchs_compiler_nor_what_it_does_not_use(tmp_path: Path) -> None:
     call = ("method=heatkv", "budget=0.1", "prompts.count=2", "calibrate.count=1")
     slow, printed = slow_imports(tmp_path, *call)

@@ -77,6 +77,7 @@ def test_runs_of_a_sweep_and_its_table_are_one_group(tmp_path: Path, monkeypatch
     assert one.run.run_id in page
 
 
+@pytest.mark.slow
 @given(st.lists(st.text(max_size=8), min_size=1, max_size=4, unique=True), st.data())
 def test_entries_come_back_one_for_every_job(
     tmp_path_factory: pytest.TempPathFactory, words: list[str], data: st.DataObject
@@ -110,6 +111,7 @@ def test_only_jobs_that_did_not_finish_start_again(tmp_path: Path) -> None:
     assert counted == [1, 2, 3, 3]
 
 
+@pytest.mark.slow
 def test_a_sweep_without_its_gpu_ends_once_and_leaves_nothing(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, command: Command
 ) -> None:

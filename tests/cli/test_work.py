@@ -96,6 +96,7 @@ def test_killed_added_and_restarted_workers_leave_the_bytes_of_one(command: Comm
     assert "jobs: 4 done, 0 running, 0 failed, 0 missing; samples: 12 of 12; time left: -" in out
 
 
+@pytest.mark.slow
 def test_a_sweep_is_one_command_that_loads_its_model_once_and_can_be_amended(
     command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -132,6 +133,7 @@ def test_a_sweep_is_one_command_that_loads_its_model_once_and_can_be_amended(
     assert "| 0.3 |" in report.read_text()
 
 
+@pytest.mark.slow
 def test_a_failure_is_told_of_and_tried_again_by_the_next_command_alone(
     command: Command, tmp_path: Path
 ) -> None:

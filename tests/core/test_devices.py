@@ -27,6 +27,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallopt"), reason="the C library has no mallopt")
 def test_large_tensors_are_not_faulted_in_anew() -> None:
     found = subprocess.run(
@@ -123,6 +124,7 @@ def test_a_device_that_is_not_there_is_told(chosen: list[torch.device]) -> None:
     assert not chosen
 
 
+@pytest.mark.slow
 def test_torch_reads_the_allocator_settings_after_it_is_loaded() -> None:
     """`use_device` sets them then."""
     code = (

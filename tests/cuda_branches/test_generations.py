@@ -1,7 +1,7 @@
 """Whole generations by the branches of CUDA, whose Triton programs are interpreted, against those of a CPU."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import lru_cache
 from itertools import product
 from typing import Any
@@ -25,6 +25,7 @@ from kvbench.methods.streaming_llm import StreamingLLM
 from kvbench.models.noise import PromptNoise
 from tests.support import reference_janus, reference_lumina
 from tests.support.engine import open_cache, run, small, tokens_of
+from tests.support.marks import slow_but_every
 from tests.support.methods import methods_for
 from tests.support.scale_models import SPEC, Draw, infinity, var
 from tests.support.small_models import SMALL_QWEN3, SMALL_TOKENIZER, composed, load, ready, shrink
@@ -43,12 +44,6 @@ TOKENS = {
 """Next-token models: overrides and a prompt."""
 FITTING = {"scale_groups": ("method.condensed=1", "method.local=1")}
 """Settings of methods that want more than four scales."""
-
-
-def mark_slow(cases: Iterable[tuple[Any, ...]]) -> list[Any]:
-    """The first case quick, the others slow."""
-    first, *others = cases
-    return [first, *(pytest.param(*case, marks=pytest.mark.slow) for case in others)]
 
 
 def list_counts(ledger: Ledger) -> dict[str, Any]:
@@ -92,12 +87,14 @@ def check_texts_or_images(family: str, name: str, path: Path = "kernel") -> None
     assert list_counts(told) == list_counts(ledger)
 
 
-@pytest.mark.parametrize(("family", "path"), mark_slow((*product(TOKENS, ("kernel",)), ("qwen3", "parts"))))
+@pytest.mark.slow
+@pytest.mark.parametrize(("family", "path"), [*product(TOKENS, ("kernel",)), ("qwen3", "parts")])
 def test_every_next_token_family(family: str, path: Path) -> None:
     check_texts_or_images(family, "h2o", path)
 
 
-@pytest.mark.parametrize("name", ["hard_kv", pytest.param("hard_kv/rkv_calibrated", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["hard_kv", "hard_kv/rkv_calibrated"])
 def test_hard_kv_on_texts(name: str) -> None:
     check_texts_or_images("qwen3", name)
 
@@ -126,7 +123,7 @@ def check_scales(model: Callable[[], Draw], name: str, path: Path = "kernel") ->
 
 
 @pytest.mark.parametrize(
-    ("model", "path"), mark_slow(product((infinity, var), ("kernel", "parts", "varlen_cudnn")))
+    ("model", "path"), slow_but_every(9, product((infinity, var), ("kernel", "parts", "varlen_cudnn")))
 )
 def test_every_next_scale_family(model: Callable[[], Draw], path: Path) -> None:
     check_scales(model, "heatkv", path)
@@ -140,17 +137,20 @@ def test_every_method_of_next_scale_models(name: str) -> None:
 
 @pytest.mark.parametrize(
     "packing",
-    [
-        *(Packing(bits, StorageConfig()) for bits in (8, 4, 3, 2)),
-        Packing(4, StorageConfig("token")),
-        Packing(2, StorageConfig(residual=4)),
-        Packing(8, StorageConfig("token"), fp8=True),
-    ],
+    slow_but_every(
+        4,
+        [
+            *(Packing(bits, StorageConfig()) for bits in (8, 4, 3, 2)),
+            Packing(4, StorageConfig("token")),
+            Packing(2, StorageConfig(residual=4)),
+            Packing(8, StorageConfig("token"), fp8=True),
+        ],
+    ),
     ids=str,
 )
 @pytest.mark.parametrize(
     "method",
-    [H2O(), *(pytest.param(one, marks=pytest.mark.slow) for one in (Full(), StreamingLLM(sinks=1)))],
+    slow_but_every(3, (H2O(), Full(), StreamingLLM(sinks=1))),
     ids=lambda one: type(one).__name__,
 )
 def test_every_form_of_storage(packing: Packing, method: Method) -> None:

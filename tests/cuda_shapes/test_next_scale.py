@@ -4,12 +4,10 @@ Triton kernels are replaced by checks of what they are given. Real sizes but two
 """
 
 import importlib
-from collections.abc import Iterable
 from typing import Any
 
 import pytest
 import torch
-from _pytest.mark import ParameterSet
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from kvbench.engine import cache as cache_module
@@ -18,15 +16,12 @@ from kvbench.engine.schedule import build_schedule
 from kvbench.methods.base import Method
 from tests.support.fake_device import CUDA, faked
 from tests.support.fake_models import FakeNoise, loaded, prepared
+from tests.support.marks import slow_except
 from tests.support.methods import methods_for
 
 QUICK = ("hackpp", "heatkv", "pricekv", "snapkv")
 """Methods of each way of choosing; `make test` leaves out the others."""
 MODELS = ("infinity_2b", "infinity_8b", "var_d30", "var_d36")
-
-
-def mark_others_slow(names: Iterable[str]) -> list[ParameterSet]:
-    return [pytest.param(name, marks=[] if name in QUICK else [pytest.mark.slow]) for name in names]
 
 
 def generated(model: Any, method: Method) -> None:
@@ -43,6 +38,7 @@ def know_schedule(model: Any, method: Method, monkeypatch: pytest.MonkeyPatch) -
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["full", "heatkv"])
 @pytest.mark.parametrize("name", MODELS)
 def test_a_generation_waits_for_nothing_but_its_checks(
@@ -58,7 +54,7 @@ def test_a_generation_waits_for_nothing_but_its_checks(
 
 
 @pytest.mark.usefixtures("undecided")
-@pytest.mark.parametrize("name", mark_others_slow(methods_for("next-scale")))
+@pytest.mark.parametrize("name", slow_except(QUICK.__contains__, methods_for("next-scale")))
 def test_methods_look_at_a_gpu(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with FakeTensorMode(allow_non_fake_inputs=True) as mode:
         model = loaded("infinity_2b")
@@ -68,6 +64,7 @@ def test_methods_look_at_a_gpu(name: str, monkeypatch: pytest.MonkeyPatch) -> No
         generated(model, chosen)
 
 
+@pytest.mark.slow
 def test_the_plain_loop_looks_at_a_gpu() -> None:
     plain = importlib.import_module("benchmarks.support.plain_loop")
     with FakeTensorMode(allow_non_fake_inputs=True) as mode:

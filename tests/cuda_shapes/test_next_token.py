@@ -1,11 +1,10 @@
 """Generations of next-token models on a GPU that is not there: real widths, two layers, images of few rows."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from _pytest.mark import ParameterSet
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
@@ -15,6 +14,7 @@ from kvbench.methods.base import Method
 from kvbench.models.qwen3.loop import Drawn
 from tests.support.fake_device import CUDA
 from tests.support.fake_models import FakeNoise, loaded, prepared
+from tests.support.marks import slow_except
 from tests.support.methods import methods_for
 
 QUICK = ("headkv", "qwen3_8b")
@@ -67,10 +67,6 @@ def unread(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
     return checked
 
 
-def mark_others_slow(names: Iterable[str]) -> list[ParameterSet]:
-    return [pytest.param(name, marks=[] if name in QUICK else [pytest.mark.slow]) for name in names]
-
-
 def generate(name: str, method: str, record: Record | None, monkeypatch: pytest.MonkeyPatch) -> Any:
     with FakeTensorMode(allow_non_fake_inputs=True) as mode:
         model = loaded(name, *SHORT[name])
@@ -82,7 +78,7 @@ def generate(name: str, method: str, record: Record | None, monkeypatch: pytest.
 
 
 @pytest.mark.usefixtures("undecided")
-@pytest.mark.parametrize("name", mark_others_slow(SHORT))
+@pytest.mark.parametrize("name", slow_except(QUICK.__contains__, SHORT))
 def test_every_family(name: str, unread: list[Tensor], monkeypatch: pytest.MonkeyPatch) -> None:
     made = generate(name, "full", None, monkeypatch)
     assert len(made) == 2
@@ -103,13 +99,13 @@ def test_steps_are_recorded_without_a_wait(name: str, segments: int, monkeypatch
 
 
 @pytest.mark.usefixtures("undecided")
-@pytest.mark.parametrize("method", mark_others_slow(methods_for("next-token")))
+@pytest.mark.parametrize("method", slow_except(QUICK.__contains__, methods_for("next-token")))
 def test_methods_look_at_a_gpu(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     generate("qwen3_8b", method, None, monkeypatch)
 
 
 @pytest.mark.usefixtures("undecided")
-@pytest.mark.parametrize("name", mark_others_slow(methods_for("next-token")))
+@pytest.mark.parametrize("name", slow_except(QUICK.__contains__, methods_for("next-token")))
 def test_padded_prompts_lie_on_a_gpu(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with FakeTensorMode(allow_non_fake_inputs=True):
         model = loaded("janus_pro_1b", "model.prompt_tokens=20")

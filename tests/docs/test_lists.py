@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.marks import slow_but_every
 from tests.support.pages import read_blocks
 from tests.support.places import ROOT
 
@@ -23,7 +24,7 @@ def _generator(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         del sys.modules[name]
 
 
-@pytest.mark.parametrize(("group", "page"), GROUPS.items())
+@pytest.mark.parametrize(("group", "page"), slow_but_every(3, GROUPS.items()))
 def test_a_page_lists_every_choice_and_no_other(group: str, page: str) -> None:
     from generator.lists import update_page
 

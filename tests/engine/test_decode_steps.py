@@ -126,6 +126,7 @@ class Device:
         return run
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("caption", [20, 600], ids=["whole", "split"])
 @pytest.mark.parametrize("method", [Full(), StreamingLLM(sinks=1)], ids=["full", "streaming_llm"])
 def test_steps_of_a_segment_are_alike(method: Method, caption: int, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,6 +32,7 @@ from kvbench.methods.snapkv import SnapKV
 from kvbench.methods.streaming_llm import StreamingLLM
 from kvbench.methods.view import View
 from tests.support.engine import Asked, D, Drawn, DrawnPerSequence, draw_seen, listening, open_cache, prepared
+from tests.support.marks import slow_but_every
 from tests.support.steps import PROMPT, agree, draw, generate, masked, shapes
 
 
@@ -92,11 +93,14 @@ PADDING = [0, 3, 1, 4]
 @pytest.mark.parametrize("size", [1, 3])
 @pytest.mark.parametrize(
     ("method", "counts"),
-    [
-        *((method, True) for method in SCORED),
-        # What LineAR and HeadKV keep counts from the end of an image's condition.
-        *((method, False) for method in SCORED if not isinstance(method, LineAR | HeadKV)),
-    ],
+    slow_but_every(
+        3,
+        [
+            *((method, True) for method in SCORED),
+            # What LineAR and HeadKV keep counts from the end of an image's condition.
+            *((method, False) for method in SCORED if not isinstance(method, LineAR | HeadKV)),
+        ],
+    ),
     ids=repr,
 )
 def test_a_batch_equals_each_prompt_alone_with_what_is_left_of_its_share(

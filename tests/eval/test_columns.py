@@ -34,6 +34,7 @@ from kvbench.scenes import grammar
 from kvbench.scenes.detector import detect
 from kvbench.scenes.world import SHAPES, render
 from tests.support.image_sets import make_set, only
+from tests.support.marks import slow_but_every
 
 SINGLE = [name for name in describe_metrics() if list(read_metrics(name)) == [name]]
 COUNT = 24
@@ -205,7 +206,7 @@ def column_mean(result: Result, name: str) -> float:
 
 
 @pytest.mark.usefixtures("stand_ins")
-@pytest.mark.parametrize("name", SINGLE)
+@pytest.mark.parametrize("name", slow_but_every(5, SINGLE))
 def test_a_metric_has_a_column_of_its_name_or_replicates(name: str, runs: list[ImageSet]) -> None:
     settings = read_metrics(name)
     if name == "geneval_official":

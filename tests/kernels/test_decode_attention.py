@@ -79,6 +79,7 @@ def test_arranged_rows_attend_to_their_own_tokens(
             past[row] = [torch.cat(pair, 1) for pair in zip(past[row], present, strict=True)]
 
 
+@pytest.mark.slow
 @needs_loops
 @given(
     batch=st.integers(1, 2),
@@ -115,6 +116,7 @@ def test_a_token_attends_to_its_row_and_joins_it(
     assert torch.equal(case.stored.values, values)
 
 
+@pytest.mark.slow
 @needs_loops
 @given(
     held=st.lists(st.integers(0, 40), min_size=1, max_size=4),

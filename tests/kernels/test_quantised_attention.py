@@ -191,6 +191,7 @@ def test_pieces_of_any_size_give_attention_over_a_plane(shape: Shape, piece: int
         agrees(quantised_attention(q, plane, SCALE), q, plane)
 
 
+@pytest.mark.slow
 @needs_loops
 @given(shape=shapes(), half=st.booleans(), share=st.sampled_from((None, 1, 2, 3)), seed=st.integers(0, 10**6))
 @settings(max_examples=30, deadline=None)

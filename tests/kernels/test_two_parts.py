@@ -70,6 +70,7 @@ def test_a_kernel_hands_on_float32() -> None:
     assert not torch.equal(kept, rounded.float())
 
 
+@pytest.mark.slow
 @needs_loops
 @given(
     **CASES,

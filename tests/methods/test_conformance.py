@@ -272,6 +272,7 @@ STRICT = [name for name in COMPRESSING if settings_of(name).get("strict", class_
 STRICT_CASES = [(name, spec) for name, spec in EVERY if name in STRICT and fits(name, spec)]
 
 
+@pytest.mark.slow
 @given(
     st.sampled_from([case for case in STRICT_CASES if case[1] in ("small", "tokens")]),
     st.fractions(Fraction(1, 50), 1, max_denominator=500),

@@ -163,6 +163,7 @@ DECIDERS = st.sampled_from(
 )
 
 
+@pytest.mark.slow
 @given(
     deciders=DECIDERS,
     budget=st.sampled_from(("0.25", "0.31", "0.45", "0.6", "0.83", "1")),

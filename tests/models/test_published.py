@@ -13,6 +13,7 @@ from kvbench.models.checkpoints import WeightsError
 from kvbench.models.llamagen.tokenizer import VQ, VQConfig
 from kvbench.models.official_files import clean_decoder, clean_vqgan
 from kvbench.models.parameters import build_on_meta, check
+from tests.support.marks import slow_but_every
 from tests.support.places import GOLDENS
 from tests.support.published import make_raw_state, read_published
 from tests.support.small_models import configured
@@ -137,7 +138,7 @@ def build(one: Any) -> list[nn.Module]:
     return [nn.ModuleDict({"transformer": transformer, "tokenizer": tokenizer})]
 
 
-@pytest.mark.parametrize("name", PUBLISHED)
+@pytest.mark.parametrize("name", slow_but_every(4, PUBLISHED))
 def test_published_shapes(name: str) -> None:
     one, known = configured(f"model={name}"), PUBLISHED[name]
     spec = one.spec

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from kvbench.models.noise import PromptNoise
 from tests.support import reference_janus, reference_lumina
+from tests.support.marks import slow_but_every
 from tests.support.methods import methods_for
 from tests.support.small_models import (
     SMALL_TOKENIZER,
@@ -70,7 +71,7 @@ CASES = {
     ),
 }
 NEXT_TOKEN = list(CASES)[:4]
-ONE_QUICK = [NEXT_TOKEN[0], *(pytest.param(case, marks=pytest.mark.slow) for case in NEXT_TOKEN[1:])]
+ONE_QUICK = slow_but_every(len(NEXT_TOKEN), NEXT_TOKEN)
 TOKENS = list(CASES)[:2]
 
 
@@ -145,13 +146,13 @@ def test_methods_for_scales_are_left_out() -> None:
 
 
 @pytest.mark.parametrize("case", ONE_QUICK)
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", slow_but_every(4, METHODS))
 def test_every_method_draws_images(case: str, tiny: Any, name: str) -> None:
     given = CASES[case]
     check_images_of_a_method(name, tiny, given.overrides, given.prompts[:2], given.size)
 
 
 @pytest.mark.parametrize("case", ONE_QUICK)
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", slow_but_every(4, METHODS))
 def test_with_room_for_everything_every_method_draws_the_reference(case: str, tiny: Any, name: str) -> None:
     check_reference_of_a_method(name, tiny, CASES[case].overrides, CASES[case].prompts[:2])

@@ -18,6 +18,7 @@ from kvbench.runs.execute import file_used, run
 from kvbench.runs.job import Job
 from kvbench.runs.record.results import Outcome
 from tests.support.fake_run import job_in
+from tests.support.marks import slow_but_every
 
 
 @dataclass(frozen=True)
@@ -99,7 +100,7 @@ CHANGES: dict[str, Callable[[Path], object]] = {
 }
 
 
-@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("change", slow_but_every(3, CHANGES))
 def test_a_change_sends_the_call_the_long_way(job: Job, change: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(job.settings.runs_dir.parent))
     outcome = run(job)

@@ -21,9 +21,8 @@ SETTINGS = {
 }
 
 
-@pytest.mark.parametrize(
-    "name", [name if name == "var_tiny" else pytest.param(name, marks=pytest.mark.slow) for name in SETTINGS]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SETTINGS)
 def test_a_training_writes_weights_that_the_model_reads(name: str, tmp_path: Path) -> None:
     config = composed(
         f"model={name}", f"train={name}", f"train.out={tmp_path}", "device=cpu", *FEW, *SETTINGS[name]

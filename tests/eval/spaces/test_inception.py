@@ -160,6 +160,7 @@ def test_the_inception_score_does_not_depend_on_the_order_of_classes(adm: Adm, f
     assert result.provenance["weights"] == {adm.weight.file: adm.network.sha256}
 
 
+@pytest.mark.slow
 def test_a_run_against_adms_reference_batch(tmp_path: Path, adm: Adm, few_pairs: Pair) -> None:
     images, reference = few_pairs
     path = tmp_path / "batch.npz"

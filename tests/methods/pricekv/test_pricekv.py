@@ -76,6 +76,7 @@ def tiny() -> tuple[Any, Artifact]:
     return model, Artifact(observer.kind, found)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("budget", ["0.04", "0.4"])
 def test_a_real_calibration_uses_the_budget(budget: str) -> None:
     model, artifact = tiny()

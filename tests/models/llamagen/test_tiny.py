@@ -54,6 +54,7 @@ def test_it_is_small_and_has_256_tokens() -> None:
     assert tiny().spec.lengths == (14, *[16] * 15, 15)
 
 
+@pytest.mark.slow
 def test_most_pictures_hold_exactly_what_the_caption_names() -> None:
     images = draw(Full(), list(range(18))).numpy()
     right = [exact(detect(image), line) for image, line in zip(images, LINES, strict=True)]

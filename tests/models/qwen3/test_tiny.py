@@ -50,6 +50,7 @@ def test_it_is_small_and_its_prompts_fill_their_room(name: str, prompts: type[Ma
     assert {len(model._text.encode(text)) for text in texts} == {model.prompt_tokens}
 
 
+@pytest.mark.slow
 def test_solutions_are_whole_chains_of_the_length_they_should_have() -> None:
     texts = write(Full(), range(len(PROBLEMS)))
     assert right(texts) == len(PROBLEMS)
