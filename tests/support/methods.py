@@ -3,6 +3,7 @@
 from functools import cache
 
 import hydra
+from hydra.core.global_hydra import GlobalHydra
 from hydra.core.plugins import Plugins
 from hydra.utils import get_class
 from omegaconf import DictConfig, OmegaConf
@@ -35,7 +36,7 @@ def list_representatives() -> tuple[str, ...]:
     """
     first: dict[type, str] = {}
     own = [name for name in list_methods() if not _differs_little(class_of(name))]
-    names = sorted(own, key=lambda name: name not in settings_of(name)._target_.split("."))
+    names = sorted(own, key=lambda name: name not in target_of(name).split("."))
     for name in names:
         first.setdefault(class_of(name), name)
     return tuple(sorted(first.values()))
@@ -52,9 +53,18 @@ def settings_of(name: str) -> DictConfig:
     return found
 
 
+@cache
+def target_of(name: str) -> str:
+    """The class that a method's file names, with its module; the file is composed only if it takes it from another."""
+    Plugins.instance().register(PluginSearchPath)
+    with hydra.initialize_config_module("kvbench.conf", version_base="1.3"):
+        own = GlobalHydra.instance().config_loader().repository.load_config(f"method/{name}").config
+    return str(own.get("_target_") or settings_of(name)._target_)
+
+
 def class_of(name: str) -> type[Method]:
     """The class that a method's file names."""
-    found = get_class(settings_of(name)._target_)
+    found = get_class(target_of(name))
     assert issubclass(found, Method)
     return found
 
