@@ -88,7 +88,7 @@ def read_questions(path: Path, *, official: bool = False) -> dict[str, list[Ques
     if not items:
         raise ValueError(f"{path} holds no questions")
     if not official and (resting := _dropped(items)):
-        raise ValueError(f"{path}: item {min(resting)} has a question that rests on one that is not there")
+        raise ValueError(f"{path}: item {min(resting)} has a question that depends on a missing question")
     return items
 
 

@@ -151,6 +151,6 @@ def mask_box(mask: NDArray[np.bool_]) -> tuple[float, float, float, float]:
 def _check_classes(names: Mapping[int, str]) -> None:
     if len(names) != len(CLASSES) or (names.get(0), names.get(79)) != ("person", "toothbrush"):
         raise ValueError(
-            f"the detector tells {len(names)} classes apart, from {names.get(0)} to {names.get(len(names) - 1)}; "
+            f"the detector distinguishes {len(names)} classes, from {names.get(0)} to {names.get(len(names) - 1)}; "
             "COCO's 80 from person to toothbrush are needed"
         )

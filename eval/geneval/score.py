@@ -169,7 +169,7 @@ def check_classes(images: ImageSet, classes: Sequence[str]) -> None:
     wanted = {clause.label for line in lines for clause in (*line.include, *line.exclude)}
     if unknown := sorted(wanted - set(classes)):
         raise SkipEvaluation(
-            f"the detector does not know {', '.join(unknown[:5])}: these prompts are not for it"
+            f"the detector has no class {', '.join(unknown[:5])}: these prompts are not for it"
         )
 
 

@@ -110,7 +110,7 @@ def run_on_sweep(words: list[str]) -> None:
         if alone and cfg.work.workers > 1:
             raise ConfigError(
                 f"work.workers={cfg.work.workers}: hydra/launcher=basic starts one after the other; choose another "
-                "launcher (hydra/launcher=joblib), or give this command so often without it"
+                "launcher (hydra/launcher=joblib), or leave out work.workers and start this command once per worker"
             )
         if alone:
             with watch(folder):

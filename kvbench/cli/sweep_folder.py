@@ -88,8 +88,8 @@ def compose_sweep(words: Sequence[str]) -> tuple[DictConfig, HydraConf]:
         folder = name_folder(runs_dir, jobs) if cfg.task in READERS else find_folder(runs_dir, jobs)
         if not folder.is_dir():
             raise ConfigError(
-                f"task={cfg.task}: no sweep of these words was started in {runs_dir}; give the words of its start, or "
-                "work.folder="
+                f"task={cfg.task}: no sweep with these overrides was started in {runs_dir}; repeat those that "
+                "started it, or set work.folder="
             )
         cfg.work.folder = str(folder)
     elif not Path(cfg.work.folder).is_dir():

@@ -76,7 +76,7 @@ class Processes:
             raise
         except RuntimeError as error:
             raise ProcessLost(
-                f"process {self.rank} of {self.count}: another one ended or does not answer; start all of them again "
+                f"process {self.rank} of {self.count}: another process ended or does not answer; start all again "
                 f"({str(error).splitlines()[0]})"
             ) from None
 
@@ -104,7 +104,7 @@ def join(count: int, device: str) -> Processes:
     except RuntimeError as error:
         reason = str(error).splitlines()[0]
         raise ProcessLost(
-            f"process {os.environ.get('RANK')} of {count}: the others do not come ({reason})"
+            f"process {os.environ.get('RANK')} of {count}: the others did not join ({reason})"
         ) from None
     assert isinstance(words, dist.ProcessGroup)  # of which this process is one
     return Processes(dist.get_rank(), count, words)

@@ -328,7 +328,9 @@ class KVCache:
         """Attend with prompts of unequal length, all of whose tokens come at once."""
         store, length = present.store, self._segment.length
         if present.k.shape[2] != length:
-            raise ValueError(f"padded prompts come at once: {present.k.shape[2]} tokens came of {length}")
+            raise ValueError(
+                f"padded prompts must come at once: {present.k.shape[2]} tokens came of {length}"
+            )
         out = attend_padded(present.q, present.k, present.v, padding, self.spec.logit_scale)
         self._storage.fill(store, present.k, present.v)
         self._finish(present)

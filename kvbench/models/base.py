@@ -107,7 +107,7 @@ def _read_label(prompt: str, classes: int, model: str) -> int:
     found = re.match(r"\s*(-1|[0-9]{1,9})(?:\s|$)", prompt)
     if found is None or int(found[1]) >= classes:
         raise ValueError(
-            f"prompt {prompt!r}: {model} wants a class number from 0 to {classes - 1} (-1 for none) "
+            f"prompt {prompt!r}: {model} needs a class number from 0 to {classes - 1} (-1 for none) "
             "as the first word, as prompts=imagenet with prompts.classes gives, or prompts=scene_classes for var_tiny"
         )
     return classes if int(found[1]) < 0 else int(found[1])

@@ -103,5 +103,5 @@ def _download(blob: Blob, stop: Event) -> None:
         os.fsync(file.fileno())
     if begun and hash_path(blob.partial) != blob.sha256:
         blob.partial.unlink()
-        raise OSError(f"{blob.name} is damaged and begins anew")
+        raise OSError(f"{blob.name} is damaged and is downloaded again")
     blob.partial.replace(blob.path)

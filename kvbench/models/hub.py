@@ -160,7 +160,7 @@ def fetch(listings: Sequence[Listing]) -> None:
                     snapshot_download(part.repo, revision=listing.commit, allow_patterns=names)
                 except Exception as error:  # as above
                     raise HubError(
-                        f"the download of {part} ended early ({str(error).splitlines()[0]}); the same command goes on"
+                        f"the download of {part} ended early ({str(error).splitlines()[0]}); run it again to resume"
                     ) from None
             write_whole(part.record, json.dumps({**asdict(listing), "folder": str(listing.folder)}))
 

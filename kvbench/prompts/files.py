@@ -44,7 +44,7 @@ class PromptFile:
         """
         path = Path(self.path).expanduser()
         if path.exists() and not path.is_file():
-            raise ConfigError(f"prompts.path={path}: is no regular file")
+            raise ConfigError(f"prompts.path={path}: is not a regular file")
         try:
             text = path.read_text(encoding="utf-8")
         except (OSError, ValueError) as error:

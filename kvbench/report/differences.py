@@ -29,13 +29,13 @@ def make_difference_rows(runs: Sequence[Results], runs_dir: Path, against: str) 
             partners.setdefault(_place(run), []).append(run)
     if not partners:
         methods = ", ".join(sorted({run.method for run in runs}))
-        raise ConfigError(f"against={against}: no finished run of that method or name; there are {methods}")
+        raise ConfigError(f"against={against}: no finished run has that method or name; there are {methods}")
     pairs = []
     for run in sorted(runs, key=lambda run: (*map(str, _place(run)), run.run)):
         chosen = partners.get(_place(run), [])
         if len(chosen) > 1:
             several = ", ".join(one.run for one in chosen)
-            raise ConfigError(f"against={against}: fits several runs at one budget; name one of {several}")
+            raise ConfigError(f"against={against}: matches several runs at one budget; name one of {several}")
         if chosen and run is not chosen[0] and run.reference is not None:
             pairs.append((run, compare_runs(_folder(run, runs_dir), _folder(chosen[0], runs_dir))))
     names = list_metrics([run for run, _ in pairs])

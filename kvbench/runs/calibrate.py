@@ -171,7 +171,7 @@ def _watch(
             work()
         elif if_it_fits(work, cache.forget) is None:
             raise ConfigError(
-                f"calibrate.batch_size={batch}: memory does not suffice; set calibrate.batch_size={len(part) // 2}"
+                f"calibrate.batch_size={batch}: out of memory; set calibrate.batch_size={len(part) // 2}"
             )
         advance(len(part))
 

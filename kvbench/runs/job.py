@@ -218,7 +218,7 @@ class Job:
         split = f"model.tensor_parallel={self.processes.count}"
         if not self.method.headwise:
             raise ConfigError(
-                f"{split}: method={self.method_name} weighs all heads against each other, and each process has some; "
+                f"{split}: method={self.method_name} compares all heads, and each process holds some of them; "
                 "set model.tensor_parallel=1"
             )
 
@@ -269,7 +269,7 @@ class Job:
         """
         with claim(place, wait=self.patient, lapse=self.settings.work.lapse) as mine:
             if not mine:
-                raise Busy(f"{place}: another process works at it")
+                raise Busy(f"{place}: another process is working on it")
             yield
 
     def bounds(self) -> "list[Job]":

@@ -244,7 +244,7 @@ def test_prompts_that_are_no_classes_are_told_before_any_work(
 ) -> None:
     status, _, err = command("model=var_tiny", f"prompts={prompts}", "eval=none")
     assert status == 1
-    assert "var_tiny wants a class number from 0 to 29 (-1 for none)" in err
+    assert "var_tiny needs a class number from 0 to 29 (-1 for none)" in err
     assert not (tmp_path / "runs" / "var_tiny").exists()
 
 

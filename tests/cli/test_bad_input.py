@@ -163,7 +163,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             ("prompts=file", "prompts.path: missing; set prompts.path=..."),
             (
                 "prompts=file prompts.path=../files/pipe.txt",
-                "prompts.path=../files/pipe.txt: is no regular file",
+                "prompts.path=../files/pipe.txt: is not a regular file",
             ),
             (
                 "prompts=file prompts.path=../files/null.jsonl",

@@ -55,5 +55,5 @@ def test_reading_tasks_leave_the_ledger_alone(
 def test_a_sweep_that_was_not_started_is_not_made(tmp_path: Path, command: Command, task: str) -> None:
     status, _, err = command(f"task={task}", *WORDS, f"runs_dir={tmp_path}")
     assert status == 1
-    assert f"task={task}: no sweep of these words was started in " in err
+    assert f"task={task}: no sweep with these overrides was started in " in err
     assert read_all(tmp_path) == {}

@@ -115,7 +115,7 @@ def test_a_sweep_is_one_command_that_loads_its_model_once_and_can_be_amended(
     before = {path: path.stat().st_mtime_ns for path in images}
     assert len(before) == 2
     amended = (*sweep, "budget=0.2,1e-5,0.3")
-    assert "no sweep of these words was started" in command("task=status", *amended)[1]
+    assert "no sweep with these overrides was started" in command("task=status", *amended)[1]
     assert len(list(tmp_path.glob("runs/sweeps/*"))) == 1  # asking has begun nothing
     status, out = command(*amended)
     assert status == 1

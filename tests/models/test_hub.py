@@ -121,7 +121,7 @@ def test_a_part_that_is_damaged_begins_anew(part: bytes, hub: FakeHub) -> None:
     partial = listing.blobs[0].partial
     partial.parent.mkdir(parents=True)
     partial.write_bytes(part)
-    with pytest.raises(WeightsError, match=r"ended early \(net\.pth is damaged and begins anew\)"):
+    with pytest.raises(WeightsError, match=r"ended early \(net\.pth is damaged and is downloaded again\)"):
         NET.locate()
     assert NET.locate().read_bytes() == REPOS["owner/model"]["net.pth"]
 

@@ -128,7 +128,7 @@ def test_prompts_too_long_are_refused_by_name(case: str, tiny: Any) -> None:
     "prompt", ["", "30", "-2", "3.5", "3x", "a red circle", "1000 no such class", "+3", "²"]
 )
 def test_prompts_that_name_no_class_are_refused_by_name(case: str, prompt: str, tiny: Any) -> None:
-    refuses(tiny, prompt, f"prompt {prompt!r}: {tiny.name} wants a class number from 0 to ")
+    refuses(tiny, prompt, f"prompt {prompt!r}: {tiny.name} needs a class number from 0 to ")
 
 
 def refuses(one: Any, prompt: str, message: str) -> None:

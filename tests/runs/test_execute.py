@@ -318,7 +318,7 @@ def test_finished_run_is_sent_to_the_logger(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("evaluators", "named"),
     [
-        ({"psnr": Psnr()}, "require=lpips: eval does not have it; it has psnr"),
+        ({"psnr": Psnr()}, "require=lpips: it is not in eval, which has psnr"),
         ({"lpips": Lpips(path="nowhere.pth")}, "require=lpips: weights missing: nowhere.pth"),
     ],
 )

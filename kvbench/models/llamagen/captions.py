@@ -102,7 +102,7 @@ def require_cleaning() -> None:
         WeightsError: the `text` extra is not installed.
     """
     if find_spec("ftfy") is None:
-        raise WeightsError("model.text=t5: install the `text` extra, which repairs captions")
+        raise WeightsError("model.text=t5: install the `text` extra, which cleans captions")
 
 
 def _replace(text: str, rules: Rules) -> str:

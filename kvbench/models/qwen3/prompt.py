@@ -109,7 +109,7 @@ class WordTokens(TextTokenizer):
             found = self._pattern.match(prompt, at)
             if found is None:
                 raise ValueError(
-                    f"prompt {prompt[:40]!r}...: {prompt[at : at + 12]!r} is no word of the model's"
+                    f"prompt {prompt[:40]!r}...: {prompt[at : at + 12]!r} is not in the model's vocabulary"
                 )
             tokens.append(self._numbers[found[0]])
             at = found.end()

@@ -70,7 +70,7 @@ def read_retention(folder: Path) -> Retention | None:
         if len(found.tokens) != count or any(len(head) != count for layer in found.kept for head in layer):
             raise ValueError("not a number for each source")
     except (OSError, ValueError, KeyError) as error:
-        raise ConfigError(f"{path}: damaged ({error}); delete it: tables do without it") from None
+        raise ConfigError(f"{path}: damaged ({error}); delete it; tables leave it out") from None
     return found
 
 

@@ -82,9 +82,7 @@ class RunFolder:
             if not isinstance(values, dict):
                 raise ValueError("it holds no object")
         except ValueError as error:
-            raise ConfigError(
-                f"{path}: damaged ({error}); delete it: the run goes on without what it says"
-            ) from None
+            raise ConfigError(f"{path}: damaged ({error}); delete it: the run resumes without it") from None
         return values
 
     def finished(self) -> bool:

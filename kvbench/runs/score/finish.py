@@ -92,5 +92,5 @@ def _read_cost(job: Job, sample: Record) -> Cost:
     known = {name: value for name, value in vars(cost).items() if value is not None}
     possible = all(math.isfinite(value) and (value >= 0 or name in SIGNED) for name, value in known.items())
     if not possible or cost.seconds == 0:
-        raise ValueError(f"sample {index}: a cost is no number that can be")
+        raise ValueError(f"sample {index}: a cost is not a possible number")
     return cost

@@ -46,7 +46,7 @@ def check_required(evaluators: Mapping[str, Evaluator], required: Sequence[str])
     for name in required:
         if name not in evaluators:
             raise ConfigError(
-                f"require={name}: eval does not have it; it has {', '.join(evaluators) or 'nothing'}"
+                f"require={name}: it is not in eval, which has {', '.join(evaluators) or 'nothing'}"
             )
         if lacking := find_missing(evaluators[name]):
             raise ConfigError(f"require={name}: {'; '.join(lacking)}")

@@ -123,6 +123,6 @@ def test_what_is_missing_says_how_to_get_it(
         "kvbench.models.llamagen.captions.find_spec", lambda name: None if name == "ftfy" else found(name)
     )
     with pytest.raises(
-        WeightsError, match=r"^model\.text=t5: install the `text` extra, which repairs captions"
+        WeightsError, match=r"^model\.text=t5: install the `text` extra, which cleans captions"
     ):
         one.load("cpu")
