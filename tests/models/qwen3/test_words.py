@@ -25,7 +25,7 @@ def test_texts_of_words_come_back(words: list[str]) -> None:
 def test_what_is_no_word_is_refused_with_its_place() -> None:
     with pytest.raises(ValueError, match=r"prompt 'do a<x'\.\.\.: 'x' is not in the model's vocabulary"):
         WordTokens(WORDS).encode("do a<x")
-    with pytest.raises(ValueError, match="is no word"):
+    with pytest.raises(ValueError, match="is not in the model"):
         WordTokens(WORDS).encode("<end>")
 
 
