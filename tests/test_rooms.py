@@ -36,6 +36,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "runs.score": ("core", "eval", "runs", "runs.record"),
     "runs.execute": ("core", *ENGINE, *CONTRACT, "methods.full", "prompts", *RUNS),
     "profile": ("core", *ENGINE, "kernels", *CONTRACT, "methods.full", "models", "runs.execute", *RUNS),
+    "policy": ("core", "engine", *CONTRACT, "runs", "runs.execute", "runs.generate"),
     "data": ("core", "runs.record"),
     "report": ("core", "data", "engine", "eval", "methods", "plan", "runs.generate", "runs.record"),
     "dashboard": ("core", "eval", "report", "runs.generate", "runs.record"),

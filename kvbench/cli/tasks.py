@@ -35,6 +35,7 @@ from kvbench.models.base import Model
 from kvbench.models.hub import format_bytes
 from kvbench.models.stored import list_files
 from kvbench.plan import Plan, export, make_plan
+from kvbench.policy import export_policy
 from kvbench.profile.tables import profile_and_show
 from kvbench.report import paper_memory, published_comparison
 from kvbench.report.collect import collect_runs, read_runs, read_with_references
@@ -302,8 +303,12 @@ def task_dashboard(cfg: DictConfig, settings: Settings) -> None:
 
 
 def task_export(cfg: DictConfig, settings: Settings) -> list[Path]:
-    """Do `task=export`: write frames of all finished runs under `runs_dir` and of their samples; return the files."""
-    paths = export_frames(settings.runs_dir, settings.export.format, settings.writes)
+    """Do `task=export`: write a policy, or frames of all finished runs and of their samples; return the files."""
+    if settings.export.policy is not None:
+        paths = [Path(settings.export.policy).expanduser()]
+        export_policy(make_job(cfg, settings), paths[0])
+    else:
+        paths = export_frames(settings.runs_dir, settings.export.format, settings.writes)
     for path in paths:
         CONSOLE.print(f"written: {path}", highlight=False, soft_wrap=True)
     return paths

@@ -134,9 +134,19 @@ class ProfileSettings:
 
 @dataclass(frozen=True)
 class ExportSettings:
-    """What `task=export` writes: frames of runs and samples as `parquet` or `csv`."""
+    """What `task=export` writes.
+
+    Attributes:
+        format: of frames of runs and samples.
+        policy: file for what a static method decided, which is written in place of frames (.safetensors).
+    """
 
     format: Literal["parquet", "csv"] = "parquet"
+    policy: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.policy is not None and (problem := find_obstacle(Path(self.policy).expanduser().parent)):
+            raise ConfigError(f"export.policy={self.policy}: cannot be written ({problem})")
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from kvbench.core.segments import Family, ModelSpec, Segment
 from kvbench.methods.capabilities import ObservesLast
 from kvbench.methods.view import View
 
-ADDED: Mapping[str, object] = {"refresh": 1, "ema": 0}
+ADDED: Mapping[str, object] = {"refresh": 1, "ema": 0, "fill": False}
 """Settings that came when methods had runs already, with the value that changes nothing: identities leave that out."""
 
 

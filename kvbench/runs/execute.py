@@ -144,11 +144,8 @@ def open_run(job: Job) -> RunFolder:
 
 def _locate(job: Job, *, make: bool) -> tuple[RunFolder, str | None]:
     """Prepare the method; return the job's folder and the SHA-256 of the calibration or file that the method uses."""
-    artifact, used = artifact_for(job)
-    needs = job.method.needs()
+    used, needs = prepare_method(job), job.method.needs()
     given = str(needs) if isinstance(needs, Path) else object()  # where the file lies does not matter
-    read_books(job)
-    prepare_to_fit(job.method, job.shard_spec, job.allowance.shard, artifact, job.packing)
     revised = {"revision": job.method.revision} if job.method.revision else {}
     identity = Identity(
         model=job.model_settings,
@@ -166,6 +163,17 @@ def _locate(job: Job, *, make: bool) -> tuple[RunFolder, str | None]:
     )
     kind = find_sample_kind(job.model)
     return RunFolder(job.settings.runs_dir, job.model.name, identity, kind=kind, make=make), used
+
+
+def prepare_method(job: Job) -> str | None:
+    """Calibrate and prepare a job's method; return the SHA-256 of the calibration or file that it uses.
+
+    The model is loaded if anything is to be calibrated.
+    """
+    artifact, used = artifact_for(job)
+    read_books(job)
+    prepare_to_fit(job.method, job.shard_spec, job.allowance.shard, artifact, job.packing)
+    return used
 
 
 def identify_method(section: Mapping[str, object], given: object) -> dict[str, object]:

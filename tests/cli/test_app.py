@@ -188,6 +188,10 @@ def test_calibrate_writes_an_order_file_that_heatkv_reads(command: Command, tmp_
             ),
             (["task=profile", "budget=0.001", "method=heatkv"], "the smallest feasible budget is 0.00393"),
             (["model.sources.text.path=nowhere"], "error: model.sources.text.path=nowhere: does not exist"),
+            (
+                ["task=export", "export.policy=x.safetensors", "method=snapkv"],
+                "error: export.policy=x.safetensors: method=snapkv decides from the cache while the model runs",
+            ),
         ],
     ),
     ids=str,

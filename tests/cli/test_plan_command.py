@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from kvbench.core import checkpoint
 from kvbench.report import paper_memory
 from tests.support.command_line import Command, errors
 
@@ -39,6 +40,19 @@ def test_plan_needs_no_weights(command: Command, tmp_path: Path) -> None:
     schedule = np.load(tmp_path / "out.npz")
     assert schedule["G"].shape == (13, 13, 32, 16)
     assert schedule["cached_after"].max() <= schedule["B"] == 328960
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.slow
+def test_a_policy_of_positions_needs_no_weights(command: Command, tmp_path: Path) -> None:
+    words = ("task=export", "export.policy=out.safetensors", "model=infinity_2b", "method=streaming_llm")
+    status, out, _ = command(*words, "budget=0.1")
+    assert (status, out) == (0, "written: out.safetensors\n")
+    tensors, metadata = checkpoint.load(tmp_path / "out.safetensors")
+    held = (tensors["dropped_after"] == 12).sum()
+    assert 0 < held <= 328960
+    assert metadata["model"]["weights_sha256"] is metadata["calibration_sha256"] is None  # type: ignore[index]
+    assert metadata["method"]["name"] == "streaming_llm"  # type: ignore[index]
     assert not (tmp_path / "runs").exists()
 
 

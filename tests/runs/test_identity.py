@@ -38,6 +38,6 @@ def test_runs_without_batch_invariance_keep_the_names_they_had() -> None:
 
 def test_settings_that_came_later_and_change_nothing_are_left_out() -> None:
     method = {"_target_": "kvbench.methods.snapkv.SnapKV", "window": 16, "orders": "here.json"}
-    later = {"refresh": 1, "ema": 0}
+    later = {"refresh": 1, "ema": 0, "fill": False}
     assert identify_method(method | later, "here.json") == {k: v for k, v in method.items() if k != "orders"}
     assert identify_method(method | later | {"refresh": 4}, object()) == method | {"refresh": 4}

@@ -13,7 +13,7 @@ from kvbench.core.budget import Budget
 from kvbench.core.segments import ModelSpec
 from kvbench.methods.base import Artifact, Method, Observer, require_artifact
 from kvbench.methods.heatkv.order_file import read_orders
-from kvbench.methods.heatkv.schedule import count_pruned_heads, schedule_evictions
+from kvbench.methods.heatkv.schedule import count_pruned_heads, fill_budget, schedule_evictions
 from kvbench.methods.heatkv.scores import AttentionByScale, cas, rank_heads, scas
 from kvbench.methods.view import View
 
@@ -36,11 +36,14 @@ class HeatKV(Method):
         sinks: leading scales that are never pruned.
         orders: official order file (JSON) in place of a calibration.
         naive: evict at the start of a scale everything it will prune (E_k = G_k without G_{k-1}, section 3.3).
+        fill: spend what Eq. 5 leaves unused at the last scale on the best-ranked of the pruned head-scales that fit B
+            at every instant. This is kvbench's extension, not part of the paper.
     """
 
     sinks: int
     orders: str | None = None
     naive: bool = False
+    fill: bool = False
 
     static: ClassVar[bool] = True
 
@@ -60,6 +63,8 @@ class HeatKV(Method):
         super().prepare(spec, budget, artifact)
         rank = self._ranks(spec, artifact)
         self.schedule = schedule_evictions(spec, budget, self.sinks, rank, naive=self.naive)
+        if self.fill:
+            self.schedule = fill_budget(spec, budget, self.schedule, rank)
         self._absent = torch.from_numpy(self.schedule.absent)
 
     def keep(self, view: View) -> Tensor:
@@ -77,7 +82,7 @@ class HeatKV(Method):
 class BinaryHeatKV(HeatKV):
     """Prune whole heads: all source scales past the sinks or none (Binary-HeatKV; with `naive`, Table 3c's "Naive").
 
-    Heads are ranked once by CAS (Eq. 3).
+    Heads are ranked once by CAS (Eq. 3). `fill` keeps some sources of the best pruned heads, as no whole head fits.
 
     Differs from the paper in: with an official order file, which holds S-CAS orders only (no CAS order is published),
     heads are ranked by their mean place over the sources.

@@ -5,7 +5,7 @@ tokens of source scale i held by head h of layer l.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
 from typing import NamedTuple
 
@@ -26,7 +26,7 @@ class Schedule:
     Attributes:
         absent: A, bool [K, K, L, H]; [k, i, l, h]: absent at the start of scale k (only sources i < k).
         gone: G, bool [K, K, L, H]: absent by the end of scale k.
-        pruned: N, int64 [K]: heads pruned of every source at scale k.
+        pruned: N, int64 [K]: heads pruned of every source at scale k, before `fill_budget` keeps any.
         cached_after: int64 [K, L]: tokens held after layer l of scale k; the last row while the last scale runs.
         early: int64 [K]: atoms evicted at the start of a scale ahead of need (|E_k|).
     """
@@ -107,6 +107,34 @@ def schedule_evictions(
             absent[k, list(unit.sources), unit.layer, unit.head] = True
             early[k] += len(unit.sources)
     return Schedule(absent, gone, counts, count_held_tokens(spec, gone, absent), early)
+
+
+def fill_budget(spec: ModelSpec, budget: Budget, schedule: Schedule, rank: Ints) -> Schedule:
+    """Keep more atoms until the end, best ranks first, as long as each fits B at every instant.
+
+    Eq. 5 prunes the same number of heads of every source, so up to one head's tokens remain unused at the last scale.
+    This rule, which is not the paper's, spends them: pruned atoms are offered in descending rank, among equals newest
+    source first, and one is kept whole from its own scale on if that exceeds B nowhere. Nothing else changes.
+
+    Args:
+        spec: the model.
+        budget: capacity B.
+        schedule: of `schedule_evictions` for the same model, budget and ranks.
+        rank: as in `schedule_evictions`; for Binary-HeatKV the best pruned heads then keep some of their sources.
+    """
+    gone, absent, unused = schedule.gone.copy(), schedule.absent.copy(), budget.tokens - schedule.cached_after
+    ranks = np.broadcast_to(rank, absent.shape[1:])
+    pruned = np.argwhere(absent[-1]).tolist()
+    for source, layer, head in sorted(pruned, key=lambda a: (-ranks[tuple(a)], -a[0])):
+        added = np.zeros_like(unused)  # 1 at each instant that lacks the atom so far
+        added[source:-1, layer:] += gone[source:-1, source, layer, head, None]
+        added[source + 1 : -1, :layer] += absent[source + 1 : -1, source, layer, head, None]
+        added[-1] = 1
+        if (added * spec.lengths[source] <= unused).all():
+            unused -= added * spec.lengths[source]
+            gone[source:, source, layer, head] = absent[source:, source, layer, head] = False
+    early = np.pad((absent[1:] & ~gone[:-1]).sum((1, 2, 3)), (1, 0))
+    return replace(schedule, absent=absent, gone=gone, cached_after=budget.tokens - unused, early=early)
 
 
 def _list_units(spec: ModelSpec, fresh: Bools, ranks: Ints, *, whole_heads: bool) -> list[Unit]:

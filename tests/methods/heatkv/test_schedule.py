@@ -5,18 +5,24 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from kvbench.core.budget import Budget, InfeasibleBudget
 from kvbench.core.segments import ModelSpec, next_scale
+from kvbench.engine.schedule import predict_row_lengths, sum_tokens
+from kvbench.methods.base import Artifact
+from kvbench.methods.heatkv.method import BinaryHeatKV, HeatKV
 from kvbench.methods.heatkv.schedule import (
     Schedule,
     count_held_tokens,
     count_pruned_heads,
+    fill_budget,
     schedule_evictions,
 )
+from kvbench.methods.heatkv.scores import AttentionByScale
 from tests.support.places import GOLDENS
 from tests.support.published import INFINITY, SIDES
 
@@ -168,6 +174,45 @@ def test_schedules_are_strict_nested_and_just_in_time(case: Case) -> None:
         assert not one.absent.any()
         assert not one.gone.any()
         assert one.cached_after.max() == spec.full_tokens
+
+
+@given(cases())
+@settings(max_examples=100, deadline=None)
+def test_a_filled_schedule_keeps_more_and_stays_strict(case: Case) -> None:
+    spec, _, budget, ranks = case
+    for one, rank in zip(schedules(case), (ranks, ranks, ranks[0], ranks[0]), strict=True):
+        filled = fill_budget(spec, budget, one, rank)
+        assert filled.cached_after.max() <= budget.capacity
+        assert np.array_equal(filled.cached_after, count_held_tokens(spec, filled.gone, filled.absent))
+        assert not (filled.absent & ~one.absent).any(), "kept without fill, not with it"
+        assert not (filled.gone & ~one.gone).any()
+        for k in range(len(spec.segments) - 1):
+            assert not (filled.gone[k] & ~filled.gone[k + 1]).any(), "a pruned atom came back"
+            assert not (filled.gone[k] & ~filled.absent[k + 1])[: k + 1].any()
+            ahead = filled.absent[k + 1, : k + 1] & ~filled.gone[k, : k + 1]
+            assert filled.early[k + 1] == ahead.sum()
+        for atom in np.argwhere(filled.absent[-1]):  # another one would exceed B somewhere
+            gone, absent = filled.gone.copy(), filled.absent.copy()
+            for state in (gone, absent):
+                state[atom[0] :, *atom] = False
+            assert count_held_tokens(spec, gone, absent).max() > budget.capacity
+
+
+@pytest.mark.parametrize("share", ["0.04", "0.1", "0.2"])
+@pytest.mark.parametrize("kind", [HeatKV, BinaryHeatKV])
+@pytest.mark.parametrize("naive", [False, True])
+def test_fill_leaves_under_a_hundredth_unused(kind: type[HeatKV], naive: bool, share: str) -> None:
+    """Of what the cache holds during the embedded model's last scale, by the rows that the engine works out."""
+    spec = ModelSpec("infinity_tiny", 6, 6, 32, next_scale([(n, n) for n in (1, 2, 3, 4, 5, 6, 8, 10, 12)]))
+    budget = Budget.parse(share, spec)
+    mass = torch.rand(6, 6, 9, 9, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    method = kind(1, naive=naive, fill=True)
+    method.prepare(spec, budget, Artifact(AttentionByScale.kind, {"mass": mass}))
+    lengths = predict_row_lengths(spec, method)
+    assert lengths is not None
+    held = sum_tokens(lengths)
+    assert held.max() <= budget.capacity
+    assert held[-1].max() >= 0.99 * float(budget.capacity)
 
 
 @pytest.mark.parametrize(

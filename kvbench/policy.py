@@ -1,0 +1,121 @@
+"""Policy files (`task=export export.policy=`): what a static method decided, for other programs (docs/deploy.md)."""
+
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from kvbench import __version__
+from kvbench.core import checkpoint
+from kvbench.core.config import ConfigError
+from kvbench.core.segments import ModelSpec
+from kvbench.engine.schedule import Schedule, build_schedule, predict_row_lengths, sum_tokens
+from kvbench.methods.base import Observer
+from kvbench.methods.capabilities import MixedPrecision, mixes_precisions
+from kvbench.runs.execute import identify_method, prepare_method
+from kvbench.runs.generate.batch import load
+from kvbench.runs.job import Job
+
+VERSION = 1
+"""Of the file's format."""
+
+
+def export_policy(job: Job, path: Path) -> None:
+    """Write what a job's method decides. Weights and prompts are read only if it has to be calibrated.
+
+    Raises:
+        ConfigError: the method is not static, the model is split over processes, or the file cannot be written.
+        ValueError: what `Job.check` or the method refuses.
+    """
+    method, spec = job.method, job.model.spec
+    if not method.static:
+        raise ConfigError(
+            f"export.policy={path}: method={job.method_name} decides from the cache while the model runs; take one "
+            "that looks at positions (docs/methods.md), such as heatkv, pricekv or streaming_llm"
+        )
+    if job.processes.count > 1:
+        raise ConfigError(f"export.policy={path}: is written by one process; set model.tensor_parallel=1")
+    if isinstance(method.needs(), Observer) or job.codebooks is not None:
+        job.check()
+        load(job)
+    used = prepare_method(job)
+    schedule = build_schedule(spec, method)
+    tensors = {"dropped_after": tabulate_drops(spec, schedule)}
+    if mixes_precisions(method):
+        tensors |= tabulate_precisions(spec, method)
+    try:
+        checkpoint.save(path, tensors, describe_policy(job, schedule, used))
+    except OSError as error:
+        raise ConfigError(f"export.policy={path}: cannot be written ({error})") from None
+
+
+def tabulate_drops(spec: ModelSpec, schedule: Schedule) -> Tensor:
+    """Return the index of the segment after which each token leaves each head, int32 [L, H, positions].
+
+    It is the token's own segment where it is never cached, and K - 1 where it stays to the end. Positions are those
+    before the last segment, of which nothing is ever dropped.
+
+    Args:
+        spec: the model's shapes.
+        schedule: of a static method.
+    """
+    own = torch.arange(len(spec.segments) - 1, dtype=torch.int32)
+    own = own.repeat_interleave(torch.tensor(spec.lengths[:-1], dtype=torch.int64))
+    table = own.repeat(spec.layers, spec.heads, 1)
+    for (layer, segment), change in sorted(schedule.items()):
+        positions = change.layout.positions
+        head, slot = (positions >= 0).nonzero(as_tuple=True)
+        table[layer, head, positions[head, slot]] = segment + 1
+    return table
+
+
+def tabulate_precisions(spec: ModelSpec, method: MixedPrecision) -> dict[str, Tensor]:
+    """Return `bits`, uint8, and `shared`, bool, both [K - 1, L, H]: how each head stores a segment."""
+    forms = [
+        [method.precisions(layer, segment) or () for layer in range(spec.layers)]
+        for segment in spec.segments[:-1]
+    ]
+    return {
+        "bits": torch.tensor([[[form.bits for form in row] for row in rows] for rows in forms]).byte(),
+        "shared": torch.tensor([[[form.shared for form in row] for row in rows] for rows in forms]),
+    }
+
+
+def describe_policy(job: Job, schedule: Schedule, used: str | None) -> dict[str, object]:
+    """Return the metadata of a policy, JSON values.
+
+    Args:
+        job: its method is prepared.
+        schedule: of that method.
+        used: SHA-256 of the calibration or file that the method used; None if it used none.
+    """
+    spec, method, settings = job.model.spec, job.method, job.settings
+    lengths = predict_row_lengths(spec, method, schedule)
+    assert lengths is not None, "of a static method"
+    return {
+        "format": "kvbench.policy",
+        "version": VERSION,
+        "kvbench": __version__,
+        "model": {
+            "name": spec.name,
+            "family": spec.family,
+            "layers": spec.layers,
+            "kv_heads": spec.heads,
+            "query_heads": spec.heads * spec.group,
+            "head_dim": spec.head_dim,
+            "sequences_per_prompt": spec.branches,
+            "weights_sha256": job.model.weights_sha256 or None,
+        },
+        "segments": [[segment.height, segment.width] for segment in spec.segments],
+        "method": {"name": job.method_name, "settings": identify_method(job.section("method"), object())},
+        "calibration_sha256": used,
+        "budget": {
+            "value": str(settings.budget),
+            "unit": settings.budget_unit,
+            "capacity_tokens": float(method.budget.capacity),
+            "peak_tokens": int(sum_tokens(lengths).max()),
+        },
+        "cache_dtype": settings.cache_dtype,
+        "storage": None if job.packing is None else asdict(job.packing.storage),
+    }
