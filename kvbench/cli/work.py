@@ -5,12 +5,15 @@ waits for nobody while there is something else to do.
 """
 
 import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from kvbench.cli.compose import compose_job, count_processes, find_finished, read_settings
 from kvbench.cli.console import CONSOLE
-from kvbench.cli.jobs import claim_of, is_newer, note_run, read_entries, read_entry, recording
+from kvbench.cli.control import is_paused, read_requeue
+from kvbench.cli.jobs import claim_of, drop_of, is_newer, note_run, read_entries, read_entry, recording
 from kvbench.cli.messages import is_expected
 from kvbench.cli.sweep import describe_failure
 from kvbench.cli.tasks import TASKS, make_job
@@ -29,6 +32,11 @@ MAX_BROKEN = 3
 LATER = {"finished": 1, "failed": 2}
 """Outcomes of jobs that are tried last."""
 
+LOOK = 1.0
+"""Seconds between two looks at a sweep that is paused."""
+
+AroundBlock = Callable[[Path, range], AbstractContextManager[object]]
+"""Makes the context of a block, see `Job.around_block`."""
 Numbered = tuple[int, tuple[str, ...]]
 """A job: its number and its overrides."""
 
@@ -47,15 +55,14 @@ def work(settings: Settings) -> None:
     folder = Path(str(settings.work.folder))
     take_gpu(settings.device, settings.work.number)
     worker, pause = Worker(folder, settings, read_clock(folder)), SHORTEST
-    # A model is loaded once when its jobs come one after another.
-    entries = sorted(read_entries(folder), key=lambda e: (LATER.get(e.outcome, 0), list_model(e.overrides)))
-    left = [(entry.number, entry.overrides) for entry in entries]
+    left = worker.list_left()
     while left:
+        worker.wait_while_paused()
         before = len(left)
         for joining in (False, True):
             for job in left:
                 worker.attempt(job, joining=joining)
-            left = [job for job in left if not worker.is_settled(job)]
+            left = worker.list_left(left)
             if len(left) < before:
                 break
         pause = SHORTEST if len(left) < before else min(2 * pause, LONGEST)
@@ -77,17 +84,55 @@ class Worker:
         settings: of the worker.
         since: when it began, by the file system's clock.
         broken: how many jobs in a row broke.
+        requeued: when jobs were given back that the worker has looked at.
     """
 
     folder: Path
     settings: Settings
     since: float
     broken: int = 0
+    requeued: float = -1.0
+
+    def list_left(self, left: Sequence[Numbered] = ()) -> list[Numbered]:
+        """Return the jobs that are not settled, of those that were left or, at first and after a requeue, of all."""
+        if (requeued := read_requeue(self.folder)) != self.requeued:
+            self.requeued = requeued
+            # A model is loaded once when its jobs come one after another.
+            entries = sorted(
+                read_entries(self.folder), key=lambda e: (LATER.get(e.outcome, 0), list_model(e.overrides))
+            )
+            left = [(entry.number, entry.overrides) for entry in entries]
+        return [job for job in left if not self.is_settled(job)]
 
     def is_settled(self, job: Numbered) -> bool:
-        """Return whether a job has finished or failed since the worker began."""
+        """Return whether a job was dropped, or has finished or failed since the worker began."""
+        if drop_of(self.folder, job[0]).is_file():
+            return True
         newer = is_newer(self.folder, job[0], self.since)
         return newer and read_entry(self.folder, *job).outcome in ("finished", "failed")
+
+    def wait_while_paused(self) -> None:
+        """Return when the sweep is not paused."""
+        if is_paused(self.folder):
+            CONSOLE.print("paused; work.do=resume lets this worker go on")
+            while is_paused(self.folder):
+                time.sleep(LOOK)
+            CONSOLE.print("resumed")
+
+    def is_wanted(self, number: int) -> bool:
+        """Return whether this worker may go on with a job."""
+        return not (is_paused(self.folder) or drop_of(self.folder, number).is_file())
+
+    @contextmanager
+    def around_block(self, number: int) -> Iterator[None]:
+        """Surround the generation of a block of a job's run or reference.
+
+        Raises:
+            Busy: the job is not wanted any more.
+        """
+        if not self.is_wanted(number):
+            raise Busy("paused or dropped")
+        yield
 
     def attempt(self, job: Numbered, *, joining: bool) -> None:
         """Do what can be done of a job now; its entry records the outcome.
@@ -101,11 +146,11 @@ class Worker:
         """
         number, overrides = job
         with claim(claim_of(self.folder, number), wait=False, lapse=self.settings.work.lapse) as leads:
-            if not (leads or joining) or self.is_settled(job):
+            if not (leads or joining) or self.is_settled(job) or not self.is_wanted(number):
                 return
             with recording(self.folder, number, overrides) as recorder:
                 try:
-                    left = do_job(overrides, self.settings, leads=leads)
+                    left = do_job(overrides, self.settings, lambda *_: self.around_block(number), leads=leads)
                 except Busy:  # the rest is in other hands
                     return
                 except Exception as error:
@@ -120,8 +165,16 @@ class Worker:
                     CONSOLE.print(f"finished: {left}", highlight=False, soft_wrap=True)
 
 
-def do_job(overrides: tuple[str, ...], settings: Settings, *, leads: bool) -> object:
+def do_job(
+    overrides: tuple[str, ...], settings: Settings, around_block: AroundBlock, *, leads: bool
+) -> object:
     """Do what is missing of a job and return what it leaves.
+
+    Args:
+        overrides: of the job.
+        settings: of the worker.
+        around_block: see `Job`.
+        leads: whether the worker holds the claim on the job.
 
     Raises:
         Busy: others do what is left of it.
@@ -137,7 +190,7 @@ def do_job(overrides: tuple[str, ...], settings: Settings, *, leads: bool) -> ob
         if not leads:
             raise Busy("one worker does it")
         return TASKS[own.task](cfg, own)
-    made = replace(make_job(cfg, own), patient=False)
+    made = replace(make_job(cfg, own), patient=False, around_block=around_block)
     outcome = run(made, note_run)
     if outcome.results is None:
         raise Busy("others draw or score the rest")

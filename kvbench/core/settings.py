@@ -158,12 +158,16 @@ class WorkSettings:
         lapse: seconds without a sign of life after which others take over what a process claimed.
         number: which of these this one is; of several GPUs it takes that one.
         folder: the sweep's; None for that of the jobs that the command lists.
+        do: what workers of the sweep are asked to do; None to work beside them.
+        run: which runs `drop` leaves out or `requeue` tries again: number, name of the folder, or overrides.
     """
 
     workers: int = 1
     lapse: float = LAPSE
     number: int = 0
     folder: str | None = None
+    do: Literal["pause", "resume", "requeue", "drop"] | None = None
+    run: str | int | None = None
 
     def __post_init__(self) -> None:
         check_range("work.workers", self.workers, 1, MAX_WORKERS)

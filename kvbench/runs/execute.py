@@ -319,6 +319,9 @@ def generate(job: Job, folder: RunFolder) -> bool:
     Processes that do the same take different blocks. At the end patient ones wait for each other's, and take over those
     of a process that died. Out of memory, a process goes on with half as many prompts at a time. A block is saved while
     the next one is drawn, and stays claimed until it is.
+
+    Raises:
+        Busy: the context of a block refuses it.
     """
     settings, everything = job.settings, len(job.prompts)
     done = folder.samples()
@@ -341,7 +344,8 @@ def generate(job: Job, folder: RunFolder) -> bool:
                         elsewhere.append(block)
                         continue
                     if len(folder.samples(block)) < len(block):
-                        limit = _generate_block(job, folder, cache, block, limit, save)
+                        with job.around_block(folder.path, block):
+                            limit = _generate_block(job, folder, cache, block, limit, save)
                         save(claims.pop_all().close)
                 bar.update(len(block))
             todo = elsewhere
