@@ -25,9 +25,10 @@ from kvbench.cli.control import control
 from kvbench.cli.instantiate import VERSION_BASE, allow_targets
 from kvbench.cli.jobs import Recorder, note_run
 from kvbench.cli.messages import check_arguments, describe_error, is_expected, is_one_job
-from kvbench.cli.progress import show_status, watch
+from kvbench.cli.progress import watch
 from kvbench.cli.publish import publish
 from kvbench.cli.search_path import PluginSearchPath, check_search_path
+from kvbench.cli.status import show_status
 from kvbench.cli.sweep import Summary, end_or_describe, show_sweep
 from kvbench.cli.sweep_folder import (
     compose_sweep,
@@ -158,7 +159,7 @@ def run_task(cfg: DictConfig) -> object:
         Exception: whatever the task raises.
     """
     if cfg.get("task") == "status":
-        show_status(CONSOLE, Path(cfg.work.folder))
+        show_status(CONSOLE, Path(cfg.work.folder), verbose=cfg.verbose)
         return None
     count_processes(cfg)
     if cfg.get("task") in COMPUTING and Recorder.current is None and os.environ.get("RANK", "0") == "0":

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from kvbench.cli.compose import compose_job, count_processes, find_finished, read_settings
@@ -17,6 +18,7 @@ from kvbench.cli.jobs import claim_of, drop_of, is_newer, note_run, read_entries
 from kvbench.cli.messages import is_expected
 from kvbench.cli.sweep import describe_failure
 from kvbench.cli.tasks import TASKS, make_job
+from kvbench.cli.work_log import Block, LogWriter, writing_log
 from kvbench.core.devices import take_gpu
 from kvbench.core.locks import claim, read_clock
 from kvbench.core.settings import Settings
@@ -54,8 +56,17 @@ def work(settings: Settings) -> None:
     """
     folder = Path(str(settings.work.folder))
     take_gpu(settings.device, settings.work.number)
-    worker, pause = Worker(folder, settings, read_clock(folder)), SHORTEST
-    left = worker.list_left()
+    with writing_log(folder, settings.device, settings.work.lapse) as log:
+        do_jobs(Worker(folder, settings, log, read_clock(folder)))
+
+
+def do_jobs(worker: "Worker") -> None:
+    """Have a worker do or help with jobs until all are settled.
+
+    Raises:
+        Exception: several jobs in a row broke.
+    """
+    left, pause = worker.list_left(), SHORTEST
     while left:
         worker.wait_while_paused()
         before = len(left)
@@ -82,6 +93,7 @@ class Worker:
     Attributes:
         folder: the sweep's.
         settings: of the worker.
+        log: of what it does.
         since: when it began, by the file system's clock.
         broken: how many jobs in a row broke.
         requeued: when jobs were given back that the worker has looked at.
@@ -89,6 +101,7 @@ class Worker:
 
     folder: Path
     settings: Settings
+    log: LogWriter
     since: float
     broken: int = 0
     requeued: float = -1.0
@@ -124,15 +137,21 @@ class Worker:
         return not (is_paused(self.folder) or drop_of(self.folder, number).is_file())
 
     @contextmanager
-    def around_block(self, number: int) -> Iterator[None]:
-        """Surround the generation of a block of a job's run or reference.
+    def around_block(self, number: int, run: Path, block: range) -> Iterator[None]:
+        """Surround the generation of a block of a job's run or reference: log it, and tell if it was slow.
 
         Raises:
             Busy: the job is not wanted any more.
         """
         if not self.is_wanted(number):
             raise Busy("paused or dropped")
+        started = time.monotonic()
         yield
+        done = Block(run.name, len(block), round(time.monotonic() - started, 6))
+        if (times := self.log.note_block(done)) is not None:
+            line = f"slow: prompts {block.start} to {block.stop - 1} of {run} took {done.seconds:.1f} s, "
+            line += f"{times:.0f} times the median of this worker's blocks"
+            CONSOLE.print(line, highlight=False, soft_wrap=True)
 
     def attempt(self, job: Numbered, *, joining: bool) -> None:
         """Do what can be done of a job now; its entry records the outcome.
@@ -150,7 +169,7 @@ class Worker:
                 return
             with recording(self.folder, number, overrides) as recorder:
                 try:
-                    left = do_job(overrides, self.settings, lambda *_: self.around_block(number), leads=leads)
+                    left = do_job(overrides, self.settings, partial(self.around_block, number), leads=leads)
                 except Busy:  # the rest is in other hands
                     return
                 except Exception as error:

@@ -194,7 +194,7 @@ def test_a_run_is_paused_between_two_blocks_and_holds_no_claim(
 
     def resume() -> None:
         [sweep] = (tmp_path / "runs/sweeps").iterdir()
-        claims.append([path.name for path in tmp_path.rglob(".*") if path.is_file()])
+        claims.append([path.name for path in tmp_path.rglob(".*") if path.parent.name != "workers"])
         control(sweep, "resume")
 
     monkeypatch.setattr(InfinityModel, "generate", pause_once)
