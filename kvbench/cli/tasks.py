@@ -11,6 +11,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from kvbench.cli.compose import count_processes, read_values
 from kvbench.cli.console import CONSOLE
+from kvbench.cli.dashboard import task_dashboard
 from kvbench.cli.doctor import examine
 from kvbench.cli.instantiate import instantiate
 from kvbench.cli.jobs import Recorder, note_run, read_entries
@@ -22,7 +23,6 @@ from kvbench.core.config import ConfigError
 from kvbench.core.devices import use_device
 from kvbench.core.processes import join, leave
 from kvbench.core.settings import Settings
-from kvbench.dashboard.page import write_dashboard
 from kvbench.data.export import export_frames
 from kvbench.engine.memory import MIB, token_bytes
 from kvbench.engine.packed.bytes import bound_token_bytes
@@ -293,13 +293,6 @@ def task_report(cfg: DictConfig, settings: Settings) -> None:
         published_comparison.show_beside(CONSOLE, table, runs, runs_dir)
     for path in (report, report.with_suffix(".tex"), report.with_suffix(".csv"), *figures):
         CONSOLE.print(f"written: {path}", highlight=False, soft_wrap=True)
-
-
-def task_dashboard(cfg: DictConfig, settings: Settings) -> None:
-    """Do `task=dashboard`: write the page of every run under `runs_dir`, finished or not."""
-    CONSOLE.print(
-        f"written: {write_dashboard(settings.runs_dir, settings.writes)}", highlight=False, soft_wrap=True
-    )
 
 
 def task_export(cfg: DictConfig, settings: Settings) -> list[Path]:

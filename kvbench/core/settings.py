@@ -150,6 +150,18 @@ class ExportSettings:
 
 
 @dataclass(frozen=True)
+class DashboardSettings:
+    """What `task=dashboard` adds: write the page again every `every` seconds until all sweeps are done."""
+
+    watch: bool = False
+    every: float = 30.0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.every <= MAX_REPEATS:
+            raise ConfigError(f"dashboard.every={self.every}: must be a positive number of seconds")
+
+
+@dataclass(frozen=True)
 class WorkSettings:
     """How processes share the jobs of a sweep.
 
@@ -205,6 +217,7 @@ class Settings:
         calibrate: of calibrations.
         profile: of `task=profile`.
         export: of `task=export`.
+        dashboard: of `task=dashboard`.
     """
 
     task: str
@@ -230,6 +243,7 @@ class Settings:
     calibrate: CalibrateSettings = CalibrateSettings()
     profile: ProfileSettings = ProfileSettings()
     export: ExportSettings = ExportSettings()
+    dashboard: DashboardSettings = DashboardSettings()
 
     def __post_init__(self) -> None:
         for key, choices in (("task", TASKS), ("budget_unit", UNITS), ("cache_dtype", CACHE_DTYPES)):
