@@ -3,11 +3,12 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from kvbench.cli.jobs import Entry, drop_of, forget, read_entries
+from kvbench.cli.hosts import readmit_hosts
+from kvbench.cli.jobs import Entry, drop_of, forget, note_requeue, read_entries
 from kvbench.core.config import ConfigError
 
-PAUSED, REQUEUED = "paused", "requeued"
-"""Files in a sweep's folder; `kvbench.cli.jobs.drop_of` has those of dropped runs."""
+PAUSED = "paused"
+"""File in a sweep's folder while it is paused."""
 LISTED = 8
 """Runs that an error message offers."""
 
@@ -18,7 +19,7 @@ def control(folder: Path, verb: str, run: str | int | None = None) -> str:
     Args:
         folder: the sweep's.
         verb: `pause`, `resume`, `requeue` or `drop`.
-        run: which runs are meant, see `find_runs`; None for all that failed.
+        run: which runs are meant, see `find_runs`; None for all that failed, and for hosts that were stopped.
 
     Raises:
         ConfigError: no run of the sweep is meant, or a verb without runs is given one.
@@ -30,8 +31,10 @@ def control(folder: Path, verb: str, run: str | int | None = None) -> str:
     entries = read_entries(folder)
     if verb == "drop":
         return _drop(folder, find_runs(entries, run))
-    failed = [entry for entry in entries if entry.outcome == "failed"]
-    return _requeue(folder, failed if run is None else find_runs(entries, run))
+    if run is not None:
+        return _requeue(folder, find_runs(entries, run))
+    line, hosts = _requeue(folder, [e for e in entries if e.outcome == "failed"]), readmit_hosts(folder)
+    return line + f"; hosts let back: {', '.join(hosts)}" * bool(hosts)
 
 
 def find_runs(entries: Sequence[Entry], name: str | int | None) -> list[Entry]:
@@ -64,17 +67,6 @@ def name_run(entry: Entry) -> str | None:
 def is_paused(folder: Path) -> bool:
     """Return whether workers of a sweep take no work."""
     return (folder / PAUSED).is_file()
-
-
-def read_requeue(folder: Path) -> float:
-    """Return when jobs of a sweep were last given back, by the file system's clock; 0 if none was."""
-    path = folder / REQUEUED
-    return path.stat().st_mtime if path.is_file() else 0.0
-
-
-def note_requeue(folder: Path) -> None:
-    """Have running workers look at all jobs of a sweep again."""
-    (folder / REQUEUED).touch()
 
 
 def _pause(folder: Path) -> str:

@@ -17,6 +17,8 @@ from kvbench.cli.sweeper import split_product
 from kvbench.core.files import hash_values, parse_json, remove_unfinished, write_whole
 
 PLAN = "sweep.json"
+REQUEUED = "requeued"
+"""File whose time says when jobs of a sweep were last given back."""
 OWN = ("against", "output", "verbose")
 """Keys, beside those of `work`, that are about what is done with a sweep, not about its jobs."""
 TASKS = ("work", "status", "report")
@@ -222,6 +224,17 @@ def claim_of(folder: Path, number: int) -> Path:
 def drop_of(folder: Path, number: int) -> Path:
     """Return the file that leaves a job out of its sweep while it exists."""
     return folder / f"dropped-{number:05}"
+
+
+def read_requeue(folder: Path) -> float:
+    """Return when jobs of a sweep were last given back, by the file system's clock; 0 if none was."""
+    path = folder / REQUEUED
+    return path.stat().st_mtime if path.is_file() else 0.0
+
+
+def note_requeue(folder: Path) -> None:
+    """Have running workers look at all jobs of a sweep again."""
+    (folder / REQUEUED).touch()
 
 
 def _name(folder: Path, number: int) -> Path:

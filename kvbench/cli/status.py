@@ -1,6 +1,7 @@
 """`task=status`: tables of a sweep's runs and workers; imports no torch."""
 
 from collections.abc import Iterable, Sequence
+from itertools import starmap
 from pathlib import Path
 from typing import NamedTuple
 
@@ -9,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from kvbench.cli.control import is_paused
+from kvbench.cli.hosts import describe_host, describe_stop, read_stopped_hosts
 from kvbench.cli.jobs import Entry, read_entries
 from kvbench.cli.progress import count_drawn, find_running, format_seconds, measure, measure_pace
 from kvbench.cli.work_log import WorkerLog, find_slow_blocks, find_slow_workers, read_logs
@@ -50,6 +52,9 @@ def show_status(console: Console, folder: Path, *, verbose: bool = False) -> Non
     if shared:
         say("of each: " + " ".join(word for word in entries[0].overrides if word in shared))
     say(str(measure(folder)))
+    stopped = read_stopped_hosts(folder)
+    for line in filter(None, [describe_stop(stopped), *starmap(describe_host, stopped.items())]):
+        say(line, "red")
     if is_paused(folder):
         say("paused: work.do=resume lets workers go on", "yellow")
     console.print(_list_runs(_make_rows(folder, entries), shared, SHOWN * (not verbose) or len(entries)))

@@ -112,7 +112,6 @@ def list_worker_words(cfg: DictConfig, words: Sequence[str]) -> list[str]:
         "task=work",
         *(f"{key}='{str(value).replace(chr(39), chr(92) + chr(39))}'" for key, value in shared.items()),
         f"device={cfg.device}",
-        f"work.lapse={cfg.work.lapse}",
-        f"work.workers={cfg.work.workers}",
+        *(f"work.{key}={cfg.work[key]}" for key in ("lapse", "workers", "grace", "jitter")),
         f"work.number=range({cfg.work.workers})",
     ]

@@ -4,21 +4,44 @@ A job is led by one worker, who claims it; where every job that is left is led, 
 waits for nobody while there is something else to do.
 """
 
+import random
+import signal
+import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from socket import gethostname
 
 from kvbench.cli.compose import compose_job, count_processes, find_finished, read_settings
 from kvbench.cli.console import CONSOLE
-from kvbench.cli.control import is_paused, read_requeue
-from kvbench.cli.jobs import claim_of, drop_of, is_newer, note_run, read_entries, read_entry, recording
-from kvbench.cli.messages import is_expected
+from kvbench.cli.control import is_paused
+from kvbench.cli.hosts import (
+    MAX_BROKEN,
+    blames_host,
+    describe_host,
+    describe_stop,
+    read_stopped_hosts,
+    stop_host,
+)
+from kvbench.cli.jobs import (
+    claim_of,
+    drop_of,
+    is_newer,
+    note_run,
+    read_entries,
+    read_entry,
+    read_requeue,
+    recording,
+)
+from kvbench.cli.sigterm import deferring_sigterm
 from kvbench.cli.sweep import describe_failure
 from kvbench.cli.tasks import TASKS, make_job
 from kvbench.cli.work_log import Block, LogWriter, writing_log
+from kvbench.core.config import UserError
 from kvbench.core.devices import take_gpu
 from kvbench.core.locks import claim, read_clock
 from kvbench.core.settings import Settings
@@ -28,12 +51,11 @@ from kvbench.runs.job import Busy
 
 SHORTEST, LONGEST = 0.1, 5.0
 """Seconds between two looks at jobs that are all in other hands, at first and at last."""
-MAX_BROKEN = 3
-"""Jobs in a row that may break for a reason that no setting explains: then it is the machine."""
-
 LATER = {"finished": 1, "failed": 2}
 """Outcomes of jobs that are tried last."""
 
+TERMINATED = 128 + signal.SIGTERM
+"""Exit status after SIGTERM, as shells have it."""
 LOOK = 1.0
 """Seconds between two looks at a sweep that is paused."""
 
@@ -52,23 +74,35 @@ def work(settings: Settings) -> None:
         settings: of the worker; `work.folder` is the sweep's.
 
     Raises:
-        Exception: several jobs in a row broke.
+        UserError: this host or the whole sweep was stopped, see `kvbench.cli.hosts`.
+        SystemExit: the process got SIGTERM.
     """
+    time.sleep(random.uniform(0, settings.work.jitter))
     folder = Path(str(settings.work.folder))
     take_gpu(settings.device, settings.work.number)
-    with writing_log(folder, settings.device, settings.work.lapse) as log:
-        do_jobs(Worker(folder, settings, log, read_clock(folder)))
+    lapse, grace = settings.work.lapse, settings.work.grace
+    with deferring_sigterm(grace) as asked, writing_log(folder, settings.device, lapse) as log:
+        do_jobs(Worker(folder, settings, log, asked, read_clock(folder)))
+    if asked.is_set():
+        CONSOLE.print(
+            "ended by SIGTERM; other workers go on, and so does this command when it is given again"
+        )
+        sys.exit(TERMINATED)
 
 
 def do_jobs(worker: "Worker") -> None:
-    """Have a worker do or help with jobs until all are settled.
+    """Have a worker do or help with jobs until all are settled or it is asked to end.
 
     Raises:
-        Exception: several jobs in a row broke.
+        UserError: this host or the whole sweep was stopped.
     """
     left, pause = worker.list_left(), SHORTEST
     while left:
         worker.wait_while_paused()
+        if worker.asked.is_set():
+            return
+        if (reason := worker.find_end()) is not None:
+            raise UserError(reason)
         before = len(left)
         for joining in (False, True):
             for job in left:
@@ -94,16 +128,18 @@ class Worker:
         folder: the sweep's.
         settings: of the worker.
         log: of what it does.
+        asked: set when it is to end.
         since: when it began, by the file system's clock.
-        broken: how many jobs in a row broke.
+        broken: jobs that broke, none finished between them.
         requeued: when jobs were given back that the worker has looked at.
     """
 
     folder: Path
     settings: Settings
     log: LogWriter
+    asked: threading.Event
     since: float
-    broken: int = 0
+    broken: list[Numbered] = field(default_factory=list)
     requeued: float = -1.0
 
     def list_left(self, left: Sequence[Numbered] = ()) -> list[Numbered]:
@@ -125,16 +161,25 @@ class Worker:
         return newer and read_entry(self.folder, *job).outcome in ("finished", "failed")
 
     def wait_while_paused(self) -> None:
-        """Return when the sweep is not paused."""
+        """Return when the sweep is not paused or the worker is to end."""
         if is_paused(self.folder):
             CONSOLE.print("paused; work.do=resume lets this worker go on")
-            while is_paused(self.folder):
+            while is_paused(self.folder) and not self.asked.is_set():
                 time.sleep(LOOK)
-            CONSOLE.print("resumed")
 
     def is_wanted(self, number: int) -> bool:
         """Return whether this worker may go on with a job."""
-        return not (is_paused(self.folder) or drop_of(self.folder, number).is_file())
+        held = self.asked.is_set() or is_paused(self.folder) or drop_of(self.folder, number).is_file()
+        return not held and self.find_end() is None
+
+    def find_end(self) -> str | None:
+        """Return why this worker takes no more work, in one line; None while it does."""
+        stopped = read_stopped_hosts(self.folder)
+        if describe_stop(stopped) is not None:
+            return "the sweep was stopped; task=status says why"
+        if (host := gethostname()) in stopped:
+            return describe_host(host, stopped[host])
+        return None
 
     @contextmanager
     def around_block(self, number: int, run: Path, block: range) -> Iterator[None]:
@@ -161,7 +206,7 @@ class Worker:
             joining: help where another worker leads.
 
         Raises:
-            Exception: the job broke, and so did those before it.
+            UserError: the job broke, and so did the one before it: this host is stopped.
         """
         number, overrides = job
         with claim(claim_of(self.folder, number), wait=False, lapse=self.settings.work.lapse) as leads:
@@ -173,15 +218,30 @@ class Worker:
                 except Busy:  # the rest is in other hands
                     return
                 except Exception as error:
-                    recorder.note_end(describe_failure(error))
-                    self.broken = 0 if is_expected(error) else self.broken + 1
-                    if self.broken == MAX_BROKEN:
-                        raise
+                    line = describe_failure(error)
+                    recorder.note_end(line)
+                    self.note_failure(job, line, theirs=blames_host(error))
                     return
-                self.broken = 0
+                self.broken.clear()
                 recorder.note_end(left)
                 if isinstance(left, Path):
                     CONSOLE.print(f"finished: {left}", highlight=False, soft_wrap=True)
+
+    def note_failure(self, job: Numbered, line: str, *, theirs: bool) -> None:
+        """Stop this host if it broke several jobs in a row.
+
+        Args:
+            job: the job that failed.
+            line: why.
+            theirs: whether it may be the host's fault.
+
+        Raises:
+            UserError: the host is stopped.
+        """
+        if theirs:
+            self.broken.append(job)
+        if len(self.broken) == MAX_BROKEN:
+            raise UserError(stop_host(self.folder, gethostname(), line, self.broken))
 
 
 def do_job(

@@ -171,6 +171,8 @@ class WorkSettings:
         number: which of these this one is; of several GPUs it takes that one.
         folder: the sweep's; None for that of the jobs that the command lists.
         do: what workers of the sweep are asked to do; None to work beside them.
+        grace: seconds after SIGTERM in which a worker may finish its block.
+        jitter: seconds within which a worker starts, at a random time.
         run: which runs `drop` leaves out or `requeue` tries again: number, name of the folder, or overrides.
     """
 
@@ -180,12 +182,17 @@ class WorkSettings:
     folder: str | None = None
     do: Literal["pause", "resume", "requeue", "drop"] | None = None
     run: str | int | None = None
+    grace: float = 25.0
+    jitter: float = 0.0
 
     def __post_init__(self) -> None:
         check_range("work.workers", self.workers, 1, MAX_WORKERS)
         check_range("work.number", self.number, 0, MAX_WORKERS)
         if not 0 < self.lapse < float("inf"):
             raise ConfigError(f"work.lapse={self.lapse}: must be a positive number of seconds")
+        for key, value in (("grace", self.grace), ("jitter", self.jitter)):
+            if not 0 <= value <= MAX_REPEATS:
+                raise ConfigError(f"work.{key}={value}: must be a number of seconds, 0 or more")
 
 
 @dataclass(frozen=True)
