@@ -52,6 +52,7 @@ from kvbench.runs.calls import remember
 from kvbench.runs.execute import books_used, calibration_file, file_used, observe, rescore, run
 from kvbench.runs.generate.batch import follow, load
 from kvbench.runs.job import Job
+from kvbench.runs.record.merge import merge_runs
 
 
 def make_job(cfg: DictConfig, settings: Settings) -> Job:
@@ -307,6 +308,35 @@ def task_export(cfg: DictConfig, settings: Settings) -> list[Path]:
     return paths
 
 
+def task_merge(_: DictConfig, settings: Settings) -> None:
+    """Do `task=merge`: copy runs and calibrations of other folders into `runs_dir`; conflicts are one line each.
+
+    Raises:
+        ConfigError: a folder is missing, or something was in conflict and not merged.
+    """
+    if not settings.sources:
+        raise ConfigError(
+            "from: missing; task=merge from=other/runs names a folder of runs, from=[a,b] several"
+        )
+    sources = [Path(source).expanduser() for source in settings.sources]
+    for source in sources:
+        if not source.is_dir():
+            raise ConfigError(f"from={source}: no such folder")
+        if settings.runs_dir.exists() and source.samefile(settings.runs_dir):
+            raise ConfigError(f"from={source}: is runs_dir itself; name another folder")
+    merged = [one for source in sources for one in merge_runs(source, settings.runs_dir)]
+    problems = [one for one in merged if one.problem is not None]
+    for one in problems:
+        CONSOLE.print(f"conflict: {one.name}: {one.problem}", highlight=False, markup=False, soft_wrap=True)
+    added, known = sum(one.added for one in merged), sum(one.known for one in merged)
+    said = f"merged {len(merged)} runs and calibrations: {added} samples added, {known} known"
+    CONSOLE.print(f"{said}; {len(problems)} conflicts", highlight=False)
+    if problems:
+        raise ConfigError(
+            f"task=merge: {len(problems)} conflicts; what was in {settings.runs_dir} is unchanged"
+        )
+
+
 TASKS = {
     "run": task_run,
     "evaluate": task_evaluate,
@@ -321,4 +351,5 @@ TASKS = {
     "report": task_report,
     "dashboard": task_dashboard,
     "export": task_export,
+    "merge": task_merge,
 }

@@ -33,6 +33,7 @@ TASKS = (
     "train",
     "report",
     "export",
+    "merge",
     "dashboard",
     "work",
     "status",
@@ -213,6 +214,8 @@ class Settings:
             scale of a batch size, under methods that know their schedule. `auto` does where it can.
         batch_invariant: on a GPU, attention of a row has the same bytes in every batch.
         runs_dir: where run folders are.
+        runs_dirs: further folders of runs, from which finished runs, references and calibrations are copied.
+        sources: folders of runs that `task=merge` copies from, `from` in a configuration.
         require: evaluators (names in `eval`) that must not be skipped.
         published: table of a paper that the end of a sweep prints beside what it measured.
         against: method that `task=report` compares all others with, sample by sample.
@@ -235,6 +238,8 @@ class Settings:
     device: str
     cache_dtype: str
     runs_dir: Path
+    runs_dirs: tuple[str, ...] = ()
+    sources: tuple[str, ...] = ()
     budget_unit: str = "tokens"
     storage: StorageConfig = CHANNEL
     cuda_graph: bool | Literal["auto"] = "auto"
@@ -287,7 +292,8 @@ class Settings:
         Raises:
             ConfigError: a key that is unknown or missing, a value of the wrong type or out of range.
         """
-        own = {key: value for key, value in values.items() if key not in GROUPS}
+        own = {key: value for key, value in values.items() if key not in (*GROUPS, "from")}
+        own["sources"] = _read_sources(values.get("from"))  # `from` is a keyword of Python
         parts: dict[str, Any] = {key: kind for key, kind in get_type_hints(cls).items() if is_dataclass(kind)}
         check_fields({key: value for key, value in own.items() if key not in parts}, cls, "")
         if missing := [
@@ -300,7 +306,20 @@ class Settings:
         for key, part in parts.items():
             given = check_part(own.get(key, {}), part, key)
             own[key] = part(**{k: tuple(v) if isinstance(v, list) else v for k, v in given.items()})
-        own["require"] = tuple(own.get("require", ()))  # type: ignore[arg-type]
+        for key in ("require", "runs_dirs", "sources"):
+            own[key] = tuple(own.get(key, ()))  # type: ignore[arg-type]
         if not own["runs_dir"]:
             raise ConfigError("runs_dir=: names no folder; runs_dir=. is the current one")
         return cls(**{**own, "runs_dir": Path(str(own["runs_dir"])).expanduser()})  # type: ignore[arg-type]
+
+
+def _read_sources(given: object) -> list[str]:
+    """Return the folders that `from` names, one or a list.
+
+    Raises:
+        ConfigError: it is something else.
+    """
+    folders = [] if given is None else given if isinstance(given, list) else [given]
+    if not all(isinstance(folder, str) and folder for folder in folders):
+        raise ConfigError(f"from={given}: must be a folder of runs or a list of them")
+    return folders
