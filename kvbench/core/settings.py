@@ -322,4 +322,4 @@ def _read_sources(given: object) -> list[str]:
     folders = [] if given is None else given if isinstance(given, list) else [given]
     if not all(isinstance(folder, str) and folder for folder in folders):
         raise ConfigError(f"from={given}: must be a folder of runs or a list of them")
-    return folders
+    return [str(folder) for folder in folders]
