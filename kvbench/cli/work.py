@@ -84,9 +84,7 @@ def work(settings: Settings) -> None:
     with deferring_sigterm(grace) as asked, writing_log(folder, settings.device, lapse) as log:
         do_jobs(Worker(folder, settings, log, asked, read_clock(folder)))
     if asked.is_set():
-        CONSOLE.print(
-            "ended by SIGTERM; other workers go on, and so does this command when it is given again"
-        )
+        CONSOLE.print("ended by SIGTERM; the same command resumes this worker's runs", highlight=False)
         sys.exit(TERMINATED)
 
 
@@ -209,8 +207,10 @@ class Worker:
             UserError: the job broke, and so did the one before it: this host is stopped.
         """
         number, overrides = job
+        if not self.is_wanted(number):
+            return
         with claim(claim_of(self.folder, number), wait=False, lapse=self.settings.work.lapse) as leads:
-            if not (leads or joining) or self.is_settled(job) or not self.is_wanted(number):
+            if not (leads or joining) or self.is_settled(job):
                 return
             with recording(self.folder, number, overrides) as recorder:
                 try:
