@@ -110,7 +110,8 @@ def test_bad_names_are_one_line_with_the_choices(
 
 def test_a_verb_begins_no_sweep(command: Command, folder: Path, tmp_path: Path) -> None:
     assert (
-        "no sweep of these words was started" in command("task=work", "method=full,swa", "work.do=pause")[2]
+        "no sweep with these overrides was started"
+        in command("task=work", "method=full,swa", "work.do=pause")[2]
     )
     assert len(list(tmp_path.glob("runs/sweeps/*"))) == 1
     assert command("task=work", *("method=full", "runs_dir=none", "work.do=pause"))[2].startswith(
