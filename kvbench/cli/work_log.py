@@ -128,6 +128,9 @@ def writing_log(folder: Path, device: str, lapse: float) -> Iterator[LogWriter]:
             yield writer
         finally:
             writer.note_end()
+    for path in (folder / FOLDER).glob(".*[!~]"):  # of workers that were killed
+        with claim(path, wait=False):
+            pass
 
 
 def read_logs(folder: Path) -> list[WorkerLog]:
