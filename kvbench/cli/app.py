@@ -21,12 +21,14 @@ from kvbench.cli.compose import (
     read_settings,
 )
 from kvbench.cli.console import CONSOLE, show_device
+from kvbench.cli.control import control
 from kvbench.cli.instantiate import VERSION_BASE, allow_targets
 from kvbench.cli.jobs import Recorder, note_run
 from kvbench.cli.messages import check_arguments, describe_error, is_expected, is_one_job
-from kvbench.cli.progress import show_status, watch
+from kvbench.cli.progress import watch
 from kvbench.cli.publish import publish
 from kvbench.cli.search_path import PluginSearchPath, check_search_path
+from kvbench.cli.status import show_status
 from kvbench.cli.sweep import Summary, end_or_describe, show_sweep
 from kvbench.cli.sweep_folder import (
     compose_sweep,
@@ -104,6 +106,10 @@ def run_on_sweep(words: list[str]) -> None:
         configure_log(hydra_cfg.job_logging, hydra_cfg.verbose)  # type: ignore[arg-type]
         choices, folder = hydra_cfg.runtime.choices, Path(cfg.work.folder)
         alone = choices["hydra/launcher"] == "basic"
+        if cfg.task == "work" and cfg.work.do is not None:
+            line = control(folder, cfg.work.do, cfg.work.run)
+            CONSOLE.print(line, highlight=False, markup=False, soft_wrap=True)
+            return
         if cfg.task != "work":
             run_task(cfg)
             return
@@ -153,7 +159,7 @@ def run_task(cfg: DictConfig) -> object:
         Exception: whatever the task raises.
     """
     if cfg.get("task") == "status":
-        show_status(CONSOLE, Path(cfg.work.folder))
+        show_status(CONSOLE, Path(cfg.work.folder), verbose=cfg.verbose)
         return None
     count_processes(cfg)
     if cfg.get("task") in COMPUTING and Recorder.current is None and os.environ.get("RANK", "0") == "0":
@@ -194,8 +200,9 @@ def run_job(cfg: DictConfig) -> object:
 
     Launchers send it to other processes by its name, which is why it is not the decorated one.
     """
+    recorder = Recorder.current
     try:
-        return run_task(cfg)
+        return None if recorder is not None and recorder.is_dropped() else run_task(cfg)
     except Exception as error:
         return end_or_describe(error)
 

@@ -2,21 +2,25 @@
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from socket import gethostname
 from typing import ClassVar, Literal
 
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig
 
 from kvbench.cli.sweeper import split_product
 from kvbench.core.files import hash_values, parse_json, remove_unfinished, write_whole
 
 PLAN = "sweep.json"
-OWN = ("against", "output", "verbose", "work.workers", "work.lapse", "work.number", "work.folder")
-"""Keys that are about what is done with a sweep, not about its jobs."""
+REQUEUED = "requeued"
+"""File whose time says when jobs of a sweep were last given back."""
+OWN = ("against", "output", "verbose")
+"""Keys, beside those of `work`, that are about what is done with a sweep, not about its jobs."""
 TASKS = ("work", "status", "report")
 """Tasks that are about a sweep as a whole."""
 
@@ -28,22 +32,24 @@ class Entry:
     Attributes:
         number: the job's place in the sweep, from 0.
         overrides: of this job alone, and those that all jobs share.
-        outcome: `missing` has left nothing yet; `started` runs, or was killed.
+        outcome: `missing` has left nothing yet; `started` runs, or was killed; `dropped` is left out of the sweep.
         folder: its run folder, if it made one.
         files: what else it left, such as calibrations.
         error: why it failed, in one line.
         samples: how many samples its run and the reference of that have in the end, by run folder.
         starts: how often it began; Ray and Slurm start a job again whose process or machine died.
+        host: name of the machine on which it began last.
     """
 
     number: int
     overrides: tuple[str, ...]
-    outcome: Literal["missing", "started", "finished", "failed"] = "missing"
+    outcome: Literal["missing", "started", "finished", "failed", "dropped"] = "missing"
     folder: str | None = None
     files: tuple[str, ...] = ()
     error: str | None = None
     samples: Mapping[str, int] = field(default_factory=dict)
     starts: int = 0
+    host: str | None = None
 
 
 class Recorder:
@@ -58,10 +64,12 @@ class Recorder:
 
     def __init__(self, folder: Path, number: int, overrides: tuple[str, ...]) -> None:
         before = read_entry(folder, number, overrides)
-        self.folder, self._entry = (
-            folder,
-            Entry(number, overrides, starts=before.starts + (before.outcome != "finished")),
-        )
+        starts = before.starts + (before.outcome != "finished")
+        self.folder, self._entry = folder, Entry(number, overrides, starts=starts, host=gethostname())
+
+    def is_dropped(self) -> bool:
+        """Return whether the job is left out of its sweep."""
+        return drop_of(self.folder, self._entry.number).is_file()
 
     def note(self, **changes: object) -> None:
         """Change some attributes of the job's entry."""
@@ -120,11 +128,16 @@ def split_jobs(params: Mapping[str, object] | None, overrides: Sequence[str]) ->
     given = [f"{key}={value}" for key, value in (params or {}).items()]
     loader = GlobalHydra.instance().config_loader()  # knows the choices that a pattern stands for
     words = OverridesParser.create(loader).parse_overrides([*given, *overrides])
-    kept = [word for word in words if not (word.key_or_group in OWN or is_about_sweep(str(word.input_line)))]
+    kept = [word for word in words if not _is_own(word)]
     return [
         tuple("device=cuda" if word.startswith("device=cuda:") else word for word in job)
         for job in split_product(kept)
     ]
+
+
+def _is_own(word: Override) -> bool:
+    key = word.key_or_group
+    return key in OWN or key.startswith("work.") or is_about_sweep(str(word.input_line))
 
 
 def is_about_sweep(word: str) -> bool:
@@ -168,8 +181,13 @@ def open_folder(runs_dir: Path, jobs: Sequence[tuple[str, ...]]) -> Path:
     remove_unfinished(folder)
     for entry in read_entries(folder):
         if entry.outcome != "finished":
-            _name(folder, entry.number).unlink(missing_ok=True)
+            forget(folder, entry.number)
     return folder
+
+
+def forget(folder: Path, number: int) -> None:
+    """Remove what is known of a job, which is then tried again."""
+    _name(folder, number).unlink(missing_ok=True)
 
 
 def write_entry(folder: Path, entry: Entry) -> None:
@@ -185,11 +203,11 @@ def read_entries(folder: Path) -> list[Entry]:
 
 def read_entry(folder: Path, number: int, overrides: tuple[str, ...]) -> Entry:
     """Return what is known of a job that has a number and overrides."""
-    path = _name(folder, number)
-    if not path.is_file():
-        return Entry(number, overrides)
-    values = parse_json(path.read_text())
-    return Entry(**{**values, "overrides": tuple(values["overrides"]), "files": tuple(values["files"])})
+    entry = Entry(number, overrides)
+    with suppress(FileNotFoundError):
+        values = parse_json(_name(folder, number).read_text())
+        entry = Entry(**{**values, "overrides": tuple(values["overrides"]), "files": tuple(values["files"])})
+    return replace(entry, outcome="dropped") if drop_of(folder, number).is_file() else entry
 
 
 def is_newer(folder: Path, number: int, since: float) -> bool:
@@ -201,6 +219,22 @@ def is_newer(folder: Path, number: int, since: float) -> bool:
 def claim_of(folder: Path, number: int) -> Path:
     """Return the file that a claim on a job is; see `kvbench.core.locks.claim`."""
     return folder / f".job-{number:05}"
+
+
+def drop_of(folder: Path, number: int) -> Path:
+    """Return the file that leaves a job out of its sweep while it exists."""
+    return folder / f"dropped-{number:05}"
+
+
+def read_requeue(folder: Path) -> float:
+    """Return when jobs of a sweep were last given back, by the file system's clock; 0 if none was."""
+    path = folder / REQUEUED
+    return path.stat().st_mtime if path.is_file() else 0.0
+
+
+def note_requeue(folder: Path) -> None:
+    """Have running workers look at all jobs of a sweep again."""
+    (folder / REQUEUED).touch()
 
 
 def _name(folder: Path, number: int) -> Path:

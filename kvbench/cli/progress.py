@@ -9,7 +9,6 @@ from datetime import timedelta
 from pathlib import Path
 from typing import IO, cast
 
-from rich.console import Console
 from tqdm import tqdm
 
 from kvbench.cli.jobs import Entry, claim_of, read_entries
@@ -36,6 +35,7 @@ class Progress:
         drawn: samples that are there, of all runs and references that did not fail.
         samples: how many there will be; of jobs that have not begun as many as the largest run has.
         seconds: time left, as what was drawn lately took; None while nobody works or nothing was drawn.
+        dropped: jobs that are left out.
     """
 
     finished: int
@@ -45,11 +45,18 @@ class Progress:
     drawn: int
     samples: int
     seconds: float | None
+    dropped: int = 0
 
     def __str__(self) -> str:
         jobs = f"{self.finished} done, {self.running} running, {self.failed} failed, {self.missing} missing"
-        left = "-" if self.seconds is None else str(timedelta(seconds=round(self.seconds)))
+        jobs += f", {self.dropped} dropped" * (self.dropped > 0)
+        left = format_seconds(self.seconds)
         return f"jobs: {jobs}; samples: {self.drawn} of {self.samples}; time left: {left}"
+
+
+def format_seconds(seconds: float | None) -> str:
+    """Return a time as hours, minutes and seconds; a dash if it is not known."""
+    return "-" if seconds is None else str(timedelta(seconds=round(seconds)))
 
 
 def find_running(folder: Path, entries: Sequence[Entry]) -> list[Entry]:
@@ -66,31 +73,34 @@ def measure(folder: Path) -> Progress:
     idle = [entry for entry in entries if entry.number not in running]
     finished = sum(entry.outcome == "finished" for entry in idle)
     failed = sum(entry.outcome == "failed" for entry in idle)
-    useful = [entry for entry in entries if entry.outcome != "failed"]
+    dropped = sum(entry.outcome == "dropped" for entry in idle)
+    useful = [entry for entry in entries if entry.outcome not in ("failed", "dropped")]
     runs = {Path(run): count for entry in useful for run, count in entry.samples.items()}
     ahead = sum(entry.outcome != "finished" and not entry.samples for entry in useful)
-    drawn = sum(_count_drawn(run, count) for run, count in runs.items())
+    drawn = sum(count_drawn(run, count) for run, count in runs.items())
     samples = sum(runs.values()) + ahead * max(runs.values(), default=0)
-    pace = _measure_pace(folder, list(runs)) if running else None
+    pace = measure_pace(folder, list(runs)) if running else None
     return Progress(
         finished,
         len(running),
         failed,
-        len(entries) - len(running) - finished - failed,
+        len(entries) - len(running) - finished - failed - dropped,
         drawn,
         samples,
         None if pace is None else pace * (samples - drawn),
+        dropped,
     )
 
 
-def _count_drawn(run: Path, count: int) -> int:
+def count_drawn(run: Path, count: int) -> int:
+    """Return how many samples of a run that will have `count` of them are there."""
     if (run / "results.json").is_file():
         return count
     records = run / "samples.jsonl"
     return min(count, records.read_bytes().count(b"\n")) if records.is_file() else 0
 
 
-def _measure_pace(folder: Path, runs: Sequence[Path]) -> float | None:
+def measure_pace(folder: Path, runs: Sequence[Path]) -> float | None:
     """Return the seconds that a sample took lately, whoever drew it; the first block's own time is not known."""
     now = read_clock(folder)
     lately = [
@@ -114,20 +124,6 @@ def _list_times(folder: Path) -> Iterator[float]:
     if folder.is_dir():
         with os.scandir(folder) as files:
             yield from (file.stat().st_mtime for file in files if not file.name.startswith("."))
-
-
-def show_status(console: Console, folder: Path) -> None:
-    """Print how far a sweep is, the jobs that run and why others failed."""
-    entries = read_entries(folder)
-    running = find_running(folder, entries)
-    console.print(f"{folder}: {len(entries)} jobs", highlight=False, markup=False, soft_wrap=True)
-    console.print(str(measure(folder)), highlight=False, markup=False, soft_wrap=True)
-    for entry in running:
-        console.print(f"running {' '.join(entry.overrides)}", markup=False, highlight=False, soft_wrap=True)
-    for entry in entries:
-        if entry.outcome == "failed" and entry not in running:
-            line = f"failed {' '.join(entry.overrides)}: {entry.error}"
-            console.print(line, style="red", markup=False, highlight=False, soft_wrap=True)
 
 
 class _Above:

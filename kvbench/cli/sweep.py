@@ -76,13 +76,14 @@ def list_failures(entries: Sequence[Entry]) -> list[tuple[str, str]]:
     return [
         (" ".join(entry.overrides), entry.error or UNTOLD[entry.outcome])
         for entry in entries
-        if entry.outcome != "finished"
+        if entry.outcome not in ("finished", "dropped")
     ]
 
 
 def list_runs(entries: Sequence[Entry]) -> list[Path]:
-    """Return the run folders of a sweep's jobs, each once."""
-    return list(dict.fromkeys(Path(entry.folder) for entry in entries if entry.folder))
+    """Return the run folders of a sweep's jobs, each once; dropped jobs have none."""
+    kept = [entry for entry in entries if entry.outcome != "dropped"]
+    return list(dict.fromkeys(Path(entry.folder) for entry in kept if entry.folder))
 
 
 def show_sweep(config: DictConfig, folder: Path, name: str) -> bool:

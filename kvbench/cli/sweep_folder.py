@@ -81,11 +81,12 @@ def compose_sweep(words: Sequence[str]) -> tuple[DictConfig, HydraConf]:
     if cfg.task not in READERS:
         read_settings(cfg)  # refuses what is out of range before a folder is made
     if cfg.work.folder is None:
-        if cfg.task != "work" and not runs_dir.is_dir():
+        if (cfg.task != "work" or cfg.work.do is not None) and not runs_dir.is_dir():
             raise ConfigError(f"runs_dir={cfg.runs_dir}: holds no runs")
         given = [str(word.input_line) for word in parsed if not word.is_hydra_override()]
         jobs = split_jobs(hydra_cfg.sweeper.params, given)
-        folder = name_folder(runs_dir, jobs) if cfg.task in READERS else find_folder(runs_dir, jobs)
+        known = cfg.task in READERS or cfg.work.do is not None  # rather than begun now
+        folder = name_folder(runs_dir, jobs) if known else find_folder(runs_dir, jobs)
         if not folder.is_dir():
             raise ConfigError(
                 f"task={cfg.task}: no sweep with these overrides was started in {runs_dir}; repeat those that "
@@ -111,7 +112,6 @@ def list_worker_words(cfg: DictConfig, words: Sequence[str]) -> list[str]:
         "task=work",
         *(f"{key}='{str(value).replace(chr(39), chr(92) + chr(39))}'" for key, value in shared.items()),
         f"device={cfg.device}",
-        f"work.lapse={cfg.work.lapse}",
-        f"work.workers={cfg.work.workers}",
+        *(f"work.{key}={cfg.work[key]}" for key in ("lapse", "workers", "grace", "jitter")),
         f"work.number=range({cfg.work.workers})",
     ]

@@ -11,6 +11,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from kvbench.cli.compose import count_processes, read_values
 from kvbench.cli.console import CONSOLE
+from kvbench.cli.dashboard import task_dashboard
 from kvbench.cli.doctor import examine
 from kvbench.cli.instantiate import instantiate
 from kvbench.cli.jobs import Recorder, note_run, read_entries
@@ -22,7 +23,6 @@ from kvbench.core.config import ConfigError
 from kvbench.core.devices import use_device
 from kvbench.core.processes import join, leave
 from kvbench.core.settings import Settings
-from kvbench.dashboard.page import write_dashboard
 from kvbench.data.export import export_frames
 from kvbench.engine.memory import MIB, token_bytes
 from kvbench.engine.packed.bytes import bound_token_bytes
@@ -52,6 +52,7 @@ from kvbench.runs.calls import remember
 from kvbench.runs.execute import books_used, calibration_file, file_used, observe, rescore, run
 from kvbench.runs.generate.batch import follow, load
 from kvbench.runs.job import Job
+from kvbench.runs.record.merge import merge_runs
 
 
 def make_job(cfg: DictConfig, settings: Settings) -> Job:
@@ -295,13 +296,6 @@ def task_report(cfg: DictConfig, settings: Settings) -> None:
         CONSOLE.print(f"written: {path}", highlight=False, soft_wrap=True)
 
 
-def task_dashboard(cfg: DictConfig, settings: Settings) -> None:
-    """Do `task=dashboard`: write the page of every run under `runs_dir`, finished or not."""
-    CONSOLE.print(
-        f"written: {write_dashboard(settings.runs_dir, settings.writes)}", highlight=False, soft_wrap=True
-    )
-
-
 def task_export(cfg: DictConfig, settings: Settings) -> list[Path]:
     """Do `task=export`: write a policy, or frames of all finished runs and of their samples; return the files."""
     if settings.export.policy is not None:
@@ -312,6 +306,35 @@ def task_export(cfg: DictConfig, settings: Settings) -> list[Path]:
     for path in paths:
         CONSOLE.print(f"written: {path}", highlight=False, soft_wrap=True)
     return paths
+
+
+def task_merge(_: DictConfig, settings: Settings) -> None:
+    """Do `task=merge`: copy runs and calibrations of other folders into `runs_dir`; conflicts are one line each.
+
+    Raises:
+        ConfigError: a folder is missing, or something was in conflict and not merged.
+    """
+    if not settings.sources:
+        raise ConfigError(
+            "from: missing; task=merge from=other/runs names a folder of runs, from=[a,b] several"
+        )
+    sources = [Path(source).expanduser() for source in settings.sources]
+    for source in sources:
+        if not source.is_dir():
+            raise ConfigError(f"from={source}: no such folder")
+        if settings.runs_dir.exists() and source.samefile(settings.runs_dir):
+            raise ConfigError(f"from={source}: is runs_dir itself; name another folder")
+    merged = [one for source in sources for one in merge_runs(source, settings.runs_dir)]
+    problems = [one for one in merged if one.problem is not None]
+    for one in problems:
+        CONSOLE.print(f"conflict: {one.name}: {one.problem}", highlight=False, markup=False, soft_wrap=True)
+    added, known = sum(one.added for one in merged), sum(one.known for one in merged)
+    said = f"merged {len(merged)} runs and calibrations: {added} samples added, {known} known"
+    CONSOLE.print(f"{said}; {len(problems)} conflicts", highlight=False)
+    if problems:
+        raise ConfigError(
+            f"task=merge: {len(problems)} conflicts; what was in {settings.runs_dir} is unchanged"
+        )
 
 
 TASKS = {
@@ -328,4 +351,5 @@ TASKS = {
     "report": task_report,
     "dashboard": task_dashboard,
     "export": task_export,
+    "merge": task_merge,
 }

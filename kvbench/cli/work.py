@@ -4,16 +4,44 @@ A job is led by one worker, who claims it; where every job that is left is led, 
 waits for nobody while there is something else to do.
 """
 
+import random
+import signal
+import sys
+import threading
 import time
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
+from socket import gethostname
 
 from kvbench.cli.compose import compose_job, count_processes, find_finished, read_settings
 from kvbench.cli.console import CONSOLE
-from kvbench.cli.jobs import claim_of, is_newer, note_run, read_entries, read_entry, recording
-from kvbench.cli.messages import is_expected
+from kvbench.cli.control import is_paused
+from kvbench.cli.hosts import (
+    MAX_BROKEN,
+    blames_host,
+    describe_host,
+    describe_stop,
+    read_stopped_hosts,
+    stop_host,
+)
+from kvbench.cli.jobs import (
+    claim_of,
+    drop_of,
+    is_newer,
+    note_run,
+    read_entries,
+    read_entry,
+    read_requeue,
+    recording,
+)
+from kvbench.cli.sigterm import deferring_sigterm
 from kvbench.cli.sweep import describe_failure
 from kvbench.cli.tasks import TASKS, make_job
+from kvbench.cli.work_log import Block, LogWriter, writing_log
+from kvbench.core.config import UserError
 from kvbench.core.devices import take_gpu
 from kvbench.core.locks import claim, read_clock
 from kvbench.core.settings import Settings
@@ -23,12 +51,16 @@ from kvbench.runs.job import Busy
 
 SHORTEST, LONGEST = 0.1, 5.0
 """Seconds between two looks at jobs that are all in other hands, at first and at last."""
-MAX_BROKEN = 3
-"""Jobs in a row that may break for a reason that no setting explains: then it is the machine."""
-
 LATER = {"finished": 1, "failed": 2}
 """Outcomes of jobs that are tried last."""
 
+TERMINATED = 128 + signal.SIGTERM
+"""Exit status after SIGTERM, as shells have it."""
+LOOK = 1.0
+"""Seconds between two looks at a sweep that is paused."""
+
+AroundBlock = Callable[[Path, range], AbstractContextManager[object]]
+"""Makes the context of a block, see `Job.around_block`."""
 Numbered = tuple[int, tuple[str, ...]]
 """A job: its number and its overrides."""
 
@@ -42,20 +74,38 @@ def work(settings: Settings) -> None:
         settings: of the worker; `work.folder` is the sweep's.
 
     Raises:
-        Exception: several jobs in a row broke.
+        UserError: this host or the whole sweep was stopped, see `kvbench.cli.hosts`.
+        SystemExit: the process got SIGTERM.
     """
+    time.sleep(random.uniform(0, settings.work.jitter))
     folder = Path(str(settings.work.folder))
     take_gpu(settings.device, settings.work.number)
-    worker, pause = Worker(folder, settings, read_clock(folder)), SHORTEST
-    # A model is loaded once when its jobs come one after another.
-    entries = sorted(read_entries(folder), key=lambda e: (LATER.get(e.outcome, 0), list_model(e.overrides)))
-    left = [(entry.number, entry.overrides) for entry in entries]
+    lapse, grace = settings.work.lapse, settings.work.grace
+    with deferring_sigterm(grace) as asked, writing_log(folder, settings.device, lapse) as log:
+        do_jobs(Worker(folder, settings, log, asked, read_clock(folder)))
+    if asked.is_set():
+        CONSOLE.print("ended by SIGTERM; the same command resumes this worker's runs", highlight=False)
+        sys.exit(TERMINATED)
+
+
+def do_jobs(worker: "Worker") -> None:
+    """Have a worker do or help with jobs until all are settled or it is asked to end.
+
+    Raises:
+        UserError: this host or the whole sweep was stopped.
+    """
+    left, pause = worker.list_left(), SHORTEST
     while left:
+        worker.wait_while_paused()
+        if worker.asked.is_set():
+            return
+        if (reason := worker.find_end()) is not None:
+            raise UserError(reason)
         before = len(left)
         for joining in (False, True):
             for job in left:
                 worker.attempt(job, joining=joining)
-            left = [job for job in left if not worker.is_settled(job)]
+            left = worker.list_left(left)
             if len(left) < before:
                 break
         pause = SHORTEST if len(left) < before else min(2 * pause, LONGEST)
@@ -75,19 +125,76 @@ class Worker:
     Attributes:
         folder: the sweep's.
         settings: of the worker.
+        log: of what it does.
+        asked: set when it is to end.
         since: when it began, by the file system's clock.
-        broken: how many jobs in a row broke.
+        broken: jobs that broke, none finished between them.
+        requeued: when jobs were given back that the worker has looked at.
     """
 
     folder: Path
     settings: Settings
+    log: LogWriter
+    asked: threading.Event
     since: float
-    broken: int = 0
+    broken: list[Numbered] = field(default_factory=list)
+    requeued: float = -1.0
+
+    def list_left(self, left: Sequence[Numbered] = ()) -> list[Numbered]:
+        """Return the jobs that are not settled, of those that were left or, at first and after a requeue, of all."""
+        if (requeued := read_requeue(self.folder)) != self.requeued:
+            self.requeued = requeued
+            # A model is loaded once when its jobs come one after another.
+            entries = sorted(
+                read_entries(self.folder), key=lambda e: (LATER.get(e.outcome, 0), list_model(e.overrides))
+            )
+            left = [(entry.number, entry.overrides) for entry in entries]
+        return [job for job in left if not self.is_settled(job)]
 
     def is_settled(self, job: Numbered) -> bool:
-        """Return whether a job has finished or failed since the worker began."""
+        """Return whether a job was dropped, or has finished or failed since the worker began."""
+        if drop_of(self.folder, job[0]).is_file():
+            return True
         newer = is_newer(self.folder, job[0], self.since)
         return newer and read_entry(self.folder, *job).outcome in ("finished", "failed")
+
+    def wait_while_paused(self) -> None:
+        """Return when the sweep is not paused or the worker is to end."""
+        if is_paused(self.folder):
+            CONSOLE.print("paused; work.do=resume lets this worker go on")
+            while is_paused(self.folder) and not self.asked.is_set():
+                time.sleep(LOOK)
+
+    def is_wanted(self, number: int) -> bool:
+        """Return whether this worker may go on with a job."""
+        held = self.asked.is_set() or is_paused(self.folder) or drop_of(self.folder, number).is_file()
+        return not held and self.find_end() is None
+
+    def find_end(self) -> str | None:
+        """Return why this worker takes no more work, in one line; None while it does."""
+        stopped = read_stopped_hosts(self.folder)
+        if describe_stop(stopped) is not None:
+            return "the sweep was stopped; task=status says why"
+        if (host := gethostname()) in stopped:
+            return describe_host(host, stopped[host])
+        return None
+
+    @contextmanager
+    def around_block(self, number: int, run: Path, block: range) -> Iterator[None]:
+        """Surround the generation of a block of a job's run or reference: log it, and tell if it was slow.
+
+        Raises:
+            Busy: the job is not wanted any more.
+        """
+        if not self.is_wanted(number):
+            raise Busy("paused or dropped")
+        started = time.monotonic()
+        yield
+        done = Block(run.name, len(block), round(time.monotonic() - started, 6))
+        if (times := self.log.note_block(done)) is not None:
+            line = f"slow: prompts {block.start} to {block.stop - 1} of {run} took {done.seconds:.1f} s, "
+            line += f"{times:.0f} times the median of this worker's blocks"
+            CONSOLE.print(line, highlight=False, soft_wrap=True)
 
     def attempt(self, job: Numbered, *, joining: bool) -> None:
         """Do what can be done of a job now; its entry records the outcome.
@@ -97,31 +204,56 @@ class Worker:
             joining: help where another worker leads.
 
         Raises:
-            Exception: the job broke, and so did those before it.
+            UserError: the job broke, and so did the one before it: this host is stopped.
         """
         number, overrides = job
+        if not self.is_wanted(number):
+            return
         with claim(claim_of(self.folder, number), wait=False, lapse=self.settings.work.lapse) as leads:
             if not (leads or joining) or self.is_settled(job):
                 return
             with recording(self.folder, number, overrides) as recorder:
                 try:
-                    left = do_job(overrides, self.settings, leads=leads)
+                    left = do_job(overrides, self.settings, partial(self.around_block, number), leads=leads)
                 except Busy:  # the rest is in other hands
                     return
                 except Exception as error:
-                    recorder.note_end(describe_failure(error))
-                    self.broken = 0 if is_expected(error) else self.broken + 1
-                    if self.broken == MAX_BROKEN:
-                        raise
+                    line = describe_failure(error)
+                    recorder.note_end(line)
+                    self.note_failure(job, line, theirs=blames_host(error))
                     return
-                self.broken = 0
+                self.broken.clear()
                 recorder.note_end(left)
                 if isinstance(left, Path):
                     CONSOLE.print(f"finished: {left}", highlight=False, soft_wrap=True)
 
+    def note_failure(self, job: Numbered, line: str, *, theirs: bool) -> None:
+        """Stop this host if it broke several jobs in a row.
 
-def do_job(overrides: tuple[str, ...], settings: Settings, *, leads: bool) -> object:
+        Args:
+            job: the job that failed.
+            line: why.
+            theirs: whether it may be the host's fault.
+
+        Raises:
+            UserError: the host is stopped.
+        """
+        if theirs:
+            self.broken.append(job)
+        if len(self.broken) == MAX_BROKEN:
+            raise UserError(stop_host(self.folder, gethostname(), line, self.broken))
+
+
+def do_job(
+    overrides: tuple[str, ...], settings: Settings, around_block: AroundBlock, *, leads: bool
+) -> object:
     """Do what is missing of a job and return what it leaves.
+
+    Args:
+        overrides: of the job.
+        settings: of the worker.
+        around_block: see `Job`.
+        leads: whether the worker holds the claim on the job.
 
     Raises:
         Busy: others do what is left of it.
@@ -137,7 +269,7 @@ def do_job(overrides: tuple[str, ...], settings: Settings, *, leads: bool) -> ob
         if not leads:
             raise Busy("one worker does it")
         return TASKS[own.task](cfg, own)
-    made = replace(make_job(cfg, own), patient=False)
+    made = replace(make_job(cfg, own), patient=False, around_block=around_block)
     outcome = run(made, note_run)
     if outcome.results is None:
         raise Busy("others draw or score the rest")

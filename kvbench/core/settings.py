@@ -33,6 +33,7 @@ TASKS = (
     "train",
     "report",
     "export",
+    "merge",
     "dashboard",
     "work",
     "status",
@@ -150,6 +151,18 @@ class ExportSettings:
 
 
 @dataclass(frozen=True)
+class DashboardSettings:
+    """What `task=dashboard` adds: write the page again every `every` seconds until all sweeps are done."""
+
+    watch: bool = False
+    every: float = 30.0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.every <= MAX_REPEATS:
+            raise ConfigError(f"dashboard.every={self.every}: must be a positive number of seconds")
+
+
+@dataclass(frozen=True)
 class WorkSettings:
     """How processes share the jobs of a sweep.
 
@@ -158,18 +171,29 @@ class WorkSettings:
         lapse: seconds without a sign of life after which others take over what a process claimed.
         number: which of these this one is; of several GPUs it takes that one.
         folder: the sweep's; None for that of the jobs that the command lists.
+        do: what workers of the sweep are asked to do; None to work beside them.
+        grace: seconds after SIGTERM in which a worker may finish its block.
+        jitter: seconds within which a worker starts, at a random time.
+        run: which runs `drop` leaves out or `requeue` tries again: number, name of the folder, or overrides.
     """
 
     workers: int = 1
     lapse: float = LAPSE
     number: int = 0
     folder: str | None = None
+    do: Literal["pause", "resume", "requeue", "drop"] | None = None
+    run: str | int | None = None
+    grace: float = 25.0
+    jitter: float = 0.0
 
     def __post_init__(self) -> None:
         check_range("work.workers", self.workers, 1, MAX_WORKERS)
         check_range("work.number", self.number, 0, MAX_WORKERS)
         if not 0 < self.lapse < float("inf"):
             raise ConfigError(f"work.lapse={self.lapse}: must be a positive number of seconds")
+        for key, value in (("grace", self.grace), ("jitter", self.jitter)):
+            if not 0 <= value <= MAX_REPEATS:
+                raise ConfigError(f"work.{key}={value}: must be a number of seconds, 0 or more")
 
 
 @dataclass(frozen=True)
@@ -190,6 +214,8 @@ class Settings:
             scale of a batch size, under methods that know their schedule. `auto` does where it can.
         batch_invariant: on a GPU, attention of a row has the same bytes in every batch.
         runs_dir: where run folders are.
+        runs_dirs: further folders of runs, from which finished runs, references and calibrations are copied.
+        sources: folders of runs that `task=merge` copies from, `from` in a configuration.
         require: evaluators (names in `eval`) that must not be skipped.
         published: table of a paper that the end of a sweep prints beside what it measured.
         against: method that `task=report` compares all others with, sample by sample.
@@ -201,6 +227,7 @@ class Settings:
         calibrate: of calibrations.
         profile: of `task=profile`.
         export: of `task=export`.
+        dashboard: of `task=dashboard`.
     """
 
     task: str
@@ -211,6 +238,8 @@ class Settings:
     device: str
     cache_dtype: str
     runs_dir: Path
+    runs_dirs: tuple[str, ...] = ()
+    sources: tuple[str, ...] = ()
     budget_unit: str = "tokens"
     storage: StorageConfig = CHANNEL
     cuda_graph: bool | Literal["auto"] = "auto"
@@ -226,6 +255,7 @@ class Settings:
     calibrate: CalibrateSettings = CalibrateSettings()
     profile: ProfileSettings = ProfileSettings()
     export: ExportSettings = ExportSettings()
+    dashboard: DashboardSettings = DashboardSettings()
 
     def __post_init__(self) -> None:
         for key, choices in (("task", TASKS), ("budget_unit", UNITS), ("cache_dtype", CACHE_DTYPES)):
@@ -262,7 +292,8 @@ class Settings:
         Raises:
             ConfigError: a key that is unknown or missing, a value of the wrong type or out of range.
         """
-        own = {key: value for key, value in values.items() if key not in GROUPS}
+        own = {key: value for key, value in values.items() if key not in (*GROUPS, "from")}
+        own["sources"] = _read_sources(values.get("from"))  # `from` is a keyword of Python
         parts: dict[str, Any] = {key: kind for key, kind in get_type_hints(cls).items() if is_dataclass(kind)}
         check_fields({key: value for key, value in own.items() if key not in parts}, cls, "")
         if missing := [
@@ -275,7 +306,20 @@ class Settings:
         for key, part in parts.items():
             given = check_part(own.get(key, {}), part, key)
             own[key] = part(**{k: tuple(v) if isinstance(v, list) else v for k, v in given.items()})
-        own["require"] = tuple(own.get("require", ()))  # type: ignore[arg-type]
+        for key in ("require", "runs_dirs", "sources"):
+            own[key] = tuple(own.get(key, ()))  # type: ignore[arg-type]
         if not own["runs_dir"]:
             raise ConfigError("runs_dir=: names no folder; runs_dir=. is the current one")
         return cls(**{**own, "runs_dir": Path(str(own["runs_dir"])).expanduser()})  # type: ignore[arg-type]
+
+
+def _read_sources(given: object) -> list[str]:
+    """Return the folders that `from` names, one or a list.
+
+    Raises:
+        ConfigError: it is something else.
+    """
+    folders = [] if given is None else given if isinstance(given, list) else [given]
+    if not all(isinstance(folder, str) and folder for folder in folders):
+        raise ConfigError(f"from={given}: must be a folder of runs or a list of them")
+    return [str(folder) for folder in folders]

@@ -44,12 +44,13 @@ SCRIPTS = (
 """Files of scripts/, in their order; together they are one program."""
 
 
-def write_dashboard(runs_dir: Path, output: Path | None = None) -> Path:
+def write_dashboard(runs_dir: Path, output: Path | None = None, reload: float | None = None) -> Path:
     """Write dashboard.html and return its path.
 
     Args:
         runs_dir: folder of the runs, whose images the page links by relative path.
         output: folder of the page; None for that of the runs.
+        reload: seconds after which a browser loads the page again; None for never.
 
     Raises:
         ConfigError: there is nothing to show, Jinja2 is not installed, or a vendored file is not what it should be.
@@ -59,12 +60,12 @@ def write_dashboard(runs_dir: Path, output: Path | None = None) -> Path:
     if not any(document[key] for key in ("runs", "sweeps", "unfinished", "damaged")):
         raise ConfigError(f"runs_dir={runs_dir}: holds no runs")
     path = output / FILE
-    write_whole(path, render_page(document))
+    write_whole(path, render_page(document, reload))
     return path
 
 
-def render_page(document: Mapping[str, object]) -> str:
-    """Return the page that shows a document of `make_document`.
+def render_page(document: Mapping[str, object], reload: float | None = None) -> str:
+    """Return the page that shows a document of `make_document`; see `write_dashboard` for `reload`.
 
     Its policy lets the browser run the page's own programs and no others, and load nothing but images.
 
@@ -90,6 +91,7 @@ def render_page(document: Mapping[str, object]) -> str:
         programs=programs,
         hashes=[_hash_program(program) for program in programs],
         document=_escape(document),
+        reload=None if reload is None else max(1, round(reload)),
     )
 
 

@@ -14,7 +14,7 @@ class Sweep:
 
     Attributes:
         folder: below `runs_dir`, with slashes.
-        jobs: how many it has.
+        jobs: how many it has, without those that were dropped.
         finished: how many are.
         started: how many are at work, or were killed.
         failed: what tells those that failed from others, and their errors.
@@ -37,13 +37,15 @@ def _read_sweep(runs_dir: Path, path: Path) -> Sweep | None:
     jobs = _read(path)
     if not isinstance(jobs, list) or not jobs or not all(isinstance(job, list) for job in jobs):
         return None
-    read = [_read(file) for file in sorted(path.parent.glob("job-*.json"))]
+    dropped = {file.name.removeprefix("dropped-") for file in path.parent.glob("dropped-*")}
+    files = sorted(path.parent.glob("job-*.json"))
+    read = [_read(file) for file in files if file.stem.removeprefix("job-") not in dropped]
     entries = [entry for entry in read if isinstance(entry, Mapping)]
     shared = set.intersection(*({str(word) for word in job} for job in jobs))
     failed = [entry for entry in entries if entry.get("outcome") == "failed"]
     return Sweep(
         folder=path.parent.relative_to(runs_dir).as_posix(),
-        jobs=len(jobs),
+        jobs=len(jobs) - len(dropped),
         finished=_count(entries, "finished"),
         started=_count(entries, "started"),
         failed=tuple((_name(entry, shared), str(entry.get("error"))) for entry in failed),

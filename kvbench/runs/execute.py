@@ -32,6 +32,7 @@ from kvbench.runs.identity import Identity
 from kvbench.runs.job import Busy, Job
 from kvbench.runs.record.folder import RunFolder, blocks, slug
 from kvbench.runs.record.kinds import TEXTS, find_sample_kind
+from kvbench.runs.record.merge import import_calibration, import_run
 from kvbench.runs.record.provenance import describe_arithmetic, provenance
 from kvbench.runs.record.results import FILE, Outcome, read_results
 from kvbench.runs.score.finish import finish
@@ -162,6 +163,8 @@ def _locate(job: Job, *, make: bool) -> tuple[RunFolder, str | None]:
         batch_invariant=job.settings.batch_invariant,
     )
     kind = find_sample_kind(job.model)
+    if make:
+        import_run(job.model.name, identity, job.settings.runs_dir, job.settings.runs_dirs)
     return RunFolder(job.settings.runs_dir, job.model.name, identity, kind=kind, make=make), used
 
 
@@ -262,6 +265,8 @@ def observe(job: Job, observers: Sequence[Observer]) -> list[Artifact]:
         Busy: another one makes it, and the job does not wait.
     """
     files = [calibration_file(job, observer) for observer in observers]
+    for path, _ in files:
+        import_calibration(path, job.settings.runs_dirs)
     with ExitStack() as claims:
         for path in sorted(
             {path for path, _ in files if not path.is_file()}
@@ -319,6 +324,9 @@ def generate(job: Job, folder: RunFolder) -> bool:
     Processes that do the same take different blocks. At the end patient ones wait for each other's, and take over those
     of a process that died. Out of memory, a process goes on with half as many prompts at a time. A block is saved while
     the next one is drawn, and stays claimed until it is.
+
+    Raises:
+        Busy: the context of a block refuses it.
     """
     settings, everything = job.settings, len(job.prompts)
     done = folder.samples()
@@ -341,7 +349,8 @@ def generate(job: Job, folder: RunFolder) -> bool:
                         elsewhere.append(block)
                         continue
                     if len(folder.samples(block)) < len(block):
-                        limit = _generate_block(job, folder, cache, block, limit, save)
+                        with job.around_block(folder.path, block):
+                            limit = _generate_block(job, folder, cache, block, limit, save)
                         save(claims.pop_all().close)
                 bar.update(len(block))
             todo = elsewhere

@@ -2,8 +2,8 @@
 
 import logging
 import reprlib
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -71,6 +71,8 @@ class Job:
         sweep: name of the sweep that the run belongs to; None for a run by itself.
         bounded: the job whose reference this full-cache run with other rounding or other seeds is compared with.
         patient: wait for what other processes do at this run, its reference and its calibration.
+        around_block: context in which a block of a run's folder is generated; entering it may raise `Busy`, which
+            leaves the block to others.
     """
 
     settings: Settings
@@ -85,6 +87,7 @@ class Job:
     sweep: str | None = None
     bounded: "Job | None" = None
     patient: bool = True
+    around_block: Callable[[Path, range], AbstractContextManager[object]] = lambda *_: nullcontext()
 
     @property
     def reference(self) -> bool:

@@ -148,20 +148,6 @@ def test_a_failure_is_told_of_and_tried_again_by_the_next_command_alone(
     assert outcomes == ["finished", "failed", "finished", "failed"]
 
 
-def test_a_worker_that_breaks_at_every_job_leaves_the_rest_to_others(
-    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(*_: object, **__: object) -> None:
-        raise ZeroDivisionError
-
-    monkeypatch.setattr("kvbench.cli.work.do_job", fail)
-    with pytest.raises(ZeroDivisionError):
-        command("task=work", "method=swa,random", "budget=0.2,0.3")
-    [folder] = (tmp_path / "runs/sweeps").iterdir()
-    outcomes = [entry.outcome for entry in read_entries(folder)]
-    assert outcomes == ["failed", "failed", "failed", "missing"]
-
-
 @pytest.mark.slow
 def test_a_launcher_starts_workers(tmp_path: Path) -> None:
     pytest.importorskip("hydra_plugins.hydra_joblib_launcher")
@@ -180,6 +166,8 @@ def test_a_launcher_starts_workers(tmp_path: Path) -> None:
     [
         (["task=work", "work.workers=2"], "work.workers=2: hydra/launcher=basic starts one after the other"),
         (["task=work", "work.lapse=0"], "work.lapse=0: must be a positive number of seconds"),
+        (["task=work", "work.grace=-1"], "work.grace=-1: must be a number of seconds, 0 or more"),
+        (["task=work", "work.jitter=-1"], "work.jitter=-1: must be a number of seconds, 0 or more"),
         (["task=status"], "runs_dir=runs: holds no runs"),
         (["task=status", "work.folder=nowhere"], "work.folder=nowhere: no such folder"),
         (["sweeps=nothing"], "sweeps=nothing: no such choice; choose from ams_kv_table1"),

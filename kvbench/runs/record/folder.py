@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
+from typing import NamedTuple
 
 from kvbench.core.config import ConfigError
 from kvbench.core.files import hash_content, hash_path, naming, parse_json, write_whole
@@ -31,13 +32,26 @@ State = tuple[int, int, int]
 """What changes when a file does: inode, size and time."""
 
 
+class RunName(NamedTuple):
+    """Name of a run's folder: a readable label and the hash of its identity."""
+
+    label: str
+    hash: str
+
+    @classmethod
+    def of(cls, name: str) -> "RunName":
+        """Take a name apart."""
+        label, _, hashed = name.rpartition("-")
+        return cls(label, hashed)
+
+
 class RunFolder:
     """One run on disk; any number of processes may hold it.
 
     Args:
         root: `runs_dir`.
         model: name of the model.
-        identity: what the run is.
+        identity: what the run is, or the name of its folder.
         kind: kind of its samples.
         make: make the folder where it is not there yet.
 
@@ -46,13 +60,19 @@ class RunFolder:
     """
 
     def __init__(
-        self, root: Path, model: str, identity: Identity, *, kind: SampleKind = IMAGES, make: bool = True
+        self,
+        root: Path,
+        model: str,
+        identity: Identity | RunName,
+        *,
+        kind: SampleKind = IMAGES,
+        make: bool = True,
     ) -> None:
         known = sorted(
             (root / model).glob(f"*-{identity.hash}")
         )  # made under another name of the same method
         self.path = known[0] if known else root / model / f"{identity.label}-{identity.hash}"
-        self.identity, self.kind = identity, kind
+        self.kind = kind
         self._known: dict[int, Record] = {}
         self._known_at: State | None = None
         self._written: dict[int, State | None] = {}  # of files written here, whose content is known
@@ -205,6 +225,17 @@ class RunFolder:
             known = self._known if start else {}
             self._known, self._known_at = known | _read_records(path, whole, start), _state(path)
         return self._known
+
+
+def read_records(folder: Path) -> dict[int, Record]:
+    """Return the records of a run's folder by index, in order, without looking at samples; nothing is written.
+
+    Raises:
+        ConfigError: a line is not a record.
+    """
+    path = folder / RECORDS
+    content = path.read_bytes() if path.is_file() else b""
+    return dict(sorted(_read_records(path, content[: content.rfind(b"\n") + 1], 0).items()))
 
 
 def _read_records(path: Path, content: bytes, start: int) -> dict[int, Record]:

@@ -1,0 +1,207 @@
+"""Verbs of a sweep: workers that run pause, go on, leave runs out and try failed ones again between two blocks."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from kvbench.cli import work
+from kvbench.cli.control import control, is_paused
+from kvbench.cli.jobs import Entry, open_folder, read_entries, write_entry
+from kvbench.core.config import ConfigError
+from kvbench.models.infinity.model import InfinityModel
+from tests.support.command_line import Command
+
+JOBS = [("method=swa", "budget=0.2"), ("method=swa", "budget=0.3"), ("method=random", "budget=0.2")]
+
+Do = Callable[[int], object]
+OnPause = Callable[[Callable[[], object]], None]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return open_folder(tmp_path / "runs", JOBS)
+
+
+@pytest.fixture
+def run_worker(command: Command, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Do], list[int]]:
+    """Runs a worker whose jobs are a function of their numbers; gives the numbers in the order of their attempts."""
+
+    def run(do: Do) -> list[int]:
+        tried: list[int] = []
+
+        def do_job(overrides: tuple[str, ...], *_: object, **__: object) -> object:
+            tried.append(JOBS.index(overrides))
+            return do(tried[-1])
+
+        monkeypatch.setattr(work, "do_job", do_job)
+        command("task=work", f"work.folder={folder}", "eval=none")
+        return tried
+
+    return run
+
+
+@pytest.fixture
+def on_pause(monkeypatch: pytest.MonkeyPatch) -> OnPause:
+    """Has something done whenever a worker that is paused would sleep."""
+    sleep = time.sleep
+
+    def use(action: Callable[[], object]) -> None:
+        monkeypatch.setattr(work, "LOOK", 12345.0)
+        monkeypatch.setattr(time, "sleep", lambda pause: action() if pause == work.LOOK else sleep(pause))
+
+    return use
+
+
+def outcomes(folder: Path) -> list[str]:
+    return [entry.outcome for entry in read_entries(folder)]
+
+
+def test_a_verb_is_one_command_that_prints_one_line(command: Command, folder: Path) -> None:
+    said = f"{folder}: paused: workers stop after their blocks; work.do=resume lets them go on\n"
+    assert command("task=work", f"work.folder={folder}", "work.do=pause") == (0, said, "")
+    status, out, _ = command("task=work", f"work.folder={folder}", "work.do=drop", "work.run='budget=0.3'")
+    assert (status, out.startswith(f"{folder}: dropped 1 run (method=swa budget=0.3); ")) == (0, True)
+
+
+def test_verbs_say_what_they_did(folder: Path) -> None:
+    def do(*words: str) -> str:
+        return control(folder, *words).removeprefix(f"{folder}: ")
+
+    write_entry(folder, Entry(1, JOBS[1], "failed", error="e"))
+    assert do("pause").startswith("paused: ")
+    assert do("pause").startswith("is paused already")
+    assert is_paused(folder)
+    assert do("resume") == "resumed"
+    assert do("resume") == "is not paused"
+    assert do("drop", "method=random").startswith("dropped 1 run (method=random budget=0.2); ")
+    assert outcomes(folder) == ["missing", "failed", "dropped"]
+    assert do("requeue") == "requeued 1 run (method=swa budget=0.3)"
+    assert do("requeue") == "requeued nothing: no run failed"
+    assert do("requeue", "method=random").startswith("requeued 1 run (method=random")
+    assert outcomes(folder) == ["missing"] * 3
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["work.do=stop"], "work.do=stop: must be one of pause, resume, requeue, drop or null"),
+        (
+            ["work.do=drop"],
+            "work.run: missing; choose from 0 (method=swa budget=0.2), 1 (method=swa budget=0.3), 2",
+        ),
+        (["work.do=drop", "work.run=7"], "work.run=7: names no run of this sweep; choose from 0 (method=swa"),
+        (
+            ["work.do=requeue", "work.run=h2o"],
+            "work.run=h2o: names no run of this sweep; choose from 0 (method",
+        ),
+        (["work.do=pause", "work.run=1"], "work.run=1: is for work.do=drop and requeue"),
+    ],
+    ids=str,
+)
+def test_bad_names_are_one_line_with_the_choices(
+    command: Command, folder: Path, words: list[str], message: str
+) -> None:
+    status, _, err = command("task=work", f"work.folder={folder}", *words)
+    [line] = err.splitlines()
+    assert (status, line.startswith(f"error: {message}")) == (1, True), line
+
+
+def test_a_verb_begins_no_sweep(command: Command, folder: Path, tmp_path: Path) -> None:
+    assert (
+        "no sweep with these overrides was started"
+        in command("task=work", "method=full,swa", "work.do=pause")[2]
+    )
+    assert len(list(tmp_path.glob("runs/sweeps/*"))) == 1
+    assert command("task=work", *("method=full", "runs_dir=none", "work.do=pause"))[2].startswith(
+        "error: runs_dir=none"
+    )
+
+
+def test_runs_are_named_by_number_folder_or_words(folder: Path) -> None:
+    write_entry(folder, Entry(0, JOBS[0], "started", samples={"runs/m/swa-0.2-ab": 2, "runs/m/full-cd": 2}))
+    for run, dropped in (
+        (2, [2]),
+        ("swa-0.2-ab", [0]),
+        ("method=swa", [0, 1]),
+        ("budget=0.2 method=swa", [0]),
+    ):
+        control(folder, "drop", run)
+        assert [entry.number for entry in read_entries(folder) if entry.outcome == "dropped"] == dropped
+        control(folder, "requeue", run)
+    assert read_entries(folder)[0].outcome == "started"  # a run that did not fail keeps what is known of it
+    with pytest.raises(ConfigError, match=r"work\.run=full-cd"):
+        control(folder, "drop", "full-cd")
+
+
+def test_a_paused_sweep_is_left_alone_until_it_is_resumed(
+    folder: Path, run_worker: Callable[[Do], list[int]], on_pause: OnPause
+) -> None:
+    seen: list[list[str]] = []
+
+    def resume() -> None:
+        seen.append(outcomes(folder))
+        control(folder, "resume")
+
+    def do(number: int) -> Path:
+        if number == 0:
+            control(folder, "pause")
+        return folder
+
+    on_pause(resume)
+    assert run_worker(do) == [0, 1, 2]
+    assert seen == [["finished", "missing", "missing"]]
+
+
+def test_a_dropped_run_is_left_out_of_work_and_table(
+    folder: Path, run_worker: Callable[[Do], list[int]], command: Command
+) -> None:
+    assert run_worker(lambda number: control(folder, "drop", 1) and folder) == [0, 2]
+    assert outcomes(folder) == ["finished", "dropped", "finished"]
+    status, out, _ = command("task=work", f"work.folder={folder}")
+    assert (status, "failed" in out) == (0, False)
+
+
+def test_a_failed_run_is_tried_again_by_workers_that_run(
+    folder: Path, run_worker: Callable[[Do], list[int]]
+) -> None:
+    def do(number: int) -> Path:
+        if not tried:
+            tried.append(number)
+            raise ValueError("not yet")
+        if number == 2:
+            control(folder, "requeue")
+        return folder
+
+    tried: list[int] = []
+    assert run_worker(do) == [0, 1, 2, 0]
+    assert outcomes(folder) == ["finished"] * 3
+
+
+def test_a_run_is_paused_between_two_blocks_and_holds_no_claim(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, on_pause: OnPause
+) -> None:
+    generate = InfinityModel.generate
+    claims: list[list[str]] = []
+    batches: list[object] = []
+
+    def pause_once(*arguments: object) -> object:
+        [sweep] = (tmp_path / "runs/sweeps").iterdir()
+        batches.append(arguments[1])
+        if len(batches) == 2:
+            control(sweep, "pause")
+        return generate(*arguments)  # type: ignore[arg-type]
+
+    def resume() -> None:
+        [sweep] = (tmp_path / "runs/sweeps").iterdir()
+        claims.append([path.name for path in tmp_path.rglob(".*") if path.parent.name != "workers"])
+        control(sweep, "resume")
+
+    monkeypatch.setattr(InfinityModel, "generate", pause_once)
+    on_pause(resume)
+    assert command("task=work", "method=full", "prompts.count=3", "batch_size=1", "eval=none")[0] == 0
+    assert claims == [[]]
+    assert len(batches) == 3
+    [records] = tmp_path.glob("runs/*/full-*/samples.jsonl")
+    assert len(records.read_text().splitlines()) == 3

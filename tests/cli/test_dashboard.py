@@ -1,0 +1,61 @@
+"""The page that is written while a sweep runs: again and again, and at last one that does not reload itself."""
+
+from pathlib import Path
+
+import pytest
+
+from kvbench.cli.jobs import Entry, drop_of, open_folder, write_entry
+from kvbench.dashboard.page import FILE
+from kvbench.dashboard.sweeps import find_sweeps
+from tests.support.command_line import Command
+
+RELOAD = '<meta http-equiv="refresh" content="7">'
+JOBS = [("method=swa",), ("method=random",), ("method=h2o",)]
+
+
+@pytest.fixture
+def sweep(tmp_path: Path) -> Path:
+    folder = open_folder(tmp_path / "runs", JOBS)
+    write_entry(folder, Entry(0, JOBS[0], "failed", error="e"))
+    return folder
+
+
+def watch(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sleep: object
+) -> tuple[int, str, str]:
+    monkeypatch.setattr("kvbench.cli.dashboard.time", type("Clock", (), {"sleep": staticmethod(sleep)}))
+    words = (f"runs_dir={tmp_path / 'runs'}", "dashboard.watch=true", "dashboard.every=7")
+    return command("task=dashboard", *words)
+
+
+def test_the_page_is_written_again_until_the_sweep_is_done(
+    command: Command, sweep: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page, seen = tmp_path / "runs" / FILE, []
+
+    def sleep(seconds: float) -> None:
+        number = len(seen) + 1
+        seen.append((seconds, RELOAD in page.read_text(), f"reason {number - 1}" in page.read_text()))
+        write_entry(sweep, Entry(number, JOBS[number], "failed", error=f"reason {number}"))
+
+    status, out, _ = watch(command, tmp_path, monkeypatch, sleep)
+    assert (status, out.splitlines()[-1]) == (0, f"written: {page}")
+    assert seen == [(7.0, True, False), (7.0, True, True)]
+    assert "reason 2" in page.read_text()
+    assert RELOAD not in page.read_text()
+
+
+def test_an_interrupted_watch_leaves_a_page_that_stays(
+    command: Command, sweep: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def sleep(_: float) -> None:
+        raise KeyboardInterrupt
+
+    assert watch(command, tmp_path, monkeypatch, sleep)[0] == 0
+    assert RELOAD not in (tmp_path / "runs" / FILE).read_text()
+
+
+def test_dropped_runs_are_no_part_of_a_sweeps_progress(sweep: Path, tmp_path: Path) -> None:
+    drop_of(sweep, 0).touch()
+    [known] = find_sweeps(tmp_path / "runs")
+    assert (known.jobs, known.failed) == (2, ())

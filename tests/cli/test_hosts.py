@@ -1,0 +1,120 @@
+"""Hosts on which runs break: they are stopped and named, others go on, and three that fail alike stop the sweep."""
+
+import errno
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from kvbench.cli import work
+from kvbench.cli.control import control
+from kvbench.cli.hosts import blames_host, describe_stop, read_stopped_hosts, stop_host
+from kvbench.cli.jobs import Entry, open_folder, read_entries, write_entry
+from kvbench.cli.sweep import list_failures
+from kvbench.core.config import ConfigError
+from tests.support.command_line import Command
+
+JOBS = [(f"seed={seed}",) for seed in range(4)]
+Do = Callable[[int], object]
+Run = Callable[[str, Do], tuple[int, str]]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return open_folder(tmp_path / "runs", JOBS)
+
+
+@pytest.fixture
+def run_worker(command: Command, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Runs a worker on a host, whose jobs are a function of their numbers; gives exit status and what was printed."""
+
+    def run(host: str, do: Do) -> tuple[int, str]:
+        def do_job(overrides: tuple[str, ...], *_: object, **__: object) -> object:
+            return do(JOBS.index(overrides))
+
+        monkeypatch.setattr(work, "gethostname", lambda: host)
+        monkeypatch.setattr(work, "do_job", do_job)
+        status, out, err = command("task=work", f"work.folder={folder}", "eval=none")
+        return status, out + err
+
+    return run
+
+
+def break_down(number: int) -> object:
+    raise RuntimeError(f"CUDA error {number}: unspecified launch failure")
+
+
+def test_a_host_is_stopped_after_two_runs_and_another_one_does_them(
+    folder: Path, run_worker: Run, command: Command
+) -> None:
+    status, out = run_worker("node7", break_down)
+    assert status == 1
+    reason = "RuntimeError: CUDA error 1: unspecified launch failure"
+    said = f"host node7 takes no more work: 2 runs in a row broke there, the last with {reason}; "
+    assert out.splitlines()[-1].startswith(f"error: {said}")
+    assert json.loads((folder / "hosts/node7.json").read_text()) == {"reason": reason}
+    entries = read_entries(folder)
+    assert [entry.outcome for entry in entries] == ["missing"] * 4
+    assert list_failures(entries)[1] == ("seed=1", reason)
+    assert said in command("task=status", f"work.folder={folder}")[1]
+    again = run_worker("node7", lambda _: folder)[1]
+    assert again.splitlines()[-1].startswith(f"error: {said}")
+    assert run_worker("node8", lambda _: folder)[0] == 0
+    assert [entry.outcome for entry in read_entries(folder)] == ["finished"] * 4
+    assert control(folder, "requeue").endswith("requeued nothing: no run failed; hosts let back: node7")
+    assert run_worker("node7", lambda _: folder)[0] == 0
+
+
+def test_a_worker_that_runs_does_what_a_stopped_host_gave_back(folder: Path, run_worker: Run) -> None:
+    def do(number: int) -> Path:
+        tried.append(number)
+        if number == 3:
+            write_entry(folder, Entry(1, JOBS[1], "failed", error="broken"))
+            stop_host(folder, "node7", "broken", [(1, JOBS[1]), (2, JOBS[2])])
+        return folder
+
+    tried: list[int] = []
+    assert run_worker("node8", do)[0] == 0
+    assert tried == [0, 1, 2, 3, 1]
+
+
+def test_a_run_that_finishes_between_two_that_break_clears_the_host(folder: Path, run_worker: Run) -> None:
+    def do(number: int) -> object:
+        return folder if number % 2 else break_down(number)
+
+    assert run_worker("node7", do)[0] == 1
+    assert [entry.outcome for entry in read_entries(folder)] == ["failed", "finished"] * 2
+    assert read_stopped_hosts(folder) == {}
+
+
+def test_bad_settings_are_no_fault_of_a_host(folder: Path, run_worker: Run) -> None:
+    def do(number: int) -> object:
+        raise ConfigError("budget=1e-05: too small")
+
+    assert run_worker("node7", do)[0] == 1
+    assert [entry.outcome for entry in read_entries(folder)] == ["failed"] * 4
+    assert read_stopped_hosts(folder) == {}
+    assert not blames_host(FileNotFoundError(errno.ENOENT, "no weights"))
+    assert blames_host(OSError(errno.ENOSPC, "full"))
+    assert blames_host(torch.OutOfMemoryError("Tried to allocate 2 GiB"))
+
+
+def test_three_hosts_that_fail_alike_stop_the_sweep_once(
+    folder: Path, run_worker: Run, command: Command
+) -> None:
+    said = [run_worker(host, break_down)[1].splitlines()[-1] for host in ("a", "b", "c", "d")]
+    assert [line.split(":")[1] for line in said[:2]] == [
+        " host a takes no more work",
+        " host b takes no more work",
+    ]
+    stop = "the sweep is stopped: a, b, c failed alike, with RuntimeError: CUDA error"
+    assert said[2].startswith(f"error: {stop}")
+    assert said[3] == "error: the sweep was stopped; task=status says why"
+    assert command("task=status", f"work.folder={folder}")[1].count(stop) == 1
+
+
+def test_hosts_that_fail_in_other_ways_stop_no_sweep() -> None:
+    assert describe_stop({"a": "x 1", "b": "x 2", "c": "y 1"}) is None
+    assert describe_stop({"a": "x 1", "b": "x 2", "c": "x 37"}) is not None

@@ -1,0 +1,81 @@
+"""task=merge and runs_dirs: runs made in other folders, told in lines and found again."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from kvbench.models.infinity.model import InfinityModel
+from kvbench.models.outputs import Text
+from kvbench.runs.record.folder import RunFolder, RunName
+from kvbench.runs.record.kinds import TEXTS
+from tests.support.command_line import Command
+
+NAME = RunName("swa-0.1", "0123456789")
+
+
+def write(runs_dir: Path, texts: Sequence[tuple[int, str]]) -> RunFolder:
+    """Write a run with some samples."""
+    folder = RunFolder(runs_dir, "m", NAME, kind=TEXTS)
+    folder.add([{"index": index} for index, _ in texts], [Text(text, 3, ended=True) for _, text in texts])
+    return folder
+
+
+def test_the_command_tells_conflicts_in_one_line_each(command: Command, tmp_path: Path) -> None:
+    name = write(tmp_path / "runs", [(0, "one")]).path.name
+    write(tmp_path / "b", [(0, "ONE")])
+    write(tmp_path / "c", [(0, "one"), (1, "two")])
+    assert command("task=merge", "from=c")[:2] == (
+        0,
+        "merged 1 runs and calibrations: 1 samples added, 1 known; 0 conflicts\n",
+    )
+    status, out, err = command("task=merge", "from=[b,c]")
+    assert out.splitlines() == [
+        f"conflict: m/{name}: sample 0 differ; those that were there are kept",
+        "merged 2 runs and calibrations: 0 samples added, 2 known; 1 conflicts",
+    ]
+    assert (status, err) == (1, "error: task=merge: 1 conflicts; what was in runs is unchanged\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], "from: missing; task=merge from=other/runs names a folder"),
+        (["from=nowhere"], "from=nowhere: no such folder"),
+        (["from=3"], "from=3: must be a folder of runs or a list of them"),
+        (["from=runs"], "from=runs: is runs_dir itself"),
+    ],
+    ids=str,
+)
+def test_bad_folders_are_one_line(command: Command, tmp_path: Path, words: list[str], message: str) -> None:
+    (tmp_path / "runs").mkdir()
+    status, _, err = command("task=merge", *words)
+    assert (status, err.startswith(f"error: {message}")) == (1, True)
+
+
+@pytest.mark.slow
+def test_shards_of_two_clusters_are_one_run_and_found_in_further_folders(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = ("method=random", "budget=0.2", "prompts.count=2", "batch_size=1", "eval=[psnr]")
+    for index in (0, 1):
+        assert command(*job, f"shard.index={index}", "shard.count=2", f"runs_dir=part{index}")[0] == 0
+    assert command(*job, "runs_dir=whole")[0] == 0
+    assert command("task=merge", "from=[part0,part1]", "runs_dir=both")[0] == 0
+    monkeypatch.setattr(InfinityModel, "generate", lambda *_: pytest.fail("a sample was drawn again"))
+    assert command(*job, "runs_dir=both")[0] == 0
+    assert command(*job, "runs_dir=other", "runs_dirs=[nowhere,whole]")[0] == 0
+
+    def read_samples(runs_dir: str) -> dict[str, list[str]]:
+        lines = {
+            path.parent.name: [json.loads(line)["sha256"] for line in path.read_text().splitlines()]
+            for path in sorted((tmp_path / runs_dir).glob("*/*/samples.jsonl"))
+        }
+        assert len(lines) == 2
+        return lines
+
+    assert read_samples("whole") == read_samples("both") == read_samples("other")
+    for path in (tmp_path / "whole").glob("*/*/results.json"):
+        other = tmp_path / "other" / path.relative_to(tmp_path / "whole")
+        assert other.read_bytes() == path.read_bytes()  # copied, not scored anew

@@ -1,0 +1,94 @@
+"""SIGTERM and the start of a worker: it ends between two blocks, holds no claim then, and starts at a random time."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from kvbench.cli import work
+from kvbench.cli.jobs import claim_of, open_folder, read_entries
+from kvbench.cli.sigterm import deferring_sigterm
+from kvbench.core.locks import is_held
+from kvbench.runs.job import Busy
+from tests.support.command_line import Command
+from tests.support.places import ROOT
+
+JOBS = [(f"seed={seed}",) for seed in range(3)]
+
+
+def test_sigterm_ends_a_worker_after_its_block(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = open_folder(tmp_path / "runs", JOBS)
+
+    def do_job(overrides: tuple[str, ...], _: object, around_block: work.AroundBlock, **__: object) -> object:
+        if overrides == JOBS[1]:
+            signal.raise_signal(signal.SIGTERM)
+            with pytest.raises(Busy), around_block(folder, range(2)):
+                pytest.fail("the next block was begun")
+            raise Busy
+        return folder
+
+    monkeypatch.setattr(work, "do_job", do_job)
+    before = signal.getsignal(signal.SIGTERM)
+    status, out, _ = command("task=work", f"work.folder={folder}")
+    assert (status, "ended by SIGTERM" in out) == (143, True)
+    assert [entry.outcome for entry in read_entries(folder)] == ["finished", "started", "missing"]
+    assert not is_held(claim_of(folder, 1))
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_a_block_that_outlasts_the_grace_is_interrupted() -> None:
+    with deferring_sigterm(0.2) as asked:
+        signal.raise_signal(signal.SIGTERM)
+        assert asked.is_set()
+        with pytest.raises(KeyboardInterrupt):
+            time.sleep(30)
+    with deferring_sigterm(0), pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGTERM)
+
+
+def test_a_launcher_keeps_its_own_handler() -> None:
+    seen: list[int] = []
+    before = signal.signal(signal.SIGTERM, lambda number, _: seen.append(number))
+    try:
+        with deferring_sigterm(0) as asked:
+            signal.raise_signal(signal.SIGTERM)
+        assert (seen, asked.is_set()) == ([signal.SIGTERM], False)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def test_workers_start_at_random_times(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[float, float]] = []
+    monkeypatch.setattr(random, "uniform", lambda *ends: asked.append(ends) or 0.0)
+    monkeypatch.setattr(work, "do_job", lambda *_, **__: tmp_path)
+    assert command("task=work", "method=swa", "work.jitter=60", f"runs_dir={tmp_path}")[0] == 0
+    assert asked == [(0, 60.0)]
+
+
+@pytest.mark.slow
+def test_a_process_that_gets_sigterm_finishes_its_block(tmp_path: Path) -> None:
+    words = ("method=full", "prompts.count=40", "batch_size=1", "eval=none", "work.lapse=600")
+    worker = subprocess.Popen(
+        [sys.executable, str(ROOT / "run.py"), "task=work", *words],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    while not list(tmp_path.glob("runs/*/full-*/samples.jsonl")) and worker.poll() is None:
+        time.sleep(0.05)
+    worker.send_signal(signal.SIGTERM)
+    out, _ = worker.communicate(timeout=100)
+    assert (worker.returncode, "ended by SIGTERM" in out) == (143, True)
+    [records] = tmp_path.glob("runs/*/full-*/samples.jsonl")
+    assert 1 <= len(records.read_text().splitlines()) < 40
+    assert [path for path in tmp_path.rglob(".*") if path.is_file()] == []

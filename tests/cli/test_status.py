@@ -1,0 +1,118 @@
+"""Status of a sweep: what its runs and workers do, how fast, for how long, and which of them are slow."""
+
+import json
+import os
+from io import StringIO
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from kvbench.cli.control import control
+from kvbench.cli.jobs import Entry, claim_of, open_folder, write_entry
+from kvbench.cli.status import show_status
+from kvbench.cli.work_log import Block, LogWriter, find_slow_blocks, find_slow_workers, read_logs, writing_log
+from kvbench.core.locks import claim
+
+JOBS = [
+    (f"method={name}", "budget=0.2", "prompts.count=8") for name in ("full", "swa", "random", "h2o", "rkv")
+]
+LONG = "RuntimeError: " + "a reason that is longer than a line of the terminal has room for " * 3
+
+
+def write_log(folder: Path, name: str, paces: list[tuple[str, float]], device: str = "cuda:0") -> None:
+    """Write the log of a worker that made one sample a block and ended after an hour."""
+    lines = [{"host": name, "device": device, "at": 0.0}]
+    lines += [{"run": run, "samples": 1, "seconds": seconds, "at": 1.0} for run, seconds in paces]
+    (folder / "workers").mkdir(exist_ok=True)
+    text = "".join(json.dumps(line) + "\n" for line in [*lines, {"at": 3600.0}])
+    (folder / "workers" / f"{name}.jsonl").write_text(text)
+
+
+def render(folder: Path, *, verbose: bool = False) -> list[str]:
+    console = Console(width=100, record=True, file=StringIO())
+    show_status(console, folder, verbose=verbose)
+    return [line.rstrip() for line in console.export_text().splitlines()]
+
+
+def test_a_log_says_what_its_worker_did(tmp_path: Path) -> None:
+    with writing_log(tmp_path, "cpu", 60.0) as log:
+        log.note_block(Block("swa-1", 4, 2.0))
+        log.note_block(Block("swa-1", 4, 6.0))
+        [running] = read_logs(tmp_path)
+    [ended] = read_logs(tmp_path)
+    assert (running.alive, ended.alive) == (True, False)
+    assert ended.blocks == (Block("swa-1", 4, 2.0), Block("swa-1", 4, 6.0))
+    assert (ended.samples, ended.rate, ended.device) == (8, 1.0, "cpu")
+    (tmp_path / "workers/.killed-1-abcd").write_text('{"machine": "another", "lapse": 0.001}')
+    with writing_log(tmp_path, "cpu", 60.0), writing_log(tmp_path, "cpu", 60.0):
+        pass  # the inner one ends while the other runs
+    assert not list((tmp_path / "workers").glob(".*"))
+    [path] = [path for path in (tmp_path / "workers").iterdir() if "swa-1" in path.read_text()]
+    path.write_text(path.read_text() + '{"run": "torn')
+    assert ended.blocks in [log.blocks for log in read_logs(tmp_path)]
+
+
+def test_a_block_of_ten_times_the_median_is_slow(tmp_path: Path) -> None:
+    with (tmp_path / "log").open("w") as file:
+        log = LogWriter(file, {})
+        told = [log.note_block(Block("a", 2, seconds)) for seconds in (99.0, 2.0, 3.0, 29.9, 33.0, 330.0)]
+        assert log.note_block(Block("b", 1, 1e4)) is None  # another run
+    # Medians of a sample's seconds: 1.5 before the fourth block, then 8.225 and 14.95.
+    assert told == [None, None, None, None, None, pytest.approx(165 / 14.95)]
+    write_log(tmp_path, "one", [("a", 1.0), ("a", 2.0), ("a", 3.0), ("b", 50.0)])
+    write_log(tmp_path, "two", [("a", 20.0), ("a", 1.9)])
+    assert find_slow_blocks(read_logs(tmp_path)) == [("two", Block("a", 1, 20.0), 10.0)]
+
+
+def test_a_worker_is_slow_beside_others_of_the_same_runs(tmp_path: Path) -> None:
+    write_log(tmp_path, "one", [("a", 1.0), ("a", 1.2), ("b", 7.0), ("c", 90.0)])
+    write_log(tmp_path, "two", [("a", 1.1), ("b", 6.0)])
+    write_log(tmp_path, "three", [("a", 2.4), ("a", 50.0), ("a", 3.15), ("b", 13.0)])
+    # Its medians are 3.15 and 13; of the others' medians, 1.1 and 1.1 and 7 and 6, the middles are 1.1 and 6.5.
+    assert find_slow_workers(read_logs(tmp_path)) == {"three": pytest.approx((3.15 / 1.1 + 13 / 6.5) / 2)}
+
+
+def test_status_is_readable_at_a_hundred_columns(tmp_path: Path) -> None:
+    folder = open_folder(tmp_path, JOBS)
+    run = tmp_path / "model/swa-0.2-ab"
+    (run / "images").mkdir(parents=True)
+    (run / "samples.jsonl").write_text("{}\n" * 3)
+    now = folder.stat().st_mtime
+    for index, age in enumerate((20, 10, 0)):
+        (run / f"images/{index}.png").touch()
+        os.utime(run / f"images/{index}.png", (now - age, now - age))
+    write_entry(folder, Entry(0, JOBS[0], "finished", folder="model/full-cd", host="node1"))
+    write_entry(folder, Entry(1, JOBS[1], "started", samples={str(run): 8}, host="node2"))
+    write_entry(folder, Entry(2, JOBS[2], "failed", error=LONG, host="node3"))
+    control(folder, "drop", 3)
+    control(folder, "pause")
+    write_log(folder, "node1", [("full-cd", 1.0), ("swa", 1.0), ("swa", 1.0), ("swa", 1.0)])
+    write_log(folder, "node2", [("swa", 30.0)])
+    write_log(folder, "node3", [], device="cpu")
+    with claim(claim_of(folder, 1)):
+        lines = render(folder)
+    assert max(map(len, lines[4:])) <= 100  # the first name the folder, which may be anywhere
+    text = "\n".join(lines)
+    assert lines[1] == "of each: budget=0.2 prompts.count=8"
+    assert lines[2].startswith("jobs: 1 done, 1 running, 1 failed, 1 missing, 1 dropped; samples: 3 of ")
+    assert lines[3] == "paused: work.do=resume lets workers go on"
+    [header, first, second, *_] = lines[4:]
+    assert header.split() == ["run", "state", "samples", "samples/s", "time", "left", "settings"]
+    number, state, samples, rate, left, *words = first.split()
+    assert (number, state, samples, words) == ("1", "running", "3/8", ["method=swa", "on", "node2"])
+    assert float(rate) == pytest.approx(0.1, rel=0.2)  # two in the last 20 s, and clocks go on
+    assert left.startswith("0:00:5")
+    assert second.split()[:2] == ["2", "failed"]
+    assert LONG.split() == text[text.index("RuntimeError") : text.index("\n  3  dropped")].split()
+    assert "workers: 0 working, 3 ended; used: 2.00 GPU-hours, 1.00 CPU worker-hours" in lines
+    assert "slow: 30.0 times as long as others" in text
+    assert any(
+        line.startswith("slow: a block of swa took 30.0 s, 30 times the median (node2)") for line in lines
+    )
+
+
+def test_rows_are_cut_unless_all_are_asked_for(tmp_path: Path) -> None:
+    folder = open_folder(tmp_path, [(f"seed={seed}",) for seed in range(50)])
+    assert "and 10 more runs; verbose=true lists all" in render(folder)
+    assert sum("missing  " in line for line in render(folder, verbose=True)) == 50

@@ -1,0 +1,125 @@
+"""Runs that were made in several folders and are merged into one: joined by samples, nothing overwritten."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from kvbench.models.outputs import Text
+from kvbench.runs.identity import Identity
+from kvbench.runs.record.folder import RunFolder, RunName
+from kvbench.runs.record.kinds import TEXTS
+from kvbench.runs.record.merge import Merged, merge_run, merge_runs
+from kvbench.runs.record.results import read_results
+from tests.support.results import made_up
+
+IDENTITY = Identity({}, "a" * 64, {"_target_": "Swa"}, None, "1", "c" * 64, 0, "float32", label="swa-0.1")
+
+
+def write(
+    runs_dir: Path, texts: Sequence[tuple[int, str]], *, label: str = "swa-0.1", seed: int = 0
+) -> RunFolder:
+    """Write a run with some samples."""
+    folder = RunFolder(runs_dir, "m", replace(IDENTITY, label=label, seed=seed), kind=TEXTS)
+    records = [{"index": index, "prompt": f"p{index}", "seconds": 0.1 + index} for index, _ in texts]
+    folder.add(records, [Text(text, 3, ended=True) for _, text in texts])
+    return folder
+
+
+def read_all(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def finish(folder: RunFolder, reference: str | None = None) -> None:
+    """Write results that say nothing but which run this is and what it is compared with."""
+    folder.write("metrics/psnr.json", "{}")
+    results = replace(made_up("swa", 0.1, {}), run=folder.path.name, reference=reference)
+    folder.write("results.json", results.to_json())
+    folder.note("done")
+
+
+def test_a_missing_run_is_copied_with_its_bytes(tmp_path: Path) -> None:
+    folder = write(tmp_path / "a", [(0, "one"), (1, "two")])
+    finish(folder)
+    folder.write("config.yaml", "seed: 0\n")
+    before = read_all(tmp_path / "a")
+    (tmp_path / "a/m/calibration-0123456789.safetensors").write_bytes(b"c")
+    for path in tmp_path.glob("a/**/*"):
+        path.chmod(0o555 if path.is_dir() else 0o444)
+    merged = list(merge_runs(tmp_path / "a", tmp_path / "b"))
+    assert merged == [
+        Merged("m/calibration-0123456789.safetensors"),
+        Merged(f"m/{folder.path.name}", added=2),
+    ]
+    (tmp_path / "b/m/calibration-0123456789.safetensors").unlink()
+    assert read_all(tmp_path / "b") == before
+    assert list(merge_runs(tmp_path / "a", tmp_path / "b"))[1] == Merged(f"m/{folder.path.name}", known=2)
+
+
+def test_identical_runs_are_joined_by_samples(tmp_path: Path) -> None:
+    whole = write(tmp_path / "whole", [(0, "one"), (1, "two"), (2, "three")])
+    first, second = write(tmp_path / "a", [(2, "three")]), write(tmp_path / "b", [(0, "one"), (1, "two")])
+    assert merge_run(second.path, tmp_path / "a") == Merged(f"m/{first.path.name}", added=2)
+    assert first.samples() == whole.samples()
+    assert first.tidy([0, 1, 2]) == whole.tidy([0, 1, 2])
+    assert not first.finished()
+
+
+def test_results_come_only_with_all_of_their_samples(tmp_path: Path) -> None:
+    ours, theirs = write(tmp_path / "a", [(1, "two")]), write(tmp_path / "b", [(0, "one"), (1, "two")])
+    finish(theirs)
+    assert merge_run(theirs.path, tmp_path / "a").added == 1
+    assert read_results(ours.path) == read_results(theirs.path)
+    assert read_all(tmp_path / "a") == read_all(tmp_path / "b")
+    more = write(tmp_path / "c", [(0, "one"), (1, "two"), (2, "three")])
+    assert merge_run(theirs.path, tmp_path / "c").problem is None
+    assert not more.finished()  # of three samples, and those results are of two
+
+
+def test_samples_that_differ_are_named_and_stay(tmp_path: Path) -> None:
+    write(tmp_path / "a", [(0, "one"), (1, "two"), (4, "five")])
+    theirs = write(tmp_path / "b", [(0, "one"), (1, "TWO"), (2, "three"), (4, "FIVE")])
+    finish(theirs)
+    before = read_all(tmp_path / "a")
+    merged = merge_run(theirs.path, tmp_path / "a")
+    name = f"m/{theirs.path.name}"
+    assert merged == Merged(name, 1, 1, "sample 1 and 1 more differ; those that were there are kept")
+    after = read_all(tmp_path / "a")
+    assert {key for key in before if after[key] != before[key]} == {f"{name}/samples.jsonl"}
+    assert set(after) - set(before) == {f"{name}/texts/000002.txt"}
+
+
+def test_scores_against_another_reference_are_left_out(tmp_path: Path) -> None:
+    ours = write(tmp_path / "a", [(0, "full")], label="full", seed=1)
+    reference = write(tmp_path / "b", [(0, "FULL")], label="full", seed=1)
+    theirs = write(tmp_path / "b", [(0, "one")])
+    finish(theirs, reference=reference.path.name)
+    merged = merge_run(theirs.path, tmp_path / "a")
+    assert (
+        merged.problem
+        == f"scores are left out, since {ours.path.name} differs; the same command scores it anew"
+    )
+    copied = RunFolder(tmp_path / "a", "m", IDENTITY, kind=TEXTS)
+    assert (sorted(copied.samples()), copied.finished()) == ([0], False)
+
+
+def test_damaged_samples_are_not_copied(tmp_path: Path) -> None:
+    theirs = write(tmp_path / "b", [(0, "one"), (1, "two"), (2, "three")])
+    finish(theirs)
+    (theirs.path / "texts/000001.txt").write_text("torn")
+    (theirs.path / "texts/000002.txt").unlink()
+    merged = merge_run(theirs.path, tmp_path / "a")
+    assert (merged.added, merged.problem) == (1, f"2 samples of {theirs.path} are damaged or missing")
+    assert not RunFolder(tmp_path / "a", "m", IDENTITY, kind=TEXTS).finished()
+
+
+def test_another_calibration_of_the_same_name_is_a_conflict(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name / "m").mkdir(parents=True)
+        (tmp_path / name / "m/calibration-0123456789.safetensors").write_text(name)
+    [merged] = merge_runs(tmp_path / "b", tmp_path / "a")
+    assert merged.problem == "is another calibration; the one that was there is kept"
+    assert (tmp_path / "a/m/calibration-0123456789.safetensors").read_text() == "a"
+
+
+def test_names_of_run_folders_are_taken_apart() -> None:
+    assert RunName.of("swa-0.2-bytes-5835bd0596") == ("swa-0.2-bytes", "5835bd0596")
