@@ -13,7 +13,8 @@ from PIL import Image
 from kvbench.eval.alignment.dpg import CATEGORIES, dpg_items
 from kvbench.eval.files.images import ImageSet
 from kvbench.eval.files.weights import file_sha256
-from kvbench.eval.protocol.base import Evaluator, Result, SkipEvaluation, make_result
+from kvbench.eval.protocol.base import Evaluator, Result, make_result
+from kvbench.eval.protocol.official import require_results
 from kvbench.eval.protocol.scores import MetricSpec, Score, share_score, with_parts
 
 METRIC = "dpg[official]"
@@ -58,11 +59,13 @@ class DpgOfficial(Evaluator):
             f"in ELLA's environment run: python dpg_bench/compute_dpg_bench.py --image-root-path {folder / 'images'} "
             f"--resolution {side} --pic-num {count} --res-path {path}"
         )
-        if not self.scores:
-            export(images, items, folder / "images")
-            raise SkipEvaluation(f"images exported; {command}; then set eval.dpg_official.scores=true")
-        if not path.is_file():
-            raise FileNotFoundError(f"{path} is not there yet; with scores=false first, {command}")
+        require_results(
+            path,
+            command,
+            "eval.dpg_official.scores",
+            wanted=self.scores,
+            export=lambda: export(images, items, folder / "images"),
+        )
         found, categories = read_results(path)
         absent = check_results(path, found, items, count)
         judged = {item: found[item] for item in items if item in found}
