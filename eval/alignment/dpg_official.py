@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
-from PIL import Image
 
 from kvbench.eval.alignment.dpg import CATEGORIES, dpg_items
 from kvbench.eval.files.images import ImageSet
@@ -117,12 +116,8 @@ def export(images: ImageSet, items: Mapping[str, list[int]], folder: Path) -> No
         target = folder / f"{item}.png"
         if len(indices) == 1:
             images.export(indices[0], target)
-            continue
-        side = images.samples[indices[0]].size[0]
-        picture = Image.new("RGB", (2 * side, side * (1 + (len(indices) > 2))))
-        for number, index in enumerate(indices):
-            picture.paste(Image.fromarray(images.image(index)), (number % 2 * side, number // 2 * side))
-        picture.save(target, compress_level=1)
+        else:
+            images.grid(indices).save(target, compress_level=1)
 
 
 def read_results(path: Path) -> tuple[dict[str, list[float]], dict[str, float]]:
