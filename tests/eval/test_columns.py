@@ -30,6 +30,7 @@ from kvbench.eval.registry import build_metrics, describe_metrics, read_metrics
 from kvbench.eval.spaces.base import Adm, Clean
 from kvbench.eval.spaces.clip import ClipImages
 from kvbench.eval.spaces.dinov2 import Dinov2
+from kvbench.eval.spaces.dreamsim import DreamSimEmbeddings
 from kvbench.scenes import grammar
 from kvbench.scenes.detector import detect
 from kvbench.scenes.world import SHAPES, render
@@ -159,7 +160,7 @@ def stand_ins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Mask2Former, "classes", tuple(SHAPES))
     monkeypatch.setattr(metrics, "alex", lambda *_: Difference())
     monkeypatch.setattr(dists.DistsNetwork, "load", lambda *_: Difference())
-    for space in (Clean, Adm, ClipImages, Dinov2):
+    for space in (Clean, Adm, ClipImages, Dinov2, DreamSimEmbeddings):
         monkeypatch.setattr(space, "compute", thumbnails)
     monkeypatch.setattr(fid, "dataset_moments", moments)
     monkeypatch.setattr(base, "dataset_features", features)
