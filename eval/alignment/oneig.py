@@ -172,7 +172,10 @@ def read_part(
     if absent and cells and not part.partial:
         raise ValueError(f"{path}: no score of {absent[0]} ({len(absent)} of {len(wanted)} are missing)")
     found = {wanted[row]: cell for row, cell in cells.items()}
-    return (found, float(read_column(whole, part.total)[MODEL])) if found else None
+    totals = read_column(whole, part.total)
+    if MODEL not in totals:
+        raise ValueError(f"{whole}: no row {MODEL}")
+    return (found, float(totals[MODEL])) if found else None
 
 
 def find_table(folder: Path, pattern: str) -> Path | None:
@@ -238,8 +241,17 @@ def score_texts(
         cells: the three as a list, mean over a prompt's images.
         clusters: prompt of each.
         folder: of the program's file of texts.
+
+    Raises:
+        FileNotFoundError: that file is not there.
+        ValueError: it lacks a text.
     """
-    texts = read_column(folder / TEXTS, "text_content", key="id")
+    path = folder / TEXTS
+    if not path.is_file():
+        raise FileNotFoundError(f"{path} is not there: copy scripts/text/{TEXTS} of OneIG-Benchmark to it")
+    texts = read_column(path, "text_content", key="id")
+    if absent := [number for _, number in cells if number not in texts]:
+        raise ValueError(f"{path}: no text of prompt {absent[0]}")
     words = np.array([len(DROPPED.sub("", texts[number]).split()) for _, number in cells], np.float64)
     rows: NDArray[np.float64] = np.array([json.loads(cell) for cell in cells.values()], np.float64)
 

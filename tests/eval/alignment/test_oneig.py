@@ -124,6 +124,10 @@ def test_the_score_of_texts_is_that_of_the_program(tmp_path: Path) -> None:
     assert (difference.value, difference.interval) == (0, (0, 0))
     write_texts(images, total=0.9)
     assert "the prompts' text gives 0.994" in reason(OneIg(scores=True), "failed", images)
+    (images.folder / "oneig" / "results" / TEXTS).write_text("id,text_content\n000,one\n")
+    assert "no text of prompt 001" in reason(OneIg(scores=True), "failed", images)
+    (images.folder / "oneig" / "results" / TEXTS).unlink()
+    assert "copy scripts/text/text_content.csv" in reason(OneIg(scores=True), "failed", images)
 
 
 @pytest.mark.parametrize(
