@@ -160,6 +160,7 @@ def runs_on(name: str, spec: ModelSpec, asked: Literal["prompt", "every"]) -> st
     return "yes"
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("needs_kvpress")
 def test_the_table_of_presses_is_that_of_the_page() -> None:
     rows = ["| press | method here | prompt | every step | scales |", "| --- | --- | --- | --- | --- |"]
