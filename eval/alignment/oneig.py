@@ -5,7 +5,7 @@ import json
 import math
 import re
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -31,6 +31,7 @@ DROPPED = re.compile(r"[^\sa-zA-Z0-9àâäéèêëîïôöùûüçÀÂÄÉÈÊË
 
 Key = tuple[str, str]
 """Class and number of a prompt."""
+Average = Callable[[Sequence[float], Sequence[str]], Score]
 
 
 @dataclass(frozen=True)
@@ -99,7 +100,7 @@ class OneIg(Evaluator):
             wanted=self.scores,
             export=lambda: export(samples, prompts, folder / "images"),
         )
-        columns: dict[str, list[object]] = {"index": [indices[0] for indices in prompts.values()]}
+        columns: dict[str, Sequence[object]] = {"index": [indices[0] for indices in prompts.values()]}
         scores: dict[str, Score] = {}
         for name, part in PARTS.items():
             if found := read_part(path, name, part, prompts):
@@ -221,7 +222,7 @@ def score_part(
         score, columns = score_texts(cells, clusters, folder)
     else:
         values = {key: float(cell) for key, cell in cells.items()}
-        average = share_score if name == "alignment" else mean_score
+        average: Average = share_score if name == "alignment" else mean_score
         score, columns = average(list(values.values()), clusters), {f"oneig_{name}[official]": values}
     if score.value is None or not abs(score.value - whole) < 1e-6:
         raise ValueError(

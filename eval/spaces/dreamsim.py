@@ -216,6 +216,6 @@ def build_branch(branch: Branch, state: State, heads: int) -> nn.Module:
     if projection is None:
         network.norm = nn.Identity()
         return network.eval()
-    last = nn.Linear(*projection.shape, bias=False)
+    last = nn.Linear(projection.shape[0], projection.shape[1], bias=False)
     last.weight.data = projection.T.float()
     return nn.Sequential(network, last).eval()
