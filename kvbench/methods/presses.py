@@ -164,10 +164,7 @@ def list_presses() -> list[str]:
     return sorted(
         name
         for name, kind in found.items()
-        if isinstance(kind, type)
-        and issubclass(kind, base)
-        and kind is not base
-        and kind.compress is base.compress
+        if isinstance(kind, type) and kind is not base and getattr(kind, "compress", None) is base.compress
     )
 
 
