@@ -57,7 +57,7 @@ check: lint suite  ## everything that must be green: style, types, all tests
 
 lock:  ## pin every dependency, with hashes and without addresses; what is pinned stays where it fits
 	$(PYTHON) -m venv build/lock && build/lock/bin/pip install --quiet uv
-	build/lock/bin/uv pip compile --quiet --universal --python-version 3.11 --all-extras --generate-hashes --strip-extras \
+	build/lock/bin/uv pip compile --quiet --universal --python-version 3.11 --extra dev --generate-hashes --strip-extras \
 		--no-header --no-annotate --no-emit-index-url --no-emit-find-links --output-file requirements.lock pyproject.toml
 
 docs: $(VENV)/stamp  ## update the lists in docs/ and build the site, build/docs/html

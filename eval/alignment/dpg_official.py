@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
-from PIL import Image
 
 from kvbench.eval.alignment.dpg import CATEGORIES, dpg_items
 from kvbench.eval.files.images import ImageSet
 from kvbench.eval.files.weights import file_sha256
-from kvbench.eval.protocol.base import Evaluator, Result, SkipEvaluation, make_result
+from kvbench.eval.protocol.base import Evaluator, Result, make_result
+from kvbench.eval.protocol.official import require_results
 from kvbench.eval.protocol.scores import MetricSpec, Score, share_score, with_parts
 
 METRIC = "dpg[official]"
@@ -58,11 +58,13 @@ class DpgOfficial(Evaluator):
             f"in ELLA's environment run: python dpg_bench/compute_dpg_bench.py --image-root-path {folder / 'images'} "
             f"--resolution {side} --pic-num {count} --res-path {path}"
         )
-        if not self.scores:
-            export(images, items, folder / "images")
-            raise SkipEvaluation(f"images exported; {command}; then set eval.dpg_official.scores=true")
-        if not path.is_file():
-            raise FileNotFoundError(f"{path} is not there yet; with scores=false first, {command}")
+        require_results(
+            path,
+            command,
+            "eval.dpg_official.scores",
+            wanted=self.scores,
+            export=lambda: export(images, items, folder / "images"),
+        )
         found, categories = read_results(path)
         absent = check_results(path, found, items, count)
         judged = {item: found[item] for item in items if item in found}
@@ -114,12 +116,8 @@ def export(images: ImageSet, items: Mapping[str, list[int]], folder: Path) -> No
         target = folder / f"{item}.png"
         if len(indices) == 1:
             images.export(indices[0], target)
-            continue
-        side = images.samples[indices[0]].size[0]
-        picture = Image.new("RGB", (2 * side, side * (1 + (len(indices) > 2))))
-        for number, index in enumerate(indices):
-            picture.paste(Image.fromarray(images.image(index)), (number % 2 * side, number // 2 * side))
-        picture.save(target, compress_level=1)
+        else:
+            images.grid(indices).save(target, compress_level=1)
 
 
 def read_results(path: Path) -> tuple[dict[str, list[float]], dict[str, float]]:

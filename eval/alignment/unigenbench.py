@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 
 from kvbench.eval.files.images import ImageSet
 from kvbench.eval.files.weights import file_sha256
-from kvbench.eval.protocol.base import PartedEvaluator, Result, SkipEvaluation, make_result, read_meta
+from kvbench.eval.protocol.base import PartedEvaluator, Result, make_result, read_meta
+from kvbench.eval.protocol.official import require_results
 from kvbench.eval.protocol.scores import MetricSpec, Score, jackknife_score, share_score
 
 FOLDER = "unigenbench"
@@ -67,11 +68,13 @@ class UniGenBench(PartedEvaluator):
             f"in UniGenBench's environment run one of its eval/*_en_eval.py with --data_path {folder / 'images'}, and "
             f"copy the table that it writes (results/images_en.csv) to {path}"
         )
-        if not self.scores:
-            export(samples, names, folder / "images")
-            raise SkipEvaluation(f"images exported; {command}; then set eval.unigenbench.scores=true")
-        if not path.is_file():
-            raise FileNotFoundError(f"{path} is not there yet; with scores=false first, {command}")
+        require_results(
+            path,
+            command,
+            "eval.unigenbench.scores",
+            wanted=self.scores,
+            export=lambda: export(samples, names, folder / "images"),
+        )
         found, dropped = read_answers(path)
         if absent := [name for name in names.values() if name not in found and name not in dropped]:
             raise ValueError(f"{path}: no answer on {absent[0]}.png ({len(absent)} are missing)")

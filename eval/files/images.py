@@ -69,6 +69,21 @@ class ImageSet(SampleSet):
         except OSError:  # another file system, or one without links
             shutil.copyfile(source, target)
 
+    def grid(self, indices: Sequence[int]) -> Image.Image:
+        """Images of one size in a picture, in rows of two; a single one alone. A cell too many is black.
+
+        Raises:
+            ValueError: the images have several sizes.
+        """
+        sizes = {self.samples[index].size for index in indices}
+        if len(sizes) > 1:
+            raise ValueError(f"images {list(indices)} have several sizes: {sorted(sizes)}")
+        [(width, height)] = sizes
+        picture = Image.new("RGB", (width * min(len(indices), 2), height * -(-len(indices) // 2)))
+        for number, index in enumerate(indices):
+            picture.paste(Image.fromarray(self.image(index)), (number % 2 * width, number // 2 * height))
+        return picture
+
     def _checked(self, sample: Sample) -> Sample:
         return replace(sample, size=read_size(self._path(sample.index), self._read(sample)))
 

@@ -15,7 +15,8 @@ from kvbench.eval.geneval.score import (
     geneval_summary,
     geneval_tags,
 )
-from kvbench.eval.protocol.base import Result, SkipEvaluation, make_result
+from kvbench.eval.protocol.base import Result, make_result
+from kvbench.eval.protocol.official import require_results
 
 FOLDER = "geneval_official"
 LINE = ("tag", "include", "exclude", "prompt")
@@ -53,11 +54,13 @@ class GenEvalOfficial(GenEvalMetrics):
             f"in GenEval's environment run: python evaluation/evaluate_images.py {path.parent} --outfile {path} "
             "--model-path <folder of the detector>"
         )
-        if not self.verdicts:
-            export(images, places)
-            raise SkipEvaluation(f"images exported; {command}; then set eval.geneval_official.verdicts=true")
-        if not path.is_file():
-            raise FileNotFoundError(f"{path} is not there yet; with verdicts=false first, {command}")
+        require_results(
+            path,
+            command,
+            "eval.geneval_official.verdicts",
+            wanted=self.verdicts,
+            export=lambda: export(images, places),
+        )
         verdicts = read_verdicts(path)
         if absent := [place for place in places.values() if place not in verdicts]:
             raise ValueError(

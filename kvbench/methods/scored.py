@@ -128,7 +128,7 @@ class Scored(Stateful, Method):
             self.observe(view)
         if not fits(view, self.min_capacity(view)):
             return self.choose(view, self.rank(view))
-        if (self.refresh > 1 or self.ema) and not self.accumulates and self._is_fresh(view):
+        if self.stateful and not self.accumulates and self._is_fresh(view):
             self.rate(view)  # what it notes is asked for later
         return None
 
@@ -164,15 +164,18 @@ class Scored(Stateful, Method):
 
     def _is_fresh(self, view: View) -> bool:
         """Return whether scores are asked for after this segment."""
-        return view.segment.index < 2 or (view.segment.index - 1) % self.refresh == 0
+        return self.last_asked(view.segment.index) == view.segment.index
+
+    def last_asked(self, index: int) -> int:
+        """Return the last segment after which scores were asked for, at most `index`."""
+        return max(0, index - (index - 1) % self.refresh)
 
     def _rank_new_first(self, view: View, scores: Tensor) -> Tensor:
         """Return scores with those of slots that have none above all others, later ones higher: float64 [rows, slots].
 
         Slots that were the window when scores were asked for have none either.
         """
-        asked = max(0, view.segment.index - (view.segment.index - 1) % self.refresh)
-        known = scores.isfinite() & (view.segment_ids <= asked)
+        known = scores.isfinite() & (view.segment_ids <= self.last_asked(view.segment.index))
         highest = scores.double().masked_fill(~known, -torch.inf).amax(1, keepdim=True)
         highest = highest.masked_fill(highest == -torch.inf, 0)
         return torch.where(known, scores.double(), highest + (highest.abs() + 1) * (1 + view.position))

@@ -1,6 +1,6 @@
 """Prompts, the interface of their sources, and the hash of a list of prompts."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Protocol
@@ -65,6 +65,16 @@ def check_counts(**counts: int | None) -> None:
     for name, value in counts.items():
         if value is not None:
             check_range(f"prompts.{name}", value, 1, MAX_PROMPTS)
+
+
+def check_choices(name: str, chosen: Sequence[str], known: Sequence[str]) -> None:
+    """Refuse parts of a set that it does not have, and none at all.
+
+    Raises:
+        ConfigError: naming the key of `prompts`.
+    """
+    if not chosen or not set(chosen) <= set(known):
+        raise ConfigError(f"prompts.{name}={list(chosen)}: choose from {', '.join(known)}")
 
 
 def check_total(total: int, name: str, each: int) -> None:

@@ -1,4 +1,4 @@
-"""Benchmark prompt sets: COCO captions, GenEval, HPSv2, DPG, PartiPrompts. Their sentences are not shipped here."""
+"""Benchmark prompt sets: COCO, GenEval, UniGenBench, OneIG, HPSv2, DPG, PartiPrompts. No sentence is shipped here."""
 
 import csv
 import io
@@ -10,9 +10,11 @@ from typing import ClassVar
 from kvbench.core.config import ConfigError
 from kvbench.core.files import parse_json
 from kvbench.eval.alignment.geneval2 import parse_line
+from kvbench.eval.alignment.oneig import CLASSES
 from kvbench.eval.files.samples import REWRITTEN_FROM
 from kvbench.eval.files.weights import Weight
 from kvbench.eval.geneval.rules import Line
+from kvbench.prompts.base import check_choices
 from kvbench.prompts.sets import Entry, PromptSet, read_file
 
 REWRITTEN = (
@@ -20,6 +22,14 @@ REWRITTEN = (
     "(https://github.com/user-attachments/files/18260941/prompt_rewrite_cache.json)"
 )
 STYLES = ("anime", "concept-art", "paintings", "photo")
+ONEIG_CLASSES = dict(
+    zip(
+        ("Anime_Stylization", "Portrait", "General_Object", "Text_Rendering", "Knowledge_Reasoning"),
+        CLASSES,
+        strict=True,
+    )
+)
+"""Folder of each category of OneIG-Bench."""
 
 
 @dataclass(frozen=True)
@@ -130,6 +140,43 @@ class UniGenBench(PromptSet):
 
 
 @dataclass(frozen=True)
+class OneIg(PromptSet):
+    """The 1120 English prompts of OneIG-Bench (arXiv:2506.07977): a table with columns category, id and prompt_en.
+
+    Attributes:
+        classes: the classes of prompts to take.
+    """
+
+    per_prompt: int = 4
+    classes: tuple[str, ...] = tuple(ONEIG_CLASSES.values())
+    source: ClassVar[str] = (
+        "OneIG-Bench.csv of https://github.com/OneIG-Bench/OneIG-Benchmark (CC BY-NC 4.0, not commercial)"
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_choices("classes", self.classes, tuple(ONEIG_CLASSES.values()))
+
+    def entries(self, place: Path) -> list[Entry]:
+        """Read the prompts, each with the folder of its class, `oneig_class`, and its number in it, `oneig_id`."""
+        rows = read_file(place, lambda text: list(csv.DictReader(io.StringIO(text, newline=""))))
+        found: list[Entry] = []
+        for row in rows:
+            category = _read_cell(place, row, "category")
+            if category not in ONEIG_CLASSES:
+                raise ConfigError(
+                    f"prompts.path={place}: {category} is not one of {', '.join(ONEIG_CLASSES)}"
+                )
+            meta: dict[str, object] = {
+                "oneig_class": ONEIG_CLASSES[category],
+                "oneig_id": _read_cell(place, row, "id"),
+            }
+            if meta["oneig_class"] in self.classes:
+                found.append((_read_cell(place, row, "prompt_en"), meta))
+        return found
+
+
+@dataclass(frozen=True)
 class HpsV2(PromptSet):
     """The 3200 prompts of the HPSv2 benchmark (Wu et al., arXiv:2306.09341): a JSON list in a file for each style.
 
@@ -152,8 +199,7 @@ class HpsV2(PromptSet):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not self.styles or not set(self.styles) <= set(STYLES):
-            raise ConfigError(f"prompts.styles={list(self.styles)}: choose from {', '.join(STYLES)}")
+        check_choices("styles", self.styles, STYLES)
 
     def entries(self, place: Path) -> list[Entry]:
         """Read the prompts style by style, each with its style."""

@@ -9,6 +9,7 @@ from kvbench.core.config import ConfigError
 from kvbench.core.files import parse_json
 from kvbench.eval.distribution.mjhq import CATEGORIES
 from kvbench.eval.files.weights import Weight
+from kvbench.prompts.base import check_choices
 from kvbench.prompts.sets import Entry, PromptSet, read_file
 
 
@@ -30,10 +31,7 @@ class Mjhq30k(PromptSet):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not self.categories or not set(self.categories) <= set(CATEGORIES):
-            raise ConfigError(
-                f"prompts.categories={list(self.categories)}: choose from {', '.join(CATEGORIES)}"
-            )
+        check_choices("categories", self.categories, CATEGORIES)
 
     def entries(self, place: Path) -> list[Entry]:
         """Read the prompts, each with its category and the name of its real image, `image_id`."""

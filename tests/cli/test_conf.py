@@ -71,6 +71,7 @@ PROMPTS = {"imagenet": 50_000, "imagenet50k": 50_000, "file": 2, "geneval": 4, "
 PROMPTS |= dict.fromkeys(PROBLEMS := ("aime24", "aime25", "math500", "gsm8k", "umath"), 2)
 PROMPTS |= {
     "unigenbench": 4,
+    "oneig": 4,
     "geneval2": 1,
     "parti": 1,
     "coco5k": 2,
@@ -93,6 +94,7 @@ def stand_in(choice: str, folder: Path) -> list[str]:
     questions = {"atom_count": 1, "vqa_list": [["Is there a dog?", "Yes"]], "skills": ["object"]}
     contents["geneval2"] = json.dumps({"prompt": "a dog", **questions})
     contents["unigenbench"] = 'index,prompt_en,sub_dims_en\n1,a dog,"{}"\n'
+    contents["oneig"] = "category,id,prompt_en\nPortrait,000,a dog\n"
     contents["mjhq30k"] = json.dumps({"a0": {"category": "animals", "prompt": "a dog"}})
     contents["imagereward"] = json.dumps([{"id": "1", "prompt": "a dog"}])
     contents["coco30k"] = contents["coco5k"]

@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from kvbench.eval.alignment import aesthetic, clip, hps, imagereward, pickscore, unigenbench
+from kvbench.eval.alignment import aesthetic, clip, hps, imagereward, oneig, pickscore, unigenbench
 from kvbench.eval.alignment.judge import Opinion, VlmJudge
 from kvbench.eval.alignment.vqa import BlipVqa
 from kvbench.eval.distribution import base, fid, mjhq
@@ -30,6 +30,7 @@ from kvbench.eval.registry import build_metrics, describe_metrics, read_metrics
 from kvbench.eval.spaces.base import Adm, Clean
 from kvbench.eval.spaces.clip import ClipImages
 from kvbench.eval.spaces.dinov2 import Dinov2
+from kvbench.eval.spaces.dreamsim import DreamSimEmbeddings
 from kvbench.scenes import grammar
 from kvbench.scenes.detector import detect
 from kvbench.scenes.world import SHAPES, render
@@ -97,6 +98,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> list[ImageSet]:
             "style": hps.STYLES[index // 2 % 4],
             "category": mjhq.CATEGORIES[index // 2 % 3],
             "unigenbench_index": str(index // 4),
+            "oneig_class": ("anime", "reasoning", "text", "text")[index // 2 % 4],
+            "oneig_id": f"{index // 2:03d}",
             "vqa_list": [["How many dogs are there?", "two"], ["Is there a cat?", "Yes"]],
             "skills": ["count", "object"],
             "atom_count": 3 + index // 2 % 8,
@@ -157,7 +160,7 @@ def stand_ins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Mask2Former, "classes", tuple(SHAPES))
     monkeypatch.setattr(metrics, "alex", lambda *_: Difference())
     monkeypatch.setattr(dists.DistsNetwork, "load", lambda *_: Difference())
-    for space in (Clean, Adm, ClipImages, Dinov2):
+    for space in (Clean, Adm, ClipImages, Dinov2, DreamSimEmbeddings):
         monkeypatch.setattr(space, "compute", thumbnails)
     monkeypatch.setattr(fid, "dataset_moments", moments)
     monkeypatch.setattr(base, "dataset_features", features)
@@ -195,6 +198,30 @@ def official_unigenbench(images: ImageSet) -> None:
     path.write_text("\n".join(["img_path,testpoint,result_json", *lines]))
 
 
+def official_oneig(images: ImageSet) -> None:
+    """What OneIG-Bench's program leaves in a run's folder."""
+    folder = images.folder / oneig.FOLDER / "results"
+    folder.mkdir(parents=True, exist_ok=True)
+    prompts = oneig.group_prompts(images)
+    (folder / oneig.TEXTS).write_text("id,text_content\n" + "".join(f"{key},a b\n" for _, key in prompts))
+    for name, part in oneig.PARTS.items():
+        drawn = {
+            key: int(images.image(one).sum()) % 7 / 7
+            for key, (one, _) in prompts.items()
+            if key[0] in part.classes
+        }
+        rows = {"_".join(key) if part.named else key[1]: value for key, value in drawn.items()}
+        total = float(np.mean([*rows.values()]))
+        if name == "text":
+            rows, total = (
+                {key: f'"[{100 * (1 - value)}, 0.0, 0.5]"' for key, value in rows.items()},
+                1 - (1 - total) / 2,
+            )
+        for kind, heading, lines in (("_prompt", oneig.MODEL, rows), ("", part.total, {oneig.MODEL: total})):
+            table = [f",{heading}", *(f"{key},{value}" for key, value in lines.items())]
+            (folder / f"{name}{kind}_score_EN_0.csv").write_text("\n".join(table))
+
+
 def column_mean(result: Result, name: str) -> float:
     """The mean over samples, or over groups of them, one addition at a time."""
     groups = result.samples.get(result.metrics[name].strata or "", [None] * len(result.samples["index"]))
@@ -211,7 +238,7 @@ def test_a_metric_has_a_column_of_its_name_or_replicates(name: str, runs: list[I
     settings = read_metrics(name)
     if name == "geneval_official":
         settings[name]["verdicts"] = True
-    if name in ("dpg_official", "unigenbench"):
+    if name in ("dpg_official", "unigenbench", "oneig"):
         settings[name]["scores"] = True
     [evaluator] = build_metrics(settings)
     *sides, reference = runs
@@ -220,6 +247,7 @@ def test_a_metric_has_a_column_of_its_name_or_replicates(name: str, runs: list[I
         official(side)
         official_dpg(side)
         official_unigenbench(side)
+        official_oneig(side)
         result = only(evaluator, side, reference)
         result.save(side.folder / "metrics")
         results.append(result)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from kvbench.core.config import ConfigError
 from kvbench.eval.files.weights import Weight, file_sha256
 from kvbench.prompts.base import Prompt, hash_prompts
-from kvbench.prompts.benchmarks import STYLES, Coco, Dpg, GenEval, GenEval2, HpsV2, Parti, UniGenBench
+from kvbench.prompts.benchmarks import STYLES, Coco, Dpg, GenEval, GenEval2, HpsV2, OneIg, Parti, UniGenBench
 from kvbench.prompts.files import PromptFile
 from kvbench.prompts.preferences import ImageReward, Mjhq30k
 from kvbench.prompts.sets import PromptSet
@@ -41,6 +41,7 @@ ROWS = (
     '"Hello," said the dog\tAnimals\tBasic\t',
     "x\tArts\tBasic\t",
 )
+CATEGORIES = ("Text_Rendering", "Portrait", "Text_Rendering")
 KINDS = ("people", "art", "people", "logo")
 FILES: dict[type[PromptSet], dict[str, object]] = {
     Coco: {"captions.json": {"images": [{"id": 40 - n} for n in range(6)], "annotations": CAPTIONS}},
@@ -50,6 +51,10 @@ FILES: dict[type[PromptSet], dict[str, object]] = {
     Dpg: {f"{item}.txt": f"a long text about {item}\n" for item in ("b1", "a2", "c0")},
     UniGenBench: {
         "test.csv": "index,prompt_en,sub_dims_en\n" + "".join(f'{7 - n},"a, {n}","{{}}"\n' for n in range(4))
+    },
+    OneIg: {
+        "oneig.csv": "category,id,prompt_en\n"
+        + "".join(f'{one},00{n},"a, {n}"\n' for n, one in enumerate(CATEGORIES))
     },
     Parti: {"parti.tsv": "".join(f"{row}\r\n" for row in ROWS)},
     Mjhq30k: {
@@ -80,6 +85,10 @@ ENTRIES: dict[type[PromptSet], list[tuple[str, dict[str, object]]]] = {
     HpsV2: [(f"{style} {n}", {"style": style}) for style in STYLES for n in range(5)],
     Dpg: [(f"a long text about {item}", {"item_id": item}) for item in ("a2", "b1", "c0")],
     UniGenBench: [(f"a, {n}", {"unigenbench_index": str(7 - n)}) for n in range(4)],
+    OneIg: [
+        (f"a, {n}", {"oneig_class": one, "oneig_id": f"00{n}"})
+        for n, one in enumerate(("text", "human", "text"))
+    ],
     Parti: [
         (text, {"category": category, "challenge": challenge})
         for text, category, challenge, _ in (row.split("\t") for row in ROWS[1:])
@@ -89,7 +98,7 @@ ENTRIES: dict[type[PromptSet], list[tuple[str, dict[str, object]]]] = {
     ],
     ImageReward: [(f"a vehicle, take {n}", {"id": f"00569{n}-0057"}) for n in range(3)],
 }
-IMAGES = {GenEval: 4, Dpg: 4, UniGenBench: 4, ImageReward: 10}
+IMAGES = {GenEval: 4, Dpg: 4, UniGenBench: 4, OneIg: 4, ImageReward: 10}
 """Images of every prompt, 1 of other sets."""
 
 
@@ -111,6 +120,7 @@ def test_parts_of_sets(tmp_path: Path) -> None:
     some = GenEval(make(GenEval, tmp_path), count=3, per_prompt=1).load()
     assert [prompt.meta["tag"] for prompt in some] == ["single_object", "counting", "colors"]
     assert {p.meta["style"] for p in HpsV2(make(HpsV2, tmp_path), styles=("photo",)).load()} == {"photo"}
+    assert [p.text for p in OneIg(make(OneIg, tmp_path), classes=("human",)).load()] == ["a, 1"] * 4
     named = Mjhq30k(make(Mjhq30k, tmp_path), categories=("logo", "people")).load()
     assert [(prompt.index, prompt.meta["image_id"]) for prompt in named] == [(0, "f9"), (1, "f7"), (2, "f6")]
     with pytest.raises(ConfigError, match=r"^prompts\.categories=\['cats'\]: choose from animals, art"):

@@ -17,8 +17,8 @@ from tests.support.places import ROOT
 
 @cache
 def list_methods() -> tuple[str, ...]:
-    """Names of all methods, plugins' included, without those in subfolders."""
-    return _list_names("method")
+    """Names of all methods, plugins' included, without those in subfolders and without guests."""
+    return tuple(name for name in _list_names("method") if name not in GUESTS)
 
 
 @cache
@@ -69,11 +69,15 @@ def class_of(name: str) -> type[Method]:
     return found
 
 
+GUESTS = ("kvpress",)
+"""Methods of other packages, which have tests of their own."""
+
+
 @cache
 def methods_for(family: Family) -> tuple[str, ...]:
     """Names of the methods of conf/method that fit a family, in alphabetical order."""
     names = sorted(path.stem for path in (ROOT / "conf" / "method").glob("*.yaml"))
-    return tuple(name for name in names if family in class_of(name).families)
+    return tuple(name for name in names if name not in GUESTS and family in class_of(name).families)
 
 
 def _differs_little(kind: type[Method]) -> bool:

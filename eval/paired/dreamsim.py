@@ -1,0 +1,41 @@
+"""DreamSim (Fu et al., arXiv:2306.09344), a distance between pairs of images in the space of its embeddings."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import numpy as np
+
+from kvbench.eval.files.images import ImageSet
+from kvbench.eval.protocol.base import Result
+from kvbench.eval.protocol.scores import MetricSpec, mean_score
+from kvbench.eval.spaces.base import InSpace, Space, finish
+from kvbench.eval.spaces.dreamsim import DreamSimEmbeddings
+
+METRIC = "dreamsim[ensemble]"
+
+
+@dataclass(frozen=True)
+class DreamSim(InSpace):
+    """`dreamsim[ensemble]`: 1 - cosine of the embeddings of an image and its reference, from 0 (identical) to 2.
+
+    It lies between LPIPS, which sees textures, and distances of features, which see contents: it was fitted to people's
+    judgements of layout, pose and content. Embeddings come from the store: a reference is embedded once.
+    """
+
+    space: Space = field(default_factory=DreamSimEmbeddings)
+    name: ClassVar[str] = "dreamsim"
+    protocol: ClassVar[str] = "ensemble"
+    needs_reference: ClassVar[bool] = True
+    metrics: ClassVar[Mapping[str, MetricSpec]] = {METRIC: MetricSpec("lower")}
+
+    def run(self, samples: ImageSet, reference: ImageSet | None, device: str) -> Result:
+        """Measure every pair, and average over pairs."""
+        assert reference is not None
+        sides = dict(zip(("images", "reference"), self.space.pair(samples, reference, device), strict=True))
+        first, second = (side.arrays["features"].astype(np.float64) for side in sides.values())
+        # Half the square of the distance of unit vectors is 1 - cosine, and exactly 0 for equal ones.
+        values = (np.square(first - second).sum(1) / 2).tolist()
+        result = finish(self, {METRIC: mean_score(values, samples.clusters)}, sides)
+        result.samples = {"index": samples.indices, METRIC: values}
+        return result

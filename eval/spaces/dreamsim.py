@@ -1,0 +1,221 @@
+"""Space of DreamSim's embeddings: three vision transformers with low-rank updates fitted to people's judgements."""
+
+import io
+import json
+import re
+import zipfile
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+from safetensors.torch import load as read_tensors
+from torch import Tensor, nn
+
+from kvbench.core.files import hash_content
+from kvbench.eval.alignment.hps import MEAN as CLIP_MEAN
+from kvbench.eval.alignment.hps import STD as CLIP_SD
+from kvbench.eval.files.images import ImageSet
+from kvbench.eval.files.store import Held, held
+from kvbench.eval.files.weights import TORCH_CACHES, Weight
+from kvbench.eval.spaces.base import Network, Space
+from kvbench.eval.spaces.dinov2 import MEAN, SD
+from kvbench.eval.spaces.networks import resize_normalised
+
+ENSEMBLE = Weight.at(
+    "https://github.com/ssundaram21/dreamsim/releases/download/v0.2.0-checkpoints/dreamsim_ensemble_checkpoint.zip"
+)
+DINO = Weight.at(
+    "https://dl.fbaipublicfiles.com/dino/dino_vitbase16_pretrain/dino_vitbase16_pretrain.pth",
+    places=TORCH_CACHES,
+)
+ADAPTER = "ensemble_lora/adapter_model"
+ADAPTER_CONFIG = "ensemble_lora/adapter_config.json"
+SIDE = 224
+UPDATE = re.compile(r".*extractor_list\.(?P<branch>\d)\.model\.(?P<layer>.+)\.lora_A\.weight")
+"""Name of the first factor of a low-rank update."""
+UNSUPPORTED = ("use_rslora", "use_dora", "fan_in_fan_out", "rank_pattern", "alpha_pattern")
+"""Settings of an adapter that would change how it is added to the weights."""
+
+State = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Branch:
+    """One of the three transformers, in the order of the embedding's channels.
+
+    Attributes:
+        file: its member of the authors' archive; None for DINO, which has a file of its own.
+        mean: of each colour, from 0 to 1.
+        sd: deviation of each colour.
+        eps: of the layer norms.
+        activation: in timm.
+    """
+
+    file: str | None
+    mean: tuple[float, ...]
+    sd: tuple[float, ...]
+    eps: float
+    activation: str
+
+
+BRANCHES = (
+    Branch(None, MEAN, SD, 1e-6, "gelu"),
+    Branch("clip_vitb16_pretrain.pth.tar", CLIP_MEAN, CLIP_SD, 1e-5, "quick_gelu"),
+    Branch("open_clip_vitb16_pretrain.pth.tar", CLIP_MEAN, CLIP_SD, 1e-5, "gelu"),
+)
+
+
+@dataclass(frozen=True)
+class DreamSimEmbeddings(Space):
+    """Embeddings of DreamSim's `ensemble` (Fu et al., arXiv:2306.09344): 1792 channels of mean zero and unit length.
+
+    DINO's class token after its last block, before the final norm, beside the projections of CLIP and OpenCLIP, all
+    ViT-B/16 with the authors' low-rank updates added. The image is resized to 224 x 224 by PIL's bicubic
+    filter whatever its shape. Float32.
+
+    Attributes:
+        trunk_path: DINO's file, if neither in $KVBENCH_WEIGHTS nor in torch's cache.
+        heads: attention heads of each network.
+        network: the authors' archive; it is read without being unpacked.
+        trunk: DINO's file.
+    """
+
+    trunk_path: str | None = None
+    heads: int = 12
+    network: Weight = ENSEMBLE
+    trunk: Weight = DINO
+    name: ClassVar[str] = "dreamsim"
+    distance: ClassVar[str] = "fd"
+    packages: ClassVar[tuple[str, ...]] = ("timm",)
+
+    @property
+    def weights(self) -> tuple[Weight, ...]:
+        """The authors' archive and DINO's file."""
+        return self.weight, replace(self.trunk, path=self.trunk_path)
+
+    def features(self, source: ImageSet, device: str) -> Held:
+        """Embeddings float32 [n, 1792], out of the store if they are there, under the hash of both files."""
+        (file, own), (_, other) = (weight.require() for weight in self.weights)
+        sha256 = hash_content(own, other)
+        return held(
+            source.digest, self.name, sha256, source.indices, lambda: self.compute(source, file, device)
+        )
+
+    def load(self, file: Path, device: str) -> Network:
+        """Read the networks."""
+        trunk, _ = self.weights[1].require()
+        networks = [one.to(device) for one in load_branches(file, trunk, self.heads)]
+
+        def embed(stack: NDArray[np.uint8]) -> Mapping[str, Tensor]:
+            pictures = [Image.fromarray(image) for image in stack]
+            parts = []
+            for branch, network in zip(BRANCHES, networks, strict=True):
+                pixels = [resize_normalised(picture, SIDE, branch.mean, branch.sd) for picture in pictures]
+                parts.append(network(torch.stack(pixels).to(device)))
+            return {"features": centre(torch.cat(parts, 1))}
+
+        return embed
+
+
+def centre(features: Tensor) -> Tensor:
+    """Return features [n, D] less the mean over their own channels, as unit vectors."""
+    return nn.functional.normalize(features - features.mean(1, keepdim=True), dim=1)
+
+
+def load_branches(archive: Path, trunk: Path, heads: int) -> list[nn.Module]:
+    """Read the three networks with their updates.
+
+    Args:
+        archive: the authors' zip file.
+        trunk: DINO's state dict.
+        heads: attention heads.
+
+    Raises:
+        ValueError: a file lacks something, or the adapter is of another kind.
+    """
+    try:
+        with zipfile.ZipFile(archive) as members:
+            updates = read_updates(members)
+            states: list[State] = [
+                torch.load(trunk, map_location="cpu", weights_only=True)
+                if branch.file is None
+                else torch.load(io.BytesIO(members.read(branch.file)), map_location="cpu", weights_only=True)[
+                    "state_dict"
+                ]
+                for branch in BRANCHES
+            ]
+        for number, state in enumerate(states):
+            for layer, update in updates[number].items():
+                state[layer] = state[layer].float() + update
+        return [build_branch(branch, state, heads) for branch, state in zip(BRANCHES, states, strict=True)]
+    except (KeyError, RuntimeError, zipfile.BadZipFile) as error:
+        why = str(error).splitlines()[-1].strip()
+        raise ValueError(f"{archive} and {trunk} do not hold DreamSim's ensemble: {why}") from None
+
+
+def read_updates(members: zipfile.ZipFile) -> dict[int, State]:
+    """Return what the adapter adds to each weight, alpha / r times B A, by branch and name.
+
+    Raises:
+        ValueError: the adapter's settings are not those of plain low-rank updates, or a network has none.
+    """
+    config = json.loads(members.read(ADAPTER_CONFIG))
+    if other := [key for key in UNSUPPORTED if config.get(key)]:
+        raise ValueError(f"{members.filename}: {ADAPTER_CONFIG} sets {other[0]}, which is not supported")
+    if f"{ADAPTER}.safetensors" in members.namelist():
+        factors = read_tensors(members.read(f"{ADAPTER}.safetensors"))
+    else:
+        factors = torch.load(
+            io.BytesIO(members.read(f"{ADAPTER}.bin")), map_location="cpu", weights_only=True
+        )
+    found: dict[int, State] = {number: {} for number in range(len(BRANCHES))}
+    for name, first in factors.items():
+        if match := UPDATE.fullmatch(name):
+            product = factors[name.replace("lora_A", "lora_B")].float() @ first.float()
+            scaled = config["lora_alpha"] / config["r"] * product
+            found[int(match["branch"])][f"{match['layer']}.weight"] = scaled
+    if not all(found.values()):
+        raise ValueError(f"{members.filename}: {ADAPTER} does not update every network")
+    return found
+
+
+def build_branch(branch: Branch, state: State, heads: int) -> nn.Module:
+    """Return timm's network with a state dict in DINO's names, whose sizes are those of its tensors.
+
+    CLIP's networks have a norm under the name `pos_drop`, a projection, and a bias of the patches, for which timm's
+    has no place there; it is added to their positions.
+
+    Raises:
+        RuntimeError, KeyError: the state dict is another network's.
+    """
+    from timm.models.vision_transformer import VisionTransformer
+
+    clip, width = branch.file is not None, state["cls_token"].shape[-1]
+    projection = state.pop("proj") if clip else None
+    network: nn.Module = VisionTransformer(
+        img_size=SIDE,
+        patch_size=state["patch_embed.proj.weight"].shape[-1],
+        num_classes=0,
+        embed_dim=width,
+        depth=len({name.split(".")[1] for name in state if name.startswith("blocks.")}),
+        num_heads=heads,
+        mlp_ratio=state["blocks.0.mlp.fc1.weight"].shape[0] / width,
+        pre_norm=clip,
+        norm_layer=partial(nn.LayerNorm, eps=branch.eps),
+        act_layer=branch.activation,
+    )
+    if clip:
+        state["pos_embed"][:, 1:] += state.pop("patch_embed.proj.bias")
+    network.load_state_dict({name.replace("pos_drop.", "norm_pre."): value for name, value in state.items()})
+    if projection is None:
+        network.norm = nn.Identity()
+        return network.eval()
+    last = nn.Linear(projection.shape[0], projection.shape[1], bias=False)
+    last.weight.data = projection.T.float()
+    return nn.Sequential(network, last).eval()

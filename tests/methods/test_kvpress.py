@@ -1,0 +1,224 @@
+"""Presses of kvpress as guests: against kvpress on transformers' own attention, and against the methods here."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import cache
+from typing import Any, Literal
+
+import pytest
+import torch
+from torch import Tensor
+
+from kvbench.core.budget import Budget
+from kvbench.core.segments import ModelSpec, next_token
+from kvbench.methods import presses
+from kvbench.methods.base import Method
+from kvbench.methods.contents.compactor import Compactor, Leverage, NonCausal
+from kvbench.methods.contents.lagkv import LagKV
+from kvbench.methods.contents.norms import CUR, KeyNorm
+from kvbench.methods.expected.method import ExpectedAttention
+from kvbench.methods.keydiff import KeyDiff
+from kvbench.methods.presses import KVPress, PressError, list_presses, make_press
+from kvbench.methods.snapkv import SnapKV
+from kvbench.methods.streaming_llm import StreamingLLM
+from kvbench.methods.tova import TOVA
+from kvbench.models.rotary import rotate_line
+from tests.support.engine import D, listening, open_cache, run, small, tokens_of, watch
+from tests.support.places import ROOT
+
+HEADS, GROUPS, TOKENS, LATER, KEPT = 2, 3, 96, 20, 40
+SKETCH = 256  # so many that hardly anything depends on what is drawn
+SPEC = ModelSpec("line", 1, HEADS, D, next_token(TOKENS, [LATER]), branches=1, logit_scale=D**-0.5)
+TEXT = replace(SPEC, layers=2, segments=next_token(TOKENS, [1] * LATER))
+SCALES = small(heads=HEADS, sides=(1, 2, 3, 4, 6, 8))
+SETTINGS: Mapping[str, dict[str, Any]] = {
+    "SnapKVPress": {"window_size": 8},
+    "CapPress": {"n_future_positions": LATER},
+    "ExpectedAttentionPress": {"n_future_positions": LATER},
+    "LagKVPress": {"lag_size": 16},
+    "NonCausalAttnPress": {"chunk_size": 20},
+    "CompactorPress": {"chunk_size": 20, "sketch_dimension": SKETCH},
+    "LeverageScorePress": {"sketch_dimension": SKETCH},
+}
+OURS: Mapping[str, tuple[str, Method]] = {
+    "KnormPress": ("knorm", KeyNorm()),
+    "KeyDiffPress": ("keydiff", KeyDiff()),
+    "SnapKVPress": ("snapkv", SnapKV(window=8, queries="last", pool="avg")),
+    "TOVAPress": ("tova", TOVA()),
+    "StreamingLLMPress": ("streaming_llm", StreamingLLM(sinks=0, leading=4)),
+    "CURPress": ("cur", CUR(leading=4)),
+    "LagKVPress": ("lagkv", LagKV(lag=16, leading=4)),
+    "LeverageScorePress": ("leverage", Leverage(sketch=SKETCH)),
+    "NonCausalAttnPress": ("noncausal", NonCausal(chunk=20, official_padding=True)),
+    "CompactorPress": (
+        "compactor",
+        Compactor(chunk=20, official_padding=True, leading=8, mix=1 - KEPT / TOKENS, sketch=SKETCH),
+    ),
+    "ExpectedAttentionPress": (
+        "expected_attention",
+        ExpectedAttention(epsilon=0, leading=4, heads="even", future=LATER),
+    ),
+}
+"""The method that does the same, by press, at the settings above."""
+needs_kvpress = pytest.fixture(
+    lambda: pytest.importorskip("kvpress", reason="the extra `kvpress` is not installed")
+)
+
+
+def interleave(x: Tensor) -> Tensor:
+    """Channels that rotate together in transformers as neighbours."""
+    return x.unflatten(-1, (2, -1)).mT.flatten(-2)
+
+
+@cache
+def attention() -> tuple[Any, Tensor, dict[str, Tensor]]:
+    """An attention module of transformers, a prompt's hidden states, and its q, k, v after the rotation."""
+    from transformers.models.llama.modeling_llama import (
+        LlamaAttention,
+        LlamaConfig,
+        LlamaRotaryEmbedding,
+        apply_rotary_pos_emb,
+    )
+
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        hidden_size=48,
+        num_attention_heads=HEADS * GROUPS,
+        num_key_value_heads=HEADS,
+        head_dim=D,
+        rope_theta=10000.0,
+    )
+    module = LlamaAttention(config, 0)
+    for parameter in module.parameters():  # fresh ones are so small that queries hardly matter
+        torch.nn.init.normal_(parameter, std=0.25)
+    module.rotary_emb = LlamaRotaryEmbedding(config)
+    hidden = torch.randn(1, TOKENS, 48)
+    with torch.no_grad():
+        q, k, v = (
+            layer(hidden).unflatten(-1, (-1, D)).transpose(1, 2)
+            for layer in (module.q_proj, module.k_proj, module.v_proj)
+        )
+        cos, sin = module.rotary_emb(hidden, torch.arange(TOKENS)[None])
+        q, k = apply_rotary_pos_emb(q, k, cos, sin)
+    return module, hidden, {"q": q, "k": k, "v": v, "cos": cos, "sin": sin}
+
+
+def official_scores(name: str) -> Tensor:
+    """Scores [heads, tokens] by kvpress on the module itself."""
+    module, hidden, x = attention()
+    press = make_press(name, SETTINGS.get(name, {}))
+    press.compression_ratio = 1 - KEPT / TOKENS
+    with torch.no_grad(), torch.random.fork_rng([]):
+        scores = press.score(
+            module,
+            hidden,
+            x["k"].clone(),
+            x["v"].clone(),
+            None,
+            {"position_embeddings": (x["cos"], x["sin"]), "hidden_states": hidden},
+        )
+    return scores[0]
+
+
+def kept_here(method: Method) -> list[list[int]]:
+    """Positions that each head keeps of the prompt, in the cache."""
+    *_, x = attention()
+    prompt = (interleave(x["q"]), interleave(x["k"]), x["v"])
+    later = tuple(part[:, :, :LATER] for part in prompt)
+    cache = open_cache(method, SPEC, KEPT, rotation=rotate_line(TOKENS + LATER, D, 10000.0))
+    asked = listening(method)
+    run(cache, [[prompt], [later]])
+    return asked[0].ids()
+
+
+@pytest.mark.usefixtures("needs_kvpress")
+@pytest.mark.parametrize("name", sorted({*OURS, "CapPress"}))
+def test_a_guest_keeps_what_kvpress_keeps(name: str) -> None:
+    expected = [sorted(row) for row in official_scores(name).topk(KEPT, -1).indices.tolist()]
+    assert kept_here(KVPress(name, SETTINGS.get(name, {}))) == expected
+
+
+@pytest.mark.usefixtures("needs_kvpress")
+@pytest.mark.parametrize("name", sorted(OURS))
+def test_methods_here_keep_what_presses_keep(name: str) -> None:
+    assert kept_here(OURS[name][1]) == kept_here(KVPress(name, SETTINGS.get(name, {})))
+
+
+def runs_on(name: str, spec: ModelSpec, asked: Literal["prompt", "every"]) -> str:
+    """Whether a press goes through a generation, within its budget."""
+    try:
+        cache, _, _ = watch(
+            KVPress(name, SETTINGS.get(name, {}), asked),
+            spec,
+            tokens_of(spec, spec.branches, groups=GROUPS),
+            0.3,
+        )
+    except PressError:
+        return ""
+    assert max(tokens for row in cache.ledger.tokens_after for tokens in row) <= cache.method.budget.tokens
+    assert cache.ledger.peak_tokens > 0.8 * cache.method.budget.tokens
+    return "yes"
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("needs_kvpress")
+def test_the_table_of_presses_is_that_of_the_page() -> None:
+    rows = ["| press | method here | prompt | every step | scales |", "| --- | --- | --- | --- | --- |"]
+    for name in list_presses():
+        works = [runs_on(name, *case) for case in ((TEXT, "prompt"), (TEXT, "every"), (SCALES, "every"))]
+        own = f"`{OURS[name][0]}`" if name in OURS else ""
+        rows.append(" | ".join((f"| `{name}`", own, *works)) + " |")
+    table = "\n".join(rows).replace("|  |", "| |").replace("|  |", "| |")
+    assert table in (ROOT / "docs" / "methods.md").read_text(), f"docs/methods.md needs this table:\n{table}"
+
+
+@pytest.mark.usefixtures("needs_kvpress")
+@pytest.mark.parametrize("name", ["RandomPress", "SnapKVPress", "CompactorPress"])
+def test_a_sequence_keeps_the_same_alone_and_beside_padded_ones(name: str) -> None:
+    inputs, method = tokens_of(TEXT, 3, groups=GROUPS), KVPress(name, SETTINGS.get(name, {}))
+    together = watch(method, TEXT, inputs, 0.3, padding=[0, 7, 2]).asked
+    first = [[tuple(x[:1] for x in qkv) for qkv in layers] for layers in inputs]
+    alone = watch(KVPress(name, SETTINGS.get(name, {})), TEXT, first, 0.3, padding=[0]).asked
+    assert [one.ids(slice(HEADS)) for one in together] == [one.ids() for one in alone]
+    assert together[0].ids(slice(HEADS)) != together[0].ids(slice(HEADS, 2 * HEADS))
+
+
+@pytest.mark.usefixtures("needs_kvpress")
+def test_scores_of_the_prompt_stay_and_later_tokens_leave_after_them() -> None:
+    line = replace(TEXT, layers=1)
+    asked = watch(KVPress("KnormPress"), line, tokens_of(line, 1, groups=GROUPS), KEPT).asked
+    keys = tokens_of(line, 1, groups=GROUPS)[0][0][1][0]
+    order = keys.norm(dim=-1).argsort(-1).tolist()
+    for step, one in enumerate(asked):
+        later = list(range(TOKENS, TOKENS + step))
+        assert one.ids() == [sorted(row[: KEPT - step]) + later for row in order]
+
+
+@pytest.mark.usefixtures("needs_kvpress")
+@pytest.mark.parametrize(
+    ("press", "settings", "message"),
+    [
+        ("NoPress", {}, "not a scorer of kvpress; choose from CURPress"),
+        ("ThinKPress", {}, "not a scorer of kvpress"),
+        ("PyramidKVPress", {}, "does not choose by its scores alone"),
+        ("SnapKVPress", {"windows": 3}, r"^method.settings={'windows': 3}: SnapKVPress refuses them"),
+    ],
+)
+def test_other_presses_are_refused(press: str, settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(PressError, match=message):
+        KVPress(press, settings).check(TEXT, Budget.parse(0.3, TEXT))
+
+
+@pytest.mark.usefixtures("needs_kvpress")
+def test_a_press_that_fails_says_where() -> None:
+    why = "^method.press=SnapKVPress cannot score layer 0 after segment 1, 1 queries and .* set method.asked=prompt"
+    with pytest.raises(PressError, match=why):
+        watch(KVPress("SnapKVPress", {"window_size": 8}, "every"), TEXT, tokens_of(TEXT, 1), 0.3)
+
+
+def test_a_missing_package_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(presses, "find_spec", lambda _: None)
+    with pytest.raises(
+        PressError, match=r"^method=kvpress: kvpress is not installed; pip install \"kvbench\[kvpress"
+    ):
+        KVPress().check(TEXT, Budget.parse(0.3, TEXT))
