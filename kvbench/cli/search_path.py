@@ -3,6 +3,7 @@
 import importlib
 import sys
 from collections.abc import Iterator
+from typing import Any
 
 import hydra
 import hydra.utils
@@ -51,12 +52,13 @@ def list_methods(family: str) -> list[str]:
 
     A file is composed only if it takes its class from another: composing all takes seconds.
     """
-    repository = GlobalHydra.instance().config_loader().repository
+    loader: Any = GlobalHydra.instance().config_loader()
     found = []
     for name in list_choices("method"):
-        own = repository.load_config(f"method/{name}").config
+        own = loader.repository.load_config(f"method/{name}").config
         target = own.get("_target_") or hydra.compose(f"method/{name}").method._target_
-        if family in hydra.utils.get_class(target).families:
+        kind: Any = hydra.utils.get_class(target)
+        if family in kind.families:
             found.append(name)
     return found
 

@@ -14,8 +14,8 @@ from kvbench.core.config import UserError
 from kvbench.core.files import hash_content
 from kvbench.core.segments import ModelSpec
 from kvbench.methods.base import Artifact
-from kvbench.methods.expected.gaussian import pair_halves
 from kvbench.methods.scored import Scored
+from kvbench.methods.select import pair_halves
 from kvbench.methods.view import View
 
 PACKAGE = "kvpress"

@@ -255,6 +255,11 @@ def draw_uniform(name: str, shape: tuple[int, ...]) -> Tensor:
     return torch.rand(shape, generator=torch.Generator().manual_seed(seed))
 
 
+def pair_halves(keys: Tensor) -> Tensor:
+    """Return keys [..., D] whose pairs are neighbouring channels with the even channels first, then the odd ones."""
+    return keys.unflatten(-1, (-1, 2)).mT.flatten(-2)
+
+
 def share_evenly(tokens: int, spec: ModelSpec) -> list[int | tuple[int, ...]]:
     """Share whole tokens evenly among all heads; the first ones, layer by layer, get one more until none is left.
 

@@ -13,13 +13,12 @@ from kvbench.methods.critical import Critical
 from kvbench.methods.expected.gaussian import (
     expect_logits,
     fit_gaussian,
-    pair_halves,
     turn_channels,
     turn_gaussian,
 )
 from kvbench.methods.expected.method import ExpectedAttention, QueryGaussians
 from kvbench.methods.output_norms import measure_output
-from kvbench.methods.select import choose_best
+from kvbench.methods.select import choose_best, pair_halves
 from kvbench.methods.snapkv import SnapKV
 from tests.support.engine import open_cache, prepared, run, small, tokens_of
 from tests.support.evict_goldens import close_score, list_cases, load_case, mark

@@ -36,11 +36,6 @@ def turn_gaussian(mean: Tensor, covariance: Tensor, factor: Tensor) -> tuple[Ten
     return turn_channels(mean, factor), turn_channels(turn_channels(covariance, factor).mT, factor).mT
 
 
-def pair_halves(keys: Tensor) -> Tensor:
-    """Return keys [..., D] whose pairs are neighbouring channels with the even channels first, then the odd ones."""
-    return keys.unflatten(-1, (-1, 2)).mT.flatten(-2)
-
-
 def expect_logits(keys: Tensor, mean: Tensor, covariance: Tensor | None) -> Tensor:
     """Return ln E exp(q k) of Gaussian queries q, float32 [rows, query heads, slots] (arXiv:2510.00636, Eq. 5 to 7).
 

@@ -9,10 +9,10 @@ from torch import Tensor
 from kvbench.core.budget import Budget
 from kvbench.core.segments import ModelSpec
 from kvbench.methods.base import Artifact, Limit, Observer, require_artifact, set_limits
-from kvbench.methods.expected.gaussian import expect_logits, fit_gaussian, pair_halves, turn_gaussian
+from kvbench.methods.expected.gaussian import expect_logits, fit_gaussian, turn_gaussian
 from kvbench.methods.output_norms import measure_output
 from kvbench.methods.scored import Competing
-from kvbench.methods.select import find_asking, softmax_seen
+from kvbench.methods.select import find_asking, pair_halves, softmax_seen
 from kvbench.methods.view import View
 
 
