@@ -14,6 +14,7 @@ from kvbench.methods.pricekv.errors import Importance
 from kvbench.methods.pricekv.forecast import (
     EPSILON,
     TokenForecast,
+    choose_importance,
     keep_best,
     list_capacities,
     rate_positions,
@@ -63,7 +64,7 @@ class PriceKVByToken(Method):
     calibration_prompts: int = 40
 
     limits = set_limits(
-        floor=Limit(0),
+        floor=Limit(1),
         forecast_decay=Limit(0, 1),
         price_decay=Limit(0, 1),
         surprise=Limit(0),
@@ -97,7 +98,8 @@ class PriceKVByToken(Method):
             floor=min(self._choose_floor(spec), budget.head_tokens),
             decay=self.price_decay,
         ).reshape(-1, spec.layers, spec.heads)
-        scores = rate_positions(tensors, spec, self.forecast_decay, self.surprise)
+        importance = self.importance or choose_importance(spec)
+        scores = rate_positions(tensors, spec, importance, self.forecast_decay, self.surprise)
         self._table = scores if self.surprise else self._list_kept(scores)
 
     def _choose_floor(self, spec: ModelSpec) -> int:

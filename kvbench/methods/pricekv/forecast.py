@@ -19,6 +19,8 @@ CAPACITIES = 18
 EPSILON = 1e-5
 """Attention that is added to all of it before a logarithm."""
 
+TINY = torch.finfo(torch.float32).tiny
+
 
 @dataclass
 class TokenForecast(Observer):
@@ -58,7 +60,7 @@ class TokenForecast(Observer):
     def prepare(self, spec: ModelSpec, budget: Budget, artifact: Artifact | None = None) -> None:
         """Start the sums at zero and the first pass."""
         super().prepare(spec, budget, artifact)
-        self._mass = (self.importance or choose_importance(spec)) == "mass"
+        self._importance = self.importance or choose_importance(spec)
         self._capacities = list_capacities(spec)
         self._means: dict[str, Tensor] = {}
         self._scores: list[Tensor] = []
@@ -79,7 +81,7 @@ class TokenForecast(Observer):
         if self._scores:
             return False
         self._means = {name: mean for name, mean in super().average().items() if name != "error"}
-        self._scores = rate_positions(self._means, self.spec, self.decay, self.surprise)
+        self._scores = rate_positions(self._means, self.spec, self._importance, self.decay, self.surprise)
         self._prompts = 0
         return True
 
@@ -89,11 +91,10 @@ class TokenForecast(Observer):
 
     def _add_importance(self, view: View) -> None:
         index, ends = view.segment.index, self.spec.ends
-        received = view.mass() if self._mass or self.surprise else None
-        if self.surprise and received is not None and not view.segment.last:
-            self._add_positions("received", view, received, sum(ends[:index]), ends[index])
+        if self.surprise and not view.segment.last:
+            self._add_positions("received", view, view.mass(), sum(ends[:index]), ends[index])
         if index:
-            worth = received if self._mass and received is not None else self._measure_losses(view)
+            worth = view.mass() if self._importance == "mass" else self._measure_losses(view)
             self._add_positions("importance", view, worth, sum(ends[: index - 1]), ends[index - 1])
 
     def _add_positions(self, name: str, view: View, values: Tensor, start: int, count: int) -> None:
@@ -126,7 +127,7 @@ class TokenForecast(Observer):
         place = view.position.clamp(0, view.segment.start - 1)
         for number, kept in enumerate(self._kept[view.layer]):
             left = attention * (kept.gather(1, place) | current)[:, None, None]
-            apart = (left @ values) / left.sum(-1, keepdim=True) - outputs
+            apart = (left @ values) / left.sum(-1, keepdim=True).clamp(min=TINY) - outputs
             squares = (apart * (apart if metric is None else apart @ metric)).sum(-1)
             of_rows = squares.mean(2).sum(1).unflatten(0, (-1, self.spec.heads))
             total = of_rows.sum(0).double().cpu() / self.spec.branches
@@ -163,30 +164,31 @@ def list_capacities(spec: ModelSpec) -> list[int]:
 
 
 def rate_positions(
-    tensors: dict[str, Tensor], spec: ModelSpec, decay: float, surprise: float
+    tensors: dict[str, Tensor], spec: ModelSpec, importance: Importance, decay: float, surprise: float
 ) -> list[Tensor]:
     """Return the score of each position after each cached segment, float32 [branches, L, H, c_k].
 
-    The forecast F_k = I_{k+1} + decay x F_{k+1} sums what a position is worth to later segments, the sooner the more.
-    The score is log F_k - surprise x log A_k, of the attention A_k that the position receives from segment k in other
-    prompts; `score_slots` adds what it receives in the prompt at hand.
+    The forecast F_k = I_{k+1} + decay x F_{k+1} sums what a position is worth to later segments, the sooner the more;
+    of squared outputs it is the root of that. The score is log F_k - surprise x log A_k, of the attention A_k that the
+    position receives from segment k in other prompts; surprise x the log of what it receives in a prompt comes to it.
 
     Args:
         tensors: what a `TokenForecast` measured.
         spec: the model.
+        importance: what was measured.
         decay: what a segment counts beside the one before it.
         surprise: how much it counts that a position receives more attention than in other prompts.
     """
     ends = list(spec.ends[:-1])
-    importance = tensors["importance"].split(ends, -1)
+    worth = tensors["importance"].split(ends, -1)
     received: Sequence[Tensor | None] = [None] * len(ends)
     if surprise:
         received = tensors["received"].split(ends, -1)
     later: Tensor | None = None
     scores = []
-    for of_next, attention in zip(reversed(importance), reversed(received), strict=True):
+    for of_next, attention in zip(reversed(worth), reversed(received), strict=True):
         later = of_next if later is None else of_next + decay * later[..., : of_next.shape[-1]]
-        score = (later + EPSILON).log()
+        score = ((later if importance == "mass" else later.sqrt()) + EPSILON).log()
         if attention is not None:
             score = score - surprise * (attention + EPSILON).log()
         scores.append(score.float())
