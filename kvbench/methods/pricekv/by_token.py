@@ -13,6 +13,7 @@ from kvbench.methods.base import Artifact, Limit, Method, require_artifact, set_
 from kvbench.methods.pricekv.errors import Importance
 from kvbench.methods.pricekv.forecast import (
     EPSILON,
+    Condition,
     TokenForecast,
     choose_importance,
     keep_best,
@@ -51,6 +52,8 @@ class PriceKVByToken(Method):
         surprise: how much it counts that a slot receives more attention in this prompt than in others; 0 looks at no
             data.
         queries: evenly spaced queries of each segment that the calibration looks at.
+        condition: heads keep `tokens` of the condition, or the `block`, whole or hardly at all
+            (`forecast.rate_positions`).
         calibration_prompts: default of `calibrate.count`; errors of the prompts that the forecast was made of are too
             small where there are few.
     """
@@ -61,6 +64,7 @@ class PriceKVByToken(Method):
     price_decay: float = 0.8
     surprise: float = 0.0
     queries: int = 64
+    condition: Condition = "tokens"
     calibration_prompts: int = 40
 
     limits = set_limits(
@@ -74,7 +78,9 @@ class PriceKVByToken(Method):
 
     def needs(self) -> TokenForecast:
         """Return the calibration of forecasts and of the errors of heads that follow them."""
-        return TokenForecast(self.importance, self.forecast_decay, self.surprise, self.queries)
+        return TokenForecast(
+            self.importance, self.forecast_decay, self.surprise, self.queries, self.condition
+        )
 
     def check(self, spec: ModelSpec, budget: Budget) -> None:
         """Refuse texts and less than a token a head."""
@@ -99,7 +105,8 @@ class PriceKVByToken(Method):
             decay=self.price_decay,
         ).reshape(-1, spec.layers, spec.heads)
         importance = self.importance or choose_importance(spec)
-        scores = rate_positions(tensors, spec, importance, self.forecast_decay, self.surprise)
+        settings = (importance, self.forecast_decay, self.surprise, self.condition)
+        scores = rate_positions(tensors, spec, *settings)
         self._table = scores if self.surprise else self._list_kept(scores)
 
     def _choose_floor(self, spec: ModelSpec) -> int:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -19,6 +19,9 @@ CAPACITIES = 18
 EPSILON = 1e-5
 """Attention that is added to all of it before a logarithm."""
 
+SMALL = 1e-9
+"""What a position's own forecast counts where it has another's, so that it orders those alone."""
+Condition = Literal["tokens", "block"]
 TINY = torch.finfo(torch.float32).tiny
 
 
@@ -41,12 +44,14 @@ class TokenForecast(Observer):
         decay: see `rate_positions`.
         surprise: see `rate_positions`.
         queries: evenly spaced queries of each segment that are looked at.
+        condition: see `rate_positions`.
     """
 
     importance: Importance | None = None
     decay: float = 0.8
     surprise: float = 0.0
     queries: int = 64
+    condition: Condition = "tokens"
 
     kind: ClassVar[str] = "token_forecast"
 
@@ -81,7 +86,8 @@ class TokenForecast(Observer):
         if self._scores:
             return False
         self._means = {name: mean for name, mean in super().average().items() if name != "error"}
-        self._scores = rate_positions(self._means, self.spec, self._importance, self.decay, self.surprise)
+        settings = (self._importance, self.decay, self.surprise, self.condition)
+        self._scores = rate_positions(self._means, self.spec, *settings)
         self._prompts = 0
         return True
 
@@ -164,7 +170,12 @@ def list_capacities(spec: ModelSpec) -> list[int]:
 
 
 def rate_positions(
-    tensors: dict[str, Tensor], spec: ModelSpec, importance: Importance, decay: float, surprise: float
+    tensors: dict[str, Tensor],
+    spec: ModelSpec,
+    importance: Importance,
+    decay: float,
+    surprise: float,
+    condition: Condition,
 ) -> list[Tensor]:
     """Return the score of each position after each cached segment, float32 [branches, L, H, c_k].
 
@@ -178,6 +189,8 @@ def rate_positions(
         importance: what was measured.
         decay: what a segment counts beside the one before it.
         surprise: how much it counts that a position receives more attention than in other prompts.
+        condition: a head keeps `tokens` of the first segment, or the `block`, whose positions all have the forecast of
+            the best of them, whole or hardly at all.
     """
     ends = list(spec.ends[:-1])
     worth = tensors["importance"].split(ends, -1)
@@ -188,11 +201,18 @@ def rate_positions(
     scores = []
     for of_next, attention in zip(reversed(worth), reversed(received), strict=True):
         later = of_next if later is None else of_next + decay * later[..., : of_next.shape[-1]]
-        score = ((later if importance == "mass" else later.sqrt()) + EPSILON).log()
+        forecast = share_best(later, spec.lengths[0]) if condition == "block" else later
+        score = ((forecast if importance == "mass" else forecast.sqrt()) + EPSILON).log()
         if attention is not None:
             score = score - surprise * (attention + EPSILON).log()
         scores.append(score.float())
     return scores[::-1]
+
+
+def share_best(forecast: Tensor, count: int) -> Tensor:
+    """Return a forecast [..., c_k] whose first `count` positions have that of the best of them, in their own order."""
+    first = forecast[..., :count]
+    return torch.cat((first.amax(-1, keepdim=True) + SMALL * first, forecast[..., count:]), -1)
 
 
 def select_rows(table: Tensor, view: View) -> Tensor:

@@ -296,6 +296,21 @@ def test_equal_forecasts_inside_rows_keep_whole_rows() -> None:
     assert kept_by(method, ROWS, 1)[-1] == [[*range(7)]] * 8
 
 
+def test_the_condition_stays_whole_where_it_is_a_block() -> None:
+    """Its best position is worth more than any other position, and its others less than all: the floor holds it."""
+    tokens, block = PriceKVByToken(floor=3), PriceKVByToken(floor=3, condition="block")
+    artifact, start = stand_in(block, ROWS), 0
+    for end in ROWS.ends[:-1]:
+        artifact.tensors["importance"][..., start : start + 3] = torch.tensor([0.0, 3.0, 1e-3])
+        start += end
+    held = []
+    for method in (tokens, block):
+        method.prepare(ROWS, Budget.parse(5, ROWS), artifact)
+        held.append(kept_by(method, ROWS, 1)[-1])
+    assert all(1 in row and 0 not in row and len(row) > 2 for row in held[0])
+    assert all(row[:3] == [0, 1, 2] for row in held[1])
+
+
 def test_padding_is_held_in_no_row() -> None:
     method = ready(ROWS, "0.4")
     seen = watch(method, ROWS, tokens_of(ROWS, 4), "0.4", stand_in(method, ROWS), padding=[2, 0, 2, 0])
