@@ -211,6 +211,10 @@ class Observer(ObservesLast, Method):
         sequences = rows.unflatten(0, (-1, self.spec.heads))
         return sequences[: len(sequences) // self.spec.branches].double().cpu()
 
+    def look_again(self) -> bool:
+        """Return whether the same generations are to be shown once more; called when all of them were shown."""
+        return False
+
     def average(self) -> dict[str, Tensor]:
         """Return the means over the prompts seen, by name; zeros when none were."""
         return {name: sums / max(self._prompts, 1) for name, sums in self.sums.items()}

@@ -9,53 +9,58 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 
-def shrink_early(capacity: Ints, arriving: Sequence[int], total: int) -> Ints:
-    """Lower capacities so far that no order of growing and shrinking layers exceeds `total`; int64 [K - 1, L].
+def shrink_early(capacity: Ints, arriving: Sequence[int], total: int, heads: int = 1) -> Ints:
+    """Lower capacities so far that no order of growing and shrinking layers exceeds `total`; int64 [K - 1, L x heads].
 
     While scale k runs, layers up to l hold what they may after it and the others what they held before. Where that is
     too much, the deepest layers that are to shrink do so right after scale k - 1, and only as far as needed.
 
     Args:
-        capacity: int64 [K - 1, L], at most `total` in each row.
-        arriving: tokens that come to every layer at each scale.
+        capacity: int64 [K - 1, L x heads], layer by layer, at most `total` in each row.
+        arriving: tokens that come to every column at each scale.
         total: tokens that all layers may hold together.
+        heads: columns of a layer, which change at the same time.
     """
-    held, layers = capacity.copy(), capacity.shape[1]
+    held, columns = capacity.copy(), capacity.shape[1]
     before = np.minimum(held[0], arriving[0])
     for k in range(1, len(held)):
         after = np.minimum(held[k], before + arriving[k])
-        for layer in range(layers):
-            excess = int(after[: layer + 1].sum() + before[layer + 1 :].sum()) - total
-            for deep in range(layers - 1, layer, -1):
-                given = min(max(excess, 0), max(before[deep] - after[deep], 0))
-                before[deep] -= given
-                excess -= given
-                held[k - 1, deep] = before[deep] if given else held[k - 1, deep]
+        for end in range(heads, columns, heads):
+            excess = int(after[:end].sum() + before[end:].sum()) - total
+            spare = np.maximum(before[end:] - after[end:], 0)
+            from_deeper = spare[::-1].cumsum()[::-1] - spare
+            given = (excess - from_deeper).clip(0, spare)
+            before[end:] -= given
+            held[k - 1, end:] = np.where(given > 0, before[end:], held[k - 1, end:])
         before = after
     return held
 
 
-def fill_gaps(held: Ints, arriving: Sequence[int], total: int) -> Ints:
-    """Give what early shrinking frees to layers that let go of it before it is needed: int64 [K - 1, L].
+def fill_gaps(held: Ints, arriving: Sequence[int], total: int, heads: int = 1) -> Ints:
+    """Give what early shrinking frees to layers that let go of it before it is needed: int64 [K - 1, L x heads].
 
     Shallow layers may hold more after a scale, and shrink at the next one before a deeper layer grows. A layer takes as
-    much as it has tokens for and as no instant of either scale forbids.
+    much as it has tokens for and as no instant of either scale forbids; its first columns take first.
 
     Args:
-        held: int64 [K - 1, L], never above `total` in any order, and no more than a layer can reach.
-        arriving: tokens that come to every layer at each scale.
+        held: int64 [K - 1, L x heads], never above `total` in any order, and no more than a column can reach.
+        arriving: tokens that come to every column at each scale.
         total: tokens that all layers may hold together.
+        heads: columns of a layer, which change at the same time.
     """
-    held, layers = held.copy(), held.shape[1]
-    before = np.zeros(layers, np.int64)
+    held, columns = held.copy(), held.shape[1]
+    before = np.zeros(columns, np.int64)
     for k in range(len(held)):
         after = held[k + 1] if k + 1 < len(held) else held[k]
-        for layer in range(layers):
+        for begin in range(0, columns, heads):
+            end = begin + heads
             # While this scale runs, from this layer on; while the next one does, up to the layer before.
-            now = held[k].cumsum()[layer:] + before.sum() - before.cumsum()[layer:]
-            later = np.concatenate(([held[k].sum()], held[k].sum() + (after - held[k]).cumsum()[:layer]))
+            now = (held[k].cumsum() + before.sum() - before.cumsum())[end - 1 :: heads]
+            moved = (after - held[k]).cumsum()[heads - 1 : begin : heads]
+            later = held[k].sum() + np.concatenate(([0], moved))
             spare = total - max(int(now.max()), int(later.max()))
-            held[k, layer] += min(spare, int(before[layer]) + arriving[k] - int(held[k, layer]))
+            lacking = before[begin:end] + arriving[k] - held[k, begin:end]
+            held[k, begin:end] += (spare - (lacking.cumsum() - lacking)).clip(0, lacking)
         before = held[k]
     return held
 

@@ -132,6 +132,9 @@ def calibrate(
         observer.prepare(model.spec, full)
     if others:
         watch(prompts, watching, advance, batch=batch)
+    while again := [observer for observer in watching.observers if observer.look_again()]:
+        watching.observers = again
+        watch(prompts, watching, lambda _: None, batch=batch)
     if readers:
         watch(prompts, codebooks, lambda _: None)
         folds = min(FOLDS, len(prompts))

@@ -81,11 +81,7 @@ class SubsetError(Observer):
         parts = [[i for i in range(index) if i not in sources], *([i] for i in sources), [index]]
         slots = [self._find_slots(view, part) for part in parts]
         log_masses, outputs = attend_by_part(view.scores(chosen), view.cached_values(), slots)
-        weight = view.output_projection()
-        metric = None
-        if weight is not None:
-            metric = (weight.mT.float() @ weight.float()).repeat(view.sequences, 1, 1, 1)
-        return Seen(sources, chosen, slots, log_masses, outputs, metric)
+        return Seen(sources, chosen, slots, log_masses, outputs, find_metric(view))
 
     def _find_slots(self, view: View, part: Sequence[int]) -> Slots:
         """Return the slots of neighbouring segments.
@@ -120,6 +116,17 @@ class Seen(NamedTuple):
     log_masses: Tensor
     outputs: Tensor
     metric: Tensor | None
+
+
+def find_metric(view: View) -> Tensor | None:
+    """Return W^T W of each query head's output projection, float32 [rows, query heads per KV head, D, D].
+
+    None if the model does not tell it; distances are then those of attention's output itself.
+    """
+    weight = view.output_projection()
+    if weight is None:
+        return None
+    return (weight.mT.float() @ weight.float()).repeat(view.sequences, 1, 1, 1)
 
 
 def attend_by_part(scores: Tensor, values: Tensor, parts: Sequence[Slots]) -> tuple[Tensor, Tensor]:

@@ -1,0 +1,138 @@
+"""PriceKV by token: priced capacities of heads, filled with the positions that later segments are expected to use."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kvbench.core.budget import Budget
+from kvbench.core.segments import ModelSpec, Segment
+from kvbench.methods.base import Artifact, Limit, Method, require_artifact, set_limits
+from kvbench.methods.pricekv.errors import Importance
+from kvbench.methods.pricekv.forecast import (
+    EPSILON,
+    Condition,
+    TokenForecast,
+    choose_importance,
+    keep_best,
+    list_capacities,
+    rate_positions,
+    select_rows,
+)
+from kvbench.methods.pricekv.sell import allocate_capacities
+from kvbench.methods.select import check_capacity, choose_best, spread_capacity
+from kvbench.methods.view import View
+
+
+@dataclass
+class PriceKVByToken(Method):
+    """Sell capacity to heads by their calibrated error, and fill it with the positions of the highest forecast.
+
+    A method of this project, the companion of PriceKV whose unit is a token. The same position of an image plays the
+    same part in other prompts: heads look at fixed offsets, and the attention that a row or a scale just paid says
+    little about what the next ones will need. So the calibration measures, on full caches of other prompts, what each
+    position is worth to each later segment (`forecast.TokenForecast`), for each head and each branch of guidance; then
+    how far attention's output would be off in a head that holds only so many of the best. Capacity is sold to heads
+    after every segment in the order of error saved per token (`sell.allocate_capacities`), deep heads shrink early
+    where shallow ones grow, and what is held never exceeds B. The tables hold for positions of images; texts, whose
+    words stand elsewhere in every prompt, are refused.
+
+    Without `surprise` nothing is computed while an image is made: what is kept depends on branch, layer, head and
+    segment alone. Still the branches differ, so that sequences do not share their layout as those of static methods do.
+
+    Attributes:
+        importance: what a position is worth: `mass`, the attention that it receives, or `output`, the squared change in
+            attention's output without it; null for `mass` in next-token models and `output` in next-scale models.
+        floor: tokens that every head holds at least; null for the condition and a row of a next-token model, and 1 of a
+            next-scale model. Never more than B / T.
+        forecast_decay: what a later segment counts in a position's forecast beside the one before it.
+        price_decay: the same in the worth of a capacity.
+        surprise: how much it counts that a slot receives more attention in this prompt than in others; 0 looks at no
+            data.
+        queries: evenly spaced queries of each segment that the calibration looks at.
+        condition: heads keep `tokens` of the condition, or the `block`, whole or hardly at all
+            (`forecast.rate_positions`).
+        calibration_prompts: default of `calibrate.count`; errors of the prompts that the forecast was made of are too
+            small where there are few.
+    """
+
+    importance: Importance | None = None
+    floor: int | None = None
+    forecast_decay: float = 0.8
+    price_decay: float = 0.8
+    surprise: float = 0.0
+    queries: int = 64
+    condition: Condition = "tokens"
+    calibration_prompts: int = 40
+
+    limits = set_limits(
+        floor=Limit(1),
+        forecast_decay=Limit(0, 1),
+        price_decay=Limit(0, 1),
+        surprise=Limit(0),
+        queries=Limit(1),
+        calibration_prompts=Limit(1),
+    )
+
+    def needs(self) -> TokenForecast:
+        """Return the calibration of forecasts and of the errors of heads that follow them."""
+        return TokenForecast(
+            self.importance, self.forecast_decay, self.surprise, self.queries, self.condition
+        )
+
+    def check(self, spec: ModelSpec, budget: Budget) -> None:
+        """Refuse texts and less than a token a head."""
+        super().check(spec, budget)
+        if spec.family == "next-token" and not spec.line:
+            raise ValueError(
+                f"method=pricekv/by_token: forecasts are for positions of an image, and {spec.name} writes texts; take "
+                "method=pricekv"
+            )
+        check_capacity(spec, budget)
+
+    def prepare(self, spec: ModelSpec, budget: Budget, artifact: Artifact | None = None) -> None:
+        """Sell the capacity, score the positions, and list those that stay where no data is looked at."""
+        super().prepare(spec, budget, artifact)
+        tensors = require_artifact(artifact, "method=pricekv/by_token:")
+        self.capacities = allocate_capacities(
+            tensors["error"].flatten(0, 1).transpose(0, 1).numpy(),
+            np.array(list_capacities(spec)),
+            spec,
+            budget.tokens,
+            floor=min(self._choose_floor(spec), budget.head_tokens),
+            decay=self.price_decay,
+        ).reshape(-1, spec.layers, spec.heads)
+        importance = self.importance or choose_importance(spec)
+        settings = (importance, self.forecast_decay, self.surprise, self.condition)
+        scores = rate_positions(tensors, spec, *settings)
+        self._table = scores if self.surprise else self._list_kept(scores)
+
+    def _choose_floor(self, spec: ModelSpec) -> int:
+        if self.floor is not None:
+            return self.floor
+        return spec.lengths[0] + max(spec.lengths[1:]) if spec.family == "next-token" else 1
+
+    def capacity(self, layer: int, segment: Segment) -> tuple[int, ...]:
+        """Return what was sold to each head."""
+        return tuple(self.capacities[segment.index, layer].tolist())
+
+    def keep(self, view: View) -> Tensor:
+        """Keep the positions that are listed; with surprise the slots of the highest scores."""
+        exists, table = view.position >= 0, select_rows(self._table[view.segment.index], view)
+        of_slots = table.gather(1, view.position.clamp(min=0))
+        if not self.surprise:
+            return of_slots & exists
+        scores = of_slots + self.surprise * (view.mass() + EPSILON).log()
+        capacity = spread_capacity(self.capacity(view.layer, view.segment), view)
+        return choose_best(scores.masked_fill(~exists, -torch.inf), capacity) & exists
+
+    def _list_kept(self, scores: Sequence[Tensor]) -> list[Tensor]:
+        """Return which positions stay after each cached segment, bool [branches, L, H, c_k], by their scores."""
+        kept: list[Tensor] = []
+        held = None
+        for of_segment, capacities in zip(scores, torch.from_numpy(self.capacities), strict=True):
+            held = keep_best(of_segment.flatten(0, 2), held, capacities.flatten().repeat(len(of_segment)))
+            kept.append(held.unflatten(0, of_segment.shape[:3]))
+        return kept

@@ -1,0 +1,242 @@
+"""Forecast of what each position will be worth to later segments, and the error of heads that follow it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from kvbench.core.budget import Budget
+from kvbench.core.segments import ModelSpec
+from kvbench.methods.base import Artifact, Observer
+from kvbench.methods.pricekv.errors import Importance, find_metric
+from kvbench.methods.select import choose_best, choose_window
+from kvbench.methods.view import View
+
+CAPACITIES = 18
+"""Capacities at which errors are measured, beside 0: a geometric row up to all tokens, whose first is a 128th."""
+EPSILON = 1e-5
+"""Attention that is added to all of it before a logarithm."""
+
+SMALL = 1e-9
+"""What a position's own forecast counts where it has another's, so that it orders those alone."""
+Condition = Literal["tokens", "block"]
+TINY = torch.finfo(torch.float32).tiny
+
+
+@dataclass
+class TokenForecast(Observer):
+    """Calibrates which positions later segments use, and then what heads lose that hold only the best of them.
+
+    Generations are shown twice. The first pass measures `importance`, float64 [branches, L, H, n]: of each segment but
+    the first, one after the other, what every earlier position is worth to it (n = c_0 + ... + c_{K-2}); with surprise
+    also `received`, of the same shape, the attention that each position up to the end of a segment receives from it.
+    The second pass measures `error`, float64 [L, H, K - 1, capacities]: how far attention's output is off at each
+    segment but the first, squared, in heads that hold at most so many tokens (`list_capacities`) after every segment,
+    those of the highest scores (`rate_positions`) among what they still have. Attention is that of the full cache,
+    without what was dropped. Errors are means over prompts, branches and queries, and sums over the query heads that
+    share a head's keys.
+
+    Attributes:
+        importance: `mass`, the attention received, or `output`, the squared change in attention's output without the
+            token, to first order; None for `mass` in next-token models and `output` in next-scale models.
+        decay: see `rate_positions`.
+        surprise: see `rate_positions`.
+        queries: evenly spaced queries of each segment that are looked at.
+        condition: see `rate_positions`.
+    """
+
+    importance: Importance | None = None
+    decay: float = 0.8
+    surprise: float = 0.0
+    queries: int = 64
+    condition: Condition = "tokens"
+
+    kind: ClassVar[str] = "token_forecast"
+
+    def tensor_shapes(self, spec: ModelSpec) -> dict[str, tuple[int, ...]]:
+        """Return the shapes of `importance` and `error`, and with surprise of `received`."""
+        positions = (spec.branches, spec.layers, spec.heads, sum(spec.ends[:-1]))
+        received = {"received": positions} if self.surprise else {}
+        error = (spec.layers, spec.heads, len(spec.segments) - 1, len(list_capacities(spec)))
+        return {"importance": positions, **received, "error": error}
+
+    def prepare(self, spec: ModelSpec, budget: Budget, artifact: Artifact | None = None) -> None:
+        """Start the sums at zero and the first pass."""
+        super().prepare(spec, budget, artifact)
+        self._importance = self.importance or choose_importance(spec)
+        self._capacities = list_capacities(spec)
+        self._means: dict[str, Tensor] = {}
+        self._scores: list[Tensor] = []
+        self._kept: dict[int, list[Tensor]] = {}
+
+    def accumulate(self, view: View) -> None:
+        """Add the importance of the positions, in the second pass the errors and what is dropped next."""
+        if not self._scores:
+            self._add_importance(view)
+            return
+        if view.segment.index:
+            self._add_errors(view)
+        if not view.segment.last:
+            self._drop(view)
+
+    def look_again(self) -> bool:
+        """Return whether the first pass just ended; the scores are then known."""
+        if self._scores:
+            return False
+        self._means = {name: mean for name, mean in super().average().items() if name != "error"}
+        settings = (self._importance, self.decay, self.surprise, self.condition)
+        self._scores = rate_positions(self._means, self.spec, *settings)
+        self._prompts = 0
+        return True
+
+    def average(self) -> dict[str, Tensor]:
+        """Return the means over the prompts of each pass."""
+        return {**super().average(), **self._means}
+
+    def _add_importance(self, view: View) -> None:
+        index, ends = view.segment.index, self.spec.ends
+        if self.surprise and not view.segment.last:
+            self._add_positions("received", view, view.mass(), sum(ends[:index]), ends[index])
+        if index:
+            worth = view.mass() if self._importance == "mass" else self._measure_losses(view)
+            self._add_positions("importance", view, worth, sum(ends[: index - 1]), ends[index - 1])
+
+    def _add_positions(self, name: str, view: View, values: Tensor, start: int, count: int) -> None:
+        """Add values of slots [rows, slots] to those of the first `count` positions, which begin at `start`."""
+        rows = spread_slots(values, view)[:, :count]
+        of_prompts = rows.unflatten(0, (self.spec.branches, -1, self.spec.heads)).sum(1)
+        self.sums[name][:, view.layer, :, start : start + count] += of_prompts.double().cpu()
+
+    def _measure_losses(self, view: View) -> Tensor:
+        """Return how far each token's loss moves attention's output, squared, to first order: float32 [rows, slots].
+
+        That is E[p^2 |W (v - o)|^2] over queries, of attention p, value v, output o and output projection W.
+        """
+        attention, values, outputs = self._attend(view)
+        metric = find_metric(view)
+        values = values.expand(-1, outputs.shape[1], -1, -1)
+        turned, against = (x if metric is None else x @ metric for x in (values, outputs))
+        distances = (
+            (turned * values).sum(-1)[:, :, None]
+            - 2 * (against @ values.mT)
+            + (against * outputs).sum(-1, keepdim=True)
+        )
+        return (attention.square() * distances.clamp(min=0)).mean(2).sum(1)
+
+    def _add_errors(self, view: View) -> None:
+        """Add the error of the segment's queries in heads that hold what each capacity leaves."""
+        attention, values, outputs = self._attend(view)
+        metric, index = find_metric(view), view.segment.index
+        current = view.position >= view.segment.start
+        place = view.position.clamp(0, view.segment.start - 1)
+        for number, kept in enumerate(self._kept[view.layer]):
+            left = attention * (kept.gather(1, place) | current)[:, None, None]
+            apart = (left @ values) / left.sum(-1, keepdim=True).clamp(min=TINY) - outputs
+            squares = (apart * (apart if metric is None else apart @ metric)).sum(-1)
+            of_rows = squares.mean(2).sum(1).unflatten(0, (-1, self.spec.heads))
+            total = of_rows.sum(0).double().cpu() / self.spec.branches
+            self.sums["error"][view.layer, :, index - 1, number] += total
+
+    def _drop(self, view: View) -> None:
+        """Note which positions each capacity leaves, bool [rows, c_k]; padding counts as if it were there."""
+        scores = select_rows(self._scores[view.segment.index], view)
+        if self.surprise:
+            scores = scores + self.surprise * (spread_slots(view.mass(), view) + EPSILON).log()
+        before = self._kept[view.layer] if view.segment.index else [None] * len(self._capacities)
+        self._kept[view.layer] = [
+            keep_best(scores, kept, capacity) for kept, capacity in zip(before, self._capacities, strict=True)
+        ]
+
+    def _attend(self, view: View) -> tuple[Tensor, Tensor, Tensor]:
+        """Return attention of a few queries [rows, query heads per KV head, queries, slots], values and outputs."""
+        chosen = choose_window("uniform", view.segment, self.queries)
+        attention = view.scores(chosen).softmax(-1)
+        values = view.cached_values()[:, None].float()
+        return attention, values, attention @ values
+
+
+def choose_importance(spec: ModelSpec) -> Importance:
+    """Return what is calibrated of a model unless a setting says so."""
+    return "mass" if spec.family == "next-token" else "output"
+
+
+def list_capacities(spec: ModelSpec) -> list[int]:
+    """Return the capacities of a head at which errors are measured, in rising order."""
+    whole = spec.cached_length
+    steps = (whole * 128 ** (i / (CAPACITIES - 1) - 1) for i in range(CAPACITIES))
+    return sorted({0, *(max(1, round(step)) for step in steps)})
+
+
+def rate_positions(
+    tensors: dict[str, Tensor],
+    spec: ModelSpec,
+    importance: Importance,
+    decay: float,
+    surprise: float,
+    condition: Condition,
+) -> list[Tensor]:
+    """Return the score of each position after each cached segment, float32 [branches, L, H, c_k].
+
+    The forecast F_k = I_{k+1} + decay x F_{k+1} sums what a position is worth to later segments, the sooner the more;
+    of squared outputs it is the root of that. The score is log F_k - surprise x log A_k, of the attention A_k that the
+    position receives from segment k in other prompts; surprise x the log of what it receives in a prompt comes to it.
+
+    Args:
+        tensors: what a `TokenForecast` measured.
+        spec: the model.
+        importance: what was measured.
+        decay: what a segment counts beside the one before it.
+        surprise: how much it counts that a position receives more attention than in other prompts.
+        condition: a head keeps `tokens` of the first segment, or the `block`, whose positions all have the forecast of
+            the best of them, whole or hardly at all.
+    """
+    ends = list(spec.ends[:-1])
+    worth = tensors["importance"].split(ends, -1)
+    received: Sequence[Tensor | None] = [None] * len(ends)
+    if surprise:
+        received = tensors["received"].split(ends, -1)
+    later: Tensor | None = None
+    scores = []
+    for of_next, attention in zip(reversed(worth), reversed(received), strict=True):
+        later = of_next if later is None else of_next + decay * later[..., : of_next.shape[-1]]
+        forecast = share_best(later, spec.lengths[0]) if condition == "block" else later
+        score = ((forecast if importance == "mass" else forecast.sqrt()) + EPSILON).log()
+        if attention is not None:
+            score = score - surprise * (attention + EPSILON).log()
+        scores.append(score.float())
+    return scores[::-1]
+
+
+def share_best(forecast: Tensor, count: int) -> Tensor:
+    """Return a forecast [..., c_k] whose first `count` positions have that of the best of them, in their own order."""
+    first = forecast[..., :count]
+    return torch.cat((first.amax(-1, keepdim=True) + SMALL * first, forecast[..., count:]), -1)
+
+
+def select_rows(table: Tensor, view: View) -> Tensor:
+    """Return a layer's part of a table of positions [branches, L, H, c_k] for every row, [rows, c_k]."""
+    of_branches = table[:, view.layer].to(view.position.device)
+    return of_branches.repeat_interleave(view.sequences // len(of_branches), 0).flatten(0, 1)
+
+
+def spread_slots(values: Tensor, view: View) -> Tensor:
+    """Return values of slots [rows, slots] by their positions, [rows, c_k], 0 of positions that a row has not."""
+    end = view.segment.end
+    rows = values.new_zeros(len(values), end + 1)
+    return rows.scatter_(1, torch.where(view.position < 0, end, view.position), values)[:, :end]
+
+
+def keep_best(scores: Tensor, held: Tensor | None, capacity: int | Tensor) -> Tensor:
+    """Return which positions stay after a segment: the best of those that are held and of the segment's own.
+
+    Args:
+        scores: [rows, c_k].
+        held: bool [rows, c_(k-1)], what was held before the segment; None for nothing.
+        capacity: one number, or int64 [rows].
+    """
+    there = torch.ones_like(scores, dtype=torch.bool)
+    if held is not None:
+        there[:, : held.shape[1]] = held
+    return choose_best(scores.masked_fill(~there, -torch.inf), capacity) & there

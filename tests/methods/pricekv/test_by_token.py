@@ -1,0 +1,365 @@
+"""PriceKV by token: the calibration against masked attention, the sale against all others, B at every instant."""
+
+from collections.abc import Iterator
+from copy import deepcopy
+from dataclasses import replace
+from itertools import product
+
+import numpy as np
+import pytest
+import torch
+from hydra.utils import instantiate
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from kvbench.core.budget import Budget
+from kvbench.core.segments import ModelSpec, next_scale, next_token
+from kvbench.engine.cache import KVCache
+from kvbench.engine.schedule import sum_tokens
+from kvbench.methods.base import Artifact
+from kvbench.methods.pricekv.by_token import PriceKVByToken
+from kvbench.methods.pricekv.errors import Importance
+from kvbench.methods.pricekv.forecast import EPSILON, TokenForecast, list_capacities
+from kvbench.methods.pricekv.sell import allocate_capacities, sell
+from kvbench.models.noise import PromptNoise
+from kvbench.prompts.base import Prompt
+from kvbench.runs.calibrate import calibrate
+from tests.support.engine import D, listening, open_cache, run, tokens_of, watch
+from tests.support.small_models import composed
+
+SCALES = ModelSpec("scales", 2, 2, D, next_scale([(1, 1), (2, 2), (2, 3), (3, 3)]), logit_scale=0.5)
+ROWS = replace(SCALES, name="rows", segments=next_token(3, [4, 4, 4, 4, 3]), line=4)
+WIDTH, FOLD, DECAY = 12, 2, 0.6
+Inputs = list[list[tuple[Tensor, ...]]]
+
+
+def stand_in(method: PriceKVByToken, spec: ModelSpec) -> Artifact:
+    return method.needs().make_stand_in(spec)
+
+
+def ready(spec: ModelSpec, budget: str, **chosen: float | None) -> PriceKVByToken:
+    method = PriceKVByToken(**chosen)
+    method.prepare(spec, Budget.parse(budget, spec), stand_in(method, spec))
+    return method
+
+
+# The sale
+
+
+@st.composite
+def sales(draw: st.DrawFn) -> tuple[np.ndarray, np.ndarray, np.ndarray, int, int]:
+    heads = draw(st.integers(1, 3))
+    reach = np.array(draw(st.lists(st.integers(1, 6), min_size=heads, max_size=heads)))
+    total = draw(st.integers(heads, max(heads, int(reach.sum()) - 1)))
+    capacities = np.array([0, 1, 3, 4, 6])
+    seed, floor = draw(st.integers(0, 10**6)), draw(st.integers(0, total // heads))
+    worth = np.minimum.accumulate(np.random.default_rng(seed).random((heads, 5)), -1)
+    return worth, capacities, reach, total, floor
+
+
+def lower_hull(points: list[tuple[int, float]]) -> dict[int, float]:
+    """The lower convex hull at whole numbers: the lowest chord between any two points."""
+    (first, _), (last, _) = points[0], points[-1]
+    return {
+        x: min(
+            y if b == a else y + (z - y) * (x - a) / (b - a)
+            for (a, y), (b, z) in product(points, points)
+            if a <= x <= b
+        )
+        for x in range(first, last + 1)
+    }
+
+
+@given(sales())
+@settings(max_examples=150, deadline=None)
+def test_no_other_capacities_have_a_lower_error(
+    sale: tuple[np.ndarray, np.ndarray, np.ndarray, int, int],
+) -> None:
+    worth, capacities, reach, total, floor = sale
+    if reach.sum() <= total:
+        return
+    held = sell(worth, capacities, reach, total, floor)
+    hulls = []
+    for head, most in enumerate(reach.tolist()):
+        ends = {min(floor, most), most}
+        known = sorted(ends | {c for c in capacities.tolist() if min(ends) < c < most})
+        hulls.append(lower_hull([(c, float(np.interp(c, capacities, worth[head]))) for c in known]))
+    every = [
+        sum(hull[c] for hull, c in zip(hulls, chosen, strict=True))
+        for chosen in product(*hulls)
+        if sum(chosen) <= total
+    ]
+    found = sum(hull[c] for hull, c in zip(hulls, held.tolist(), strict=True))
+    assert found == pytest.approx(min(every))
+    assert held.sum() == total
+    assert (held >= np.minimum(floor, reach)).all()
+    assert (held <= reach).all()
+
+
+@given(st.integers(2, 6), st.integers(1, 3), st.integers(1, 3), st.integers(0, 10**6), st.data())
+@settings(max_examples=150, deadline=None)
+def test_no_instant_exceeds_the_budget(
+    segments: int, layers: int, heads: int, seed: int, data: st.DataObject
+) -> None:
+    lengths = data.draw(st.lists(st.integers(1, 9), min_size=segments, max_size=segments))
+    spec = ModelSpec("any", layers, heads, D, next_scale([(1, length) for length in lengths]))
+    total = data.draw(st.integers(spec.all_heads, spec.full_tokens))
+    floor = data.draw(st.integers(0, total // spec.all_heads))
+    capacities = np.array(list_capacities(spec))
+    errors = np.random.default_rng(seed).random((segments - 1, spec.all_heads, len(capacities)))
+    held = allocate_capacities(errors, capacities, spec, total, floor=floor, decay=0.8)
+    before = np.zeros((layers, heads), np.int64)
+    for length, after in zip(spec.lengths[:-1], held.reshape(-1, layers, heads), strict=True):
+        assert (after <= before + length).all()
+        assert (after >= 0).all()
+        for layer in range(layers):
+            before[layer] = after[layer]
+            assert before.sum() <= total
+    assert before.sum() == total or (before == spec.cached_length).all()
+    assert (before >= min(floor, spec.cached_length)).all()
+
+
+# The calibration
+
+
+def projections(spec: ModelSpec) -> Tensor:
+    generator = torch.Generator().manual_seed(5)
+    return torch.randn(spec.layers, WIDTH, spec.heads * FOLD * D, generator=generator)
+
+
+def observe(observer: TokenForecast, spec: ModelSpec, batches: list[Inputs]) -> dict[str, Tensor]:
+    cache = open_cache(observer, spec, projection=projections(spec).__getitem__)
+    for inputs in batches:
+        run(cache, inputs)
+    assert observer.look_again()
+    for inputs in batches:
+        run(cache, inputs)
+    assert not observer.look_again()
+    return observer.average()
+
+
+def attention(
+    spec: ModelSpec, inputs: Inputs, layer: int, k: int
+) -> Iterator[tuple[int, int, Tensor, Tensor]]:
+    """Sequence, KV head, attention [query heads, queries, positions] and values [positions, D] of a segment."""
+    at = spec.segments[k]
+    keys, values = (torch.cat([inputs[i][layer][n] for i in range(k + 1)], 2).double() for n in (1, 2))
+    q = inputs[k][layer][0].double().unflatten(1, (spec.heads, FOLD))
+    for sequence, head in np.ndindex(len(q), spec.heads):
+        scores = q[sequence, head] @ keys[sequence, head].mT * spec.logit_scale
+        if at.causal:
+            own = torch.arange(at.length)
+            scores = scores.masked_fill(torch.arange(at.end) > at.start + own[:, None], -torch.inf)
+        yield sequence, head, scores.softmax(-1), values[sequence, head]
+
+
+def project(x: Tensor, spec: ModelSpec, layer: int, head: int) -> Tensor:
+    """What query heads' outputs [query heads, ..., D] add to the residual stream."""
+    weights = projections(spec)[layer].double().unflatten(1, (spec.heads, FOLD, D))[:, head]
+    return torch.einsum("wfd,f...d->f...w", weights, x)
+
+
+def slow_means(
+    spec: ModelSpec, inputs: Inputs, importance: Importance
+) -> tuple[dict[tuple[int, ...], Tensor], dict[tuple[int, ...], Tensor]]:
+    """What positions are worth to segment k and receive from it, by (branch, layer, head, k): means over prompts."""
+    prompts = len(inputs[0][0][0]) // spec.branches
+    worth: dict[tuple[int, ...], Tensor] = {}
+    received: dict[tuple[int, ...], Tensor] = {}
+    for layer, k in np.ndindex(spec.layers, len(spec.segments)):
+        for sequence, head, p, v in attention(spec, inputs, layer, k):
+            key = (sequence // prompts, layer, head, k)
+            paid = p.mean((0, 1))
+            received[key] = received.get(key, 0) + paid / prompts
+            if importance == "output":
+                outputs = p @ v
+                apart = project((v - outputs[:, :, None]), spec, layer, head)
+                paid = (p.square() * apart.square().sum(-1)).mean(1).sum(0)
+            worth[key] = worth.get(key, 0) + paid / prompts
+    return worth, received
+
+
+@pytest.mark.parametrize("spec", [SCALES, ROWS], ids=["scales", "rows"])
+@pytest.mark.parametrize(("importance", "surprise"), [("mass", 0.0), ("output", 0.0), ("output", 0.3)])
+def test_the_calibration_is_that_of_masked_attention(
+    spec: ModelSpec, importance: Importance, surprise: float
+) -> None:
+    inputs = tokens_of(spec, 2 * spec.branches, groups=FOLD)
+    found = observe(TokenForecast(importance, DECAY, surprise), spec, [inputs])
+    worth, received = slow_means(spec, inputs, importance)
+    prompts, last = 2, len(spec.segments) - 1
+    forecast: dict[tuple[int, ...], Tensor] = {}
+    for branch, layer, head in np.ndindex(spec.branches, spec.layers, spec.heads):
+        key, start = (branch, layer, head), 0
+        for k in range(last):
+            end = spec.ends[k]
+            torch.testing.assert_close(
+                found["importance"][(*key, slice(start, start + end))],
+                worth[*key, k + 1][:end],
+                rtol=1e-4,
+                atol=1e-6,
+            )
+            later = (DECAY ** (m - k - 1) * worth[*key, m][:end] for m in range(k + 1, last + 1))
+            forecast[*key, k] = torch.stack(list(later)).sum(0)
+            start += end
+    expected = torch.zeros_like(found["error"])
+    for number, capacity in enumerate(list_capacities(spec)):
+        held: dict[tuple[int, ...], list[int]] = {}
+        for k, layer in np.ndindex(last + 1, spec.layers):
+            at = spec.segments[k]
+            for sequence, head, p, v in attention(spec, inputs, layer, k):
+                row, branch = (sequence, layer, head), sequence // prompts
+                seen = torch.zeros(at.end, dtype=torch.bool)
+                seen[[*held.get(row, []), *range(at.start, at.end)]] = True
+                if k:
+                    left = p * seen
+                    apart = project(left @ v / left.sum(-1, keepdim=True) - p @ v, spec, layer, head)
+                    error = apart.square().sum(-1).mean(1).sum()
+                    expected[layer, head, k - 1, number] += error / prompts / spec.branches
+                if k < last:
+                    key = (branch, layer, head, k)
+                    score = (
+                        (forecast[key].sqrt() if importance == "output" else forecast[key]) + EPSILON
+                    ).log()
+                    if surprise:
+                        own = (p.mean((0, 1)) + EPSILON).log()
+                        score += surprise * (own - (received[key][: at.end] + EPSILON).log())
+                    order = score.masked_fill(~seen, -torch.inf).argsort(descending=True, stable=True)
+                    held[row] = [j for j in order[:capacity].tolist() if seen[j]]
+    torch.testing.assert_close(found["error"], expected, rtol=1e-3, atol=1e-6)
+    assert (found["error"][..., -1] < 1e-9).all()
+    assert (found["error"][..., 0] > 0).all()
+
+
+def test_a_batch_finds_what_its_prompts_find_one_by_one() -> None:
+    inputs = tokens_of(ROWS, 2 * ROWS.branches, groups=FOLD)
+    single = [[[tuple(x[[i, i + 2]] for x in qkv) for qkv in layers] for layers in inputs] for i in range(2)]
+    together, alone = (observe(TokenForecast(), ROWS, batches) for batches in ([inputs], single))
+    for name, values in together.items():
+        torch.testing.assert_close(alone[name], values, rtol=1e-6, atol=0)
+
+
+# The method
+
+
+@pytest.mark.parametrize("spec", [SCALES, ROWS], ids=["scales", "rows"])
+@pytest.mark.parametrize("surprise", [0.0, 0.3])
+def test_every_head_holds_what_was_sold_to_it(spec: ModelSpec, surprise: float) -> None:
+    method = ready(spec, "0.4", surprise=surprise)
+    cache = KVCache(spec, method, dtype=torch.float32)
+    run(cache, tokens_of(spec, 4))
+    assert cache.ledger.tokens_after == sum_tokens(method.capacities).tolist()
+    assert cache.ledger.peak_tokens == method.budget.tokens
+
+
+def kept_by(method: PriceKVByToken, spec: ModelSpec, seed: int) -> list[list[list[int]]]:
+    """Positions kept after each layer and segment by the rows of two prompts."""
+    asked = listening(method)
+    run(KVCache(spec, method, dtype=torch.float32), tokens_of(spec, 2 * spec.branches, seed))
+    return [one.ids() for one in asked]
+
+
+def test_positions_depend_on_the_branch_and_on_no_data() -> None:
+    method = ready(ROWS, "0.4")
+    one, other = (kept_by(deepcopy(method), ROWS, seed) for seed in (1, 2))
+    assert one == other
+    heads = ROWS.heads
+    for rows in one:
+        assert rows[:heads] == rows[heads : 2 * heads]
+        assert rows[2 * heads : 3 * heads] == rows[3 * heads :]
+    assert any(rows[:heads] != rows[2 * heads : 3 * heads] for rows in one)
+
+
+def test_surprise_looks_at_this_prompt() -> None:
+    one, other = (kept_by(ready(ROWS, "0.4", surprise=0.3), ROWS, seed) for seed in (1, 2))
+    assert one != other
+
+
+def test_a_surprise_of_nearly_nothing_keeps_what_the_table_lists() -> None:
+    still, moved = PriceKVByToken(), PriceKVByToken(surprise=1e-7)
+    artifact = stand_in(moved, ROWS)
+    for method in (still, moved):
+        method.prepare(ROWS, Budget.parse("0.4", ROWS), artifact)
+    assert kept_by(still, ROWS, 1) == kept_by(moved, ROWS, 1)
+
+
+def test_equal_forecasts_inside_rows_keep_whole_rows() -> None:
+    """Every head has room for two rows, all of whose positions are worth the same; the oldest is worth most."""
+    method, shapes = PriceKVByToken(), PriceKVByToken().needs().tensor_shapes(ROWS)
+    segment = torch.arange(len(ROWS.segments)).repeat_interleave(torch.tensor(ROWS.lengths))
+    worth = torch.cat([1.0 / (1 + segment[:end]) for end in ROWS.ends[:-1]]).double()
+    error = torch.zeros(shapes["error"]).double()
+    artifact = Artifact("token_forecast", {"importance": worth.expand(shapes["importance"]), "error": error})
+    method.prepare(ROWS, Budget.parse(7, ROWS), artifact)
+    assert (method.capacities[1:] == 7).all()
+    assert kept_by(method, ROWS, 1)[-1] == [[*range(7)]] * 8
+
+
+def test_the_condition_stays_whole_where_it_is_a_block() -> None:
+    """Its best position is worth more than any other position, and its others less than all: the floor holds it."""
+    tokens, block = PriceKVByToken(floor=3), PriceKVByToken(floor=3, condition="block")
+    artifact, start = stand_in(block, ROWS), 0
+    for end in ROWS.ends[:-1]:
+        artifact.tensors["importance"][..., start : start + 3] = torch.tensor([0.0, 3.0, 1e-3])
+        start += end
+    held = []
+    for method in (tokens, block):
+        method.prepare(ROWS, Budget.parse(5, ROWS), artifact)
+        held.append(kept_by(method, ROWS, 1)[-1])
+    assert all(1 in row and 0 not in row and len(row) > 2 for row in held[0])
+    assert all(row[:3] == [0, 1, 2] for row in held[1])
+
+
+def test_padding_is_held_in_no_row() -> None:
+    method = ready(ROWS, "0.4")
+    seen = watch(method, ROWS, tokens_of(ROWS, 4), "0.4", stand_in(method, ROWS), padding=[2, 0, 2, 0])
+    for asked in seen.asked:
+        short, whole = asked.ids(slice(0, 2)), asked.ids(slice(2, 4))
+        assert short == [[position for position in row if position >= 2] for row in whole]
+
+
+@pytest.mark.parametrize(("floor", "held"), [(None, 3 + 4), (2, 2), (99, 9)])
+def test_a_head_that_buys_nothing_holds_the_floor(floor: int | None, held: int) -> None:
+    """Three heads of four lose by every token that they lack, and together can hold nearly all of B."""
+    method, budget = PriceKVByToken(floor=floor), Budget.parse(9, ROWS)
+    artifact = stand_in(method, ROWS)
+    error = artifact.tensors["error"]
+    error.copy_(-torch.tensor(list_capacities(ROWS)).expand(error.shape))
+    error[0, 0] = 0
+    method.prepare(ROWS, budget, artifact)
+    assert method.capacities[-1, 0, 0] == held
+    assert method.capacities[-1].sum() == 36
+
+
+def test_texts_are_refused() -> None:
+    texts = replace(ROWS, line=0)
+    with pytest.raises(ValueError, match="rows writes texts; take method=pricekv"):
+        PriceKVByToken().check(texts, Budget.parse("0.4", texts))
+
+
+def test_more_prompts_calibrate_it_unless_a_number_is_given() -> None:
+    count = [
+        composed(*overrides).calibrate.count
+        for overrides in (
+            ["method=pricekv"],
+            ["method=pricekv/by_token"],
+            ["method=pricekv/by_token", "calibrate.count=7"],
+        )
+    ]
+    assert count == [10, 40, 7]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "budget"), [("infinity_tiny", "0.1"), ("llamagen_tiny", "46")])
+def test_the_models_draw_images_from_their_own_calibration(name: str, budget: str) -> None:
+    model = instantiate(composed(f"model={name}").model)
+    model.load("cpu")
+    method = PriceKVByToken()
+    (found,) = calibrate(model, [Prompt(0, "a red circle")], [method.needs()], 1, "cpu", lambda _: None)
+    assert (found["error"][..., 0] > 2 * found["error"][..., -3]).double().mean() > 0.9
+    method.prepare(model.spec, Budget.parse(budget, model.spec), Artifact("token_forecast", found))
+    cache = KVCache(model.spec, method, dtype=torch.float32)
+    images = model.generate(["two blue rings", "a green square"], cache, PromptNoise(0, (0, 1)))
+    assert (images.flatten(1).float().std(1) > 1).all()
+    assert 0.97 * method.budget.tokens < cache.ledger.peak_tokens <= method.budget.tokens
