@@ -75,7 +75,7 @@ def test_bounds_later_metrics_and_differences(command: Command, tmp_path: Path) 
     assert row[0].startswith("swa-0.2-")
     assert names == ["run", "psnr ↑", "psnr_mean_mse ↑", "fid_scenes ↓"]
     assert all(" [" in cell for cell in row[1:])  # also the distance has an interval of its own
-    assert "against=h2o: no finished run of that method" in command("task=report", "against=h2o")[2]
+    assert "against=h2o: no finished run has that method or name" in command("task=report", "against=h2o")[2]
 
 
 def test_sweep_ends_with_one_table_and_keeps_what_worked(command: Command, tmp_path: Path) -> None:

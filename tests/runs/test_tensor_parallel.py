@@ -118,7 +118,7 @@ def test_a_run_of_two_processes_resumes_to_the_run_of_one(
     _, told = both[0].communicate(timeout=60)
     both[1].communicate()
     assert both[0].returncode == 1
-    assert "error: process 0 of 2: another one ended or does not answer" in told
+    assert "error: process 0 of 2: another process ended or does not answer" in told
     assert "Traceback" not in told
     made = texts_in(tmp_path / "runs")
     assert 2 <= len(made) < 12
@@ -183,10 +183,10 @@ def test_what_cannot_be_split_is_refused_before_any_work(
 
 
 @pytest.mark.parametrize("method", [HeadKV(sinks=1), HeatKV(sinks=1)])
-def test_methods_that_weigh_all_heads_want_one_process(tmp_path: Path, method: Method) -> None:
+def test_methods_that_compare_all_heads_want_one_process(tmp_path: Path, method: Method) -> None:
     job = job_in(tmp_path, model=make_model(ALONE, 0), method=method, method_name="joint")
     job.model.processes = Processes(0, 2)
-    with pytest.raises(ConfigError, match=r"tensor_parallel=2: method=joint weighs all heads against each"):
+    with pytest.raises(ConfigError, match=r"model.tensor_parallel=2: method=joint compares all heads"):
         job.check()
 
 
