@@ -17,6 +17,9 @@ sys.path.insert(0, str(ROOT))
 torch.set_num_threads(1)
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # read when a kernel is defined, so before any test imports one
+    from benchmarks.support.interpreter import adapt_language_once
+
+    adapt_language_once()
 # A run tells of the change and not of the dice; `pytest -m hypothesis --hypothesis-profile=default` throws them.
 # How long examples take says something about the machine, not about the code.
 settings.register_profile(

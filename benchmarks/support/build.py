@@ -6,6 +6,8 @@ overrides `key=value`.
 
 import importlib
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +94,11 @@ def prepare_method(spec: ModelSpec, budget: str | float, overrides: Sequence[str
 
 
 def _read(path: Path) -> dict[str, Any]:
+    return deepcopy(_parse(path))
+
+
+@cache
+def _parse(path: Path) -> dict[str, Any]:
     values: dict[str, Any] = yaml.safe_load(path.read_text())
     return values
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from hydra.utils import instantiate
 from torch import Tensor
 
+from benchmarks.support.build import built, composed
 from benchmarks.support.cuda_branches import on_cuda_branches
 from benchmarks.support.triton_launches import replace_launches
 from kvbench.core.storage import StorageConfig
@@ -28,7 +28,7 @@ from tests.support.engine import open_cache, run, small, tokens_of
 from tests.support.marks import slow_but_every
 from tests.support.methods import methods_for
 from tests.support.scale_models import SPEC, Draw, infinity, var
-from tests.support.small_models import SMALL_QWEN3, SMALL_TOKENIZER, composed, load, ready, shrink
+from tests.support.small_models import SMALL_QWEN3, SMALL_TOKENIZER, load, ready, shrink
 from tests.support.triton_device import needs_loops
 
 pytestmark = needs_loops
@@ -67,8 +67,8 @@ def generate(family: str, name: str) -> tuple[Any, Ledger]:
 
 def draw_scales(draw: Draw, name: str) -> tuple[Tensor, Ledger]:
     """What a small next-scale model draws under a method, and the ledger."""
-    method: Method = instantiate(
-        composed("model=infinity_tiny", f"method={name}", *FITTING.get(name, ())).method
+    method: Method = built(
+        composed(["model=infinity_tiny", f"method={name}", *FITTING.get(name, ())])["method"]
     )
     needs = method.needs()
     artifact = needs.make_stand_in(SPEC) if isinstance(needs, Observer) else None

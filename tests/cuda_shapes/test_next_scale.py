@@ -57,7 +57,7 @@ def test_a_generation_waits_for_nothing_but_its_checks(
 @pytest.mark.parametrize("name", slow_except(QUICK.__contains__, methods_for("next-scale")))
 def test_methods_look_at_a_gpu(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with FakeTensorMode(allow_non_fake_inputs=True) as mode:
-        model = loaded("infinity_2b")
+        model = loaded("infinity_2b", "model.pixels=0.06M")
     chosen = prepared(name, model)
     monkeypatch.setattr(chosen, "strict", False)
     with mode:

@@ -1,6 +1,6 @@
 """Support of the tests of next-token models: configurations, full caches, and methods on small random models."""
 
-from functools import lru_cache
+from functools import cache
 from typing import Any
 
 import hydra
@@ -8,6 +8,7 @@ import torch
 from hydra.utils import instantiate
 from omegaconf import DictConfig
 
+from benchmarks.support import build
 from kvbench.core.budget import Budget, InfeasibleBudget
 from kvbench.engine.cache import KVCache
 from kvbench.methods.base import Method, Observer
@@ -26,7 +27,7 @@ def small_writer(max_tokens: int) -> Qwen3Model:
     return Qwen3Model("small", shape, sampling, {}, "random", prompt_tokens=4, max_tokens=max_tokens, chunk=4)
 
 
-@lru_cache
+@cache
 def composed(*overrides: str) -> DictConfig:
     with hydra.initialize_config_module("kvbench.conf", version_base="1.3"):
         return hydra.compose("config", overrides=list(overrides))
@@ -70,7 +71,7 @@ def full(one: Any) -> KVCache:
 
 def ready(name: str, one: Any, budget: str, overrides: tuple[str, ...]) -> Method:
     """A method of `conf/method`, prepared with random numbers for what it calibrates."""
-    method: Method = instantiate(composed(*overrides, f"method={name}").method)
+    method: Method = build.built(build.composed([*overrides, f"method={name}"])["method"])
     needs = method.needs()
     artifact = needs.make_stand_in(one.spec) if isinstance(needs, Observer) else None
     try:
