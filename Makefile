@@ -3,6 +3,7 @@ PYTHON ?= python3
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 export OMP_NUM_THREADS ?= 1
+unexport PYTHONDONTWRITEBYTECODE  # where it is set, every process would compile torch anew
 
 NOTEBOOKS := $(notdir $(basename $(wildcard notebooks/*.py)))
 

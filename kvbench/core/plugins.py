@@ -1,5 +1,7 @@
 """Installed packages that bring methods, models, prompts or metrics of their own."""
 
+import sys
+from functools import lru_cache
 from importlib.metadata import entry_points
 from typing import NamedTuple
 
@@ -23,8 +25,16 @@ class Plugin(NamedTuple):
 
 def find_plugins() -> list[Plugin]:
     """Return every plugin of this environment, ordered by package; nothing of theirs is imported."""
-    return sorted(
-        Plugin(entry.dist.name, entry.dist.version, entry.value)
-        for entry in entry_points(group=GROUP)
-        if entry.dist is not None
+    return list(_find_plugins(tuple(sys.path)))
+
+
+@lru_cache(1)
+def _find_plugins(_: tuple[str, ...]) -> tuple[Plugin, ...]:
+    """Search the folders of `sys.path` once: Hydra asks for every job of a sweep."""
+    return tuple(
+        sorted(
+            Plugin(entry.dist.name, entry.dist.version, entry.value)
+            for entry in entry_points(group=GROUP)
+            if entry.dist is not None
+        )
     )
