@@ -283,13 +283,13 @@ def task_report(cfg: DictConfig, settings: Settings) -> None:
             + " of this sweep" * (settings.work.folder is not None)
         )
     table = None if settings.published is None else find(settings.published)
+    if settings.against is not None:
+        show_differences(CONSOLE, runs, runs_dir, settings.against, settings.writes)
     figures, left_out = draw_figures(runs_dir, runs, place)
     for line in left_out:
         CONSOLE.print(f"left out: {line}", highlight=False, soft_wrap=True)
     section = None if table is None else published_comparison.make_section(table, runs)
     report = write_report(place, runs, section, figures)
-    if settings.against is not None:
-        show_differences(CONSOLE, runs, runs_dir, settings.against, settings.writes)
     if table is not None:
         published_comparison.show_beside(CONSOLE, table, runs, runs_dir)
     for path in (report, report.with_suffix(".tex"), report.with_suffix(".csv"), *figures):

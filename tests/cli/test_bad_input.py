@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from kvbench.cli import app as cli
@@ -351,6 +352,10 @@ def test_a_job_uses_its_device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
     chosen: list[object] = []
     monkeypatch.setattr("torch.cuda.set_device", chosen.append)
+    monkeypatch.setattr(
+        torch.backends.cudnn, "allow_tf32", torch.backends.cudnn.allow_tf32
+    )  # and then restored
+    monkeypatch.setenv("PYTORCH_ALLOC_CONF", "")
     with hydra_of_kvbench():
         cfg, _ = compose_job(["device=cuda:1"])
         make_job(cfg, read_settings(cfg))

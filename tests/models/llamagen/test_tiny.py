@@ -75,9 +75,10 @@ def test_a_picture_is_the_same_in_any_batch(method: Method) -> None:
 
 
 def job(folder: Path, **changed: object) -> Job:
+    """Strips of four rows."""
     prompts = [Prompt(index, str(line["prompt"]), line) for index, line in enumerate(LINES[:4])]
-    settings = {"batch_size": 2, "budget": 46, **changed}
-    return job_in(folder, model=tiny(), method=HeadKV(sinks=1), prompts=prompts, **settings)
+    settings = {"batch_size": 2, "budget": 30, **changed}
+    return job_in(folder, model=tiny(4), method=HeadKV(sinks=1), prompts=prompts, **settings)
 
 
 @pytest.mark.slow
