@@ -102,7 +102,12 @@ def call(words: list[str], folder: Path, environment: dict[str, str]) -> str:
 
 def check_out(folder: Path, python: str) -> None:
     """Make a checkout to write into, with `python`, a shell command, and `kvbench` to call."""
-    for name in ("kvbench", "kernels", "eval", "conf"):  # compiled modules as well, unless they are being written
+    for name in (
+        "kvbench",
+        "kernels",
+        "eval",
+        "conf",
+    ):  # compiled modules as well, unless they are being written
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("assets", "*.pyc.*"))
     shutil.copy(ROOT / "run.py", folder)
     for name in ("kvbench/assets", "docs", "benchmarks", "tests"):

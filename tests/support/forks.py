@@ -46,7 +46,7 @@ def call(path: str, words: list[str]) -> int:
     """Have a server run `python` with these words; returns the exit status, as shells have it."""
     with socket.socket(socket.AF_UNIX) as connection:
         connection.connect(path)
-        request = json.dumps([words, os.getcwd(), dict(os.environ)]).encode()
+        request = json.dumps([words, str(Path.cwd()), dict(os.environ)]).encode()
         socket.send_fds(connection, [len(request).to_bytes(8, "big")], [0, 1, 2])
         connection.sendall(request)
         status = int(connection.makefile().read())
@@ -59,7 +59,7 @@ def serve(path: str) -> list[str]:
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(path + ".new")
         listener.listen()
-        os.rename(path + ".new", path)  # seen once it answers
+        Path(path + ".new").rename(path)  # seen once it answers
         while True:
             connection, _ = listener.accept()
             if not os.fork():
@@ -95,7 +95,7 @@ def run_words(words: list[str]) -> None:
     folders = [folder for folder in os.environ.get("PYTHONPATH", "").split(os.pathsep) if folder]
     if kind in ("-c", "-m"):
         name, *arguments = rest
-        sys.path[:0] = ["" if kind == "-c" else os.getcwd(), *folders]
+        sys.path[:0] = ["" if kind == "-c" else str(Path.cwd()), *folders]
         sys.argv = [kind, *arguments]
     else:
         sys.path[:0] = [str(Path(kind).resolve().parent), *folders]
