@@ -41,6 +41,11 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+def pytest_unconfigure() -> None:
+    """Libraries complain at the end of what was not collected."""
+    gc.unfreeze()
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Files with slow tests go first: at the end, every process still has short tests to share with the others."""
     slow = {item.path for item in items if item.get_closest_marker("slow")}

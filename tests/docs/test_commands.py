@@ -102,13 +102,11 @@ def call(words: list[str], folder: Path, environment: dict[str, str]) -> str:
 
 def check_out(folder: Path, python: str) -> None:
     """Make a checkout to write into, with `python`, a shell command, and `kvbench` to call."""
-    for name in (
-        "kvbench",
-        "kernels",
-        "eval",
-        "conf",
-    ):  # compiled modules as well, unless they are being written
-        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("assets", "*.pyc.*"))
+    kept_out = shutil.ignore_patterns(
+        "assets", "*.pyc.*"
+    )  # compiled modules come along, half-written ones do not
+    for name in ("kvbench", "kernels", "eval", "conf"):
+        shutil.copytree(ROOT / name, folder / name, ignore=kept_out)
     shutil.copy(ROOT / "run.py", folder)
     for name in ("kvbench/assets", "docs", "benchmarks", "tests"):
         (folder / name).symlink_to(ROOT / name)
