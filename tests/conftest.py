@@ -1,5 +1,6 @@
 """Shared set-up: the checkout importable, one thread per process, kernels interpreted, a feature store of its own."""
 
+import gc
 import logging
 import os
 import socket
@@ -34,6 +35,17 @@ os.environ["HF_HUB_OFFLINE"] = (
 )
 
 
+def pytest_collection_finish() -> None:
+    """What was imported stays: the collector of garbage need not look through it again and again."""
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_unconfigure() -> None:
+    """Libraries complain at the end of what was not collected."""
+    gc.unfreeze()
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Files with slow tests go first: at the end, every process still has short tests to share with the others."""
     slow = {item.path for item in items if item.get_closest_marker("slow")}
@@ -44,6 +56,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def root() -> Path:
     """The checkout."""
     return ROOT
+
+
+@pytest.fixture(scope="session")
+def forked_python() -> Iterator[str]:
+    """A shell command that stands for `python` and starts without the seconds that imports take."""
+    from tests.support.forks import serve_python
+
+    with serve_python() as command:
+        yield command
 
 
 @pytest.fixture(autouse=True)

@@ -40,7 +40,7 @@ def check_arguments(arguments: list[str]) -> str | None:
     try:
         with hydra_of_kvbench():
             check_search_path()
-            for overrides in _tried(parsed.overrides):
+            for overrides in cover_values(parsed.overrides):
                 check_overrides(overrides)
                 cfg = hydra.compose("config", overrides=overrides)
                 if runs:
@@ -53,8 +53,12 @@ def check_arguments(arguments: list[str]) -> str | None:
     return None
 
 
-def _tried(arguments: list[str]) -> list[list[str]]:
-    """Return overrides of some jobs, in which every value of every list occurs; the grid has them all."""
+def cover_values(arguments: list[str]) -> list[list[str]]:
+    """Return overrides of some jobs of a sweep, in which every value of every list occurs; Hydra must be initialised.
+
+    Raises:
+        ConfigError: a list is empty.
+    """
     parsed = [
         o
         for o in OverridesParser.create(GlobalHydra.instance().config_loader()).parse_overrides(arguments)

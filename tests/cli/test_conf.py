@@ -11,8 +11,8 @@ import pytest
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
-from kvbench.cli.compose import read_values
-from kvbench.cli.messages import check_arguments
+from kvbench.cli.compose import hydra_of_kvbench, read_settings, read_values
+from kvbench.cli.messages import check_arguments, cover_values
 from kvbench.core.config import ConfigError
 from kvbench.core.segments import ModelSpec
 from kvbench.core.settings import Settings
@@ -146,19 +146,48 @@ def check_object(group: str, choice: str, node: Any) -> None:
         instantiate(node)
 
 
+@cache
+def divide_jobs() -> dict[str, list[list[str]]]:
+    """By sweep, jobs to compose: together they have every value, and what sweeps have in common once.
+
+    Composition combines no budget with anything: a job is left out if one before it differs in its budget alone, and
+    its budget is one of others before it.
+    """
+    seen: set[str | tuple[str, ...]] = set()
+    jobs: dict[str, list[list[str]]] = {path.stem: [] for path in SWEEPS}
+    with hydra_of_kvbench():
+        for path in SWEEPS:
+            params = OmegaConf.load(path).hydra.sweeper.params.items()
+            own = [f"{key}={value}" for key, value in params if not key.startswith("beside.")]
+            beside = [
+                f"{key}={value}".removeprefix("beside.") for key, value in params if key.startswith("beside.")
+            ]
+            for job in cover_values(own) + (cover_values(beside) if beside else []):
+                budgets = [word for word in job if word.startswith("budget=")]
+                parts = {*budgets, tuple(sorted({*job} - {*budgets}))}
+                jobs[path.stem] += [job] if parts - seen else []
+                seen |= parts
+    return jobs
+
+
+def test_jobs_that_are_composed_have_every_value_of_every_sweep() -> None:
+    words = {word for jobs in divide_jobs().values() for job in jobs for word in job}
+    for path in SWEEPS:
+        for key, value in OmegaConf.load(path).hydra.sweeper.params.items():
+            names = [value] if key.endswith("eval") else str(value).split(",")
+            assert {f"{key.removeprefix('beside.')}={name}" for name in names} <= words
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("path", SWEEPS, ids=lambda path: path.stem)
 def test_every_sweep_names_what_exists(path: Path) -> None:
-    params = OmegaConf.load(path).hydra.sweeper.params
-    assert (
-        check_arguments([f"{key}={value}" for key, value in params.items() if not key.startswith("beside.")])
-        is None
-    )
-    beside = {
-        key.removeprefix("beside."): value for key, value in params.items() if key.startswith("beside.")
-    }
-    assert check_arguments([f"{key}={value}" for key, value in beside.items()]) is None
-    assert check_arguments([f"sweeps={path.stem}"]) is None
+    for job in divide_jobs()[path.stem]:
+        assert check_arguments(job) is None
+    params, cfg = read_sweep(path.stem)
+    if "model" in params:
+        assert check_arguments([f"sweeps={path.stem}"]) is None
+    else:
+        read_settings(cfg)
 
 
 @pytest.mark.parametrize(
