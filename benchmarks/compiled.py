@@ -81,7 +81,7 @@ class Variant(NamedTuple):
 
 @dataclass
 class Compiled:
-    """What came out; `copies` are asynchronous ones, per loop, outermost loops in order, by threads or descriptors."""
+    """Result of a compilation; `copies` are asynchronous ones per loop, outermost first, by threads or descriptors."""
 
     registers: int
     spilled: int
@@ -194,7 +194,7 @@ def copy(dtype: torch.dtype, head_dim: int) -> list[Variant]:
 
 
 def layers(dtype: torch.dtype, head_dim: int, width: int) -> list[Variant]:
-    """What stands between a layer's matrix products."""
+    """Kernels between a layer's matrix products."""
     qkv, lengths = empty(1, 64, 3, 1, head_dim, dtype=dtype), empty(2, 1)
     rotation = empty(64, head_dim // 2, dtype=torch.complex64)
     x, epsilons = empty(1, 64, width), (qk_norm_rope_torch.EPSILON, modulate_torch.EPSILON)
@@ -206,7 +206,7 @@ def layers(dtype: torch.dtype, head_dim: int, width: int) -> list[Variant]:
 
 
 def decoder_layers(dtype: torch.dtype, head_dim: int, width: int) -> list[Variant]:
-    """What stands between the matrix products of a layer that decodes."""
+    """Kernels between the matrix products of a decoding layer."""
     joint, one = empty(8, 1, 3, head_dim, dtype=dtype), empty(head_dim, dtype=dtype)
     rotation = empty(1, head_dim // 2, dtype=torch.complex64)
     x, weight, short = empty(8, 1, width, dtype=dtype), empty(width, dtype=dtype), TYPES[dtype]
@@ -291,7 +291,7 @@ def compile_variant(variant: Variant, arch: int) -> Compiled:
 
 
 def resources(cubin: bytes) -> str:
-    """What the disassembler that comes with Triton says of a program: its registers, its stack."""
+    """Registers and stack of a program, by the disassembler that comes with Triton."""
     program = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)

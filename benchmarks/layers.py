@@ -146,7 +146,7 @@ def calls(gpu: bool) -> dict[str, tuple[Call, Call, int]]:
 
 
 def work(name: str, one: Layer) -> Work:
-    """What a call must do at least."""
+    """Least operations and bytes of a call."""
     size = one.h.element_size()
     if name == "modulate":
         return Work(0.0, one.x.numel() * (4.0 + size))

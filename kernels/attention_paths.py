@@ -46,7 +46,7 @@ LAUNCH = 20e-6
 
 
 class Shape(NamedTuple):
-    """What attention is asked for.
+    """Request for attention.
 
     Attributes:
         head_dim: channels of a query, D.

@@ -14,7 +14,7 @@ from kvbench.kernels.attention_choices import Choice, note_choice
 from kvbench.kernels.layout import Layout, Past, list_free_slots, view_group
 
 Arrangement = Literal["kernel", "together", "grouped", "padded"]
-"""How rows of unequal length are read (HeadKV, arXiv:2605.20600, section 4, compares the like).
+"""Arrangements of rows of unequal length (HeadKV, arXiv:2605.20600, section 4, compares similar ones).
 
 `kernel`: where they lie, by a Triton kernel. The others are for torch's attention. `together`: every row reads all
 slots under a mask. `grouped`: rows of one length at a time. `padded`: a copy in which all rows are as long as the

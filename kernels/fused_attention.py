@@ -30,7 +30,7 @@ VARIES = "divides keys by the size of the batch (batch_invariant=true)"
 
 
 class Request(NamedTuple):
-    """What a library is asked for: so many queries a row of a head dim and dtype, on a device."""
+    """Request to a library: number of queries per row, head dim, dtype and device."""
 
     head_dim: int
     dtype: torch.dtype

@@ -26,7 +26,7 @@ CUDNN_VERSION = 91800
 
 
 class RowTable(NamedTuple):
-    """Where `torch.nn.attention.varlen.varlen_attn` finds rows, in the order of the storage, N of them.
+    """Positions of N rows for `torch.nn.attention.varlen.varlen_attn`, in storage order.
 
     Attributes:
         cu_seq_q: int32 [N + 1], first query of each row and the one behind the last.

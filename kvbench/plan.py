@@ -19,7 +19,7 @@ from kvbench.models.base import Model
 
 @dataclass(frozen=True)
 class PlannedSegment:
-    """What one sequence holds around one segment.
+    """Tokens of one sequence around one segment.
 
     Attributes:
         at: the segment.
@@ -38,7 +38,7 @@ class PlannedSegment:
 
 @dataclass(frozen=True)
 class Plan:
-    """What a run will hold.
+    """Predicted memory of a run.
 
     Attributes:
         spec: the model.

@@ -19,7 +19,7 @@ from kvbench.core.graphs import CudaGraphs, Record
 from kvbench.core.segments import ModelSpec
 
 Figures = Mapping[str, Any]
-"""What a case measured, JSON values by name."""
+"""Measurements of a case, JSON values by name."""
 State = Literal["PASS", "FAIL", "SKIP"]
 MODES = ("card", "interpreted", "smallest")
 """`card`: on a GPU. `interpreted`: a rehearsal on a CPU at small shapes. `smallest`: at fewer of them, for tests."""
@@ -48,7 +48,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a case.
+    """Outcome of a case.
 
     Attributes:
         name: of the case.
@@ -90,7 +90,7 @@ def _try(case: Case) -> tuple[State, str, Figures]:
 
 @dataclass(frozen=True)
 class Machine:
-    """What a step runs on: a GPU, or a CPU that takes a GPU's branches.
+    """Device of a step: a GPU, or a CPU that takes a GPU's branches.
 
     Attributes:
         mode: one of `MODES`.
@@ -105,7 +105,7 @@ class Machine:
 
     @property
     def device(self) -> str:
-        """Where tensors are."""
+        """Device of tensors."""
         return "cpu" if self.interpreted else "cuda:0"
 
     @property

@@ -45,7 +45,7 @@ SHRUNK: Mapping[str, tuple[str, ...]] = {
     "llamagen_tiny": shrink(kv_heads=2, hidden=64, grid="[3,3]"),
     "reasoner_tiny": shrink("sinks=0", "model.max_tokens=14", "model.chunk=5", kv_heads=2, head_dim=16, hidden=64),
 }  # fmt: skip
-"""What makes them small enough for an interpreter."""
+"""Overrides that make models small enough for an interpreter."""
 
 
 @dataclass

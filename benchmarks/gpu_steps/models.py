@@ -35,7 +35,7 @@ NEAR = {
     "float32": {"images": 45.0, "texts": 0.999},
     "16 bits": {"images": 30.0, "texts": 0.5},
 }
-"""What the median sample must reach, dB of PSNR or the share of equal leading text. Another order of sums turns a drawn
+"""Threshold of the median sample, dB of PSNR or the share of equal leading text. Another order of sums turns a drawn
 bit now and then, and that image becomes another one. In 16 bits a CPU's medians are 34 dB or more."""
 
 

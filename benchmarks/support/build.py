@@ -22,11 +22,11 @@ from kvbench.methods.full import Full
 ROOT = Path(__file__).resolve().parents[2]
 CONF = ROOT / "conf"
 GROUPS = ("model", "method", "protect", "storage", "prompts")
-"""What benchmarks choose; the other groups are left out."""
+"""Groups that benchmarks choose; the others are left out."""
 
 
 def choices(overrides: Sequence[str] = ()) -> dict[str, str]:
-    """What is chosen in each of `GROUPS`."""
+    """Choice in each of `GROUPS`."""
     defaults = _read(CONF / "config.yaml")["defaults"]
     chosen = {group: name for entry in defaults if isinstance(entry, dict) for group, name in entry.items()}
     chosen |= dict(override.split("=", 1) for override in overrides)

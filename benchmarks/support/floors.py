@@ -26,7 +26,7 @@ class Work(NamedTuple):
 
 
 class Ceilings(NamedTuple):
-    """What a device can do: operations per second in a large matrix product, bytes per second in a copy."""
+    """Peak rates of a device: operations per second in a large matrix product, bytes per second in a copy."""
 
     flops: float
     bytes: float

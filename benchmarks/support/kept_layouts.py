@@ -27,7 +27,7 @@ Way = Literal["sparse", "max", "ragged"]
 
 
 class Cost(NamedTuple):
-    """What a layout costs.
+    """Costs of a layout.
 
     Attributes:
         memory: slots or bytes that are allocated.

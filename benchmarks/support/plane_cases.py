@@ -10,7 +10,7 @@ from kvbench.kernels.planes import Codes, Plane, list_slots
 
 
 class Stored(NamedTuple):
-    """How numbers are stored.
+    """Storage of numbers.
 
     Attributes:
         bits: of a number.

@@ -38,7 +38,7 @@ def agrees(found: Pair, q: Tensor, past: Pair, present: Pair, scale: float, caus
 
 
 def rounding(q: Tensor, past: Pair, present: Pair, scale: float) -> tuple[Tensor, Tensor]:
-    """What float32 arithmetic may add to the output [batch, queries, 1] and to the log-sum-exp [batch, queries].
+    """Error bounds of float32 arithmetic, for the output [batch, queries, 1] and the log-sum-exp [batch, queries].
 
     A logit is a sum of products: as exact as those are large. Its error multiplies the probability, and so the values.
     Probabilities are rounded to q's dtype before they meet the values, and the output once more.

@@ -45,7 +45,7 @@ class Shares(Comparison):
 
     @property
     def suffix(self) -> str:
-        """What the metrics' names end in: the space."""
+        """Suffix of the metrics' names: the space."""
         return f"_{self.space.paired}"
 
     @property

@@ -100,7 +100,7 @@ class SampleSet:
         return any(REWRITTEN_FROM in sample.meta for sample in self.samples.values())
 
     def meta(self, index: int) -> dict[str, object]:
-        """What is known of a sample's prompt."""
+        """Fields of a sample's prompt."""
         return self.samples[index].meta
 
     def _digest(self) -> str:

@@ -14,7 +14,7 @@ from kvbench.core.files import hash_path, resolve_path
 
 HOME_VARIABLE = "KVBENCH_WEIGHTS"
 HOME = "~/.cache/kvbench/weights"
-"""Where files go, and are always looked for."""
+"""Folder of fetched files, which is always searched."""
 FETCH = "make weights (python -m kvbench.eval.files.fetch)"
 TORCH_CACHES = ("$TORCH_HOME/hub/checkpoints", "~/.cache/torch/hub/checkpoints")
 HUB_CACHES = ("$HF_HUB_CACHE", "$HF_HOME/hub", "~/.cache/huggingface/hub")
@@ -65,7 +65,7 @@ class Weight:
 
     @property
     def home(self) -> Path:
-        """Where a fetched file goes: $KVBENCH_WEIGHTS if it is set, else ~/.cache/kvbench/weights."""
+        """Path of the fetched file, in $KVBENCH_WEIGHTS if it is set, else in ~/.cache/kvbench/weights."""
         return _homes()[0] / self.file
 
     @property
@@ -133,7 +133,7 @@ class Snapshot:
 
     @property
     def home(self) -> Path:
-        """Where a fetched folder goes: into $KVBENCH_WEIGHTS if it is set, else ~/.cache/kvbench/weights."""
+        """Path of the fetched folder, in $KVBENCH_WEIGHTS if it is set, else in ~/.cache/kvbench/weights."""
         return _homes()[0] / self.file
 
     @property

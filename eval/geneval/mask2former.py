@@ -42,7 +42,7 @@ refrigerator|book|clock|vase|scissors|teddy bear|hair drier|toothbrush""".replac
 
 
 class Output(Protocol):
-    """What the network returns for one image.
+    """Output of the network for one image.
 
     Attributes:
         class_queries_logits: [1, queries, classes + 1], the last is `nothing`.

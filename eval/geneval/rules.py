@@ -58,7 +58,7 @@ LEAST_SHARE = 0.5
 
 @dataclass(frozen=True)
 class Clause:
-    """What a prompt asks of one class.
+    """Requirement of a prompt for one class.
 
     Attributes:
         label: the class.
@@ -160,7 +160,7 @@ def keep_detections(
 
 
 def relations(box: Box, target: Box, threshold: float = OFFICIAL.position_threshold) -> set[str]:
-    """Where `box` lies from `target`: left of, right of, above, below, up to two of them."""
+    """Position of `box` relative to `target`: left of, right of, above, below, at most two of them."""
     return {name for name, share in find_direction(box, target, threshold).items() if share > LEAST_SHARE}
 
 

@@ -16,7 +16,7 @@ FOLDER = "hosts"
 MAX_BROKEN = 2
 """Jobs that may break in a row on a host: then it is the host."""
 REMEDY = "mend it, then work.do=requeue and start workers"
-"""What to do about it."""
+"""Remedy for the fault."""
 MAX_HOSTS = 3
 """Hosts that may be stopped for the same reason: then it is the sweep."""
 FAULTS = (

@@ -25,7 +25,7 @@ LOOK = 2.0
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a sweep is.
+    """Progress of a sweep.
 
     Attributes:
         finished: jobs that are done.

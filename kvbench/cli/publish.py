@@ -13,7 +13,7 @@ KEYS = ("out", "repo", "license")
 
 
 class Request(NamedTuple):
-    """What a command asks to be published.
+    """Request to publish runs.
 
     Attributes:
         runs: folders of runs.

@@ -25,7 +25,7 @@ COLOURS = {"running": "green", "failed": "red", "interrupted": "yellow", "droppe
 
 
 class Row(NamedTuple):
-    """What the table says of a run."""
+    """Row of a run in the table."""
 
     entry: Entry
     state: str

@@ -9,7 +9,7 @@ from hydra.core.override_parser.types import Override
 from hydra.core.plugins import Plugins
 
 BESIDE = "beside."
-"""What begins the keys of the methods of reference."""
+"""Prefix of the keys of reference methods."""
 OF_METHODS = ("method", "calibrate")
 """Groups of keys that are about the methods of a sweep's other lists."""
 _multiply = BasicSweeper.split_arguments

@@ -120,7 +120,7 @@ def list_model(overrides: tuple[str, ...]) -> list[str]:
 
 @dataclass
 class Worker:
-    """What a worker knows.
+    """State of a worker.
 
     Attributes:
         folder: the sweep's.

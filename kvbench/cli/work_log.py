@@ -43,7 +43,7 @@ class Block:
 
 @dataclass(frozen=True)
 class WorkerLog:
-    """What a worker has done.
+    """Work that a worker has done.
 
     Attributes:
         name: host, process and four digits.

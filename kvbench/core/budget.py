@@ -10,7 +10,7 @@ from kvbench.core.segments import ModelSpec
 
 Unit = Literal["tokens", "bytes"]
 UNITS: tuple[Unit, ...] = ("tokens", "bytes")
-"""What a budget may count."""
+"""Units of a budget."""
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,7 @@ class Budget:
 
     @property
     def unit(self) -> Unit:
-        """What must not be exceeded: `tokens` or `bytes`."""
+        """Unit of the limit: `tokens` or `bytes`."""
         return "tokens" if self.bytes is None else "bytes"
 
     @property

@@ -11,14 +11,14 @@ from types import FunctionType, NoneType, UnionType
 from typing import Literal, Union, get_args, get_origin, get_type_hints
 
 CONVERSIONS = ("none", "partial", "object", "all")
-"""What Hydra's `_convert_` may be."""
+"""Accepted values of Hydra's `_convert_`."""
 MAX_PROMPTS = 10**6
 """Prompts of a run: the names of images have six digits."""
 MAX_SEED = 2**63 - 1
 
 
 class UserError(Exception):
-    """What a user can cause and mend; the message is one line that says how."""
+    """Error that a user can cause and correct; its message is one line with the remedy."""
 
 
 class ConfigError(UserError, ValueError):

@@ -22,7 +22,7 @@ from kvbench.core.files import name_machine, naming, parse_json
 LAPSE = 60.0
 """Seconds without a touch after which a claim has lapsed, unless its holder says otherwise."""
 TOUCHES = 6
-"""How often a holder touches its claim in that time."""
+"""Number of times that a holder touches its claim in that time."""
 SHORTEST, LONGEST = 0.002, 0.2
 """Seconds between two looks at a claim that is waited for, at first and at last."""
 

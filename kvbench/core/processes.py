@@ -16,7 +16,7 @@ from kvbench.core.config import UserError
 T = TypeVar("T")
 
 ANSWER = timedelta(minutes=10)
-"""How long the others may take to start, or to come to the same layer."""
+"""Time limit for other processes to start, or to reach the same layer."""
 PATIENCE = timedelta(days=30)
 """Timeout of the wait for the next command: the first process may be scoring, or waiting for another run."""
 

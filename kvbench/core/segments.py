@@ -83,7 +83,7 @@ def next_token_image(prompt: int, tokens: int, chunk: int) -> tuple[Segment, ...
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """What a cache and a method need to know of a model: shapes alone, no weights.
+    """Shapes of a model, which caches and methods need; no weights.
 
     Attributes:
         name: model name as in `conf/model`.
@@ -134,7 +134,7 @@ class ModelSpec:
 
     @property
     def family(self) -> Family:
-        """How the model makes an image; causal segments are made token by token."""
+        """Family of the model; causal segments are generated token by token."""
         return "next-token" if self.segments[-1].causal else "next-scale"
 
     @property

@@ -52,7 +52,7 @@ CHOSEN = (*GROUPS, "storage")
 
 @dataclass(frozen=True)
 class Shard:
-    """Which share of a run's blocks this process takes: block numbers congruent to `index` modulo `count`."""
+    """Share of a run's blocks that this process takes: block numbers congruent to `index` modulo `count`."""
 
     index: int = 0
     count: int = 1
@@ -67,7 +67,7 @@ class Shard:
 
 @dataclass(frozen=True)
 class PlanSettings:
-    """What `task=plan` adds: memory the largest batch fills (GiB), a file for the schedule (.npz), a paper's table."""
+    """Settings of `task=plan`: memory that the largest batch fills, a file for the schedule (.npz), a paper's table."""
 
     gpu_gib: float = 80.0
     export: str | None = None
@@ -106,7 +106,7 @@ class CalibrateSettings:
 
 @dataclass(frozen=True)
 class ProfileSettings:
-    """What `task=profile` measures.
+    """Settings of `task=profile`.
 
     Attributes:
         batch_sizes: prompts at a time, each measured.
@@ -135,7 +135,7 @@ class ProfileSettings:
 
 @dataclass(frozen=True)
 class ExportSettings:
-    """What `task=export` writes.
+    """Settings of `task=export`.
 
     Attributes:
         format: of frames of runs and samples.
@@ -152,7 +152,7 @@ class ExportSettings:
 
 @dataclass(frozen=True)
 class DashboardSettings:
-    """What `task=dashboard` adds: write the page again every `every` seconds until all sweeps are done."""
+    """Settings of `task=dashboard`: write the page again every `every` seconds until all sweeps are done."""
 
     watch: bool = False
     every: float = 30.0
@@ -164,7 +164,7 @@ class DashboardSettings:
 
 @dataclass(frozen=True)
 class WorkSettings:
-    """How processes share the jobs of a sweep.
+    """Settings of processes that share the jobs of a sweep.
 
     Attributes:
         workers: of `task=work`, how many a launcher starts.

@@ -12,7 +12,7 @@ LEVELS = (16, 8, 4, 3, 2)
 
 
 class Precision(NamedTuple):
-    """How the tokens of one segment are stored in one head.
+    """Storage of one segment's tokens in one head.
 
     Attributes:
         bits: of a number: 16, 8, 4, 3 or 2; fewer than 16 are codes of static codebooks.

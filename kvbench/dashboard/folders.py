@@ -45,7 +45,7 @@ class Damaged:
 
 @dataclass(frozen=True)
 class Found:
-    """What lies below a `runs_dir`, each in the order of their paths; finished runs by folder."""
+    """Contents of a `runs_dir`, ordered by path; finished runs by folder."""
 
     finished: Mapping[Path, Results]
     unfinished: tuple[Unfinished, ...]

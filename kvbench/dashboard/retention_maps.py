@@ -9,7 +9,7 @@ from kvbench.core.config import ConfigError
 from kvbench.runs.generate.retention import read_retention
 
 STEPS = 65535
-"""What a share of 1 is packed as, in 16 bits."""
+"""Packed value of a share of 1, in 16 bits."""
 
 
 def pack_retention(folder: Path) -> dict[str, object] | None:

@@ -13,13 +13,13 @@ Row = Mapping[str, Value]
 """Values by column."""
 Kind = Literal["null", "bool", "int", "float", "text"]
 Kinds = Mapping[str, Kind]
-"""What columns hold; one that is `null` holds nothing."""
+"""Types of columns; a `null` column is empty."""
 
 KINDS: Mapping[type, Kind] = {bool: "bool", int: "int", float: "float", str: "text"}
 SECTIONS = ("method", "model", "prompts", "calibrate")
 """Groups of the configuration whose settings are columns."""
 UNSAID = ("_target_", "_convert_", "name", "transformer", "tokenizer", "sources")
-"""What of these groups the names of model, method and prompts say, or what says nothing of a run."""
+"""Settings of these groups that follow from the names of model, method and prompts, or that identify no run."""
 ENDS = ("", ".low", ".high", ".n")
 """Columns of a metric: its value, the ends of its 95 % interval, the samples behind it."""
 
@@ -54,7 +54,7 @@ IDENTITY: Mapping[str, tuple[Kind, Callable[[Results], object]]] = {
     "commit": ("text", lambda run: _find_commit(run)),
     "finished": ("text", lambda run: run.finished),
 }
-"""What a run is: type of each column, and its value."""
+"""Columns that describe a run: type and value of each."""
 FIXED: Kinds = {
     "folder": "text",
     **{name: kind for name, (kind, _) in IDENTITY.items()},

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 RECORDS = "samples.jsonl"
 SCORES = ".samples.jsonl"
-"""How the names of evaluators' files of values by sample end, in a run's `metrics`."""
+"""Suffix of evaluators' per-sample files in a run's `metrics`."""
 
 
 def runs_df(runs_dir: Path | str = "runs") -> "pl.DataFrame":

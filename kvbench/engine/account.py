@@ -15,7 +15,7 @@ class BudgetExceeded(UserError, RuntimeError):
 
 
 class Account:
-    """What each sequence holds at the moment, layer by layer and in all.
+    """Tokens that each sequence holds at the moment, per layer and in total.
 
     Sequences that all hold equally much share one number.
 

@@ -172,7 +172,7 @@ class KVCache:
 
     @property
     def held(self) -> Held:
-        """What was held when the segment began that ran last."""
+        """State of the cache at the beginning of the last segment."""
         layouts = self._begun or [store.layout for store in self._stores]
         return Held(self._segment, layouts, self._padding)
 

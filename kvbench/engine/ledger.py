@@ -18,7 +18,7 @@ TINY = 1e-6
 
 @dataclass(frozen=True)
 class Step:
-    """What one sequence held once a segment was over, or the mean of several sequences.
+    """Tokens and bytes of one sequence after a segment, or their mean over sequences.
 
     Attributes:
         tokens: position after the segment: tokens so far, and padding in front of the prompt.
@@ -72,7 +72,7 @@ class Ledger:
 
     @property
     def lse_drift(self) -> float | None:
-        """What a drop does to the log-sum-exp of the queries that are watched, in nats, a mean over rows and drops.
+        """Change of the observed queries' log-sum-exp by evictions, in nats, a mean over rows and evictions.
 
         Eviction makes it negative, the more so the more attention goes to what left; 0 is no harm (Hard-KV, appendix
         G). None where no query is watched or nothing was dropped.

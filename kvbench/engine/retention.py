@@ -12,7 +12,7 @@ from kvbench.kernels.layout import Layout
 
 
 class Held(NamedTuple):
-    """What a cache held when a segment began.
+    """Contents of a cache at the beginning of a segment.
 
     Attributes:
         segment: the one that began.
@@ -26,7 +26,7 @@ class Held(NamedTuple):
 
 
 class Shares(NamedTuple):
-    """How much is left of each source.
+    """Share of each source that is still held.
 
     Attributes:
         kept: float64 [L, H, sources], share of a source's tokens that a head holds, a mean over the sequences.

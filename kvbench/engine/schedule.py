@@ -22,7 +22,7 @@ Ints = NDArray[np.int64]
 
 
 class Contents(NamedTuple):
-    """What kept slots are to contain in place of what they did.
+    """New contents of kept slots.
 
     Attributes:
         keys: [capacity, D], of the new storage's flat slots; room is filled with anything.
@@ -34,7 +34,7 @@ class Contents(NamedTuple):
 
 
 class Drift(NamedTuple):
-    """What a drop did to the log-sum-exp of the observed queries.
+    """Change of the observed queries' log-sum-exp by one eviction.
 
     Attributes:
         total: nats that it changed by, a mean over the queries of each row, summed over the rows.

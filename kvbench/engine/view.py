@@ -19,7 +19,7 @@ from kvbench.kernels.planes import unrotate
 
 @dataclass(kw_only=True)
 class LayerState:
-    """What is kept of one layer beside its keys and values.
+    """Data of one layer that is stored beside keys and values.
 
     Attributes:
         state: float32 [rows, longest, ...], a number or more per slot, of a stateful method.
@@ -142,7 +142,7 @@ def note_queries(store: LayerStore, q: Tensor, tokens: int, length: int, filled:
 
 @dataclass
 class CacheView:
-    """What a method sees of one layer right after a segment (see `kvbench.methods.base.View`).
+    """One layer right after a segment, as a method sees it (see `kvbench.methods.base.View`).
 
     Attributes:
         replaced: keys and values [rows, slots, D] given to `replace`, in stored form; None before it is called.

@@ -63,7 +63,7 @@ class LayerShares(Scored):
 
     @cached_property
     def observer(self) -> LayerStatistics:
-        """What is measured of each layer."""
+        """Measurements of each layer."""
         raise NotImplementedError
 
     def weigh(self, numbers: Floats) -> Floats:

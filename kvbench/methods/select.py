@@ -19,7 +19,7 @@ BranchMode = Literal["per_row", "mean", "conditional"]
 """Who decides: every sequence for itself, both branches of a prompt by their mean, or the conditional one for both."""
 
 LineAttention = Literal["prob", "logit"]
-"""What a slot receives from the queries of a line: mean probability, or mean score before the softmax."""
+"""Score of a slot from the queries of a line: mean probability, or mean logit before the softmax."""
 
 
 def choose_window(kind: Window, segment: Segment, count: int) -> Tensor:

@@ -139,7 +139,7 @@ class TextFeatures:
 
 
 class Cache(Protocol):
-    """What a model needs of a cache (`kvbench.engine.cache.KVCache`).
+    """Interface of a cache for models; implemented by `kvbench.engine.cache.KVCache`.
 
     Attributes:
         record: records the steps of a segment, so that they can be repeated; None where each is to run by itself.

@@ -26,7 +26,7 @@ class HubError(UserError, RuntimeError):
 
 @dataclass(frozen=True)
 class Part:
-    """What a source needs of a repository.
+    """Files of a repository that a source reads.
 
     Attributes:
         repo: owner/name.
@@ -40,7 +40,7 @@ class Part:
 
     @property
     def record(self) -> Path:
-        """Where it is recorded once it is there."""
+        """File that records a complete download."""
         return find_home() / "hub" / f"{hash_values(asdict(self))[:32]}.json"
 
     def __str__(self) -> str:

@@ -29,7 +29,7 @@ Attend = Callable[[int, Tensor, Tensor, Tensor, Callable[[], Tensor]], Tensor]
 
 
 class Projection(NamedTuple):
-    """What one self-attention needs at every scale and computes once.
+    """Tensors that one self-attention computes once and uses at every scale.
 
     Attributes:
         bias: [3 width], added to the joint projection of queries, keys and values.
@@ -58,7 +58,7 @@ class Modulation(NamedTuple):
 
 
 class LayerCondition(NamedTuple):
-    """What one layer needs at every scale and computes once.
+    """Tensors that one layer computes once and uses at every scale.
 
     Attributes:
         modulation: float32.

@@ -29,7 +29,7 @@ T = TypeVar("T", VQ, Chameleon)
 
 
 class NextTokenModel(Model, Generic[N]):
-    """What texts and images drawn token by token have in common.
+    """Base of models that generate texts or images token by token.
 
     Attributes:
         transformer: shape of the decoder.

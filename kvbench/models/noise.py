@@ -17,7 +17,7 @@ MANY = 2**14
 
 
 class Noise(Protocol):
-    """Where a batch's randomness comes from."""
+    """Source of a batch's random numbers."""
 
     def draw(self, count: int) -> Tensor:
         """Draw Exp(1) variables float32 [prompts, count], the next of each prompt's stream, on the CPU."""

@@ -13,7 +13,7 @@ from kvbench.models.stored import find_digest, find_home, stage, write_tensors
 
 @dataclass(frozen=True)
 class Source:
-    """Where a checkpoint lies.
+    """Location of a checkpoint.
 
     Attributes:
         key: config key, for messages.
@@ -31,7 +31,7 @@ class Source:
 
     @property
     def part(self) -> Part:
-        """What it needs of the Hub; only of a source without a path."""
+        """Files of the Hub that it reads; only for a source without a path."""
         assert self.repo is not None
         return Part(self.repo, self.revision or "main", self.file)
 

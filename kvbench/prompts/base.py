@@ -27,7 +27,7 @@ class Prompt:
 
 
 class PromptSource(Protocol):
-    """Where the prompts of a run come from."""
+    """Source of a run's prompts."""
 
     def load(self) -> list[Prompt]:
         """Return the prompts that are evaluated."""

@@ -111,4 +111,4 @@ def _parse_table(path: Path, text: str) -> list[Entry]:
 
 
 PARSERS = {"": _parse_lines, ".txt": _parse_lines, ".jsonl": _parse_json_lines, ".csv": _parse_table}
-"""What reads a prompt file, by the end of its name."""
+"""Readers of prompt files, by suffix."""

@@ -38,7 +38,7 @@ class PromptSet:
     draw: int | None = None
     files: ClassVar[tuple[Weight, ...]] = ()
     source: ClassVar[str] = ""
-    """Where to get a set that has no address, or more than one."""
+    """Instructions for sets that have no single address."""
 
     def __post_init__(self) -> None:
         check_counts(count=self.count, per_prompt=self.per_prompt)

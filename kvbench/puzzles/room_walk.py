@@ -20,7 +20,7 @@ WALKERS = 3
 MAX_MOVES = 399
 
 BEGIN, STANDS, ANSWER = "doors", " in", "\nanswer:"
-"""What stands before the doors, between a number and the room that a walker begins in, and before the answer."""
+"""Words before the doors, between a number and a walker's first room, and before the answer."""
 
 
 class Move(NamedTuple):
@@ -32,7 +32,7 @@ class Move(NamedTuple):
 
     @property
     def words(self) -> tuple[str, ...]:
-        """How the move is written."""
+        """Text of the move."""
         return f"\n{self.left}", f" {self.door}", f" {self.room}"
 
 

@@ -33,7 +33,7 @@ class Claim:
 
 
 def prints_as(value: float, text: str) -> str | None:
-    """How a value becomes a printed number: rounded, cut off, or not at all (None)."""
+    """Return how a value was rounded to a printed number: "rounded", "cut off", or None if it is another number."""
     unit = Decimal(1).scaleb(-count_digits(text))
     for rounding, name in ((ROUND_HALF_UP, "rounded"), (ROUND_DOWN, "cut off")):
         if Decimal(value).quantize(unit, rounding) == Decimal(text):

@@ -34,7 +34,7 @@ SIGN = Path("data", "runs.parquet")
 KEPT = (FILE, "provenance.json", "config.yaml", "retention.json")
 """Files of a run that are published as they are."""
 LICENCE = "unknown"
-"""What the Hub calls a licence that nobody stated."""
+"""The Hub's name for an unstated licence."""
 
 
 class Run(NamedTuple):
@@ -45,7 +45,7 @@ class Run(NamedTuple):
 
     @property
     def place(self) -> str:
-        """Where its files lie in every folder of the dataset, and its `folder` in the tables."""
+        """Path of its files in each folder of the dataset, and its `folder` in the tables."""
         return f"{self.folder.resolve().parent.name}/{self.folder.resolve().name}"
 
 

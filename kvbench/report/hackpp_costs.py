@@ -21,7 +21,7 @@ GIB, TERA = 2**30, 10**12
 COUPLED = ("streaming_llm", "h2o", "snapkv", "lookm", "cake", "meda", "hack")
 """Methods that read no more than they keep, as their papers have them."""
 ROUNDINGS: dict[Callable[[float], int], Verdict] = {floor: "reproduced", ceil: "under one reading"}
-"""How a share of all tokens becomes a number of tokens, and what a figure is called that comes of it."""
+"""Ways to turn a share of all tokens into a number of tokens, with the name of each."""
 
 
 def hackpp_table1(specs: Specs) -> list[Claim]:

@@ -62,7 +62,7 @@ def _name(spec: ModelSpec, row: PublishedRow) -> str:
 
 
 def _savings(spec: ModelSpec, full: PublishedRow, row: PublishedRow) -> list[Claim]:
-    """What a method saves: in GB from shapes, in percent from the table's own GB."""
+    """Savings of a method: in GB from shapes, in percent from the table's own GB."""
     saved, fewer = _memory(full) - _memory(row), spec.segments[-1].end - image_tokens(spec, row)
     value, what = fewer * token_gb(spec), _name(spec, row)
     how = f"{fewer} tokens less in every head ({value * 1e9 / GIB:.2f} GiB); what else the program holds is not given"
@@ -84,7 +84,7 @@ def _savings(spec: ModelSpec, full: PublishedRow, row: PublishedRow) -> list[Cla
 
 
 def _step(spec: ModelSpec, more: PublishedRow, less: PublishedRow) -> Claim:
-    """What a method saves from one budget to the next: whatever else is held stays."""
+    """Savings of a method from one budget to the next; other memory is the same."""
     fewer = image_tokens(spec, more) - image_tokens(spec, less)
     value, printed = fewer * token_gb(spec), _memory(more) - _memory(less)
     how = f"{fewer} tokens in every head, {value * 1e9 / GIB:.2f} GiB"

@@ -14,7 +14,7 @@ from kvbench.report.tables import format_name, format_number
 from kvbench.runs.record.results import Memory, Outcome, Results
 
 REMEDY = ". Get it with: "
-"""What stands between a reason and its remedy (`kvbench.eval.protocol.base.find_missing`)."""
+"""Separator between a reason and its remedy (`kvbench.eval.protocol.base.find_missing`)."""
 UNITS = {"1e-3": "x 10⁻³"}
 """Units as the terminal shows them."""
 SHOWN = 2

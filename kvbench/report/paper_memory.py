@@ -126,7 +126,7 @@ TABLES: Mapping[str, Callable[[Specs], list[Claim]]] = {
     "hackpp_table1": hackpp_table1,
     "hackpp_table2": hackpp_table2,
 }
-"""What `plan.table` may name."""
+"""Accepted values of `plan.table`."""
 
 
 def sources(name: str) -> list[PublishedTable]:

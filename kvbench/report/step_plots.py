@@ -14,7 +14,7 @@ from kvbench.runs.record.results import Results
 
 
 class Curve(NamedTuple):
-    """What a figure shows of every step.
+    """One series of a figure over the steps of a generation.
 
     Attributes:
         across: label of the x axis, and its value.

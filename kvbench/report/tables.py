@@ -20,7 +20,7 @@ Cell = str | Metric | None
 Row = Mapping[str, Cell]
 """Cells by column; the rows of a table have the same columns."""
 Style = Literal["value", "half", "range"]
-"""What is written of a metric: its value alone, with half the width of its 95 % interval, or with the interval."""
+"""Forms of a metric in a table: value, value ± half of its 95 % interval, or value with the interval."""
 ARROWS: Mapping[Better, str] = {"higher": "↑", "lower": "↓"}
 SHORT = 11
 """Characters up to which a column's header stays on one line."""

@@ -21,12 +21,12 @@ if TYPE_CHECKING:  # imports torch
     from kvbench.runs.job import Job
 
 ENVIRONMENT = ("HOME", "KVBENCH_", "HF_", "TORCH_HOME")
-"""How the names of variables start that say where weights lie."""
+"""Prefixes of environment variables that locate weights."""
 
 
 @dataclass(frozen=True)
 class _Record:
-    """Where in `runs_dir` the run is, and the state in which everything was that the call depends on."""
+    """Path of the run in `runs_dir`, and the state of everything that the call depends on."""
 
     folder: str
     stamps: Mapping[str, str]

@@ -33,7 +33,7 @@ from kvbench.runs.record.results import Results
 log = logging.getLogger(__name__)
 
 SHORTENED = reprlib.Repr()
-"""How messages show prompts."""
+"""Form of prompts in messages."""
 SHORTENED.maxstring = 60
 Config = Mapping[str, object]
 
@@ -43,7 +43,7 @@ class Busy(Exception):
 
 
 class Logger(Protocol):
-    """Where finished runs are sent."""
+    """Destination of finished runs."""
 
     def send(self, folder: Path, results: Results, sweep: str | None) -> None:
         """Send one run, whose folder has its name, and the name of the sweep that it belongs to."""
@@ -118,12 +118,12 @@ class Job:
 
     @property
     def packing(self) -> Packing | None:
-        """How keys and values are stored in few bits; None where they are numbers of `dtype`."""
+        """Storage of keys and values in few bits; None where they are stored in `dtype`."""
         return find_packing(self.settings, self.method)
 
     @property
     def codebooks(self) -> Codebooks | None:
-        """What makes the static codebooks that the storage or the method's forms want; None if they want none."""
+        """Observer that calibrates static codebooks for the storage or the method; None if none are needed."""
         packing = self.packing
         if packing is None or not wants_books(packing, self.method):
             return None
@@ -131,7 +131,7 @@ class Job:
 
     @property
     def record(self) -> Record | None:
-        """What records the steps of a generation, if they are to be recorded."""
+        """Recorder of CUDA graphs, if steps are to be recorded."""
         return CudaGraphs() if self.graph_obstacle is None else None
 
     @property

@@ -17,7 +17,7 @@ from kvbench.methods.view import View
 BITS = (2, 3, 4)
 """Widths of codes that have codebooks; codes of 8 bits have a scale, for 256 levels of each channel would be many."""
 MARGIN = 0.25
-"""How far scales of 8 bits reach beyond what was seen, at both ends, as a share of it."""
+"""Margin of 8-bit scales beyond the calibrated range, at both ends, as a share of the range."""
 
 
 def augment_samples(samples: Tensor, count: int) -> Tensor:

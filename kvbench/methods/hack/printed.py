@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 class Printed(NamedTuple):
-    """What is printed of one model.
+    """Published head classes of one model.
 
     Attributes:
         alpha: share of contextual heads.

@@ -15,7 +15,7 @@ from torch import Tensor
 from kvbench.methods.select import softmax_seen
 
 Calibration = Literal["none", "bisection", "gradient", "official"]
-"""How a head's temperature is found: not at all (1), by Algorithm 2, by Algorithm 1, or what the released code has.
+"""Ways to find a head's temperature: none (1), Algorithm 2, Algorithm 1, or that of the released code.
 
 The released solver optimises a tensor that its loss does not read, so that it always gives 0.5.
 """

@@ -15,7 +15,7 @@ from torch import Tensor
 
 
 class Choice(NamedTuple):
-    """What leaves, what it may go into, and how much each slot weighs.
+    """Slots that leave, slots that they may merge into, and the weight of each slot.
 
     Attributes:
         score: float32 [rows, slots], what a method chooses slots by.

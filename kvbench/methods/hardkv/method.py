@@ -124,7 +124,7 @@ class HardKV(ReplacesContents, RecordsLse, Scored):
 
     @property
     def lse_queries(self) -> int:
-        """How many queries are watched: those that vote, if any."""
+        """Number of observed queries: those that vote, if any."""
         return self.queries if self.watch_lse else 0
 
     def check(self, spec: ModelSpec, budget: Budget) -> None:

@@ -21,7 +21,7 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Schedule:
-    """Which atoms are absent when, and how many tokens that leaves.
+    """Absent atoms by scale, and the tokens that remain.
 
     Attributes:
         absent: A, bool [K, K, L, H]; [k, i, l, h]: absent at the start of scale k (only sources i < k).
@@ -39,7 +39,7 @@ class Schedule:
 
 
 class Unit(NamedTuple):
-    """What one early eviction removes: sources of one head, and the tokens that frees."""
+    """One early eviction: sources of one head, and the tokens that it frees."""
 
     layer: int
     head: int

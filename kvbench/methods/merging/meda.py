@@ -19,7 +19,7 @@ from kvbench.methods.select import find_latest, softmax_seen, sum_attention
 from kvbench.methods.view import View
 
 Statistic = Literal["auto", "cross", "whole", "variance"]
-"""What a layer's share depends on: the entropies of attention from text to image and from image to text; that of all
+"""Measure of a layer's share: the entropies of attention from text to image and from image to text; that of all
 attention; D2O's variance of what slots receive. `auto` is `cross` for images after a condition, else `whole`."""
 MIN_PROBABILITY = 1e-12
 QUERIES_AT_ONCE = 256

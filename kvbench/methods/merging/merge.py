@@ -25,7 +25,7 @@ How = Literal["none", "pivot", "average", "weighted", "normalised"]
 
 
 class Pairs(NamedTuple):
-    """What leaves, and what it may go into.
+    """Slots that leave, and slots that they may merge into.
 
     Attributes:
         leaves: bool [rows, slots], slots that leave and for which the row keeps another.

@@ -20,7 +20,7 @@ EPSILON = 1e-5
 """Attention that is added to all of it before a logarithm."""
 
 SMALL = 1e-9
-"""What a position's own forecast counts where it has another's, so that it orders those alone."""
+"""Weight of a position's own forecast where another's is used; it only breaks ties."""
 Condition = Literal["tokens", "block"]
 TINY = torch.finfo(torch.float32).tiny
 

@@ -22,7 +22,7 @@ Bools = NDArray[np.bool_]
 
 
 class Holding(NamedTuple):
-    """What every head holds of every source.
+    """Tokens of every source that every head holds.
 
     Attributes:
         until: lifetimes, int64 [T, K - 1].
@@ -35,7 +35,7 @@ class Holding(NamedTuple):
 
 @dataclass(frozen=True)
 class Problem:
-    """What an allocation is given; T = L x H heads, layer by layer, and F precisions.
+    """Input of an allocation; T = L x H heads, layer by layer, and F precisions.
 
     Attributes:
         errors: of every consumer, float64 [sets, T]: what each set of its sources costs each head; infinite for sets

@@ -12,7 +12,7 @@ from kvbench.models.noise import Noise
 
 @dataclass(frozen=True)
 class Sampling:
-    """How bits are drawn (Infinity inference; official defaults).
+    """Sampling of bits (Infinity's inference; official defaults).
 
     Attributes:
         cfg: classifier-free guidance, one for all scales or one per scale; 1 everywhere turns it off.

@@ -87,7 +87,7 @@ class InfinityConfig:
 
 @dataclass(frozen=True)
 class Condition:
-    """What one batch's text contributes to every scale.
+    """Tensors that the texts of a batch contribute to every scale.
 
     Attributes:
         start: pooled text [B, width], also the condition of the head's modulation.

@@ -13,7 +13,7 @@ from kvbench.models.noise import Noise
 
 @dataclass(frozen=True)
 class LlamaGenSampling:
-    """How tokens are drawn (LlamaGen's sampling scripts).
+    """Sampling of tokens (LlamaGen's sampling scripts).
 
     Attributes:
         cfg: classifier-free guidance; 1 for none, which halves the sequences.

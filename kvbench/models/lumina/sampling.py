@@ -8,6 +8,6 @@ from kvbench.models.llamagen.sampling import LlamaGenSampling
 
 @dataclass(frozen=True)
 class LuminaSampling(LlamaGenSampling):
-    """How tokens are drawn; truncated first, then over the temperature."""
+    """Sampling of tokens: truncation first, then division by the temperature."""
 
     temperature_first: ClassVar[bool] = False

@@ -16,7 +16,7 @@ GOLDEN = -0x61C8864680B583EB
 
 @dataclass(frozen=True)
 class TextSampling:
-    """How tokens are drawn; the defaults are Qwen3's for thinking.
+    """Sampling of tokens; the defaults are Qwen3's for thinking.
 
     Attributes:
         temperature: what logits are divided by; 0 takes the likeliest token.

@@ -16,7 +16,7 @@ PIECE_BYTES = 64 << 20
 
 @dataclass(frozen=True)
 class VARSampling:
-    """How tokens are drawn (VAR inference).
+    """Sampling of tokens (VAR's inference).
 
     Attributes:
         cfg: classifier-free guidance of the last scale; that of scale k of K is cfg k / (K - 1), so none at scale 0.

@@ -14,7 +14,7 @@ from kvbench.models.autoencoder import Decoder, Encoder, ImageTokenizer, Size, r
 from kvbench.models.codebook import Codebook, CodebookConfig, find_nearest
 
 TICKS = (0.08333333333333333, 0.36111111111111105, 0.6388888888888888, 0.9166666666666666)
-"""Where the four convolutions lie between the first scale (0) and the last (1), to the last bit of a double.
+"""Positions of the four convolutions between the first scale (0) and the last (1), exact in float64.
 
 Some scales of published schedules lie exactly between two of these; which one is nearer follows from the rounding.
 """

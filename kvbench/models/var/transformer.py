@@ -72,7 +72,7 @@ class VARConfig:
 
 @dataclass(frozen=True)
 class Condition:
-    """What one batch's classes contribute to every scale.
+    """Tensors that the classes of a batch contribute to every scale.
 
     Attributes:
         start: class embedding float32 [B, width].

@@ -26,7 +26,7 @@ COUNTED = (
 
 
 class Drawn(NamedTuple):
-    """What became of some prompts.
+    """Outcome of a batch of prompts.
 
     Attributes:
         records: a line of samples.jsonl each.
@@ -40,7 +40,7 @@ class Drawn(NamedTuple):
 
 
 class _Share(NamedTuple):
-    """What one process has of a batch."""
+    """One process's part of a batch."""
 
     made: Outputs
     ledger: Ledger

@@ -29,7 +29,7 @@ class Source(NamedTuple):
 
 @dataclass(frozen=True)
 class Retention:
-    """What was still held of the first batch of prompts when the last segment began.
+    """Contents of the cache at the beginning of the last segment, for the first batch of prompts.
 
     Attributes:
         segment: index of that segment; of texts that all ended early, of the one that ran then.

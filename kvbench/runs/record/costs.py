@@ -13,7 +13,7 @@ from kvbench.runs.record.results import Latency, Memory
 
 @dataclass(frozen=True, kw_only=True)
 class Cost:
-    """What the batch of one sample cost, as its line of samples.jsonl has it.
+    """Costs of a sample's batch, as in its line of samples.jsonl.
 
     Attributes:
         batch: prompts that were generated together.

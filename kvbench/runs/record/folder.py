@@ -29,7 +29,7 @@ Record = Mapping[str, object]
 """A line of samples.jsonl."""
 
 State = tuple[int, int, int]
-"""What changes when a file does: inode, size and time."""
+"""Signature of a file's state: inode, size and time."""
 
 
 class RunName(NamedTuple):

@@ -21,7 +21,7 @@ DESCRIBING = ("config.yaml", "provenance.json", "retention.json")
 
 
 class Merged(NamedTuple):
-    """What became of a run folder or a calibration.
+    """Outcome of merging a run folder or a calibration.
 
     Attributes:
         name: model and name.

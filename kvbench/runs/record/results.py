@@ -22,7 +22,7 @@ WELL_USED = 0.97
 
 @dataclass(frozen=True, kw_only=True)
 class Memory:
-    """What the cache held. Tokens are summed over layers and heads, for one sequence; bytes are of the largest batch.
+    """Memory of the cache. Tokens are summed over layers and heads, for one sequence; bytes are of the largest batch.
 
     Attributes:
         budget_tokens: capacity B; of a budget in bytes the tokens that a method was given for them.
@@ -91,7 +91,7 @@ class Memory:
 
     @property
     def allowed(self) -> tuple[float, Unit]:
-        """What runs at the same budget have in common: the fraction, rounded, and what it is a fraction of."""
+        """Key of runs at the same budget: the rounded fraction and its unit."""
         return round(self.budget, 6), self.budget_unit
 
     @property
@@ -156,7 +156,7 @@ class Latency:
 
 @dataclass(frozen=True)
 class Evaluated:
-    """How an evaluator of the configuration fared.
+    """Outcome of one evaluator of the configuration.
 
     Attributes:
         settings: its settings, JSON values.
