@@ -52,7 +52,7 @@ format:  ## put the code into the one format
 	$(BIN)/ruff format .
 
 suite: $(VENV)/stamp  ## set up, run all tests
-	$(BIN)/python -m pytest -q -n logical
+	$(BIN)/python -m pytest -q -n logical --durations=20
 
 check: lint suite  ## everything that must be green: style, types, all tests
 

@@ -25,6 +25,7 @@ from benchmarks.gpu_steps.base import MODES, Machine, run_cases
 from benchmarks.gpu_steps.table import STEPS, Step
 from benchmarks.support.arguments import Option
 from benchmarks.support.build import ROOT
+from benchmarks.support.interpreter import adapt_language_once
 from kvbench.core.devices import count_gpus
 from kvbench.core.files import write_whole
 
@@ -65,6 +66,8 @@ def main(options: argparse.Namespace) -> int:
 def run_step(step: Step, mode: str, file: Path) -> None:
     """Run a step's cases in this process and write their outcomes."""
     machine = Machine(mode)
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        adapt_language_once()
     with machine.in_use():
         run_cases(step.list_cases(machine), file)
 

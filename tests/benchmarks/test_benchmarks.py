@@ -1,9 +1,9 @@
 """Benchmarks start from a checkout without Hydra, read the same configuration, and count operations rightly."""
 
 import json
-import runpy
+import os
+import subprocess
 import sys
-from collections.abc import Sequence
 from functools import partial
 from itertools import zip_longest
 from pathlib import Path
@@ -22,7 +22,6 @@ from kvbench.core.budget import Budget
 from kvbench.core.segments import ModelSpec, next_scale
 from kvbench.methods.heatkv.method import HeatKV
 from kvbench.models.infinity.model import InfinityModel
-from tests.support.kills import Fork
 from tests.support.places import ROOT
 
 CHOICES = {
@@ -31,33 +30,27 @@ CHOICES = {
 }
 TOGETHER = [[choice for choice in row if choice] for row in zip_longest(*CHOICES.values())]
 MEGAPIXEL = (1, 2, 4, 6, 8, 12, 16, 20, 24, 32, 40, 48, 64)
-OWN = ("hydra", "omegaconf", "benchmarks", "kvbench")
-
-
+REFUSE = """
+import runpy, sys
 class Refuse:
-    """Finds no Hydra."""
-
-    def find_spec(self, name: str, path: object = None, target: object = None) -> None:
+    def find_spec(self, name, path=None, target=None):
         if name.split(".")[0] in ("hydra", "omegaconf"):
             raise ImportError(f"{name} is not to be had here")
-
-
-def run_without_hydra(program: str, arguments: Sequence[str]) -> None:
-    """Run a benchmark in a process that has imported packages of others alone, Hydra not among them."""
-    for name in [name for name in sys.modules if name.split(".")[0] in OWN]:
-        del sys.modules[name]
-    sys.meta_path.insert(0, Refuse())
-    sys.argv = ["benchmarks", program, *arguments]
-    runpy.run_module("benchmarks", run_name="__main__", alter_sys=True)
+sys.meta_path.insert(0, Refuse())
+sys.path[0] = sys.argv.pop(1)
+runpy.run_module("benchmarks", run_name="__main__", alter_sys=True)
+"""
 
 
 def output(program: str, folder: Path, *arguments: str) -> str:
-    """What a benchmark prints where there is no Hydra."""
-    process = Fork(
-        partial(run_without_hydra, program, arguments), folder, folder.with_name(f"{folder.name}-log")
-    )
-    assert process.wait() == 0, process.read("err")
-    return process.read("out")
+    """What a benchmark prints where there is neither Hydra nor a PYTHONPATH."""
+    kept = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    done = subprocess.run(
+        [sys.executable, "-c", REFUSE, str(ROOT), program, *arguments],
+        cwd=folder, capture_output=True, text=True, timeout=300, env={**kept, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 @pytest.mark.slow

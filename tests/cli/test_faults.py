@@ -3,45 +3,46 @@
 import re
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.support.kills import fork_command, kill_at_random, prepare, read_files
+from tests.support.kills import read_files
+from tests.support.places import ROOT
 
 ARGUMENTS = ("method=random", "budget=0.1", "prompts.count=3", "batch_size=1", "eval=none")
 
 
-def run(folder: Path, log: Path, *arguments: str) -> tuple[int, list[str]]:
+def command(*arguments: str) -> list[str]:
+    return [sys.executable, str(ROOT / "run.py"), *arguments]
+
+
+def run(folder: Path, *arguments: str) -> tuple[int, list[str]]:
     """Run a command to its end; gives its exit status and the lines it wrote to stderr, without progress bars."""
-    process = fork_command(folder, arguments, log)
-    return process.wait(), told(process.read("err"))
+    done = subprocess.run(command(*arguments), cwd=folder, capture_output=True, text=True, timeout=300)
+    return done.returncode, told(done.stderr)
 
 
 def told(stderr: str) -> list[str]:
     return [line for line in stderr.replace("\r", "\n").splitlines() if line.strip() and "prompt" not in line]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _prepared() -> None:
-    """Nothing is left to import when a process is forked."""
-    prepare()
-
-
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     folder = tmp_path_factory.mktemp("undisturbed")
-    assert run(folder, folder / "log", *ARGUMENTS)[0] == 0
+    assert run(folder, *ARGUMENTS)[0] == 0
     return read_files(folder / "runs")
 
 
 @pytest.mark.slow
-def test_killed_at_random_moments_a_sweep_ends_with_the_same_bytes(tmp_path: Path) -> None:
-    report = kill_at_random(tmp_path, kills=4, seed=0, each=1)
-    assert report.kills == 4
-    assert report.different == []
+def test_killed_at_random_moments_a_sweep_ends_with_the_same_bytes() -> None:
+    program = [sys.executable, str(ROOT / "tests/support/kills.py"), "--kills", "4"]
+    done = subprocess.run(program, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.search(r"^4 kills in \d+ sweeps: 0 files differ", done.stdout, re.MULTILINE)
 
 
 @pytest.mark.slow
@@ -50,17 +51,23 @@ def test_interrupted_it_says_so_in_one_line_and_goes_on(
     tmp_path: Path, undisturbed: dict[str, bytes], sweep: bool
 ) -> None:
     arguments = ("-m", *ARGUMENTS) if sweep else ARGUMENTS
-    process = fork_command(tmp_path, arguments, tmp_path / "log")
+    before = signal.signal(
+        signal.SIGINT, signal.SIG_DFL
+    )  # a shell in the background has it ignored, and children too
+    process = subprocess.Popen(
+        command(*arguments), cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    signal.signal(signal.SIGINT, before)
     deadline = time.monotonic() + 120
     while not [*tmp_path.rglob("samples.jsonl")] and time.monotonic() < deadline:
         time.sleep(0.01)
     process.send_signal(signal.SIGINT)
-    assert process.wait() == 130
-    [line] = told(process.read("err"))
-    assert line == "interrupted: what was done is kept, and the same command goes on with the rest"
+    stderr = process.communicate(timeout=120)[1]
+    assert process.returncode == 130
+    assert told(stderr) == ["interrupted: what was done is kept, and the same command goes on with the rest"]
     statuses = {path.read_text() for path in tmp_path.rglob("status")}
     assert "interrupted\n" in statuses <= {"interrupted\n", "done\n"}
-    assert run(tmp_path, tmp_path / "log", *arguments)[0] == 0
+    assert run(tmp_path, *arguments)[0] == 0
     assert read_files(tmp_path / "runs") == undisturbed
 
 
@@ -81,9 +88,9 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.mark.slow
 def test_a_full_disk_is_told_and_with_room_the_run_goes_on(
-    small_disk: Path, tmp_path: Path, undisturbed: dict[str, bytes]
+    small_disk: Path, undisturbed: dict[str, bytes]
 ) -> None:
-    status, lines = run(small_disk, tmp_path / "log", *ARGUMENTS)
+    status, lines = run(small_disk, *ARGUMENTS)
     assert status == 1
     [line] = lines
     assert re.fullmatch(
@@ -91,13 +98,13 @@ def test_a_full_disk_is_told_and_with_room_the_run_goes_on(
     )
     assert [*small_disk.rglob("images/*.png")]
     subprocess.run(["mount", "-o", "remount,size=4m", small_disk], check=True)
-    assert run(small_disk, tmp_path / "log", *ARGUMENTS)[0] == 0
+    assert run(small_disk, *ARGUMENTS)[0] == 0
     assert read_files(small_disk / "runs") == undisturbed
 
 
-def test_a_folder_that_cannot_be_written_is_told_before_any_work(small_disk: Path, tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_written_is_told_before_any_work(small_disk: Path) -> None:
     subprocess.run(["mount", "-o", "remount,ro", small_disk], check=True)
-    status, lines = run(small_disk, tmp_path / "log", *ARGUMENTS)
+    status, lines = run(small_disk, *ARGUMENTS)
     assert status == 1
     [line] = lines
     assert line.startswith("error: runs_dir=")

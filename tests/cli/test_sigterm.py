@@ -1,7 +1,10 @@
 """SIGTERM and the start of a worker: it ends between two blocks, holds no claim then, and starts at a random time."""
 
+import os
 import random
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -13,7 +16,7 @@ from kvbench.cli.sigterm import deferring_sigterm
 from kvbench.core.locks import is_held
 from kvbench.runs.job import Busy
 from tests.support.command_line import Command
-from tests.support.kills import fork_command, prepare
+from tests.support.places import ROOT
 
 JOBS = [(f"seed={seed}",) for seed in range(3)]
 
@@ -74,12 +77,18 @@ def test_workers_start_at_random_times(
 @pytest.mark.slow
 def test_a_process_that_gets_sigterm_finishes_its_block(tmp_path: Path) -> None:
     words = ("method=full", "prompts.count=40", "batch_size=1", "eval=none", "work.lapse=600")
-    prepare()
-    worker = fork_command(tmp_path, ("task=work", *words), tmp_path / "log")
+    worker = subprocess.Popen(
+        [sys.executable, str(ROOT / "run.py"), "task=work", *words],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
     while not list(tmp_path.glob("runs/*/full-*/samples.jsonl")) and worker.poll() is None:
-        time.sleep(0.01)
+        time.sleep(0.05)
     worker.send_signal(signal.SIGTERM)
-    assert (worker.wait(), "ended by SIGTERM" in worker.read("out")) == (143, True)
+    out, _ = worker.communicate(timeout=100)
+    assert (worker.returncode, "ended by SIGTERM" in out) == (143, True)
     [records] = tmp_path.glob("runs/*/full-*/samples.jsonl")
     assert 1 <= len(records.read_text().splitlines()) < 40
     assert [path for path in tmp_path.rglob(".*") if path.is_file()] == []

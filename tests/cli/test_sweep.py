@@ -9,8 +9,7 @@ from omegaconf import OmegaConf
 
 from kvbench.cli.jobs import Entry, open_folder, read_entries, recording, write_entry
 from kvbench.cli.sweep import Summary
-from tests.support.command_line import Command
-from tests.support.kills import fork_command
+from tests.support.command_line import Command, run_program
 
 SHORT = ("method=swa", "prompts.count=2", "eval=[psnr]")
 DYING = '''
@@ -28,14 +27,9 @@ class Dying:
 def sweep(folder: Path, *arguments: str) -> tuple[int, str, list[Entry]]:
     """Run a sweep in processes of its own; gives exit status, output and what the jobs left."""
     pytest.importorskip("hydra_plugins.hydra_joblib_launcher")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(folder)
-        patch.setenv("PYTHONPATH", str(folder))  # of the processes that the launcher starts
-        patch.setenv("OMP_NUM_THREADS", "1")
-        process = fork_command(folder, ("-m", "hydra/launcher=joblib", *SHORT, *arguments), folder / "log")
-    status = process.wait()
+    done = run_program(folder, "-m", "hydra/launcher=joblib", *SHORT, *arguments)
     [left] = (folder / "runs" / "sweeps").iterdir()
-    return status, process.read("out") + process.read("err"), read_entries(left)
+    return done.returncode, done.stdout + done.stderr, read_entries(left)
 
 
 @pytest.mark.slow

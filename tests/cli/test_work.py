@@ -5,10 +5,9 @@ import json
 import os
 import re
 import signal
+import subprocess
 import sys
-import time
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -21,8 +20,8 @@ from kvbench.models.infinity.model import InfinityModel
 from tests.cli.test_start import slow_imports
 from tests.support.command_line import Command as Call
 from tests.support.command_line import run_program
-from tests.support.kills import Fork, drop_keys, prepare
-from tests.support.worker import work_as
+from tests.support.kills import drop_keys
+from tests.support.places import ROOT
 
 Command = Callable[..., tuple[int, str]]
 
@@ -55,30 +54,25 @@ def contents(runs_dir: Path) -> dict[str, object]:
     return found
 
 
-def differences(left: object, right: object, path: str = "") -> list[str]:
-    """What differs between two JSON values, a line a leaf."""
-    if type(left) is not type(right) or not isinstance(left, dict | list):
-        return [] if left == right else [f"{path}: {left!r} != {right!r}"]
-    one, other = (part if isinstance(part, dict) else dict(enumerate(part)) for part in (left, right))
-    lines = [differences(one.get(key), other.get(key), f"{path}/{key}") for key in {**one, **other}]
-    return [line for inner in lines for line in inner]
-
-
-def start(folder: Path, *arguments: str, machine: str, stop: int = 0) -> Fork:
-    """Fork a worker; one that stops hangs in the middle of its batch of that number."""
-    words = ["task=work", *arguments, "work.lapse=3"]
-    return Fork(partial(work_as, machine, stop, words), folder, folder / f"log-{machine}")
+def start(folder: Path, *arguments: str, machine: str, stop: int = 0) -> subprocess.Popen[str]:
+    program = [sys.executable, str(ROOT / "tests/support/worker.py"), machine, str(stop)]
+    return subprocess.Popen(
+        [*program, "task=work", *arguments, "work.lapse=3"],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
 
 
 @pytest.mark.slow
 def test_killed_added_and_restarted_workers_leave_the_bytes_of_one(command: Command, tmp_path: Path) -> None:
     together = tmp_path / "together"
     together.mkdir()
-    prepare()
     dying = start(together, *SWEEP, machine="first", stop=3)
-    while "hangs\n" not in dying.read("out"):
-        assert dying.poll() is None, dying.read("err")
-        time.sleep(0.01)
+    assert dying.stdout is not None
+    assert any(line.endswith("hangs\n") for line in dying.stdout)  # after a progress bar
     second = start(together, *SWEEP, machine="second")
     dying.send_signal(signal.SIGKILL)
     dying.wait()
@@ -87,11 +81,12 @@ def test_killed_added_and_restarted_workers_leave_the_bytes_of_one(command: Comm
     assert ".job-00000" in left
     third = start(together, *SWEEP, machine="third")
     for worker in (second, third):
-        assert worker.wait() == 0, worker.read("err")
+        out, _ = worker.communicate(timeout=500)
+        assert worker.returncode == 0, out
     assert [path for path in together.rglob(".*") if path.is_file() and ".calls" not in path.parts] == []
     status, out = command("task=work", *SWEEP)
     assert status == 0
-    assert differences(contents(together / "runs"), contents(tmp_path / "runs")) == []
+    assert contents(together / "runs") == contents(tmp_path / "runs")
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "runs/infinity_tiny").rglob("*")}
     assert command("task=work", *SWEEP)[0] == 0  # once more: everything is found
     after = {path: path.stat().st_mtime_ns for path in (tmp_path / "runs/infinity_tiny").rglob("*")}

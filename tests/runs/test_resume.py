@@ -3,6 +3,8 @@
 import json
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -16,12 +18,9 @@ from kvbench.eval.files.images import ImageSet
 from kvbench.runs import execute
 from kvbench.runs.generate.retention import FILE as RETENTION
 from tests.support.fake_run import Fake, count_records, images_of, job_in
-from tests.support.kills import Fork
+from tests.support.places import ROOT
 
-
-def fork_run(root: Path, log: str = "log") -> Fork:
-    """A process that makes the run of `job_in` slowly."""
-    return Fork(lambda: execute.run(job_in(root, model=Fake(pause=0.1))), root, root / log)
+PROGRAM = ROOT / "tests" / "support" / "fake_run.py"
 
 
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
@@ -114,8 +113,9 @@ def test_full_disk_is_told_and_nothing_finished_is_lost(
 
 @pytest.mark.slow
 def test_killed_process_resumes_to_the_same_bytes(tmp_path: Path, whole: Path) -> None:
+    program = [sys.executable, str(PROGRAM), str(tmp_path)]
     for lines in (3, 8):
-        process = fork_run(tmp_path)
+        process = subprocess.Popen(program, env={**os.environ, "OMP_NUM_THREADS": "1"})
         deadline = time.monotonic() + 60
         while count_records(tmp_path) < lines and time.monotonic() < deadline and process.poll() is None:
             time.sleep(0.01)
@@ -130,7 +130,8 @@ def test_killed_process_resumes_to_the_same_bytes(tmp_path: Path, whole: Path) -
 
 @pytest.mark.slow
 def test_two_processes_share_a_run(tmp_path: Path, whole: Path) -> None:
-    both = [fork_run(tmp_path, f"log{number}") for number in range(2)]
+    program = [sys.executable, str(PROGRAM), str(tmp_path)]
+    both = [subprocess.Popen(program, env={**os.environ, "OMP_NUM_THREADS": "1"}) for _ in range(2)]
     assert [process.wait(120) for process in both] == [0, 0]
     [folder] = (tmp_path / "fake").glob("streaming_llm-*")
     assert images_of(folder) == images_of(whole)

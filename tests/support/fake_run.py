@@ -1,4 +1,4 @@
-"""A run of a tiny model with random weights, for tests."""
+"""A run of a tiny model with random weights, for tests; also a program: `python tests/fake_run.py RUNS_DIR`."""
 
 import hashlib
 import sys
@@ -20,6 +20,7 @@ from kvbench.methods.streaming_llm import StreamingLLM
 from kvbench.models.base import Cache, Model
 from kvbench.models.noise import Noise
 from kvbench.prompts.base import Prompt
+from kvbench.runs import execute
 from kvbench.runs.job import Job
 
 WIDTH, HEADS, LAYERS, BITS = 8, 2, 2, 3
@@ -122,3 +123,7 @@ def job_in(root: Path, count: int = 10, method: object = None, **more: Any) -> J
             **more,
         }
     )
+
+
+if __name__ == "__main__":
+    execute.run(job_in(Path(sys.argv[1]), model=Fake(pause=0.1)))
