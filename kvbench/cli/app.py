@@ -12,6 +12,7 @@ from hydra.core.plugins import Plugins
 from hydra.core.utils import configure_log
 from omegaconf import DictConfig
 
+from kvbench.cli.background import leave
 from kvbench.cli.compose import (
     check_runs_dir,
     compose_job,
@@ -24,6 +25,7 @@ from kvbench.cli.console import CONSOLE, show_device
 from kvbench.cli.control import control
 from kvbench.cli.instantiate import VERSION_BASE, allow_targets
 from kvbench.cli.jobs import Recorder, note_run
+from kvbench.cli.launchers import check_launcher
 from kvbench.cli.messages import check_arguments, describe_error, is_expected, is_one_job
 from kvbench.cli.progress import watch
 from kvbench.cli.publish import publish
@@ -118,12 +120,18 @@ def run_on_sweep(words: list[str]) -> None:
                 f"work.workers={cfg.work.workers}: hydra/launcher=basic starts one after the other; choose another "
                 "launcher (hydra/launcher=joblib), or leave out work.workers and start this command once per worker"
             )
+        workers = list_worker_words(cfg, words)
+        if not cfg.work.wait:
+            if not alone:
+                check_launcher(hydra.compose("config", overrides=workers, return_hydra_config=True))
+            CONSOLE.print(leave(folder), highlight=False, markup=False, soft_wrap=True)
+            return
         if alone:
             with watch(folder):
                 run_task(cfg)
     if not alone:
         with watch(folder):
-            run_by_hydra(list_worker_words(cfg, words))
+            run_by_hydra(["-m", *workers, f"work.number=range({cfg.work.workers})"])
     if not show_sweep(cfg, folder, choices.get("sweeps") or folder.name):
         sys.exit(1)
 
@@ -136,6 +144,8 @@ def run_alone(overrides: list[str]) -> None:
     with _telling_errors(), hydra_of_kvbench():
         check_search_path()
         cfg, hydra_cfg = compose_job(overrides)
+        if not cfg.work.wait:
+            raise ConfigError("work.wait=false: is for sweeps (-m) and for task=work; leave it out")
         configure_log(hydra_cfg.job_logging, hydra_cfg.verbose)  # type: ignore[arg-type]
         run_task(cfg)
 

@@ -14,6 +14,7 @@ from hydra.experimental.callback import Callback
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
+from kvbench.cli.background import leave
 from kvbench.cli.console import CONSOLE, show_device
 from kvbench.cli.instantiate import instantiate
 from kvbench.cli.jobs import Entry, Recorder, claim_of, list_jobs, open_folder, read_entries, recording
@@ -158,6 +159,9 @@ class Summary(Callback):
         with _ending_if_broken():
             self._config = config
             self._folder = open_folder(Path(config.runs_dir).expanduser(), list_jobs(config))
+            if not config.work.wait:
+                CONSOLE.print(leave(self._folder), highlight=False, markup=False, soft_wrap=True)
+                sys.exit()
             Summary.running = self
             Summary._sweep.enter_context(watch(self._folder))
 

@@ -99,7 +99,7 @@ def compose_sweep(words: Sequence[str]) -> tuple[DictConfig, HydraConf]:
 
 
 def list_worker_words(cfg: DictConfig, words: Sequence[str]) -> list[str]:
-    """Return the command that has a launcher start the workers of a sweep.
+    """Return what the workers of a sweep have in common where a launcher starts them.
 
     Args:
         cfg: composed for the sweep.
@@ -107,11 +107,9 @@ def list_worker_words(cfg: DictConfig, words: Sequence[str]) -> list[str]:
     """
     shared = {"work.folder": cfg.work.folder, "runs_dir": cfg.runs_dir}
     return [
-        "-m",
         *(word for word in words if word.startswith("hydra")),
         "task=work",
         *(f"{key}='{str(value).replace(chr(39), chr(92) + chr(39))}'" for key, value in shared.items()),
         f"device={cfg.device}",
         *(f"work.{key}={cfg.work[key]}" for key in ("lapse", "workers", "grace", "jitter")),
-        f"work.number=range({cfg.work.workers})",
     ]

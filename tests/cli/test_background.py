@@ -1,0 +1,60 @@
+"""Sweeps that go on in the background: their commands return at once, and leave what those that wait leave."""
+
+import re
+import time
+from pathlib import Path
+
+import pytest
+
+from kvbench.cli.jobs import read_entries
+from tests.support.command_line import Command, run_program
+from tests.support.kills import read_files
+
+SWEEP = ("method=full,swa", "budget=0.2", "prompts.count=1", "eval=[psnr]")
+
+
+def wait_for_end(folder: Path) -> Path:
+    """The sweep's folder, once the background process has printed its table."""
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline:
+        for log in folder.glob("runs/sweeps/*/background.log"):
+            if "swa" in log.read_text().partition("method")[2]:
+                return log.parent
+        time.sleep(0.1)
+    raise TimeoutError([path.read_text() for path in folder.glob("runs/sweeps/*/background.log")])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("words", [("-m", *SWEEP), ("task=work", *SWEEP)], ids=("jobs", "workers"))
+def test_a_sweep_goes_on_in_the_background(words: tuple[str, ...], tmp_path: Path) -> None:
+    done = run_program(tmp_path, *words, "work.wait=false")
+    assert done.returncode == 0, done.stderr
+    line = done.stdout.strip().splitlines()[-1]
+    told = re.search(r"task=status (work\.folder=(\S+)) .*kill -INT -- -(\d+) ", line)
+    assert told is not None
+    assert not (tmp_path / told[2] / "job-00001.json").is_file()  # it has returned before the end
+    folder = wait_for_end(tmp_path)
+    assert folder == tmp_path / told[2]
+    assert [entry.outcome for entry in read_entries(folder)] == ["finished", "finished"]
+    status = run_program(tmp_path, "task=status", told[1])
+    assert "jobs: 2 done, 0 running, 0 failed, 0 missing" in status.stdout
+    waiting = tmp_path / "waiting"
+    waiting.mkdir()
+    assert run_program(waiting, *words).returncode == 0
+    assert read_files(tmp_path / "runs") == read_files(waiting / "runs")
+
+
+def test_what_is_wrong_is_told_before_the_command_returns(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", "")
+    for words, said in {
+        ("-m", "method=swa", "budgit=0.2"): "budgit: no such key",
+        ("-m", *SWEEP, "hydra/launcher=submitit_slurm"): "hydra/launcher=submitit_slurm: ",
+        ("task=work", *SWEEP, "hydra/launcher=submitit_slurm"): "hydra/launcher=submitit_slurm: ",
+        ("method=swa", "budget=0.2"): "work.wait=false: is for sweeps (-m) and for task=work",
+    }.items():
+        status, _, err = command(*words, "work.wait=false")
+        assert status == 1
+        assert err.splitlines()[-1].startswith(f"error: {said}")
+    assert not [*tmp_path.rglob("background.log")]
