@@ -20,7 +20,7 @@ def leave(folder: Path) -> str:
     words = [word for word in sys.orig_argv[1:] if not word.startswith("work.wait=")]
     with (folder / LOG).open("ab") as log:
         process = subprocess.Popen(
-            [sys.executable, *words, "work.wait=true"],
+            [sys.executable, *words],
             stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True,
         )  # fmt: skip
     return (
