@@ -5,6 +5,7 @@ import errno
 import re
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 import hydra
 from hydra._internal.utils import get_args_parser
@@ -91,6 +92,9 @@ def describe_error(error: BaseException, arguments: Sequence[str] = ()) -> str:
     line = " ".join(str(error).split())
     if isinstance(error, OSError) and error.errno == errno.ENOSPC:
         return f"{line}; make room: what was done is kept, and the same command goes on with the rest"
+    if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
+        named = [word.partition("=")[0] for word in arguments if Path(str(error.filename)).name in word]
+        return f"{(named or ['a path'])[0]}: a name of {len(Path(str(error.filename)).name)} characters is too long"
     return line
 
 

@@ -43,12 +43,13 @@ class PromptFile:
             ConfigError: the file is missing, unreadable or empty, a line has no prompt, or it has too few.
         """
         path = Path(self.path).expanduser()
-        if path.exists() and not path.is_file():
-            raise ConfigError(f"prompts.path={path}: is not a regular file")
         try:
-            text = path.read_text(encoding="utf-8")
+            special = path.exists() and not path.is_file()  # a pipe would wait for whoever writes
+            text = "" if special else path.read_text(encoding="utf-8")
         except (OSError, ValueError) as error:
             raise ConfigError(f"prompts.path={path}: cannot be read ({error})") from None
+        if special:
+            raise ConfigError(f"prompts.path={path}: is not a regular file")
         if "\0" in text:
             raise ConfigError(f"prompts.path={path}: is no text")
         entries = PARSERS[path.suffix](path, text)

@@ -162,6 +162,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             ("method=ams_kv method.theta=nan", "method.theta=nan: must be finite"),
             ("plan.gpu_gib=inf", "plan.gpu_gib=inf: must be finite"),
             ("prompts=file", "prompts.path: missing; set prompts.path=..."),
+            (f"prompts=file prompts.path={'x' * 300}.txt", f"prompts.path={'x' * 300}.txt: cannot be read ("),
+            (f"task=status work.folder={'x' * 300}", "work.folder: a name of 300 characters is too long"),
             (
                 "prompts=file prompts.path=../files/pipe.txt",
                 "prompts.path=../files/pipe.txt: is not a regular file",
