@@ -178,6 +178,7 @@ def test_they_run_without_hydra(tmp_path: Path) -> None:
     assert "written: runs/profile/infinity_tiny-heatkv-0.1-" in text
 
 
+@pytest.mark.slow
 def test_layers_are_measured(tmp_path: Path) -> None:
     lines = output("layers", tmp_path, "--batch", "1", "--repeats", "1").splitlines()
     rows = {line[:16].strip(): [float(value) for value in line[16:].split()] for line in lines[2:]}

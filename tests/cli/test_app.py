@@ -78,6 +78,7 @@ def test_bounds_later_metrics_and_differences(command: Command, tmp_path: Path) 
     assert "against=h2o: no finished run has that method or name" in command("task=report", "against=h2o")[2]
 
 
+@pytest.mark.slow
 def test_sweep_ends_with_one_table_and_keeps_what_worked(command: Command, tmp_path: Path) -> None:
     sweep = ("method=full,streaming_llm", "budget=0.001,0.1,0.2", "prompts.count=2", "eval=psnr")
     status, out, _ = command("-m", *sweep)
@@ -219,6 +220,7 @@ def test_a_prompt_that_the_model_cannot_read_is_refused_before_any_work(
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.slow
 def test_classes_from_end_to_end(command: Command, tmp_path: Path) -> None:
     job = (
         "model=var_tiny",

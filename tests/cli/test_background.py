@@ -42,6 +42,7 @@ def test_a_sweep_goes_on_in_the_background(words: tuple[str, ...], tmp_path: Pat
     assert read_files(tmp_path / "runs") == found
 
 
+@pytest.mark.slow
 def test_what_is_wrong_is_told_before_the_command_returns(
     command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -102,6 +102,7 @@ def test_a_full_disk_is_told_and_with_room_the_run_goes_on(
     assert read_files(small_disk / "runs") == undisturbed
 
 
+@pytest.mark.slow
 def test_a_folder_that_cannot_be_written_is_told_before_any_work(small_disk: Path) -> None:
     subprocess.run(["mount", "-o", "remount,ro", small_disk], check=True)
     status, lines = run(small_disk, *ARGUMENTS)

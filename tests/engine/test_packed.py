@@ -31,6 +31,7 @@ from tests.support.engine import (
     small,
     tokens_of,
 )
+from tests.support.marks import slow_but_every
 from tests.support.slow_storage import SlowStorage
 
 SCALES = small(layers=2, heads=2, sides=(1, 2, 3, 4))
@@ -98,7 +99,7 @@ def attend_slowly(
 
 @pytest.mark.parametrize("rotated", [False, True])
 @pytest.mark.parametrize("storage", STORAGES)
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dtype", slow_but_every(3, DTYPES))
 def test_attention_and_bytes_are_those_of_slow_storage(dtype: str, storage: str, rotated: bool) -> None:
     bits, fp8 = DTYPES[dtype]
     for spec, kind in product((SCALES, STEPS), (Drawn, DrawnPerSequence)):

@@ -233,7 +233,7 @@ def column_mean(result: Result, name: str) -> float:
 
 
 @pytest.mark.usefixtures("stand_ins")
-@pytest.mark.parametrize("name", slow_but_every(5, SINGLE))
+@pytest.mark.parametrize("name", slow_but_every(15, SINGLE))
 def test_a_metric_has_a_column_of_its_name_or_replicates(name: str, runs: list[ImageSet]) -> None:
     settings = read_metrics(name)
     if name == "geneval_official":

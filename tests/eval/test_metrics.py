@@ -257,6 +257,7 @@ def test_ms_ssim_needs_five_scales() -> None:
         ms_ssim(images, images, "cpu", double=True)
 
 
+@pytest.mark.slow
 def test_dists_equals_torchmetrics_on_the_same_weights(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

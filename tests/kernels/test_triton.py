@@ -50,6 +50,7 @@ def test_attention_without_a_present(share: int | None) -> None:
 @needs_loops
 @given(**CASES, power=st.sampled_from((1, 2)), known=st.booleans(), causal=st.booleans())
 @settings(max_examples=30, deadline=None)
+@pytest.mark.slow
 def test_mass(tokens: int, folds: int, power: int, known: bool, causal: bool, **given: object) -> None:
     case = make(**given, tokens=tokens, folds=folds)
     lse = ragged_attention_triton(*case, 0.3, causal=causal)[1] if known else None

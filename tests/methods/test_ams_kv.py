@@ -22,6 +22,7 @@ from kvbench.methods.ams_kv import (
 )
 from kvbench.methods.base import Artifact, Method
 from tests.support.engine import Asked, listening, open_cache, prepared, small, tokens_of
+from tests.support.marks import slow_but_every
 from tests.support.places import GOLDENS
 from tests.support.reference_var import SIDES as TINY_SIDES
 from tests.support.reference_var import golden
@@ -136,7 +137,7 @@ def changing_keys(spec: ModelSpec, sequences: int, seed: int) -> list[list[Tenso
 
 
 @pytest.mark.parametrize("granularity", ["token", "scale"])
-@pytest.mark.parametrize("name", SCHEDULES)
+@pytest.mark.parametrize("name", slow_but_every(4, SCHEDULES))
 def test_it_holds_what_the_algorithm_holds(name: str, granularity: Granularity) -> None:
     prompts, heads = 2, 1 if name == "infinity" else 2
     spec = spec_of(name, layers=12 if name == "dipping" else 4, heads=heads)

@@ -33,6 +33,7 @@ from kvbench.models.noise import PromptNoise
 from kvbench.prompts.base import Prompt
 from kvbench.runs.calibrate import calibrate
 from tests.support.engine import Asked, D, listening, open_cache, prepared, run, tokens_of
+from tests.support.marks import slow_but_every
 from tests.support.methods import GUESTS, class_of, list_representatives, list_variants, settings_of
 from tests.support.places import ROOT
 from tests.support.small_models import composed
@@ -146,8 +147,11 @@ EVERY = [(name, spec) for name in METHODS for spec in SPECS]
 
 
 def mark_large(cases: list[tuple[str, ...]]) -> list[ParameterSet]:
-    """Cases whose shapes are those of a model that ships are slow; small shapes of both families are not."""
-    return [pytest.param(*case, marks=[pytest.mark.slow] if case[1] in TINY else []) for case in cases]
+    """Cases whose shapes are those of a model that ships are slow, and so are budgets but the smallest."""
+    return [
+        pytest.param(*case, marks=[pytest.mark.slow] if case[1] in TINY or case[-1] in BUDGETS[1:] else [])
+        for case in cases
+    ]
 
 
 FITTING = [case for case in EVERY if fits(*case)]
@@ -291,7 +295,10 @@ def budget_of(name: str) -> float | str:
     return "0.3" if class_of(name) is not Full else 1
 
 
-@pytest.mark.parametrize(("name", "spec"), [*(case for case in FITTING if case[1] not in TINY), *VARIANTS])
+@pytest.mark.parametrize(
+    ("name", "spec"),
+    slow_but_every(3, [*(case for case in FITTING if case[1] not in TINY), *VARIANTS]),
+)
 def test_prompts_of_a_batch_and_generations_do_not_see_each_other(name: str, spec: str) -> None:
     shapes = spec_of(spec)
     inputs, others = (
@@ -377,8 +384,8 @@ DRAWN = [("infinity_tiny", "0.1"), ("var_tiny", "0.1"), ("llamagen_tiny", "0.2")
 @pytest.mark.parametrize(
     ("name", "spec", "budget"),
     [
-        pytest.param(name, *one, marks=[] if one == QUICKLY_DRAWN else [pytest.mark.slow])
-        for name in METHODS
+        pytest.param(name, *one, marks=[] if one == QUICKLY_DRAWN and place % 4 == 0 else [pytest.mark.slow])
+        for place, name in enumerate(METHODS)
         for one in DRAWN
         if fits(name, one[0])
     ],

@@ -74,6 +74,7 @@ def test_the_gradient_comes_near_where_there_is_a_root() -> None:
 @given(
     seed=st.integers(0, 99), hidden=st.integers(1, 5), calibration=st.sampled_from(("gradient", "bisection"))
 )
+@pytest.mark.slow
 def test_slots_that_a_query_does_not_see_change_no_temperature(
     seed: int, hidden: int, calibration: Calibration
 ) -> None:

@@ -195,6 +195,7 @@ def test_what_is_kept_is_what_the_paper_says(
     **SETTINGS,
 )
 @settings(max_examples=80)
+@pytest.mark.slow
 def test_the_budget_holds_after_every_layer_and_the_condition_stays(
     deciders: tuple[str, str],
     budget: Any,

@@ -11,6 +11,7 @@ from kvbench.models.noise import PromptNoise
 from kvbench.runs.job import Job
 from tests.support import reference_janus, reference_lumina
 from tests.support.fake_run import job_in
+from tests.support.marks import slow_but_every
 from tests.support.small_models import SMALL_TOKENIZER, configured, full, load, shrink
 
 LLAMAGEN = shrink("llamagen_b", *SMALL_TOKENIZER, heads=2, vocabulary=128, grid=[3, 4], classes=10)
@@ -28,7 +29,7 @@ def draw(one: Any, prompt: str) -> torch.Tensor:
     return one.generate([prompt], full(one), PromptNoise(0, (0,)))
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", slow_but_every(5, MODELS))
 def test_pixels_are_near_those_in_single_precision(name: str) -> None:
     overrides, prompt = MODELS[name]
     single, half = load(*overrides), load(*overrides, HALF)

@@ -49,6 +49,7 @@ def test_other_batches_have_records_of_their_own(model: Callable[[], Draw]) -> N
     assert tape.recorded == 3 * len(SIDES)
 
 
+@pytest.mark.slow
 def test_memory_that_ran_out_is_given_back() -> None:
     """What was recorded holds its tensors; after an error nothing of a generation is left, and the next is right."""
     draw, tape = infinity(), Tape()

@@ -87,7 +87,7 @@ def tiny(case: str, loaded: dict[str, Any]) -> Any:
     return loaded[case]
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", slow_but_every(3, CASES))
 def test_images_depend_on_prompt_and_noise_and_on_nothing_else(case: str, tiny: Any) -> None:
     def draw(prompts: list[str], seed: int = 0, first: int = 0, model: Any = tiny) -> Tensor:
         noise = PromptNoise(seed, range(first, first + len(prompts)))

@@ -200,6 +200,7 @@ def test_latency_is_of_finished_profiles(tmp_path: Path) -> None:
         read_profiles(tmp_path)
 
 
+@pytest.mark.slow
 def test_figures_are_drawn_as_png_and_svg(tmp_path: Path) -> None:
     runs = [
         made_up(method, budget, psnr(30 + budget)) for method in ("heatkv", "swa") for budget in (0.1, 0.4)

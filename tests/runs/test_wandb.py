@@ -60,6 +60,7 @@ def test_wandb_gets_config_and_numbers(
     assert calls["finished"] is True
 
 
+@pytest.mark.slow
 def test_a_run_arrives_with_its_group_intervals_and_worst_samples(
     whole: Path, tmp_path: Path, offline_wandb: None
 ) -> None:

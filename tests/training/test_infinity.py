@@ -110,6 +110,7 @@ def test_resumed_training_equals_uninterrupted_training(
         )
 
 
+@pytest.mark.slow
 def test_a_compiler_traces_the_pass() -> None:
     check_traced(_network(), *draw_batch(_corpus(), SEGMENTS, RECIPE, 3))
 

@@ -113,5 +113,6 @@ def test_resumed_training_equals_uninterrupted_training(
     check_resumed(monkeypatch, _network, partial(draw_batch, _corpus(), recipe, CODES), recipe, tmp_path)
 
 
+@pytest.mark.slow
 def test_a_compiler_traces_the_pass() -> None:
     check_traced(_network(), *draw_batch(_corpus(), NextTokenRecipe(steps=1, batch=3), CODES, 0))

@@ -157,11 +157,13 @@ def test_resumed_training_equals_uninterrupted_training(
     check_resumed(monkeypatch, _network, draw, recipe, tmp_path, partial(recipe.rate_by_cost, segments))
 
 
+@pytest.mark.slow
 def test_a_compiler_traces_the_pass() -> None:
     recipe, segments = VARRecipe(stages=(Stage(4, 3, 1),)), _network().transformer.config.segments
     check_traced(_moved(), *draw_batch(_corpus(), _vq(), segments, recipe, 0))
 
 
+@pytest.mark.slow
 def test_the_tokenizer_trains_everywhere_and_encodes(tmp_path: Path) -> None:
     vq, recipe = make_tokenizer(SHAPE, 0), VARTokenizerRecipe(steps=6, batch=4, free=3, longest_prefix=3)
     # Scales add up to the latents; what their convolutions could add was not needed.

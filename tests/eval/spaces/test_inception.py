@@ -135,6 +135,7 @@ def test_remedy_for_a_missing_package_names_what_pip_knows(
 # ADM's protocol
 
 
+@pytest.mark.slow
 def test_adm_runs_the_program_of_torch_fidelity(adm: Adm, few_pairs: Pair) -> None:
     from torch_fidelity.feature_extractor_inceptionv3 import FeatureExtractorInceptionV3
 

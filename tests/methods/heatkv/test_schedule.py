@@ -178,6 +178,7 @@ def test_schedules_are_strict_nested_and_just_in_time(case: Case) -> None:
 
 @given(cases())
 @settings(max_examples=100, deadline=None)
+@pytest.mark.slow
 def test_a_filled_schedule_keeps_more_and_stays_strict(case: Case) -> None:
     spec, _, budget, ranks = case
     for one, rank in zip(schedules(case), (ranks, ranks, ranks[0], ranks[0]), strict=True):

@@ -24,6 +24,7 @@ from kvbench.scenes.exact import exact
 from kvbench.scenes.grammar import evaluation_prompts
 from tests.support.engine import open_cache
 from tests.support.fake_run import images_of, job_in
+from tests.support.marks import slow_but_every
 from tests.support.places import ASSETS
 from tests.support.small_models import configured
 
@@ -63,7 +64,7 @@ def test_most_pictures_hold_exactly_what_the_caption_names() -> None:
 
 @pytest.mark.parametrize(
     "method",
-    [Full(), HeadKV(sinks=1), SnapKV(sinks=1), StreamingLLM(sinks=1)],
+    slow_but_every(4, [HeadKV(sinks=1), Full(), SnapKV(sinks=1), StreamingLLM(sinks=1)]),
     ids=lambda method: type(method).__name__,
 )
 def test_a_picture_is_the_same_in_any_batch(method: Method) -> None:

@@ -17,6 +17,7 @@ from kvbench.models.outputs import Text
 from kvbench.models.qwen3.model import Qwen3Model
 from kvbench.prompts.math_tiny import MathTiny, NotesTiny
 from tests.support.engine import open_cache
+from tests.support.marks import slow_but_every
 from tests.support.places import ASSETS
 from tests.support.small_models import load
 
@@ -86,7 +87,7 @@ def test_with_a_quarter_of_the_tokens_the_method_decides() -> None:
 
 @pytest.mark.parametrize(
     ("method", "budget"),
-    [(Full(), 1), (H2O(), 100), (HardKV(queries=32), 100)],
+    slow_but_every(3, [(H2O(), 100), (Full(), 1), (HardKV(queries=32), 100)]),
     ids=lambda value: type(value).__name__,
 )
 def test_a_text_is_the_same_in_any_batch(method: Method, budget: float) -> None:

@@ -38,6 +38,7 @@ def test_it_is_small_and_has_the_scales_of_infinity_tiny() -> None:
     assert tiny().spec.lengths == tuple(side**2 for side in (1, 2, 3, 4, 5, 6, 8, 10, 12))
 
 
+@pytest.mark.slow
 def test_most_pictures_hold_exactly_what_the_class_names() -> None:
     images = draw(Full(), list(range(30))).numpy()
     right = [exact(detect(image), prompt.meta) for image, prompt in zip(images, PROMPTS, strict=True)]
