@@ -58,15 +58,6 @@ def root() -> Path:
     return ROOT
 
 
-@pytest.fixture(scope="session")
-def forked_python() -> Iterator[str]:
-    """A shell command that stands for `python` and starts without the seconds that imports take."""
-    from tests.support.forks import serve_python
-
-    with serve_python() as command:
-        yield command
-
-
 @pytest.fixture(autouse=True)
 def _own_logging() -> Iterator[None]:
     """The command line sets up the root logger; the next test must not find its level and its closed streams."""

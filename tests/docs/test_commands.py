@@ -5,6 +5,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -54,8 +55,7 @@ def test_commands_fit_their_programs(page: str, tmp_path: Path, monkeypatch: pyt
 
 @pytest.mark.slow
 @pytest.mark.parametrize("page", EXECUTED)
-def test_blocks_without_a_mark_run(page: str, tmp_path: Path, forked_python: str) -> None:
-    check_out(tmp_path, forked_python)
+def test_blocks_without_a_mark_run(page: str, tmp_path: Path) -> None:
     run_page(page, tmp_path)
     if page == "docs/extending.md":
         check_new_methods(tmp_path / "runs" / "infinity_tiny")
@@ -75,7 +75,8 @@ def check_new_methods(runs: Path) -> None:
 
 
 def run_page(page: str, folder: Path) -> None:
-    """Follow a page from top to bottom in a checkout: write its files, execute its unmarked blocks."""
+    """Follow a page from top to bottom in a checkout of its own: write its files, execute its unmarked blocks."""
+    check_out(folder)
     path = f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}"
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(folder), "PATH": path}
     blocks = read_blocks((ROOT / page).read_text())
@@ -100,11 +101,10 @@ def call(words: list[str], folder: Path, environment: dict[str, str]) -> str:
     return done.stdout
 
 
-def check_out(folder: Path, python: str) -> None:
-    """Make a checkout to write into, with `python`, a shell command, and `kvbench` to call."""
-    kept_out = shutil.ignore_patterns(
-        "assets", "*.pyc.*"
-    )  # compiled modules come along, half-written ones do not
+def check_out(folder: Path) -> None:
+    """Make a checkout to write into, with `python` and `kvbench` to call."""
+    # Compiled modules come along, half-written ones do not.
+    kept_out = shutil.ignore_patterns("assets", "*.pyc.*")
     for name in ("kvbench", "kernels", "eval", "conf"):
         shutil.copytree(ROOT / name, folder / name, ignore=kept_out)
     shutil.copy(ROOT / "run.py", folder)
@@ -114,5 +114,5 @@ def check_out(folder: Path, python: str) -> None:
     for name, call in (("python", ""), ("kvbench", f'-c "{start}"')):
         script = folder / "bin" / name
         script.parent.mkdir(exist_ok=True)
-        script.write_text(f'#!/bin/sh\nexec {python} {call} "$@"\n')
+        script.write_text(f'#!/bin/sh\nexec {sys.executable} {call} "$@"\n')
         script.chmod(0o755)
