@@ -124,7 +124,7 @@ def run_on_sweep(words: list[str]) -> None:
         if not cfg.work.wait:
             if not alone:
                 check_launcher(hydra.compose("config", overrides=workers, return_hydra_config=True))
-            CONSOLE.print(leave(folder), highlight=False, markup=False, soft_wrap=True)
+            leave(folder)
             return
         if alone:
             with watch(folder):

@@ -93,8 +93,9 @@ def describe_error(error: BaseException, arguments: Sequence[str] = ()) -> str:
     if isinstance(error, OSError) and error.errno == errno.ENOSPC:
         return f"{line}; make room: what was done is kept, and the same command goes on with the rest"
     if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
-        named = [word.partition("=")[0] for word in arguments if Path(str(error.filename)).name in word]
-        return f"{(named or ['a path'])[0]}: a name of {len(Path(str(error.filename)).name)} characters is too long"
+        name = Path(str(error.filename)).name
+        key = next((word.partition("=")[0] for word in arguments if name in word), "a path")
+        return f"{key}: a name of {len(name)} characters is too long"
     return line
 
 

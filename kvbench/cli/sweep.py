@@ -160,7 +160,7 @@ class Summary(Callback):
             self._config = config
             self._folder = open_folder(Path(config.runs_dir).expanduser(), list_jobs(config))
             if not config.work.wait:
-                CONSOLE.print(leave(self._folder), highlight=False, markup=False, soft_wrap=True)
+                leave(self._folder)
                 sys.exit()
             Summary.running = self
             Summary._sweep.enter_context(watch(self._folder))
