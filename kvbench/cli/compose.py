@@ -1,18 +1,22 @@
 """Composition of a configuration and its settings from command-line words; imports no torch."""
 
 import os
-from collections.abc import Mapping
+import pickle
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import hydra
 from hydra.conf import HydraConf
+from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override
+from hydra.core.override_parser.types import Override, OverrideType
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf.errors import OmegaConfBaseException
 
 from kvbench.cli.check_groups import check_kinds, check_preset, check_protected
 from kvbench.cli.instantiate import VERSION_BASE
@@ -41,15 +45,57 @@ def compose_job(overrides: list[str]) -> tuple[DictConfig, HydraConf]:
         HydraException, OmegaConfBaseException: an override that fits nothing.
         ConfigError: an override that leaves out what every job has.
     """
-    check_overrides(overrides)
-    cfg = hydra.compose("config", overrides=overrides, return_hydra_config=True)
+    _check_overrides(overrides)
+    cfg = _compose(overrides)
     HydraConfig.instance().set_config(cfg)
     with open_dict(cfg):
         del cfg["hydra"]
     return cfg, HydraConfig.get()
 
 
-def check_overrides(overrides: list[str]) -> None:
+def _compose(overrides: Sequence[str]) -> DictConfig:
+    """Compose what `hydra.compose` does, with Hydra's own part.
+
+    Reading and merging the files takes a third of a second. It is done once for all overrides that make the same
+    choices of groups; new values are set on a copy. `hydra.job.override_dirname` names only the choices.
+    """
+    parsed = OverridesParser.create().parse_overrides(list(overrides))
+    values = [override for override in parsed if _sets_value(override)]
+    choices = [str(override.input_line) for override in parsed if not _sets_value(override)]
+    search_path = str(GlobalHydra.instance().config_loader().get_search_path())
+    try:
+        cfg = _copy(_compose_choices(tuple(choices), search_path))
+        for override in values:
+            OmegaConf.update(cfg, override.key_or_group, override.value(), merge=True)
+    except OmegaConfBaseException:  # Hydra says it in its own words
+        return hydra.compose("config", overrides=list(overrides), return_hydra_config=True)
+    cfg.hydra.runtime.cwd = str(Path.cwd())
+    cfg.hydra.overrides.task = [
+        override.input_line for override in parsed if not override.is_hydra_override()
+    ]
+    return cfg
+
+
+@lru_cache(maxsize=1024)
+def _compose_choices(choices: tuple[str, ...], _search_path: str) -> DictConfig:
+    """Compose a configuration; Hydra knows the search path, which is here for the sake of the cache."""
+    return hydra.compose("config", overrides=list(choices), return_hydra_config=True)
+
+
+def _copy(cfg: DictConfig) -> DictConfig:
+    """Return a copy, in a fifth of the time of `deepcopy`; the bytes do not leave the process."""
+    copied: DictConfig = pickle.loads(pickle.dumps(cfg))
+    return copied
+
+
+def _sets_value(override: Override) -> bool:
+    """Return whether an override gives a new value to a key outside Hydra's part, and that is all it does."""
+    if override.is_hydra_override() or override.is_sweep_override() or _is_about_group(override):
+        return False
+    return override.type is OverrideType.CHANGE and override.package is None
+
+
+def _check_overrides(overrides: list[str]) -> None:
     """Make sure that overrides leave out no key, and name choices for groups; Hydra must be initialised.
 
     Raises:
@@ -64,10 +110,14 @@ def check_overrides(overrides: list[str]) -> None:
             raise ConfigError(
                 "hydra.launcher.n_jobs=0: must be at least 1, or -1 for as many as there are cores"
             )
-        is_group = not inner and (key in CHOSEN or key.partition("/")[0] == "hydra")
-        if is_group and not override.is_delete() and not _names_choices(override):
+        if _is_about_group(override) and not override.is_delete() and not _names_choices(override):
             choices = ", ".join(list_choices(key))
             raise ConfigError(f"{override.input_line}: names no choice; choose from {choices}")
+
+
+def _is_about_group(override: Override) -> bool:
+    key, _, inner = override.key_or_group.partition(".")
+    return not inner and (key in CHOSEN or key.partition("/")[0] == "hydra")
 
 
 def _names_choices(override: Override) -> bool:
@@ -156,9 +206,10 @@ def check_runs_dir(settings: Settings) -> None:
 
 def read_values(cfg: DictConfig) -> Mapping[str, object]:
     """Resolve every interpolation of a configuration and `device=auto`, and return JSON values."""
-    known = cfg.copy()
-    if "device" in known:
-        known.device = resolve_device(known.device)
+    known = cfg
+    if "device" in cfg and (device := resolve_device(cfg.device)) != cfg.device:
+        known = _copy(cfg)
+        known.device = device
     values = OmegaConf.to_container(known, resolve=True, throw_on_missing=True)
     assert isinstance(values, dict)
     return values  # type: ignore[return-value]

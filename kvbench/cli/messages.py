@@ -7,14 +7,13 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-import hydra
 from hydra._internal.utils import get_args_parser
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException, InstantiationException, OverrideParseException
 from omegaconf.errors import OmegaConfBaseException
 
-from kvbench.cli.compose import check_overrides, check_runs_dir, hydra_of_kvbench, read_settings, read_values
+from kvbench.cli.compose import check_runs_dir, compose_job, hydra_of_kvbench, read_settings, read_values
 from kvbench.cli.search_path import check_search_path, list_choices
 from kvbench.core.config import ConfigError, UserError
 from kvbench.core.settings import CHOSEN
@@ -42,13 +41,11 @@ def check_arguments(arguments: list[str]) -> str | None:
         with hydra_of_kvbench():
             check_search_path()
             for overrides in cover_values(parsed.overrides):
-                check_overrides(overrides)
-                cfg = hydra.compose("config", overrides=overrides)
+                cfg, _ = compose_job(overrides)
                 if runs:
                     check_runs_dir(read_settings(cfg))
             if words := [word for word in parsed.overrides if word.startswith("hydra")]:
-                check_overrides(words)
-                hydra.compose("config", overrides=words)
+                compose_job(words)
     except EXPECTED as error:
         return describe_error(error, parsed.overrides)
     return None
@@ -148,9 +145,9 @@ def _list_keys(arguments: Sequence[str]) -> list[str]:
     choices = [word for word in arguments if word.partition("=")[0] in CHOSEN]
     with hydra_of_kvbench():
         try:
-            values = read_values(hydra.compose("config", overrides=choices))
+            values = read_values(compose_job(choices)[0])
         except EXPECTED:  # they have an error of their own, or are several
-            values = read_values(hydra.compose("config"))
+            values = read_values(compose_job([])[0])
     inner = [
         f"{key}.{name}"
         for key, value in values.items()

@@ -60,6 +60,8 @@ def show_status(console: Console, folder: Path, *, verbose: bool = False) -> Non
     console.print(_list_runs(_make_rows(folder, entries), shared, SHOWN * (not verbose) or len(entries)))
     if logs:
         say(_count_hours(logs))
+        if (line := _divide_time(logs)) is not None:
+            say(line)
         console.print(_list_workers(logs, SHOWN * (not verbose) or len(logs)))
     for name, block, times in find_slow_blocks(logs):
         say(
@@ -135,6 +137,16 @@ def _count_hours(logs: Sequence[WorkerLog]) -> str:
     hours = [f"{sum(log.seconds for log in some) / 3600:.2f} {unit}" for unit, some in used.items() if some]
     working = sum(log.alive for log in logs)
     return f"workers: {working} working, {len(logs) - working} ended; used: {', '.join(hours)}"
+
+
+def _divide_time(logs: Sequence[WorkerLog]) -> str | None:
+    """Return how much of the workers' time went into blocks, and the rest by run; None before the first block."""
+    blocks = [block for log in logs for block in log.blocks]
+    if not blocks:
+        return None
+    seconds, generating = sum(log.seconds for log in logs), sum(block.seconds for block in blocks)
+    rest = (seconds - generating) / len({block.run for block in blocks})
+    return f"generation: {generating / seconds:.0%} of the workers' time; all else: {rest:.2g} s a run"
 
 
 def _count_rest(count: int, shown: int, what: str) -> str | None:

@@ -52,7 +52,7 @@ def checkout(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 def compose(*overrides: str) -> Mapping[str, Any]:
     """The configuration of a command, as JSON values."""
     with hydra_of_kvbench():
-        values = OmegaConf.to_container(hydra.compose("config", overrides=list(overrides)), resolve=True)
+        values = OmegaConf.to_container(compose_job(list(overrides))[0], resolve=True)
     assert isinstance(values, dict)
     return {str(key): value for key, value in values.items()}
 

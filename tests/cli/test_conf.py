@@ -6,12 +6,11 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-import hydra
 import pytest
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
-from kvbench.cli.compose import hydra_of_kvbench, read_settings, read_values
+from kvbench.cli.compose import compose_job, hydra_of_kvbench, read_settings, read_values
 from kvbench.cli.messages import check_arguments, cover_values
 from kvbench.core.config import ConfigError
 from kvbench.core.segments import ModelSpec
@@ -48,8 +47,8 @@ def checkout(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def composed(*overrides: str) -> DictConfig:
-    with hydra.initialize_config_module("kvbench.conf", version_base="1.3"):
-        return hydra.compose("config", overrides=list(overrides))
+    with hydra_of_kvbench():
+        return compose_job(list(overrides))[0]
 
 
 @cache

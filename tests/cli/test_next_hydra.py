@@ -14,7 +14,7 @@ COMPOSE = """
 from itertools import zip_longest
 from pathlib import Path
 import hydra
-from kvbench.cli.compose import hydra_of_kvbench
+from kvbench.cli.compose import compose_job, hydra_of_kvbench
 from kvbench.cli.instantiate import instantiate
 from omegaconf import OmegaConf
 
@@ -29,7 +29,7 @@ together = [dict(zip(names, chosen)) for chosen in zip_longest(*names.values())]
 with hydra_of_kvbench():
     for choices in alone + together:
         overrides = [f"{group}={name}" for group, name in choices.items() if name is not None]
-        cfg = hydra.compose("config", overrides=overrides)
+        cfg, _ = compose_job(overrides)
         OmegaConf.to_container(cfg, resolve=True, throw_on_missing=False)
         instantiate(cfg.method)
 for path in ("os.remove", "kvbench.core.files.Path.unlink"):

@@ -106,6 +106,8 @@ def test_status_is_readable_at_a_hundred_columns(tmp_path: Path) -> None:
     assert second.split()[:2] == ["2", "failed"]
     assert LONG.split() == text[text.index("RuntimeError") : text.index("\n  3  dropped")].split()
     assert "workers: 0 working, 3 ended; used: 2.00 GPU-hours, 1.00 CPU worker-hours" in lines
+    # 34 seconds in blocks of two runs, of three hours.
+    assert "generation: 0% of the workers' time; all else: 5.4e+03 s a run" in lines
     assert "slow: 30.0 times as long as others" in text
     assert any(
         line.startswith("slow: a block of swa took 30.0 s, 30 times the median (node2)") for line in lines

@@ -3,12 +3,12 @@
 from functools import cache
 from typing import Any
 
-import hydra
 import torch
 from hydra.utils import instantiate
 from omegaconf import DictConfig
 
 from benchmarks.support import build
+from kvbench.cli.compose import compose_job, hydra_of_kvbench
 from kvbench.core.budget import Budget, InfeasibleBudget
 from kvbench.engine.cache import KVCache
 from kvbench.methods.base import Method, Observer
@@ -29,8 +29,8 @@ def small_writer(max_tokens: int) -> Qwen3Model:
 
 @cache
 def composed(*overrides: str) -> DictConfig:
-    with hydra.initialize_config_module("kvbench.conf", version_base="1.3"):
-        return hydra.compose("config", overrides=list(overrides))
+    with hydra_of_kvbench():
+        return compose_job(list(overrides))[0]
 
 
 def shrink(name: str, *more: str, **shape: object) -> tuple[str, ...]:

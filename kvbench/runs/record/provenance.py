@@ -5,6 +5,7 @@ import os
 import platform
 import subprocess
 from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -59,6 +60,7 @@ def describe_arithmetic(device: str, head_dim: int, dtype: torch.dtype) -> dict[
     }
 
 
+@cache
 def find_version(name: str) -> str | None:
     """Return the version of an installed distribution; None if it is not installed."""
     try:
@@ -67,7 +69,9 @@ def find_version(name: str) -> str | None:
         return None
 
 
+@cache
 def _checkout() -> dict[str, str] | None:
+    """Return the commit of the checkout and the hash of what differs from it, as they were when first asked for."""
     root = Path(__file__).resolve().parents[3]
     if not (root / ".git").exists():
         return None

@@ -1,0 +1,56 @@
+"""Composition of a job equals Hydra's, whatever was composed before it, and reads the files of a choice once."""
+
+import re
+
+import hydra
+import pytest
+from hydra.core.config_loader import ConfigLoader
+from hydra.core.global_hydra import GlobalHydra
+from hydra.errors import HydraException
+from omegaconf import OmegaConf
+
+from kvbench.cli.compose import compose_job, hydra_of_kvbench
+
+JOBS = [
+    ["method=heatkv", "budget=0.04"],
+    ["method=heatkv", "budget=0.1", "method.sinks=2"],
+    ["budget=0.1", "method=heatkv", "method.orders=mine.json"],
+    ["model=llamagen_tiny", "method=headkv", "eval=[psnr,ssim]", "eval.ssim.double=true"],
+    ["eval=[psnr,ssim]", "eval.ssim={double: false}", "prompts.count=3", "prompts.count=4"],
+    ["method=full", "+method.x=1", "++method.y=2", "method.x=3"],
+    ["~eval.psnr", "seed=1"],
+    ["hydra/launcher=joblib", "hydra.launcher.n_jobs=2", "model=var_tiny", "runs_dir=${oc.env:HOME}/runs"],
+    ["work={wait: false}"],
+]
+"""In this order, so that some find their choices composed, with and without the same values."""
+
+
+def test_a_job_is_what_hydra_composes() -> None:
+    with hydra_of_kvbench():
+        for overrides in [*JOBS, *reversed(JOBS)]:
+            expected = hydra.compose("config", overrides=overrides, return_hydra_config=True)
+            cfg, hydra_cfg = compose_job(overrides)
+            for part in ("overrides", "runtime", "launcher"):
+                assert hydra_cfg[part] == expected.hydra[part]
+            del expected._content["hydra"]
+            assert cfg == expected
+            assert OmegaConf.is_struct(cfg)
+            assert list(cfg) == list(expected)
+
+
+def test_a_value_that_fits_nothing_is_told_as_hydra_does() -> None:
+    overrides = ["method=heatkv", "model.sampling.none=2"]
+    with hydra_of_kvbench():
+        with pytest.raises(HydraException) as expected:
+            hydra.compose("config", overrides=overrides)
+        with pytest.raises(type(expected.value), match=re.escape(str(expected.value))):
+            compose_job(overrides)
+
+
+def test_jobs_that_differ_in_values_read_the_files_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    with hydra_of_kvbench():
+        compose_job(["method=snapkv", "budget=0.1"])
+        loader = GlobalHydra.instance().config_loader()
+        monkeypatch.setattr(type(loader), "load_configuration", ConfigLoader.load_configuration)  # raises
+        cfg, _ = compose_job(["method=snapkv", "budget=0.2", "seed=3"])
+    assert (cfg.budget, cfg.seed) == (0.2, 3)
