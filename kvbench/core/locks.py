@@ -6,6 +6,7 @@ holder's lock on the file when its process ends. Ages are differences of times t
 gave, since the clocks of machines differ.
 """
 
+import errno
 import fcntl
 import json
 import os
@@ -25,7 +26,8 @@ TOUCHES = 6
 """Number of times that a holder touches its claim in that time."""
 SHORTEST, LONGEST = 0.002, 0.2
 """Seconds between two looks at a claim that is waited for, at first and at last."""
-
+GONE = (errno.ENOENT, errno.ESTALE)
+"""Errors for a file that is not there any more; NFS has the second for one that is open and was removed elsewhere."""
 
 MACHINE = name_machine()
 """Machine on which kernel locks are valid."""
@@ -120,7 +122,9 @@ def _judge(path: Path) -> Literal["free", "held", "lapsed"]:
             if about.get("machine") == MACHINE:
                 return "lapsed" if _lock(file, fcntl.LOCK_SH) else "held"
             age = read_clock(path.parent) - os.fstat(file.fileno()).st_mtime
-    except FileNotFoundError:
+    except OSError as error:
+        if error.errno not in GONE:
+            raise
         return "free"
     return "lapsed" if age > float(about.get("lapse", LAPSE)) else "held"
 
@@ -150,5 +154,7 @@ def _is_free(path: Path) -> bool:
 def _is_same(file: IO[str], path: Path) -> bool:
     try:
         return os.path.samestat(os.fstat(file.fileno()), path.stat())
-    except FileNotFoundError:
+    except OSError as error:
+        if error.errno not in GONE:
+            raise
         return False

@@ -15,6 +15,7 @@ import pytest
 from kvbench.cli import models, progress
 from kvbench.cli.jobs import Entry, claim_of, find_folder, open_folder, read_entries, write_entry
 from kvbench.cli.progress import measure, watch
+from kvbench.cli.work_log import read_logs
 from kvbench.core.locks import claim
 from kvbench.models.infinity.model import InfinityModel
 from tests.cli.test_start import slow_imports
@@ -83,7 +84,12 @@ def test_killed_added_and_restarted_workers_leave_the_bytes_of_one(command: Comm
     for worker in (second, third):
         out, _ = worker.communicate(timeout=500)
         assert worker.returncode == 0, out
+        late = re.search(r"(\d+) answers of the file system were late", out)
+        assert late is not None
+        assert int(late[1]) > 0
     assert [path for path in together.rglob(".*") if path.is_file() and ".calls" not in path.parts] == []
+    logs = read_logs(next((together / "runs/sweeps").iterdir()))
+    assert sum(log.samples for log in logs) == 12  # none was drawn twice
     status, out = command("task=work", *SWEEP)
     assert status == 0
     assert contents(together / "runs") == contents(tmp_path / "runs")

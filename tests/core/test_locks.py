@@ -1,5 +1,6 @@
 """Claims: one holder at a time, free again when he is gone, and nothing left behind."""
 
+import errno
 import json
 import os
 import signal
@@ -138,3 +139,19 @@ def test_who_was_taken_over_leaves_the_next_holder_alone(tmp_path: Path) -> None
     assert is_held(path)
     next_holder.close()
     assert not path.exists()
+
+
+def test_a_claim_that_another_machine_removed_while_it_was_looked_at_is_free(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / ".work"
+    monkeypatch.setattr(locks, "MACHINE", "here")
+
+    def is_stale(*_: object) -> None:
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+
+    with claim(path):
+        monkeypatch.setattr(locks, "_read", is_stale)
+        assert not is_held(path)
+        monkeypatch.setattr(os.path, "samestat", is_stale)
+    assert path.exists()  # which may be that of the next holder
