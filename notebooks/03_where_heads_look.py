@@ -21,7 +21,7 @@
 from kvbench.cli.compose import compose_job, hydra_of_kvbench, read_settings
 from kvbench.cli.tasks import make_job
 from kvbench.methods.heatkv.scores import AttentionByScale
-from kvbench.runs.execute import observe
+from kvbench.runs.prepare import observe
 
 with hydra_of_kvbench():
     cfg, _ = compose_job(["method=heatkv", "budget=0.1", "prompts.count=16", "calibrate.count=4"])

@@ -60,8 +60,8 @@ def show_status(console: Console, folder: Path, *, verbose: bool = False) -> Non
     console.print(_list_runs(_make_rows(folder, entries), shared, SHOWN * (not verbose) or len(entries)))
     if logs:
         say(_count_hours(logs))
-        if (line := _divide_time(logs)) is not None:
-            say(line)
+        if (shares := _divide_time(logs)) is not None:
+            say(shares)
         console.print(_list_workers(logs, SHOWN * (not verbose) or len(logs)))
     for name, block, times in find_slow_blocks(logs):
         say(

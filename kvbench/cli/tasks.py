@@ -49,9 +49,10 @@ from kvbench.report.runs_table import show_runs
 from kvbench.runs.allowance import find_dtype, find_packing, read_budget
 from kvbench.runs.calibrate import choose_calibration
 from kvbench.runs.calls import remember
-from kvbench.runs.execute import books_used, calibration_file, file_used, observe, rescore, run
+from kvbench.runs.execute import rescore, run
 from kvbench.runs.generate.batch import follow, load
 from kvbench.runs.job import Job
+from kvbench.runs.prepare import books_used, calibration_file, file_used, observe
 from kvbench.runs.record.merge import merge_runs
 
 

@@ -46,8 +46,9 @@ from kvbench.core.devices import take_gpu
 from kvbench.core.locks import claim, read_clock
 from kvbench.core.settings import Settings
 from kvbench.runs.calls import remember
-from kvbench.runs.execute import books_used, file_used, run
+from kvbench.runs.execute import run
 from kvbench.runs.job import Busy
+from kvbench.runs.prepare import books_used, file_used
 
 SHORTEST, LONGEST = 0.1, 5.0
 """Seconds between two looks at jobs that are all in other hands, at first and at last."""

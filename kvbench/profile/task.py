@@ -42,8 +42,9 @@ from kvbench.models.checkpoints import WeightsError
 from kvbench.profile.bench import Bench, Contestant, Row, find_largest
 from kvbench.profile.trace import trace
 from kvbench.runs.calibrate import load_artifact
-from kvbench.runs.execute import calibration_file, describe_dtype, label_of
+from kvbench.runs.identify import describe_dtype, label_of
 from kvbench.runs.job import Job
+from kvbench.runs.prepare import calibration_file
 from kvbench.runs.record.provenance import provenance
 
 SCHEMA_VERSION = 1

@@ -14,6 +14,7 @@ import pytest
 from kvbench.cli import app
 from kvbench.cli.publish import parse_words
 from kvbench.core.config import ConfigError
+from kvbench.core.files import hash_path
 from kvbench.eval.files.samples import SampleSetError
 from kvbench.report.dataset import choose_name, prepare_dataset, read_published
 from kvbench.report.upload import upload
@@ -106,7 +107,7 @@ def test_texts_lie_in_the_table(run: Path, tmp_path: Path) -> None:
         for record in records:
             path = folder / "texts" / f"{record['index']:06d}.txt"
             path.write_text(f"ein Ökonom {record['index']}")
-            record |= {"sha256": execute.hash_path(path), "tokens": 3}
+            record |= {"sha256": hash_path(path), "tokens": 3}
         (folder / "samples.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
     out = tmp_path / "set"
     prepare_dataset(read_published([run]), out)

@@ -32,8 +32,8 @@ from kvbench.prompts.base import Prompt
 from kvbench.prompts.scenes import Scenes
 from kvbench.runs import execute
 from kvbench.runs.calibrate import calibrate, choose_calibration
-from kvbench.runs.execute import calibration_file, observe
 from kvbench.runs.job import Job
+from kvbench.runs.prepare import calibration_file, observe
 from tests.support.fake_run import SPEC as FAKE_SPEC
 from tests.support.fake_run import Fake, job_in
 

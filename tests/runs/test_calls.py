@@ -14,8 +14,9 @@ from kvbench.eval.files.weights import Snapshot, Weight
 from kvbench.eval.paired.metrics import Psnr
 from kvbench.eval.protocol.base import Result
 from kvbench.runs.calls import recall, remember
-from kvbench.runs.execute import file_used, run
+from kvbench.runs.execute import run
 from kvbench.runs.job import Job
+from kvbench.runs.prepare import file_used
 from kvbench.runs.record.results import Outcome
 from tests.support.fake_run import job_in
 from tests.support.marks import slow_but_every

@@ -12,7 +12,7 @@ from kvbench.methods.capabilities import MixedPrecision
 from kvbench.methods.full import Full
 from kvbench.methods.hardkv.method import HardKV
 from kvbench.methods.streaming_llm import StreamingLLM
-from kvbench.runs import execute
+from kvbench.runs import execute, prepare
 from kvbench.runs.job import Job
 from tests.support import fake_run
 from tests.support.fake_run import SPEC, Fake, images_of, job_in
@@ -71,7 +71,7 @@ def test_codebooks_are_calibrated_once_and_belong_to_the_identity(tmp_path: Path
     job = job_of(tmp_path, cache_dtype="int4", storage=CODEBOOKS)
     first = execute.run(job)
     (calibration,) = (tmp_path / "fake").glob("calibration-*.safetensors")
-    used = execute.books_used(job)
+    used = prepare.books_used(job)
     assert used == calibration
     written = calibration.stat().st_mtime_ns
     images = images_of(first.folder)
@@ -106,7 +106,7 @@ def test_a_method_with_forms_gets_codebooks_whatever_the_dtype(tmp_path: Path) -
     assert (
         memory.sequence_bytes == memory.peak_tokens * 2 * 8 * 4 // 8 // 2
     )  # a pair of branches stores it once
-    assert execute.books_used(job_of(tmp_path, method=Formed(sinks=1))) is not None
+    assert prepare.books_used(job_of(tmp_path, method=Formed(sinks=1))) is not None
 
 
 @pytest.mark.parametrize(

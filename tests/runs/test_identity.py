@@ -4,7 +4,7 @@ from dataclasses import fields, replace
 
 import pytest
 
-from kvbench.runs.execute import identify_method
+from kvbench.runs.identify import identify_method
 from kvbench.runs.identity import Identity
 
 IDENTITY = Identity(

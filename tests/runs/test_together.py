@@ -23,7 +23,7 @@ from kvbench.methods.heatkv.method import HeatKV
 from kvbench.methods.streaming_llm import StreamingLLM
 from kvbench.models.base import Cache
 from kvbench.models.noise import Noise
-from kvbench.runs import execute
+from kvbench.runs import execute, prepare
 from kvbench.runs.job import Busy, Job
 from kvbench.runs.record.results import Outcome
 from tests.support.fake_run import Fake, images_of, job_in
@@ -172,7 +172,7 @@ def test_an_error_while_scoring_takes_nothing_from_a_finished_run(
 def test_who_does_not_wait_does_all_that_nobody_else_does(tmp_path: Path) -> None:
     job = job_in(tmp_path, method=HeatKV(sinks=1), patient=False)
     job.model.load("cpu")
-    calibration = execute.calibration_file(job, job.method.needs())[0]
+    calibration = prepare.calibration_file(job, job.method.needs())[0]
     with claim(calibration.with_name(f".{calibration.stem}")), pytest.raises(Busy):
         execute.run(job)
     assert job.model.batches == []
