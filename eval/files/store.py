@@ -16,9 +16,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save_file
+from safetensors.numpy import save as serialize
 
-from kvbench.core.files import hash_content, write_beside
+from kvbench.core.files import hash_content, write_whole
 
 log = logging.getLogger(__name__)
 
@@ -120,8 +120,7 @@ def _write(path: Path, identity: Mapping[str, str], arrays: Arrays, indices: Seq
     # One entry: the order of several would differ from file to file.
     metadata = json.dumps({**identity, "content": _content(whole)}, sort_keys=True)
     try:
-        with write_beside(path) as beside:
-            save_file(whole, beside, {METADATA: metadata})
+        write_whole(path, serialize(whole, {METADATA: metadata}))  # `save_file` lets only the owner read
     except (SafetensorError, OSError) as error:
         log.warning("features cannot be kept in %s (%s): the next process computes them again", path, error)
 

@@ -5,17 +5,17 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from safetensors import safe_open
-from safetensors.torch import save_file
+from safetensors.torch import save as serialize
 from torch import Tensor
 
-from kvbench.core.files import parse_json, write_beside
+from kvbench.core.files import parse_json, write_whole
 
 
 def save(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, object]) -> None:
     """Write tensors and JSON metadata to `path` (.safetensors), whole or not at all."""
     contiguous = {name: tensor.detach().contiguous().clone() for name, tensor in tensors.items()}
-    with write_beside(path) as beside:
-        save_file(contiguous, beside, metadata={"kvbench": json.dumps(metadata, sort_keys=True)})
+    # `save_file` would make a file that only its owner may read, and others share the folder.
+    write_whole(path, serialize(contiguous, {"kvbench": json.dumps(metadata, sort_keys=True)}))
 
 
 def load(path: Path) -> tuple[dict[str, Tensor], dict[str, object]]:

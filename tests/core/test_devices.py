@@ -95,8 +95,9 @@ def chosen(monkeypatch: pytest.MonkeyPatch) -> list[torch.device]:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "set_device", found.append)
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
-    monkeypatch.delenv("PYTORCH_ALLOC_CONF", raising=False)
-    monkeypatch.delenv("PYTORCH_CUDA_ALLOC_CONF", raising=False)
+    for name in ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"):
+        monkeypatch.setenv(name, "")  # so that it is as before in the end, whether it was there or not
+        monkeypatch.delenv(name)
     return found
 
 

@@ -201,3 +201,9 @@ def test_only_what_killed_processes_left_is_removed(tmp_path: Path) -> None:
         files.remove_unfinished(tmp_path)
         assert set(place.parent.iterdir()) == {beside, elsewhere}
     assert place.read_text() == "whole"
+
+
+def test_a_checkpoint_can_be_read_by_whoever_reads_the_folder(tmp_path: Path) -> None:
+    (tmp_path / "usual").touch()
+    checkpoint.save(tmp_path / "tensors.safetensors", {"a": torch.ones(2)}, {})
+    assert (tmp_path / "tensors.safetensors").stat().st_mode == (tmp_path / "usual").stat().st_mode

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save_file
 
 from kvbench.eval.distribution.fid import Fid
 from kvbench.eval.distribution.frechet import frechet_distance
@@ -128,7 +128,7 @@ def test_other_versions_of_libraries_compute_again(
 def test_other_images_or_weights_have_other_files(tmp_path: Path, own_store: Path) -> None:
     images, reference = golden_pair(tmp_path, NAMES[:3])
     other = tmp_path / "features.safetensors"
-    store.save_file({name: 2 * x for name, x in load_file(FEATURES).items()}, other)
+    save_file({name: 2 * x for name, x in load_file(FEATURES).items()}, other)
     for space in (SPACE, replace(SPACE, path=str(other))):
         for side in (images, reference):
             assert not space.features(side, "cpu").reused
@@ -150,11 +150,11 @@ def test_nothing_half_written_is_left(
 ) -> None:
     images = make_set(tmp_path / "run", [pixels(NAMES[0], "ref")])
 
-    def full(arrays: object, path: Path, metadata: object) -> None:
-        path.write_bytes(b"half")
+    def full(path: Path, content: bytes) -> None:
+        path.open("wb").write(content[: len(content) // 2])
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("kvbench.eval.files.store.save_file", full)
+    monkeypatch.setattr(Path, "write_bytes", full)
     SPACE.features(images, "cpu")
     assert list(own_store.iterdir()) == []
 
