@@ -106,8 +106,8 @@ class PriceKVByToken(Method):
         ).reshape(-1, spec.layers, spec.heads)
         importance = self.importance or choose_importance(spec)
         settings = (importance, self.forecast_decay, self.surprise, self.condition)
-        self._scores = rate_positions(tensors, spec, *settings)
-        self._kept = None if self.surprise else self._list_kept(self._scores)
+        scores = rate_positions(tensors, spec, *settings)
+        self._table = scores if self.surprise else self._list_kept(scores)
 
     def _choose_floor(self, spec: ModelSpec) -> int:
         if self.floor is not None:
@@ -120,18 +120,13 @@ class PriceKVByToken(Method):
 
     def keep(self, view: View) -> Tensor:
         """Keep the positions that are listed; with surprise the slots of the highest scores."""
-        exists = view.position >= 0
-        if self._kept is not None:
-            kept = select_rows(self._kept[view.segment.index], view)
-            return kept.gather(1, view.position.clamp(min=0)) & exists
+        exists, table = view.position >= 0, select_rows(self._table[view.segment.index], view)
+        of_slots = table.gather(1, view.position.clamp(min=0))
+        if not self.surprise:
+            return of_slots & exists
+        scores = of_slots + self.surprise * (view.mass() + EPSILON).log()
         capacity = spread_capacity(self.capacity(view.layer, view.segment), view)
-        return choose_best(self.rate(view).masked_fill(~exists, -torch.inf), capacity) & exists
-
-    def rate(self, view: View) -> Tensor:
-        """Return the forecast of every slot, float32 [rows, slots]; numbers do not matter where a row has none."""
-        table = select_rows(self._scores[view.segment.index], view)
-        scores = table.gather(1, view.position.clamp(min=0))
-        return scores + self.surprise * (view.mass() + EPSILON).log() if self.surprise else scores
+        return choose_best(scores.masked_fill(~exists, -torch.inf), capacity) & exists
 
     def _list_kept(self, scores: Sequence[Tensor]) -> list[Tensor]:
         """Return which positions stay after each cached segment, bool [branches, L, H, c_k], by their scores."""
