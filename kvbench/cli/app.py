@@ -3,9 +3,10 @@
 import logging
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import hydra
 from hydra.core.plugins import Plugins
@@ -30,8 +31,10 @@ from kvbench.cli.messages import check_arguments, describe_error, is_expected, i
 from kvbench.cli.progress import watch
 from kvbench.cli.publish import publish
 from kvbench.cli.search_path import PluginSearchPath, check_search_path
+from kvbench.cli.sigterm import TERMINATED, wait_to_be_killed
+from kvbench.cli.slurm import LAUNCHER, submit
 from kvbench.cli.status import show_status
-from kvbench.cli.sweep import Summary, end_or_describe, show_sweep
+from kvbench.cli.sweep import Summary, describe_failure, end_or_describe, show_sweep
 from kvbench.cli.sweep_folder import (
     compose_sweep,
     find_reading_words,
@@ -41,6 +44,9 @@ from kvbench.cli.sweep_folder import (
 )
 from kvbench.cli.sweeper import extend_sweeper, name_base
 from kvbench.core.config import ConfigError
+
+if TYPE_CHECKING:  # of an extra
+    from submitit import Job
 
 VERBOSE = dict.fromkeys(("-v", "--verbose"), "verbose=true")
 """Words of the command line that stand for an override."""
@@ -52,12 +58,7 @@ INTERRUPTED = 130
 
 def main() -> None:
     """Do what the command line says: one job, a sweep (`-m`), `publish`, or a command of Hydra's own (`--help`)."""
-    # Read when torch is loaded. Threads that wait in a loop take the processor from other runs on this machine.
-    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # Ray would tell its makers of every sweep
-    logging.captureWarnings(capture=True)
-    Plugins.instance().register(PluginSearchPath)
-    extend_sweeper()
+    prepare()
     try:
         with allow_targets():
             run_arguments([name_base(VERBOSE.get(word, word)) for word in sys.argv[1:]])
@@ -66,6 +67,16 @@ def main() -> None:
             "interrupted: what was done is kept, and the same command goes on with the rest", file=sys.stderr
         )
         sys.exit(INTERRUPTED)
+
+
+def prepare() -> None:
+    """Prepare this process and Hydra for the command line."""
+    # Read when torch is loaded. Threads that wait in a loop take the processor from other runs on this machine.
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # Ray would tell its makers of every sweep
+    logging.captureWarnings(capture=True)
+    Plugins.instance().register(PluginSearchPath)
+    extend_sweeper()
 
 
 def run_arguments(arguments: list[str]) -> None:
@@ -115,25 +126,46 @@ def run_on_sweep(words: list[str]) -> None:
         if cfg.task != "work":
             run_task(cfg)
             return
-        if alone and cfg.work.workers > 1:
-            raise ConfigError(
-                f"work.workers={cfg.work.workers}: hydra/launcher=basic starts one after the other; choose another "
-                "launcher (hydra/launcher=joblib), or leave out work.workers and start this command once per worker"
-            )
         workers = list_worker_words(cfg, words)
+        jobs = check_workers(cfg, choices["hydra/launcher"], workers)
         if not cfg.work.wait:
-            if not alone:
-                check_launcher(hydra.compose("config", overrides=workers, return_hydra_config=True))
-            leave(folder)
+            if not jobs:
+                leave(folder)
             return
-        if alone:
-            with watch(folder):
+        by_hydra = not (alone or jobs)
+        with nullcontext() if by_hydra else watch(folder):
+            if alone:
                 run_task(cfg)
-    if not alone:
+            for job in jobs:
+                job.wait()
+    if by_hydra:
         with watch(folder):
             run_by_hydra(["-m", *workers, f"work.number=range({cfg.work.workers})"])
     if not show_sweep(cfg, folder, choices.get("sweeps") or folder.name):
         sys.exit(1)
+
+
+def check_workers(cfg: DictConfig, launcher: str, workers: list[str]) -> "Sequence[Job[None]]":
+    """Make sure that a launcher can start the workers of a sweep; return the jobs in Slurm's queue that will do so.
+
+    Args:
+        cfg: composed for the sweep.
+        launcher: choice of `hydra/launcher`.
+        workers: words of the command line of a worker.
+
+    Raises:
+        ConfigError: the launcher cannot.
+    """
+    if launcher == "basic":
+        if cfg.work.workers > 1:
+            raise ConfigError(
+                f"work.workers={cfg.work.workers}: hydra/launcher=basic starts one after the other; choose another "
+                "launcher (hydra/launcher=joblib), or leave out work.workers and start this command once per worker"
+            )
+        return []
+    launched = hydra.compose("config", overrides=workers, return_hydra_config=True)
+    check_launcher(launched)
+    return submit(launched, workers, cfg.work.workers) if launcher == LAUNCHER else []
 
 
 def run_alone(overrides: list[str]) -> None:
@@ -148,6 +180,30 @@ def run_alone(overrides: list[str]) -> None:
             raise ConfigError("work.wait=false: is for sweeps (-m) and for task=work; leave it out")
         configure_log(hydra_cfg.job_logging, hydra_cfg.verbose)  # type: ignore[arg-type]
         run_task(cfg)
+
+
+def run_worker(words: list[str]) -> None:
+    """Work in a process that Slurm started, and print what goes wrong.
+
+    A worker that ends on SIGTERM stays until Slurm kills it: Slurm does not requeue a preempted job whose processes
+    have all ended.
+
+    Args:
+        words: of the command line, without lists of values.
+    """
+    prepare()
+    try:
+        with allow_targets(), hydra_of_kvbench():
+            check_search_path()
+            cfg, hydra_cfg = compose_job(words)
+            configure_log(hydra_cfg.job_logging, hydra_cfg.verbose)  # type: ignore[arg-type]
+            run_task(cfg)
+    except (KeyboardInterrupt, SystemExit) as end:
+        if isinstance(end, SystemExit) and end.code != TERMINATED:
+            raise
+        wait_to_be_killed()
+    except Exception as error:
+        describe_failure(error)
 
 
 @contextmanager

@@ -8,6 +8,7 @@ from hydra.core.plugins import Plugins
 from omegaconf import DictConfig
 
 from kvbench.cli.jobs import list_jobs
+from kvbench.cli.slurm import LAUNCHER, check_tasks
 from kvbench.core.config import ConfigError
 from kvbench.core.gpus import resolve_device
 
@@ -39,16 +40,18 @@ def check_launcher(config: DictConfig) -> None:
         config: composed for the sweep, with Hydra's part.
 
     Raises:
-        ConfigError: the launcher is not installed, the machine belongs to no cluster, the cluster does not answer, or
-            jobs that run on this machine lack their GPU.
+        ConfigError: the launcher is not installed, the machine belongs to no cluster, the cluster does not answer,
+            jobs that run on this machine lack their GPU, or see `check_tasks`.
     """
     name, target = config.hydra.runtime.choices["hydra/launcher"], config.hydra.launcher._target_
     if name in EXTRAS and target not in Plugins.instance().class_name_to_class:
         raise ConfigError(f"hydra/launcher={name}: install the `{EXTRAS[name]}` extra, which has it")
-    if name == "submitit_slurm" and shutil.which("srun") is None:
-        raise ConfigError(
-            f"hydra/launcher={name}: finds no srun; start the sweep on a machine of the cluster"
-        )
+    if name == LAUNCHER:
+        if shutil.which("srun") is None:
+            raise ConfigError(
+                f"hydra/launcher={name}: finds no srun; start the sweep on a machine of the cluster"
+            )
+        check_tasks(config)
     if name == "ray":
         _check_address(str(config.hydra.launcher.ray.init.address))
     if name in LOCAL and (device := resolve_device(str(config.get("device")))).startswith("cuda"):

@@ -1,5 +1,6 @@
 """SIGTERM of a worker, which ends between two blocks: schedulers send it some time before they kill."""
 
+import os
 import signal
 import threading
 from collections.abc import Iterator
@@ -7,12 +8,16 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import NoReturn
 
+TERMINATED = 128 + signal.SIGTERM
+"""Exit status after SIGTERM, as shells have it."""
+
 
 @contextmanager
 def deferring_sigterm(grace: float) -> Iterator[threading.Event]:
     """Have SIGTERM set an event instead of ending the process.
 
-    A launcher that handles SIGTERM by itself keeps its handler, and the event is never set.
+    A launcher that handles SIGTERM by itself keeps its handler, and the event is never set; submitit, which only logs
+    the signal, gets its handler back at the end.
 
     Args:
         grace: seconds after the signal until the process is interrupted as by Ctrl-C, which also releases its claims.
@@ -32,7 +37,8 @@ def deferring_sigterm(grace: float) -> Iterator[threading.Event]:
         signal.setitimer(signal.ITIMER_REAL, grace)
 
     main = threading.current_thread() is threading.main_thread()
-    if not main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+    before = signal.getsignal(signal.SIGTERM)
+    if not main or not (before is signal.SIG_DFL or "SUBMITIT_EXECUTOR" in os.environ):
         yield asked
         return
     alarm = signal.signal(signal.SIGALRM, interrupt)
@@ -41,5 +47,11 @@ def deferring_sigterm(grace: float) -> Iterator[threading.Event]:
         yield asked
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.signal(signal.SIGTERM, before)
         signal.signal(signal.SIGALRM, alarm)
+
+
+def wait_to_be_killed() -> NoReturn:
+    """Do nothing but handle signals."""
+    while True:
+        signal.pause()

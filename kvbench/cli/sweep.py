@@ -1,6 +1,7 @@
 """Sweeps: independent jobs, where one failure does not stop the others, and a common table at the end."""
 
 import logging
+import math
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -12,7 +13,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.core.utils import JobReturn
 from hydra.experimental.callback import Callback
 from hydra.types import RunMode
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf, open_dict
 
 from kvbench.cli.background import leave
 from kvbench.cli.console import CONSOLE, show_device
@@ -21,6 +22,8 @@ from kvbench.cli.jobs import Entry, Recorder, claim_of, list_jobs, open_folder, 
 from kvbench.cli.launchers import LOCAL, check_launcher
 from kvbench.cli.messages import describe_error, is_expected
 from kvbench.cli.progress import watch
+from kvbench.cli.slurm import LAUNCHER, count_tasks, submit
+from kvbench.cli.sweep_folder import list_worker_words
 from kvbench.core.gpus import resolve_device
 from kvbench.core.locks import claim
 
@@ -131,6 +134,21 @@ def _send(config: DictConfig, folder: Path, name: str, runs: "Sequence[Results]"
     instantiate(config.logger).send_sweep(folder, name, runs, page)
 
 
+def leave_sweep(config: DictConfig, folder: Path) -> None:
+    """Have a sweep's jobs done without this process: by workers in Slurm's queue, else in the background.
+
+    As many workers are queued as there are jobs, in as many Slurm jobs as may run at a time.
+    """
+    if config.hydra.runtime.choices["hydra/launcher"] != LAUNCHER:
+        leave(folder)
+        return
+    with open_dict(config):
+        config.work.folder = str(folder)
+    launcher, tasks = config.hydra.launcher, count_tasks(config.hydra.launcher)
+    jobs = min(math.ceil(len(list_jobs(config)) / tasks), launcher.array_parallelism)
+    submit(config, list_worker_words(config, config.hydra.overrides.hydra), jobs * tasks)
+
+
 class Summary(Callback):
     """After a sweep: one table of all jobs, a published one beside it, and a failing exit status if any job failed.
 
@@ -160,7 +178,7 @@ class Summary(Callback):
             self._config = config
             self._folder = open_folder(Path(config.runs_dir).expanduser(), list_jobs(config))
             if not config.work.wait:
-                leave(self._folder)
+                leave_sweep(config, self._folder)
                 sys.exit()
             Summary.running = self
             Summary._sweep.enter_context(watch(self._folder))

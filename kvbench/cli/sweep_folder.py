@@ -107,7 +107,7 @@ def list_worker_words(cfg: DictConfig, words: Sequence[str]) -> list[str]:
     """
     shared = {"work.folder": cfg.work.folder, "runs_dir": cfg.runs_dir}
     return [
-        *(word for word in words if word.startswith("hydra")),
+        *(word for word in words if word.lstrip("+~").startswith("hydra")),
         "task=work",
         *(f"{key}='{str(value).replace(chr(39), chr(92) + chr(39))}'" for key, value in shared.items()),
         f"device={cfg.device}",

@@ -4,8 +4,8 @@ A job is led by one worker, who claims it; where every job that is left is led, 
 waits for nobody while there is something else to do.
 """
 
+import os
 import random
-import signal
 import sys
 import threading
 import time
@@ -37,7 +37,7 @@ from kvbench.cli.jobs import (
     read_requeue,
     recording,
 )
-from kvbench.cli.sigterm import deferring_sigterm
+from kvbench.cli.sigterm import TERMINATED, deferring_sigterm
 from kvbench.cli.sweep import describe_failure
 from kvbench.cli.tasks import TASKS, make_job
 from kvbench.cli.work_log import Block, LogWriter, writing_log
@@ -55,8 +55,6 @@ SHORTEST, LONGEST = 0.1, 5.0
 LATER = {"finished": 1, "failed": 2}
 """Outcomes of jobs that are tried last."""
 
-TERMINATED = 128 + signal.SIGTERM
-"""Exit status after SIGTERM, as shells have it."""
 LOOK = 1.0
 """Seconds between two looks at a sweep that is paused."""
 
@@ -80,7 +78,7 @@ def work(settings: Settings) -> None:
     """
     time.sleep(random.uniform(0, settings.work.jitter))
     folder = Path(str(settings.work.folder))
-    take_gpu(settings.device, settings.work.number)
+    take_gpu(settings.device, settings.work.number + int(os.environ.get("SLURM_LOCALID", "0")))
     lapse, grace = settings.work.lapse, settings.work.grace
     with deferring_sigterm(grace) as asked, writing_log(folder, settings.device, lapse) as log:
         do_jobs(Worker(folder, settings, log, asked, read_clock(folder)))

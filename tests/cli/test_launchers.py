@@ -2,12 +2,14 @@
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import hydra
@@ -19,19 +21,23 @@ from kvbench.cli.compose import hydra_of_kvbench
 from kvbench.cli.jobs import Entry, open_folder, read_entries
 from kvbench.cli.launchers import EXTRAS, check_launcher
 from kvbench.cli.sweep import Summary
+from kvbench.cli.work_log import read_logs
 from kvbench.core.config import ConfigError
 from tests.support import slurm
+from tests.support.command_line import Command
+from tests.support.kills import read_files
 from tests.support.places import ROOT
 
 SHORT = ("method=swa", "method._target_=halting.Halting", "prompts.count=2", "batch_size=1", "eval=none")
 HALTING = '''
 import json, os, time
+from contextlib import suppress
 from pathlib import Path
 import torch
 from kvbench.methods.streaming_llm import StreamingLLM
 
 class Halting(StreamingLLM):
-    """At a budget of 20 % it waits to be killed once its run has an image, and the next time goes on."""
+    """At a budget of 20 % it waits to be killed once its run has an image or `at_once`, and the next time goes on."""
 
     static = False  # asked for every image
 
@@ -40,13 +46,19 @@ class Halting(StreamingLLM):
         self.halts = float(budget.fraction) == 0.2
 
     def keep(self, view):
-        if self.halts and not Path("halted.json").exists() and any(Path("runs").glob("*/swa-0.2-*/images/*.png")):
-            job = os.environ.get("SLURM_ARRAY_JOB_ID", ""), os.environ.get("SLURM_ARRAY_TASK_ID", "")
-            told = {"pid": os.getpid(), "job": "_".join(job), "threads": torch.get_num_threads()}
-            Path("halting.json").write_text(json.dumps(told))
-            Path("halting.json").rename("halted.json")
-            time.sleep(600)
+        drawn = Path("at_once").exists() or any(Path("runs").glob("*/swa-0.2-*/images/*.png"))
+        if self.halts and drawn and not Path("halting").exists():
+            with suppress(FileExistsError):
+                self.halt()
         return super().keep(view)
+
+    def halt(self):
+        Path("halting").mkdir()
+        told = {"pid": os.getpid(), "threads": torch.get_num_threads()}
+        told |= {key: os.environ.get(key) for key in ("SLURM_JOB_ID", "CUDA_VISIBLE_DEVICES")}
+        Path("halting.json").write_text(json.dumps(told))
+        Path("halting.json").rename("halted.json")
+        time.sleep(600)
 '''
 
 
@@ -55,7 +67,7 @@ def start_sweep(
 ) -> subprocess.Popen[str]:
     """Start a sweep whose job at a budget of 20 % halts after its first image."""
     (folder / "halting.py").write_text(HALTING)
-    (folder / "halted.json").unlink(missing_ok=True)
+    let_another_halt(folder)
     path = os.pathsep.join((str(folder), env.get("PYTHONPATH", "")))
     return subprocess.Popen(
         [sys.executable, str(ROOT / "run.py"), "-m", f"hydra/launcher={launcher}", *SHORT, *arguments],
@@ -65,6 +77,13 @@ def start_sweep(
         stderr=subprocess.STDOUT,
         text=True,
     )
+
+
+def let_another_halt(folder: Path) -> None:
+    """Let the next job or worker halt."""
+    (folder / "halted.json").unlink(missing_ok=True)
+    with suppress(FileNotFoundError):
+        (folder / "halting").rmdir()
 
 
 def wait_for_halt(folder: Path, sweep: subprocess.Popen[str]) -> dict[str, object]:
@@ -260,7 +279,7 @@ def test_a_requeued_slurm_job_goes_on_and_a_failing_one_is_told_of(
 ) -> None:
     sweep = start_sweep(tmp_path, "submitit_slurm", "budget=0.2,0.00001", env=cluster)
     halted = wait_for_halt(tmp_path, sweep)
-    slurm.requeue(cluster, str(halted["job"]))
+    slurm.requeue(cluster, str(halted["SLURM_JOB_ID"]))
     status, out, entries = end_sweep(tmp_path, sweep)
     assert status == 1
     assert [(entry.outcome, entry.starts) for entry in entries] == [("finished", 2), ("failed", 1)], out
@@ -268,3 +287,46 @@ def test_a_requeued_slurm_job_goes_on_and_a_failing_one_is_told_of(
     assert "budget=1e-05: the method's tokens need" in out
     assert "did not come to its end" not in out
     assert halted["threads"] == 1
+
+
+def wait_for_worker(folder: Path) -> dict[str, str]:
+    """What the worker that halts tells of itself."""
+    deadline = time.monotonic() + 100
+    while not (folder / "halted.json").exists():
+        assert time.monotonic() < deadline, [
+            path.read_text() for path in folder.glob("runs/.submitit/*/*.err")
+        ]
+        time.sleep(0.1)
+    return json.loads((folder / "halted.json").read_text())
+
+
+@pytest.mark.slow
+def test_workers_of_a_whole_node_are_left_in_the_queue_killed_preempted_and_cancelled(
+    tmp_path: Path, cluster: Mapping[str, str], command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ("budget=0.2,0.3", "prompts.count=1")
+    nodes = ("hydra.launcher.tasks_per_node=2", "hydra.launcher.gpus_per_node=2")
+    (tmp_path / "at_once").touch()
+    kept = ("work.wait=false", "work.grace=1")
+    left = start_sweep(tmp_path, "submitit_slurm", *words, *nodes, *kept, env=cluster)
+    out = left.communicate(timeout=100)[0]
+    assert left.returncode == 0, out
+    told = re.search(r"submitted 2 workers, 2 to a job, .* work.folder=(\S+) shows", out)
+    assert told is not None, out
+    killed = wait_for_worker(tmp_path)
+    assert killed["CUDA_VISIBLE_DEVICES"] == "0,1"
+    let_another_halt(tmp_path)
+    os.kill(int(killed["pid"]), signal.SIGKILL)
+    preempted = wait_for_worker(tmp_path)
+    slurm.preempt(cluster, preempted["SLURM_JOB_ID"])
+    slurm.cancel(cluster, preempted["SLURM_JOB_ID"])
+    folder = tmp_path / told[1]
+    assert not (folder / "background.log").exists()
+    assert len(read_logs(folder)) == 2
+    assert "started" in [entry.outcome for entry in read_entries(folder)]
+    monkeypatch.syspath_prepend(tmp_path)
+    assert command("task=work", *SHORT, *words)[0] == 0
+    assert [path for path in folder.rglob(".*") if path.is_file()] == []
+    (tmp_path / "runs").rename(tmp_path / "together")
+    assert command("task=work", *SHORT, *words)[0] == 0
+    assert read_files(tmp_path / "together") == read_files(tmp_path / "runs")

@@ -35,9 +35,15 @@ StateSaveLocation={folder}/state
 SlurmdSpoolDir={folder}/spool
 SlurmctldPidFile={folder}/slurmctld.pid
 SlurmdPidFile={folder}/slurmd.pid
-NodeName=localhost NodeAddr=127.0.0.1 CPUs=2
-PartitionName=test Nodes=localhost Default=YES MaxTime=INFINITE
+GresTypes=gpu
+NodeName=localhost NodeAddr=127.0.0.1 CPUs=2 Gres=gpu:2
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
+PartitionName=test Nodes=localhost Default=YES MaxTime=INFINITE GraceTime=2
+PartitionName=urgent Nodes=localhost MaxTime=INFINITE PriorityTier=2
 """
+CARDS = "Name=gpu File=/dev/null\nName=gpu File=/dev/zero\n"
+"""Two devices that Slurm takes for GPUs: it names them in CUDA_VISIBLE_DEVICES, and nothing uses them."""
 
 
 def find_obstacle() -> str | None:
@@ -62,6 +68,7 @@ def start_cluster(folder: Path) -> Iterator[Mapping[str, str]]:
     conf = folder / "slurm.conf"
     ports = {"control_port": find_port(), "node_port": find_port()}
     conf.write_text(CONFIGURATION.format(**ports, user=getpass.getuser(), folder=folder))
+    (folder / "gres.conf").write_text(CARDS)
     env = {**os.environ, "SLURM_CONF": str(conf)}
     daemons = [_start(folder, env, "slurmctld", "-D"), _start(folder, env, "slurmd", "-D", "-N", "localhost")]
     try:
@@ -96,10 +103,28 @@ def _end(daemon: subprocess.Popen[bytes]) -> None:
 def requeue(env: Mapping[str, str], job: str) -> None:
     """Stop a job and let it start again at once; by itself Slurm waits two minutes."""
     subprocess.run(["scontrol", "requeue", job], env=env, check=True)
-    state = ["squeue", "--noheader", "--format=%T", "--job", job]
-    while subprocess.check_output(state, env=env, text=True).strip() != "PENDING":
-        time.sleep(0.25)
+    _wait_until_pending(env, job)
     subprocess.run(["scontrol", "update", f"JobId={job}", "StartTime=now"], env=env, check=True)
+
+
+def preempt(env: Mapping[str, str], job: str) -> None:
+    """Have an urgent job take the node of another, and return when Slurm has queued that again."""
+    urgent = ["--partition=urgent", "--ntasks=2", "--output=/dev/null", "--wrap=true"]
+    subprocess.run(["sbatch", *urgent], env=env, check=True, capture_output=True)
+    _wait_until_pending(env, job)
+
+
+def cancel(env: Mapping[str, str], job: str) -> None:
+    """Take a job out of the queue."""
+    subprocess.run(["scancel", job], env=env, check=True)
+
+
+def _wait_until_pending(env: Mapping[str, str], job: str) -> None:
+    state = ["squeue", "--noheader", "--format=%T", "--job", job]
+    deadline = time.monotonic() + 60
+    while (found := subprocess.check_output(state, env=env, text=True).strip()) != "PENDING":
+        assert time.monotonic() < deadline, f"{job}: {found or 'has ended'}"
+        time.sleep(0.25)
 
 
 def _start(folder: Path, env: Mapping[str, str], name: str, *arguments: str) -> subprocess.Popen[bytes]:
