@@ -127,7 +127,7 @@ def run_on_sweep(words: list[str]) -> None:
             run_task(cfg)
             return
         workers = list_worker_words(cfg, words)
-        jobs = check_workers(cfg, choices["hydra/launcher"], workers)
+        jobs = prepare_workers(cfg, choices["hydra/launcher"], workers)
         if not cfg.work.wait:
             if not jobs:
                 leave(folder)
@@ -145,8 +145,8 @@ def run_on_sweep(words: list[str]) -> None:
         sys.exit(1)
 
 
-def check_workers(cfg: DictConfig, launcher: str, workers: list[str]) -> "Sequence[Job[None]]":
-    """Make sure that a launcher can start the workers of a sweep; return the jobs in Slurm's queue that will do so.
+def prepare_workers(cfg: DictConfig, launcher: str, workers: list[str]) -> "Sequence[Job[None]]":
+    """Make sure that a launcher can start workers, submit those of Slurm and return their jobs.
 
     Args:
         cfg: composed for the sweep.
