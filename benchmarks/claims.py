@@ -1,19 +1,23 @@
 """Claims that processes make on the work of one folder: how many a second, and whether any work is done twice.
 
 All processes go through the same pieces of work in the same order, as workers of a sweep do. Each claims a piece, does
-it unless its mark is there, marks it and releases it. `busy` counts the claims that were refused.
+it unless its mark is there, marks it and releases it. `busy` counts the claims that were refused. Where strace is
+installed, the system calls on files of the folder that one process makes for a piece are counted, mark included.
 
 python -m benchmarks claims [--folder /mnt/shared] [--processes 200] [--work 2000]
 """
 
 import argparse
 import multiprocessing
+import sys
 import tempfile
 import time
+from collections import Counter
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
 
 from benchmarks.support.arguments import Option
+from benchmarks.support.file_calls import REMEDY, begin_section, can_count, count_calls
 from benchmarks.support.table import Table
 from kvbench.core.locks import claim
 
@@ -34,6 +38,12 @@ def main(options: argparse.Namespace) -> int:
         twice, missing = len(done) - len(set(done)), options.work - len(set(done))
         table.add(str(count), len(done) / seconds, busy, twice, missing)
         wrong += twice + missing
+    if can_count():
+        calls = count_for_a_piece(options.folder)
+        named = ", ".join(f"{count:g} {name}" for name, count in calls.most_common())
+        print(f"calls on files for a piece: {calls.total():g} ({named})")
+    else:
+        print(f"calls on files for a piece: not counted; {REMEDY}")
     return int(wrong > 0)
 
 
@@ -53,6 +63,20 @@ def measure(folder: Path, processes: int, work: int) -> tuple[float, list[int], 
     for worker in workers:
         worker.join()
     return seconds, [piece for done, _ in found for piece in done], sum(busy for _, busy in found)
+
+
+def count_for_a_piece(folder: str | None, work: int = 50) -> Counter[str]:
+    """Return how often one process calls the system for a piece of work, by the call's name; each way is a mean."""
+    with tempfile.TemporaryDirectory(dir=folder) as made, tempfile.TemporaryDirectory() as beside:
+        program = f"from {__name__} import claim_marked; claim_marked({made!r}, {work})"
+        found = count_calls([sys.executable, "-c", program], Path(made).resolve(), Path(beside, "trace"))
+    return Counter({name: round(count / work, 2) for name, count in found["pieces"].items()})
+
+
+def claim_marked(folder: str, work: int) -> None:
+    """Go through pieces of work alone, in a section of a trace."""
+    begin_section("pieces")
+    claim_all(Path(folder), work, multiprocessing.Barrier(1))
 
 
 def claim_all(folder: Path, work: int, start: Barrier) -> tuple[list[int], int]:

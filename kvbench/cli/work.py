@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from socket import gethostname
+from typing import NamedTuple
 
 from kvbench.cli.compose import compose_job, count_processes, find_finished, read_settings
 from kvbench.cli.console import CONSOLE
@@ -64,6 +65,13 @@ Numbered = tuple[int, tuple[str, ...]]
 """A job: its number and its overrides."""
 
 
+class Attempt(NamedTuple):
+    """A job that a worker tries to lead or, if `joining`, to help with where another worker leads."""
+
+    job: Numbered
+    joining: bool
+
+
 def work(settings: Settings) -> None:
     """Do what is missing of a sweep, until every job is finished or has failed.
 
@@ -93,23 +101,43 @@ def do_jobs(worker: "Worker") -> None:
     Raises:
         UserError: this host or the whole sweep was stopped.
     """
-    left, pause = worker.list_left(), SHORTEST
-    while left:
+    for step in order_work(worker.list_left, random.random()):
+        if isinstance(step, Attempt):
+            worker.attempt(step.job, joining=step.joining)
+            continue
+        time.sleep(step)
         worker.wait_while_paused()
         if worker.asked.is_set():
             return
         if (reason := worker.find_end()) is not None:
             raise UserError(reason)
+
+
+def order_work(
+    list_left: Callable[[Sequence[Numbered]], list[Numbered]], place: float
+) -> Iterator[Attempt | float]:
+    """Yield what a worker does next, until no job is left: attempts at jobs, and before each look at all, a pause.
+
+    It tries to lead each job and, if that settled none, helps others with theirs. The pause, seconds, is 0 while jobs
+    get settled, and doubles from `SHORTEST` to `LONGEST` while they do not.
+
+    Args:
+        list_left: see `Worker.list_left`.
+        place: where in the list it begins to help, from 0 to below 1. Workers with places of their own spread over the
+            jobs, instead of being refused one block after another of the first.
+    """
+    left, pause = list_left(()), 0.0
+    while left:
+        yield pause
         before = len(left)
         for joining in (False, True):
-            for job in left:
-                worker.attempt(job, joining=joining)
-            left = worker.list_left(left)
+            start = int(place * len(left)) if joining else 0
+            for job in left[start:] + left[:start]:
+                yield Attempt(job, joining)
+            left = list_left(left)
             if len(left) < before:
                 break
-        pause = SHORTEST if len(left) < before else min(2 * pause, LONGEST)
-        if left and len(left) == before:
-            time.sleep(pause)
+        pause = 0.0 if len(left) < before else min(max(SHORTEST, 2 * pause), LONGEST)
 
 
 def list_model(overrides: tuple[str, ...]) -> list[str]:

@@ -83,7 +83,7 @@ def _complete(job: Job, opened: Opened | None = None) -> Outcome:
     if opened is not None:
         opened(folder.path, len(job.prompts))
     known = read_results(folder.path)
-    whole = len(folder.samples()) == len(job.prompts)
+    whole = folder.is_whole(len(job.prompts))
     todo = find_pending(job.evaluators, job.section("eval"), known)
     folder.note("running")
     if known is not None and whole and not todo:

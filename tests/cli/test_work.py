@@ -7,7 +7,7 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -15,6 +15,7 @@ import pytest
 from kvbench.cli import models, progress
 from kvbench.cli.jobs import Entry, claim_of, find_folder, open_folder, read_entries, write_entry
 from kvbench.cli.progress import measure, watch
+from kvbench.cli.work import Numbered, order_work
 from kvbench.cli.work_log import read_logs
 from kvbench.core.locks import claim
 from kvbench.models.infinity.model import InfinityModel
@@ -236,3 +237,30 @@ def test_a_terminal_has_a_line_about_the_sweep_below_what_jobs_print(
     out, err = capsys.readouterr()
     assert out == "a table\n"
     assert err.rstrip("\n").rpartition("\r")[2].startswith("jobs: 1 done, 0 running, 0 failed, 1 missing")
+
+
+def take_steps(settled: Sequence[set[int]], place: float) -> str:
+    """What a worker does of four jobs: `1` leads job 1, `1+` helps with it, `0.1s` pauses; a set is settled a look."""
+    looks, gone = iter(settled), set[int]()
+
+    def list_left(left: Sequence[Numbered]) -> list[Numbered]:
+        if not left:
+            return [(number, ()) for number in range(4)]
+        gone.update(next(looks))
+        return [job for job in left if job[0] not in gone]
+
+    return " ".join(
+        f"{step:g}s" if isinstance(step, float) else f"{step.job[0]}{'+' * step.joining}"
+        for step in order_work(list_left, place)
+    )
+
+
+def test_a_worker_helps_where_it_cannot_lead_and_pauses_longer_while_nothing_is_settled() -> None:
+    assert take_steps([{0, 1}, set(), {2}, {3}], 0) == "0s 0 1 2 3 0s 2 3 2+ 3+ 0s 3"
+    steps = take_steps([*[set()] * 16, {0, 1, 2, 3}], 0).split()
+    assert " ".join(step for step in steps if step.endswith("s")) == "0s 0.1s 0.2s 0.4s 0.8s 1.6s 3.2s 5s 5s"
+
+
+def test_workers_begin_to_help_at_places_of_their_own() -> None:
+    found = [take_steps([set(), {0, 1, 2, 3}], place) for place in (0, 0.3, 0.99)]
+    assert found == [f"0s 0 1 2 3 {helped}" for helped in ("0+ 1+ 2+ 3+", "1+ 2+ 3+ 0+", "3+ 0+ 1+ 2+")]

@@ -1,7 +1,7 @@
 """Blocks of a run: prompts that one process claims, generates and saves together."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from functools import partial
 
@@ -29,10 +29,9 @@ def generate(job: Job, folder: RunFolder, cache: KVCache) -> bool:
     Raises:
         Busy: the context of a block refuses it.
     """
-    settings, everything = job.settings, len(job.prompts)
-    done = folder.samples()
-    shard = blocks(everything, settings.batch_size, settings.shard.index, settings.shard.count)
-    todo = [block for block in shard if any(index not in done for index in block)]
+    settings = job.settings
+    shard = blocks(len(job.prompts), settings.batch_size, settings.shard.index, settings.shard.count)
+    todo = _find_missing(job, folder, shard)
     total, absent = sum(map(len, shard)), sum(map(len, todo))
     limit = settings.batch_size
     title = folder.path.name
@@ -54,7 +53,20 @@ def generate(job: Job, folder: RunFolder, cache: KVCache) -> bool:
                         save(claims.pop_all().close)
                 bar.update(len(block))
             todo = elsewhere
-    return len(folder.samples()) == everything
+    return folder.is_whole(len(job.prompts))
+
+
+def _find_missing(job: Job, folder: RunFolder, shard: list[range]) -> list[range]:
+    """Return the blocks that lack samples.
+
+    A job that waits for nobody may be one of hundreds that help with a run. It reads samples, which shows whether they
+    are damaged, only where all are recorded.
+    """
+
+    def find(known: Mapping[int, object]) -> list[range]:
+        return [block for block in shard if any(index not in known for index in block)]
+
+    return (not job.patient and find(folder.recorded())) or find(folder.samples())
 
 
 def _generate_block(

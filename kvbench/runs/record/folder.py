@@ -121,14 +121,30 @@ class RunFolder:
         """Return the file that a claim on a piece of the run's work is; see `kvbench.core.locks.claim`."""
         return self.path / f".{slug(work)}"
 
+    def is_whole(self, count: int) -> bool:
+        """Return whether so many samples are recorded and there; they are looked at only if they are recorded.
+
+        Raises:
+            ConfigError: samples.jsonl is damaged.
+        """
+        return len(self.recorded()) == count == len(self.samples())
+
+    def recorded(self) -> dict[int, Record]:
+        """Return recorded samples by index, without a look at their files.
+
+        Raises:
+            ConfigError: samples.jsonl is damaged.
+        """
+        with self.locked():
+            return dict(self._records())
+
     def samples(self, among: Iterable[int] | None = None) -> dict[int, Record]:
         """Return recorded samples by index, all or some, whose file is there and is the recorded one.
 
         Raises:
             ConfigError: samples.jsonl is damaged.
         """
-        with self.locked():
-            records = self._records()
+        records = self.recorded()
         chosen = records if among is None else [index for index in among if index in records]
         return {index: records[index] for index in chosen if self._intact(records[index])}
 
