@@ -28,7 +28,7 @@ from tests.support.places import ROOT
 Command = Callable[..., tuple[int, str]]
 
 SWEEP = ("method=full,swa", "budget=0.2,0.3", "prompts.count=4", "batch_size=1", "eval=[psnr]")
-TIMES = ("seconds", "started", "finished", "latency", "code", "load")
+TIMES = ("seconds", "started", "finished", "latency", "code", "rebuild", "load")
 """Keys of JSON files whose values are times, the load, or the state of a checkout that somebody may work in."""
 
 

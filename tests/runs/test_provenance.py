@@ -10,7 +10,7 @@ import torch
 
 from kvbench.kernels.attention_paths import TABLE
 from kvbench.kernels.batch_invariance import MATMUL
-from kvbench.runs.record.provenance import describe_arithmetic, provenance
+from kvbench.runs.record.provenance import describe_arithmetic, describe_rebuild, provenance
 
 
 def test_a_checkout_names_its_commit(root: Path) -> None:
@@ -20,6 +20,23 @@ def test_a_checkout_names_its_commit(root: Path) -> None:
     code = provenance("cpu", None)["code"]
     assert isinstance(code, dict)
     assert code["commit"] == head.stdout.strip()
+
+
+def test_a_line_rebuilds_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    versions = {"python": "3.12.4", "kvbench": "0.1.0", "torch": "2.15.0", "scipy": "not installed"}
+    built = "git checkout c0ffee && docker build --build-arg COMMIT=c0ffee --tag kvbench:c0ffee ."
+    assert describe_rebuild({"commit": "c0ffee", "diff_sha256": ""}, versions) == built
+    changed = describe_rebuild({"commit": "c0ffee", "diff_sha256": "feed"}, versions)
+    assert changed == f"{built}  # without the changes whose `git diff HEAD` has SHA-256 feed"
+    subprocess.run(["sh", "-n", "-c", changed], check=True)
+    assert describe_rebuild(None, versions) == "python3.12 -m pip install kvbench==0.1.0 torch==2.15.0"
+    found = provenance("cpu", None)
+    assert found["rebuild"] == describe_rebuild(found["code"], found["versions"])  # type: ignore[arg-type]
+    # An image has no repository, but knows its commit.
+    monkeypatch.setattr("kvbench.runs.record.provenance.__file__", str(tmp_path / "a/b/c/provenance.py"))
+    assert provenance("cpu", None)["code"] is None
+    monkeypatch.setenv("KVBENCH_COMMIT", "c0ffee")
+    assert provenance("cpu", None)["rebuild"] == built
 
 
 def test_the_arithmetic_of_a_run_is_told() -> None:

@@ -4,6 +4,7 @@ import importlib.metadata
 import os
 import platform
 import subprocess
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
@@ -16,12 +17,16 @@ from kvbench.kernels.attention_paths import describe_paths
 from kvbench.kernels.batch_invariance import FLAGS, MATMUL, is_batch_invariant
 
 LIBRARIES = ("kvbench", "torch", "numpy", "safetensors", "hydra-core", "pillow", "scipy")
+NOT_INSTALLED = "not installed"
+COMMIT = "KVBENCH_COMMIT"
+"""Environment variable by which an image names the commit that it was built from."""
 
 
 def provenance(device: str, graph_obstacle: str | None) -> dict[str, object]:
     """Return the state of the checkout, versions of libraries and plugins, and the machine, in JSON values.
 
-    `load` is the mean number of processes ready to run in the minute before.
+    `rebuild` is a line for a shell that makes the environment anew, in a container if the commit is known. `load` is
+    the mean number of processes ready to run in the minute before.
 
     Args:
         device: torch device.
@@ -29,10 +34,12 @@ def provenance(device: str, graph_obstacle: str | None) -> dict[str, object]:
     """
     versions = {"python": platform.python_version()}
     for name in (*LIBRARIES, *(plugin.package for plugin in find_plugins())):
-        versions[name] = find_version(name) or "not installed"
+        versions[name] = find_version(name) or NOT_INSTALLED
+    code = _checkout()
     return {
-        "code": _checkout(),
+        "code": code,
         "versions": versions,
+        "rebuild": describe_rebuild(code, versions),
         "device": device,
         "cuda_graph": "on" if graph_obstacle is None else f"off: {graph_obstacle}",
         "gpu": torch.cuda.get_device_name(device) if torch.device(device).type == "cuda" else None,
@@ -42,6 +49,26 @@ def provenance(device: str, graph_obstacle: str | None) -> dict[str, object]:
         "load": round(os.getloadavg()[0], 2),
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
     }
+
+
+def describe_rebuild(code: Mapping[str, str] | None, versions: Mapping[str, str]) -> str:
+    """Return a line for a shell that rebuilds the environment of a run.
+
+    Args:
+        code: commit, and SHA-256 of the changes to it; None for a package that was installed without its checkout.
+        versions: of Python and of packages.
+    """
+    if code is None:
+        wanted = [
+            f"{name}=={found}"
+            for name, found in versions.items()
+            if name != "python" and found != NOT_INSTALLED
+        ]
+        return f"python{versions['python'].rpartition('.')[0]} -m pip install {' '.join(wanted)}"
+    commit = code["commit"]
+    line = f"git checkout {commit} && docker build --build-arg COMMIT={commit} --tag kvbench:{commit[:12]} ."
+    changes = code["diff_sha256"]
+    return f"{line}  # without the changes whose `git diff HEAD` has SHA-256 {changes}" if changes else line
 
 
 def describe_arithmetic(device: str, head_dim: int, dtype: torch.dtype) -> dict[str, object]:
@@ -74,7 +101,7 @@ def _checkout() -> dict[str, str] | None:
     """Return the commit of the checkout and the hash of what differs from it, as they were when first asked for."""
     root = Path(__file__).resolve().parents[3]
     if not (root / ".git").exists():
-        return None
+        return {"commit": built, "diff_sha256": ""} if (built := os.environ.get(COMMIT)) else None
     commit = _git(root, "rev-parse", "HEAD")
     changes = _git(root, "diff", "HEAD")
     if commit is None or changes is None:
