@@ -16,7 +16,7 @@ COPY --chown=kvbench:kvbench . .
 RUN .venv/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -e .
 ENV PATH=/kvbench/.venv/bin:$PATH OMP_NUM_THREADS=1
 # The demo: a build that ends can generate and score. It also leaves compiled modules.
-RUN python run.py method=heatkv budget=0.04 && rm -rf runs
+RUN python run.py method=heatkv budget=0.04 && rm -rf runs && mkdir runs
 ARG COMMIT=""
 ENV KVBENCH_COMMIT=$COMMIT
 ENTRYPOINT ["kvbench"]

@@ -90,7 +90,7 @@ def test_both_recipes_begin_with_one_image_and_end_with_the_demo() -> None:
     demo = re.search(r"^demo: .*\n\t\$\(BIN\)/(.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
     assert demo is not None
     for lines in (read_instructions("RUN"), read_section("post")):
-        assert lines[-1].endswith(f"{demo[1]} && rm -rf runs")
+        assert f"{demo[1]} && rm -rf runs" in lines[-1]
     assert "://" not in text + (ROOT / "Dockerfile").read_text()
 
 
@@ -114,12 +114,9 @@ def test_the_demo_runs_from_what_is_copied(tmp_path: Path) -> None:
     kept = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "KVBENCH_COMMIT")}
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     demo = read_instructions("RUN")[-1].partition(" && ")[0]
-    subprocess.run(
-        ["sh", "-c", f"{demo} prompts.count=4 calibrate.count=2"],
-        cwd=tmp_path,
-        env={**kept, "PATH": path, "KVBENCH_COMMIT": "c0ffee"},
-        check=True,
-    )
+    shorter = f"{demo} prompts.count=4 calibrate.count=2"
+    environment = {**kept, "PATH": path, "KVBENCH_COMMIT": "c0ffee"}
+    subprocess.run(["sh", "-c", shorter], cwd=tmp_path, env=environment, check=True)
     [results] = tmp_path.glob("runs/infinity_tiny/heatkv-*/results.json")
     assert '"commit": "c0ffee"' in results.read_text()
     build = "import sys; from setuptools import build_meta; build_meta.build_editable(sys.argv[1])"

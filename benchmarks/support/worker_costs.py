@@ -21,7 +21,7 @@ from kvbench.core.locks import claim, read_clock
 from kvbench.runs.job import Busy
 from kvbench.runs.record.folder import RunFolder, RunName
 
-SIZES = (2, 6)
+SIZES = (1, 3)
 """Blocks of the measured runs: a cost is a line through both."""
 JOBS = 4
 
