@@ -7,7 +7,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +21,7 @@ from kvbench.core.locks import claim, read_clock
 from kvbench.runs.job import Busy
 from kvbench.runs.record.folder import RunFolder, RunName
 
-SIZES = (1, 3)
+SIZES = (2, 6)
 """Blocks of the measured runs: a cost is a line through both."""
 JOBS = 4
 
@@ -62,18 +62,24 @@ def measure_costs(batch: int) -> Costs:
     Raises:
         subprocess.CalledProcessError: strace is missing or a run failed.
     """
-    with tempfile.TemporaryDirectory() as made, tempfile.TemporaryDirectory() as beside:
-        runs, other = Path(made).resolve(), Path(beside).resolve()
-        command = [sys.executable, "-c", f"from {__name__} import act_all; act_all({str(runs)!r}, {batch})"]
-        traced = count_calls(command, runs, other / "trace")
-        calls = {name: float(counts.total()) for name, counts in traced.items()}
-        command[-1] = f"from {__name__} import act_all; act_all({str(other)!r}, {batch})"
-        done = subprocess.run(command, check=True, capture_output=True, text=True)
-    seconds = json.loads(done.stdout.splitlines()[-1])
-    return _solve(calls, seconds)
+    with tempfile.TemporaryDirectory() as folder:
+        done = subprocess.run(_make_command(folder, batch), check=True, capture_output=True, text=True)
+    return solve_costs(trace_steps(batch), json.loads(done.stdout.splitlines()[-1]))
 
 
-def _solve(calls: dict[str, float], seconds: dict[str, float]) -> Costs:
+def trace_steps(batch: int) -> dict[str, float]:
+    """Return the calls on files of each step, by its name and the number of blocks of its run; see `measure_costs`."""
+    with tempfile.TemporaryDirectory() as runs, tempfile.TemporaryDirectory() as beside:
+        found = count_calls(_make_command(runs, batch), Path(runs).resolve(), Path(beside, "trace"))
+    return {name: float(counts.total()) for name, counts in found.items()}
+
+
+def _make_command(runs_dir: str, batch: int) -> list[str]:
+    return [sys.executable, "-c", f"from {__name__} import act_all; act_all({runs_dir!r}, {batch})"]
+
+
+def solve_costs(calls: Mapping[str, float], seconds: Mapping[str, float]) -> Costs:
+    """Return the costs that calls and seconds of steps, by name and number of blocks, come to."""
     known, _ = _fit(calls, "listed")
     cold, _ = _fit(calls, "listed first")
     drawn, led = _fit(calls, "led")
@@ -91,7 +97,7 @@ def _solve(calls: dict[str, float], seconds: dict[str, float]) -> Costs:
     )
 
 
-def _fit(found: dict[str, float], section: str) -> tuple[float, float]:
+def _fit(found: Mapping[str, float], section: str) -> tuple[float, float]:
     """Return what a section costs for each block and apart from blocks."""
     small, large = (found[f"{section} {size}"] for size in SIZES)
     slope = (large - small) / (SIZES[1] - SIZES[0])

@@ -10,7 +10,7 @@ import torch
 
 from kvbench.kernels.attention_paths import TABLE
 from kvbench.kernels.batch_invariance import MATMUL
-from kvbench.runs.record.provenance import describe_arithmetic, describe_rebuild, provenance
+from kvbench.runs.record.provenance import _checkout, describe_arithmetic, describe_rebuild, provenance
 
 
 def test_a_checkout_names_its_commit(root: Path) -> None:
@@ -32,6 +32,7 @@ def test_a_line_rebuilds_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_pa
     assert describe_rebuild(None, versions) == "python3.12 -m pip install kvbench==0.1.0 torch==2.15.0"
     found = provenance("cpu", None)
     assert found["rebuild"] == describe_rebuild(found["code"], found["versions"])  # type: ignore[arg-type]
+    monkeypatch.setattr("kvbench.runs.record.provenance._checkout", _checkout.__wrapped__)  # asks each time
     # An image has no repository, but knows its commit.
     monkeypatch.setattr("kvbench.runs.record.provenance.__file__", str(tmp_path / "a/b/c/provenance.py"))
     assert provenance("cpu", None)["code"] is None
