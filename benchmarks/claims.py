@@ -66,7 +66,7 @@ def measure(folder: Path, processes: int, work: int) -> tuple[float, list[int], 
 
 
 def count_for_a_piece(folder: str | None, work: int = 50) -> Counter[str]:
-    """Return how often one process calls the system for a piece of work, by the call's name; each way is a mean."""
+    """Return how often one process calls the system for a piece of work, by the call's name, on average."""
     with tempfile.TemporaryDirectory(dir=folder) as made, tempfile.TemporaryDirectory() as beside:
         program = f"from {__name__} import claim_marked; claim_marked({made!r}, {work})"
         found = count_calls([sys.executable, "-c", program], Path(made).resolve(), Path(beside, "trace"))
