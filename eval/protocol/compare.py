@@ -53,17 +53,21 @@ def compare_runs(ours: Path, theirs: Path) -> dict[str, Metric]:
     Raises:
         SampleSetError: the runs do not hold the same samples.
     """
-    prompts = _shared_prompts(ours, theirs)
+    prompts = shared_prompts(ours, theirs)
     found: dict[str, Metric] = {}
     for path in sorted((ours / "metrics").glob("*.json")):
         other = theirs / "metrics" / path.name
         if other.is_file():
-            found |= _compare_records(_read_record(path), _read_record(other), prompts)
+            found |= _compare_records(read_record(path), read_record(other), prompts)
     return found
 
 
-def _shared_prompts(ours: Path, theirs: Path) -> dict[int, str]:
-    """Return the prompt of each sample, by index."""
+def shared_prompts(ours: Path, theirs: Path) -> dict[int, str]:
+    """Return the prompt of each sample, by index.
+
+    Raises:
+        SampleSetError: the runs do not hold the same samples.
+    """
     first, second = read_samples(ours / "samples.jsonl"), read_samples(theirs / "samples.jsonl")
     for index in sorted(first.keys() | second.keys()):
         sides = [(one.seed, one.prompt) if (one := side.get(index)) else None for side in (first, second)]
@@ -74,7 +78,8 @@ def _shared_prompts(ours: Path, theirs: Path) -> dict[int, str]:
     return {index: sample.prompt for index, sample in first.items()}
 
 
-def _read_record(path: Path) -> Record:
+def read_record(path: Path) -> Record:
+    """Read an evaluator's scores and the rows beside them."""
     record = json.loads(path.read_text(encoding="utf-8"))
     scores = {
         name: (read_fields(Score, entry), read_fields(MetricSpec, entry))
@@ -93,7 +98,7 @@ def _compare_records(ours: Record, theirs: Record, prompts: Mapping[int, str]) -
             continue
         difference = _compare_samples(name, spec, ours.rows, theirs.rows, prompts)
         if difference is None:
-            difference = _compare_values(score, theirs.scores[name][0])
+            difference = compare_values(score, theirs.scores[name][0])
         if difference is not None:
             where = {"evaluator": ours.evaluator, "protocol": ours.protocol}
             found[name] = make_metric(difference, spec, **where)
@@ -124,8 +129,8 @@ def _compare_samples(
     return with_interval(Score(sum(means) / len(means), score.n), interval)
 
 
-def _compare_values(ours: Score, theirs: Score) -> Score | None:
-    """Return the difference between two values of whole sets; None if a side has no value."""
+def compare_values(ours: Score, theirs: Score) -> Score | None:
+    """Return the difference between two values of whole sets, with its replicates; None if a side has no value."""
     if ours.value is None or theirs.value is None:
         return None
     score = Score(ours.value - theirs.value, min(ours.n, theirs.n))

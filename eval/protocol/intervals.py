@@ -98,11 +98,11 @@ class Interval:
         return replace(self, low=max(self.low, low), high=min(self.high, high))
 
 
-def find_quantile(clusters: int) -> float:
+def find_quantile(clusters: float) -> float:
     """Return how many standard errors a 95 % interval reaches to one side.
 
     It is the 97.5 % quantile of Student's distribution with one degree of freedom less than there are clusters, and
-    that of the normal distribution from 50 clusters on.
+    that of the normal distribution from 50 clusters on. The number need not be whole where it is an effective one.
     """
     if clusters >= MANY:
         return NORMAL

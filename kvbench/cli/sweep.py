@@ -104,15 +104,18 @@ def show_sweep(config: DictConfig, folder: Path, name: str) -> bool:
     from kvbench.report import (
         published_comparison,
     )  # imports torch, and Hydra makes the callback for `--help` too
+    from kvbench.report.calibrations import show_calibrations
     from kvbench.report.collect import read_runs, read_with_bounds, read_with_references
     from kvbench.report.published import find
     from kvbench.report.runs_table import show_runs
 
     entries = read_entries(folder)
     folders, failures = list_runs(entries), list_failures(entries)
+    runs_dir = Path(config.runs_dir).expanduser()
     show_runs(CONSOLE, read_with_bounds(folders), failures)
+    show_calibrations(CONSOLE, read_runs(folders), runs_dir, folder, config.against)
     if config.published is not None:
-        table, runs_dir = find(config.published), Path(config.runs_dir).expanduser()
+        table = find(config.published)
         if table.figure == "stability":
             model, sinks = str(config.model.name), int(config.sinks)
             artifacts = [Path(file) for entry in entries for file in entry.files]

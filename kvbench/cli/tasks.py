@@ -38,6 +38,7 @@ from kvbench.plan import Plan, export, make_plan
 from kvbench.policy import export_policy
 from kvbench.profile.tables import profile_and_show
 from kvbench.report import paper_memory, published_comparison
+from kvbench.report.calibrations import show_calibrations
 from kvbench.report.collect import collect_runs, read_runs, read_with_references
 from kvbench.report.differences import show_differences
 from kvbench.report.document import write_report
@@ -286,6 +287,7 @@ def task_report(cfg: DictConfig, settings: Settings) -> None:
     table = None if settings.published is None else find(settings.published)
     if settings.against is not None:
         show_differences(CONSOLE, runs, runs_dir, settings.against, settings.writes)
+    show_calibrations(CONSOLE, runs, runs_dir, place, settings.against)
     figures, left_out = draw_figures(runs_dir, runs, place)
     for line in left_out:
         CONSOLE.print(f"left out: {line}", highlight=False, soft_wrap=True)

@@ -16,13 +16,15 @@ from kvbench.eval.files.samples import SampleSet
 from kvbench.eval.files.store import Arrays
 from kvbench.eval.files.weights import file_sha256
 from kvbench.eval.protocol.base import Evaluator, Result, evaluate
-from kvbench.eval.protocol.scores import Status
+from kvbench.eval.protocol.scores import MetricSpec, Score, Status
 from kvbench.eval.spaces.base import ADM, CLEAN, Adm, Clean, Space
 from tests.support.places import ASSETS, GOLDENS
 
 GOLDEN = GOLDENS / "eval"
 EXPECTED = json.loads((GOLDEN / "expected.json").read_text())
 PAIRS = {pair["name"]: pair for pair in EXPECTED["pairs"]}
+SCORED = 60
+"""Samples of `run_folder`."""
 FEATURES = ASSETS / "infinity_tiny" / "features.safetensors"
 
 
@@ -55,6 +57,21 @@ def make_noise(
     images = np.random.default_rng(0).integers(0, 256, (len(metas), size, size, 3), np.uint8)
     images[:, 0, 0] = np.arange(len(metas))[:, None]
     return make_set(folder, list(images), prompts, metas)
+
+
+def run_folder(
+    path: Path,
+    columns: Mapping[str, Sequence[object]],
+    metrics: Mapping[str, MetricSpec],
+    scores: Mapping[str, Score] | None = None,
+) -> Path:
+    """A run folder without images: the files of one evaluator, with two samples of every prompt."""
+    lines = [{"index": i, "seed": 0, "prompt": f"prompt {i // 2}", "sha256": "0"} for i in range(SCORED)]
+    samples = {"index": list(range(SCORED)), **columns} if columns else None
+    scores = dict(scores or {name: Score(None) for name in metrics})
+    Result("made-up", "of numbers", "ok", None, metrics, scores, samples).save(path / "metrics")
+    write_lines(path, lines)
+    return path
 
 
 def write_lines(folder: Path, lines: Sequence[Mapping[str, object]], name: str = "samples.jsonl") -> None:

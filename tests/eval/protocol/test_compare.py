@@ -1,6 +1,5 @@
 """Paired differences: equal to plain arithmetic, narrower than unpaired intervals, only between the same samples."""
 
-from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -12,30 +11,15 @@ from kvbench.eval.distribution.kid import Kid
 from kvbench.eval.distribution.precision_recall import PrecisionRecall
 from kvbench.eval.files.samples import SampleSetError
 from kvbench.eval.paired.metrics import Psnr
-from kvbench.eval.protocol.base import Result
 from kvbench.eval.protocol.compare import compare_runs
 from kvbench.eval.protocol.intervals import Replicates, assign_groups
 from kvbench.eval.protocol.scores import Metric, MetricSpec, Score
 from kvbench.eval.spaces.scenes import Scenes
-from tests.support.image_sets import FEATURES, make_set, only, write_lines
+from tests.support.image_sets import FEATURES, SCORED, make_set, only, run_folder
 
 RNG = np.random.default_rng(0)
-COUNT = 60
+COUNT = SCORED
 PSNR = {"psnr": MetricSpec("higher", "dB", digits=2)}
-
-
-def run_folder(
-    path: Path,
-    columns: Mapping[str, list[object]],
-    metrics: Mapping[str, MetricSpec],
-    scores: Mapping[str, Score] | None = None,
-) -> Path:
-    lines = [{"index": i, "seed": 0, "prompt": f"prompt {i // 2}", "sha256": "0"} for i in range(COUNT)]
-    samples = {"index": list(range(COUNT)), **columns} if columns else None
-    scores = dict(scores or {name: Score(None) for name in metrics})
-    Result("made-up", "of numbers", "ok", None, metrics, scores, samples).save(path / "metrics")
-    write_lines(path, lines)
-    return path
 
 
 def compare(root: Path, ours: list[object], theirs: list[object], name: str = "psnr") -> dict[str, Metric]:

@@ -1,0 +1,174 @@
+"""Means over runs that differ in a random choice, such as a calibration, with intervals over prompts and choices.
+
+All runs have the same prompts, so prompts and runs are crossed: a value is the mean, an effect of its prompt, an effect
+of its run, and a rest. The variance of the mean comes from the mean squares of the two-way analysis of variance
+(Searle, Casella and McCulloch, Variance Components, 1992), its degrees of freedom from Satterthwaite (Biometrics
+Bulletin 2, 1946), as where several readers judge the same cases (Hillis, Statistics in Medicine 26, 2007).
+
+Of five runs, a bootstrap of prompts and runs (Owen, Annals of Applied Statistics 1, 2007) is too narrow where runs
+differ, and a two-way cluster-robust error with one degree of freedom less than there are runs (Cameron, Gelbach and
+Miller, Journal of Business and Economic Statistics 29, 2011) too wide where prompts differ more.
+"""
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from math import isfinite
+from pathlib import Path
+
+import numpy as np
+
+from kvbench.eval.protocol.compare import Record, compare_values, read_record, shared_prompts
+from kvbench.eval.protocol.intervals import Floats, Interval, find_quantile, number_clusters
+from kvbench.eval.protocol.scores import Metric, Score, make_metric, with_interval
+from kvbench.eval.protocol.shares import wilson_interval
+
+
+@dataclass(frozen=True)
+class Crossed:
+    """A metric over several runs.
+
+    Attributes:
+        mean: over the runs, with its interval over prompts and runs; without one if only the runs' values are known.
+        between: standard deviation between runs apart from what their prompts add to it; None without an interval.
+    """
+
+    mean: Metric
+    between: float | None
+
+
+def cross_runs(folders: Sequence[Path], against: Path | None = None) -> dict[str, Crossed]:
+    """Return every metric that all runs have a value of.
+
+    A metric with a value per sample is the mean over the samples that have a finite one in every run. A metric of the
+    whole set is the mean of the runs' values; its interval comes from their replicates.
+
+    Args:
+        folders: of two or more finished runs.
+        against: another one, whose values are subtracted sample by sample; answers that are right or wrong have no
+            interval then.
+
+    Raises:
+        SampleSetError: the runs do not hold the same samples.
+    """
+    every = [*folders, *([] if against is None else [against])]
+    [prompts, *_] = [shared_prompts(every[0], other) for other in every[1:]]
+    found = {}
+    for path in sorted((every[0] / "metrics").glob("*.json")):
+        paths = [folder / "metrics" / path.name for folder in every]
+        if all(one.is_file() for one in paths):
+            records = [read_record(one) for one in paths]
+            base = None if against is None else records.pop()
+            for name in records[0].scores:
+                if (crossed := _cross_metric(name, records, base, prompts)) is not None:
+                    found[name] = crossed
+    return found
+
+
+def _cross_metric(
+    name: str, records: Sequence[Record], base: Record | None, prompts: Mapping[int, str]
+) -> Crossed | None:
+    scores = [one for record in records if (one := _find_score(name, record, base)) is not None]
+    values = [score.value for score in scores if score.value is not None]
+    if len(values) < len(records):
+        return None
+    first, spec = records[0], records[0].scores[name][1]
+    mean, between = Score(float(np.mean(values)), min(score.n for score in scores)), None
+    columns = [_read_column(name, record, base) for record in records]
+    known = [index for index in prompts if all(index in column for column in columns)]
+    table, answers = _spread_replicates(scores), False
+    if known:
+        data = np.array([[column[index] for column in columns] for index in known])
+        strata = [None if spec.strata is None else str(first.rows[index][spec.strata]) for index in known]
+        table = sum_clusters(data, [prompts[index] for index in known], strata)
+        mean, answers = Score(float(table.mean()), len(known)), {-1.0, 0.0, 1.0}.issuperset(data.flat)
+    if table is not None and len(table) > 1 and not (answers and base):
+        interval, between = cross_interval(table, shares=answers)
+        mean = with_interval(mean, interval)
+    return Crossed(make_metric(mean, spec, evaluator=first.evaluator, protocol=first.protocol), between)
+
+
+def _find_score(name: str, record: Record, base: Record | None) -> Score | None:
+    """Return a run's score of a metric, or its difference to that of `base`."""
+    if base is None:
+        return record.scores[name][0] if name in record.scores else None
+    sides = [side.scores[name][0] for side in (record, base) if name in side.scores]
+    return compare_values(*sides) if len(sides) == 2 else None
+
+
+def _read_column(name: str, record: Record, base: Record | None) -> dict[int, float]:
+    """Return a run's finite values of a metric by sample, or their differences to those of `base`."""
+    column = {
+        index: float(value)
+        for index, row in record.rows.items()
+        if isinstance(value := row.get(name), int | float) and isfinite(value)
+    }
+    if base is None:
+        return column
+    theirs = _read_column(name, base, None)
+    return {index: value - theirs[index] for index, value in column.items() if index in theirs}
+
+
+def sum_clusters(
+    values: Floats, clusters: Sequence[Hashable], strata: Sequence[Hashable] | None = None
+) -> Floats:
+    """Return a table [clusters, runs] whose column means are the runs' means over samples.
+
+    A cell is its run's mean and what the samples of the cluster add to it, times the number of clusters.
+
+    Args:
+        values: of each sample in each run, [samples, runs].
+        clusters: the prompt of each sample.
+        strata: group of each sample, where a run's mean is the mean of its groups' means.
+    """
+    members = number_clusters(clusters)
+    groups = number_clusters(strata or [None] * len(values))
+    sizes = np.bincount(groups)
+    means = np.zeros((len(sizes), values.shape[1]))
+    np.add.at(means, groups, values / sizes[groups, None])
+    count = int(members.max()) + 1
+    table = np.tile(means.mean(0), (count, 1))
+    np.add.at(table, members, count * (values - means[groups]) / (len(sizes) * sizes[groups, None]))
+    return table
+
+
+def _spread_replicates(scores: Sequence[Score]) -> Floats | None:
+    """Return a table [parts, runs] as `sum_clusters` does, of pseudo-values; None if the parts are not the same."""
+    columns = []
+    for score in scores:
+        found, known = score.replicates, scores[0].replicates
+        if found is None or known is None or score.value is None or None in found.values:
+            return None
+        if (found.method, len(found.values)) != (known.method, len(known.values)):
+            return None
+        parts = np.array(found.values, np.float64)
+        columns.append(score.value + found.spread * len(parts) ** 0.5 * (parts.mean() - parts))
+    return np.stack(columns, 1)
+
+
+def cross_interval(table: Floats, *, shares: bool = False) -> tuple[Interval, float]:
+    """Return the interval of the mean of a table, and the standard deviation between its columns.
+
+    An effect whose estimated variance is negative counts as absent, so the standard error is never less than that of
+    the rows' means or that of the columns'. The standard deviation is of the columns' effects: what the rest of the
+    cells adds to differences between column means is taken off.
+
+    Args:
+        table: [prompts, runs], two or more of each.
+        shares: values are right (1) and wrong (0) answers, which have Wilson's interval for the number of independent
+            answers that would have the same variance.
+    """
+    rows, runs = table.shape
+    mean, by_row, by_run = table.mean(), table.mean(1, keepdims=True), table.mean(0, keepdims=True)
+    rest = float(np.square(table - by_row - by_run + mean).sum()) / ((rows - 1) * (runs - 1))
+    of_rows = max(runs * float(np.square(by_row - mean).sum()) / (rows - 1), rest)
+    of_runs = max(rows * float(np.square(by_run - mean).sum()) / (runs - 1), rest)
+    total = of_rows + of_runs - rest
+    uncertainty = of_rows**2 / (rows - 1) + of_runs**2 / (runs - 1) + rest**2 / ((rows - 1) * (runs - 1))
+    free = total**2 / uncertainty if uncertainty else rows - 1
+    quantile, se = find_quantile(free + 1), (total / table.size) ** 0.5
+    between = ((of_runs - rest) / rows) ** 0.5
+    if shares:
+        effective = mean * (1 - mean) / se**2 if se else rows
+        return wilson_interval(float(mean), float(effective), quantile), between
+    reach = quantile * se
+    return Interval(float(mean - reach), float(mean + reach), se, f"two-way, t {free:.1f}"), between
