@@ -18,7 +18,7 @@ SETTINGS = ("method", "prompts", "storage", "seed", "cache_dtype", "batch_size",
 
 
 def group_calibrations(runs: Sequence[Results]) -> list[list[Results]]:
-    """Return the runs of each row, which differ in their calibration's seed alone, in the order of the seeds.
+    """Return the runs of each row, which differ in their calibration's seed alone.
 
     Methods without a calibration have rows of one run, beside rows of several runs with the same reference and budget.
 

@@ -131,6 +131,21 @@ def test_sweep_of_calibrations_ends_with_the_stability_of_their_rankings(
 
 
 @pytest.mark.slow
+def test_sweep_over_calibrations_ends_with_their_mean_and_spread(command: Command, tmp_path: Path) -> None:
+    few = ("calibrate.seed=1,2", "calibrate.count=1", "prompts.count=2", "eval=psnr", "budget=0.04")
+    status, out, _ = command("-m", "method=heatkv,random", "against=random", *few)
+    assert status == 0
+    assert out.count("Over calibrations: ") == 2
+    [path] = (tmp_path / "runs/sweeps").glob("*/report-calibrations.md")
+    rows = path.read_text().splitlines()[4:]
+    assert [row.split("|")[2:7] for row in rows] == [
+        [" heatkv ", " 0.04 ", " 2 ", " 1 ", " 2 "],
+        [" random ", " 0.04 ", " - ", " - ", " 2 "],
+    ]
+    assert path.with_name("report-calibrations-against-random.md").exists()
+
+
+@pytest.mark.slow
 def test_calibrate_writes_an_order_file_that_heatkv_reads(command: Command, tmp_path: Path) -> None:
     few = ("prompts.count=2", "calibrate.count=2")  # what is evaluated decides what is calibrated on
     status, out, _ = command("task=calibrate", "calibrate.orders=orders.json", *few)

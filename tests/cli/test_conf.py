@@ -37,7 +37,7 @@ TOGETHER = [
 ]
 """Every file once; those of different groups are composed together."""
 SWEEPS = sorted((CONF / "sweeps").glob("*.yaml"))
-OWN = ("budget", "equal_bytes", "full_bits", "pricekv_ablation", "pricekv_prompts")
+OWN = ("budget", "calibrations", "equal_bytes", "full_bits", "pricekv_ablation", "pricekv_prompts")
 """Sweeps of no paper's table."""
 
 
