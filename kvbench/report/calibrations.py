@@ -99,10 +99,11 @@ def _count(group: Sequence[Results]) -> dict[str, Cell]:
 def _list_cells(names: Sequence[str], measured: Mapping[str, Crossed]) -> dict[str, Cell]:
     cells: dict[str, Cell] = {}
     for name in names:
-        one = measured.get(name)
-        cells[name] = None if one is None else one.mean
-        known = one is not None and one.between is not None
-        cells[f"{name} sd"] = f"{one.between:.{one.mean.digits}f}" if known else "-"
+        mean = between = None
+        if name in measured:
+            mean, between = measured[name].mean, measured[name].between
+        cells[name] = mean
+        cells[f"{name} sd"] = "-" if mean is None or between is None else f"{between:.{mean.digits}f}"
     return cells
 
 
