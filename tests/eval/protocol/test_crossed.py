@@ -63,6 +63,24 @@ def test_interval_holds_the_mean_of_other_prompts_and_other_runs(sds: tuple[floa
     assert np.mean([between**2 for _, between in found]) == pytest.approx(sds[1] ** 2, rel=0.25)
 
 
+def test_a_bootstrap_of_prompts_and_few_runs_is_too_narrow() -> None:
+    held = []
+    for table in draw(0.2, 0.5, 0.5, 400):
+        drawn = (RNG.multinomial(size, [1 / size] * size, 300) / size for size in table.shape)
+        low, high = np.percentile(np.einsum("rp,pc,rc->r", next(drawn), table, next(drawn)), (2.5, 97.5))
+        held.append(low < 0 < high)
+    assert np.mean(held) < 0.9
+
+
+def test_a_cluster_robust_error_with_the_freedom_of_few_runs_is_too_wide() -> None:
+    tables = draw(3.0, 0.3, 1.0, 1500)
+    count, deviations = tables[0].size, tables - tables.mean((1, 2), keepdims=True)
+    sums = [np.square(deviations.sum(axis)).sum(1) for axis in (1, 2)]
+    variance = (sum(sums) - np.square(deviations).sum((1, 2))) / count**2
+    reach = stats.t.ppf(0.975, RUNS - 1) * variance**0.5
+    assert np.mean(abs(tables.mean((1, 2))) < reach) > 0.975
+
+
 def test_interval_over_prompts_alone_misses_the_mean_where_runs_differ() -> None:
     column = draw(3.0, 1.0, 1.0, 1500)[:, :, 0]
     reach = stats.t.ppf(0.975, 39) * column.std(1, ddof=1) / 40**0.5
