@@ -1,5 +1,6 @@
 """Table over calibrations: one row for the runs that differ in their calibration's seed alone."""
 
+from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from pathlib import Path
 
@@ -61,10 +62,12 @@ def make_calibration_rows(runs: Sequence[Results], runs_dir: Path, against: str 
         against: method without a calibration that is subtracted sample by sample; None for the metrics themselves.
 
     Returns:
-        No row if no two runs differ in their calibration alone, or none is at a budget of `against`.
+        No row if no two runs differ in their calibration alone, or no single run of `against` is at their budget.
     """
     groups = group_calibrations(runs)
-    partners = {_find_rivals(group[0]): group[0] for group in groups if group[0].method == against}
+    bases = [group[0] for group in groups if group[0].method == against and len(group) == 1]
+    several = Counter(map(_find_rivals, bases))
+    partners = {_find_rivals(run): run for run in bases if several[_find_rivals(run)] == 1}
     if against is not None:
         groups = [group for group in groups if partners.get(_find_rivals(group[0]), group[0]) is not group[0]]
     measured = [_measure(group, runs_dir, partners.get(_find_rivals(group[0]))) for group in groups]

@@ -133,6 +133,14 @@ def test_a_row_has_the_mean_over_calibrations_and_their_spread(scored: list[Resu
     assert make_calibration_rows(scored, tmp_path, "h2o") == []
 
 
+def test_a_difference_is_to_one_run(scored: list[Results], tmp_path: Path) -> None:
+    assert make_calibration_rows(scored, tmp_path, "heatkv") == []  # which of its calibrations?
+    base = scored[3]
+    other = replace(base, config={**base.config, "batch_size": 4})
+    assert len(make_calibration_rows([*scored, other], tmp_path)) == 3
+    assert make_calibration_rows([*scored, other], tmp_path, "random") == []
+
+
 def test_tables_are_printed_and_written(scored: list[Results], tmp_path: Path) -> None:
     text = printed(200, show_calibrations, scored, tmp_path, tmp_path, "random")
     assert text.count("Over calibrations: ") == 2
