@@ -18,7 +18,7 @@ from kvbench.cli.sweeper import name_base
 from kvbench.core.config import ConfigError
 from tests.support.places import ROOT
 
-FOREIGN = ("cd", "git")
+FOREIGN = ("apptainer", "cd", "docker", "git")
 """Programs that are not ours: a page may call them, and what they are told is not looked at."""
 
 

@@ -122,12 +122,13 @@ class RunFolder:
         return self.path / f".{slug(work)}"
 
     def is_whole(self, count: int) -> bool:
-        """Return whether so many samples are recorded and there; they are looked at only if they are recorded.
+        """Return whether the first `count` samples are recorded and there; files are read only if all are recorded.
 
         Raises:
             ConfigError: samples.jsonl is damaged.
         """
-        return len(self.recorded()) == count == len(self.samples())
+        every = range(count)
+        return self.recorded().keys() >= {*every} and len(self.samples(every)) == count
 
     def recorded(self) -> dict[int, Record]:
         """Return recorded samples by index, without a look at their files.
