@@ -23,7 +23,7 @@ FEW = ("copy bf16", "merge")
 
 def list_cases(machine: Machine) -> Iterator[Case]:
     """Yield what describes the machine, then each kind of kernel."""
-    yield Case("provenance", partial(provenance, machine.device))
+    yield Case("provenance", partial(provenance, machine.device, "not recorded in this step"))
     yield Case("doctor", call_doctor)
     arch, limit = find_limits(machine)
     if not machine.interpreted:

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from itertools import islice
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from benchmarks import gpu_check
 from benchmarks.gpu_steps import kernels
 from benchmarks.gpu_steps.base import Case, Failed, Figures, Machine, Outcome, Skipped, run_cases
 from benchmarks.gpu_steps.generations import compare, measure_agreement, measure_psnr
+from benchmarks.gpu_steps.machine import list_cases
 from benchmarks.gpu_steps.table import STEPS, Step
 from benchmarks.gpu_steps.timing import find_idle
 from kvbench.models.outputs import Text
@@ -61,6 +63,15 @@ def test_a_step_is_stopped_and_a_crash_is_told() -> None:
 def test_no_step_begins_without_time() -> None:
     step = gpu_check.conduct(STEPS["kernels"], "smallest", 0)
     assert (step["state"], step["reason"]) == ("SKIP", "no time is left")
+
+
+def test_the_machine_is_described(tmp_path: Path) -> None:
+    """The step compiles kernels, too, which `tests/kernels/test_compiled.py` does for all."""
+    found = run_cases(islice(list_cases(Machine("smallest")), 2), tmp_path / "cases.json")
+    assert [(one.name, one.state, one.reason) for one in found] == [
+        ("provenance", "PASS", ""),
+        ("doctor", "PASS", ""),
+    ]
 
 
 def test_steps_have_modules_and_compile_where_they_must() -> None:
