@@ -1,9 +1,9 @@
 """Composition of a configuration and its settings from command-line words; imports no torch."""
 
 import os
-import pickle
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
+from copy import deepcopy
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -64,7 +64,7 @@ def _compose(overrides: Sequence[str]) -> DictConfig:
     choices = [str(override.input_line) for override in parsed if not _sets_value(override)]
     search_path = str(GlobalHydra.instance().config_loader().get_search_path())
     try:
-        cfg = _copy(_compose_choices(tuple(choices), search_path))
+        cfg = deepcopy(_compose_choices(tuple(choices), search_path))
         for override in values:
             OmegaConf.update(cfg, override.key_or_group, override.value(), merge=True)
     except OmegaConfBaseException:  # Hydra says it in its own words
@@ -80,12 +80,6 @@ def _compose(overrides: Sequence[str]) -> DictConfig:
 def _compose_choices(choices: tuple[str, ...], _search_path: str) -> DictConfig:
     """Compose a configuration; Hydra knows the search path, which is here for the sake of the cache."""
     return hydra.compose("config", overrides=list(choices), return_hydra_config=True)
-
-
-def _copy(cfg: DictConfig) -> DictConfig:
-    """Return a copy, in a fifth of the time of `deepcopy`; the bytes do not leave the process."""
-    copied: DictConfig = pickle.loads(pickle.dumps(cfg))
-    return copied
 
 
 def _sets_value(override: Override) -> bool:
@@ -208,7 +202,7 @@ def read_values(cfg: DictConfig) -> Mapping[str, object]:
     """Resolve every interpolation of a configuration and `device=auto`, and return JSON values."""
     known = cfg
     if "device" in cfg and (device := resolve_device(cfg.device)) != cfg.device:
-        known = _copy(cfg)
+        known = cfg.copy()
         known.device = device
     values = OmegaConf.to_container(known, resolve=True, throw_on_missing=True)
     assert isinstance(values, dict)
