@@ -4,7 +4,7 @@ import logging
 import os
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -132,13 +132,13 @@ def run_on_sweep(words: list[str]) -> None:
             if not jobs:
                 leave(folder)
             return
-        by_hydra = not (alone or jobs)
-        with nullcontext() if by_hydra else watch(folder):
-            if alone:
-                run_task(cfg)
-            for job in jobs:
-                job.wait()
-    if by_hydra:
+        if alone or jobs:
+            with watch(folder):
+                if alone:
+                    run_task(cfg)
+                for job in jobs:
+                    job.wait()
+    if not (alone or jobs):
         with watch(folder):
             run_by_hydra(["-m", *workers, f"work.number=range({cfg.work.workers})"])
     if not show_sweep(cfg, folder, choices.get("sweeps") or folder.name):
@@ -174,12 +174,18 @@ def run_alone(overrides: list[str]) -> None:
     `hydra.main` composes its configuration three times on the way, a second of a processor; here it is composed once.
     """
     with _telling_errors(), hydra_of_kvbench():
-        check_search_path()
-        cfg, hydra_cfg = compose_job(overrides)
+        cfg = _read_job(overrides)
         if not cfg.work.wait:
             raise ConfigError("work.wait=false: is for sweeps (-m) and for task=work; leave it out")
-        configure_log(hydra_cfg.job_logging, hydra_cfg.verbose)  # type: ignore[arg-type]
         run_task(cfg)
+
+
+def _read_job(overrides: list[str]) -> DictConfig:
+    """Compose one job, and have this process log as it says; Hydra must be initialised."""
+    check_search_path()
+    cfg, hydra_cfg = compose_job(overrides)
+    configure_log(hydra_cfg.job_logging, hydra_cfg.verbose)  # type: ignore[arg-type]
+    return cfg
 
 
 def run_worker(words: list[str]) -> None:
@@ -194,10 +200,7 @@ def run_worker(words: list[str]) -> None:
     prepare()
     try:
         with allow_targets(), hydra_of_kvbench():
-            check_search_path()
-            cfg, hydra_cfg = compose_job(words)
-            configure_log(hydra_cfg.job_logging, hydra_cfg.verbose)  # type: ignore[arg-type]
-            run_task(cfg)
+            run_task(_read_job(words))
     except (KeyboardInterrupt, SystemExit) as end:
         if isinstance(end, SystemExit) and end.code != TERMINATED:
             raise

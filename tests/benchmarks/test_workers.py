@@ -2,7 +2,6 @@
 
 import math
 import random
-import shutil
 import sys
 from pathlib import Path
 
@@ -12,14 +11,14 @@ from hypothesis import strategies as st
 
 from benchmarks.__main__ import main
 from benchmarks.claims import count_for_a_piece
-from benchmarks.support.file_calls import count_calls, read_trace
+from benchmarks.support.file_calls import REMEDY, can_count, count_calls, read_trace
 from benchmarks.support.simulated_sweep import FileServer, Outcome, Simulation, Sweep
 from benchmarks.support.worker_costs import Costs, solve_costs, trace_steps
 from benchmarks.workers import COSTS
 from kvbench.cli.work import LONGEST
 
 NOTHING = Costs(**dict.fromkeys(COSTS.__dataclass_fields__, 0.0))
-needs_strace = pytest.mark.skipif(shutil.which("strace") is None, reason="strace is missing: install it")
+needs_strace = pytest.mark.skipif(not can_count(), reason=REMEDY)
 
 
 def simulate(sweep: Sweep, workers: int, costs: Costs = NOTHING, server: FileServer | None = None) -> Outcome:

@@ -31,7 +31,10 @@ def test_a_line_rebuilds_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_pa
     subprocess.run(["sh", "-n", "-c", changed], check=True)
     assert describe_rebuild(None, versions) == "python3.12 -m pip install kvbench==0.1.0 torch==2.15.0"
     found = provenance("cpu", None)
-    assert found["rebuild"] == describe_rebuild(found["code"], found["versions"])  # type: ignore[arg-type]
+    code, installed = found["code"], found["versions"]
+    assert code is None or isinstance(code, dict)
+    assert isinstance(installed, dict)
+    assert found["rebuild"] == describe_rebuild(code, installed)
     monkeypatch.setattr("kvbench.runs.record.provenance._checkout", _checkout.__wrapped__)  # asks each time
     # An image has no repository, but knows its commit.
     monkeypatch.setattr("kvbench.runs.record.provenance.__file__", str(tmp_path / "a/b/c/provenance.py"))

@@ -62,7 +62,7 @@ class Client:
         if (found := self.find(path)) is not None:
             self.known.pop(found[0], None)
 
-    def ask(self, folder: str, key: object, call: Callable[[], object]) -> object:
+    def ask(self, folder: str, key: object, call: Callable[[], Any]) -> Any:
         """Return what a call returned or raised before, or call it."""
         held = self.known.setdefault(folder, {})
         if key not in held or time.monotonic() - held[key][0] > self.seconds:
@@ -91,8 +91,7 @@ class Client:
         found = self.find(path)
         if found is None:
             return call(path)
-        listed = self.ask(str(Path(*found)), call.__name__, lambda: list(call(path)))
-        return Listing(listed)  # type: ignore[call-overload]
+        return Listing(self.ask(str(Path(*found)), call.__name__, lambda: list(call(path))))
 
     def open(
         self, call: Callable[..., object], file: object, mode: str = "r", *more: Any, **named: Any

@@ -127,8 +127,8 @@ class RunFolder:
         Raises:
             ConfigError: samples.jsonl is damaged.
         """
-        every = range(count)
-        return self.recorded().keys() >= {*every} and len(self.samples(every)) == count
+        records, every = self.recorded(), range(count)
+        return records.keys() >= {*every} and all(self._intact(records[index]) for index in every)
 
     def recorded(self) -> dict[int, Record]:
         """Return recorded samples by index, without a look at their files.
