@@ -111,9 +111,11 @@ class SampleSet:
         return self.folder / self.kind / f"{index:06d}{self.suffix}"
 
     def _check_names(self, indices: set[int]) -> None:
-        present = {path.name for path in (self.folder / self.kind).glob(f"*{self.suffix}")}
+        place = self.folder / self.kind
+        present = {path.name for path in place.glob(f"*{self.suffix}")}
         expected = {self._path(index).name for index in indices}
-        if missing := sorted(expected - present):
+        # A network file system may list a folder late; a single name is then known all the same.
+        if missing := sorted(name for name in expected - present if not (place / name).is_file()):
             raise SampleSetError(
                 f"{self.folder}: samples.jsonl names {self.kind} that are not there: {_some(missing)}"
             )

@@ -2,6 +2,7 @@
 
 import json
 import math
+import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,7 @@ from kvbench.eval.protocol.base import Evaluator, Result, evaluate, find_missing
 from kvbench.eval.protocol.records import strict
 from kvbench.eval.protocol.scores import MetricSpec, Score, mean_score
 from tests.support.image_sets import make_set, reason, write_lines
+from tests.support.network_files import network_files
 
 
 def make(folder: Path, count: int = 3, size: tuple[int, int] = (12, 10), seed: int = 0) -> ImageSet:
@@ -52,6 +54,19 @@ def test_reads_by_index(tmp_path: Path) -> None:
     assert images.image(2).shape == (10, 12, 3)
     assert images.meta(1) == {"tag": "x"}
     assert images.samples[3].size == (12, 10)
+
+
+def test_a_file_that_a_network_lists_late_is_there(tmp_path: Path) -> None:
+    made = make(tmp_path / "run", 3)
+    late = tmp_path / "run/images/000002.png"
+    content = late.read_bytes()
+    late.unlink()
+    with network_files(tmp_path, seconds=60):
+        assert len(list(late.parent.glob("*.png"))) == 2
+        (tmp_path / "other").write_bytes(content)
+        subprocess.run(["mv", tmp_path / "other", late], check=True)  # another client
+        assert len(list(late.parent.glob("*.png"))) == 2
+        assert ImageSet(tmp_path / "run").digest == made.digest
 
 
 def test_digest_follows_content_not_place(tmp_path: Path) -> None:
