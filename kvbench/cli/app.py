@@ -31,7 +31,7 @@ from kvbench.cli.messages import check_arguments, describe_error, is_expected, i
 from kvbench.cli.progress import watch
 from kvbench.cli.publish import publish
 from kvbench.cli.search_path import PluginSearchPath, check_search_path
-from kvbench.cli.sigterm import TERMINATED, wait_to_be_killed
+from kvbench.cli.sigterm import TERMINATED, Terminated, interrupting_on_sigterm, wait_to_be_killed
 from kvbench.cli.slurm import LAUNCHER, submit
 from kvbench.cli.status import show_status
 from kvbench.cli.sweep import Summary, describe_failure, end_or_describe, show_sweep
@@ -62,11 +62,11 @@ def main() -> None:
     try:
         with allow_targets():
             run_arguments([name_base(VERBOSE.get(word, word)) for word in sys.argv[1:]])
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as interrupt:
         print(
             "interrupted: what was done is kept, and the same command goes on with the rest", file=sys.stderr
         )
-        sys.exit(INTERRUPTED)
+        sys.exit(TERMINATED if isinstance(interrupt, Terminated) else INTERRUPTED)
 
 
 def prepare() -> None:
@@ -102,7 +102,8 @@ def run_by_hydra(arguments: list[str]) -> None:
         sys.exit(f"error: {problem}")
     sys.argv[1:] = arguments
     try:
-        _run_by_hydra()
+        with interrupting_on_sigterm():
+            _run_by_hydra()
     except KeyboardInterrupt:
         Summary.running = None  # who stops a sweep knows that the rest of it was not done
         raise

@@ -1,4 +1,4 @@
-"""SIGTERM of a worker, which ends between two blocks: schedulers send it some time before they kill."""
+"""SIGTERM: a worker ends between two blocks, and a command that waits for other processes ends with them."""
 
 import os
 import signal
@@ -10,6 +10,28 @@ from typing import NoReturn
 
 TERMINATED = 128 + signal.SIGTERM
 """Exit status after SIGTERM, as shells have it."""
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM, for code that handles Ctrl-C."""
+
+
+@contextmanager
+def interrupting_on_sigterm() -> Iterator[None]:
+    """Have SIGTERM interrupt the process as Ctrl-C does, so that joblib ends the processes that it started.
+
+    Raises:
+        Terminated: the process got SIGTERM.
+    """
+    before = signal.signal(signal.SIGTERM, _terminate)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _terminate(_: int, __: FrameType | None) -> NoReturn:
+    raise Terminated
 
 
 @contextmanager
@@ -38,7 +60,7 @@ def deferring_sigterm(grace: float) -> Iterator[threading.Event]:
 
     main = threading.current_thread() is threading.main_thread()
     before = signal.getsignal(signal.SIGTERM)
-    if not main or not (before is signal.SIG_DFL or "SUBMITIT_EXECUTOR" in os.environ):
+    if not main or not (before in (signal.SIG_DFL, _terminate) or "SUBMITIT_EXECUTOR" in os.environ):
         yield asked
         return
     alarm = signal.signal(signal.SIGALRM, interrupt)

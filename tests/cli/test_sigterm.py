@@ -74,21 +74,43 @@ def test_workers_start_at_random_times(
     assert asked == [(0, 60.0)]
 
 
-@pytest.mark.slow
-def test_a_process_that_gets_sigterm_finishes_its_block(tmp_path: Path) -> None:
-    words = ("method=full", "prompts.count=40", "batch_size=1", "eval=none", "work.lapse=600")
-    worker = subprocess.Popen(
-        [sys.executable, str(ROOT / "run.py"), "task=work", *words],
-        cwd=tmp_path,
+def start_command(folder: Path, *words: str, runs: int) -> subprocess.Popen[str]:
+    """Start a command in a folder, and return it when so many runs have a sample."""
+    process = subprocess.Popen(
+        [sys.executable, str(ROOT / "run.py"), *words, "prompts.count=40", "batch_size=1", "eval=none"],
+        cwd=folder,
         env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
         stdout=subprocess.PIPE,
         text=True,
     )
-    while not list(tmp_path.glob("runs/*/full-*/samples.jsonl")) and worker.poll() is None:
+    while len(list(folder.glob("runs/*/*/samples.jsonl"))) < runs and process.poll() is None:
         time.sleep(0.05)
+    return process
+
+
+@pytest.mark.slow
+def test_a_process_that_gets_sigterm_finishes_its_block(tmp_path: Path) -> None:
+    worker = start_command(tmp_path, "task=work", "method=full", "work.lapse=600", runs=1)
     worker.send_signal(signal.SIGTERM)
     out, _ = worker.communicate(timeout=100)
     assert (worker.returncode, "ended by SIGTERM" in out) == (143, True)
     [records] = tmp_path.glob("runs/*/full-*/samples.jsonl")
     assert 1 <= len(records.read_text().splitlines()) < 40
     assert [path for path in tmp_path.rglob(".*") if path.is_file()] == []
+
+
+@pytest.mark.slow
+def test_a_command_that_gets_sigterm_ends_what_joblib_started(tmp_path: Path) -> None:
+    pytest.importorskip("hydra_plugins.hydra_joblib_launcher")
+    launcher = ("hydra/launcher=joblib", "hydra.launcher.n_jobs=2")
+    conductor = start_command(tmp_path, "-m", "method=full", "seed=1,2", *launcher, runs=2)
+    children = Path(f"/proc/{conductor.pid}/task/{conductor.pid}/children").read_text().split()
+    started = [Path("/proc", number) for number in children]
+    assert len(started) >= 2
+    conductor.send_signal(signal.SIGTERM)
+    conductor.communicate(timeout=100)
+    assert conductor.returncode == 143
+    while any(process.exists() for process in started):
+        time.sleep(0.05)
+    records = list(tmp_path.glob("runs/*/full-*/samples.jsonl"))
+    assert [0 < len(record.read_text().splitlines()) < 40 for record in records] == [True, True]
