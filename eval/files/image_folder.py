@@ -18,7 +18,7 @@ class PlainFolder(ImageSet):
     Every file is read and decoded at the start.
 
     Args:
-        folder: images lie in it or in its `images/`; other files are passed over.
+        folder: images lie in it or in and below its `images/`; other files are passed over.
         prompts: text of each image in that order, one per line, or JSON lines with `prompt` (the rest is what GenEval
             and DPG want to know of it). Without it images have no prompts, and each stands alone in intervals.
 
@@ -69,7 +69,7 @@ def open_pair(
 
 
 def list_images(folder: Path) -> list[Path]:
-    """Return the images of a folder, or of its `images/`, in the natural order of their names.
+    """Return the images of a folder, or of its `images/` and all below, in the natural order of their names.
 
     Raises:
         SampleSetError: there is no such folder, it holds no images, or two of one name.
@@ -78,7 +78,8 @@ def list_images(folder: Path) -> list[Path]:
     home = inner if inner.is_dir() else folder
     if not home.is_dir():
         raise SampleSetError(f"{home}: no such folder")
-    files = [path for path in home.iterdir() if path.suffix.lower() in SUFFIXES and path.is_file()]
+    every = inner.rglob("*") if home == inner else home.iterdir()  # a run has folders of 500 images each
+    files = [path for path in every if path.suffix.lower() in SUFFIXES and path.is_file()]
     if not files:
         raise SampleSetError(f"{home}: holds no images ({', '.join(SUFFIXES)})")
     stems = [path.stem for path in files]

@@ -18,7 +18,7 @@ from kvbench.eval.files.samples import Sample, SampleSet, SampleSetError, map_in
 
 
 class ImageSet(SampleSet):
-    """Images of one run by index: `images/<index:06d>.png` and one line each in `samples.jsonl`.
+    """Images of one run by index: `images/000017.png` and one line each in `samples.jsonl`.
 
     Every file is read once at the start and checked against its record.
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar, TypeVar
 
-from kvbench.core.files import hash_content
+from kvbench.core.files import hash_content, name_sample
 
 SHOWN = 5  # indices named in an error
 THREADS = 4  # that read: Pillow and hashes let the others run meanwhile
@@ -59,7 +59,7 @@ class Sample:
 
 
 class SampleSet:
-    """Samples of one run by index: a file each, `<kind>/<index:06d><suffix>`, and one line each in `samples.jsonl`.
+    """Samples of one run by index: a file each (see `name_sample`) and one line each in `samples.jsonl`.
 
     Every file is read once at the start and checked against its record.
 
@@ -108,12 +108,12 @@ class SampleSet:
         return hash_content(joined)
 
     def _path(self, index: int) -> Path:
-        return self.folder / self.kind / f"{index:06d}{self.suffix}"
+        return self.folder / self.kind / name_sample(index, self.suffix)
 
     def _check_names(self, indices: set[int]) -> None:
         place = self.folder / self.kind
-        present = {path.name for path in place.glob(f"*{self.suffix}")}
-        expected = {self._path(index).name for index in indices}
+        present = {path.relative_to(place).as_posix() for path in place.rglob(f"*{self.suffix}")}
+        expected = {name_sample(index, self.suffix) for index in indices}
         # A network file system may list a folder late; a single name is then known all the same.
         if missing := sorted(name for name in expected - present if not (place / name).is_file()):
             raise SampleSetError(

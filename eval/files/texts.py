@@ -11,7 +11,7 @@ from kvbench.eval.files.samples import Sample, SampleSet, SampleSetError
 
 
 class TextSet(SampleSet):
-    """Texts of one run by index: `texts/<index:06d>.txt` in UTF-8 and one line each in `samples.jsonl`.
+    """Texts of one run by index: `texts/000017.txt` in UTF-8 and one line each in `samples.jsonl`.
 
     Args:
         folder: the run folder.

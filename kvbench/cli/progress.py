@@ -108,8 +108,7 @@ def measure_pace(folder: Path, runs: Sequence[Path]) -> float | None:
         for run in runs
         if _is_recent(run / "samples.jsonl", now)
         for kind in ("images", "texts")
-        for time in _list_times(run / kind)
-        if now - time < LATELY
+        for time in _list_times(run / kind, now - LATELY)
     ]
     first = min(lately, default=now)
     later = sum(time > first + BLOCK for time in lately)
@@ -120,10 +119,18 @@ def _is_recent(path: Path, now: float) -> bool:
     return path.is_file() and now - path.stat().st_mtime < LATELY
 
 
-def _list_times(folder: Path) -> Iterator[float]:
-    if folder.is_dir():
-        with os.scandir(folder) as files:
-            yield from (file.stat().st_mtime for file in files if not file.name.startswith("."))
+def _list_times(folder: str | Path, since: float) -> Iterator[float]:
+    """Yield the times of the samples in a folder and below that were written since a time."""
+    if not Path(folder).is_dir():
+        return
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.name.startswith(".") or (time := entry.stat().st_mtime) <= since:
+                continue
+            if entry.is_dir():
+                yield from _list_times(entry.path, since)
+            else:
+                yield time
 
 
 class _Above:

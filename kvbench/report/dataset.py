@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from kvbench.core.config import ConfigError
-from kvbench.core.files import find_obstacle, hash_values
+from kvbench.core.files import find_obstacle, hash_values, name_sample
 from kvbench.data.frames import runs_df, samples_df
 from kvbench.eval.files.samples import SampleSet
 from kvbench.eval.files.texts import TextSet, open_samples
@@ -135,7 +135,7 @@ def _fill(out: Path, runs: Sequence[Run]) -> None:
     for run, found in opened:
         _copy(out / "runs" / run.place, (run.folder / name for name in KEPT))
         kind = out / found.kind / run.place
-        _link(kind, (run.folder / found.kind / f"{i:06d}{found.suffix}" for i in found.indices))
+        _link(run.folder / found.kind, kind, (name_sample(index, found.suffix) for index in found.indices))
     if (out / IMAGES.kind).is_dir():
         _list_images(samples).write_parquet(out / IMAGES.kind / "metadata.parquet")
 
@@ -172,7 +172,7 @@ def _read_samples(opened: Sequence[tuple[Run, SampleSet]], runs: "polars.DataFra
     found = (
         whose.join(samples_df([run.folder for run, _ in opened]), on="folder")
         .join(polars.DataFrame(places), on="folder")
-        .with_columns(number=polars.col("index").cast(polars.String).str.zfill(6))
+        .with_columns(number=polars.col("index").map_elements(name_sample, polars.String))
         .with_columns(file=names[0], reference_file=names[1])
         .drop("kind", "suffix", "against", "number")
         .sort("folder", "index")
@@ -239,11 +239,12 @@ def _copy(folder: Path, paths: Iterable[Path]) -> None:
             shutil.copyfile(path, folder / path.name)
 
 
-def _link(folder: Path, paths: Iterable[Path]) -> None:
-    """Put files into a new folder without taking room where the disk allows."""
-    folder.mkdir(parents=True)
-    for path in paths:
+def _link(source: Path, target: Path, names: Iterable[str]) -> None:
+    """Put files of a folder into a new one without taking room where the disk allows."""
+    for name in names:
+        path, place = source / name, target / name
+        place.parent.mkdir(parents=True, exist_ok=True)
         try:
-            os.link(path, folder / path.name)
+            os.link(path, place)
         except OSError:  # another disk, or one without links
-            shutil.copyfile(path, folder / path.name)
+            shutil.copyfile(path, place)

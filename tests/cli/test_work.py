@@ -198,7 +198,8 @@ def test_progress_counts_jobs_and_samples_and_foresees_the_rest(tmp_path: Path) 
         (run / "images").mkdir(parents=True)
         (run / "samples.jsonl").write_text("{}\n" * drawn)
         for index in range(drawn):
-            image = run / f"images/{index}.png"
+            image = run / f"images/{index % 2}/{index}.png"
+            image.parent.mkdir(exist_ok=True)
             image.touch()
             os.utime(image, (now - 10 * (drawn - index), now - 10 * (drawn - index)))
     (finished / "results.json").touch()

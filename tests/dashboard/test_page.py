@@ -6,9 +6,18 @@ from typing import Any
 
 import pytest
 
+from kvbench.core.files import name_sample
 from kvbench.dashboard.page import write_dashboard
 from tests.support.results import LPIPS, PSNR, made_up
-from tests.support.run_folders import HOSTILE, PROMPTS, WORTH, score, with_bytes, write_run
+from tests.support.run_folders import (
+    HOSTILE,
+    PROMPTS,
+    WORTH,
+    score,
+    with_bytes,
+    write_image_runs,
+    write_run,
+)
 
 pytestmark = pytest.mark.slow
 PHONE = {"viewport": {"width": 390, "height": 844}, "color_scheme": "dark"}
@@ -135,6 +144,24 @@ def test_samples_are_compared_worst_first_under_a_slider(page: Any) -> None:
     assert page.locator("#prompt").inner_text() == HOSTILE
     page.select_option("#worst", "lpips")
     assert page.locator("#prompt").inner_text() == "two blue circles"
+
+
+def test_images_of_a_large_run_are_found_in_their_folders(browser: Any, tmp_path: Path) -> None:
+    write_image_runs(tmp_path)
+    for lines in tmp_path.rglob("*.jsonl"):
+        lines.write_text(lines.read_text().replace('"index": 3', '"index": 1731'))
+    for image in list(tmp_path.rglob("000003.png")):
+        place = image.parent / name_sample(1731, ".png")
+        place.parent.mkdir()
+        image.rename(place)
+    page = browser.new_page()
+    page.goto(write_dashboard(tmp_path).as_uri())
+    page.keyboard.press("2")
+    page.keyboard.press("j")
+    assert page.locator("#prompt").inner_text() == PROMPTS[3]
+    images = page.locator("img-comparison-slider.rendered img")
+    assert images.evaluate_all("all => all.map(image => image.naturalWidth)") == [8, 8]
+    page.close()
 
 
 def test_texts_stand_side_by_side_with_what_differs(page: Any) -> None:

@@ -79,6 +79,19 @@ def test_the_viewer_finds_every_image_and_its_reference(published: Path) -> None
     assert {"prompt", "method", "psnr"} <= set(listed.columns)
 
 
+def test_folders_of_many_images_stay_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvbench.core.files.FOLDED", 3)
+    run = execute.run(job_in(tmp_path / "runs", count=4)).folder
+    prepare_dataset(read_published([run]), tmp_path / "set", "apache-2.0", "user/name")
+    listed = pl.read_parquet(tmp_path / "set/images/metadata.parquet")
+    assert set(listed["file_name"].filter(listed["file_name"].str.contains("/000003/"))) == {
+        f"fake/{results_of(run).run}/000003/000003.png",
+        f"fake/{results_of(run).reference}/000003/000003.png",
+    }
+    there = {str(path.relative_to(tmp_path / "set/images")) for path in (tmp_path / "set").rglob("*.png")}
+    assert set(listed["file_name"]) == there
+
+
 def test_the_hub_reads_the_card(made: Path, published: Path) -> None:
     card = hub.DatasetCard.load(published / "README.md")
     about = card.data.to_dict()

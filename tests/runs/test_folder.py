@@ -2,6 +2,7 @@
 
 import json
 import multiprocessing
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -9,9 +10,13 @@ import pytest
 from PIL import Image
 
 from kvbench.core.config import ConfigError
-from kvbench.core.files import hash_path, parse_json
+from kvbench.core.files import hash_path, name_sample, parse_json
+from kvbench.eval.files.image_folder import PlainFolder
+from kvbench.eval.files.images import ImageSet
+from kvbench.eval.files.samples import SampleSetError
 from kvbench.runs.identity import Identity
 from kvbench.runs.record.folder import RunFolder, blocks, slug
+from kvbench.runs.record.merge import merge_run
 
 IDENTITY = Identity(
     model={"name": "m", "sampling": {"cfg": 3.0, "tau": [1.0, 0.5]}},
@@ -46,6 +51,31 @@ def test_samples_are_those_whose_image_is_the_recorded_one(tmp_path: Path) -> No
         folder.tidy([0, 1, 2])
     folder.add(records([0, 1, 2]), images([0, 1, 2]))
     assert [record["index"] for record in folder.tidy([0, 1, 2])] == [0, 1, 2]
+
+
+def test_no_folder_of_a_hundred_thousand_samples_has_more_than_a_thousand_entries(tmp_path: Path) -> None:
+    places = [Path("images", name_sample(index, ".png")) for index in range(100_000)]
+    assert len(set(places)) == 100_000
+    entries = {place for file in places for place in (file, *file.parents[:-1])}
+    assert max(Counter(entry.parent for entry in entries).values()) <= 1000
+    folder = RunFolder(tmp_path, "m", IDENTITY)
+    indices = [0, 499, 500, 501, 1731, 99_999]
+    folder.add(records(indices), images(indices))
+    assert sorted(folder.samples()) == indices
+    assert {path.relative_to(folder.path) for path in folder.path.rglob("*.png")} == {
+        places[index] for index in indices
+    }
+    folder.tidy(indices)
+    opened = ImageSet(folder.path)
+    assert opened.indices == indices
+    assert np.array_equal(opened.image(1731), images([1731])[0])
+    assert np.array_equal(PlainFolder(folder.path).stack(range(6)), images(indices))
+    merged = merge_run(folder.path, tmp_path / "elsewhere")
+    assert (merged.added, merged.problem) == (6, None)
+    assert ImageSet(tmp_path / "elsewhere/m" / folder.path.name).digest == opened.digest
+    (folder.path / "images/001500/001732.png").touch()
+    with pytest.raises(SampleSetError, match=r"without a line in samples\.jsonl: 001500/001732\.png"):
+        ImageSet(folder.path)
 
 
 def test_an_image_is_hashed_once_until_it_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

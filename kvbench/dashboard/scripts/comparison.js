@@ -125,8 +125,11 @@ function nameSample(run, place) {
   return shared(run.samples.prompt[place]) ?? `sample ${run.samples.index[place]}`;
 }
 
+/** Where a run has an image: as `name_sample` of kvbench.core.files, 500 to a folder. */
 function imageOf(run, index) {
-  return addressOf(run, "images", `${String(index).padStart(6, "0")}.png`);
+  const number = (value) => String(value).padStart(6, "0");
+  const folder = index < 500 ? [] : [number(index - (index % 500))];
+  return addressOf(run, "images", ...folder, `${number(index)}.png`);
 }
 
 /** Show the sample at a rank. */

@@ -5,6 +5,7 @@ import math
 from collections.abc import Mapping
 from pathlib import Path
 
+from kvbench.core.files import name_sample
 from kvbench.runs.record.kinds import IMAGES, TEXTS, SampleKind
 from kvbench.runs.record.results import Results
 
@@ -20,7 +21,7 @@ def find_stored_kind(folder: Path) -> SampleKind:
 def find_sample(folder: Path, index: int) -> Path:
     """Return the file of a sample of a run."""
     form = find_stored_kind(folder)
-    return folder / form.kind / f"{index:06d}{form.suffix}"
+    return folder / form.kind / name_sample(index, form.suffix)
 
 
 def read_scores(folder: Path, results: Results) -> dict[int, Scores]:
