@@ -30,6 +30,7 @@ from kvbench.cli.launchers import check_launcher
 from kvbench.cli.messages import check_arguments, describe_error, is_expected, is_one_job
 from kvbench.cli.progress import watch
 from kvbench.cli.publish import publish
+from kvbench.cli.ray_workers import runs_by_itself, submit_actors
 from kvbench.cli.search_path import PluginSearchPath, check_search_path
 from kvbench.cli.sigterm import TERMINATED, Terminated, interrupting_on_sigterm, wait_to_be_killed
 from kvbench.cli.slurm import LAUNCHER, submit
@@ -130,8 +131,6 @@ def run_on_sweep(words: list[str]) -> None:
         workers = list_worker_words(cfg, words)
         jobs = prepare_workers(cfg, choices["hydra/launcher"], workers)
         if not cfg.work.wait:
-            if not jobs:
-                leave(folder)
             return
         if alone or jobs:
             with watch(folder):
@@ -147,12 +146,15 @@ def run_on_sweep(words: list[str]) -> None:
 
 
 def prepare_workers(cfg: DictConfig, launcher: str, workers: list[str]) -> "Sequence[Job[None]]":
-    """Make sure that a launcher can start workers, submit those of Slurm and return their jobs.
+    """Make sure that a launcher can start workers, and start those that nobody waits for and those of Slurm.
 
     Args:
         cfg: composed for the sweep.
         launcher: choice of `hydra/launcher`.
         workers: words of the command line of a worker.
+
+    Returns:
+        The jobs in Slurm's queue.
 
     Raises:
         ConfigError: the launcher cannot.
@@ -163,10 +165,17 @@ def prepare_workers(cfg: DictConfig, launcher: str, workers: list[str]) -> "Sequ
                 f"work.workers={cfg.work.workers}: hydra/launcher=basic starts one after the other; choose another "
                 "launcher (hydra/launcher=joblib), or leave out work.workers and start this command once per worker"
             )
-        return []
-    launched = hydra.compose("config", overrides=workers, return_hydra_config=True)
-    check_launcher(launched)
-    return submit(launched, workers, cfg.work.workers) if launcher == LAUNCHER else []
+    else:
+        launched = hydra.compose("config", overrides=workers, return_hydra_config=True)
+        check_launcher(launched)
+        if launcher == LAUNCHER:
+            return submit(launched, workers, cfg.work.workers)
+        if runs_by_itself(launched) and not cfg.work.wait:
+            submit_actors(launched, workers, cfg.work.workers)
+            return []
+    if not cfg.work.wait:
+        leave(Path(cfg.work.folder))
+    return []
 
 
 def run_alone(overrides: list[str]) -> None:

@@ -9,6 +9,8 @@ from kvbench.core.config import ConfigError
 
 PAUSED = "paused"
 """File in a sweep's folder while it is paused."""
+STOPPED = "stopped"
+"""File in a sweep's folder whose time is that of the last stop."""
 LISTED = 8
 """Runs that an error message offers."""
 
@@ -18,16 +20,16 @@ def control(folder: Path, verb: str, run: str | int | None = None) -> str:
 
     Args:
         folder: the sweep's.
-        verb: `pause`, `resume`, `requeue` or `drop`.
+        verb: `pause`, `resume`, `stop`, `requeue` or `drop`.
         run: which runs are meant, see `find_runs`; None for all that failed, and for hosts that were stopped.
 
     Raises:
         ConfigError: no run of the sweep is meant, or a verb without runs is given one.
     """
-    if verb in ("pause", "resume"):
+    if verb in (whole := {"pause": _pause, "resume": _resume, "stop": _stop}):
         if run is not None:
             raise ConfigError(f"work.run={run}: is for work.do=drop and requeue; leave it out")
-        return _pause(folder) if verb == "pause" else _resume(folder)
+        return whole[verb](folder)
     entries = read_entries(folder)
     if verb == "drop":
         return _drop(folder, find_runs(entries, run))
@@ -81,6 +83,17 @@ def _resume(folder: Path) -> str:
         return f"{folder}: is not paused"
     (folder / PAUSED).unlink(missing_ok=True)
     return f"{folder}: resumed"
+
+
+def is_stopped(folder: Path, since: float) -> bool:
+    """Return whether workers of a sweep that began at a time, by the file system's clock, are to end."""
+    path = folder / STOPPED
+    return path.is_file() and path.stat().st_mtime > since
+
+
+def _stop(folder: Path) -> str:
+    (folder / STOPPED).touch()
+    return f"{folder}: stopped: workers end after their blocks; the command that started them goes on with the rest"
 
 
 def _drop(folder: Path, entries: Sequence[Entry]) -> str:

@@ -22,6 +22,7 @@ from kvbench.cli.jobs import Entry, Recorder, claim_of, list_jobs, open_folder, 
 from kvbench.cli.launchers import LOCAL, check_launcher
 from kvbench.cli.messages import describe_error, is_expected
 from kvbench.cli.progress import watch
+from kvbench.cli.ray_workers import runs_by_itself, submit_actors
 from kvbench.cli.slurm import LAUNCHER, count_tasks, submit
 from kvbench.cli.sweep_folder import list_worker_words
 from kvbench.core.gpus import resolve_device
@@ -138,18 +139,23 @@ def _send(config: DictConfig, folder: Path, name: str, runs: "Sequence[Results]"
 
 
 def leave_sweep(config: DictConfig, folder: Path) -> None:
-    """Have a sweep's jobs done without this process: by workers in Slurm's queue, else in the background.
+    """Have a sweep's jobs done without this process: by workers of Slurm or of a Ray cluster, else in the background.
 
-    As many workers are queued as there are jobs, in as many Slurm jobs as may run at a time.
+    There are as many workers as jobs; in Slurm's queue, as many as fit into the Slurm jobs that may run at a time.
     """
-    if config.hydra.runtime.choices["hydra/launcher"] != LAUNCHER:
+    launcher = config.hydra.launcher
+    in_slurm = config.hydra.runtime.choices["hydra/launcher"] == LAUNCHER
+    if not in_slurm and not runs_by_itself(config):
         leave(folder)
         return
     with open_dict(config):
         config.work.folder = str(folder)
-    launcher, tasks = config.hydra.launcher, count_tasks(config.hydra.launcher)
-    jobs = min(math.ceil(len(list_jobs(config)) / tasks), launcher.array_parallelism)
-    submit(config, list_worker_words(config, config.hydra.overrides.hydra), jobs * tasks)
+    words, jobs = list_worker_words(config, config.hydra.overrides.hydra), len(list_jobs(config))
+    if in_slurm:
+        tasks = count_tasks(launcher)
+        submit(config, words, min(math.ceil(jobs / tasks), launcher.array_parallelism) * tasks)
+    else:
+        submit_actors(config, words, jobs)
 
 
 class Summary(Callback):

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from kvbench.cli.compose import compose_job, count_processes, find_finished, read_settings
 from kvbench.cli.console import CONSOLE
-from kvbench.cli.control import is_paused
+from kvbench.cli.control import is_paused, is_stopped
 from kvbench.cli.hosts import (
     MAX_BROKEN,
     blames_host,
@@ -107,7 +107,7 @@ def do_jobs(worker: "Worker") -> None:
             continue
         time.sleep(step)
         worker.wait_while_paused()
-        if worker.asked.is_set():
+        if worker.is_asked():
             return
         if (reason := worker.find_end()) is not None:
             raise UserError(reason)
@@ -153,7 +153,7 @@ class Worker:
         folder: the sweep's.
         settings: of the worker.
         log: of what it does.
-        asked: set when it is to end.
+        asked: set when it is to end, and the other workers are not.
         since: when it began, by the file system's clock.
         broken: jobs that broke, none finished between them.
         requeued: when jobs were given back that the worker has looked at.
@@ -185,16 +185,20 @@ class Worker:
         newer = is_newer(self.folder, job[0], self.since)
         return newer and read_entry(self.folder, *job).outcome in ("finished", "failed")
 
+    def is_asked(self) -> bool:
+        """Return whether this worker is to end."""
+        return self.asked.is_set() or is_stopped(self.folder, self.since)
+
     def wait_while_paused(self) -> None:
         """Return when the sweep is not paused or the worker is to end."""
         if is_paused(self.folder):
             CONSOLE.print("paused; work.do=resume lets this worker go on")
-            while is_paused(self.folder) and not self.asked.is_set():
+            while is_paused(self.folder) and not self.is_asked():
                 time.sleep(LOOK)
 
     def is_wanted(self, number: int) -> bool:
         """Return whether this worker may go on with a job."""
-        held = self.asked.is_set() or is_paused(self.folder) or drop_of(self.folder, number).is_file()
+        held = self.is_asked() or is_paused(self.folder) or drop_of(self.folder, number).is_file()
         return not held and self.find_end() is None
 
     def find_end(self) -> str | None:

@@ -169,8 +169,8 @@ class WorkSettings:
     Attributes:
         workers: of `task=work`, how many a launcher starts.
         lapse: seconds without a sign of life after which others take over what a process claimed.
-        wait: whether a sweep's command returns at its end; otherwise it goes on in the background or in Slurm's
-            queue.
+        wait: whether a sweep's command returns at its end; otherwise it goes on in the background, in Slurm's
+            queue or on a Ray cluster.
         number: which of these this one is; of several GPUs it takes that one.
         folder: the sweep's; None for that of the jobs that the command lists.
         do: what workers of the sweep are asked to do; None to work beside them.
@@ -184,7 +184,7 @@ class WorkSettings:
     wait: bool = True
     number: int = 0
     folder: str | None = None
-    do: Literal["pause", "resume", "requeue", "drop"] | None = None
+    do: Literal["pause", "resume", "requeue", "drop", "stop"] | None = None
     run: str | int | None = None
     grace: float = 25.0
     jitter: float = 0.0

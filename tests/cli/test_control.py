@@ -86,7 +86,8 @@ def test_verbs_say_what_they_did(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["work.do=stop"], "work.do=stop: must be one of pause, resume, requeue, drop or null"),
+        (["work.do=end"], "work.do=end: must be one of pause, resume, requeue, drop, stop or null"),
+        (["work.do=stop", "work.run=1"], "work.run=1: is for work.do=drop and requeue"),
         (
             ["work.do=drop"],
             "work.run: missing; choose from 0 (method=swa budget=0.2), 1 (method=swa budget=0.3), 2",
@@ -152,6 +153,22 @@ def test_a_paused_sweep_is_left_alone_until_it_is_resumed(
     on_pause(resume)
     assert run_worker(do) == [0, 1, 2]
     assert seen == [["finished", "missing", "missing"]]
+
+
+def test_stopped_workers_end_after_their_blocks_and_later_ones_work(
+    folder: Path, run_worker: Callable[[Do], list[int]]
+) -> None:
+    time.sleep(0.01)  # than which times of files are finer
+    assert run_worker(lambda _: control(folder, "stop") and folder) == [0]
+    assert outcomes(folder) == ["finished", "missing", "missing"]
+    assert sorted(run_worker(lambda _: folder)) == [0, 1, 2]
+
+
+def test_a_paused_worker_can_be_stopped(
+    folder: Path, run_worker: Callable[[Do], list[int]], on_pause: OnPause
+) -> None:
+    on_pause(lambda: control(folder, "stop"))
+    assert run_worker(lambda _: control(folder, "pause") and folder) == [0]
 
 
 def test_a_dropped_run_is_left_out_of_work_and_table(

@@ -1,0 +1,53 @@
+"""Workers on a Ray cluster of two nodes: left there, started again where one is killed, stopped, refused."""
+
+import time
+from pathlib import Path
+
+import pytest
+
+from kvbench.cli.ray_workers import count_fitting
+from kvbench.cli.work_log import read_logs
+from tests.support.command_line import Command
+from tests.support.two_nodes import SWEEP, find_worker, kill_workers, run_command, start_nodes, submit
+
+
+@pytest.mark.slow
+def test_workers_are_left_on_a_ray_cluster_and_started_again_where_one_is_killed(tmp_path: Path) -> None:
+    pytest.importorskip("hydra_plugins.hydra_ray_launcher")
+    outcome = kill_workers(tmp_path, kills=2, samples=6)
+    assert (outcome.kills, outcome.workers, outcome.different) == (2, 4, [])
+    assert abs(outcome.drawn - outcome.samples) <= outcome.kills  # but for blocks in flight nothing twice
+
+
+@pytest.mark.slow
+def test_workers_on_a_ray_cluster_are_stopped_and_must_fit(tmp_path: Path, command: Command) -> None:
+    pytest.importorskip("hydra_plugins.hydra_ray_launcher")
+    with start_nodes() as address:
+        words = (*SWEEP, "prompts.count=200")
+        sweep, out = submit(tmp_path, address, *words)
+        assert (
+            f"submitted 2 workers to the Ray cluster at {address}, output in {sweep.relative_to(tmp_path)}"
+            in out
+        )
+        worker = find_worker(sweep, blocks=1)
+        assert worker is not None
+        assert not (sweep / "background.log").exists()
+        command("task=work", f"work.folder={sweep}", "work.do=stop")
+        while any(log.alive for log in read_logs(sweep)):
+            time.sleep(0.1)
+        assert sum(log.samples for log in read_logs(sweep)) < 200
+        ray = ("hydra/launcher=ray", f"hydra.launcher.ray.init.address={address}", "work.wait=false")
+        large = ("-m", *words, *ray, "hydra.launcher.ray.remote.num_gpus=1")
+        with pytest.raises(
+            AssertionError, match=r"no machine of the cluster at \S+ has num_cpus=1 and num_gpus=1"
+        ):
+            run_command(tmp_path, *large)
+
+
+def test_workers_fit_into_what_a_machine_has() -> None:
+    node = {"CPU": 7.0, "GPU": 2.0, "memory": 1e9}
+    assert [
+        count_fitting(node, {"num_cpus": cpus, "num_gpus": gpus})
+        for cpus, gpus in ((1, 0), (1, 1), (4, 1), (1, 0.5), (8, 0), (0, 0), (1, 3))
+    ] == [7, 2, 1, 4, 0, 1, 0]
+    assert count_fitting(node, {"num_cpus": 1, "num_gpus": 0, "resources": {"a100": 1}}) == 0
