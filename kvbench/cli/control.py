@@ -2,15 +2,16 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Literal
 
 from kvbench.cli.hosts import readmit_hosts
 from kvbench.cli.jobs import Entry, drop_of, forget, note_requeue, read_entries
 from kvbench.core.config import ConfigError
+from kvbench.core.files import write_whole
 
-PAUSED = "paused"
-"""File in a sweep's folder while it is paused."""
-STOPPED = "stopped"
-"""File in a sweep's folder whose time is that of the last stop."""
+HELD = "held"
+"""File in a sweep's folder while workers are to wait or, with the line `STOP`, those that began before it to end."""
+STOP = "stop"
 LISTED = 8
 """Runs that an error message offers."""
 
@@ -66,33 +67,38 @@ def name_run(entry: Entry) -> str | None:
     return None if own is None else Path(own).name
 
 
-def is_paused(folder: Path) -> bool:
-    """Return whether workers of a sweep take no work."""
-    return (folder / PAUSED).is_file()
+def read_hold(folder: Path, since: float = 0.0) -> Literal["pause", "stop"] | None:
+    """Return what workers of a sweep are to do instead of work; None if nothing.
+
+    Args:
+        folder: the sweep's.
+        since: when the worker began, by the file system's clock.
+    """
+    path = folder / HELD
+    try:
+        if path.read_text(encoding="utf-8").strip() != STOP:
+            return "pause"
+        return "stop" if path.stat().st_mtime > since else None
+    except FileNotFoundError:
+        return None
 
 
 def _pause(folder: Path) -> str:
-    known = is_paused(folder)
-    (folder / PAUSED).touch()
+    known = read_hold(folder) == "pause"
+    write_whole(folder / HELD, "")
     said = "is paused already" if known else "paused: workers stop after their blocks"
     return f"{folder}: {said}; work.do=resume lets them go on"
 
 
 def _resume(folder: Path) -> str:
-    if not is_paused(folder):
+    if read_hold(folder) != "pause":
         return f"{folder}: is not paused"
-    (folder / PAUSED).unlink(missing_ok=True)
+    (folder / HELD).unlink(missing_ok=True)
     return f"{folder}: resumed"
 
 
-def is_stopped(folder: Path, since: float) -> bool:
-    """Return whether workers of a sweep that began at a time, by the file system's clock, are to end."""
-    path = folder / STOPPED
-    return path.is_file() and path.stat().st_mtime > since
-
-
 def _stop(folder: Path) -> str:
-    (folder / STOPPED).touch()
+    write_whole(folder / HELD, f"{STOP}\n")
     return f"{folder}: stopped: workers end after their blocks; the command that started them goes on with the rest"
 
 

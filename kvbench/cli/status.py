@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from kvbench.cli.control import is_paused
+from kvbench.cli.control import read_hold
 from kvbench.cli.hosts import describe_host, describe_stop, read_stopped_hosts
 from kvbench.cli.jobs import Entry, read_entries
 from kvbench.cli.progress import count_drawn, find_running, format_seconds, measure, measure_pace
@@ -55,7 +55,7 @@ def show_status(console: Console, folder: Path, *, verbose: bool = False) -> Non
     stopped = read_stopped_hosts(folder)
     for line in filter(None, [describe_stop(stopped), *starmap(describe_host, stopped.items())]):
         say(line, "red")
-    if is_paused(folder):
+    if read_hold(folder) == "pause":
         say("paused: work.do=resume lets workers go on", "yellow")
     console.print(_list_runs(_make_rows(folder, entries), shared, SHOWN * (not verbose) or len(entries)))
     if logs:

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from kvbench.cli.compose import compose_job, count_processes, find_finished, read_settings
 from kvbench.cli.console import CONSOLE
-from kvbench.cli.control import is_paused, is_stopped
+from kvbench.cli.control import read_hold
 from kvbench.cli.hosts import (
     MAX_BROKEN,
     blames_host,
@@ -187,19 +187,20 @@ class Worker:
 
     def is_asked(self) -> bool:
         """Return whether this worker is to end."""
-        return self.asked.is_set() or is_stopped(self.folder, self.since)
+        return self.asked.is_set() or read_hold(self.folder, self.since) == "stop"
 
     def wait_while_paused(self) -> None:
         """Return when the sweep is not paused or the worker is to end."""
-        if is_paused(self.folder):
+        if read_hold(self.folder, self.since) == "pause":
             CONSOLE.print("paused; work.do=resume lets this worker go on")
-            while is_paused(self.folder) and not self.is_asked():
+            while read_hold(self.folder, self.since) == "pause" and not self.asked.is_set():
                 time.sleep(LOOK)
 
     def is_wanted(self, number: int) -> bool:
         """Return whether this worker may go on with a job."""
-        held = self.is_asked() or is_paused(self.folder) or drop_of(self.folder, number).is_file()
-        return not held and self.find_end() is None
+        if self.asked.is_set() or read_hold(self.folder, self.since) is not None:
+            return False
+        return not drop_of(self.folder, number).is_file() and self.find_end() is None
 
     def find_end(self) -> str | None:
         """Return why this worker takes no more work, in one line; None while it does."""

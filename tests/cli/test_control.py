@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from kvbench.cli import work
-from kvbench.cli.control import control, is_paused
+from kvbench.cli.control import control, read_hold
 from kvbench.cli.jobs import Entry, open_folder, read_entries, write_entry
 from kvbench.core.config import ConfigError
 from kvbench.models.infinity.model import InfinityModel
@@ -72,7 +72,7 @@ def test_verbs_say_what_they_did(folder: Path) -> None:
     write_entry(folder, Entry(1, JOBS[1], "failed", error="e"))
     assert do("pause").startswith("paused: ")
     assert do("pause").startswith("is paused already")
-    assert is_paused(folder)
+    assert read_hold(folder) == "pause"
     assert do("resume") == "resumed"
     assert do("resume") == "is not paused"
     assert do("drop", "method=random").startswith("dropped 1 run (method=random budget=0.2); ")

@@ -44,7 +44,9 @@ def test_a_log_says_what_its_worker_did(tmp_path: Path) -> None:
     assert (running.alive, ended.alive) == (True, False)
     assert ended.blocks == (Block("swa-1", 4, 2.0), Block("swa-1", 4, 6.0))
     assert (ended.samples, ended.rate, ended.device) == (8, 1.0, "cpu")
-    (tmp_path / "workers/.killed-1-abcd").write_text('{"machine": "another", "lapse": 0.001}')
+    killed = tmp_path / "workers/.killed-1-abcd"
+    killed.write_text('{"machine": "another", "lapse": 0.001}')
+    os.utime(killed, (1, 1))
     with writing_log(tmp_path, "cpu", 60.0), writing_log(tmp_path, "cpu", 60.0):
         pass  # the inner one ends while the other runs
     assert not list((tmp_path / "workers").glob(".*"))

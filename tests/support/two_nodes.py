@@ -57,6 +57,7 @@ def start_nodes() -> Iterator[str]:
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     from ray.cluster_utils import Cluster
 
+    before = signal.getsignal(signal.SIGTERM)  # Ray sets its own
     node = {"num_cpus": 1, "include_dashboard": False}
     cluster = Cluster(initialize_head=True, head_node_args=node)
     try:
@@ -64,6 +65,7 @@ def start_nodes() -> Iterator[str]:
         yield cluster.address
     finally:
         cluster.shutdown()
+        signal.signal(signal.SIGTERM, before)
 
 
 def run_command(folder: Path, *words: str) -> str:
