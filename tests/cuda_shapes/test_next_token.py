@@ -63,6 +63,8 @@ def unread(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
         known = make(data, **how)
         return torch.empty(known.shape, dtype=known.dtype, device=device)
 
+    with torch.device("cpu"):
+        make([])  # torch lists its constructors once, for good, where a device is first chosen so
     monkeypatch.setattr(torch, "tensor", make_empty)
     return checked
 
