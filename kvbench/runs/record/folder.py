@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from kvbench.core.config import ConfigError
-from kvbench.core.files import hash_content, hash_path, name_sample, naming, parse_json, write_whole
+from kvbench.core.files import hash_content, hash_path, naming, parse_json, write_whole
 from kvbench.core.locks import claim
 from kvbench.runs.identity import Identity
 from kvbench.runs.record.kinds import IMAGES, SampleKind
@@ -210,7 +210,7 @@ class RunFolder:
             yield
 
     def _file(self, record: Record) -> Path:
-        return self.path / self.kind.kind / name_sample(int(str(record["index"])), self.kind.suffix)
+        return self.kind.find(self.path, int(str(record["index"])))
 
     def _intact(self, record: Record) -> bool:
         """Return whether a record's file is there and is the recorded one."""

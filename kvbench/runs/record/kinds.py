@@ -3,11 +3,13 @@
 import io
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from PIL import Image
 
+from kvbench.core.files import name_sample
 from kvbench.models.base import Model
 from kvbench.models.outputs import Text
 
@@ -27,6 +29,10 @@ class SampleKind:
     suffix: str
     encode: Callable[[Any], bytes]
     describe: Callable[[Any], Mapping[str, object]]
+
+    def find(self, folder: Path, index: int) -> Path:
+        """Return the file of a sample in a run's folder."""
+        return folder / self.kind / name_sample(index, self.suffix)
 
 
 def _encode_image(pixels: Any) -> bytes:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-from kvbench.core.files import hash_content, hash_path, name_sample, write_beside
+from kvbench.core.files import hash_content, hash_path, write_beside
 from kvbench.core.locks import claim
 from kvbench.runs.identity import Identity
 from kvbench.runs.record.folder import RECORDS, Record, RunFolder, RunName, read_records
@@ -151,7 +151,7 @@ def _add(folder: RunFolder, path: Path, kind: SampleKind, records: Iterable[Reco
     """Add samples whose files are those that were recorded; return how many."""
     whole: list[tuple[Record, bytes]] = []
     for record in records:
-        file = path / kind.kind / name_sample(int(str(record["index"])), kind.suffix)
+        file = kind.find(path, int(str(record["index"])))
         if file.is_file() and hash_content(content := file.read_bytes()) == record["sha256"]:
             whole.append((record, content))
     folder.add([record for record, _ in whole], [content for _, content in whole])

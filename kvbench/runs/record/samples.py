@@ -5,7 +5,6 @@ import math
 from collections.abc import Mapping
 from pathlib import Path
 
-from kvbench.core.files import name_sample
 from kvbench.runs.record.kinds import IMAGES, TEXTS, SampleKind
 from kvbench.runs.record.results import Results
 
@@ -20,8 +19,7 @@ def find_stored_kind(folder: Path) -> SampleKind:
 
 def find_sample(folder: Path, index: int) -> Path:
     """Return the file of a sample of a run."""
-    form = find_stored_kind(folder)
-    return folder / form.kind / name_sample(index, form.suffix)
+    return find_stored_kind(folder).find(folder, index)
 
 
 def read_scores(folder: Path, results: Results) -> dict[int, Scores]:
