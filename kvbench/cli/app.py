@@ -30,12 +30,11 @@ from kvbench.cli.launchers import check_launcher
 from kvbench.cli.messages import check_arguments, describe_error, is_expected, is_one_job
 from kvbench.cli.progress import watch
 from kvbench.cli.publish import publish
-from kvbench.cli.ray_workers import runs_by_itself, submit_actors
 from kvbench.cli.search_path import PluginSearchPath, check_search_path
 from kvbench.cli.sigterm import TERMINATED, Terminated, interrupting_on_sigterm, wait_to_be_killed
 from kvbench.cli.slurm import LAUNCHER, submit
 from kvbench.cli.status import show_status
-from kvbench.cli.sweep import Summary, describe_failure, end_or_describe, show_sweep
+from kvbench.cli.sweep import Summary, describe_failure, end_or_describe, leave_workers, show_sweep
 from kvbench.cli.sweep_folder import (
     compose_sweep,
     find_reading_words,
@@ -146,7 +145,7 @@ def run_on_sweep(words: list[str]) -> None:
 
 
 def prepare_workers(cfg: DictConfig, launcher: str, workers: list[str]) -> "Sequence[Job[None]]":
-    """Make sure that a launcher can start workers, and start those that nobody waits for and those of Slurm.
+    """Make sure that a launcher can start workers; start those that nobody waits for, and queue those of Slurm.
 
     Args:
         cfg: composed for the sweep.
@@ -154,7 +153,7 @@ def prepare_workers(cfg: DictConfig, launcher: str, workers: list[str]) -> "Sequ
         workers: words of the command line of a worker.
 
     Returns:
-        The jobs in Slurm's queue.
+        The jobs in Slurm's queue that the command waits for.
 
     Raises:
         ConfigError: the launcher cannot.
@@ -165,17 +164,15 @@ def prepare_workers(cfg: DictConfig, launcher: str, workers: list[str]) -> "Sequ
                 f"work.workers={cfg.work.workers}: hydra/launcher=basic starts one after the other; choose another "
                 "launcher (hydra/launcher=joblib), or leave out work.workers and start this command once per worker"
             )
-    else:
-        launched = hydra.compose("config", overrides=workers, return_hydra_config=True)
-        check_launcher(launched)
-        if launcher == LAUNCHER:
-            return submit(launched, workers, cfg.work.workers)
-        if runs_by_itself(launched) and not cfg.work.wait:
-            submit_actors(launched, workers, cfg.work.workers)
-            return []
+        if not cfg.work.wait:
+            leave(Path(cfg.work.folder))
+        return []
+    launched = hydra.compose("config", overrides=workers, return_hydra_config=True)
+    check_launcher(launched)
     if not cfg.work.wait:
-        leave(Path(cfg.work.folder))
-    return []
+        leave_workers(launched, Path(cfg.work.folder), workers, cfg.work.workers)
+        return []
+    return submit(launched, workers, cfg.work.workers) if launcher == LAUNCHER else []
 
 
 def run_alone(overrides: list[str]) -> None:

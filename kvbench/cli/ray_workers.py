@@ -58,7 +58,7 @@ def runs_by_itself(config: DictConfig) -> bool:
     """
     if config.hydra.runtime.choices["hydra/launcher"] != RAY:
         return False
-    return str(config.hydra.launcher.ray.init.address) != "local"
+    return config.hydra.launcher.ray.init.address not in (None, "local")
 
 
 def submit_actors(config: DictConfig, words: Sequence[str], workers: int) -> None:

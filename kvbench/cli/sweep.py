@@ -139,23 +139,34 @@ def _send(config: DictConfig, folder: Path, name: str, runs: "Sequence[Results]"
 
 
 def leave_sweep(config: DictConfig, folder: Path) -> None:
-    """Have a sweep's jobs done without this process: by workers of Slurm or of a Ray cluster, else in the background.
+    """Have a sweep's jobs done by workers that nobody waits for.
 
     There are as many workers as jobs; in Slurm's queue, as many as fit into the Slurm jobs that may run at a time.
     """
-    launcher = config.hydra.launcher
-    in_slurm = config.hydra.runtime.choices["hydra/launcher"] == LAUNCHER
-    if not in_slurm and not runs_by_itself(config):
-        leave(folder)
-        return
     with open_dict(config):
         config.work.folder = str(folder)
-    words, jobs = list_worker_words(config, config.hydra.overrides.hydra), len(list_jobs(config))
-    if in_slurm:
+    launcher, workers = config.hydra.launcher, len(list_jobs(config))
+    if config.hydra.runtime.choices["hydra/launcher"] == LAUNCHER:
         tasks = count_tasks(launcher)
-        submit(config, words, min(math.ceil(jobs / tasks), launcher.array_parallelism) * tasks)
+        workers = min(math.ceil(workers / tasks), launcher.array_parallelism) * tasks
+    leave_workers(config, folder, list_worker_words(config, config.hydra.overrides.hydra), workers)
+
+
+def leave_workers(config: DictConfig, folder: Path, words: Sequence[str], workers: int) -> None:
+    """Have a sweep done without this process: by workers of Slurm or of a Ray cluster, else in the background.
+
+    Args:
+        config: composed for the workers or for their sweep, with Hydra's part.
+        folder: the sweep's.
+        words: of the command line of a worker.
+        workers: how many Slurm or Ray is given; in the background the same command chooses.
+    """
+    if config.hydra.runtime.choices["hydra/launcher"] == LAUNCHER:
+        submit(config, words, workers)
+    elif runs_by_itself(config):
+        submit_actors(config, words, workers)
     else:
-        submit_actors(config, words, jobs)
+        leave(folder)
 
 
 class Summary(Callback):
