@@ -55,7 +55,7 @@ def use_device(name: torch.device | str) -> None:
         os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
     check_device(str(name))
     torch.backends.cudnn.allow_tf32 = False
-    torch.cuda.set_device(device)
+    torch.cuda.set_device(device.index or 0)  # a device without a number is refused
 
 
 def count_gpus() -> int:
