@@ -33,11 +33,7 @@ def examine(evaluators: Mapping[str, Evaluator], runs_dir: Path) -> Iterator[Fin
     yield Finding("versions", "ok", f"Python {platform.python_version()}, {', '.join(versions)}")
     gpus = list(list_gpus())
     yield from gpus
-    lacking = {extra: names for extra, names in list_extras().items() if names}
-    for extra, names in lacking.items():
-        yield Finding(f"extra {extra}", "note", f"{', '.join(names)} missing: pip install 'kvbench[{extra}]'")
-    if not lacking:
-        yield Finding("extras", "ok", "all are installed")
+    yield from _find_extras()
     yield from _list_metrics(evaluators)
     yield Finding("disk", "ok", f"{count_free_bytes(runs_dir) / GIB:.0f} GiB free for runs_dir={runs_dir}")
     device = " device=cuda" if gpus[0].state == "ok" else ""
@@ -56,6 +52,18 @@ def list_gpus() -> Iterator[Finding]:
         shared = about.shared_memory_per_block_optin / 1024
         memory = f"{about.total_memory / GIB:.0f} GiB, {shared:.0f} KiB of shared memory a block"
         yield Finding(f"cuda:{number}", "ok", f"{about.name}, sm_{about.major}{about.minor}, {memory}")
+
+
+def _find_extras() -> Iterator[Finding]:
+    """Yield the extras that lack a package; of a checkout that is run without an installation nothing is known."""
+    if find_version("kvbench") is None:
+        yield Finding("extras", "note", "kvbench runs from its checkout: pip install -e .")
+        return
+    lacking = {extra: names for extra, names in list_extras().items() if names}
+    for extra, names in lacking.items():
+        yield Finding(f"extra {extra}", "note", f"{', '.join(names)} missing: pip install 'kvbench[{extra}]'")
+    if not lacking:
+        yield Finding("extras", "ok", "all are installed")
 
 
 def list_extras() -> dict[str, list[str]]:
