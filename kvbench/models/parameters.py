@@ -1,7 +1,9 @@
 """Parameters of modules: built without memory, filled from a checkpoint or with random numbers, compared by name."""
 
 import math
+import os
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
 
@@ -16,7 +18,7 @@ from kvbench.models.weights import Source, prepare
 M = TypeVar("M", bound=nn.Module)
 Place = Callable[[str, Tensor], Tensor]
 """From a parameter's name and a tensor to that tensor on its device, in its dtype."""
-RANDOM_RECIPE = 1
+RANDOM_RECIPE = 2
 """Version of `fill_random`; it and the shapes stand for the numbers in a run's identity."""
 
 
@@ -133,7 +135,8 @@ def fill_random(module: nn.Module, place: Place = to_float32) -> str:
     """Fill a module built on the meta device with random numbers, drawn in float32, the same ones every time.
 
     Layers keep the variance of what they get, norms start as the identity, biases at 0, attention is sharpened
-    eightfold and gates are open: activations stay finite, and what attention returns can be seen in the images.
+    eightfold and gates are open: activations stay finite, and what attention returns can be seen in the images. Every
+    parameter has a generator of its own, so that processor cores draw billions of numbers side by side.
 
     Args:
         module: what to fill.
@@ -143,12 +146,19 @@ def fill_random(module: nn.Module, place: Place = to_float32) -> str:
         SHA-256 of names, shapes and recipe, which determine the numbers.
     """
     listed = [[name, list(parameter.shape)] for name, parameter in module.named_parameters()]
-    generator = torch.Generator().manual_seed(0)
-    for path, owner in module.named_modules():
-        for name, parameter in list(owner.named_parameters(recurse=False)):
-            drawn = _draw(owner, name, torch.empty(parameter.shape), generator)
-            full = f"{path}.{name}".lstrip(".")
-            put(module, full, place(full, drawn))
+    parts = [
+        (owner, f"{path}.{name}".lstrip("."), parameter.shape)
+        for path, owner in module.named_modules()
+        for name, parameter in owner.named_parameters(recurse=False)
+    ]
+
+    def fill(number: int, owner: nn.Module, full: str, shape: torch.Size) -> None:
+        generator = torch.Generator().manual_seed(number)
+        drawn = _draw(owner, full.rpartition(".")[2], torch.empty(shape), generator)
+        put(module, full, place(full, drawn))
+
+    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
+        list(pool.map(fill, range(len(parts)), *zip(*parts, strict=True)))  # raises what a thread raised
     return hash_values([RANDOM_RECIPE, listed])
 
 
