@@ -36,6 +36,7 @@ class CudaGraphs:
 
     def __init__(self) -> None:
         self._graph: torch.cuda.CUDAGraph | None = None
+        _hold_generator(torch.cuda.current_device())
 
     def __call__(self, work: Callable[[], Tensor]) -> tuple[Tensor, Callable[[], object]]:
         """Record work that waits for nothing and has run before, so that its kernels are compiled (`Record`)."""
@@ -55,6 +56,18 @@ class CudaGraphs:
     def clear(self) -> None:
         """Let go of the pool."""
         self._graph = None
+
+
+@cache
+def _hold_generator(device: int) -> torch.cuda.CUDAGraph:
+    """Keep the tensors by which graphs read a device's generator, as long as the process lives.
+
+    Else torch allocates them when the first capture begins. If memory runs out just then, the destructor of that graph
+    finds itself unregistered and ends the process (seen with torch 2.11), where a smaller batch might have fitted.
+    """
+    graph = torch.cuda.CUDAGraph()
+    graph.register_generator_state(torch.cuda.default_generators[device])
+    return graph
 
 
 @cache

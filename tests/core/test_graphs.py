@@ -6,7 +6,7 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-from kvbench.core.graphs import CudaGraphs, _find_stream
+from kvbench.core.graphs import CudaGraphs, _find_stream, _hold_generator
 
 
 class FakeStream:
@@ -20,9 +20,11 @@ class FakeStream:
 @pytest.fixture
 def streams() -> Iterator[list[int]]:
     """The devices for which streams were made."""
-    _find_stream.cache_clear()
+    for once in (_find_stream, _hold_generator):
+        once.cache_clear()
     yield []
-    _find_stream.cache_clear()
+    for once in (_find_stream, _hold_generator):
+        once.cache_clear()
 
 
 @pytest.fixture
@@ -35,6 +37,9 @@ def log(monkeypatch: pytest.MonkeyPatch, streams: list[int]) -> list[str]:
         def __init__(self) -> None:
             made.append(self)
             self.number = len(made)
+
+        def register_generator_state(self, generator: str) -> None:
+            notes.append(f"{self.number} registers {generator}")
 
         def pool(self) -> str:
             return f"pool of {self.number}"
@@ -60,6 +65,7 @@ def log(monkeypatch: pytest.MonkeyPatch, streams: list[int]) -> list[str]:
 
     monkeypatch.setattr(torch.cuda, "CUDAGraph", FakeGraph)
     monkeypatch.setattr(torch.cuda, "Stream", make_stream)
+    monkeypatch.setattr(torch.cuda, "default_generators", ("generator 0", "generator 1"))
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: FakeStream("main", notes))
     monkeypatch.setattr(torch.cuda, "stream", on)
@@ -73,16 +79,17 @@ def test_work_is_captured_aside_and_repeated_at_will(log: list[str], streams: li
     repeat()
     assert out is place
     assert log == [
-        "side waits for main", "on side", "begin 1 in None", "work", "end 1", "off side", "main waits for side",
-        "replay 1", "replay 1",
+        "1 registers generator 1",
+        "side waits for main", "on side", "begin 2 in None", "work", "end 2", "off side", "main waits for side",
+        "replay 2", "replay 2",
     ]  # fmt: skip
     log.clear()
     graphs(lambda: place)
-    assert "begin 2 in pool of 1" in log
+    assert "begin 3 in pool of 2" in log
     assert streams == [1]  # cuBLAS keeps a workspace for every stream
     graphs.clear()
     graphs(lambda: place)
-    assert "begin 3 in None" in log
+    assert "begin 4 in None" in log
     assert streams == [1]
 
 
@@ -92,7 +99,14 @@ def test_a_capture_that_fails_ends(log: list[str]) -> None:
 
     with pytest.raises(ValueError, match="as work may"):
         CudaGraphs()(fail)
-    assert log[-1] == "end 1"
+    assert log[-1] == "end 2"
+
+
+def test_a_generator_is_held_from_before_the_first_capture_on(log: list[str]) -> None:
+    """An error of allocation inside torch's own registration would end the process."""
+    CudaGraphs()
+    CudaGraphs()
+    assert log == ["1 registers generator 1"]
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
