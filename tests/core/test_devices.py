@@ -110,9 +110,7 @@ def test_the_device_of_a_job_is_the_current_one(name: str, number: int, chosen: 
     assert not torch.backends.cudnn.allow_tf32
 
 
-def test_allocator_settings_of_the_user_stay(
-    chosen: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_allocator_settings_of_the_user_stay(chosen: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "max_split_size_mb:128")
     use_device("cuda")
     assert "PYTORCH_ALLOC_CONF" not in os.environ

@@ -120,7 +120,6 @@ def test_a_path_says_why_not(
 
 
 def test_torch_is_asked_whether_it_takes_lengths(hopper: pytest.MonkeyPatch) -> None:
-    assert varlen_attention.find_varlen() is not None
     hopper.setattr(varlen_attention, "find_varlen", lambda: None)
     hopper.setattr(torch, "__version__", "2.11.0")
     expected = "needs torch 2.12, whose varlen_attn takes lengths; this is 2.11.0"

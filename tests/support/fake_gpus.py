@@ -4,6 +4,8 @@ from typing import NamedTuple
 
 import pytest
 
+from kvbench.kernels.varlen_attention import find_varlen
+
 
 class Device(NamedTuple):
     """What is asked about a device."""
@@ -16,7 +18,13 @@ class Device(NamedTuple):
 
 
 def stand_in(patch: pytest.MonkeyPatch, device: Device, cudnn: int = 92600, flash: str | None = None) -> None:
-    """Answer for a device, a version of cuDNN as torch counts, and the FlashAttention that is active."""
+    """Answer for a device, a version of cuDNN as torch counts, and the FlashAttention that is active.
+
+    An older torch answers as 2.15 does, whose variable-length attention takes lengths.
+    """
+    if find_varlen() is None:
+        patch.setattr("kvbench.kernels.varlen_attention.find_varlen", lambda: pytest.fail)
+        patch.setattr("torch.__version__", "2.15.0")
     patch.setattr("torch.cuda.get_device_properties", lambda _: device)
     patch.setattr("torch.cuda.get_device_capability", lambda *_: (device.major, device.minor))
     patch.setattr("torch.backends.cudnn.version", lambda: cudnn)
