@@ -29,6 +29,8 @@ from benchmarks.support.interpreter import adapt_language_once
 from kvbench.core.devices import count_gpus
 from kvbench.core.files import write_whole
 
+SHOWN = 100
+"""Lines of the output of a step that broke, in the report."""
 REHEARSED = 300
 """Seconds that a step of a rehearsal may take."""
 Case = Mapping[str, Any]
@@ -88,11 +90,12 @@ def conduct(step: Step, mode: str, left: float) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "cases.json")
         words = ["-m", "benchmarks", "gpu_check", "--step", step.name, "--mode", mode, "--out", str(file)]
-        error = call([sys.executable, *words], choose_environment(step, mode), limit)
+        error, output = call([sys.executable, *words], choose_environment(step, mode), limit)
         cases = json.loads(file.read_text()) if file.is_file() else []
     state, reason = judge(cases, error)
     seconds = round(time.monotonic() - started, 1)
-    return about | {"state": state, "reason": reason, "seconds": seconds, "cases": cases}
+    found = about | {"state": state, "reason": reason, "seconds": seconds, "cases": cases}
+    return found | ({"output": output} if error else {})
 
 
 def choose_environment(step: Step, mode: str) -> dict[str, str]:
@@ -103,8 +106,12 @@ def choose_environment(step: Step, mode: str) -> dict[str, str]:
     return environment | {"CUDA_VISIBLE_DEVICES": ""} | ({"TRITON_INTERPRET": "1"} if step.interprets else {})
 
 
-def call(command: Sequence[str], environment: Mapping[str, str], limit: float) -> str:
-    """Run a command from the checkout; return why it did not come to its end, nothing if it did."""
+def call(command: Sequence[str], environment: Mapping[str, str], limit: float) -> tuple[str, list[str]]:
+    """Run a command from the checkout.
+
+    Returns:
+        Why it did not come to its end, nothing if it did, and the last lines that it printed.
+    """
     with tempfile.TemporaryFile("w+", errors="replace") as output:
         process = subprocess.Popen(
             command,
@@ -115,16 +122,18 @@ def call(command: Sequence[str], environment: Mapping[str, str], limit: float) -
             start_new_session=True,
         )
         try:
-            status = process.wait(limit)
+            status: int | None = process.wait(limit)
         except subprocess.TimeoutExpired:
-            return f"stopped after {limit:.0f} s"
+            status = None
         finally:
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
         output.seek(0)
-        lines = output.read().strip().splitlines()
-    return f"exit status {status}: {lines[-1] if lines else 'no output'}" if status else ""
+        lines = output.read().strip().splitlines()[-SHOWN:]
+    if status is None:
+        return f"stopped after {limit:.0f} s", lines
+    return f"exit status {status}: {lines[-1] if lines else 'no output'}" if status else "", lines
 
 
 def judge(cases: Sequence[Case], error: str) -> tuple[str, str]:

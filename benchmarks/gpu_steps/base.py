@@ -143,7 +143,7 @@ class Machine:
             return
         answers = {
             "synchronize": None, "empty_cache": None, "reset_peak_memory_stats": None, "memory_allocated": 0,
-            "max_memory_allocated": 0, "set_per_process_memory_fraction": None,
+            "max_memory_allocated": 0, "max_memory_reserved": 0, "set_per_process_memory_fraction": None,
         }  # fmt: skip
         with ExitStack() as stack:
             for name, answer in answers.items():

@@ -28,9 +28,9 @@ class Subject(NamedTuple):
 
 
 SUBJECTS = (
-    Subject("infinity_tiny", ("method=heatkv",), 16),
-    Subject("llamagen_tiny", ("method=h2o",), 8),
-    Subject("reasoner_tiny", ("method=hard_kv",), 8),
+    Subject("infinity_tiny", ("method=heatkv",), 64),
+    Subject("llamagen_tiny", ("method=h2o",), 64),
+    Subject("reasoner_tiny", ("method=hard_kv",), 128),
 )
 
 
@@ -92,10 +92,9 @@ def run_out_of_memory(machine: Machine, subject: Subject) -> Figures:
     few = len(one.prompts) // 4
     expected = one.draw(open_cache(), few)
     before = count_allocated(machine)
-    torch.cuda.reset_peak_memory_stats(machine.device)
-    one.draw(open_cache(), len(one.prompts) // 2)
-    allowed = torch.cuda.max_memory_allocated(machine.device)
     cache = open_cache(record=machine.make_record(one.model.spec))
+    least, most = (measure_peak(machine, one, cache, prompts) for prompts in (few, len(one.prompts)))
+    allowed = (least + most) // 2
     with limit_memory(machine, allowed, len(one.prompts) // 2):
         prompts, found, tries = len(one.prompts), None, 0
         while found is None and prompts >= few:
@@ -103,7 +102,8 @@ def run_out_of_memory(machine: Machine, subject: Subject) -> Figures:
             found = if_it_fits(partial(one.draw, cache, prompts), cache.forget)
             prompts = prompts if found is not None else prompts // 2
     if found is None or tries == 1:
-        raise Failed("all prompts fit into half of their memory" if found is not None else "no batch fits")
+        which = "no batch fits" if found is None else "all prompts fit"
+        raise Failed(f"{which} into {allowed} bytes; few took {least}, all {most}")
     cache.forget()
     del cache
     if not are_equal(one.draw(open_cache(), few), expected):
@@ -112,6 +112,15 @@ def run_out_of_memory(machine: Machine, subject: Subject) -> Figures:
     if left > before + LEFT:
         raise Failed(f"{left - before} bytes are held after running out of memory")
     return {"allowed_bytes": allowed, "prompts_that_fit": prompts, "tries": tries}
+
+
+def measure_peak(machine: Machine, one: Generator, cache: KVCache, prompts: int) -> int:
+    """Return the bytes that torch's allocator reserves at most for so many prompts; limits are compared with those."""
+    count_allocated(machine)
+    torch.cuda.reset_peak_memory_stats(machine.device)
+    one.draw(cache, prompts)
+    cache.forget()
+    return int(torch.cuda.max_memory_reserved(machine.device))
 
 
 def count_allocated(machine: Machine) -> int:

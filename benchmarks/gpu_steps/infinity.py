@@ -8,7 +8,7 @@ from typing import Any
 from benchmarks.engine import cache_of, generate
 from benchmarks.gpu_steps.base import Case, Failed, Figures, Machine
 from benchmarks.gpu_steps.generations import SHRUNK
-from benchmarks.gpu_steps.timing import measure_idle, time_turns
+from benchmarks.gpu_steps.timing import find_idle, list_longest, split, time_turns, trace
 from benchmarks.support.build import built, composed
 from benchmarks.support.jobs import make_job
 from benchmarks.support.plain_loop import PlainCache, plain_loop
@@ -25,6 +25,8 @@ def list_cases(machine: Machine) -> Iterator[Case]:
     batch, budget = machine.choose((8, "0.1"), (1, "0.6"))
     loaded = cache(partial(load, machine))
     yield Case("time against the plain loop", partial(race, machine, loaded, batch, budget))
+    for few in machine.choose((1,), ()):
+        yield Case("time of a single image", partial(race, machine, loaded, few, budget))
     for method, own in (("full", "1"), ("heatkv", budget))[machine.choose(0, 0, 1) :]:
         yield Case(f"idle time, {method}", partial(watch, machine, loaded, method, own, batch))
     yield Case("memory and phases", partial(profile_both, machine, budget, batch))
@@ -50,17 +52,28 @@ def race(machine: Machine, loaded: Any, batch: int, budget: str) -> Figures:
     for name, own in (("full", "1"), ("heatkv", budget)):
         runs[name] = partial(generate, model, cache_of(name, model, own, machine.device), prompts)
     with machine.branches():
-        seconds = time_turns(machine, runs, machine.choose(3, 1))
+        seconds = time_turns(machine, runs, machine.choose(2, 1))
     return {f"seconds_per_image {name}": round(each / batch, 5) for name, each in seconds.items()}
 
 
 def watch(machine: Machine, loaded: Any, method: str, budget: str, batch: int) -> Figures:
-    """Measure the share of idle time of a generation after a first one."""
+    """Measure a generation after a first one: when the device waits, and what it runs.
+
+    Returns:
+        The share of time without a kernel, the same for each twelfth of the kernels, and the longest of them.
+    """
     model, prompts = loaded(), list_prompts(batch)
     work = partial(generate, model, cache_of(method, model, budget, machine.device), prompts)
     with machine.branches():
         work()
-        return {"idle_share": round(measure_idle(machine, work), 4)}
+        spans = trace(machine, work)
+    times = [(span.start, span.end) for span in spans]
+    return {
+        "idle_share": round(find_idle(times), 4),
+        "idle_share of each twelfth": [round(find_idle(part), 3) for part in split(times, 12)],
+        "kernels": len(spans),
+        "longest": list_longest(spans, 20),
+    }
 
 
 def profile_both(machine: Machine, budget: str, batch: int) -> Figures:

@@ -38,7 +38,7 @@ def race(machine: Machine, batch: int) -> Figures:
         del records["graphs"]
     runs = {name: Generation(machine, model, batch, record) for name, record in records.items()}
     with machine.branches():
-        seconds = time_turns(machine, dict(runs), machine.choose(3, 1))
+        seconds = time_turns(machine, dict(runs), machine.choose(2, 1))
         shares = {name: one.measure_noise() for name, one in runs.items()}
     if not are_equal(runs["plain"].images, [*runs.values()][-1].images):
         raise Failed("images with graphs are not those without")

@@ -79,12 +79,16 @@ def compile_all(name: str, arch: int, limit: int) -> Figures:
         Failed: one needs more shared memory than there is.
     """
     count = sum(variant.name == name for variant in list_variants(arch))
-    workers = min(count, os.cpu_count() or 1)
-    with ProcessPoolExecutor(workers, get_context("spawn")) as pool:
-        needed = [*pool.map(partial(measure_shared, name, arch), range(count))]
+    needed = [*_open_pool().map(partial(measure_shared, name, arch), range(count))]
     if max(needed) > limit:
         raise Failed(f"needs {max(needed)} bytes of shared memory a block, the card has {limit}")
     return {"variants": count, "shared_bytes": max(needed)}
+
+
+@cache
+def _open_pool() -> ProcessPoolExecutor:
+    """Return processes that compile, for all kernels the same: each imports torch first."""
+    return ProcessPoolExecutor(min(8, os.cpu_count() or 1), get_context("spawn"))
 
 
 def measure_shared(name: str, arch: int, number: int) -> int:

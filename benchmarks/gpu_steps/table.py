@@ -40,8 +40,8 @@ STEPS = {
         Step("models", "embedded models against the CPU, in float32 and 16 bits", 180),
         Step("graphs", "graphs on and off, out of memory", 60),
         Step("cards", "two cards: the same bytes, two workers, tensor parallelism", 90),
-        Step("infinity", "Infinity-2B by random weights: time, idle time, memory, shares", 150),
-        Step("llamagen", "LlamaGen-XL by random weights: tokens per second, noise", 90),
+        Step("infinity", "Infinity-2B by random weights: time, idle time, memory, shares", 200),
+        Step("llamagen", "LlamaGen-XL by random weights: tokens per second, noise", 120),
         Step("paths", "ways of attention measured", 300),
     )
 }

@@ -1,6 +1,9 @@
 """Times of a generation on a device: seconds, and how long the device waits for the host."""
 
-from collections.abc import Callable, Iterable
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from itertools import pairwise
+from typing import NamedTuple
 
 import torch
 from torch.autograd import DeviceType
@@ -22,8 +25,16 @@ def time_turns(machine: Machine, runs: dict[str, Callable[[], object]], repeats:
     return {name: timed.seconds for name, timed in take_turns(runs, repeats, wait_and_read).items()}
 
 
-def measure_idle(machine: Machine, work: Callable[[], object]) -> float:
-    """Return the share of some work's time in which the device runs no kernel, by torch's profiler.
+class Span(NamedTuple):
+    """A kernel's run on the device, in microseconds."""
+
+    start: float
+    end: float
+    name: str
+
+
+def trace(machine: Machine, work: Callable[[], object]) -> list[Span]:
+    """Return what the device ran during some work, in order, by torch's profiler.
 
     A rehearsal takes the operations of the CPU for kernels.
     """
@@ -32,8 +43,23 @@ def measure_idle(machine: Machine, work: Callable[[], object]) -> float:
     with profile(activities=activities) as watched:
         work()
         torch.cuda.synchronize(machine.device)
-    spans = [(e.time_range.start, e.time_range.end) for e in watched.events() if e.device_type == kind]
-    return find_idle(spans)
+    ran = (event for event in watched.events() if event.device_type == kind)
+    return sorted(Span(event.time_range.start, event.time_range.end, event.name) for event in ran)
+
+
+def list_longest(spans: Iterable[Span], count: int) -> dict[str, dict[str, float]]:
+    """Return the milliseconds and the number of runs of the kernels that take longest together, by name."""
+    times: defaultdict[str, list[float]] = defaultdict(list)
+    for span in spans:
+        times[span.name].append(span.end - span.start)
+    longest = sorted(times, key=lambda name: -sum(times[name]))[:count]
+    return {name: {"ms": round(sum(times[name]) / 1e3, 2), "runs": len(times[name])} for name in longest}
+
+
+def split(spans: Sequence[tuple[float, float]], parts: int) -> list[Sequence[tuple[float, float]]]:
+    """Return spans in order in parts of nearly equal number, none of them empty."""
+    bounds = sorted({number * len(spans) // parts for number in range(parts + 1)})
+    return [spans[start:end] for start, end in pairwise(bounds)]
 
 
 def find_idle(spans: Iterable[tuple[float, float]]) -> float:

@@ -14,7 +14,7 @@ from benchmarks.gpu_steps.base import Case, Failed, Figures, Machine, Outcome, S
 from benchmarks.gpu_steps.generations import compare, measure_agreement, measure_psnr
 from benchmarks.gpu_steps.machine import list_cases
 from benchmarks.gpu_steps.table import STEPS, Step
-from benchmarks.gpu_steps.timing import find_idle
+from benchmarks.gpu_steps.timing import Span, find_idle, list_longest, split
 from kvbench.models.outputs import Text
 from tests.support.places import ROOT
 from tests.support.triton_device import needs_loops
@@ -53,11 +53,14 @@ def test_a_case_that_fails_stops_no_other(tmp_path: Path) -> None:
 
 def test_a_step_is_stopped_and_a_crash_is_told() -> None:
     environment = {"PATH": ""}
-    stopped = gpu_check.call([sys.executable, "-c", "import time; time.sleep(60)"], environment, 1)
+    stopped, _ = gpu_check.call([sys.executable, "-c", "import time; time.sleep(60)"], environment, 1)
     assert stopped == "stopped after 1 s"
-    crashed = gpu_check.call([sys.executable, "-c", "import os; print('last'); os.abort()"], environment, 60)
+    crashed, lines = gpu_check.call(
+        [sys.executable, "-c", "import os; print('last', flush=True); os.abort()"], environment, 60
+    )
     assert "exit status -6" in crashed
-    assert gpu_check.call([sys.executable, "-c", ""], environment, 60) == ""
+    assert lines == ["last"]
+    assert gpu_check.call([sys.executable, "-c", ""], environment, 60) == ("", [])
 
 
 def test_no_step_begins_without_time() -> None:
@@ -86,6 +89,20 @@ def test_idle_time_is_what_no_span_covers() -> None:
     assert find_idle([(5, 6)]) == 0
     with pytest.raises(ValueError, match="nothing"):
         find_idle([])
+
+
+def test_kernels_are_listed_by_the_time_they_take_together() -> None:
+    spans = [Span(0, 2000, "a"), Span(0, 500, "b"), Span(9000, 12000, "c"), Span(0, 4000, "b")]
+    assert list_longest(spans, 2) == {"b": {"ms": 4.5, "runs": 2}, "c": {"ms": 3.0, "runs": 1}}
+
+
+@pytest.mark.parametrize("count", [1, 5, 12, 13, 100])
+def test_parts_hold_every_span_once(count: int) -> None:
+    spans = [(float(number), number + 0.5) for number in range(count)]
+    parts = split(spans, 12)
+    assert [span for part in parts for span in part] == spans
+    assert len(parts) == min(12, count)
+    assert max(map(len, parts)) - min(map(len, parts)) <= 1
 
 
 def test_nearness_of_images_and_texts() -> None:
@@ -130,7 +147,7 @@ def test_a_wrong_kernel_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_smallest_rehearsal_passes(tmp_path: Path) -> None:
     file = tmp_path / "check.json"
     words = ["gpu_check", "--mode", "smallest", "--only", *APART, "--out", str(file)]
-    error = gpu_check.call(
+    error, _ = gpu_check.call(
         [sys.executable, "-m", "benchmarks", *words], {"OMP_NUM_THREADS": "1", "PATH": ""}, 600
     )
     report = json.loads(file.read_text())
