@@ -5,6 +5,8 @@ from collections.abc import Iterator
 from functools import cache, partial
 from typing import Any
 
+import torch
+
 from benchmarks.engine import cache_of, generate
 from benchmarks.gpu_steps.base import Case, Failed, Figures, Machine
 from benchmarks.gpu_steps.generations import SHRUNK
@@ -46,14 +48,22 @@ def list_prompts(batch: int) -> list[str]:
 
 
 def race(machine: Machine, loaded: Any, batch: int, budget: str) -> Figures:
-    """Time the plain loop, the full cache and HeatKV in turns."""
+    """Time the plain loop, the full cache and HeatKV in turns, and note the bytes in use at the peak."""
     model, prompts = loaded(), list_prompts(batch)
-    runs = {"plain loop": partial(generate, plain_loop(model), PlainCache(), prompts)}
+    pairs = {"plain loop": (plain_loop(model), PlainCache())}
     for name, own in (("full", "1"), ("heatkv", budget)):
-        runs[name] = partial(generate, model, cache_of(name, model, own, machine.device), prompts)
+        pairs[name] = model, cache_of(name, model, own, machine.device)
+    peaks = dict.fromkeys(pairs, 0)
+
+    def run(name: str) -> None:
+        torch.cuda.reset_peak_memory_stats(machine.device)
+        generate(*pairs[name], prompts)
+        peaks[name] = torch.cuda.max_memory_allocated(machine.device)
+
     with machine.branches():
-        seconds = time_turns(machine, runs, machine.choose(2, 1))
-    return {f"seconds_per_image {name}": round(each / batch, 5) for name, each in seconds.items()}
+        seconds = time_turns(machine, {name: partial(run, name) for name in pairs}, machine.choose(2, 1))
+    figures = {f"seconds_per_image {name}": round(each / batch, 5) for name, each in seconds.items()}
+    return figures | {f"peak_bytes {name}": peak for name, peak in peaks.items()}
 
 
 def watch(machine: Machine, loaded: Any, method: str, budget: str, batch: int) -> Figures:

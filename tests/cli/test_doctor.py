@@ -46,6 +46,15 @@ def test_a_machine_without_a_card_is_told_so(monkeypatch: pytest.MonkeyPatch) ->
     assert (found.state, found.text.endswith("device=cpu works")) == ("note", True)
 
 
+def test_a_checkout_that_is_not_installed_is_told_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Nothing is known of its extras then; importlib would raise."""
+    monkeypatch.setattr(doctor, "find_version", lambda _: None)
+    monkeypatch.setattr(importlib.metadata, "requires", lambda _: pytest.fail("asked"))
+    found = {finding.subject: finding.text for finding in doctor.examine({}, tmp_path)}
+    assert found["extras"] == "kvbench runs from its checkout: pip install -e ."
+    assert "kvbench not installed" in found["versions"]
+
+
 def test_what_an_extra_lacks_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     needed = [
         "torch>=2",
