@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from kvbench.core.files import hash_values
+from kvbench.core.files import hash_content, hash_values
 from kvbench.models.checkpoints import Clean, State, WeightsError, is_safe, read, split_layers
 from kvbench.models.weights import Source, prepare
 
@@ -136,7 +136,7 @@ def fill_random(module: nn.Module, place: Place = to_float32) -> str:
 
     Layers keep the variance of what they get, norms start as the identity, biases at 0, attention is sharpened
     eightfold and gates are open: activations stay finite, and what attention returns can be seen in the images. Every
-    parameter has a generator of its own, so that processor cores draw billions of numbers side by side.
+    parameter has a generator of its own, seeded by its name: processor cores draw billions of numbers side by side.
 
     Args:
         module: what to fill.
@@ -152,13 +152,13 @@ def fill_random(module: nn.Module, place: Place = to_float32) -> str:
         for name, parameter in owner.named_parameters(recurse=False)
     ]
 
-    def fill(number: int, owner: nn.Module, full: str, shape: torch.Size) -> None:
-        generator = torch.Generator().manual_seed(number)
+    def fill(owner: nn.Module, full: str, shape: torch.Size) -> None:
+        generator = torch.Generator().manual_seed(int(hash_content(full)[:16], 16) >> 1)
         drawn = _draw(owner, full.rpartition(".")[2], torch.empty(shape), generator)
         put(module, full, place(full, drawn))
 
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
-        list(pool.map(fill, range(len(parts)), *zip(*parts, strict=True)))  # raises what a thread raised
+        list(pool.map(fill, *zip(*parts, strict=True)))  # raises what a thread raised
     return hash_values([RANDOM_RECIPE, listed])
 
 
