@@ -12,7 +12,7 @@ from torch import Tensor
 
 from benchmarks.gpu_steps.base import Case, Failed, Figures, Machine, Skipped
 from benchmarks.gpu_steps.generations import MODELS, SHRUNK, Generator, are_equal, load
-from kvbench.core.devices import if_it_fits
+from kvbench.core.devices import if_it_fits, release_unused
 from kvbench.engine.cache import KVCache
 
 LEFT = 1 << 20
@@ -116,7 +116,7 @@ def run_out_of_memory(machine: Machine, subject: Subject) -> Figures:
 
 def measure_peak(machine: Machine, one: Generator, cache: KVCache, prompts: int) -> int:
     """Return the bytes that torch's allocator reserves at most for so many prompts; limits are compared with those."""
-    count_allocated(machine)
+    release_unused(machine.device)
     torch.cuda.reset_peak_memory_stats(machine.device)
     one.draw(cache, prompts)
     cache.forget()

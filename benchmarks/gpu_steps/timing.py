@@ -1,8 +1,7 @@
 """Times of a generation on a device: seconds, and how long the device waits for the host."""
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
-from itertools import pairwise
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 import torch
@@ -54,12 +53,6 @@ def list_longest(spans: Iterable[Span], count: int) -> dict[str, dict[str, float
         times[span.name].append(span.end - span.start)
     longest = sorted(times, key=lambda name: -sum(times[name]))[:count]
     return {name: {"ms": round(sum(times[name]) / 1e3, 2), "runs": len(times[name])} for name in longest}
-
-
-def split(spans: Sequence[tuple[float, float]], parts: int) -> list[Sequence[tuple[float, float]]]:
-    """Return spans in order in parts of nearly equal number, none of them empty."""
-    bounds = sorted({number * len(spans) // parts for number in range(parts + 1)})
-    return [spans[start:end] for start, end in pairwise(bounds)]
 
 
 def find_idle(spans: Iterable[tuple[float, float]]) -> float:

@@ -14,7 +14,7 @@ from benchmarks.gpu_steps.base import Case, Failed, Figures, Machine, Outcome, S
 from benchmarks.gpu_steps.generations import compare, measure_agreement, measure_psnr
 from benchmarks.gpu_steps.machine import list_cases
 from benchmarks.gpu_steps.table import STEPS, Step
-from benchmarks.gpu_steps.timing import Span, find_idle, list_longest, split
+from benchmarks.gpu_steps.timing import Span, find_idle, list_longest
 from kvbench.models.outputs import Text
 from tests.support.places import ROOT
 from tests.support.triton_device import needs_loops
@@ -94,15 +94,6 @@ def test_idle_time_is_what_no_span_covers() -> None:
 def test_kernels_are_listed_by_the_time_they_take_together() -> None:
     spans = [Span(0, 2000, "a"), Span(0, 500, "b"), Span(9000, 12000, "c"), Span(0, 4000, "b")]
     assert list_longest(spans, 2) == {"b": {"ms": 4.5, "runs": 2}, "c": {"ms": 3.0, "runs": 1}}
-
-
-@pytest.mark.parametrize("count", [1, 5, 12, 13, 100])
-def test_parts_hold_every_span_once(count: int) -> None:
-    spans = [(float(number), number + 0.5) for number in range(count)]
-    parts = split(spans, 12)
-    assert [span for part in parts for span in part] == spans
-    assert len(parts) == min(12, count)
-    assert max(map(len, parts)) - min(map(len, parts)) <= 1
 
 
 def test_nearness_of_images_and_texts() -> None:
