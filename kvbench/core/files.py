@@ -164,6 +164,11 @@ def hash_content(*parts: str | bytes | memoryview) -> str:
     return digest.hexdigest()
 
 
+def derive_seed(name: str) -> int:
+    """Return a generator's seed for a name: 63 bits of its SHA-256, so that seeds of similar names share nothing."""
+    return int(hash_content(name)[:16], 16) >> 1
+
+
 def hash_path(path: Path) -> str:
     """Return the SHA-256 of a file."""
     return hash_files([path])

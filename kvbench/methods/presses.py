@@ -11,7 +11,7 @@ from torch import Tensor
 
 from kvbench.core.budget import Budget
 from kvbench.core.config import UserError
-from kvbench.core.files import hash_content
+from kvbench.core.files import derive_seed
 from kvbench.core.segments import ModelSpec
 from kvbench.methods.base import Artifact
 from kvbench.methods.scored import Scored
@@ -123,8 +123,7 @@ class KVPress(Scored):
         return found
 
     def _draw_seed(self, view: View, sequence: int) -> int:
-        drawn = f"{self.seed}:{view.layer}:{view.segment.index}:{view.prompts[sequence]}"
-        return int(hash_content(drawn)[:16], 16) >> 1
+        return derive_seed(f"{self.seed}:{view.layer}:{view.segment.index}:{view.prompts[sequence]}")
 
 
 def make_press(name: str, settings: Mapping[str, Any]) -> Any:

@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from kvbench.core.budget import Budget, InfeasibleBudget
-from kvbench.core.files import hash_content
+from kvbench.core.files import derive_seed
 from kvbench.core.segments import ModelSpec, Segment
 from kvbench.methods.base import NotANumber
 from kvbench.methods.view import View
@@ -251,8 +251,7 @@ def choose_best(scores: Tensor, capacity: int | Tensor) -> Tensor:
 
 def draw_uniform(name: str, shape: tuple[int, ...]) -> Tensor:
     """Draw numbers in 0..1 that depend on a name alone, such as one of seed, prompt, layer and segment: float32."""
-    seed = int(hash_content(name)[:16], 16) >> 1
-    return torch.rand(shape, generator=torch.Generator().manual_seed(seed))
+    return torch.rand(shape, generator=torch.Generator().manual_seed(derive_seed(name)))
 
 
 def pair_halves(keys: Tensor) -> Tensor:

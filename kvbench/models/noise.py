@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from kvbench.core.devices import pin, use_device
-from kvbench.core.files import hash_content
+from kvbench.core.files import derive_seed
 
 MANY = 2**14
 """Numbers of one prompt that take longer to draw than a thread to start."""
@@ -88,5 +88,5 @@ def draw_ahead(noise: Noise, prompts: int, count: int, times: int, device: torch
 
 
 def prompt_seed(seed: int, index: int) -> int:
-    """Return the seed of one prompt's generator: 63 bits of SHA-256, so that neighbouring prompts share nothing."""
-    return int(hash_content(f"{seed}:{index}")[:16], 16) >> 1
+    """Return the seed of one prompt's generator."""
+    return derive_seed(f"{seed}:{index}")

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from kvbench.core.files import hash_content, hash_values
+from kvbench.core.files import derive_seed, hash_values
 from kvbench.models.checkpoints import Clean, State, WeightsError, is_safe, read, split_layers
 from kvbench.models.weights import Source, prepare
 
@@ -130,7 +130,6 @@ def fill(module: nn.Module, source: Source | None, clean: Clean, place: Place = 
     return fill_random(module, place) if source is None else load_into(module, source, clean, place)
 
 
-@torch.no_grad()
 def fill_random(module: nn.Module, place: Place = to_float32) -> str:
     """Fill a module built on the meta device with random numbers, drawn in float32, the same ones every time.
 
@@ -147,15 +146,15 @@ def fill_random(module: nn.Module, place: Place = to_float32) -> str:
     """
     listed = [[name, list(parameter.shape)] for name, parameter in module.named_parameters()]
     parts = [
-        (owner, f"{path}.{name}".lstrip("."), parameter.shape)
+        (path, owner, name, parameter.shape)
         for path, owner in module.named_modules()
         for name, parameter in owner.named_parameters(recurse=False)
     ]
 
-    def fill(owner: nn.Module, full: str, shape: torch.Size) -> None:
-        generator = torch.Generator().manual_seed(int(hash_content(full)[:16], 16) >> 1)
-        drawn = _draw(owner, full.rpartition(".")[2], torch.empty(shape), generator)
-        put(module, full, place(full, drawn))
+    def fill(path: str, owner: nn.Module, name: str, shape: torch.Size) -> None:
+        full = f"{path}.{name}".lstrip(".")
+        generator = torch.Generator().manual_seed(derive_seed(full))
+        put(module, full, place(full, _draw(owner, name, torch.empty(shape), generator)))
 
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
         list(pool.map(fill, *zip(*parts, strict=True)))  # raises what a thread raised

@@ -166,6 +166,12 @@ def test_hashes_are_sha256_of_the_content_and_a_folder_hashes_as_its_files_in_or
     assert files.hash_path(tmp_path / "b/z") == hashlib.sha256(long).hexdigest()
 
 
+def test_seeds_are_63_bits_of_the_hash_of_a_name() -> None:
+    """SHA-256 of "abc" begins with ba7816bf 8f01cfea (FIPS 180-2, B.1)."""
+    assert files.derive_seed("abc") == 0xBA7816BF8F01CFEA // 2
+    assert files.derive_seed("abd") != files.derive_seed("abc")
+
+
 def test_settings_hash_alike_in_any_order() -> None:
     assert files.hash_values({"a": 1, "b": [Path("x")]}) == files.hash_values({"b": ["x"], "a": 1})
     assert files.hash_values({"a": 1}) != files.hash_values({"a": 2})

@@ -6,7 +6,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from kvbench.core.files import hash_content
+from kvbench.core.files import derive_seed
 from kvbench.methods.base import Limit, set_limits
 from kvbench.methods.scored import Scored
 from kvbench.methods.select import smooth, softmax_seen
@@ -77,7 +77,7 @@ def standardise(x: Tensor, exists: Tensor, heads: int) -> Tensor:
 
 def draw_sketch(seed: int, layer: int, heads: int, channels: int, size: int) -> Tensor:
     """Draw a layer's sketch, Gaussian numbers [heads, channels, size]."""
-    generator = torch.Generator().manual_seed(int(hash_content(f"{seed}:{layer}")[:16], 16) >> 1)
+    generator = torch.Generator().manual_seed(derive_seed(f"{seed}:{layer}"))
     return torch.randn(heads, channels, size, generator=generator)
 
 
