@@ -119,6 +119,11 @@ def test_a_path_says_why_not(
     assert paths.WHY_NOT[path](shape(4096, 400)._replace(**asked), CUDA) == reason
 
 
+def test_torch_takes_lengths_from_2_12_on() -> None:
+    release = tuple(int(part) for part in torch.__version__.split(".")[:2])
+    assert (varlen_attention.find_varlen() is not None) == (release >= (2, 12))
+
+
 def test_torch_is_asked_whether_it_takes_lengths(hopper: pytest.MonkeyPatch) -> None:
     hopper.setattr(varlen_attention, "find_varlen", lambda: None)
     hopper.setattr(torch, "__version__", "2.11.0")
