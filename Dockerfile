@@ -7,11 +7,13 @@ RUN apt-get update && apt-get install --yes --no-install-recommends gcc libc6-de
 RUN useradd --create-home --user-group kvbench && mkdir /kvbench && chown kvbench:kvbench /kvbench
 USER kvbench
 WORKDIR /kvbench
-ENV PIP_NO_CACHE_DIR=1
+ENV PIP_NO_CACHE_DIR=1 UV_NO_CACHE=1
 # What follows to the last RUN installs as the Makefile does.
 COPY --chown=kvbench:kvbench requirements.lock ./
 RUN python3 -m venv .venv \
- && .venv/bin/python -m pip install --quiet --disable-pip-version-check --no-compile --require-hashes -r requirements.lock
+ && .venv/bin/python -m pip install --quiet --disable-pip-version-check uv \
+ && .venv/bin/uv pip install --quiet --python .venv/bin/python --require-hashes -r requirements.lock \
+ || .venv/bin/python -m pip install --quiet --disable-pip-version-check --no-compile --require-hashes -r requirements.lock
 COPY --chown=kvbench:kvbench . .
 RUN .venv/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -e .
 ENV PATH=/kvbench/.venv/bin:$PATH OMP_NUM_THREADS=1
