@@ -9,26 +9,25 @@ import pytest
 from kvbench.cli.ray_workers import count_fitting
 from kvbench.cli.work_log import read_logs
 from tests.support.command_line import Command, run_program
-from tests.support.two_nodes import SWEEP, find_worker, kill_workers, start_nodes, submit
+from tests.support.two_nodes import SWEEP, find_worker, kill_workers, start_ray, submit
 
 
 @pytest.mark.slow
 def test_workers_are_left_on_a_ray_cluster_and_started_again_where_one_is_killed(tmp_path: Path) -> None:
     pytest.importorskip("hydra_plugins.hydra_ray_launcher")
-    outcome = kill_workers(tmp_path, kills=2, samples=6)
-    assert (outcome.kills, outcome.workers, outcome.different) == (2, 4, [])
+    outcome = kill_workers(tmp_path, start_ray, kills=1, samples=4)
+    assert (outcome.kills, outcome.workers, outcome.different) == (1, 3, [])
     assert abs(outcome.drawn - outcome.samples) <= outcome.kills  # but for blocks in flight nothing twice
 
 
 @pytest.mark.slow
 def test_workers_on_a_ray_cluster_are_stopped_and_must_fit(tmp_path: Path, command: Command) -> None:
     pytest.importorskip("hydra_plugins.hydra_ray_launcher")
-    with start_nodes() as address:
+    with start_ray() as cluster:
         words = (*SWEEP, "prompts.count=200")
-        sweep, out = submit(tmp_path, address, *words)
-        assert (
-            f"submitted 2 workers to the Ray cluster at {address}, output in {sweep.relative_to(tmp_path)}"
-            in out
+        sweep, out = submit(tmp_path, cluster, *words)
+        assert re.search(
+            rf"submitted 2 workers to the Ray cluster at \S+, output in {sweep.relative_to(tmp_path)}", out
         )
         worker = find_worker(sweep, blocks=1)
         assert worker is not None
@@ -37,8 +36,7 @@ def test_workers_on_a_ray_cluster_are_stopped_and_must_fit(tmp_path: Path, comma
         while any(log.alive for log in read_logs(sweep)):
             time.sleep(0.1)
         assert sum(log.samples for log in read_logs(sweep)) < 200
-        ray = ("hydra/launcher=ray", f"hydra.launcher.ray.init.address={address}", "work.wait=false")
-        large = ("-m", *words, *ray, "hydra.launcher.ray.remote.num_gpus=1")
+        large = ("-m", *words, *cluster.words, "work.wait=false", "hydra.launcher.ray.remote.num_gpus=1")
         refused = run_program(tmp_path, *large)
     assert refused.returncode != 0
     said = refused.stdout + refused.stderr

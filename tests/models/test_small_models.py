@@ -70,8 +70,24 @@ CASES = {
         ["a red circle", "a blue square", "a blue circle"],
     ),
 }
-NEXT_TOKEN = list(CASES)[:4]
-ONE_QUICK = slow_but_every(len(NEXT_TOKEN), NEXT_TOKEN)
+PADDED = "llamagen with captions"
+ONE_OF_EACH_KIND = (
+    "full",
+    "headkv",
+    "streaming_llm",
+    "random",
+    "h2o",
+    "adakv",
+    "lookm",
+    "lagkv",
+    "pricekv",
+    "quest",
+)
+DRAWN = [
+    *((PADDED, name) for name in METHODS),
+    *((case, name) for case in ("janus", "lumina", "llamagen") for name in ONE_OF_EACH_KIND),
+]
+"""Next-token models and methods: every method once, with padded prompts, and some with each model."""
 TOKENS = list(CASES)[:2]
 
 
@@ -145,14 +161,16 @@ def test_methods_for_scales_are_left_out() -> None:
     assert not {"scalekv", "hack", "hackpp", "ams_kv", "ams_kv_fixed", "scale_groups"} & set(METHODS)
 
 
-@pytest.mark.parametrize("case", ONE_QUICK)
-@pytest.mark.parametrize("name", slow_but_every(4, METHODS))
+def test_every_kind_of_method_is_there() -> None:
+    assert set(ONE_OF_EACH_KIND) <= set(METHODS)
+
+
+@pytest.mark.parametrize(("case", "name"), slow_but_every(4, DRAWN))
 def test_every_method_draws_images(case: str, tiny: Any, name: str) -> None:
     given = CASES[case]
     check_images_of_a_method(name, tiny, given.overrides, given.prompts[:2], given.size)
 
 
-@pytest.mark.parametrize("case", ONE_QUICK)
-@pytest.mark.parametrize("name", slow_but_every(4, METHODS))
+@pytest.mark.parametrize(("case", "name"), slow_but_every(4, DRAWN))
 def test_with_room_for_everything_every_method_draws_the_reference(case: str, tiny: Any, name: str) -> None:
     check_reference_of_a_method(name, tiny, CASES[case].overrides, CASES[case].prompts[:2])

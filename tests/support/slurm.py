@@ -1,11 +1,11 @@
-"""A Slurm cluster of this one machine, without systemd, cgroups or a munge daemon, for tests."""
+"""A Slurm cluster on this one machine, without systemd, cgroups or a munge daemon, for tests."""
 
 import getpass
 import os
 import shutil
 import subprocess
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -17,7 +17,6 @@ CONFIGURATION = """
 ClusterName=test
 SlurmctldHost=localhost(127.0.0.1)
 SlurmctldPort={control_port}
-SlurmdPort={node_port}
 SlurmUser={user}
 SlurmdUser={user}
 AuthType=auth/none
@@ -32,16 +31,17 @@ SchedulerParameters=sched_interval=1
 SlurmdParameters=config_overrides
 KillWait=1
 StateSaveLocation={folder}/state
-SlurmdSpoolDir={folder}/spool
+SlurmdSpoolDir={folder}/spool-%n
 SlurmctldPidFile={folder}/slurmctld.pid
-SlurmdPidFile={folder}/slurmd.pid
+SlurmdPidFile={folder}/slurmd-%n.pid
 GresTypes=gpu
-NodeName=localhost NodeAddr=127.0.0.1 CPUs=2 Gres=gpu:2
+{nodes}
 PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
-PartitionName=test Nodes=localhost Default=YES MaxTime=INFINITE GraceTime=2
-PartitionName=urgent Nodes=localhost MaxTime=INFINITE PriorityTier=2
+PartitionName=test Nodes=ALL Default=YES MaxTime=INFINITE GraceTime=2
+PartitionName=urgent Nodes=ALL MaxTime=INFINITE PriorityTier=2
 """
+NODE = "NodeName=node{number} NodeHostname=localhost NodeAddr=127.0.0.1 Port={port} CPUs={cores} Gres=gpu:2"
 CARDS = "Name=gpu File=/dev/null\nName=gpu File=/dev/zero\n"
 """Two devices that Slurm takes for GPUs: it names them in CUDA_VISIBLE_DEVICES, and nothing uses them."""
 
@@ -63,19 +63,23 @@ def _list_missing() -> list[str]:
 
 
 @contextmanager
-def start_cluster(folder: Path) -> Iterator[Mapping[str, str]]:
-    """Start a cluster of one node with two cores; gives the environment in which commands use it."""
-    conf = folder / "slurm.conf"
-    ports = {"control_port": find_port(), "node_port": find_port()}
-    conf.write_text(CONFIGURATION.format(**ports, user=getpass.getuser(), folder=folder))
+def start_cluster(folder: Path, cores: Sequence[int] = (2,)) -> Iterator[Mapping[str, str]]:
+    """Start a cluster of nodes with so many cores; gives the environment in which commands use it."""
+    conf, user = folder / "slurm.conf", getpass.getuser()
+    nodes = [NODE.format(number=number, port=find_port(), cores=count) for number, count in enumerate(cores)]
+    conf.write_text(
+        CONFIGURATION.format(control_port=find_port(), nodes="\n".join(nodes), user=user, folder=folder)
+    )
     (folder / "gres.conf").write_text(CARDS)
+    (folder / "state").mkdir()
     env = {**os.environ, "SLURM_CONF": str(conf)}
-    daemons = [_start(folder, env, "slurmctld", "-D"), _start(folder, env, "slurmd", "-D", "-N", "localhost")]
+    daemons = [_start(folder, env, "slurmctld", "-D")]
+    daemons += [_start(folder, env, "slurmd", "-D", "-N", f"node{number}") for number in range(len(cores))]
     try:
         _wait_until_idle(env, daemons, folder)
         yield env
     finally:
-        subprocess.run(["scancel", "--full", "--user", getpass.getuser()], env=env, capture_output=True)
+        subprocess.run(["scancel", "--full", "--user", user], env=env, capture_output=True)
         _wait_until_empty(env)
         for daemon in reversed(daemons):
             _end(daemon)
@@ -104,6 +108,7 @@ def requeue(env: Mapping[str, str], job: str) -> None:
     """Stop a job and let it start again at once; by itself Slurm waits two minutes."""
     subprocess.run(["scontrol", "requeue", job], env=env, check=True)
     _wait_until_pending(env, job)
+    time.sleep(2)  # a node refuses a job whose credential is of the second in which it revoked the one before
     subprocess.run(["scontrol", "update", f"JobId={job}", "StartTime=now"], env=env, check=True)
 
 
@@ -128,16 +133,19 @@ def _wait_until_pending(env: Mapping[str, str], job: str) -> None:
 
 
 def _start(folder: Path, env: Mapping[str, str], name: str, *arguments: str) -> subprocess.Popen[bytes]:
-    (folder / "state").mkdir(exist_ok=True)
-    (folder / "spool").mkdir(exist_ok=True)
-    with (folder / f"{name}.log").open("w") as log:
+    with (folder / f"{name}{arguments[-1]}.log").open("w") as log:
         return subprocess.Popen([name, *arguments], env=env, stdout=log, stderr=subprocess.STDOUT)
 
 
 def _wait_until_idle(env: Mapping[str, str], daemons: list[subprocess.Popen[bytes]], folder: Path) -> None:
     for _ in range(240):
-        told = subprocess.run(["sinfo", "--noheader", "--format=%T"], env=env, capture_output=True, text=True)
-        if told.stdout.strip() == "idle":
+        told = subprocess.run(
+            ["sinfo", "--noheader", "--Node", "--partition=test", "--format=%T"],
+            env=env,
+            capture_output=True,
+            text=True,
+        )
+        if set(told.stdout.split()) == {"idle"}:
             return
         if any(daemon.poll() is not None for daemon in daemons):
             break

@@ -1,7 +1,7 @@
-"""Workers on two nodes of Ray that are killed at random; also a program: `python tests/support/two_nodes.py`.
+"""Workers on two nodes of Ray or Slurm that are killed at random; also a program: `python -m tests.support.two_nodes`.
 
-Both nodes are processes of this machine. Ray starts a worker again whenever one is killed, and in the end the files are
-compared with those of one process.
+Both nodes are processes of this machine. Ray starts a worker again whenever one is killed; a Slurm job is queued again
+as after the failure of a node. In the end the files are compared with those of one process.
 """
 
 import argparse
@@ -12,20 +12,18 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parent))  # as a program it is in no package
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-
-from kills import read_files
 
 from kvbench.cli.jobs import read_entries
 from kvbench.cli.work_log import WorkerLog, read_logs
+from tests.support import slurm
+from tests.support.kills import read_files
+from tests.support.places import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 SWEEP = ("method=random,heatkv", "budget=0.1", "batch_size=1", "calibrate.count=2", "eval=[psnr]")
 """Two methods, one of them calibrated, and their reference."""
 PATIENCE = 300.0
@@ -51,9 +49,24 @@ class Outcome:
     samples: int
 
 
+@dataclass(frozen=True)
+class Cluster:
+    """Two nodes with room for a worker each.
+
+    Attributes:
+        words: of the command line that submit two workers.
+        environment: of commands that submit.
+        revive: has a worker that was killed started again, by the Slurm job that it was, if it was one.
+    """
+
+    words: tuple[str, ...]
+    environment: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
+    revive: Callable[[str | None], None] = lambda job: None
+
+
 @contextmanager
-def start_nodes() -> Iterator[str]:
-    """Start a Ray cluster of two nodes with a processor each; gives its address."""
+def start_ray() -> Iterator[Cluster]:
+    """Start a Ray cluster of two nodes with a processor each."""
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     from ray.cluster_utils import Cluster
 
@@ -62,18 +75,35 @@ def start_nodes() -> Iterator[str]:
     cluster = Cluster(initialize_head=True, head_node_args=node)
     try:
         cluster.add_node(num_cpus=1)
-        yield cluster.address
+        address = f"hydra.launcher.ray.init.address={cluster.address}"
+        yield Cluster(("hydra/launcher=ray", address, "hydra.launcher.ray.remote.max_retries=-1"))
     finally:
         cluster.shutdown()
         signal.signal(signal.SIGTERM, before)
 
 
-def run_command(folder: Path, *words: str) -> str:
+@contextmanager
+def start_slurm() -> Iterator[Cluster]:
+    """Start a Slurm cluster of two nodes with a processor each."""
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        slurm.start_cluster(Path(folder), cores=(1, 1)) as environment,
+    ):
+        yield Cluster(("hydra/launcher=submitit_slurm",), environment, partial(slurm.requeue, environment))
+
+
+CLUSTERS: Mapping[str, Callable[[], AbstractContextManager[Cluster]]] = {
+    "ray": start_ray,
+    "slurm": start_slurm,
+}
+
+
+def run_command(folder: Path, *words: str, environment: Mapping[str, str] = os.environ) -> str:
     """Run kvbench in a folder; gives what it printed."""
     done = subprocess.run(
         [sys.executable, str(ROOT / "run.py"), *words],
         cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        env={**environment, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
         timeout=PATIENCE,
@@ -82,12 +112,10 @@ def run_command(folder: Path, *words: str) -> str:
     return done.stdout
 
 
-def submit(folder: Path, address: str, *words: str) -> tuple[Path, str]:
+def submit(folder: Path, cluster: Cluster, *words: str) -> tuple[Path, str]:
     """Submit two workers; gives the sweep's folder and what was printed."""
-    ray = ("hydra/launcher=ray", f"hydra.launcher.ray.init.address={address}", "work.wait=false")
-    out = run_command(
-        folder, "task=work", *words, *ray, "work.workers=2", "hydra.launcher.ray.remote.max_retries=-1"
-    )
+    submitted = (*cluster.words, "work.wait=false", "work.workers=2")
+    out = run_command(folder, "task=work", *words, *submitted, environment=cluster.environment)
     [sweep] = (folder / "runs/sweeps").iterdir()
     return sweep, out
 
@@ -105,16 +133,24 @@ def find_worker(sweep: Path, blocks: int = 0) -> WorkerLog | None:
     raise TimeoutError("".join(path.read_text() for path in sweep.glob("ray-*.log")))
 
 
-def kill(log: WorkerLog) -> None:
-    """Kill the process of a worker."""
-    os.kill(int(log.name.split("-")[-2]), signal.SIGKILL)
+def kill(log: WorkerLog) -> str | None:
+    """Kill the process of a worker; gives the Slurm job that it is, if it is one."""
+    process = log.name.split("-")[-2]
+    variables = Path(f"/proc/{process}/environ").read_text().split("\0")
+    os.kill(int(process), signal.SIGKILL)
+    found = dict(line.partition("=")[::2] for line in variables)
+    job = (found.get("SLURM_ARRAY_JOB_ID"), found.get("SLURM_ARRAY_TASK_ID"))
+    return f"{job[0]}_{job[1]}" if all(job) else None
 
 
-def kill_workers(folder: Path, kills: int, samples: int) -> Outcome:
+def kill_workers(
+    folder: Path, start: Callable[[], AbstractContextManager[Cluster]], kills: int, samples: int
+) -> Outcome:
     """Have two workers on two nodes do a sweep, and kill one of them again and again.
 
     Args:
         folder: an empty one.
+        start: of the nodes.
         kills: how often at most; less often if the sweep is finished before.
         samples: of a run.
     """
@@ -123,14 +159,15 @@ def kill_workers(folder: Path, kills: int, samples: int) -> Outcome:
     alone.mkdir()
     words = (*SWEEP, f"prompts.count={samples}")
     killed = 0
-    with start_nodes() as address:
-        sweep, _ = submit(together, address, *words)
+    with start() as cluster:
+        sweep, _ = submit(together, cluster, *words)
         while killed < kills and (worker := find_worker(sweep)) is not None:
             time.sleep(random.uniform(0, 1))
-            kill(worker)
+            job = kill(worker)
             killed += 1
             while any(log.name == worker.name and log.alive for log in read_logs(sweep)):
                 time.sleep(0.05)
+            cluster.revive(job)
         while find_worker(sweep) is not None:
             time.sleep(0.2)
         logs = read_logs(sweep)
@@ -145,9 +182,14 @@ def kill_workers(folder: Path, kills: int, samples: int) -> Outcome:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("cluster", choices=CLUSTERS)
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--samples", type=int, default=40)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
-        print(outcome := kill_workers(Path(temporary), options.kills, options.samples))
+        print(
+            outcome := kill_workers(
+                Path(temporary), CLUSTERS[options.cluster], options.kills, options.samples
+            )
+        )
     sys.exit(bool(outcome.different))

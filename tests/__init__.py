@@ -1,0 +1,1 @@
+"""Tests; a package, since a dependency installs one of the same name."""
