@@ -210,25 +210,32 @@ class SimulatedWorker:
         leads = not run.led
         run.led = True
         yield self._step("composing", self._costs.attempt, self._costs.attempt_seconds)
-        yield from self._complete(self._all.reference)
-        yield from self._complete(run)
+        yield from self._complete(self._all.reference, leads=leads)
+        yield from self._complete(run, leads=leads)
         if leads:
             run.led = False
 
-    def _complete(self, run: Run) -> Process:
-        """Draw what is missing of a run, and score it unless another worker does; scores need the reference's."""
-        yield self._list_samples(run)
+    def _complete(self, run: Run, *, leads: bool) -> Process:
+        """Draw what is missing of a run, and score it unless another worker does; scores need the reference's.
+
+        A worker that leads reads all samples before it scores, one that helps only if it scores, after a block.
+        """
+        if run.whole and not leads:
+            return
+        yield self._list_samples(run, read=leads)
         if not run.whole:
             yield from self._generate(run)
-            yield self._list_samples(run)
+            yield self._list_samples(run, read=leads)
         comparable = run is self._all.reference or self._all.reference.scored
         if run.whole and comparable and not run.scoring:
             run.scoring = True
+            if not leads:
+                yield self._list_samples(run, read=True)
             yield self._step("scoring", self._costs.first, self._all.sweep.score_seconds)
             run.scored = True
 
-    def _list_samples(self, run: Run) -> Step:
-        if not run.whole:
+    def _list_samples(self, run: Run, *, read: bool) -> Step:
+        if not (run.whole and read):
             return self._step("files")
         blocks = len(run.states)
         fresh, self._read[run] = blocks - self._read.get(run, 0), blocks

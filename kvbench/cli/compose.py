@@ -201,10 +201,12 @@ def check_runs_dir(settings: Settings) -> None:
 
 def read_values(cfg: DictConfig) -> Mapping[str, object]:
     """Resolve every interpolation of a configuration and `device=auto`, and return JSON values."""
-    known = cfg
     if "device" in cfg and (device := resolve_device(cfg.device)) != cfg.device:
-        known = cfg.copy()
-        known.device = device
-    values = OmegaConf.to_container(known, resolve=True, throw_on_missing=True)
+        chosen, cfg.device = cfg.device, device  # a copy of all would take longer than what follows
+        try:
+            return read_values(cfg)
+        finally:
+            cfg.device = chosen
+    values = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
     assert isinstance(values, dict)
     return values  # type: ignore[return-value]

@@ -239,9 +239,14 @@ class Worker:
             UserError: the job broke, and so did the one before it: this host is stopped.
         """
         number, overrides = job
+        place = claim_of(self.folder, number)
+        if (
+            not joining and place.exists()
+        ):  # one call where most are refused; what has lapsed is taken when helping
+            return
         if not self.is_wanted(number):
             return
-        with claim(claim_of(self.folder, number), wait=False, lapse=self.settings.work.lapse) as leads:
+        with claim(place, wait=False, lapse=self.settings.work.lapse) as leads:
             if not (leads or joining) or self.is_settled(job):
                 return
             with recording(self.folder, number, overrides) as recorder:
@@ -301,7 +306,7 @@ def do_job(
         if not leads:
             raise Busy("one worker does it")
         return TASKS[own.task](cfg, own)
-    made = replace(make_job(cfg, own), patient=False, around_block=around_block)
+    made = replace(make_job(cfg, own), patient=False, leads=leads, around_block=around_block)
     outcome = run(made, note_run)
     if outcome.results is None:
         raise Busy("others draw or score the rest")

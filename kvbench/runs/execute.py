@@ -83,11 +83,13 @@ def _complete(job: Job, opened: Opened | None = None) -> Outcome:
     if opened is not None:
         opened(folder.path, len(job.prompts))
     known = read_results(folder.path)
-    whole = folder.is_whole(len(job.prompts))
+    whole = folder.is_whole(len(job.prompts), read=job.leads)
     todo = find_pending(job.evaluators, job.section("eval"), known)
     folder.note("running")
     if known is not None and whole and not todo:
         return Outcome(folder.path, known, reused=True)
+    if whole and not job.leads:
+        return Outcome(folder.path, None)
     try:
         reference = None if job.reference else _complete(job.as_reference(), opened).folder
         whole = whole or generate(job, folder, open_cache(job, read_books(job)))

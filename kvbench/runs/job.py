@@ -71,6 +71,7 @@ class Job:
         sweep: name of the sweep that the run belongs to; None for a run by itself.
         bounded: the job whose reference this full-cache run with other rounding or other seeds is compared with.
         patient: wait for what other processes do at this run, its reference and its calibration.
+        leads: check that samples are whole; false where a worker helps with a run that another one leads and checks.
         around_block: context in which a block of a run's folder is generated; entering it may raise `Busy`, which
             leaves the block to others.
     """
@@ -87,6 +88,7 @@ class Job:
     sweep: str | None = None
     bounded: "Job | None" = None
     patient: bool = True
+    leads: bool = True
     around_block: Callable[[Path, range], AbstractContextManager[object]] = lambda *_: nullcontext()
 
     @property

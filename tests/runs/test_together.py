@@ -14,6 +14,7 @@ from typing import ClassVar
 import pytest
 from torch import Tensor
 
+from kvbench.core.files import hash_path
 from kvbench.core.locks import claim
 from kvbench.eval.files.images import ImageSet
 from kvbench.eval.paired.metrics import Psnr
@@ -207,3 +208,51 @@ def test_who_does_not_wait_looks_at_samples_once_all_are_recorded(tmp_path: Path
     assert execute.run(job).results is not None
     assert made([job]) == 5 + 6
     assert image.read_bytes() == before
+
+
+def test_who_helps_reads_no_sample_before_it_scores_and_leaves_damage_to_who_leads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def helper() -> Job:
+        return job_in(tmp_path, method=StreamingLLM(sinks=1), patient=False, leads=False)
+
+    first = helper()
+    first.model.load("cpu")
+    folder = execute.open_run(first)
+    with claim(folder.place("block-2-4")):
+        assert execute.run(first).results is None
+    image = folder.path / "images/000008.png"
+    image.write_bytes(before := image.read_bytes()[:-1])  # no one knows this file yet
+    looked: list[str] = []
+    monkeypatch.setattr(
+        "kvbench.runs.record.folder.hash_path", lambda path: looked.append(path.name) or hash_path(path)
+    )
+    second = helper()
+    with claim(folder.place("eval-psnr")):
+        assert execute.run(second).results is None  # it draws the last block, and another one scores
+    assert made([first, second]) == 5 + 5
+    assert looked == []
+    third = helper()
+    assert execute.run(third).results is None  # all is drawn
+    assert made([third]) == 0
+    assert looked == []
+    leader = job_in(tmp_path, method=StreamingLLM(sinks=1), patient=False)
+    assert execute.run(leader).results is not None
+    assert made([leader]) == 1
+    assert image.read_bytes() != before
+
+
+def test_who_helps_scores_after_its_block_what_is_undamaged(tmp_path: Path) -> None:
+    for damaged in (False, True):
+        jobs = [
+            job_in(tmp_path / str(damaged), method=StreamingLLM(sinks=1), patient=False, leads=leads)
+            for leads in (True, False)
+        ]
+        jobs[0].model.load("cpu")
+        folder = execute.open_run(jobs[0])
+        with claim(folder.place("block-2-4")):
+            assert execute.run(jobs[0]).results is None
+        if damaged:
+            (folder.path / "images/000008.png").write_bytes(b"torn")
+        assert (execute.run(jobs[1]).results is None) == damaged
+        assert made(jobs) == 5 + 5

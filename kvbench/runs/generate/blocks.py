@@ -53,14 +53,14 @@ def generate(job: Job, folder: RunFolder, cache: KVCache) -> bool:
                         save(claims.pop_all().close)
                 bar.update(len(block))
             todo = elsewhere
-    return folder.is_whole(len(job.prompts))
+    return folder.is_whole(len(job.prompts), read=job.leads)
 
 
 def _find_missing(job: Job, folder: RunFolder, shard: list[range]) -> list[range]:
     """Return the blocks that lack samples.
 
-    A job that waits for nobody may be one of hundreds that help with a run. It reads samples, which shows whether they
-    are damaged, only where all are recorded.
+    A job that waits for nobody may be one of hundreds at a run. It reads samples, which shows whether they are damaged,
+    only where all are recorded.
     """
 
     def find(known: Mapping[int, object]) -> list[range]:

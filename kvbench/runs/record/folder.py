@@ -121,14 +121,16 @@ class RunFolder:
         """Return the file that a claim on a piece of the run's work is; see `kvbench.core.locks.claim`."""
         return self.path / f".{slug(work)}"
 
-    def is_whole(self, count: int) -> bool:
-        """Return whether the first `count` samples are recorded and there; files are read only if all are recorded.
+    def is_whole(self, count: int, *, read: bool = True) -> bool:
+        """Return whether the first `count` samples are recorded and, if they are to be read, there and undamaged.
 
         Raises:
             ConfigError: samples.jsonl is damaged.
         """
         records, every = self.recorded(), range(count)
-        return records.keys() >= {*every} and all(self._intact(records[index]) for index in every)
+        if not records.keys() >= {*every}:
+            return False
+        return not read or all(self._intact(records[index]) for index in every)
 
     def recorded(self) -> dict[int, Record]:
         """Return recorded samples by index, without a look at their files.

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from kvbench.core.config import ConfigError
 from kvbench.eval.protocol.records import read_fields
-from kvbench.runs.job import Job
+from kvbench.runs.job import Busy, Job
 from kvbench.runs.record.costs import Cost, summarise_latency, summarise_memory
 from kvbench.runs.record.folder import RECORDS, Record, RunFolder
 from kvbench.runs.record.results import FILE, SIGNED, Results, read_results
@@ -32,15 +32,16 @@ def finish(job: Job, folder: RunFolder, reference: Path | None) -> Results:
 
     Raises:
         ConfigError: a file of the folder is damaged.
-        Busy: another process scores, and the job does not wait.
+        Busy: another process scores, and the job does not wait; or a sample is damaged, and another one leads.
     """
     settings, device = job.section("eval"), job.settings.device
     seeds = job.bounded is None or job.bounded.settings.seed == job.settings.seed
-    summary = _summarise(job, folder, reference)
     with ExitStack() as claims:
         for name in sorted(job.evaluators):  # in order: no two wait for each other
             claims.enter_context(job.hold(folder.place(f"eval-{name}")))
-        known = read_results(folder.path)
+        if not job.leads and not folder.is_whole(len(job.prompts)):
+            raise Busy(f"{folder.path}: who leads it draws damaged samples again")
+        summary, known = _summarise(job, folder, reference), read_results(folder.path)
         todo = find_pending(job.evaluators, settings, known)
         if known is not None and not todo:  # another process was faster
             return known
