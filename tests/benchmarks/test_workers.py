@@ -83,7 +83,7 @@ def test_a_herd_is_served_at_the_server_s_rate() -> None:
     server = FileServer(rate=1000)
     found = simulate(sweep, 400, COSTS, server)
     assert found.peak == pytest.approx(1000)
-    assert found.seconds >= server.served.total() / 1000
+    assert found.seconds >= server.served.total() / 1000 * (1 - 1e-9)
     late = simulate(Sweep(jobs=20, blocks=20, block_seconds=1, jitter=600), 400, COSTS, FileServer(rate=1000))
     assert late.shares["files"] < found.shares["files"]
 
