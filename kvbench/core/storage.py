@@ -15,12 +15,18 @@ class Precision(NamedTuple):
     """Storage of one segment's tokens in one head.
 
     Attributes:
-        bits: of a number: 16, 8, 4, 3 or 2; fewer than 16 are codes of static codebooks.
+        bits: of a number: 16, 8, 4, 3 or 2; fewer than 16 are codes of static codebooks, but in a segment of a single
+            token, which has 16 in any case.
         shared: the unconditional sequences do not store them, they read those of their conditional twins.
     """
 
     bits: int
     shared: bool = False
+
+    def count_bytes(self, tokens: int, channels: int, branches: int) -> int:
+        """Return the bytes of a segment of so many tokens in one head, in all branches of a prompt together."""
+        bits = 16 if tokens == 1 else self.bits
+        return tokens * (2 * channels * bits // 8) * (1 if self.shared else branches)
 
 
 @dataclass(frozen=True)
@@ -29,7 +35,7 @@ class StorageConfig:
 
     The numbers of a block share scales. A block is the tokens that a head keeps of a segment, or of each run of `group`
     positions of it. A block whose codes and scales take no fewer bytes than its numbers in 16 bits, as one of a single
-    token may, stays in 16 bits.
+    token may, stays in 16 bits. So does a segment of a single token that codebooks would code.
 
     Attributes:
         keys: codes are steps on a scale of each channel of a block (`channel`), of each token (`token`), or name levels

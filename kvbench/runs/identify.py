@@ -6,6 +6,7 @@ from pathlib import Path
 
 from kvbench.core.files import hash_path
 from kvbench.core.storage import CODE_DTYPES
+from kvbench.engine.coding.formats import CODEBOOK_REVISION
 from kvbench.methods.base import ADDED
 from kvbench.methods.capabilities import mixes_precisions
 from kvbench.runs.identity import Identity
@@ -70,7 +71,9 @@ def _describe_storage(job: Job) -> dict[str, object] | None:
     packing, used = job.packing, books_used(job)
     if packing is None:
         return None
-    return {**asdict(packing.storage), "codebooks": None if used is None else hash_path(used)}
+    if used is None:
+        return {**asdict(packing.storage), "codebooks": None}
+    return {**asdict(packing.storage), "codebooks": hash_path(used), "revision": CODEBOOK_REVISION}
 
 
 def label_of(job: Job) -> str:

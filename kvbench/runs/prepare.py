@@ -9,6 +9,7 @@ from tqdm import tqdm
 
 from kvbench.core.files import hash_path
 from kvbench.engine.coding.codebooks import Codebooks
+from kvbench.engine.coding.formats import CODEBOOK_REVISION
 from kvbench.engine.coding.formats import Books
 from kvbench.engine.packed.bytes import prepare_to_fit
 from kvbench.methods.base import Artifact, Observer
@@ -103,7 +104,7 @@ def calibration_file(job: Job, observer: Observer) -> tuple[Path, dict[str, obje
         "device": torch.device(job.settings.device).type,
     }
     if isinstance(observer, ReadsCodebooks):
-        metadata["codebooks"] = repr(Codebooks())
+        metadata["codebooks"] = f"{Codebooks()!r}, revision {CODEBOOK_REVISION}"
     if job.settings.batch_invariant:
         metadata["batch_invariant"] = True
     # Earlier versions took one prompt at a time, as observers of codebooks do.

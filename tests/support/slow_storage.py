@@ -76,8 +76,8 @@ class SlowStorage:
         bits = self.bits
         if self.forms is not None:
             self.bits = self.forms[segment.index][place[1]].bits
-        elif self.storage.keys == "codebook" and segment.length == 1 and not self.fp8:
-            self.bits = 8
+        if self.storage.keys == "codebook" and segment.length == 1 and not self.fp8:
+            self.bits = 16
         self._quantise(place, segment, exact)
         self.bits = bits
 

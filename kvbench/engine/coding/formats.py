@@ -24,6 +24,9 @@ from kvbench.kernels.quantise import round_fp8
 from kvbench.methods.base import Method
 from kvbench.methods.capabilities import mixes_precisions
 
+CODEBOOK_REVISION = 1
+"""Raised when the same codebooks come to store other numbers, so that earlier runs and calibrations are not reused."""
+
 Coding = Literal["plain", "fp8", "channel", "token", "codebook"]
 Books = Mapping[str, Tensor]
 """By `keys_4`, `values_2`, ...: levels [L, H, sources, D, 2^bits]; of 8 bits scale and zero [L, H, sources, D, 2]."""
@@ -82,18 +85,17 @@ def choose_format(packing: Packing, form: Precision | None, at: Segment) -> Plan
     """Return what tokens of a segment are stored as in a form; None stands for the run's own.
 
     A segment of one token, such as the first scale, has a number a prompt in each channel: too few for codebooks to be
-    learned from a calibration, which get 8 bits there.
+    learned from a calibration. It is a sink besides, whose error every later token sees, and stays in 16 bits.
     """
     if form is not None:
-        how: Coding = "plain" if form.bits == 16 else "codebook"
-        return PlaneFormat(form.bits, how, how, form.shared)
-    if packing.bits == 16:
-        return PlaneFormat()
+        coded = form.bits < 16 and at.length > 1
+        how: Coding = "codebook" if coded else "plain"
+        return PlaneFormat(form.bits if coded else 16, how, how, form.shared)
     if packing.fp8:
         return PlaneFormat(8, "fp8", "fp8")
-    keys, values = packing.storage.keys, packing.storage.values
-    few = at.length == 1 and keys == values == "codebook"
-    return PlaneFormat(8 if few else packing.bits, keys, values)
+    if packing.bits == 16 or (at.length == 1 and packing.storage.calibrated):
+        return PlaneFormat()
+    return PlaneFormat(packing.bits, packing.storage.keys, packing.storage.values)
 
 
 def count_sources(spec: ModelSpec) -> int:
@@ -216,6 +218,8 @@ def read_back(
 ) -> tuple[Tensor, Tensor]:
     """Return keys and values of a segment as they would be read out of static codebooks, in their dtype.
 
+    Those of a single token are read out of 16 bits.
+
     Args:
         keys: [batch, rows, tokens, D].
         values: shaped like keys.
@@ -225,7 +229,7 @@ def read_back(
         rotation: complex64 [tokens, D/2], what neighbouring channels of keys were multiplied by; None if by nothing.
     """
     half = keys.dtype if keys.dtype.itemsize == 2 else torch.float16
-    if bits == 16:
+    if bits == 16 or keys.shape[2] == 1:
         return keys.to(half).to(keys.dtype), values.to(half).to(values.dtype)
     shape, dtype = keys.shape[1:3], keys.dtype
     found = []

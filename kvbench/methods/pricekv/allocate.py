@@ -13,7 +13,6 @@ from kvbench.core.budget import Budget
 from kvbench.core.segments import ModelSpec
 from kvbench.core.storage import Precision
 from kvbench.methods.pricekv.exchange import exchange
-from kvbench.methods.pricekv.noise import count_bits
 from kvbench.methods.pricekv.prices import choose, find_prices
 from kvbench.methods.pricekv.problem import Holding, Problem, be_noiseless, count_held
 from kvbench.methods.pricekv.sources import Sources
@@ -72,11 +71,14 @@ def offer(
     """
     assert budget.bytes is not None, "a menu is sold by bytes"
     weighted = noise.flatten(0, 1).numpy() * [weigh(length, weights) for length in spec.lengths]
-    bits = np.array([count_bits(precision, spec.branches) for precision in precisions])
+    sizes = [
+        [precision.count_bytes(length, spec.head_dim, spec.branches) for precision in precisions]
+        for length in spec.lengths[:-1]
+    ]
     capacity = np.full_like(problem.capacity, floor(spec.branches * budget.bytes))
     return replace(
         problem,
-        sizes=problem.sizes * (2 * spec.head_dim * bits // 8),
+        sizes=np.array(sizes),
         noise=np.ascontiguousarray(weighted.transpose(1, 2, 3, 0).cumsum(2)),
         capacity=capacity,
     )
