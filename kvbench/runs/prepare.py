@@ -9,8 +9,7 @@ from tqdm import tqdm
 
 from kvbench.core.files import hash_path
 from kvbench.engine.coding.codebooks import Codebooks
-from kvbench.engine.coding.formats import CODEBOOK_REVISION
-from kvbench.engine.coding.formats import Books
+from kvbench.engine.coding.formats import CODEBOOK_REVISION, Books
 from kvbench.engine.packed.bytes import prepare_to_fit
 from kvbench.methods.base import Artifact, Observer
 from kvbench.methods.capabilities import ReadsCodebooks
