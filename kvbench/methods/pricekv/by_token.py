@@ -54,6 +54,8 @@ class PriceKVByToken(Method):
         queries: evenly spaced queries of each segment that the calibration looks at.
         condition: heads keep `tokens` of the condition, or the `block`, whole or hardly at all
             (`forecast.rate_positions`).
+        power: of the mean of importance over calibration prompts: 1 is the mean; with larger values, heads keep the
+            positions that few prompts need.
         calibration_prompts: default of `calibrate.count`; errors of the prompts that the forecast was made of are too
             small where there are few.
     """
@@ -65,6 +67,7 @@ class PriceKVByToken(Method):
     surprise: float = 0.0
     queries: int = 64
     condition: Condition = "tokens"
+    power: float = 1.0
     calibration_prompts: int = 40
 
     limits = set_limits(
@@ -73,13 +76,14 @@ class PriceKVByToken(Method):
         price_decay=Limit(0, 1),
         surprise=Limit(0),
         queries=Limit(1),
+        power=Limit(1, 32),
         calibration_prompts=Limit(1),
     )
 
     def needs(self) -> TokenForecast:
         """Return the calibration of forecasts and of the errors of heads that follow them."""
         return TokenForecast(
-            self.importance, self.forecast_decay, self.surprise, self.queries, self.condition
+            self.importance, self.forecast_decay, self.surprise, self.queries, self.condition, self.power
         )
 
     def check(self, spec: ModelSpec, budget: Budget) -> None:

@@ -36,7 +36,8 @@ class TokenForecast(Observer):
     segment but the first, squared, in heads that hold at most so many tokens (`list_capacities`) after every segment,
     those of the highest scores (`rate_positions`) among what they still have. Attention is that of the full cache,
     without what was dropped. Errors are means over prompts, branches and queries, and sums over the query heads that
-    share a head's keys.
+    share a head's keys. Importance is a power mean over prompts, E[x^power]^(1/power): a position that few prompts need
+    much is worth more than its mean, since the worst images are theirs.
 
     Attributes:
         importance: `mass`, the attention received, or `output`, the squared change in attention's output without the
@@ -45,6 +46,7 @@ class TokenForecast(Observer):
         surprise: see `rate_positions`.
         queries: evenly spaced queries of each segment that are looked at.
         condition: see `rate_positions`.
+        power: of the mean of importance over prompts: 1 is the mean, large values come close to the maximum.
     """
 
     importance: Importance | None = None
@@ -52,6 +54,7 @@ class TokenForecast(Observer):
     surprise: float = 0.0
     queries: int = 64
     condition: Condition = "tokens"
+    power: float = 1.0
 
     kind: ClassVar[str] = "token_forecast"
 
@@ -86,6 +89,7 @@ class TokenForecast(Observer):
         if self._scores:
             return False
         self._means = {name: mean for name, mean in super().average().items() if name != "error"}
+        self._means["importance"] = self._means["importance"].pow(1 / self.power)
         settings = (self._importance, self.decay, self.surprise, self.condition)
         self._scores = rate_positions(self._means, self.spec, *settings)
         self._prompts = 0
@@ -101,6 +105,7 @@ class TokenForecast(Observer):
             self._add_positions("received", view, view.mass(), sum(ends[:index]), ends[index])
         if index:
             worth = view.mass() if self._importance == "mass" else self._measure_losses(view)
+            worth = worth.double().pow(self.power)
             self._add_positions("importance", view, worth, sum(ends[: index - 1]), ends[index - 1])
 
     def _add_positions(self, name: str, view: View, values: Tensor, start: int, count: int) -> None:

@@ -161,7 +161,7 @@ def project(x: Tensor, spec: ModelSpec, layer: int, head: int) -> Tensor:
 
 
 def slow_means(
-    spec: ModelSpec, inputs: Inputs, importance: Importance
+    spec: ModelSpec, inputs: Inputs, importance: Importance, power: float
 ) -> tuple[dict[tuple[int, ...], Tensor], dict[tuple[int, ...], Tensor]]:
     """What positions are worth to segment k and receive from it, by (branch, layer, head, k): means over prompts."""
     prompts = len(inputs[0][0][0]) // spec.branches
@@ -176,18 +176,21 @@ def slow_means(
                 outputs = p @ v
                 apart = project((v - outputs[:, :, None]), spec, layer, head)
                 paid = (p.square() * apart.square().sum(-1)).mean(1).sum(0)
-            worth[key] = worth.get(key, 0) + paid / prompts
-    return worth, received
+            worth[key] = worth.get(key, 0) + paid**power / prompts
+    return {key: mean ** (1 / power) for key, mean in worth.items()}, received
 
 
 @pytest.mark.parametrize("spec", [SCALES, ROWS], ids=["scales", "rows"])
-@pytest.mark.parametrize(("importance", "surprise"), [("mass", 0.0), ("output", 0.0), ("output", 0.3)])
+@pytest.mark.parametrize(
+    ("importance", "surprise", "power"),
+    [("mass", 0.0, 1.0), ("mass", 0.0, 8.0), ("output", 0.0, 1.0), ("output", 0.3, 3.0)],
+)
 def test_the_calibration_is_that_of_masked_attention(
-    spec: ModelSpec, importance: Importance, surprise: float
+    spec: ModelSpec, importance: Importance, surprise: float, power: float
 ) -> None:
     inputs = tokens_of(spec, 2 * spec.branches, groups=FOLD)
-    found = observe(TokenForecast(importance, DECAY, surprise), spec, [inputs])
-    worth, received = slow_means(spec, inputs, importance)
+    found = observe(TokenForecast(importance, DECAY, surprise, power=power), spec, [inputs])
+    worth, received = slow_means(spec, inputs, importance, power)
     prompts, last = 2, len(spec.segments) - 1
     forecast: dict[tuple[int, ...], Tensor] = {}
     for branch, layer, head in np.ndindex(spec.branches, spec.layers, spec.heads):
