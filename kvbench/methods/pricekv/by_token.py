@@ -67,7 +67,7 @@ class PriceKVByToken(Method):
     surprise: float = 0.0
     queries: int = 64
     condition: Condition = "tokens"
-    power: float = 1.0
+    power: float = 8.0
     calibration_prompts: int = 40
 
     limits = set_limits(
