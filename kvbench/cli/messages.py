@@ -20,6 +20,8 @@ from kvbench.core.settings import CHOSEN
 
 EXPECTED = (UserError, ValueError, HydraException, OmegaConfBaseException, OSError)
 """Errors that a user can cause, beside out-of-memory errors."""
+COMMANDS = ("run", "multirun", "cfg", "info", "shell_completion")
+"""Options of Hydra of which a command has one at most."""
 
 
 def is_expected(error: BaseException) -> bool:
@@ -36,6 +38,8 @@ def is_one_job(arguments: list[str]) -> bool:
 def check_arguments(arguments: list[str]) -> str | None:
     """Compose what a command names, every value of every list once; return what is wrong with it, None for nothing."""
     parsed = get_args_parser().parse_args(arguments)
+    if len(commands := [f"--{name}" for name in COMMANDS if getattr(parsed, name)]) > 1:
+        return f"{' and '.join(commands)}: only one at a time; leave out {commands[0]}"
     runs = parsed.multirun or is_one_job(arguments)  # rather than shows something
     try:
         with hydra_of_kvbench():

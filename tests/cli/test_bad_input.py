@@ -57,6 +57,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             ("hydra/job_logging=null", "hydra/job_logging=null: names no choice; "),
             ("~seed", "seed: missing; "),
             ("~shard", "shard: missing; "),
+            ("-m --cfg job", "--multirun and --cfg: only one at a time; leave out --multirun"),
+            ("--info all --cfg job", "--cfg and --info: only one at a time; "),
             ("~shard.count", "shard.count: missing; "),
             ("~method", "method: missing; "),
             ("~eval", "eval: missing; set it, or eval=none"),
