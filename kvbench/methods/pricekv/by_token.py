@@ -56,6 +56,8 @@ class PriceKVByToken(Method):
             (`forecast.rate_positions`).
         power: of the mean of importance over calibration prompts: 1 is the mean; with larger values, heads keep the
             positions that few prompts need.
+        error_power: the same of the errors by which capacity is sold; below 1, what most prompts lose counts more than
+            what few lose.
         calibration_prompts: default of `calibrate.count`; errors of the prompts that the forecast was made of are too
             small where there are few.
     """
@@ -68,6 +70,7 @@ class PriceKVByToken(Method):
     queries: int = 64
     condition: Condition = "tokens"
     power: float = 8.0
+    error_power: float = 0.5
     calibration_prompts: int = 40
 
     limits = set_limits(
@@ -77,13 +80,20 @@ class PriceKVByToken(Method):
         surprise=Limit(0),
         queries=Limit(1),
         power=Limit(1, 32),
+        error_power=Limit(0.1, 32),
         calibration_prompts=Limit(1),
     )
 
     def needs(self) -> TokenForecast:
         """Return the calibration of forecasts and of the errors of heads that follow them."""
         return TokenForecast(
-            self.importance, self.forecast_decay, self.surprise, self.queries, self.condition, self.power
+            self.importance,
+            self.forecast_decay,
+            self.surprise,
+            self.queries,
+            self.condition,
+            self.power,
+            self.error_power,
         )
 
     def check(self, spec: ModelSpec, budget: Budget) -> None:

@@ -35,9 +35,8 @@ class TokenForecast(Observer):
     The second pass measures `error`, float64 [L, H, K - 1, capacities]: how far attention's output is off at each
     segment but the first, squared, in heads that hold at most so many tokens (`list_capacities`) after every segment,
     those of the highest scores (`rate_positions`) among what they still have. Attention is that of the full cache,
-    without what was dropped. Errors are means over prompts, branches and queries, and sums over the query heads that
-    share a head's keys. Importance is a power mean over prompts, E[x^power]^(1/power): a position that few prompts need
-    much is worth more than its mean, since the worst images are theirs.
+    without what was dropped. Errors are sums over the query heads that share a head's keys, and power means over
+    prompts, branches and queries, E[x^p]^(1/p) with p = `error_power`; importance is one over prompts with p = `power`.
 
     Attributes:
         importance: `mass`, the attention received, or `output`, the squared change in attention's output without the
@@ -46,7 +45,9 @@ class TokenForecast(Observer):
         surprise: see `rate_positions`.
         queries: evenly spaced queries of each segment that are looked at.
         condition: see `rate_positions`.
-        power: of the mean of importance over prompts: 1 is the mean, large values come close to the maximum.
+        power: of the mean of importance over prompts: 1 is the mean, large values come close to the maximum, and see
+            positions that few prompts need.
+        error_power: of the mean of errors: below 1, what most prompts lose counts more than what few lose.
     """
 
     importance: Importance | None = None
@@ -55,6 +56,7 @@ class TokenForecast(Observer):
     queries: int = 64
     condition: Condition = "tokens"
     power: float = 1.0
+    error_power: float = 1.0
 
     kind: ClassVar[str] = "token_forecast"
 
@@ -97,7 +99,8 @@ class TokenForecast(Observer):
 
     def average(self) -> dict[str, Tensor]:
         """Return the means over the prompts of each pass."""
-        return {**super().average(), **self._means}
+        error = super().average()["error"].pow(1 / self.error_power)
+        return {"error": error, **self._means}
 
     def _add_importance(self, view: View) -> None:
         index, ends = view.segment.index, self.spec.ends
@@ -140,8 +143,9 @@ class TokenForecast(Observer):
             left = attention * (kept.gather(1, place) | current)[:, None, None]
             apart = (left @ values) / left.sum(-1, keepdim=True).clamp(min=TINY) - outputs
             squares = (apart * (apart if metric is None else apart @ metric)).sum(-1)
-            of_rows = squares.mean(2).sum(1).unflatten(0, (-1, self.spec.heads))
-            total = of_rows.sum(0).double().cpu() / self.spec.branches
+            of_heads = squares.sum(1).double().pow(self.error_power)
+            of_rows = of_heads.mean(1).unflatten(0, (-1, self.spec.heads))
+            total = of_rows.sum(0).cpu() / self.spec.branches
             self.sums["error"][view.layer, :, index - 1, number] += total
 
     def _drop(self, view: View) -> None:

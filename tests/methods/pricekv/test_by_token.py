@@ -182,14 +182,16 @@ def slow_means(
 
 @pytest.mark.parametrize("spec", [SCALES, ROWS], ids=["scales", "rows"])
 @pytest.mark.parametrize(
-    ("importance", "surprise", "power"),
-    [("mass", 0.0, 1.0), ("mass", 0.0, 8.0), ("output", 0.0, 1.0), ("output", 0.3, 3.0)],
+    ("importance", "surprise", "power", "error_power"),
+    [("mass", 0.0, 1.0, 1.0), ("mass", 0.0, 8.0, 0.5), ("output", 0.0, 1.0, 1.0), ("output", 0.3, 3.0, 2.0)],
 )
 def test_the_calibration_is_that_of_masked_attention(
-    spec: ModelSpec, importance: Importance, surprise: float, power: float
+    spec: ModelSpec, importance: Importance, surprise: float, power: float, error_power: float
 ) -> None:
     inputs = tokens_of(spec, 2 * spec.branches, groups=FOLD)
-    found = observe(TokenForecast(importance, DECAY, surprise, power=power), spec, [inputs])
+    found = observe(
+        TokenForecast(importance, DECAY, surprise, power=power, error_power=error_power), spec, [inputs]
+    )
     worth, received = slow_means(spec, inputs, importance, power)
     prompts, last = 2, len(spec.segments) - 1
     forecast: dict[tuple[int, ...], Tensor] = {}
@@ -218,7 +220,7 @@ def test_the_calibration_is_that_of_masked_attention(
                 if k:
                     left = p * seen
                     apart = project(left @ v / left.sum(-1, keepdim=True) - p @ v, spec, layer, head)
-                    error = apart.square().sum(-1).mean(1).sum()
+                    error = (apart.square().sum((0, -1)) ** error_power).mean()
                     expected[layer, head, k - 1, number] += error / prompts / spec.branches
                 if k < last:
                     key = (branch, layer, head, k)
@@ -230,6 +232,7 @@ def test_the_calibration_is_that_of_masked_attention(
                         score += surprise * (own - (received[key][: at.end] + EPSILON).log())
                     order = score.masked_fill(~seen, -torch.inf).argsort(descending=True, stable=True)
                     held[row] = [j for j in order[:capacity].tolist() if seen[j]]
+    expected = expected ** (1 / error_power)
     torch.testing.assert_close(found["error"], expected, rtol=1e-3, atol=1e-6)
     assert (found["error"][..., -1] < 1e-9).all()
     assert (found["error"][..., 0] > 0).all()
