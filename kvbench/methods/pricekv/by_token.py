@@ -15,7 +15,7 @@ from kvbench.methods.pricekv.forecast import (
     EPSILON,
     Condition,
     TokenForecast,
-    choose_importance,
+    choose,
     keep_best,
     list_capacities,
     rate_positions,
@@ -55,9 +55,9 @@ class PriceKVByToken(Method):
         condition: heads keep `tokens` of the condition, or the `block`, whole or hardly at all
             (`forecast.rate_positions`).
         power: of the mean of importance over calibration prompts: 1 is the mean; with larger values, heads keep the
-            positions that few prompts need.
+            positions that few prompts need. Null for 8 in next-token models and 1 in next-scale models.
         error_power: the same of the errors by which capacity is sold; below 1, what most prompts lose counts more than
-            what few lose.
+            what few lose. Null for 0.5 in next-token models and 1 in next-scale models.
         calibration_prompts: default of `calibrate.count`; errors of the prompts that the forecast was made of are too
             small where there are few.
     """
@@ -69,8 +69,8 @@ class PriceKVByToken(Method):
     surprise: float = 0.0
     queries: int = 64
     condition: Condition = "tokens"
-    power: float = 8.0
-    error_power: float = 0.5
+    power: float | None = None
+    error_power: float | None = None
     calibration_prompts: int = 40
 
     limits = set_limits(
@@ -118,7 +118,7 @@ class PriceKVByToken(Method):
             floor=min(self._choose_floor(spec), budget.head_tokens),
             decay=self.price_decay,
         ).reshape(-1, spec.layers, spec.heads)
-        importance = self.importance or choose_importance(spec)
+        importance = choose(spec, self.importance, self.power, self.error_power).importance
         settings = (importance, self.forecast_decay, self.surprise, self.condition)
         scores = rate_positions(tensors, spec, *settings)
         self._table = scores if self.surprise else self._list_kept(scores)

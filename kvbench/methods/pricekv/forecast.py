@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -40,14 +40,15 @@ class TokenForecast(Observer):
 
     Attributes:
         importance: `mass`, the attention received, or `output`, the squared change in attention's output without the
-            token, to first order; None for `mass` in next-token models and `output` in next-scale models.
+            token, to first order; None for `mass` in next-token models and `output` in next-scale models (`choose`).
         decay: see `rate_positions`.
         surprise: see `rate_positions`.
         queries: evenly spaced queries of each segment that are looked at.
         condition: see `rate_positions`.
         power: of the mean of importance over prompts: 1 is the mean, large values come close to the maximum, and see
-            positions that few prompts need.
-        error_power: of the mean of errors: below 1, what most prompts lose counts more than what few lose.
+            positions that few prompts need; None for 8 in next-token models and 1 in next-scale models.
+        error_power: of the mean of errors: below 1, what most prompts lose counts more than what few lose; None for 0.5
+            in next-token models and 1 in next-scale models.
     """
 
     importance: Importance | None = None
@@ -55,8 +56,8 @@ class TokenForecast(Observer):
     surprise: float = 0.0
     queries: int = 64
     condition: Condition = "tokens"
-    power: float = 1.0
-    error_power: float = 1.0
+    power: float | None = None
+    error_power: float | None = None
 
     kind: ClassVar[str] = "token_forecast"
 
@@ -70,7 +71,7 @@ class TokenForecast(Observer):
     def prepare(self, spec: ModelSpec, budget: Budget, artifact: Artifact | None = None) -> None:
         """Start the sums at zero and the first pass."""
         super().prepare(spec, budget, artifact)
-        self._importance = self.importance or choose_importance(spec)
+        self._choice = choose(spec, self.importance, self.power, self.error_power)
         self._capacities = list_capacities(spec)
         self._means: dict[str, Tensor] = {}
         self._scores: list[Tensor] = []
@@ -91,15 +92,15 @@ class TokenForecast(Observer):
         if self._scores:
             return False
         self._means = {name: mean for name, mean in super().average().items() if name != "error"}
-        self._means["importance"] = self._means["importance"].pow(1 / self.power)
-        settings = (self._importance, self.decay, self.surprise, self.condition)
+        self._means["importance"] = self._means["importance"].pow(1 / self._choice.power)
+        settings = (self._choice.importance, self.decay, self.surprise, self.condition)
         self._scores = rate_positions(self._means, self.spec, *settings)
         self._prompts = 0
         return True
 
     def average(self) -> dict[str, Tensor]:
         """Return the means over the prompts of each pass."""
-        error = super().average()["error"].pow(1 / self.error_power)
+        error = super().average()["error"].pow(1 / self._choice.error_power)
         return {"error": error, **self._means}
 
     def _add_importance(self, view: View) -> None:
@@ -107,8 +108,8 @@ class TokenForecast(Observer):
         if self.surprise and not view.segment.last:
             self._add_positions("received", view, view.mass(), sum(ends[:index]), ends[index])
         if index:
-            worth = view.mass() if self._importance == "mass" else self._measure_losses(view)
-            worth = worth.double().pow(self.power)
+            worth = view.mass() if self._choice.importance == "mass" else self._measure_losses(view)
+            worth = worth.double().pow(self._choice.power)
             self._add_positions("importance", view, worth, sum(ends[: index - 1]), ends[index - 1])
 
     def _add_positions(self, name: str, view: View, values: Tensor, start: int, count: int) -> None:
@@ -143,7 +144,7 @@ class TokenForecast(Observer):
             left = attention * (kept.gather(1, place) | current)[:, None, None]
             apart = (left @ values) / left.sum(-1, keepdim=True).clamp(min=TINY) - outputs
             squares = (apart * (apart if metric is None else apart @ metric)).sum(-1)
-            of_heads = squares.sum(1).double().pow(self.error_power)
+            of_heads = squares.sum(1).double().pow(self._choice.error_power)
             of_rows = of_heads.mean(1).unflatten(0, (-1, self.spec.heads))
             total = of_rows.sum(0).cpu() / self.spec.branches
             self.sums["error"][view.layer, :, index - 1, number] += total
@@ -166,9 +167,24 @@ class TokenForecast(Observer):
         return attention, values, attention @ values
 
 
-def choose_importance(spec: ModelSpec) -> Importance:
-    """Return what is calibrated of a model unless a setting says so."""
-    return "mass" if spec.family == "next-token" else "output"
+class Choice(NamedTuple):
+    """What is calibrated of a model; see the attributes of `TokenForecast`."""
+
+    importance: Importance
+    power: float
+    error_power: float
+
+
+def choose(
+    spec: ModelSpec, importance: Importance | None, power: float | None, error_power: float | None
+) -> Choice:
+    """Return what is calibrated of a model: what settings say, and for None what is best for its family."""
+    rows = spec.family == "next-token"
+    return Choice(
+        importance or ("mass" if rows else "output"),
+        power or (8.0 if rows else 1.0),
+        error_power or (0.5 if rows else 1.0),
+    )
 
 
 def list_capacities(spec: ModelSpec) -> list[int]:
