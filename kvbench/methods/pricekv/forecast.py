@@ -144,7 +144,7 @@ class TokenForecast(Observer):
             left = attention * (kept.gather(1, place) | current)[:, None, None]
             apart = (left @ values) / left.sum(-1, keepdim=True).clamp(min=TINY) - outputs
             squares = (apart * (apart if metric is None else apart @ metric)).sum(-1)
-            of_heads = squares.sum(1).double().pow(self._choice.error_power)
+            of_heads = squares.sum(1).clamp(min=0).double().pow(self._choice.error_power)
             of_rows = of_heads.mean(1).unflatten(0, (-1, self.spec.heads))
             total = of_rows.sum(0).cpu() / self.spec.branches
             self.sums["error"][view.layer, :, index - 1, number] += total
