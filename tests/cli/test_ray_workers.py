@@ -15,8 +15,8 @@ from tests.support.two_nodes import SWEEP, find_worker, kill_workers, start_ray,
 @pytest.mark.slow
 def test_workers_are_left_on_a_ray_cluster_and_started_again_where_one_is_killed(tmp_path: Path) -> None:
     pytest.importorskip("hydra_plugins.hydra_ray_launcher")
-    outcome = kill_workers(tmp_path, start_ray, kills=1, samples=4)
-    assert (outcome.kills, outcome.workers, outcome.different) == (1, 3, [])
+    outcome = kill_workers(tmp_path, start_ray, kills=2, samples=6)
+    assert (outcome.kills, outcome.workers, outcome.different) == (2, 4, [])
     assert abs(outcome.drawn - outcome.samples) <= outcome.kills  # but for blocks in flight nothing twice
 
 

@@ -68,11 +68,11 @@ class Cluster:
 def start_ray() -> Iterator[Cluster]:
     """Start a Ray cluster of two nodes with a processor each."""
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-    from ray.cluster_utils import Cluster
+    from ray.cluster_utils import Cluster as RayCluster
 
     before = signal.getsignal(signal.SIGTERM)  # Ray sets its own
     node = {"num_cpus": 1, "include_dashboard": False}
-    cluster = Cluster(initialize_head=True, head_node_args=node)
+    cluster = RayCluster(initialize_head=True, head_node_args=node)
     try:
         cluster.add_node(num_cpus=1)
         address = f"hydra.launcher.ray.init.address={cluster.address}"

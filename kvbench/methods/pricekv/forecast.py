@@ -100,8 +100,8 @@ class TokenForecast(Observer):
 
     def average(self) -> dict[str, Tensor]:
         """Return the means over the prompts of each pass."""
-        error = super().average()["error"].pow(1 / self._choice.error_power)
-        return {"error": error, **self._means}
+        found = super().average() | self._means
+        return found | {"error": found["error"].pow(1 / self._choice.error_power)}
 
     def _add_importance(self, view: View) -> None:
         index, ends = view.segment.index, self.spec.ends
