@@ -23,10 +23,14 @@ class Precision(NamedTuple):
     bits: int
     shared: bool = False
 
-    def count_bytes(self, tokens: int, channels: int, branches: int) -> int:
-        """Return the bytes of a segment of so many tokens in one head, in all branches of a prompt together."""
-        bits = 16 if tokens == 1 else self.bits
-        return tokens * (2 * channels * bits // 8) * (1 if self.shared else branches)
+
+def find_stored_bits(bits: int, tokens: int) -> int:
+    """Return the bits of a number in a segment of so many tokens that codebooks store, for the bits that are chosen.
+
+    A single token, such as the first scale, stays in 16: a calibration sees one number a prompt in each of its
+    channels, and it is a sink, whose error every later token sees.
+    """
+    return 16 if tokens == 1 else bits
 
 
 @dataclass(frozen=True)

@@ -71,9 +71,8 @@ def _describe_storage(job: Job) -> dict[str, object] | None:
     packing, used = job.packing, books_used(job)
     if packing is None:
         return None
-    if used is None:
-        return {**asdict(packing.storage), "codebooks": None}
-    return {**asdict(packing.storage), "codebooks": hash_path(used), "revision": CODEBOOK_REVISION}
+    books = {} if used is None else {"codebooks": hash_path(used), "revision": CODEBOOK_REVISION}
+    return {**asdict(packing.storage), "codebooks": None, **books}
 
 
 def label_of(job: Job) -> str:

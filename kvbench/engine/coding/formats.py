@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from kvbench.core.segments import ModelSpec, Segment
-from kvbench.core.storage import Precision, StorageConfig
+from kvbench.core.storage import Precision, StorageConfig, find_stored_bits
 from kvbench.engine.coding.planes import PlaneRules
 from kvbench.kernels.planes import (
     Codes,
@@ -82,20 +82,16 @@ class PlaneFormat(NamedTuple):
 
 
 def choose_format(packing: Packing, form: Precision | None, at: Segment) -> PlaneFormat:
-    """Return what tokens of a segment are stored as in a form; None stands for the run's own.
-
-    A segment of one token, such as the first scale, has a number a prompt in each channel: too few for codebooks to be
-    learned from a calibration. It is a sink besides, whose error every later token sees, and stays in 16 bits.
-    """
+    """Return what tokens of a segment are stored as in a form; None stands for the run's own."""
     if form is not None:
-        coded = form.bits < 16 and at.length > 1
-        how: Coding = "codebook" if coded else "plain"
-        return PlaneFormat(form.bits if coded else 16, how, how, form.shared)
+        bits = find_stored_bits(form.bits, at.length)
+        how: Coding = "plain" if bits == 16 else "codebook"
+        return PlaneFormat(bits, how, how, form.shared)
     if packing.fp8:
         return PlaneFormat(8, "fp8", "fp8")
-    if packing.bits == 16 or (at.length == 1 and packing.storage.calibrated):
-        return PlaneFormat()
-    return PlaneFormat(packing.bits, packing.storage.keys, packing.storage.values)
+    storage = packing.storage
+    bits = find_stored_bits(packing.bits, at.length) if storage.calibrated else packing.bits
+    return PlaneFormat() if bits == 16 else PlaneFormat(bits, storage.keys, storage.values)
 
 
 def count_sources(spec: ModelSpec) -> int:
@@ -218,8 +214,6 @@ def read_back(
 ) -> tuple[Tensor, Tensor]:
     """Return keys and values of a segment as they would be read out of static codebooks, in their dtype.
 
-    Those of a single token are read out of 16 bits.
-
     Args:
         keys: [batch, rows, tokens, D].
         values: shaped like keys.
@@ -229,7 +223,7 @@ def read_back(
         rotation: complex64 [tokens, D/2], what neighbouring channels of keys were multiplied by; None if by nothing.
     """
     half = keys.dtype if keys.dtype.itemsize == 2 else torch.float16
-    if bits == 16 or keys.shape[2] == 1:
+    if find_stored_bits(bits, keys.shape[2]) == 16:
         return keys.to(half).to(keys.dtype), values.to(half).to(values.dtype)
     shape, dtype = keys.shape[1:3], keys.dtype
     found = []

@@ -11,8 +11,9 @@ from torch import Tensor
 
 from kvbench.core.budget import Budget
 from kvbench.core.segments import ModelSpec
-from kvbench.core.storage import Precision
+from kvbench.core.storage import Precision, find_stored_bits
 from kvbench.methods.pricekv.exchange import exchange
+from kvbench.methods.pricekv.noise import count_bits
 from kvbench.methods.pricekv.prices import choose, find_prices
 from kvbench.methods.pricekv.problem import Holding, Problem, be_noiseless, count_held
 from kvbench.methods.pricekv.sources import Sources
@@ -71,14 +72,14 @@ def offer(
     """
     assert budget.bytes is not None, "a menu is sold by bytes"
     weighted = noise.flatten(0, 1).numpy() * [weigh(length, weights) for length in spec.lengths]
-    sizes = [
-        [precision.count_bytes(length, spec.head_dim, spec.branches) for precision in precisions]
+    bits = [
+        [count_bits(p._replace(bits=find_stored_bits(p.bits, length)), spec.branches) for p in precisions]
         for length in spec.lengths[:-1]
     ]
     capacity = np.full_like(problem.capacity, floor(spec.branches * budget.bytes))
     return replace(
         problem,
-        sizes=np.array(sizes),
+        sizes=problem.sizes * (2 * spec.head_dim * np.array(bits) // 8),
         noise=np.ascontiguousarray(weighted.transpose(1, 2, 3, 0).cumsum(2)),
         capacity=capacity,
     )
