@@ -138,6 +138,11 @@ class ModelSpec:
         return "next-token" if self.segments[-1].causal else "next-scale"
 
     @property
+    def writes_text(self) -> bool:
+        """Whether the model writes texts, whose words stand elsewhere in every prompt."""
+        return self.family == "next-token" and not self.line
+
+    @property
     def drawn_tokens(self) -> int:
         """Tokens of an image: those of all scales, or, after a prompt, those fed back and the last, which is not."""
         last = self.segments[-1].end

@@ -10,6 +10,7 @@ from kvbench.core.budget import Budget
 from kvbench.core.segments import ModelSpec, Segment
 from kvbench.methods.base import SHARE, Artifact, Limit, Method
 from kvbench.methods.capabilities import Stateful
+from kvbench.methods.capacities import Ints
 from kvbench.methods.grouped import choose_among_heads
 from kvbench.methods.select import (
     USUAL_WINDOW,
@@ -66,6 +67,11 @@ class Scored(Stateful, Method):
         return self.accumulates or self.refresh > 1 or self.ema > 0
 
     @property
+    def even(self) -> bool:
+        """Whether every head fills an even share of B, which `assign_capacities` can replace."""
+        return type(self).share is Scored.share and type(self).capacity is Scored.capacity
+
+    @property
     def weighs_values(self) -> bool:
         """Whether scores contain the norm of values, which other methods would then count twice."""
         return False
@@ -108,10 +114,15 @@ class Scored(Stateful, Method):
         """Share the budget among all heads."""
         super().prepare(spec, budget, artifact)
         self._capacities = share_evenly(budget.tokens, spec)
+        self._assigned: list[list[tuple[int, ...]]] = []
+
+    def assign_capacities(self, capacities: Ints) -> None:
+        """Give heads capacities in place of an even share, int64 [K - 1, L, H]; `prepare` takes them back."""
+        self._assigned = [[tuple(heads) for heads in layers] for layers in capacities.tolist()]
 
     def share(self, layer: int, segment: Segment) -> int | tuple[int, ...]:
         """Return what a layer's heads may hold once a segment is over, as `capacity` does: an even share of B."""
-        return self._capacities[layer]
+        return self._assigned[segment.index][layer] if self._assigned else self._capacities[layer]
 
     def capacity(self, layer: int, segment: Segment) -> int | tuple[int, ...] | None:
         """Return the share of B, which every head fills."""
@@ -208,6 +219,11 @@ class Competing(Scored):
     def competes(self) -> bool:
         """Whether heads do; otherwise each has as many slots as the others."""
         return True
+
+    @property
+    def even(self) -> bool:
+        """Whether heads do not compete, and nothing else gives them unequal shares."""
+        return not self.competes and type(self).share is Scored.share
 
     @property
     def headwise(self) -> bool:

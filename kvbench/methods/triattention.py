@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from kvbench.core.budget import Budget
-from kvbench.core.segments import Family, ModelSpec, Segment
+from kvbench.core.segments import Family, ModelSpec
 from kvbench.methods.base import Artifact, Limit, Observer, require_artifact, set_limits
 from kvbench.methods.capabilities import DecidesJointly
 from kvbench.methods.scored import Scored
@@ -119,6 +119,11 @@ class TriAttention(DecidesJointly, Scored):
         """Whether several layers keep the same tokens."""
         return self.shared != "none"
 
+    @property
+    def even(self) -> bool:
+        """Whether heads keep tokens of their own."""
+        return not self.jointly
+
     def needs(self) -> Observer | Path:
         """Return the calibration of the centres."""
         return QueryCentres()
@@ -130,14 +135,12 @@ class TriAttention(DecidesJointly, Scored):
     def prepare(self, spec: ModelSpec, budget: Budget, artifact: Artifact | None = None) -> None:
         """Read the centres and bound what lies off them."""
         super().prepare(spec, budget, artifact)
+        if self.jointly:  # layers that keep the same tokens hold equally many
+            self._capacities = [budget.head_tokens] * spec.layers
         tensors = require_artifact(artifact, "method=triattention:")
         self._centres = torch.complex(tensors["centre_real"].double(), tensors["centre_imag"].double())
         off = tensors["modulus"].double() - (self._centres.abs() if self.concentration else 0)
         self._off = off.float()
-
-    def share(self, layer: int, segment: Segment) -> int | tuple[int, ...]:
-        """Return an even share of B; layers that keep the same tokens all have the same, rounded down."""
-        return self.budget.head_tokens if self.jointly else super().share(layer, segment)
 
     def compare(self, views: Sequence[View]) -> None:
         """Score the slots of all layers, which hold the same tokens."""

@@ -10,14 +10,13 @@ from torch import Tensor
 from kvbench.core.budget import Budget
 from kvbench.core.segments import ModelSpec, Segment
 from kvbench.methods.base import Artifact, Limit, Method, require_artifact, set_limits
+from kvbench.methods.pricekv.curves import keep_best, list_capacities
 from kvbench.methods.pricekv.errors import Importance
 from kvbench.methods.pricekv.forecast import (
     EPSILON,
     Condition,
     TokenForecast,
     choose,
-    keep_best,
-    list_capacities,
     rate_positions,
     select_rows,
 )
@@ -99,10 +98,10 @@ class PriceKVByToken(Method):
     def check(self, spec: ModelSpec, budget: Budget) -> None:
         """Refuse texts and less than a token a head."""
         super().check(spec, budget)
-        if spec.family == "next-token" and not spec.line:
+        if spec.writes_text:
             raise ValueError(
                 f"method=pricekv/by_token: forecasts are for positions of an image, and {spec.name} writes texts; take "
-                "method=pricekv"
+                "method=pricekv/by_score"
             )
         check_capacity(spec, budget)
 

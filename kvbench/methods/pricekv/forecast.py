@@ -10,19 +10,22 @@ from torch import Tensor
 from kvbench.core.budget import Budget
 from kvbench.core.segments import ModelSpec
 from kvbench.methods.base import Artifact, Observer
+from kvbench.methods.pricekv.curves import (
+    attend_evenly,
+    keep_best,
+    list_capacities,
+    measure_errors,
+    spread_slots,
+)
 from kvbench.methods.pricekv.errors import Importance, find_metric
-from kvbench.methods.select import choose_best, choose_window
 from kvbench.methods.view import View
 
-CAPACITIES = 18
-"""Capacities at which errors are measured, beside 0: a geometric row up to all tokens, whose first is a 128th."""
 EPSILON = 1e-5
 """Attention that is added to all of it before a logarithm."""
 
 SMALL = 1e-9
 """Weight of a position's own forecast where another's is used; it only breaks ties."""
 Condition = Literal["tokens", "block"]
-TINY = torch.finfo(torch.float32).tiny
 
 
 @dataclass
@@ -123,7 +126,7 @@ class TokenForecast(Observer):
 
         That is E[p^2 |W (v - o)|^2] over queries, of attention p, value v, output o and output projection W.
         """
-        attention, values, outputs = self._attend(view)
+        attention, values, outputs = attend_evenly(view, self.queries)
         metric = find_metric(view)
         values = values.expand(-1, outputs.shape[1], -1, -1)
         turned, against = (x if metric is None else x @ metric for x in (values, outputs))
@@ -136,18 +139,8 @@ class TokenForecast(Observer):
 
     def _add_errors(self, view: View) -> None:
         """Add the error of the segment's queries in heads that hold what each capacity leaves."""
-        attention, values, outputs = self._attend(view)
-        metric, index = find_metric(view), view.segment.index
-        current = view.position >= view.segment.start
-        place = view.position.clamp(0, view.segment.start - 1)
-        for number, kept in enumerate(self._kept[view.layer]):
-            left = attention * (kept.gather(1, place) | current)[:, None, None]
-            apart = (left @ values) / left.sum(-1, keepdim=True).clamp(min=TINY) - outputs
-            squares = (apart * (apart if metric is None else apart @ metric)).sum(-1)
-            of_heads = squares.sum(1).clamp(min=0).double().pow(self._choice.error_power)
-            of_rows = of_heads.mean(1).unflatten(0, (-1, self.spec.heads))
-            total = of_rows.sum(0).cpu() / self.spec.branches
-            self.sums["error"][view.layer, :, index - 1, number] += total
+        errors = measure_errors(view, self._kept[view.layer], self.queries, self._choice.error_power)
+        self.sums["error"][view.layer, :, view.segment.index - 1] += errors / self.spec.branches
 
     def _drop(self, view: View) -> None:
         """Note which positions each capacity leaves, bool [rows, c_k]; padding counts as if it were there."""
@@ -158,13 +151,6 @@ class TokenForecast(Observer):
         self._kept[view.layer] = [
             keep_best(scores, kept, capacity) for kept, capacity in zip(before, self._capacities, strict=True)
         ]
-
-    def _attend(self, view: View) -> tuple[Tensor, Tensor, Tensor]:
-        """Return attention of a few queries [rows, query heads per KV head, queries, slots], values and outputs."""
-        chosen = choose_window("uniform", view.segment, self.queries)
-        attention = view.scores(chosen).softmax(-1)
-        values = view.cached_values()[:, None].float()
-        return attention, values, attention @ values
 
 
 class Choice(NamedTuple):
@@ -185,13 +171,6 @@ def choose(
         power or (8.0 if rows else 1.0),
         error_power or (0.5 if rows else 1.0),
     )
-
-
-def list_capacities(spec: ModelSpec) -> list[int]:
-    """Return the capacities of a head at which errors are measured, in rising order."""
-    whole = spec.cached_length
-    steps = (whole * 128 ** (i / (CAPACITIES - 1) - 1) for i in range(CAPACITIES))
-    return sorted({0, *(max(1, round(step)) for step in steps)})
 
 
 def rate_positions(
@@ -244,24 +223,3 @@ def select_rows(table: Tensor, view: View) -> Tensor:
     """Return a layer's part of a table of positions [branches, L, H, c_k] for every row, [rows, c_k]."""
     of_branches = table[:, view.layer].to(view.position.device)
     return of_branches.repeat_interleave(view.sequences // len(of_branches), 0).flatten(0, 1)
-
-
-def spread_slots(values: Tensor, view: View) -> Tensor:
-    """Return values of slots [rows, slots] by their positions, [rows, c_k], 0 of positions that a row has not."""
-    end = view.segment.end
-    rows = values.new_zeros(len(values), end + 1)
-    return rows.scatter_(1, torch.where(view.position < 0, end, view.position), values)[:, :end]
-
-
-def keep_best(scores: Tensor, held: Tensor | None, capacity: int | Tensor) -> Tensor:
-    """Return which positions stay after a segment: the best of those that are held and of the segment's own.
-
-    Args:
-        scores: [rows, c_k].
-        held: bool [rows, c_(k-1)], what was held before the segment; None for nothing.
-        capacity: one number, or int64 [rows].
-    """
-    there = torch.ones_like(scores, dtype=torch.bool)
-    if held is not None:
-        there[:, : held.shape[1]] = held
-    return choose_best(scores.masked_fill(~there, -torch.inf), capacity) & there

@@ -1,6 +1,5 @@
 """PriceKV by token: the calibration against masked attention, the sale against all others, B at every instant."""
 
-from collections.abc import Iterator
 from copy import deepcopy
 from dataclasses import replace
 from itertools import product
@@ -19,19 +18,20 @@ from kvbench.engine.cache import KVCache
 from kvbench.engine.schedule import sum_tokens
 from kvbench.methods.base import Artifact
 from kvbench.methods.pricekv.by_token import PriceKVByToken
+from kvbench.methods.pricekv.curves import list_capacities
 from kvbench.methods.pricekv.errors import Importance
-from kvbench.methods.pricekv.forecast import EPSILON, TokenForecast, list_capacities
+from kvbench.methods.pricekv.forecast import EPSILON, TokenForecast
 from kvbench.methods.pricekv.sell import allocate_capacities, sell
 from kvbench.models.noise import PromptNoise
 from kvbench.prompts.base import Prompt
 from kvbench.runs.calibrate import calibrate
 from tests.support.engine import D, listening, open_cache, run, tokens_of, watch
+from tests.support.layer_outputs import FOLD, Inputs, attention, project, projections
 from tests.support.small_models import composed
 
 SCALES = ModelSpec("scales", 2, 2, D, next_scale([(1, 1), (2, 2), (2, 3), (3, 3)]), logit_scale=0.5)
 ROWS = replace(SCALES, name="rows", segments=next_token(3, [4, 4, 4, 4, 3]), line=4)
-WIDTH, FOLD, DECAY = 12, 2, 0.6
-Inputs = list[list[tuple[Tensor, ...]]]
+DECAY = 0.6
 
 
 def stand_in(method: PriceKVByToken, spec: ModelSpec) -> Artifact:
@@ -123,11 +123,6 @@ def test_no_instant_exceeds_the_budget(
 # The calibration
 
 
-def projections(spec: ModelSpec) -> Tensor:
-    generator = torch.Generator().manual_seed(5)
-    return torch.randn(spec.layers, WIDTH, spec.heads * FOLD * D, generator=generator)
-
-
 def observe(observer: TokenForecast, spec: ModelSpec, batches: list[Inputs]) -> dict[str, Tensor]:
     cache = open_cache(observer, spec, projection=projections(spec).__getitem__)
     for inputs in batches:
@@ -137,27 +132,6 @@ def observe(observer: TokenForecast, spec: ModelSpec, batches: list[Inputs]) -> 
         run(cache, inputs)
     assert not observer.look_again()
     return observer.average()
-
-
-def attention(
-    spec: ModelSpec, inputs: Inputs, layer: int, k: int
-) -> Iterator[tuple[int, int, Tensor, Tensor]]:
-    """Sequence, KV head, attention [query heads, queries, positions] and values [positions, D] of a segment."""
-    at = spec.segments[k]
-    keys, values = (torch.cat([inputs[i][layer][n] for i in range(k + 1)], 2).double() for n in (1, 2))
-    q = inputs[k][layer][0].double().unflatten(1, (spec.heads, FOLD))
-    for sequence, head in np.ndindex(len(q), spec.heads):
-        scores = q[sequence, head] @ keys[sequence, head].mT * spec.logit_scale
-        if at.causal:
-            own = torch.arange(at.length)
-            scores = scores.masked_fill(torch.arange(at.end) > at.start + own[:, None], -torch.inf)
-        yield sequence, head, scores.softmax(-1), values[sequence, head]
-
-
-def project(x: Tensor, spec: ModelSpec, layer: int, head: int) -> Tensor:
-    """What query heads' outputs [query heads, ..., D] add to the residual stream."""
-    weights = projections(spec)[layer].double().unflatten(1, (spec.heads, FOLD, D))[:, head]
-    return torch.einsum("wfd,f...d->f...w", weights, x)
 
 
 def slow_means(

@@ -1,0 +1,138 @@
+"""PriceKV by score: the calibration against H2O written out, what is sold, and which bases it goes around."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from kvbench.core.budget import Budget
+from kvbench.core.config import ConfigError
+from kvbench.core.segments import ModelSpec, next_scale, next_token
+from kvbench.engine.cache import KVCache
+from kvbench.engine.schedule import sum_tokens
+from kvbench.methods.adakv import AdaKV
+from kvbench.methods.base import Artifact, Observer
+from kvbench.methods.critical import Critical
+from kvbench.methods.expected.method import ExpectedAttention
+from kvbench.methods.h2o import H2O
+from kvbench.methods.pricekv.by_score import PriceKVByScore, ScoreErrors
+from kvbench.methods.pricekv.curves import list_capacities
+from kvbench.methods.scalekv import ScaleKV
+from kvbench.methods.scored import Scored
+from kvbench.methods.snapkv import SnapKV
+from kvbench.methods.triattention import TriAttention
+from tests.support.engine import D, listening, open_cache, run, tokens_of
+from tests.support.layer_outputs import FOLD, Inputs, attention, project, projections
+
+SCALES = ModelSpec("scales", 2, 2, D, next_scale([(1, 1), (2, 2), (2, 3), (3, 3)]), logit_scale=0.5)
+TEXTS = replace(SCALES, name="texts", segments=next_token(3, [4, 4, 4, 4, 3]), branches=1)
+both = pytest.mark.parametrize("spec", [SCALES, TEXTS], ids=["scales", "texts"])
+
+
+def observe(observer: Observer, spec: ModelSpec, inputs: Inputs, passes: int = 1) -> dict[str, Tensor]:
+    cache = open_cache(observer, spec, projection=projections(spec).__getitem__)
+    for left in reversed(range(passes)):
+        run(cache, inputs)
+        assert observer.look_again() == (left > 0)
+    return observer.average()
+
+
+def ready(spec: ModelSpec, budget: str, method: PriceKVByScore) -> PriceKVByScore:
+    method.prepare(spec, Budget.parse(budget, spec), method.needs().make_stand_in(spec))
+    return method
+
+
+@both
+@pytest.mark.parametrize("sinks", [0, 1])
+def test_errors_are_those_of_masked_attention_under_h2o(spec: ModelSpec, sinks: int) -> None:
+    prompts, last = 2, len(spec.segments) - 1
+    inputs = tokens_of(spec, prompts * spec.branches, groups=FOLD)
+    found = observe(ScoreErrors(H2O(sinks=sinks)), spec, inputs)["error"]
+    expected = torch.zeros(spec.layers, spec.heads, last, found.shape[-1], dtype=torch.float64)
+    first = spec.leading_tokens(sinks)
+    for number, capacity in enumerate(list_capacities(spec)):
+        held: dict[tuple[int, ...], list[int]] = {}
+        received: dict[tuple[int, ...], Tensor] = {}
+        for k, layer in np.ndindex(last + 1, spec.layers):
+            at = spec.segments[k]
+            for sequence, head, p, v in attention(spec, inputs, layer, k):
+                row = (sequence, layer, head)
+                there = [*held.get(row, []), *range(at.start, at.end)]
+                if k:
+                    left = torch.zeros_like(p)
+                    left[..., there] = p[..., there]
+                    apart = project(left @ v / left.sum(-1, keepdim=True) - p @ v, spec, layer, head)
+                    error = apart.square().sum((0, -1)).mean()
+                    expected[layer, head, k - 1, number] += error / prompts / spec.branches
+                before = received.get(row, torch.zeros(0).double())
+                received[row] = torch.cat((before, torch.zeros(at.length))) + p.mean(0).sum(0)
+                worth = received[row].clone()
+                worth[:first] = worth[at.end - max(capacity, first, 1) // 2 :] = torch.inf
+                held[row] = sorted(there, key=lambda j, worth=worth: (-worth[j].item(), j))[:capacity]
+    if spec is TEXTS:
+        expected = expected.sum(2, keepdim=True)
+    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-6)
+    assert (found[..., -1] < 1e-9).all()
+    assert (found[..., 0] > 0).all()
+
+
+def test_a_calibrated_base_is_calibrated_first() -> None:
+    base = ExpectedAttention(statistics="calibrated", heads="even")
+    inputs = tokens_of(SCALES, 2 * SCALES.branches, groups=FOLD)
+    needs = base.needs()
+    assert needs is not None
+    alone = observe(needs, SCALES, inputs)
+    found = observe(ScoreErrors(base), SCALES, inputs, passes=2)
+    assert {*found} == {*alone, "error"}
+    for name, values in alone.items():
+        torch.testing.assert_close(found[name], values, rtol=0, atol=0)
+    assert (found["error"].diff(dim=-1) <= 1e-2 * found["error"][..., :1]).all()
+    method = PriceKVByScore(base=base)
+    method.prepare(SCALES, Budget.parse("0.4", SCALES), Artifact("score_errors", found))
+    cache = KVCache(SCALES, method, dtype=torch.float32)
+    run(cache, inputs)
+    assert cache.ledger.peak_tokens == method.budget.tokens
+
+
+@both
+@pytest.mark.parametrize("make", [H2O, SnapKV, lambda: H2O(sinks=1)])
+def test_every_head_holds_what_was_sold_to_it(spec: ModelSpec, make: Callable[[], Scored]) -> None:
+    method = ready(spec, "0.4", PriceKVByScore(base=make()))
+    asked = listening(method)
+    cache = KVCache(spec, method, dtype=torch.float32)
+    run(cache, tokens_of(spec, 2 * spec.branches))
+    assert cache.ledger.tokens_after == sum_tokens(method.capacities).tolist()
+    assert cache.ledger.peak_tokens == method.budget.tokens
+    assert len({*method.capacities[-1].flatten().tolist()}) > 1
+    condition = [*range(spec.leading_tokens(method.sinks))]
+    assert all(row[: len(condition)] == condition for one in asked for row in one.ids())
+
+
+def test_a_head_that_buys_nothing_holds_the_floor() -> None:
+    method = PriceKVByScore(base=H2O(sinks=1), floor=2)
+    artifact = method.needs().make_stand_in(TEXTS)
+    artifact.tensors["error"].copy_(
+        -torch.tensor(list_capacities(TEXTS)).expand_as(artifact.tensors["error"])
+    )
+    artifact.tensors["error"][0, 0] = 0
+    method.prepare(TEXTS, Budget.parse(9, TEXTS), artifact)
+    assert method.capacities[-1, 0, 0] == 3  # the sinks, which are more than the floor
+    assert method.capacities[-1].sum() == 36
+
+
+@pytest.mark.parametrize(
+    ("make", "told"),
+    [
+        (AdaKV, "AdaKV shares capacity among heads or layers itself"),
+        (ScaleKV, "ScaleKV shares capacity among heads or layers itself"),
+        (lambda: Critical(base=SnapKV()), "Critical shares capacity among heads or layers itself"),
+        (lambda: TriAttention(shared="layers"), "TriAttention shares capacity among heads or layers itself"),
+        (lambda: SnapKV(refresh=2), "set method.base.refresh=1 method.base.ema=0"),
+    ],
+)
+def test_bases_with_capacities_of_their_own_are_refused(make: Callable[[], Scored], told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        PriceKVByScore(base=make())

@@ -1,0 +1,39 @@
+"""Attention of a layer written out for each head, and what its output adds to the residual stream."""
+
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kvbench.core.segments import ModelSpec
+from tests.support.engine import D
+
+WIDTH, FOLD = 12, 2
+Inputs = list[list[tuple[Tensor, ...]]]
+
+
+def projections(spec: ModelSpec) -> Tensor:
+    generator = torch.Generator().manual_seed(5)
+    return torch.randn(spec.layers, WIDTH, spec.heads * FOLD * D, generator=generator)
+
+
+def attention(
+    spec: ModelSpec, inputs: Inputs, layer: int, k: int
+) -> Iterator[tuple[int, int, Tensor, Tensor]]:
+    """Sequence, KV head, attention [query heads, queries, positions] and values [positions, D] of a segment."""
+    at = spec.segments[k]
+    keys, values = (torch.cat([inputs[i][layer][n] for i in range(k + 1)], 2).double() for n in (1, 2))
+    q = inputs[k][layer][0].double().unflatten(1, (spec.heads, FOLD))
+    for sequence, head in np.ndindex(len(q), spec.heads):
+        scores = q[sequence, head] @ keys[sequence, head].mT * spec.logit_scale
+        if at.causal:
+            own = torch.arange(at.length)
+            scores = scores.masked_fill(torch.arange(at.end) > at.start + own[:, None], -torch.inf)
+        yield sequence, head, scores.softmax(-1), values[sequence, head]
+
+
+def project(x: Tensor, spec: ModelSpec, layer: int, head: int) -> Tensor:
+    """What query heads' outputs [query heads, ..., D] add to the residual stream."""
+    weights = projections(spec)[layer].double().unflatten(1, (spec.heads, FOLD, D))[:, head]
+    return torch.einsum("wfd,f...d->f...w", weights, x)
