@@ -24,10 +24,9 @@ names = {
     for group in ("model", "method", "prompts", "eval", "storage")
     for folder in [Path("conf", group)]
 }
-alone = [{"model": name} for name in names.pop("model")]
 together = [dict(zip(names, chosen)) for chosen in zip_longest(*names.values())]
 with hydra_of_kvbench():
-    for choices in alone + together:
+    for choices in together:
         overrides = [f"{group}={name}" for group, name in choices.items() if name is not None]
         cfg, _ = compose_job(overrides)
         OmegaConf.to_container(cfg, resolve=True, throw_on_missing=False)

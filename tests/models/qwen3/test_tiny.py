@@ -6,16 +6,18 @@ from functools import lru_cache
 import pytest
 
 from kvbench.eval.text.answers import find_answer
-from kvbench.methods.base import Method
+from kvbench.methods.base import Artifact, Method
 from kvbench.methods.full import Full
 from kvbench.methods.h2o import H2O
 from kvbench.methods.hardkv.method import HardKV
+from kvbench.methods.pricekv.by_score import PriceKVByScore
 from kvbench.methods.rkv import RKV
 from kvbench.methods.streaming_llm import StreamingLLM
 from kvbench.models.noise import PromptNoise
 from kvbench.models.outputs import Text
 from kvbench.models.qwen3.model import Qwen3Model
 from kvbench.prompts.math_tiny import MathTiny, NotesTiny
+from kvbench.runs.calibrate import calibrate
 from tests.support.engine import open_cache
 from tests.support.marks import slow_but_every
 from tests.support.places import ASSETS
@@ -83,6 +85,20 @@ def test_with_a_quarter_of_the_tokens_the_method_decides() -> None:
     assert right(write(best, chosen, 200)) >= 14
     assert right(write(H2O(), chosen, 200)) >= 12
     assert right(write(StreamingLLM(sinks=0), chosen, 200)) <= 1
+
+
+@pytest.mark.slow
+def test_priced_capacities_hold_what_even_ones_lose() -> None:
+    """At 40 tokens a head, calibrated on two other problems: few heads look up rooms, and need most tokens."""
+    chosen, model, budget = range(8), tiny(), 40
+    priced = PriceKVByScore(base=H2O())
+    tensors = calibrate(model, PROBLEMS[8:10], [priced.needs()], 0, "cpu", lambda _: None)[0]
+    cache = open_cache(priced, model.spec, budget, Artifact("score_errors", tensors))
+    texts = model.generate([PROBLEMS[i].text for i in chosen], cache, PromptNoise(3, chosen))
+    assert cache.ledger.peak_tokens == budget * model.spec.all_heads
+    answers = [PROBLEMS[i].meta["answer"] for i in chosen]
+    assert sum(find_answer(text.text) == answer for text, answer in zip(texts, answers, strict=True)) >= 7
+    assert right(write(H2O(), range(len(PROBLEMS)), budget)) <= 6
 
 
 @pytest.mark.parametrize(
