@@ -35,7 +35,7 @@ def test_every_method_that_fits_is_there(path: Path) -> None:
 
 @pytest.mark.slow
 def test_every_method_composes() -> None:
-    """With the first sweep's model that has it: others compose it alike, as `tests/cli/test_conf.py` composes models."""
+    """With the model of the first sweep that has it; with those of the others it composes alike."""
     seen: set[str] = set()
     for path in SWEEPS:
         methods = methods_of(path)

@@ -15,9 +15,8 @@ from kvbench.core.segments import ModelSpec
 from kvbench.methods.base import Artifact, Limit, Observer, require_artifact, set_limits
 from kvbench.methods.capabilities import is_stateful
 from kvbench.methods.pricekv.curves import keep_best, list_capacities, measure_errors, spread_slots
-from kvbench.methods.pricekv.sell import allocate_capacities
+from kvbench.methods.pricekv.sell import allocate_capacities, choose_floor
 from kvbench.methods.scored import Scored
-from kvbench.methods.select import USUAL_WINDOW
 from kvbench.methods.view import View
 from kvbench.methods.wrapper import Wrapper
 
@@ -136,8 +135,8 @@ class PriceKVByScore(Wrapper):
     not for texts alone; in an image, positions tell more (`pricekv/by_token`).
 
     Attributes:
-        floor: tokens that every head holds at least; null for 16 in texts, the condition and a row of a model that
-            draws tokens, and 1 of a next-scale model. Never more than B / T, never less than the base needs.
+        floor: tokens that every head holds at least; null for what `sell.choose_floor` says, 16 in texts. Never more
+            than B / T, never less than the base needs.
         price_decay: what a later segment counts in the worth of a capacity beside the one before it.
         queries: evenly spaced queries of each segment that the calibration looks at.
         calibration_prompts: default of `calibrate.count`.
@@ -186,7 +185,7 @@ class PriceKVByScore(Wrapper):
         super().prepare(spec, budget, artifact)
         errors = require_artifact(artifact, "method=pricekv/by_score:")["error"]
         errors = errors.expand(-1, -1, len(spec.segments) - 1, -1)
-        floor = max(choose_floor(spec) if self.floor is None else self.floor, find_least(self.base, spec))
+        floor = max(self.floor or choose_floor(spec, budget), find_least(self.base, spec))
         self.capacities = allocate_capacities(
             errors.flatten(0, 1).transpose(0, 1).numpy(),
             np.array(list_capacities(spec)),
@@ -196,10 +195,3 @@ class PriceKVByScore(Wrapper):
             decay=self.price_decay,
         ).reshape(-1, spec.layers, spec.heads)
         self.base.assign_capacities(self.capacities)
-
-
-def choose_floor(spec: ModelSpec) -> int:
-    """Return the tokens that every head should hold at least: of an image's tokens the condition and a row."""
-    if spec.family == "next-scale":
-        return 1
-    return USUAL_WINDOW if spec.writes_text else spec.lengths[0] + max(spec.lengths[1:])

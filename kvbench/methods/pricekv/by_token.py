@@ -13,14 +13,14 @@ from kvbench.methods.base import Artifact, Limit, Method, require_artifact, set_
 from kvbench.methods.pricekv.curves import keep_best, list_capacities
 from kvbench.methods.pricekv.errors import Importance
 from kvbench.methods.pricekv.forecast import (
-    EPSILON,
     Condition,
     TokenForecast,
     choose,
     rate_positions,
+    rate_slots,
     select_rows,
 )
-from kvbench.methods.pricekv.sell import allocate_capacities
+from kvbench.methods.pricekv.sell import allocate_capacities, choose_floor
 from kvbench.methods.select import check_capacity, choose_best, spread_capacity
 from kvbench.methods.view import View
 
@@ -38,18 +38,21 @@ class PriceKVByToken(Method):
     where shallow ones grow, and what is held never exceeds B. The tables hold for positions of images; texts, whose
     words stand elsewhere in every prompt, are refused.
 
-    Without `surprise` nothing is computed while an image is made: what is kept depends on branch, layer, head and
-    segment alone. Still the branches differ, so that sequences do not share their layout as those of static methods do.
+    Without `surprise` and `contrast` nothing is computed while an image is made: what is kept depends on branch, layer,
+    head and segment alone. Still the branches differ, so that sequences do not share their layout as those of static
+    methods do.
 
     Attributes:
         importance: what a position is worth: `mass`, the attention that it receives, or `output`, the squared change in
             attention's output without it; null for `mass` in next-token models and `output` in next-scale models.
-        floor: tokens that every head holds at least; null for the condition and a row of a next-token model, and 1 of a
-            next-scale model. Never more than B / T.
+        floor: tokens that every head holds at least; null for the condition and a row of a next-token model, or three
+            fifths of B / T where those are more, and 1 of a next-scale model. Never more than B / T.
         forecast_decay: what a later segment counts in a position's forecast beside the one before it.
         price_decay: the same in the worth of a capacity.
         surprise: how much it counts that a slot receives more attention in this prompt than in others; 0 looks at no
-            data.
+            attention.
+        contrast: how much it counts that a slot's value lies far from the others that are held (`forecast.rate_slots`);
+            0 looks at no values.
         queries: evenly spaced queries of each segment that the calibration looks at.
         condition: heads keep `tokens` of the condition, or the `block`, whole or hardly at all
             (`forecast.rate_positions`).
@@ -70,6 +73,7 @@ class PriceKVByToken(Method):
     condition: Condition = "tokens"
     power: float | None = None
     error_power: float | None = None
+    contrast: float = 0.0
     calibration_prompts: int = 40
 
     limits = set_limits(
@@ -80,6 +84,7 @@ class PriceKVByToken(Method):
         queries=Limit(1),
         power=Limit(1, 32),
         error_power=Limit(0.1, 32),
+        contrast=Limit(0),
         calibration_prompts=Limit(1),
     )
 
@@ -93,6 +98,7 @@ class PriceKVByToken(Method):
             self.condition,
             self.power,
             self.error_power,
+            self.contrast,
         )
 
     def check(self, spec: ModelSpec, budget: Budget) -> None:
@@ -114,30 +120,29 @@ class PriceKVByToken(Method):
             np.array(list_capacities(spec)),
             spec,
             budget.tokens,
-            floor=min(self._choose_floor(spec), budget.head_tokens),
+            floor=min(self.floor or choose_floor(spec, budget), budget.head_tokens),
             decay=self.price_decay,
         ).reshape(-1, spec.layers, spec.heads)
         importance = choose(spec, self.importance, self.power, self.error_power).importance
         settings = (importance, self.forecast_decay, self.surprise, self.condition)
         scores = rate_positions(tensors, spec, *settings)
-        self._table = scores if self.surprise else self._list_kept(scores)
+        self._table = scores if self._reads_data else self._list_kept(scores)
 
-    def _choose_floor(self, spec: ModelSpec) -> int:
-        if self.floor is not None:
-            return self.floor
-        return spec.lengths[0] + max(spec.lengths[1:]) if spec.family == "next-token" else 1
+    @property
+    def _reads_data(self) -> bool:
+        return bool(self.surprise or self.contrast)
 
     def capacity(self, layer: int, segment: Segment) -> tuple[int, ...]:
         """Return what was sold to each head."""
         return tuple(self.capacities[segment.index, layer].tolist())
 
     def keep(self, view: View) -> Tensor:
-        """Keep the positions that are listed; with surprise the slots of the highest scores."""
+        """Keep the positions that are listed; with surprise or contrast the slots of the highest scores."""
         exists, table = view.position >= 0, select_rows(self._table[view.segment.index], view)
         of_slots = table.gather(1, view.position.clamp(min=0))
-        if not self.surprise:
+        if not self._reads_data:
             return of_slots & exists
-        scores = of_slots + self.surprise * (view.mass() + EPSILON).log()
+        scores = of_slots + rate_slots(view, self.surprise, self.contrast)
         capacity = spread_capacity(self.capacity(view.layer, view.segment), view)
         return choose_best(scores.masked_fill(~exists, -torch.inf), capacity) & exists
 

@@ -11,6 +11,7 @@ from kvbench.core.budget import Budget
 from kvbench.core.segments import ModelSpec
 from kvbench.methods.base import Artifact, Observer
 from kvbench.methods.pricekv.curves import (
+    TINY,
     attend_evenly,
     keep_best,
     list_capacities,
@@ -52,6 +53,7 @@ class TokenForecast(Observer):
             positions that few prompts need; None for 8 in next-token models and 1 in next-scale models.
         error_power: of the mean of errors: below 1, what most prompts lose counts more than what few lose; None for 0.5
             in next-token models and 1 in next-scale models.
+        contrast: see `rate_slots`.
     """
 
     importance: Importance | None = None
@@ -61,6 +63,7 @@ class TokenForecast(Observer):
     condition: Condition = "tokens"
     power: float | None = None
     error_power: float | None = None
+    contrast: float = 0.0
 
     kind: ClassVar[str] = "token_forecast"
 
@@ -145,8 +148,8 @@ class TokenForecast(Observer):
     def _drop(self, view: View) -> None:
         """Note which positions each capacity leaves, bool [rows, c_k]; padding counts as if it were there."""
         scores = select_rows(self._scores[view.segment.index], view)
-        if self.surprise:
-            scores = scores + self.surprise * (spread_slots(view.mass(), view) + EPSILON).log()
+        if self.surprise or self.contrast:
+            scores = scores + spread_slots(rate_slots(view, self.surprise, self.contrast), view)
         before = self._kept[view.layer] if view.segment.index else [None] * len(self._capacities)
         self._kept[view.layer] = [
             keep_best(scores, kept, capacity) for kept, capacity in zip(before, self._capacities, strict=True)
@@ -211,6 +214,30 @@ def rate_positions(
             score = score - surprise * (attention + EPSILON).log()
         scores.append(score.float())
     return scores[::-1]
+
+
+def rate_slots(view: View, surprise: float, contrast: float) -> Tensor:
+    """Return what this prompt's own data add to the scores of slots, float32 [rows, slots].
+
+    Args:
+        view: a layer.
+        surprise: weight of the log of the attention that a slot receives; `rate_positions` takes off what it receives
+            in other prompts.
+        contrast: weight of the log of the distance of a slot's value from the mean of its row's values, through the
+            output projection. Where many values are alike, one of them does for the others.
+    """
+    added = torch.zeros_like(view.position, dtype=torch.float32)
+    if surprise:
+        added = surprise * (view.mass() + EPSILON).log()
+    if contrast:
+        exists, values = (view.position >= 0).float()[..., None], view.cached_values().float()
+        apart = (values - (values * exists).sum(1, keepdim=True) / exists.sum(1, keepdim=True)) * exists
+        metric = find_metric(view)
+        against = apart[:, None] if metric is None else apart[:, None] @ metric
+        squares = (against * apart[:, None]).sum(-1).mean(1).clamp(min=0)
+        share = squares / squares.mean(1, keepdim=True).clamp(min=TINY)
+        added = added + contrast / 2 * (share + EPSILON).log()
+    return added
 
 
 def share_best(forecast: Tensor, count: int) -> Tensor:

@@ -4,8 +4,10 @@ from itertools import pairwise
 
 import numpy as np
 
+from kvbench.core.budget import Budget
 from kvbench.core.segments import ModelSpec
 from kvbench.methods.capacities import Floats, Ints, fill_gaps, shrink_early
+from kvbench.methods.select import USUAL_WINDOW
 
 
 def allocate_capacities(
@@ -37,6 +39,20 @@ def allocate_capacities(
         held.append(before)
     fitting = shrink_early(np.array(held), spec.lengths, total, spec.heads)
     return fill_gaps(fitting, spec.lengths, total, spec.heads)
+
+
+def choose_floor(spec: ModelSpec, budget: Budget) -> int:
+    """Return the tokens that every head should hold at least.
+
+    Calibrated errors are means, under which some heads hold too little for single images: those of a next-token model
+    hold the condition and a row, or three fifths of B / T where those are more. In texts, whose prompt may be longer
+    than B / T, there are heads that look at the newest tokens alone, and 16 are enough.
+    """
+    if spec.family == "next-scale":
+        return 1
+    if spec.writes_text:
+        return USUAL_WINDOW
+    return max(spec.lengths[0] + max(spec.lengths[1:]), 3 * budget.head_tokens // 5)
 
 
 def sell(worth: Floats, capacities: Ints, reach: Ints, total: int, floor: int) -> Ints:

@@ -156,16 +156,27 @@ def slow_means(
 
 @pytest.mark.parametrize("spec", [SCALES, ROWS], ids=["scales", "rows"])
 @pytest.mark.parametrize(
-    ("importance", "surprise", "power", "error_power"),
-    [("mass", 0.0, 1.0, 1.0), ("mass", 0.0, 8.0, 0.5), ("output", 0.0, 1.0, 1.0), ("output", 0.3, 3.0, 2.0)],
+    ("importance", "surprise", "power", "error_power", "contrast"),
+    [
+        ("mass", 0.0, 1.0, 1.0, 0.0),
+        ("mass", 0.0, 8.0, 0.5, 2.0),
+        ("output", 0.0, 1.0, 1.0, 0.0),
+        ("output", 0.3, 3.0, 2.0, 0.5),
+    ],
 )
 def test_the_calibration_is_that_of_masked_attention(
-    spec: ModelSpec, importance: Importance, surprise: float, power: float, error_power: float
+    spec: ModelSpec,
+    importance: Importance,
+    surprise: float,
+    power: float,
+    error_power: float,
+    contrast: float,
 ) -> None:
     inputs = tokens_of(spec, 2 * spec.branches, groups=FOLD)
-    found = observe(
-        TokenForecast(importance, DECAY, surprise, power=power, error_power=error_power), spec, [inputs]
+    observer = TokenForecast(
+        importance, DECAY, surprise, power=power, error_power=error_power, contrast=contrast
     )
+    found = observe(observer, spec, [inputs])
     worth, received = slow_means(spec, inputs, importance, power)
     prompts, last = 2, len(spec.segments) - 1
     forecast: dict[tuple[int, ...], Tensor] = {}
@@ -204,6 +215,10 @@ def test_the_calibration_is_that_of_masked_attention(
                     if surprise:
                         own = (p.mean((0, 1)) + EPSILON).log()
                         score += surprise * (own - (received[key][: at.end] + EPSILON).log())
+                    if contrast:
+                        far = (v - v.mean(0)).expand(FOLD, -1, -1)
+                        apart = project(far, spec, layer, head).square().sum(-1).mean(0)
+                        score += contrast * (apart / apart.mean() + EPSILON).sqrt().log()
                     order = score.masked_fill(~seen, -torch.inf).argsort(descending=True, stable=True)
                     held[row] = [j for j in order[:capacity].tolist() if seen[j]]
     expected = expected ** (1 / error_power)
@@ -224,9 +239,9 @@ def test_a_batch_finds_what_its_prompts_find_one_by_one() -> None:
 
 
 @pytest.mark.parametrize("spec", [SCALES, ROWS], ids=["scales", "rows"])
-@pytest.mark.parametrize("surprise", [0.0, 0.3])
-def test_every_head_holds_what_was_sold_to_it(spec: ModelSpec, surprise: float) -> None:
-    method = ready(spec, "0.4", surprise=surprise)
+@pytest.mark.parametrize("chosen", [{}, {"surprise": 0.3}, {"contrast": 1.0}], ids=str)
+def test_every_head_holds_what_was_sold_to_it(spec: ModelSpec, chosen: dict[str, float]) -> None:
+    method = ready(spec, "0.4", **chosen)
     cache = KVCache(spec, method, dtype=torch.float32)
     run(cache, tokens_of(spec, 4))
     assert cache.ledger.tokens_after == sum_tokens(method.capacities).tolist()
@@ -251,13 +266,29 @@ def test_positions_depend_on_the_branch_and_on_no_data() -> None:
     assert any(rows[:heads] != rows[2 * heads : 3 * heads] for rows in one)
 
 
-def test_surprise_looks_at_this_prompt() -> None:
-    one, other = (kept_by(ready(ROWS, "0.4", surprise=0.3), ROWS, seed) for seed in (1, 2))
+@pytest.mark.parametrize("setting", ["surprise", "contrast"])
+def test_data_of_this_prompt_decide_too(setting: str) -> None:
+    one, other = (kept_by(ready(ROWS, "0.4", **{setting: 0.3}), ROWS, seed) for seed in (1, 2))
     assert one != other
 
 
-def test_a_surprise_of_nearly_nothing_keeps_what_the_table_lists() -> None:
-    still, moved = PriceKVByToken(), PriceKVByToken(surprise=1e-7)
+def test_contrast_does_not_depend_on_the_size_of_values() -> None:
+    """Nor on what is added to all of them."""
+    method = ready(ROWS, "0.4", contrast=1.0)
+    inputs = tokens_of(ROWS, 4)
+    moved = [[(q, k, 1000 * v + 3) for q, k, v in layers] for layers in inputs]
+    kept = []
+    for each in (inputs, moved):
+        again = deepcopy(method)
+        asked = listening(again)
+        run(KVCache(ROWS, again, dtype=torch.float32), each)
+        kept.append([one.ids() for one in asked])
+    assert kept[0] == kept[1]
+
+
+@pytest.mark.parametrize("setting", ["surprise", "contrast"])
+def test_a_weight_of_nearly_nothing_keeps_what_the_table_lists(setting: str) -> None:
+    still, moved = PriceKVByToken(), PriceKVByToken(**{setting: 1e-7})
     artifact = stand_in(moved, ROWS)
     for method in (still, moved):
         method.prepare(ROWS, Budget.parse("0.4", ROWS), artifact)
@@ -299,17 +330,19 @@ def test_padding_is_held_in_no_row() -> None:
         assert short == [[position for position in row if position >= 2] for row in whole]
 
 
-@pytest.mark.parametrize(("floor", "held"), [(None, 3 + 4), (2, 2), (99, 9)])
-def test_a_head_that_buys_nothing_holds_the_floor(floor: int | None, held: int) -> None:
+@pytest.mark.parametrize(
+    ("floor", "tokens", "held"), [(None, 9, 3 + 4), (None, 15, 9), (2, 9, 2), (99, 9, 9)]
+)
+def test_a_head_that_buys_nothing_holds_the_floor(floor: int | None, tokens: int, held: int) -> None:
     """Three heads of four lose by every token that they lack, and together can hold nearly all of B."""
-    method, budget = PriceKVByToken(floor=floor), Budget.parse(9, ROWS)
+    method, budget = PriceKVByToken(floor=floor), Budget.parse(tokens, ROWS)
     artifact = stand_in(method, ROWS)
     error = artifact.tensors["error"]
     error.copy_(-torch.tensor(list_capacities(ROWS)).expand(error.shape))
     error[0, 0] = 0
     method.prepare(ROWS, budget, artifact)
     assert method.capacities[-1, 0, 0] == held
-    assert method.capacities[-1].sum() == 36
+    assert method.capacities[-1].sum() == 4 * tokens
 
 
 def test_texts_are_refused() -> None:
