@@ -33,7 +33,12 @@ class PyramidKV(Attentive):
 
     @property
     def headwise(self) -> bool:
-        """Rooms depend on the whole model's B."""
+        """Capacities depend on the whole model's B."""
+        return False
+
+    @property
+    def even(self) -> bool:
+        """No: capacities fall from layer to layer."""
         return False
 
     def prepare(self, spec: ModelSpec, budget: Budget, artifact: Artifact | None = None) -> None:

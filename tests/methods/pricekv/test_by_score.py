@@ -20,6 +20,7 @@ from kvbench.methods.expected.method import ExpectedAttention
 from kvbench.methods.h2o import H2O
 from kvbench.methods.pricekv.by_score import PriceKVByScore, ScoreErrors
 from kvbench.methods.pricekv.curves import list_capacities
+from kvbench.methods.pyramidkv import PyramidKV
 from kvbench.methods.scalekv import ScaleKV
 from kvbench.methods.scored import Scored
 from kvbench.methods.snapkv import SnapKV
@@ -127,6 +128,7 @@ def test_a_head_that_buys_nothing_holds_the_floor() -> None:
     ("make", "told"),
     [
         (AdaKV, "AdaKV shares capacity among heads or layers itself"),
+        (PyramidKV, "PyramidKV shares capacity among heads or layers itself"),
         (ScaleKV, "ScaleKV shares capacity among heads or layers itself"),
         (lambda: Critical(base=SnapKV()), "Critical shares capacity among heads or layers itself"),
         (lambda: TriAttention(shared="layers"), "TriAttention shares capacity among heads or layers itself"),
