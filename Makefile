@@ -31,7 +31,7 @@ weights: $(VENV)/stamp  ## find or download what the metrics need, say what is l
 	$(BIN)/python -m kvbench.eval.files.fetch
 
 test: $(VENV)/stamp  ## set up, run the tests that are not marked slow
-	$(BIN)/python -m pytest -q -n logical -m "not slow"
+	$(BIN)/python -m pytest -q -n logical --maxschedchunk 8 -m "not slow"
 
 lint: $(VENV)/stamp  ## style, and types of the package as the wheel has it
 	$(BIN)/ruff check .
@@ -54,7 +54,7 @@ format:  ## put the code into the one format
 	$(BIN)/ruff format .
 
 suite: $(VENV)/stamp  ## set up, run all tests
-	$(BIN)/python -m pytest -q -n logical --durations=20
+	$(BIN)/python -m pytest -q -n logical --maxschedchunk 8 --durations=20
 
 check: lint suite  ## everything that must be green: style, types, all tests
 
