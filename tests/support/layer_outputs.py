@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from kvbench.core.segments import ModelSpec
-from tests.support.engine import D
+from kvbench.methods.base import Observer
+from tests.support.engine import D, open_cache, run
 
 WIDTH, FOLD = 12, 2
 Inputs = list[list[tuple[Tensor, ...]]]
@@ -16,6 +17,16 @@ Inputs = list[list[tuple[Tensor, ...]]]
 def projections(spec: ModelSpec) -> Tensor:
     generator = torch.Generator().manual_seed(5)
     return torch.randn(spec.layers, WIDTH, spec.heads * FOLD * D, generator=generator)
+
+
+def observe(observer: Observer, spec: ModelSpec, batches: list[Inputs], passes: int = 1) -> dict[str, Tensor]:
+    """What a calibration finds that looks at the batches so many times."""
+    cache = open_cache(observer, spec, projection=projections(spec).__getitem__)
+    for left in reversed(range(passes)):
+        for inputs in batches:
+            run(cache, inputs)
+        assert observer.look_again() == (left > 0)
+    return observer.average()
 
 
 def attention(

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import ClassVar
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -15,7 +14,7 @@ from kvbench.core.segments import ModelSpec
 from kvbench.methods.base import Artifact, Limit, Observer, require_artifact, set_limits
 from kvbench.methods.capabilities import is_stateful
 from kvbench.methods.pricekv.curves import keep_best, list_capacities, measure_errors, spread_slots
-from kvbench.methods.pricekv.sell import allocate_capacities, choose_floor
+from kvbench.methods.pricekv.sell import choose_floor, sell_by_curves
 from kvbench.methods.scored import Scored
 from kvbench.methods.view import View
 from kvbench.methods.wrapper import Wrapper
@@ -183,15 +182,7 @@ class PriceKVByScore(Wrapper):
     def prepare(self, spec: ModelSpec, budget: Budget, artifact: Artifact | None = None) -> None:
         """Sell the capacity, and give it to the base's heads."""
         super().prepare(spec, budget, artifact)
-        errors = require_artifact(artifact, "method=pricekv/by_score:")["error"]
-        errors = errors.expand(-1, -1, len(spec.segments) - 1, -1)
+        error = require_artifact(artifact, "method=pricekv/by_score:")["error"]
         floor = max(self.floor or choose_floor(spec, budget), find_least(self.base, spec))
-        self.capacities = allocate_capacities(
-            errors.flatten(0, 1).transpose(0, 1).numpy(),
-            np.array(list_capacities(spec)),
-            spec,
-            budget.tokens,
-            floor=min(floor, budget.head_tokens),
-            decay=self.price_decay,
-        ).reshape(-1, spec.layers, spec.heads)
+        self.capacities = sell_by_curves(error, spec, budget, floor=floor, decay=self.price_decay)
         self.base.assign_capacities(self.capacities)

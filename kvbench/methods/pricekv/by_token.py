@@ -3,14 +3,13 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from kvbench.core.budget import Budget
 from kvbench.core.segments import ModelSpec, Segment
 from kvbench.methods.base import Artifact, Limit, Method, require_artifact, set_limits
-from kvbench.methods.pricekv.curves import keep_best, list_capacities
+from kvbench.methods.pricekv.curves import keep_best
 from kvbench.methods.pricekv.errors import Importance
 from kvbench.methods.pricekv.forecast import (
     Condition,
@@ -20,7 +19,7 @@ from kvbench.methods.pricekv.forecast import (
     rate_slots,
     select_rows,
 )
-from kvbench.methods.pricekv.sell import allocate_capacities, choose_floor
+from kvbench.methods.pricekv.sell import choose_floor, sell_by_curves
 from kvbench.methods.select import check_capacity, choose_best, spread_capacity
 from kvbench.methods.view import View
 
@@ -115,14 +114,8 @@ class PriceKVByToken(Method):
         """Sell the capacity, score the positions, and list those that stay where no data is looked at."""
         super().prepare(spec, budget, artifact)
         tensors = require_artifact(artifact, "method=pricekv/by_token:")
-        self.capacities = allocate_capacities(
-            tensors["error"].flatten(0, 1).transpose(0, 1).numpy(),
-            np.array(list_capacities(spec)),
-            spec,
-            budget.tokens,
-            floor=min(self.floor or choose_floor(spec, budget), budget.head_tokens),
-            decay=self.price_decay,
-        ).reshape(-1, spec.layers, spec.heads)
+        floor = self.floor or choose_floor(spec, budget)
+        self.capacities = sell_by_curves(tensors["error"], spec, budget, floor=floor, decay=self.price_decay)
         importance = choose(spec, self.importance, self.power, self.error_power).importance
         settings = (importance, self.forecast_decay, self.surprise, self.condition)
         scores = rate_positions(tensors, spec, *settings)

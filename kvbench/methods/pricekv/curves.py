@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from kvbench.core.segments import ModelSpec
-from kvbench.methods.pricekv.errors import find_metric
+from kvbench.methods.pricekv.errors import find_metric, square_lengths
 from kvbench.methods.select import choose_best, choose_window
 from kvbench.methods.view import View
 
@@ -44,8 +44,7 @@ def measure_errors(view: View, kept: Sequence[Tensor], queries: int, power: floa
     for held in kept:
         left = attention * (held.gather(1, place) | current)[:, None, None]
         apart = (left @ values) / left.sum(-1, keepdim=True).clamp(min=TINY) - outputs
-        squares = (apart * (apart if metric is None else apart @ metric)).sum(-1)
-        of_heads = squares.sum(1).clamp(min=0).double().pow(power)
+        of_heads = square_lengths(apart, metric).sum(1).clamp(min=0).double().pow(power)
         errors.append(of_heads.mean(1).unflatten(0, (-1, view.heads)).sum(0).cpu())
     return torch.stack(errors, 1)
 

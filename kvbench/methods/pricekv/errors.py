@@ -129,6 +129,11 @@ def find_metric(view: View) -> Tensor | None:
     return (weight.mT.float() @ weight.float()).repeat(view.sequences, 1, 1, 1)
 
 
+def square_lengths(x: Tensor, metric: Tensor | None) -> Tensor:
+    """Return squared lengths of vectors [rows, query heads or 1, n, D] under `find_metric`, [rows, query heads, n]."""
+    return (x * (x if metric is None else x @ metric)).sum(-1)
+
+
 def attend_by_part(scores: Tensor, values: Tensor, parts: Sequence[Slots]) -> tuple[Tensor, Tensor]:
     """Attend to each part of the past and the present by itself.
 

@@ -18,7 +18,7 @@ from kvbench.methods.pricekv.curves import (
     measure_errors,
     spread_slots,
 )
-from kvbench.methods.pricekv.errors import Importance, find_metric
+from kvbench.methods.pricekv.errors import Importance, find_metric, square_lengths
 from kvbench.methods.view import View
 
 EPSILON = 1e-5
@@ -232,9 +232,7 @@ def rate_slots(view: View, surprise: float, contrast: float) -> Tensor:
     if contrast:
         exists, values = (view.position >= 0).float()[..., None], view.cached_values().float()
         apart = (values - (values * exists).sum(1, keepdim=True) / exists.sum(1, keepdim=True)) * exists
-        metric = find_metric(view)
-        against = apart[:, None] if metric is None else apart[:, None] @ metric
-        squares = (against * apart[:, None]).sum(-1).mean(1).clamp(min=0)
+        squares = square_lengths(apart[:, None], find_metric(view)).mean(1).clamp(min=0)
         share = squares / squares.mean(1, keepdim=True).clamp(min=TINY)
         added = added + contrast / 2 * (share + EPSILON).log()
     return added

@@ -3,10 +3,12 @@
 from itertools import pairwise
 
 import numpy as np
+from torch import Tensor
 
 from kvbench.core.budget import Budget
 from kvbench.core.segments import ModelSpec
 from kvbench.methods.capacities import Floats, Ints, fill_gaps, shrink_early
+from kvbench.methods.pricekv.curves import list_capacities
 from kvbench.methods.select import USUAL_WINDOW
 
 
@@ -39,6 +41,28 @@ def allocate_capacities(
         held.append(before)
     fitting = shrink_early(np.array(held), spec.lengths, total, spec.heads)
     return fill_gaps(fitting, spec.lengths, total, spec.heads)
+
+
+def sell_by_curves(error: Tensor, spec: ModelSpec, budget: Budget, *, floor: int, decay: float) -> Ints:
+    """Return the tokens that each head holds after each cached segment, int64 [K - 1, L, H].
+
+    Args:
+        error: float64 [L, H, K - 1, capacities] at `curves.list_capacities`, of each segment but the first; of a text
+            [L, H, 1, capacities], one curve for all segments.
+        spec: the model.
+        budget: B.
+        floor: tokens that every head holds at least, or B / T if that is less.
+        decay: what a later segment counts in the worth of a capacity beside the one before it.
+    """
+    by_segment = error.expand(-1, -1, len(spec.segments) - 1, -1).flatten(0, 1).transpose(0, 1)
+    return allocate_capacities(
+        by_segment.numpy(),
+        np.array(list_capacities(spec)),
+        spec,
+        budget.tokens,
+        floor=min(floor, budget.head_tokens),
+        decay=decay,
+    ).reshape(-1, spec.layers, spec.heads)
 
 
 def choose_floor(spec: ModelSpec, budget: Budget) -> int:

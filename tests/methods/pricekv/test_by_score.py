@@ -14,7 +14,7 @@ from kvbench.core.segments import ModelSpec, next_scale, next_token
 from kvbench.engine.cache import KVCache
 from kvbench.engine.schedule import sum_tokens
 from kvbench.methods.adakv import AdaKV
-from kvbench.methods.base import Artifact, Observer
+from kvbench.methods.base import Artifact
 from kvbench.methods.critical import Critical
 from kvbench.methods.expected.method import ExpectedAttention
 from kvbench.methods.h2o import H2O
@@ -25,20 +25,12 @@ from kvbench.methods.scalekv import ScaleKV
 from kvbench.methods.scored import Scored
 from kvbench.methods.snapkv import SnapKV
 from kvbench.methods.triattention import TriAttention
-from tests.support.engine import D, listening, open_cache, run, tokens_of
-from tests.support.layer_outputs import FOLD, Inputs, attention, project, projections
+from tests.support.engine import D, listening, run, tokens_of
+from tests.support.layer_outputs import FOLD, attention, observe, project
 
 SCALES = ModelSpec("scales", 2, 2, D, next_scale([(1, 1), (2, 2), (2, 3), (3, 3)]), logit_scale=0.5)
 TEXTS = replace(SCALES, name="texts", segments=next_token(3, [4, 4, 4, 4, 3]), branches=1)
 both = pytest.mark.parametrize("spec", [SCALES, TEXTS], ids=["scales", "texts"])
-
-
-def observe(observer: Observer, spec: ModelSpec, inputs: Inputs, passes: int = 1) -> dict[str, Tensor]:
-    cache = open_cache(observer, spec, projection=projections(spec).__getitem__)
-    for left in reversed(range(passes)):
-        run(cache, inputs)
-        assert observer.look_again() == (left > 0)
-    return observer.average()
 
 
 def ready(spec: ModelSpec, budget: str, method: PriceKVByScore) -> PriceKVByScore:
@@ -51,7 +43,7 @@ def ready(spec: ModelSpec, budget: str, method: PriceKVByScore) -> PriceKVByScor
 def test_errors_are_those_of_masked_attention_under_h2o(spec: ModelSpec, sinks: int) -> None:
     prompts, last = 2, len(spec.segments) - 1
     inputs = tokens_of(spec, prompts * spec.branches, groups=FOLD)
-    found = observe(ScoreErrors(H2O(sinks=sinks)), spec, inputs)["error"]
+    found = observe(ScoreErrors(H2O(sinks=sinks)), spec, [inputs])["error"]
     expected = torch.zeros(spec.layers, spec.heads, last, found.shape[-1], dtype=torch.float64)
     first = spec.leading_tokens(sinks)
     for number, capacity in enumerate(list_capacities(spec)):
@@ -85,8 +77,8 @@ def test_a_calibrated_base_is_calibrated_first() -> None:
     inputs = tokens_of(SCALES, 2 * SCALES.branches, groups=FOLD)
     needs = base.needs()
     assert needs is not None
-    alone = observe(needs, SCALES, inputs)
-    found = observe(ScoreErrors(base), SCALES, inputs, passes=2)
+    alone = observe(needs, SCALES, [inputs])
+    found = observe(ScoreErrors(base), SCALES, [inputs], passes=2)
     assert {*found} == {*alone, "error"}
     for name, values in alone.items():
         torch.testing.assert_close(found[name], values, rtol=0, atol=0)

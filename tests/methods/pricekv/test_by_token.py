@@ -25,8 +25,8 @@ from kvbench.methods.pricekv.sell import allocate_capacities, sell
 from kvbench.models.noise import PromptNoise
 from kvbench.prompts.base import Prompt
 from kvbench.runs.calibrate import calibrate
-from tests.support.engine import D, listening, open_cache, run, tokens_of, watch
-from tests.support.layer_outputs import FOLD, Inputs, attention, project, projections
+from tests.support.engine import D, listening, run, tokens_of, watch
+from tests.support.layer_outputs import FOLD, Inputs, attention, observe, project
 from tests.support.small_models import composed
 
 SCALES = ModelSpec("scales", 2, 2, D, next_scale([(1, 1), (2, 2), (2, 3), (3, 3)]), logit_scale=0.5)
@@ -123,17 +123,6 @@ def test_no_instant_exceeds_the_budget(
 # The calibration
 
 
-def observe(observer: TokenForecast, spec: ModelSpec, batches: list[Inputs]) -> dict[str, Tensor]:
-    cache = open_cache(observer, spec, projection=projections(spec).__getitem__)
-    for inputs in batches:
-        run(cache, inputs)
-    assert observer.look_again()
-    for inputs in batches:
-        run(cache, inputs)
-    assert not observer.look_again()
-    return observer.average()
-
-
 def slow_means(
     spec: ModelSpec, inputs: Inputs, importance: Importance, power: float
 ) -> tuple[dict[tuple[int, ...], Tensor], dict[tuple[int, ...], Tensor]]:
@@ -176,7 +165,7 @@ def test_the_calibration_is_that_of_masked_attention(
     observer = TokenForecast(
         importance, DECAY, surprise, power=power, error_power=error_power, contrast=contrast
     )
-    found = observe(observer, spec, [inputs])
+    found = observe(observer, spec, [inputs], passes=2)
     worth, received = slow_means(spec, inputs, importance, power)
     prompts, last = 2, len(spec.segments) - 1
     forecast: dict[tuple[int, ...], Tensor] = {}
@@ -230,7 +219,7 @@ def test_the_calibration_is_that_of_masked_attention(
 def test_a_batch_finds_what_its_prompts_find_one_by_one() -> None:
     inputs = tokens_of(ROWS, 2 * ROWS.branches, groups=FOLD)
     single = [[[tuple(x[[i, i + 2]] for x in qkv) for qkv in layers] for layers in inputs] for i in range(2)]
-    together, alone = (observe(TokenForecast(), ROWS, batches) for batches in ([inputs], single))
+    together, alone = (observe(TokenForecast(), ROWS, batches, passes=2) for batches in ([inputs], single))
     for name, values in together.items():
         torch.testing.assert_close(alone[name], values, rtol=1e-6, atol=0)
 
@@ -250,8 +239,13 @@ def test_every_head_holds_what_was_sold_to_it(spec: ModelSpec, chosen: dict[str,
 
 def kept_by(method: PriceKVByToken, spec: ModelSpec, seed: int) -> list[list[list[int]]]:
     """Positions kept after each layer and segment by the rows of two prompts."""
+    return kept_of(method, spec, tokens_of(spec, 2 * spec.branches, seed))
+
+
+def kept_of(method: PriceKVByToken, spec: ModelSpec, inputs: Inputs) -> list[list[list[int]]]:
+    """Positions kept after each layer and segment of what comes in."""
     asked = listening(method)
-    run(KVCache(spec, method, dtype=torch.float32), tokens_of(spec, 2 * spec.branches, seed))
+    run(KVCache(spec, method, dtype=torch.float32), inputs)
     return [one.ids() for one in asked]
 
 
@@ -277,13 +271,7 @@ def test_contrast_does_not_depend_on_the_size_of_values() -> None:
     method = ready(ROWS, "0.4", contrast=1.0)
     inputs = tokens_of(ROWS, 4)
     moved = [[(q, k, 1000 * v + 3) for q, k, v in layers] for layers in inputs]
-    kept = []
-    for each in (inputs, moved):
-        again = deepcopy(method)
-        asked = listening(again)
-        run(KVCache(ROWS, again, dtype=torch.float32), each)
-        kept.append([one.ids() for one in asked])
-    assert kept[0] == kept[1]
+    assert kept_of(deepcopy(method), ROWS, inputs) == kept_of(deepcopy(method), ROWS, moved)
 
 
 @pytest.mark.parametrize("setting", ["surprise", "contrast"])

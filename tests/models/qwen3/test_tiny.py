@@ -16,6 +16,7 @@ from kvbench.methods.streaming_llm import StreamingLLM
 from kvbench.models.noise import PromptNoise
 from kvbench.models.outputs import Text
 from kvbench.models.qwen3.model import Qwen3Model
+from kvbench.prompts.base import Prompt
 from kvbench.prompts.math_tiny import MathTiny, NotesTiny
 from kvbench.runs.calibrate import calibrate
 from tests.support.engine import open_cache
@@ -37,8 +38,8 @@ def write(method: Method, chosen: Sequence[int], budget: float = 1, *overrides: 
     return model.generate([PROBLEMS[i].text for i in chosen], cache, PromptNoise(3, chosen))
 
 
-def right(texts: Sequence[Text]) -> int:
-    answers = [problem.meta["answer"] for problem in PROBLEMS]
+def right(texts: Sequence[Text], problems: Sequence[Prompt] = PROBLEMS) -> int:
+    answers = [problem.meta["answer"] for problem in problems]
     return sum(find_answer(text.text) == answer for text, answer in zip(texts, answers, strict=True))
 
 
@@ -70,8 +71,7 @@ def test_notes_need_more_than_the_prompt_and_the_newest_tokens() -> None:
     def count_right(method: Method, budget: float) -> int:
         cache = open_cache(method, model.spec, budget)
         texts = model.generate([problem.text for problem in problems], cache, PromptNoise(3, range(16)))
-        answers = [problem.meta["answer"] for problem in problems]
-        return sum(find_answer(text.text) == answer for text, answer in zip(texts, answers, strict=True))
+        return right(texts, problems)
 
     assert count_right(Full(), 1) >= 14
     assert count_right(StreamingLLM(sinks=1), 200) <= 2
@@ -96,8 +96,7 @@ def test_priced_capacities_hold_what_even_ones_lose() -> None:
     cache = open_cache(priced, model.spec, budget, Artifact("score_errors", tensors))
     texts = model.generate([PROBLEMS[i].text for i in chosen], cache, PromptNoise(3, chosen))
     assert cache.ledger.peak_tokens == budget * model.spec.all_heads
-    answers = [PROBLEMS[i].meta["answer"] for i in chosen]
-    assert sum(find_answer(text.text) == answer for text, answer in zip(texts, answers, strict=True)) >= 7
+    assert right(texts, PROBLEMS[:8]) >= 7
     assert right(write(H2O(), range(len(PROBLEMS)), budget)) <= 6
 
 
