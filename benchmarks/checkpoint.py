@@ -30,11 +30,11 @@ from benchmarks.support.build import build_model, prepare_method
 from benchmarks.support.table import Table
 from kvbench.core.devices import keep_freed_memory
 from kvbench.engine.cache import KVCache
-from kvbench.models.checkpoints import split_layers
+from kvbench.models.files.checkpoints import split_layers
+from kvbench.models.files.parameters import fill_random, load_into
 from kvbench.models.infinity.model import InfinityModel
 from kvbench.models.noise import PromptNoise
-from kvbench.models.parameters import fill_random, load_into
-from kvbench.models.text import HashedText
+from kvbench.models.parts.text import HashedText
 
 GB = 1e9
 

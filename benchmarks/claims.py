@@ -19,7 +19,7 @@ from pathlib import Path
 from benchmarks.support.arguments import Option
 from benchmarks.support.file_calls import REMEDY, begin_section, can_count, count_calls
 from benchmarks.support.table import Table
-from kvbench.core.locks import claim
+from kvbench.core.claims import claim
 
 OPTIONS = {
     "folder": Option(None, "where to work, on the file system in question; a temporary folder by default"),

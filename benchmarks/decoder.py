@@ -15,8 +15,8 @@ from benchmarks.support.build import build_model, prepare_method
 from benchmarks.support.fake_gpu import list_prompts
 from benchmarks.support.table import Table
 from kvbench.engine.cache import KVCache
-from kvbench.models.autoencoder import decode_pixels
 from kvbench.models.noise import PromptNoise
+from kvbench.models.parts.autoencoder import decode_pixels
 
 OPTIONS = {
     "models": Option("infinity_tiny,llamagen_tiny,var_tiny", "of conf/model, separated by commas"),

@@ -25,9 +25,9 @@ from benchmarks.support.arguments import OVERRIDES, Option
 from benchmarks.support.device_watch import DeviceWatch, list_tensors
 from benchmarks.support.fake_gpu import Model, prepare, prepare_cases, run
 from benchmarks.support.table import Table
-from kvbench.methods.base import Method
-from kvbench.models.decoder import Decoder, DecoderBlock
+from kvbench.methods.shared.base import Method
 from kvbench.models.next_token import NextTokenModel
+from kvbench.models.parts.decoder import Decoder, DecoderBlock
 
 COPIES = {"clone", "copy_", "_to_copy", "cat", "index_select", "stack"}
 IDLE = {"empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided", "_unsafe_view", "device"}

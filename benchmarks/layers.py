@@ -23,8 +23,8 @@ from kvbench.kernels.linear import linear
 from kvbench.kernels.modulate import EPSILON, modulate
 from kvbench.kernels.products import wide_products
 from kvbench.kernels.qk_norm_rope import qk_norm_rope
-from kvbench.models.cross_attention import AbsorbedText, CrossAttention, TextKeys, project_text
 from kvbench.models.infinity import rope
+from kvbench.models.parts.cross_attention import AbsorbedText, CrossAttention, TextKeys, project_text
 
 
 class Layer(NamedTuple):

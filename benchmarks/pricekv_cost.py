@@ -21,11 +21,11 @@ from kvbench.core.segments import ModelSpec
 from kvbench.engine.schedule import show_layer
 from kvbench.engine.view import LayerInputs, LayerStore
 from kvbench.kernels.layout import empty_layout
-from kvbench.methods.base import Artifact
 from kvbench.methods.pricekv.errors import SubsetError, sum_subsets
 from kvbench.methods.pricekv.method import PriceKV
 from kvbench.methods.pricekv.problem import count_held
 from kvbench.methods.pricekv.sources import list_sources
+from kvbench.methods.shared.base import Artifact
 
 MIB = 2**20
 

@@ -20,9 +20,9 @@ from benchmarks.support.build import build_model, prepare_method
 from benchmarks.support.table import Table
 from kvbench.core.segments import ModelSpec
 from kvbench.engine.cache import KVCache
-from kvbench.methods.base import Method
-from kvbench.methods.capabilities import reads_sparsely
-from kvbench.methods.view import View
+from kvbench.methods.shared.base import Method
+from kvbench.methods.shared.capabilities import reads_sparsely
+from kvbench.methods.shared.view import View
 
 CASES: dict[str, tuple[tuple[str, ...], ...]] = {
     "next-scale": (

@@ -1,8 +1,8 @@
 """Simulation of many workers that share one sweep: wall time, efficiency, and calls on files in the busiest second.
 
-The order of work is that of the real workers (`kvbench.cli.work`), the calls on files that each step makes were counted
-on real runs. The file server, which all workers ask, serves `--rate` calls a second. Not simulated: calibrations, the
-bandwidth of the file server (samples, weights), and workers that fail.
+The order of work is that of the real workers (`kvbench.cli.workers.work`). The calls on files that each step makes
+were counted on real runs. The file server, which all workers ask, serves `--rate` calls a second. Not simulated:
+calibrations, the bandwidth of the file server (samples, weights), and workers that fail.
 
 Columns: `efficiency` is the time of all blocks, divided by workers and wall time. Of the workers' time, blocks took
 `draw`, waiting for files `files`, compositions of configurations `compose`, pauses while all work was in other hands

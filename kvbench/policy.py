@@ -11,11 +11,11 @@ from kvbench.core import checkpoint
 from kvbench.core.config import ConfigError
 from kvbench.core.segments import ModelSpec
 from kvbench.engine.schedule import Schedule, build_schedule, predict_row_lengths, sum_tokens
-from kvbench.methods.base import Observer
-from kvbench.methods.capabilities import MixedPrecision, mixes_precisions
+from kvbench.methods.shared.base import Observer
+from kvbench.methods.shared.capabilities import MixedPrecision, mixes_precisions
 from kvbench.runs.generate.batch import load
-from kvbench.runs.identify import identify_method
 from kvbench.runs.job import Job
+from kvbench.runs.job_identity import identify_method
 from kvbench.runs.prepare import prepare_method
 
 VERSION = 1

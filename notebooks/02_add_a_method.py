@@ -29,8 +29,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kvbench.methods.scored import Scored
-from kvbench.methods.view import View
+from kvbench.methods.shared.scored import Scored
+from kvbench.methods.shared.view import View
 
 GOLDEN, PLASTIC = 0.6180339887, 0.7548776662
 
@@ -71,8 +71,8 @@ ConfigStore.instance().store(
 # The new name can be used like any other. Three methods, one budget, the same prompts and the same noise:
 
 # %%
-from kvbench.cli.compose import compose_job, hydra_of_kvbench, read_settings
-from kvbench.cli.tasks import make_job
+from kvbench.cli.config.compose import compose_job, hydra_of_kvbench, read_settings
+from kvbench.cli.tasks.table import make_job
 from kvbench.runs.execute import run
 
 shared = ["budget=0.1", "prompts.count=16", "calibrate.count=4", "eval=[psnr,lpips_scenes,geneval]"]

@@ -18,8 +18,8 @@
 # pays to each source scale. This notebook shows the calibration for `infinity_tiny` and how HeatKV uses it.
 
 # %%
-from kvbench.cli.compose import compose_job, hydra_of_kvbench, read_settings
-from kvbench.cli.tasks import make_job
+from kvbench.cli.config.compose import compose_job, hydra_of_kvbench, read_settings
+from kvbench.cli.tasks.table import make_job
 from kvbench.methods.heatkv.scores import AttentionByScale
 from kvbench.runs.prepare import observe
 

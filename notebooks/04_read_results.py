@@ -17,8 +17,8 @@
 # each image or text. First generate some runs, three methods at two budgets. Finished runs are not repeated.
 
 # %%
-from kvbench.cli.compose import compose_job, hydra_of_kvbench, read_settings
-from kvbench.cli.tasks import make_job
+from kvbench.cli.config.compose import compose_job, hydra_of_kvbench, read_settings
+from kvbench.cli.tasks.table import make_job
 from kvbench.runs.execute import run
 
 shared = ["prompts.count=16", "calibrate.count=4", "eval=[psnr,lpips_scenes,geneval]"]
@@ -98,7 +98,7 @@ for name in ("psnr", "lpips_scenes"):
 # %%
 import matplotlib.pyplot as plt
 
-from kvbench.report.method_styles import choose_styles
+from kvbench.report.figures.method_styles import choose_styles
 
 styles = choose_styles(runs["method"].unique().to_list())  # those of reports and the dashboard
 ordered = runs.sort("peak", "psnr", descending=[False, True])

@@ -20,10 +20,10 @@ from kvbench.core.files import hash_path
 from kvbench.core.segments import ModelSpec, Segment
 from kvbench.engine.cache import KVCache
 from kvbench.engine.schedule import build_schedule
-from kvbench.methods.base import Method
 from kvbench.methods.first_scales import FirstScales
 from kvbench.methods.heatkv.method import BinaryHeatKV, HeatKV
 from kvbench.methods.pricekv.method import PriceKV
+from kvbench.methods.shared.base import Method
 from kvbench.methods.snapkv import SnapKV
 from kvbench.methods.streaming_llm import StreamingLLM
 from kvbench.models.noise import PromptNoise

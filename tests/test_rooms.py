@@ -119,7 +119,7 @@ def test_imports_point_one_way(root: Path) -> None:
         ("kvbench/methods/x.py", "from kvbench.models.infinity.transformer import Infinity"),
         ("kvbench/methods/x.py", "from kvbench.methods.full import Full"),
         ("kvbench/methods/heatkv/x.py", "from kvbench.methods.h2o import H2O"),
-        ("kvbench/models/x.py", "from kvbench.methods.base import Method"),
+        ("kvbench/models/x.py", "from kvbench.methods.shared.base import Method"),
         ("kvbench/runs/x.py", "import hydra"),
         ("kvbench/runs/x.py", "from kvbench.cli.app import main"),
     ],

@@ -13,7 +13,7 @@ from kvbench.core.graphs import Record
 from kvbench.core.storage import CODE_DTYPES, StorageConfig
 from kvbench.engine.cache import KVCache
 from kvbench.engine.coding.formats import Packing
-from kvbench.methods.base import Method
+from kvbench.methods.shared.base import Method
 from kvbench.models.noise import PromptNoise
 from kvbench.models.outputs import Outputs, Text
 

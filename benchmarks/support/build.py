@@ -16,8 +16,8 @@ import yaml
 from kvbench.core.budget import Budget
 from kvbench.core.gpus import resolve_device
 from kvbench.core.segments import ModelSpec
-from kvbench.methods.base import Method, Observer
 from kvbench.methods.full import Full
+from kvbench.methods.shared.base import Method, Observer
 
 ROOT = Path(__file__).resolve().parents[2]
 CONF = ROOT / "conf"

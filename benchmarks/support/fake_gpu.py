@@ -26,7 +26,7 @@ from benchmarks.support.triton_launches import replace_launches
 from kvbench.engine.cache import KVCache
 from kvbench.engine.schedule import Ints, predict_row_lengths
 from kvbench.kernels.layout import Layout, arrange_rows
-from kvbench.methods.base import Method
+from kvbench.methods.shared.base import Method
 from kvbench.models.infinity.model import InfinityModel
 from kvbench.models.llamagen.model import LlamaGenModel
 from kvbench.models.lumina.model import LuminaModel

@@ -17,7 +17,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from kvbench.core.segments import Segment
 from kvbench.models.infinity.model import InfinityModel
-from kvbench.models.layers import Attend, Block
+from kvbench.models.parts.layers import Attend, Block
 
 
 class PlainCache:

@@ -1,4 +1,4 @@
-"""Simulation of a sweep's workers by discrete events: the order of `kvbench.cli.work`, and what each step costs."""
+"""Simulation of a sweep's workers by discrete events, in the order of `kvbench.cli.workers.work`, and the costs."""
 
 import heapq
 import math
@@ -10,7 +10,7 @@ from itertools import count
 from typing import NamedTuple
 
 from benchmarks.support.worker_costs import Costs
-from kvbench.cli.work import Numbered, order_work
+from kvbench.cli.workers.work import Numbered, order_work
 
 FREE, CLAIMED, DONE = range(3)
 """States of a block."""

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.support.file_calls import begin_section, count_calls
-from kvbench.cli.compose import compose_job, hydra_of_kvbench, read_settings
-from kvbench.cli.jobs import claim_of, find_folder, read_entry
-from kvbench.cli.work import Numbered, Worker
-from kvbench.cli.work_log import writing_log
-from kvbench.core.locks import claim, read_clock
+from kvbench.cli.config.compose import compose_job, hydra_of_kvbench, read_settings
+from kvbench.cli.sweeps.jobs import claim_of, find_folder, read_entry
+from kvbench.cli.workers.log import writing_log
+from kvbench.cli.workers.work import Numbered, Worker
+from kvbench.core.claims import claim, read_clock
 from kvbench.runs.job import Busy
 from kvbench.runs.record.folder import RunFolder, RunName
 

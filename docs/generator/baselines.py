@@ -8,7 +8,7 @@ import yaml
 
 from generator.choices import Choice
 from generator.markdown import format_table
-from kvbench.report.published import PublishedTable, find, model_of, prompts_of
+from kvbench.report.papers.published import PublishedTable, find, model_of, prompts_of
 
 PAGE = "docs/reproduction.md"
 TABLES = ("reproduction", "reproduction_classes", "reproduction_texts")

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import hydra
 from omegaconf import open_dict
 
-from kvbench.cli.compose import hydra_of_kvbench
+from kvbench.cli.config.compose import hydra_of_kvbench
 
 LINE = re.compile(r"(?P<indent> *)(?P<key>[\w.]+):(?: +(?P<value>\S.*?))??(?: +# (?P<note>.*))?$")
 HIDDEN = ("defaults", "hydra")

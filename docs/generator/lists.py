@@ -9,9 +9,9 @@ from generator.baselines import list_presets, write_tables
 from generator.choices import Choice, build, list_choices
 from generator.markdown import format_table, make_anchor
 from generator.measured import read_sections
-from kvbench.methods.base import Method, Observer
-from kvbench.models.hub import format_bytes
-from kvbench.report.published import find
+from kvbench.methods.shared.base import Method, Observer
+from kvbench.models.files.hub import format_bytes
+from kvbench.report.papers.published import find
 
 FAMILIES = {
     ("next-scale", "next-token"): "scales, tokens",

@@ -10,7 +10,7 @@ from generator.docstrings import describe
 from generator.lists import FAMILIES, name_calibration
 from generator.markdown import format_table, list_fields, make_anchor
 from generator.measured import Table, read_tables
-from kvbench.methods.base import Method
+from kvbench.methods.shared.base import Method
 
 DIFFERS = (
     "Differs from the paper in: ",

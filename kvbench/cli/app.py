@@ -1,7 +1,5 @@
 """Command line: `python run.py method=heatkv budget=0.04`."""
 
-import logging
-import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -9,40 +7,35 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import hydra
-from hydra.core.plugins import Plugins
 from hydra.core.utils import configure_log
 from omegaconf import DictConfig
 
-from kvbench.cli.background import leave
-from kvbench.cli.compose import (
-    check_runs_dir,
-    compose_job,
-    count_processes,
-    find_finished,
+from kvbench.cli.config.compose import (
     hydra_of_kvbench,
-    read_settings,
 )
-from kvbench.cli.console import CONSOLE, show_device
-from kvbench.cli.control import control
-from kvbench.cli.instantiate import VERSION_BASE, allow_targets
-from kvbench.cli.jobs import Recorder, note_run
-from kvbench.cli.launchers import check_launcher
-from kvbench.cli.messages import check_arguments, describe_error, is_expected, is_one_job
-from kvbench.cli.progress import watch
-from kvbench.cli.publish import publish
-from kvbench.cli.search_path import PluginSearchPath, check_search_path
-from kvbench.cli.sigterm import TERMINATED, Terminated, interrupting_on_sigterm, wait_to_be_killed
-from kvbench.cli.slurm import LAUNCHER, submit
-from kvbench.cli.status import show_status
-from kvbench.cli.sweep import Summary, describe_failure, end_or_describe, leave_workers, show_sweep
-from kvbench.cli.sweep_folder import (
+from kvbench.cli.config.instantiate import VERSION_BASE, allow_targets
+from kvbench.cli.config.messages import check_arguments, describe_error, is_expected, is_one_job
+from kvbench.cli.config.search_path import check_search_path
+from kvbench.cli.console import CONSOLE
+from kvbench.cli.dispatch import prepare, read_job, run_task
+from kvbench.cli.submit.background import leave
+from kvbench.cli.submit.slurm import submit
+from kvbench.cli.submit.summary import Summary, end_or_describe, leave_workers, show_sweep
+from kvbench.cli.sweeps.folder import (
     compose_sweep,
     find_reading_words,
     find_words,
     list_worker_words,
     names_sweep,
 )
-from kvbench.cli.sweeper import extend_sweeper, name_base
+from kvbench.cli.sweeps.jobs import Recorder
+from kvbench.cli.sweeps.launchers import check_launcher
+from kvbench.cli.sweeps.progress import watch
+from kvbench.cli.sweeps.slurm_checks import LAUNCHER
+from kvbench.cli.sweeps.sweeper import name_base
+from kvbench.cli.tasks.publish import publish
+from kvbench.cli.workers.control import control
+from kvbench.cli.workers.sigterm import TERMINATED, Terminated, interrupting_on_sigterm
 from kvbench.core.config import ConfigError
 
 if TYPE_CHECKING:  # of an extra
@@ -50,8 +43,6 @@ if TYPE_CHECKING:  # of an extra
 
 VERBOSE = dict.fromkeys(("-v", "--verbose"), "verbose=true")
 """Words of the command line that stand for an override."""
-COMPUTING = ("run", "evaluate", "bounds", "check", "calibrate", "profile", "train", "work")
-"""Tasks that use the device."""
 INTERRUPTED = 130
 """Exit status after Ctrl-C, as shells have it."""
 
@@ -67,16 +58,6 @@ def main() -> None:
             "interrupted: what was done is kept, and the same command goes on with the rest", file=sys.stderr
         )
         sys.exit(TERMINATED if isinstance(interrupt, Terminated) else INTERRUPTED)
-
-
-def prepare() -> None:
-    """Prepare this process and Hydra for the command line."""
-    # Read when torch is loaded. Threads that wait in a loop take the processor from other runs on this machine.
-    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # Ray would tell its makers of every sweep
-    logging.captureWarnings(capture=True)
-    Plugins.instance().register(PluginSearchPath)
-    extend_sweeper()
 
 
 def run_arguments(arguments: list[str]) -> None:
@@ -181,39 +162,10 @@ def run_alone(overrides: list[str]) -> None:
     `hydra.main` composes its configuration three times on the way, a second of a processor; here it is composed once.
     """
     with _telling_errors(), hydra_of_kvbench():
-        cfg = _read_job(overrides)
+        cfg = read_job(overrides)
         if not cfg.work.wait:
             raise ConfigError("work.wait=false: is for sweeps (-m) and for task=work; leave it out")
         run_task(cfg)
-
-
-def _read_job(overrides: list[str]) -> DictConfig:
-    """Compose one job, and have this process log as it says; Hydra must be initialised."""
-    check_search_path()
-    cfg, hydra_cfg = compose_job(overrides)
-    configure_log(hydra_cfg.job_logging, hydra_cfg.verbose)  # type: ignore[arg-type]
-    return cfg
-
-
-def run_worker(words: list[str]) -> None:
-    """Work in a process that Slurm started, and print what goes wrong.
-
-    A worker that ends on SIGTERM stays until Slurm kills it: Slurm does not requeue a preempted job whose processes
-    have all ended.
-
-    Args:
-        words: of the command line, without lists of values.
-    """
-    prepare()
-    try:
-        with allow_targets(), hydra_of_kvbench():
-            run_task(_read_job(words))
-    except (KeyboardInterrupt, SystemExit) as end:
-        if isinstance(end, SystemExit) and end.code != TERMINATED:
-            raise
-        wait_to_be_killed()
-    except Exception as error:
-        describe_failure(error)
 
 
 @contextmanager
@@ -225,50 +177,6 @@ def _telling_errors() -> Iterator[None]:
         if not is_expected(error):
             raise
         sys.exit(f"error: {describe_error(error, sys.argv[1:])}")
-
-
-def run_task(cfg: DictConfig) -> object:
-    """Run the task that a composed configuration asks for, and return what the task leaves.
-
-    Raises:
-        ConfigError: a setting is wrong, or `runs_dir` cannot be written.
-        Exception: whatever the task raises.
-    """
-    if cfg.get("task") == "status":
-        show_status(CONSOLE, Path(cfg.work.folder), verbose=cfg.verbose)
-        return None
-    count_processes(cfg)
-    if cfg.get("task") in COMPUTING and Recorder.current is None and os.environ.get("RANK", "0") == "0":
-        show_device(cfg.device)
-    # Finished calls come first and what imports torch comes last: seconds that neither they nor a typo need wait for.
-    if cfg.get("task") == "run" and (folder := show_finished(cfg)) is not None:
-        return folder
-    settings = read_settings(cfg)
-    check_runs_dir(settings)
-    from kvbench.cli.tasks import TASKS
-    from kvbench.cli.work import work
-    from kvbench.core.devices import keep_freed_memory
-
-    keep_freed_memory()
-    if settings.task == "work":
-        work(settings)
-        return None
-    return TASKS[settings.task](cfg, settings)
-
-
-def show_finished(cfg: DictConfig) -> Path | None:
-    """Print the run that the same call has finished before, and return its folder; None if it must be made.
-
-    Of several processes the first prints it.
-    """
-    if (outcome := find_finished(cfg)) is None or outcome.results is None:
-        return None
-    from kvbench.report.one_run import show_outcome  # imports numpy, which `--help` does without
-
-    note_run(outcome.folder, outcome.results.n)
-    if os.environ.get("RANK", "0") == "0":
-        show_outcome(CONSOLE, outcome, verbose=cfg.verbose)
-    return outcome.folder
 
 
 def run_job(cfg: DictConfig) -> object:

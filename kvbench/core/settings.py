@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Literal, get_type_hints
 
 from kvbench.core.budget import UNITS
+from kvbench.core.claims import LAPSE
 from kvbench.core.config import (
     MAX_PROMPTS,
     MAX_SEED,
@@ -17,7 +18,6 @@ from kvbench.core.config import (
     check_range,
 )
 from kvbench.core.files import find_obstacle
-from kvbench.core.locks import LAPSE
 from kvbench.core.storage import CHANNEL, CODE_DTYPES, StorageConfig
 
 TASKS = (

@@ -15,7 +15,7 @@ from kvbench.dashboard.samples import list_samples
 from kvbench.dashboard.sweeps import find_sweeps
 from kvbench.eval.protocol.intervals import MANY, find_quantile
 from kvbench.eval.protocol.scores import Metric
-from kvbench.report.method_styles import COLOURS, DARK_COLOURS, choose_styles
+from kvbench.report.figures.method_styles import COLOURS, DARK_COLOURS, choose_styles
 from kvbench.report.runs_table import find_metric, list_metrics, name_methods
 from kvbench.runs.record.results import Results
 

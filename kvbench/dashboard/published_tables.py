@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from kvbench.report.published import COSTS, PublishedTable, find_setting, load
-from kvbench.report.published_comparison import list_variants
+from kvbench.report.papers.comparison import list_variants
+from kvbench.report.papers.published import COSTS, PublishedTable, find_setting, load
 from kvbench.runs.record.results import Results
 
 

@@ -9,10 +9,9 @@ from torch import Tensor
 
 from kvbench.core.graphs import Record, Repetitions
 from kvbench.core.segments import ModelSpec, Segment
-from kvbench.engine.account import Account
 from kvbench.engine.bias import narrow, widen, widen_queries
 from kvbench.engine.coding.formats import Books, Packing
-from kvbench.engine.ledger import Ledger
+from kvbench.engine.ledger import Account, Ledger
 from kvbench.engine.packed.storage import PackedStorage
 from kvbench.engine.padding import Padding, attend_padded, follow_schedule, read_padding
 from kvbench.engine.plain import PlainStorage
@@ -23,8 +22,8 @@ from kvbench.engine.storage import CacheBackend
 from kvbench.engine.view import CacheView, LayerInputs, LayerStore, note_queries
 from kvbench.kernels.layout import Layout, fold_rows, view_group
 from kvbench.kernels.ragged_attention import dense_attention
-from kvbench.methods.base import Method
-from kvbench.methods.capabilities import (
+from kvbench.methods.shared.base import Method
+from kvbench.methods.shared.capabilities import (
     ComparesKeys,
     ObservesLast,
     count_lse_queries,

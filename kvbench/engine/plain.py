@@ -22,8 +22,8 @@ from kvbench.kernels.compact import move_slots, rebuild, rebuild_both
 from kvbench.kernels.decode_attention import decode_attention, prepare_rows
 from kvbench.kernels.layout import Layout, empty_layout, view_free_slots
 from kvbench.kernels.ragged_attention import ragged_attention
-from kvbench.methods.base import Method
-from kvbench.methods.capabilities import is_biased
+from kvbench.methods.shared.base import Method
+from kvbench.methods.shared.capabilities import is_biased
 
 REBUILD_BOUND = Fraction(11, 10)
 """Storage at the worst instant of a rebuild over B, for methods whose lengths are not known beforehand."""

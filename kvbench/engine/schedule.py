@@ -15,8 +15,8 @@ from kvbench.engine.arena import ring_slots
 from kvbench.engine.view import CacheView, LayerInputs
 from kvbench.kernels.compact import list_origins, source_table
 from kvbench.kernels.layout import Layout, empty_layout, list_positions, pack_rows
-from kvbench.methods.base import Method, NotANumber
-from kvbench.methods.capabilities import count_lse_queries, is_stateful
+from kvbench.methods.shared.base import Method, NotANumber
+from kvbench.methods.shared.capabilities import count_lse_queries, is_stateful
 
 Ints = NDArray[np.int64]
 

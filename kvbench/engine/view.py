@@ -142,7 +142,7 @@ def note_queries(store: LayerStore, q: Tensor, tokens: int, length: int, filled:
 
 @dataclass
 class CacheView:
-    """One layer right after a segment, as a method sees it (see `kvbench.methods.base.View`).
+    """One layer right after a segment, as a method sees it (see `kvbench.methods.shared.base.View`).
 
     Attributes:
         replaced: keys and values [rows, slots, D] given to `replace`, in stored form; None before it is called.

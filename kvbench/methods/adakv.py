@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from kvbench.methods.scored import Attentive, Competing
+from kvbench.methods.shared.scored import Attentive, Competing
 
 
 @dataclass

@@ -10,10 +10,10 @@ from torch.nn import functional as F
 
 from kvbench.core.budget import Budget, InfeasibleBudget
 from kvbench.core.segments import Family, ModelSpec, Segment
-from kvbench.methods.base import Artifact, Limit, Method, Observer, require_artifact, set_limits
-from kvbench.methods.capabilities import ComparesKeys
-from kvbench.methods.select import share_by_head
-from kvbench.methods.view import View
+from kvbench.methods.shared.base import Artifact, Limit, Method, Observer, require_artifact, set_limits
+from kvbench.methods.shared.capabilities import ComparesKeys
+from kvbench.methods.shared.select import share_by_head
+from kvbench.methods.shared.view import View
 
 Metric = Literal["neg_mse", "neg_l2_per_token", "neg_l2"]
 Resize = Literal["bilinear", "bicubic", "nearest"]

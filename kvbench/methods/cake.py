@@ -9,11 +9,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from kvbench.methods.base import Limit, set_limits
-from kvbench.methods.capacities import Floats, Ints
-from kvbench.methods.layer_shares import LayerShares, LayerStatistics
-from kvbench.methods.scored import Windowed
-from kvbench.methods.select import (
+from kvbench.methods.shared.base import Limit, set_limits
+from kvbench.methods.shared.capacities import Floats, Ints
+from kvbench.methods.shared.layer_shares import LayerShares, LayerStatistics
+from kvbench.methods.shared.scored import Windowed
+from kvbench.methods.shared.select import (
     Window,
     choose_window,
     find_asking,
@@ -22,7 +22,7 @@ from kvbench.methods.select import (
     smooth_outside,
     softmax_seen,
 )
-from kvbench.methods.view import View
+from kvbench.methods.shared.view import View
 
 
 @dataclass

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kvbench.methods.base import Limit, set_limits
-from kvbench.methods.grouped import average_heads, sum_runs
-from kvbench.methods.select import choose_best, spread_capacity
-from kvbench.methods.view import View
-from kvbench.methods.wrapper import Wrapper
+from kvbench.methods.shared.base import Limit, set_limits
+from kvbench.methods.shared.grouped import average_heads, sum_runs
+from kvbench.methods.shared.select import choose_best, spread_capacity
+from kvbench.methods.shared.view import View
+from kvbench.methods.shared.wrapper import Wrapper
 
 
 @dataclass

@@ -6,11 +6,11 @@ import torch
 from torch import Tensor
 
 from kvbench.core.config import ConfigError
-from kvbench.methods.base import SHARE, Limit, set_limits
-from kvbench.methods.output_norms import measure_output
-from kvbench.methods.select import choose_best, spread_capacity
-from kvbench.methods.view import View
-from kvbench.methods.wrapper import Wrapper
+from kvbench.methods.shared.base import SHARE, Limit, set_limits
+from kvbench.methods.shared.output_norms import measure_output
+from kvbench.methods.shared.select import choose_best, spread_capacity
+from kvbench.methods.shared.view import View
+from kvbench.methods.shared.wrapper import Wrapper
 
 
 @dataclass

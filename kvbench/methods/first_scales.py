@@ -7,9 +7,9 @@ from torch import Tensor
 
 from kvbench.core.budget import Budget
 from kvbench.core.segments import ModelSpec
-from kvbench.methods.base import Artifact, Method
-from kvbench.methods.select import check_capacity, share_evenly, spread_capacity
-from kvbench.methods.view import View
+from kvbench.methods.shared.base import Artifact, Method
+from kvbench.methods.shared.select import check_capacity, share_evenly, spread_capacity
+from kvbench.methods.shared.view import View
 
 
 @dataclass

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from kvbench.methods.base import Method
-from kvbench.methods.view import View
+from kvbench.methods.shared.base import Method
+from kvbench.methods.shared.view import View
 
 
 @dataclass

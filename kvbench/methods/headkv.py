@@ -8,8 +8,8 @@ from torch import Tensor
 
 from kvbench.core.budget import Budget
 from kvbench.core.segments import Family, ModelSpec
-from kvbench.methods.base import SHARE, Artifact, Limit, Method, set_limits
-from kvbench.methods.select import (
+from kvbench.methods.shared.base import SHARE, Artifact, Limit, Method, set_limits
+from kvbench.methods.shared.select import (
     BranchMode,
     LineAttention,
     cap_recent,
@@ -21,7 +21,7 @@ from kvbench.methods.select import (
     score_line,
     share_by_head,
 )
-from kvbench.methods.view import View
+from kvbench.methods.shared.view import View
 
 
 @dataclass(kw_only=True)

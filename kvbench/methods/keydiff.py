@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from torch import Tensor
 from torch.nn import functional as F
 
-from kvbench.methods.scored import Scored
-from kvbench.methods.view import View
+from kvbench.methods.shared.scored import Scored
+from kvbench.methods.shared.view import View
 
 
 @dataclass

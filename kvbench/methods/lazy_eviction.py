@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from kvbench.core.segments import Family, ModelSpec
-from kvbench.methods.base import Limit, set_limits
-from kvbench.methods.scored import Scored
-from kvbench.methods.view import View
+from kvbench.methods.shared.base import Limit, set_limits
+from kvbench.methods.shared.scored import Scored
+from kvbench.methods.shared.view import View
 
 QUERIES_AT_ONCE = 32
 """Queries whose attention is held at a time."""

@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 from kvbench.core.segments import Family
-from kvbench.methods.base import Limit, set_limits
-from kvbench.methods.scored import Scored
-from kvbench.methods.select import LineAttention, cap_recent, score_line
-from kvbench.methods.view import View
+from kvbench.methods.shared.base import Limit, set_limits
+from kvbench.methods.shared.scored import Scored
+from kvbench.methods.shared.select import LineAttention, cap_recent, score_line
+from kvbench.methods.shared.view import View
 
 
 @dataclass(kw_only=True)

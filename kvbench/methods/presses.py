@@ -13,10 +13,10 @@ from kvbench.core.budget import Budget
 from kvbench.core.config import UserError
 from kvbench.core.files import derive_seed
 from kvbench.core.segments import ModelSpec
-from kvbench.methods.base import Artifact
-from kvbench.methods.scored import Scored
-from kvbench.methods.select import pair_halves
-from kvbench.methods.view import View
+from kvbench.methods.shared.base import Artifact
+from kvbench.methods.shared.scored import Scored
+from kvbench.methods.shared.select import pair_halves
+from kvbench.methods.shared.view import View
 
 PACKAGE = "kvpress"
 

@@ -7,10 +7,10 @@ from math import floor
 
 from kvbench.core.budget import Budget
 from kvbench.core.segments import ModelSpec
-from kvbench.methods.base import Artifact, Limit, set_limits
-from kvbench.methods.scored import Attentive
-from kvbench.methods.select import fit_window, share_layer
-from kvbench.methods.view import View
+from kvbench.methods.shared.base import Artifact, Limit, set_limits
+from kvbench.methods.shared.scored import Attentive
+from kvbench.methods.shared.select import fit_window, share_layer
+from kvbench.methods.shared.view import View
 
 
 @dataclass

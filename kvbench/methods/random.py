@@ -8,9 +8,9 @@ from torch import Tensor
 
 from kvbench.core.budget import Budget
 from kvbench.core.segments import ModelSpec
-from kvbench.methods.scored import Scored
-from kvbench.methods.select import draw_uniform
-from kvbench.methods.view import View
+from kvbench.methods.shared.scored import Scored
+from kvbench.methods.shared.select import draw_uniform
+from kvbench.methods.shared.view import View
 
 
 @dataclass

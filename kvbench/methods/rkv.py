@@ -5,11 +5,11 @@ from typing import ClassVar, Literal
 
 from torch import Tensor
 
-from kvbench.methods.base import SHARE, Limit, set_limits
-from kvbench.methods.redundancy import measure_redundancy
-from kvbench.methods.scored import Windowed
-from kvbench.methods.select import average_attention, find_asking, find_sinks, smooth
-from kvbench.methods.view import View
+from kvbench.methods.shared.base import SHARE, Limit, set_limits
+from kvbench.methods.shared.redundancy import measure_redundancy
+from kvbench.methods.shared.scored import Windowed
+from kvbench.methods.shared.select import average_attention, find_asking, find_sinks, smooth
+from kvbench.methods.shared.view import View
 
 
 @dataclass

@@ -7,8 +7,8 @@ from torch import Tensor
 
 from kvbench.core.budget import Budget
 from kvbench.core.segments import Family, ModelSpec
-from kvbench.methods.base import Method
-from kvbench.methods.view import View
+from kvbench.methods.shared.base import Method
+from kvbench.methods.shared.view import View
 
 
 @dataclass

@@ -14,10 +14,10 @@ from torch import Tensor
 from kvbench.core.budget import Budget
 from kvbench.core.files import parse_json
 from kvbench.core.segments import Family, ModelSpec, Segment
-from kvbench.methods.base import SHARE, Artifact, Limit, Observer, require_artifact, set_limits
-from kvbench.methods.capacities import Ints, fill_gaps, shrink_early
-from kvbench.methods.scored import Scored
-from kvbench.methods.select import (
+from kvbench.methods.shared.base import SHARE, Artifact, Limit, Observer, require_artifact, set_limits
+from kvbench.methods.shared.capacities import Ints, fill_gaps, shrink_early
+from kvbench.methods.shared.scored import Scored
+from kvbench.methods.shared.select import (
     Pool,
     average_attention,
     check_window,
@@ -27,7 +27,7 @@ from kvbench.methods.select import (
     fit_window,
     smooth_outside,
 )
-from kvbench.methods.view import View
+from kvbench.methods.shared.view import View
 
 FLOOR = Fraction(200, 650)
 """Least share of the mean budget that a refiner keeps; what all ten published (Max, Min) pairs agree with."""

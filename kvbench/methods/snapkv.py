@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from kvbench.methods.scored import Attentive
+from kvbench.methods.shared.scored import Attentive
 
 
 @dataclass

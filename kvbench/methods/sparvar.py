@@ -8,10 +8,10 @@ from torch import Tensor
 
 from kvbench.core.budget import Budget
 from kvbench.core.segments import Family, ModelSpec, Segment
-from kvbench.methods.base import Artifact, Limit, Method, set_limits
-from kvbench.methods.capabilities import SparseReads
-from kvbench.methods.select import choose_best
-from kvbench.methods.view import View
+from kvbench.methods.shared.base import Artifact, Limit, Method, set_limits
+from kvbench.methods.shared.capabilities import SparseReads
+from kvbench.methods.shared.select import choose_best
+from kvbench.methods.shared.view import View
 
 
 @dataclass

@@ -9,10 +9,10 @@ from torch import Tensor
 
 from kvbench.core.budget import Budget
 from kvbench.core.segments import Family, ModelSpec, Segment
-from kvbench.methods.base import SHARE, Artifact, Limit, Observer, require_artifact, set_limits
-from kvbench.methods.scored import Scored
-from kvbench.methods.select import cap_recent
-from kvbench.methods.view import View
+from kvbench.methods.shared.base import SHARE, Artifact, Limit, Observer, require_artifact, set_limits
+from kvbench.methods.shared.scored import Scored
+from kvbench.methods.shared.select import cap_recent
+from kvbench.methods.shared.view import View
 
 
 @dataclass

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kvbench.methods.base import Limit, set_limits
-from kvbench.methods.grouped import average_heads
-from kvbench.methods.scored import Scored
-from kvbench.methods.select import average_attention, choose_window, find_asking, find_slots
-from kvbench.methods.view import View
+from kvbench.methods.shared.base import Limit, set_limits
+from kvbench.methods.shared.grouped import average_heads
+from kvbench.methods.shared.scored import Scored
+from kvbench.methods.shared.select import average_attention, choose_window, find_asking, find_slots
+from kvbench.methods.shared.view import View
 
 
 @dataclass

@@ -10,11 +10,11 @@ from torch import Tensor
 
 from kvbench.core.budget import Budget
 from kvbench.core.segments import Family, ModelSpec
-from kvbench.methods.base import Artifact, Limit, Observer, require_artifact, set_limits
-from kvbench.methods.capabilities import DecidesJointly
-from kvbench.methods.scored import Scored
-from kvbench.methods.select import find_asking, find_sinks, fits
-from kvbench.methods.view import View
+from kvbench.methods.shared.base import Artifact, Limit, Observer, require_artifact, set_limits
+from kvbench.methods.shared.capabilities import DecidesJointly
+from kvbench.methods.shared.scored import Scored
+from kvbench.methods.shared.select import find_asking, find_sinks, fits
+from kvbench.methods.shared.view import View
 
 TEXT_HORIZON = 65536
 """Largest distance of a future query in the paper's runs on texts."""

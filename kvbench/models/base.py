@@ -13,9 +13,9 @@ from kvbench.core.config import UserError
 from kvbench.core.graphs import Record, Repetitions
 from kvbench.core.processes import ALONE, Processes
 from kvbench.core.segments import ModelSpec, Segment
+from kvbench.models.files.weights import Source
 from kvbench.models.noise import Noise
 from kvbench.models.outputs import Outputs
-from kvbench.models.weights import Source
 
 Calls = Mapping[str, Sequence[tuple[object, str]]]
 """Parts of a loaded model by phase (`text`, `transformer`, `decode`): objects and the names of their methods."""

@@ -11,12 +11,17 @@ from torch import Tensor, nn
 
 from kvbench.core.devices import release_unused, use_device
 from kvbench.core.files import hash_content
-from kvbench.models.autoencoder import ImageTokenizer, NetworkConfig, count_decoding_bytes, decode_pixels
 from kvbench.models.base import Cache, Calls, Model
-from kvbench.models.checkpoints import Clean
+from kvbench.models.files.checkpoints import Clean
+from kvbench.models.files.parameters import build_on_meta, fill
+from kvbench.models.files.weights import Source, check_sources, locate_all, prepare
 from kvbench.models.noise import Noise
-from kvbench.models.parameters import build_on_meta, fill
-from kvbench.models.weights import Source, check_sources, locate_all, prepare
+from kvbench.models.parts.autoencoder import (
+    ImageTokenizer,
+    NetworkConfig,
+    count_decoding_bytes,
+    decode_pixels,
+)
 
 N = TypeVar("N", bound=nn.Module)
 T = TypeVar("T", bound=ImageTokenizer)

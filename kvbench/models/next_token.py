@@ -12,7 +12,6 @@ from torch import Tensor
 
 from kvbench.core.segments import ModelSpec, Segment
 from kvbench.models.base import Cache, Model, require_positive
-from kvbench.models.decoder import Decoder, DecoderConfig, ImageDecoderConfig
 from kvbench.models.image_model import ImageModel
 from kvbench.models.janus.transformer import JanusConfig
 from kvbench.models.llamagen.loop import generate
@@ -21,8 +20,9 @@ from kvbench.models.llamagen.tokenizer import VQ, VQConfig
 from kvbench.models.lumina.tokenizer import Chameleon
 from kvbench.models.lumina.transformer import LuminaConfig
 from kvbench.models.noise import Noise
-from kvbench.models.tensor_parallel import split_config
-from kvbench.models.tokens import encode_prompts, lay_out
+from kvbench.models.parts.decoder import Decoder, DecoderConfig, ImageDecoderConfig
+from kvbench.models.parts.tensor_parallel import split_config
+from kvbench.models.parts.tokens import encode_prompts, lay_out
 
 N = TypeVar("N", bound=Decoder)
 T = TypeVar("T", VQ, Chameleon)

@@ -15,7 +15,7 @@ from kvbench.core.segments import ModelSpec
 from kvbench.engine.cache import KVCache
 from kvbench.engine.coding.formats import Books, Packing
 from kvbench.engine.memory import cache_bytes
-from kvbench.methods.base import Method
+from kvbench.methods.shared.base import Method
 from kvbench.models.noise import PromptNoise
 from kvbench.profile.paths import watch_paths
 from kvbench.profile.stopwatch import HostClock, Phases, StreamClock

@@ -36,14 +36,14 @@ from tqdm import tqdm
 from kvbench.core.files import hash_values, write_whole
 from kvbench.engine.memory import cache_bytes
 from kvbench.engine.packed.bytes import prepare_to_fit
-from kvbench.methods.base import Artifact, Observer
 from kvbench.methods.full import Full
-from kvbench.models.checkpoints import WeightsError
+from kvbench.methods.shared.base import Artifact, Observer
+from kvbench.models.files.checkpoints import WeightsError
 from kvbench.profile.bench import Bench, Contestant, Row, find_largest
 from kvbench.profile.trace import trace
 from kvbench.runs.calibrate import load_artifact
-from kvbench.runs.identify import describe_dtype, label_of
 from kvbench.runs.job import Job
+from kvbench.runs.job_identity import describe_dtype, label_of
 from kvbench.runs.prepare import calibration_file
 from kvbench.runs.record.provenance import provenance
 

@@ -11,8 +11,8 @@ from kvbench.core.storage import CHANNEL, CODE_DTYPES, CODEBOOKS
 from kvbench.engine.coding.formats import Packing
 from kvbench.engine.memory import token_bytes
 from kvbench.engine.packed.bytes import bound_token_bytes, find_sure_capacity
-from kvbench.methods.base import Method
-from kvbench.methods.capabilities import is_biased, mixes_precisions
+from kvbench.methods.shared.base import Method
+from kvbench.methods.shared.capabilities import is_biased, mixes_precisions
 from kvbench.models.base import Model
 
 

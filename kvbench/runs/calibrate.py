@@ -20,9 +20,9 @@ from kvbench.core.settings import CalibrateSettings
 from kvbench.engine.cache import KVCache
 from kvbench.engine.coding.codebooks import Codebooks
 from kvbench.engine.coding.formats import Books
-from kvbench.methods.base import Artifact, Method, Observer
-from kvbench.methods.capabilities import ComparesKeys, ObservesLast, ReadsCodebooks
-from kvbench.methods.view import View
+from kvbench.methods.shared.base import Artifact, Method, Observer
+from kvbench.methods.shared.capabilities import ComparesKeys, ObservesLast, ReadsCodebooks
+from kvbench.methods.shared.view import View
 from kvbench.models.base import Model
 from kvbench.models.noise import PromptNoise
 from kvbench.prompts.base import Prompt, PromptSource

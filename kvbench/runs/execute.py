@@ -11,8 +11,8 @@ from kvbench.core.config import ConfigError
 from kvbench.core.files import remove_unfinished
 from kvbench.runs.generate.batch import load, open_cache
 from kvbench.runs.generate.blocks import generate
-from kvbench.runs.identify import identify
 from kvbench.runs.job import Busy, Job
+from kvbench.runs.job_identity import identify
 from kvbench.runs.prepare import books_used, file_used, prepare_method, read_books
 from kvbench.runs.record.folder import RunFolder
 from kvbench.runs.record.kinds import find_sample_kind

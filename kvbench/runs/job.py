@@ -11,9 +11,9 @@ from typing import Protocol
 
 import torch
 
+from kvbench.core.claims import claim
 from kvbench.core.config import ConfigError
 from kvbench.core.graphs import CudaGraphs, Record
-from kvbench.core.locks import claim
 from kvbench.core.processes import Processes
 from kvbench.core.segments import ModelSpec
 from kvbench.core.settings import Settings
@@ -21,9 +21,9 @@ from kvbench.core.storage import CHANNEL, CODE_DTYPES
 from kvbench.engine.coding.codebooks import Codebooks
 from kvbench.engine.coding.formats import Packing, wants_books
 from kvbench.eval.protocol.base import Evaluator
-from kvbench.methods.base import Method, Observer
-from kvbench.methods.capabilities import mixes_precisions, reads_sparsely, replaces_contents
 from kvbench.methods.full import Full
+from kvbench.methods.shared.base import Method, Observer
+from kvbench.methods.shared.capabilities import mixes_precisions, reads_sparsely, replaces_contents
 from kvbench.models.base import Model
 from kvbench.prompts.base import Prompt, hash_prompts
 from kvbench.runs.allowance import Allowance, find_allowance, find_dtype, find_packing
@@ -267,7 +267,7 @@ class Job:
 
     @contextmanager
     def hold(self, place: Path) -> Iterator[None]:
-        """Claim a piece of work that one process does and others may wait for; see `kvbench.core.locks.claim`.
+        """Claim a piece of work that one process does and others may wait for; see `kvbench.core.claims.claim`.
 
         Raises:
             Busy: another process does it, and the job does not wait.

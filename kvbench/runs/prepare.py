@@ -11,8 +11,8 @@ from kvbench.core.files import hash_path
 from kvbench.engine.coding.codebooks import Codebooks
 from kvbench.engine.coding.formats import CODEBOOK_REVISION, Books
 from kvbench.engine.packed.bytes import prepare_to_fit
-from kvbench.methods.base import Artifact, Observer
-from kvbench.methods.capabilities import ReadsCodebooks
+from kvbench.methods.shared.base import Artifact, Observer
+from kvbench.methods.shared.capabilities import ReadsCodebooks
 from kvbench.prompts.base import hash_prompts
 from kvbench.runs.calibrate import artifact_name, calibrate, load_artifact, save_artifact
 from kvbench.runs.job import Job

@@ -11,8 +11,8 @@ def attend_causally(_layer: int, q: Tensor, k: Tensor, v: Tensor, _plain: object
     """Attend causally, some queries at a time, so that most of what is masked is never computed.
 
     Written out, since the gradient of torch's fused attention is several times slower on a CPU. The arguments are those
-    of `kvbench.models.layers.Attend`: q [B, heads, tokens, D], k and v [B, KV heads, tokens, D], heads a multiple of
-    them; returns what q is shaped like.
+    of `kvbench.models.parts.layers.Attend`: q [B, heads, tokens, D], k and v [B, KV heads, tokens, D], with heads a
+    multiple of KV heads. The result has the shape of q.
     """
     groups = q.shape[1] // k.shape[1]
     if groups > 1:

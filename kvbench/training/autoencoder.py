@@ -7,7 +7,7 @@ from typing import ClassVar, TypeVar
 import torch
 from torch import Tensor, nn
 
-from kvbench.models.autoencoder import NetworkConfig, close_branches
+from kvbench.models.parts.autoencoder import NetworkConfig, close_branches
 from kvbench.training.loop import Recipe
 from kvbench.training.scenes import to_signed
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from kvbench.models.decoder import Decoder
+from kvbench.models.parts.decoder import Decoder
 from kvbench.training.loop import Recipe, fit
 
 

@@ -17,7 +17,7 @@ from benchmarks.__main__ import PROGRAMS, main
 from benchmarks.support import build, floors
 from benchmarks.support import plain_loop as plain
 from benchmarks.support.timing import take_turns
-from kvbench.cli.compose import read_values
+from kvbench.cli.config.compose import read_values
 from kvbench.core.budget import Budget
 from kvbench.core.segments import ModelSpec, next_scale
 from kvbench.methods.heatkv.method import HeatKV

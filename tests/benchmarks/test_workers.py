@@ -15,7 +15,7 @@ from benchmarks.support.file_calls import REMEDY, can_count, count_calls, read_t
 from benchmarks.support.simulated_sweep import FileServer, Outcome, Simulation, Sweep
 from benchmarks.support.worker_costs import Costs, solve_costs, trace_steps
 from benchmarks.workers import COSTS
-from kvbench.cli.work import LONGEST
+from kvbench.cli.workers.work import LONGEST
 
 NOTHING = Costs(**dict.fromkeys(COSTS.__dataclass_fields__, 0.0))
 needs_strace = pytest.mark.skipif(not can_count(), reason=REMEDY)

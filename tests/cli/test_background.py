@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kvbench.cli.jobs import read_entries
+from kvbench.cli.sweeps.jobs import read_entries
 from tests.support.command_line import Command, run_program
 from tests.support.kills import read_files
 

@@ -12,11 +12,11 @@ import torch
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from kvbench.cli import app as cli
-from kvbench.cli.compose import check_runs_dir, compose_job, hydra_of_kvbench, read_settings
-from kvbench.cli.messages import describe_error, is_expected
-from kvbench.cli.tasks import make_job
+from kvbench.cli.config.compose import check_runs_dir, compose_job, hydra_of_kvbench, read_settings
+from kvbench.cli.config.messages import describe_error, is_expected
+from kvbench.cli.tasks.table import make_job
 from kvbench.core.budget import Budget
-from kvbench.methods.base import Artifact, Observer
+from kvbench.methods.shared.base import Artifact, Observer
 from tests.support.marks import slow_but_every
 
 DEEP = "[" * 100_000

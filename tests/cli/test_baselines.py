@@ -10,12 +10,12 @@ import pytest
 import yaml
 from omegaconf import OmegaConf
 
-from kvbench.cli.check_groups import check_preset
-from kvbench.cli.compose import compose_job, hydra_of_kvbench, read_settings
-from kvbench.cli.jobs import split_jobs
-from kvbench.cli.messages import check_arguments
+from kvbench.cli.config.check_groups import check_preset
+from kvbench.cli.config.compose import compose_job, hydra_of_kvbench, read_settings
+from kvbench.cli.config.messages import check_arguments
+from kvbench.cli.sweeps.jobs import split_jobs
 from kvbench.core.config import ConfigError
-from kvbench.report.published import find, model_of
+from kvbench.report.papers.published import find, model_of
 from tests.support.places import ROOT
 
 CONF = ROOT / "conf"

@@ -9,7 +9,7 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.errors import HydraException
 from omegaconf import OmegaConf
 
-from kvbench.cli.compose import compose_job, hydra_of_kvbench
+from kvbench.cli.config.compose import compose_job, hydra_of_kvbench
 
 JOBS = [
     ["method=heatkv", "budget=0.04"],

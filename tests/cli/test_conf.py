@@ -10,16 +10,16 @@ import pytest
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf
 
-from kvbench.cli.compose import compose_job, hydra_of_kvbench, read_settings, read_values
-from kvbench.cli.messages import check_arguments, cover_values
+from kvbench.cli.config.compose import compose_job, hydra_of_kvbench, read_settings, read_values
+from kvbench.cli.config.messages import check_arguments, cover_values
 from kvbench.core.config import ConfigError
 from kvbench.core.segments import ModelSpec
 from kvbench.core.settings import Settings
 from kvbench.eval.protocol.scores import MetricSpec
-from kvbench.methods.base import Method
 from kvbench.methods.heatkv.method import HeatKV
-from kvbench.report.published import find
-from kvbench.report.published_comparison import REFERENCES
+from kvbench.methods.shared.base import Method
+from kvbench.report.papers.comparison import REFERENCES
+from kvbench.report.papers.published import find
 from tests.support.marks import slow_but_every
 from tests.support.places import ROOT
 

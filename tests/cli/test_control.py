@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from kvbench.cli import work
-from kvbench.cli.control import control, read_hold
-from kvbench.cli.jobs import Entry, open_folder, read_entries, write_entry
+from kvbench.cli.sweeps.jobs import Entry, open_folder, read_entries, write_entry
+from kvbench.cli.workers import work
+from kvbench.cli.workers.control import control, read_hold
 from kvbench.core.config import ConfigError
 from kvbench.models.infinity.model import InfinityModel
 from tests.support.command_line import Command

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from kvbench.cli.jobs import Entry, drop_of, open_folder, write_entry
+from kvbench.cli.sweeps.jobs import Entry, drop_of, open_folder, write_entry
 from kvbench.dashboard.page import FILE
 from kvbench.dashboard.sweeps import find_sweeps
 from tests.support.command_line import Command
@@ -23,7 +23,7 @@ def sweep(tmp_path: Path) -> Path:
 def watch(
     command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sleep: object
 ) -> tuple[int, str, str]:
-    monkeypatch.setattr("kvbench.cli.dashboard.time", type("Clock", (), {"sleep": staticmethod(sleep)}))
+    monkeypatch.setattr("kvbench.cli.tasks.dashboard.time", type("Clock", (), {"sleep": staticmethod(sleep)}))
     words = (f"runs_dir={tmp_path / 'runs'}", "dashboard.watch=true", "dashboard.every=7")
     return command("task=dashboard", *words)
 

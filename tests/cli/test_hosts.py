@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from kvbench.cli import work
-from kvbench.cli.control import control
-from kvbench.cli.hosts import blames_host, describe_stop, read_stopped_hosts, stop_host
-from kvbench.cli.jobs import Entry, open_folder, read_entries, write_entry
-from kvbench.cli.sweep import list_failures
+from kvbench.cli.sweeps.jobs import Entry, open_folder, read_entries, write_entry
+from kvbench.cli.sweeps.outcomes import list_failures
+from kvbench.cli.workers import work
+from kvbench.cli.workers.control import control
+from kvbench.cli.workers.hosts import blames_host, describe_stop, read_stopped_hosts, stop_host
 from kvbench.core.config import ConfigError
 from tests.support.command_line import Command
 

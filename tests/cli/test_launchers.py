@@ -17,11 +17,12 @@ import pytest
 from hydra.core.plugins import Plugins
 from omegaconf import DictConfig, open_dict
 
-from kvbench.cli.compose import hydra_of_kvbench
-from kvbench.cli.jobs import Entry, open_folder, read_entries
-from kvbench.cli.launchers import EXTRAS, check_launcher
-from kvbench.cli.sweep import Summary
-from kvbench.cli.work_log import read_logs
+from kvbench.cli.config.compose import hydra_of_kvbench
+from kvbench.cli.config.presets import EXTRAS
+from kvbench.cli.submit.summary import Summary
+from kvbench.cli.sweeps.jobs import Entry, open_folder, read_entries
+from kvbench.cli.sweeps.launchers import check_launcher
+from kvbench.cli.workers.log import read_logs
 from kvbench.core.config import ConfigError
 from tests.support import slurm
 from tests.support.command_line import Command

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
-from kvbench.cli.messages import check_arguments
+from kvbench.cli.config.messages import check_arguments
 from tests.support.methods import class_of, methods_for
 from tests.support.places import ROOT
 

@@ -14,8 +14,8 @@ COMPOSE = """
 from itertools import zip_longest
 from pathlib import Path
 import hydra
-from kvbench.cli.compose import compose_job, hydra_of_kvbench
-from kvbench.cli.instantiate import instantiate
+from kvbench.cli.config.compose import compose_job, hydra_of_kvbench
+from kvbench.cli.config.instantiate import instantiate
 from omegaconf import OmegaConf
 
 print(hydra.__version__)

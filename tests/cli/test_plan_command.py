@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from kvbench.core import checkpoint
-from kvbench.report import paper_memory
+from kvbench.report.papers import memory as paper_memory
 from tests.support.command_line import Command, errors
 
 

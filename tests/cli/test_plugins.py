@@ -13,9 +13,9 @@ import hydra
 import pytest
 from hydra.core.plugins import Plugins
 
-from kvbench.cli.messages import check_arguments
-from kvbench.cli.search_path import PluginSearchPath
-from kvbench.cli.tasks import every_observer
+from kvbench.cli.config.messages import check_arguments
+from kvbench.cli.config.search_path import PluginSearchPath
+from kvbench.cli.tasks.table import every_observer
 from kvbench.core.plugins import GROUP, Plugin, find_plugins
 from kvbench.methods.ams_kv import KeySimilarity
 from kvbench.runs.record.provenance import provenance

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from kvbench.cli.ray_workers import count_fitting
-from kvbench.cli.work_log import read_logs
+from kvbench.cli.submit.ray import count_fitting
+from kvbench.cli.workers.log import read_logs
 from tests.support.command_line import Command, run_program
 from tests.support.two_nodes import SWEEP, find_worker, kill_workers, start_ray, submit
 

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from kvbench.cli import work
-from kvbench.cli.jobs import claim_of, open_folder, read_entries
-from kvbench.cli.sigterm import deferring_sigterm
-from kvbench.core.locks import is_held
+from kvbench.cli.sweeps.jobs import claim_of, open_folder, read_entries
+from kvbench.cli.workers import work
+from kvbench.cli.workers.sigterm import deferring_sigterm
+from kvbench.core.claims import is_held
 from kvbench.runs.job import Busy
 from tests.support.command_line import Command
 from tests.support.places import ROOT

@@ -9,10 +9,11 @@ import hydra
 import pytest
 from hydra.core.plugins import Plugins
 
-from kvbench.cli import app, work
-from kvbench.cli.compose import compose_job, hydra_of_kvbench, read_settings
-from kvbench.cli.jobs import open_folder, read_entries
-from kvbench.cli.launchers import check_launcher
+from kvbench.cli import app
+from kvbench.cli.config.compose import compose_job, hydra_of_kvbench, read_settings
+from kvbench.cli.sweeps.jobs import open_folder, read_entries
+from kvbench.cli.sweeps.launchers import check_launcher
+from kvbench.cli.workers import work
 from kvbench.core.config import ConfigError
 from tests.support.command_line import Command
 

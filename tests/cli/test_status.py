@@ -8,11 +8,18 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from kvbench.cli.control import control
-from kvbench.cli.jobs import Entry, claim_of, open_folder, write_entry
-from kvbench.cli.status import show_status
-from kvbench.cli.work_log import Block, LogWriter, find_slow_blocks, find_slow_workers, read_logs, writing_log
-from kvbench.core.locks import claim
+from kvbench.cli.sweeps.jobs import Entry, claim_of, open_folder, write_entry
+from kvbench.cli.workers.control import control
+from kvbench.cli.workers.log import (
+    Block,
+    LogWriter,
+    find_slow_blocks,
+    find_slow_workers,
+    read_logs,
+    writing_log,
+)
+from kvbench.cli.workers.status import show_status
+from kvbench.core.claims import claim
 
 JOBS = [
     (f"method={name}", "budget=0.2", "prompts.count=8") for name in ("full", "swa", "random", "h2o", "rkv")

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
-from kvbench.cli.jobs import Entry, open_folder, read_entries, recording, write_entry
-from kvbench.cli.sweep import Summary
+from kvbench.cli.submit.summary import Summary
+from kvbench.cli.sweeps.jobs import Entry, open_folder, read_entries, recording, write_entry
 from tests.support.command_line import Command, run_program
 
 SHORT = ("method=swa", "prompts.count=2", "eval=[psnr]")
@@ -135,9 +135,9 @@ def test_a_sweep_whose_jobs_cannot_be_listed_ends_at_once(
     def refuse(*_: object) -> None:
         raise OSError("disk full")
 
-    monkeypatch.setattr("kvbench.cli.sweep.check_launcher", lambda _: None)
-    monkeypatch.setattr("kvbench.cli.sweep.open_folder", refuse)
-    monkeypatch.setattr("kvbench.cli.sweep.list_jobs", lambda _: [])
+    monkeypatch.setattr("kvbench.cli.submit.summary.check_launcher", lambda _: None)
+    monkeypatch.setattr("kvbench.cli.submit.summary.open_folder", refuse)
+    monkeypatch.setattr("kvbench.cli.submit.summary.list_jobs", lambda _: [])
     choices = {"runtime": {"choices": {"hydra/launcher": "basic"}}}
     config = {"runs_dir": str(tmp_path), "device": "cpu", "hydra": choices}
     with pytest.raises(SystemExit, match="error: disk full"):

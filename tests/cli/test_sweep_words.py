@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from kvbench.cli.jobs import Entry, find_folder, write_entry
-from kvbench.cli.sweep_folder import find_reading_words, find_words
+from kvbench.cli.sweeps.folder import find_reading_words, find_words
+from kvbench.cli.sweeps.jobs import Entry, find_folder, write_entry
 from tests.support.command_line import Command
 
 WORDS = ("method=random,swa", "budget=0.1")

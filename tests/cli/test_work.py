@@ -12,12 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from kvbench.cli import models, progress
-from kvbench.cli.jobs import Entry, claim_of, find_folder, open_folder, read_entries, write_entry
-from kvbench.cli.progress import measure, watch
-from kvbench.cli.work import Numbered, order_work
-from kvbench.cli.work_log import read_logs
-from kvbench.core.locks import claim
+from kvbench.cli.sweeps import progress
+from kvbench.cli.sweeps.jobs import Entry, claim_of, find_folder, open_folder, read_entries, write_entry
+from kvbench.cli.sweeps.progress import measure, watch
+from kvbench.cli.tasks.table import models
+from kvbench.cli.workers.log import read_logs
+from kvbench.cli.workers.work import Numbered, order_work
+from kvbench.core.claims import claim
 from kvbench.models.infinity.model import InfinityModel
 from tests.cli.test_start import slow_imports
 from tests.support.command_line import Command as Call

@@ -19,12 +19,12 @@ from kvbench.eval.distribution.dataset import Pictures, save_statistics
 from kvbench.eval.files import store
 from kvbench.eval.protocol.base import Result
 from kvbench.eval.spaces.scenes import Scenes
-from kvbench.methods.base import Artifact
 from kvbench.methods.heatkv.order_file import write_orders
-from kvbench.models import weights
+from kvbench.methods.shared.base import Artifact
+from kvbench.models.files import weights
 from kvbench.runs.calibrate import save_artifact
-from kvbench.runs.identity import Identity
 from kvbench.runs.record.folder import RunFolder
+from kvbench.runs.run_hash import Identity
 from tests.support.image_sets import FEATURES
 from tests.support.places import ROOT
 

@@ -18,9 +18,9 @@ from kvbench.engine.cache import KVCache
 from kvbench.engine.coding.formats import Packing
 from kvbench.engine.ledger import Ledger
 from kvbench.kernels.attention_paths import Path
-from kvbench.methods.base import Method, Observer
 from kvbench.methods.full import Full
 from kvbench.methods.h2o import H2O
+from kvbench.methods.shared.base import Method, Observer
 from kvbench.methods.streaming_llm import StreamingLLM
 from kvbench.models.noise import PromptNoise
 from tests.support import reference_janus, reference_lumina

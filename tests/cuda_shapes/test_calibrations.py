@@ -9,7 +9,7 @@ from benchmarks.support.build import built, composed
 from kvbench.core.budget import Budget
 from kvbench.core.segments import Family
 from kvbench.engine.cache import KVCache
-from kvbench.methods.base import Observer
+from kvbench.methods.shared.base import Observer
 from kvbench.runs.calibrate import _Watching
 from tests.cuda_shapes.test_next_token import SHORT, unread
 from tests.support.fake_device import CUDA

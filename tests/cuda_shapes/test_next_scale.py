@@ -13,7 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from kvbench.engine import cache as cache_module
 from kvbench.engine.cache import KVCache
 from kvbench.engine.schedule import build_schedule
-from kvbench.methods.base import Method
+from kvbench.methods.shared.base import Method
 from tests.support.fake_device import CUDA, faked
 from tests.support.fake_models import FakeNoise, loaded, prepared
 from tests.support.marks import slow_except

@@ -10,7 +10,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from kvbench.core.graphs import Record
 from kvbench.engine.cache import KVCache
-from kvbench.methods.base import Method
+from kvbench.methods.shared.base import Method
 from kvbench.models.qwen3.loop import Drawn
 from tests.support.fake_device import CUDA
 from tests.support.fake_models import FakeNoise, loaded, prepared

@@ -22,8 +22,8 @@ from kvbench.models.infinity.tokenizer import BSQ
 from kvbench.models.infinity.transformer import Infinity
 from kvbench.models.llamagen.tokenizer import VQ
 from kvbench.models.llamagen.transformer import LlamaGen
+from kvbench.models.parts.text import VocabularyEncoder
 from kvbench.models.qwen3.transformer import Qwen3
-from kvbench.models.text import VocabularyEncoder
 from kvbench.models.var.transformer import VAR
 from kvbench.training import transformer as transformers
 from kvbench.training.infinity import tokenizer as bsq

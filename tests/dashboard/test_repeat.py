@@ -5,7 +5,7 @@ import shlex
 import hydra
 import pytest
 
-from kvbench.cli.compose import hydra_of_kvbench, read_values
+from kvbench.cli.config.compose import hydra_of_kvbench, read_values
 from kvbench.dashboard.repeat import write_command
 from tests.support.results import made_up
 

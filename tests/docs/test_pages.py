@@ -12,8 +12,8 @@ import yaml
 from kvbench.core.budget import Budget
 from kvbench.core.segments import ModelSpec, next_scale
 from kvbench.engine.schedule import predict_row_lengths, sum_tokens
-from kvbench.methods.base import Method
-from kvbench.report.published import find
+from kvbench.methods.shared.base import Method
+from kvbench.report.papers.published import find
 from tests.support.pages import list_pages, read_blocks
 from tests.support.places import ROOT
 

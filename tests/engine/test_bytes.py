@@ -8,14 +8,13 @@ import torch
 
 from kvbench.core.budget import Budget
 from kvbench.core.segments import ModelSpec, next_token
-from kvbench.engine.account import BudgetExceeded
 from kvbench.engine.cache import KVCache
-from kvbench.engine.ledger import add_ledgers
+from kvbench.engine.ledger import BudgetExceeded, add_ledgers
 from kvbench.engine.memory import token_bytes
 from kvbench.engine.schedule import predict_row_lengths
-from kvbench.methods.capabilities import ReplacesContents, is_biased
 from kvbench.methods.first_scales import FirstScales
 from kvbench.methods.full import Full
+from kvbench.methods.shared.capabilities import ReplacesContents, is_biased
 from kvbench.plan import count_at_once
 from tests.support.engine import D, Drawn, DrawnPerSequence, draw_seen, prepared, run, small, tokens_of
 

@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from kvbench.engine.account import BudgetExceeded
 from kvbench.engine.cache import KVCache
-from kvbench.methods.capabilities import ComparesKeys, DecidesJointly, SparseReads
+from kvbench.engine.ledger import BudgetExceeded
 from kvbench.methods.full import Full
-from kvbench.methods.view import View
+from kvbench.methods.shared.capabilities import ComparesKeys, DecidesJointly, SparseReads
+from kvbench.methods.shared.view import View
 from tests.support.engine import (
     D,
     Drawn,

@@ -9,8 +9,8 @@ from torch import Tensor
 from kvbench.core.segments import ModelSpec, Segment, next_token
 from kvbench.engine.coding.codebooks import Codebooks, augment_samples
 from kvbench.kernels.qk_norm_rope import rotate
-from kvbench.methods.capabilities import ReadsCodebooks
-from kvbench.methods.view import View
+from kvbench.methods.shared.capabilities import ReadsCodebooks
+from kvbench.methods.shared.view import View
 from tests.support.engine import D, open_cache, run, small, tokens_of
 
 SPEC = small(layers=2, heads=2, sides=(1, 4, 5, 2))

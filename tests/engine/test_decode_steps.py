@@ -13,8 +13,8 @@ from kvbench.core.segments import ModelSpec
 from kvbench.engine import cache as cache_module
 from kvbench.engine.cache import KVCache
 from kvbench.engine.schedule import build_schedule
-from kvbench.methods.base import Method
 from kvbench.methods.full import Full
+from kvbench.methods.shared.base import Method
 from kvbench.methods.streaming_llm import StreamingLLM
 from kvbench.models.llamagen import loop
 from kvbench.models.llamagen.sampling import LlamaGenSampling

@@ -12,14 +12,14 @@ from torch import Tensor
 from kvbench.core.budget import Budget
 from kvbench.core.segments import ModelSpec, Segment, next_token
 from kvbench.core.storage import CODEBOOKS, Precision, StorageConfig
-from kvbench.engine.account import BudgetExceeded
 from kvbench.engine.cache import KVCache
 from kvbench.engine.coding.formats import Packing
+from kvbench.engine.ledger import BudgetExceeded
 from kvbench.engine.packed.bytes import bound_bytes, predict_bytes
 from kvbench.engine.schedule import sum_tokens
-from kvbench.methods.base import Method
-from kvbench.methods.capabilities import MixedPrecision
 from kvbench.methods.full import Full
+from kvbench.methods.shared.base import Method
+from kvbench.methods.shared.capabilities import MixedPrecision
 from tests.support.engine import (
     D,
     Drawn,

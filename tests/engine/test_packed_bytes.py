@@ -9,9 +9,9 @@ from kvbench.core.storage import StorageConfig
 from kvbench.engine.cache import KVCache
 from kvbench.engine.coding.formats import Packing
 from kvbench.engine.packed.bytes import bound_token_bytes, prepare_to_fit
-from kvbench.methods.base import Method
 from kvbench.methods.heatkv.method import HeatKV
 from kvbench.methods.heatkv.scores import AttentionByScale
+from kvbench.methods.shared.base import Method
 from kvbench.methods.snapkv import SnapKV
 from kvbench.methods.streaming_llm import StreamingLLM
 from tests.support.engine import D, run, small, tokens_of

@@ -16,8 +16,6 @@ from kvbench.core.budget import Budget
 from kvbench.core.segments import Family, ModelSpec, next_scale
 from kvbench.engine.cache import KVCache
 from kvbench.methods.ams_kv import Condensed
-from kvbench.methods.base import Method, Observer
-from kvbench.methods.capabilities import ObservesLast, Stateful
 from kvbench.methods.full import Full
 from kvbench.methods.h2o import H2O
 from kvbench.methods.hack.classes import ColumnVariance, measure_column_variance
@@ -27,10 +25,12 @@ from kvbench.methods.linear_ar import LineAR
 from kvbench.methods.random import Random
 from kvbench.methods.rkv import RKV
 from kvbench.methods.scalekv import AttentionSelectivity
-from kvbench.methods.select import sum_by_segment
+from kvbench.methods.shared.base import Method, Observer
+from kvbench.methods.shared.capabilities import ObservesLast, Stateful
+from kvbench.methods.shared.select import sum_by_segment
+from kvbench.methods.shared.view import View
 from kvbench.methods.snapkv import SnapKV
 from kvbench.methods.streaming_llm import StreamingLLM
-from kvbench.methods.view import View
 from tests.support.engine import Asked, D, Drawn, DrawnPerSequence, draw_seen, listening, open_cache, prepared
 from tests.support.marks import slow_but_every
 from tests.support.steps import PROMPT, agree, draw, generate, masked, shapes

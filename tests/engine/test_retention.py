@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from kvbench.engine.cache import KVCache
 from kvbench.engine.retention import measure_shares
-from kvbench.methods.base import Method
 from kvbench.methods.h2o import H2O
 from kvbench.methods.hardkv.method import HardKV
+from kvbench.methods.shared.base import Method
 from kvbench.methods.snapkv import SnapKV
 from kvbench.methods.streaming_llm import StreamingLLM
 from tests.support.engine import (

@@ -8,10 +8,10 @@ import torch
 from kvbench.core.segments import ModelSpec, Segment, next_scale, next_token
 from kvbench.engine.schedule import Schedule, ask_method, build_schedule, count_free_slots, show_layer
 from kvbench.kernels.layout import empty_layout
-from kvbench.methods.base import Method
 from kvbench.methods.full import Full
 from kvbench.methods.heatkv.method import HeatKV
 from kvbench.methods.heatkv.scores import AttentionByScale
+from kvbench.methods.shared.base import Method
 from kvbench.methods.streaming_llm import StreamingLLM
 from tests.support.engine import prepared
 

@@ -4,10 +4,10 @@ import pytest
 import torch
 
 from kvbench.core.segments import ModelSpec
-from kvbench.methods.base import Method
 from kvbench.methods.full import Full
 from kvbench.methods.h2o import H2O
 from kvbench.methods.rkv import RKV
+from kvbench.methods.shared.base import Method
 from kvbench.methods.snapkv import SnapKV
 from kvbench.methods.streaming_llm import StreamingLLM
 from tests.support.engine import D, open_cache

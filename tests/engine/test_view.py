@@ -11,12 +11,12 @@ from torch import Tensor
 
 from kvbench.core.segments import ModelSpec, Segment
 from kvbench.engine.cache import KVCache
-from kvbench.methods.base import Method
-from kvbench.methods.capabilities import ComparesKeys, ObservesLast, Stateful
 from kvbench.methods.full import Full
 from kvbench.methods.hack.classes import measure_column_variance
-from kvbench.methods.select import sum_by_segment
-from kvbench.methods.view import View
+from kvbench.methods.shared.base import Method
+from kvbench.methods.shared.capabilities import ComparesKeys, ObservesLast, Stateful
+from kvbench.methods.shared.select import sum_by_segment
+from kvbench.methods.shared.view import View
 from tests.support.engine import D, DrawnPerSequence, draw_seen, open_cache, prepared, run, small, tokens_of
 
 SEQUENCES = 2

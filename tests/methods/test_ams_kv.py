@@ -20,7 +20,7 @@ from kvbench.methods.ams_kv import (
     effective_capacities,
     fixed_capacities,
 )
-from kvbench.methods.base import Artifact, Method
+from kvbench.methods.shared.base import Artifact, Method
 from tests.support.engine import Asked, listening, open_cache, prepared, small, tokens_of
 from tests.support.marks import slow_but_every
 from tests.support.places import GOLDENS

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from kvbench.core.budget import Budget
 from kvbench.methods.first_scales import FirstScales
-from kvbench.methods.grouped import average_heads, choose_among_heads
 from kvbench.methods.pyramidkv import PyramidKV, slope_layers
+from kvbench.methods.shared.grouped import average_heads, choose_among_heads
 from kvbench.methods.tova import TOVA
 from tests.support.engine import prepared, small, tokens_of, watch
 

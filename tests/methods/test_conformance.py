@@ -22,9 +22,9 @@ from kvbench.core.storage import CHANNEL
 from kvbench.engine.cache import KVCache
 from kvbench.engine.coding.formats import Packing
 from kvbench.engine.schedule import predict_row_lengths, sum_tokens
-from kvbench.methods.base import Artifact, Method, Observer
-from kvbench.methods.capabilities import mixes_precisions, replaces_contents
 from kvbench.methods.full import Full
+from kvbench.methods.shared.base import Artifact, Method, Observer
+from kvbench.methods.shared.capabilities import mixes_precisions, replaces_contents
 from kvbench.models.noise import PromptNoise
 from kvbench.prompts.base import Prompt
 from kvbench.runs.calibrate import calibrate

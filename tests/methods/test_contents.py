@@ -9,8 +9,8 @@ from kvbench.methods.chunkkv import rank_chunks
 from kvbench.methods.contents.compactor import attend_unmasked, measure_leverage, standardise
 from kvbench.methods.contents.lagkv import compare_parts
 from kvbench.methods.contents.norms import weigh_norms
-from kvbench.methods.grouped import sum_runs
-from kvbench.methods.select import choose_best
+from kvbench.methods.shared.grouped import sum_runs
+from kvbench.methods.shared.select import choose_best
 from tests.support.evict_goldens import close_score, list_cases, load_case, load_parameters, mark
 
 KINDS = dict(zip(list_cases("others"), (p["kind"] for p in load_parameters("others")), strict=True))

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from kvbench.methods.critical import choose_critical
-from kvbench.methods.grouped import choose_among_heads
-from kvbench.methods.select import choose_best
+from kvbench.methods.shared.grouped import choose_among_heads
+from kvbench.methods.shared.select import choose_best
 from tests.support.evict_goldens import close_score, list_cases, load_case, mark
 
 

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from kvbench.core.segments import ModelSpec, next_token
-from kvbench.methods.base import Artifact
 from kvbench.methods.critical import Critical
 from kvbench.methods.expected.gaussian import (
     expect_logits,
@@ -17,8 +16,9 @@ from kvbench.methods.expected.gaussian import (
     turn_gaussian,
 )
 from kvbench.methods.expected.method import ExpectedAttention, QueryGaussians
-from kvbench.methods.output_norms import measure_output
-from kvbench.methods.select import choose_best, pair_halves
+from kvbench.methods.shared.base import Artifact
+from kvbench.methods.shared.output_norms import measure_output
+from kvbench.methods.shared.select import choose_best, pair_halves
 from kvbench.methods.snapkv import SnapKV
 from tests.support.engine import open_cache, prepared, run, small, tokens_of
 from tests.support.evict_goldens import close_score, list_cases, load_case, mark

@@ -7,17 +7,17 @@ import torch
 from torch import Tensor
 
 from kvbench.core.segments import ModelSpec, Segment, next_scale, next_token
-from kvbench.methods.base import Method
-from kvbench.methods.grouped import choose_among_heads
 from kvbench.methods.h2o import H2O
 from kvbench.methods.keydiff import KeyDiff
-from kvbench.methods.redundancy import measure_redundancy
 from kvbench.methods.rkv import RKV
-from kvbench.methods.select import average_attention, choose_best, score_line, smooth
+from kvbench.methods.shared.base import Method
+from kvbench.methods.shared.grouped import choose_among_heads
+from kvbench.methods.shared.redundancy import measure_redundancy
+from kvbench.methods.shared.select import average_attention, choose_best, score_line, smooth
+from kvbench.methods.shared.view import View
 from kvbench.methods.snapkv import SnapKV
 from kvbench.methods.streaming_llm import StreamingLLM
 from kvbench.methods.tova import TOVA
-from kvbench.methods.view import View
 from tests.support.engine import same_best, watch
 from tests.support.goldens import load_golden
 from tests.support.places import GOLDENS

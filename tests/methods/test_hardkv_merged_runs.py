@@ -9,7 +9,7 @@ from torch import Tensor
 
 from kvbench.engine.cache import KVCache
 from kvbench.methods.hardkv.method import HardKV, Merge, Select
-from kvbench.methods.view import View
+from kvbench.methods.shared.view import View
 from tests.support.engine import close, listening, open_cache, prepared, run, tokens_of
 from tests.support.hardkv import ASKS, KERNEL, LATEST, SPEC
 

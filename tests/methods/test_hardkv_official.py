@@ -8,7 +8,7 @@ from kvbench.methods.hardkv.calibration import mark_top_p
 from kvbench.methods.hardkv.method import HardKV, Select
 from kvbench.methods.hardkv.official import rank_rewritten, select_sparse, weigh_slots
 from kvbench.methods.hardkv.selectors import Selector, pool_scores, weigh_redundancy
-from kvbench.methods.redundancy import measure_redundancy
+from kvbench.methods.shared.redundancy import measure_redundancy
 from tests.support.engine import tokens_of, watch
 from tests.support.goldens import load_golden
 from tests.support.hardkv import (

@@ -12,17 +12,17 @@ from torch import Tensor
 from kvbench.core.budget import Budget
 from kvbench.core.segments import ModelSpec, next_token
 from kvbench.methods import presses
-from kvbench.methods.base import Method
 from kvbench.methods.contents.compactor import Compactor, Leverage, NonCausal
 from kvbench.methods.contents.lagkv import LagKV
 from kvbench.methods.contents.norms import CUR, KeyNorm
 from kvbench.methods.expected.method import ExpectedAttention
 from kvbench.methods.keydiff import KeyDiff
 from kvbench.methods.presses import KVPress, PressError, list_presses, make_press
+from kvbench.methods.shared.base import Method
 from kvbench.methods.snapkv import SnapKV
 from kvbench.methods.streaming_llm import StreamingLLM
 from kvbench.methods.tova import TOVA
-from kvbench.models.rotary import rotate_line
+from kvbench.models.parts.rotary import rotate_line
 from tests.support.engine import D, listening, open_cache, run, small, tokens_of, watch
 from tests.support.places import ROOT
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from kvbench.core.budget import InfeasibleBudget
 from kvbench.core.segments import ModelSpec, next_token
 from kvbench.methods.lazy_eviction import LazyEviction, measure_importance
-from kvbench.methods.view import View
+from kvbench.methods.shared.view import View
 from tests.support.engine import open_cache, prepared, run, tokens_of, watch
 from tests.support.goldens import load_golden
 

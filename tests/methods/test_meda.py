@@ -5,7 +5,6 @@ import pytest
 import torch
 
 from kvbench.core.segments import ModelSpec, next_token
-from kvbench.methods.base import Artifact
 from kvbench.methods.h2o import H2O
 from kvbench.methods.merging.meda import (
     MEDA,
@@ -16,7 +15,8 @@ from kvbench.methods.merging.meda import (
     measure_entropy,
 )
 from kvbench.methods.merging.merge import merge_slots, pair_slots
-from kvbench.methods.select import choose_best
+from kvbench.methods.shared.base import Artifact
+from kvbench.methods.shared.select import choose_best
 from tests.support.engine import open_cache, prepared, run, small, tokens_of, watch
 from tests.support.evict_goldens import close_score, list_cases, load_case, mark, take
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from kvbench.methods.merging.cam import add_values, measure_probabilities
 from kvbench.methods.merging.merge import How, merge_slots, merge_values, pair_slots, select_ranks
-from kvbench.methods.select import choose_best
+from kvbench.methods.shared.select import choose_best
 from tests.support.evict_goldens import list_cases, load_case, mark, take
 
 HOWS: list[How] = ["pivot", "average", "weighted", "normalised"]

@@ -17,8 +17,8 @@ from kvbench.engine.coding.formats import Packing
 from kvbench.methods.full import Full
 from kvbench.methods.hack.plus_plus import HACKPlusPlus
 from kvbench.methods.quest import Quest, bound_pages
+from kvbench.methods.shared.view import View
 from kvbench.methods.sparvar import SparVAR, enlarge
-from kvbench.methods.view import View
 from tests.support.engine import D, open_cache, prepared, run, tokens_of
 from tests.support.steps import agree, draw, generate
 

@@ -10,7 +10,6 @@ from kvbench.core.budget import Budget
 from kvbench.core.segments import ModelSpec, next_scale, next_token
 from kvbench.methods.adakv import AdaKV
 from kvbench.methods.ams_kv import AMSKV, AMSKVFixed
-from kvbench.methods.base import Method
 from kvbench.methods.h2o import H2O
 from kvbench.methods.hack.method import HACK
 from kvbench.methods.hack.plus_plus import HACKPlusPlus
@@ -23,6 +22,7 @@ from kvbench.methods.pyramidkv import PyramidKV
 from kvbench.methods.rkv import RKV
 from kvbench.methods.scale_groups import ScaleGroups
 from kvbench.methods.scalekv import ScaleKV
+from kvbench.methods.shared.base import Method
 from kvbench.methods.snapkv import SnapKV
 from kvbench.methods.streaming_llm import StreamingLLM
 from kvbench.methods.tova import TOVA

@@ -14,8 +14,6 @@ from torch import Tensor
 from kvbench.core.budget import Budget
 from kvbench.core.segments import ModelSpec, next_scale
 from kvbench.engine.cache import KVCache
-from kvbench.methods.base import Artifact
-from kvbench.methods.capacities import fill_gaps, shrink_early
 from kvbench.methods.scalekv import (
     AttentionSelectivity,
     ScaleKV,
@@ -24,8 +22,10 @@ from kvbench.methods.scalekv import (
     read_capacities,
     share_capacity,
 )
-from kvbench.methods.select import choose_best, choose_window, smooth, smooth_outside
-from kvbench.methods.view import View
+from kvbench.methods.shared.base import Artifact
+from kvbench.methods.shared.capacities import fill_gaps, shrink_early
+from kvbench.methods.shared.select import choose_best, choose_window, smooth, smooth_outside
+from kvbench.methods.shared.view import View
 from tests.support.engine import open_cache, prepared, run, same_best, small, tokens_of
 from tests.support.goldens import load_golden
 from tests.support.places import GOLDENS

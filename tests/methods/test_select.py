@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from kvbench.core.segments import ModelSpec, Segment, next_scale
-from kvbench.methods.base import Method, NotANumber, Observer
 from kvbench.methods.h2o import H2O
 from kvbench.methods.hack.method import HACK
 from kvbench.methods.rkv import RKV
 from kvbench.methods.scalekv import ScaleKV
-from kvbench.methods.select import (
+from kvbench.methods.shared.base import Method, NotANumber, Observer
+from kvbench.methods.shared.select import (
     choose_best,
     choose_window,
     fit_window,
@@ -24,9 +24,9 @@ from kvbench.methods.select import (
     smooth_outside,
     softmax_seen,
 )
+from kvbench.methods.shared.view import View
 from kvbench.methods.snapkv import SnapKV
 from kvbench.methods.tova import TOVA
-from kvbench.methods.view import View
 from tests.support.engine import Watched, listening, open_cache, run, small, tokens_of, watch
 
 SPEC = small(layers=2, sides=(1, 2, 3, 4, 5, 6), scale=0.8)

@@ -13,12 +13,12 @@ from kvbench.core.segments import ModelSpec, next_token
 from kvbench.engine import plain
 from kvbench.engine.cache import KVCache
 from kvbench.engine.schedule import predict_row_lengths
-from kvbench.methods.base import Method
 from kvbench.methods.first_scales import FirstScales
 from kvbench.methods.full import Full
 from kvbench.methods.heatkv.method import BinaryHeatKV, HeatKV
 from kvbench.methods.heatkv.scores import AttentionByScale
 from kvbench.methods.scale_groups import ScaleGroups
+from kvbench.methods.shared.base import Method
 from kvbench.methods.streaming_llm import StreamingLLM
 from tests.support.engine import Asked, D, listening, open_cache, prepared, run, small, tokens_of, watch
 

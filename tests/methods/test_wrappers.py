@@ -13,7 +13,6 @@ from kvbench.core.config import ConfigError
 from kvbench.core.segments import ModelSpec, next_scale, next_token
 from kvbench.engine.cache import KVCache
 from kvbench.methods.adakv import AdaKV
-from kvbench.methods.base import Method
 from kvbench.methods.chunkkv import ChunkKV
 from kvbench.methods.critical import Critical
 from kvbench.methods.h2o import H2O
@@ -21,11 +20,12 @@ from kvbench.methods.hardkv.method import HardKV
 from kvbench.methods.keydiff import KeyDiff
 from kvbench.methods.merging.method import D2O, CaM, LookM, Merger, MergingPress
 from kvbench.methods.random import Random
-from kvbench.methods.scored import Scored
+from kvbench.methods.shared.base import Method
+from kvbench.methods.shared.scored import Scored
+from kvbench.methods.shared.wrapper import Wrapper
 from kvbench.methods.snapkv import SnapKV
 from kvbench.methods.streaming_llm import StreamingLLM
 from kvbench.methods.tova import TOVA
-from kvbench.methods.wrapper import Wrapper
 from kvbench.models.noise import PromptNoise
 from tests.support.engine import Watched, prepared, tokens_of, watch
 from tests.support.small_models import composed

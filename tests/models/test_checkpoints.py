@@ -11,11 +11,11 @@ from safetensors.torch import load_file, save, save_file
 from torch import Tensor
 
 from kvbench.core.files import hash_path
-from kvbench.models import checkpoints, official_files, parameters
-from kvbench.models.checkpoints import WeightsError
+from kvbench.models.files import checkpoints, official_files, parameters
+from kvbench.models.files.checkpoints import WeightsError
+from kvbench.models.files.weights import Source
 from kvbench.models.infinity.tokenizer import BSQ, BSQConfig
 from kvbench.models.infinity.transformer import Infinity, InfinityConfig
-from kvbench.models.weights import Source
 
 TINY = InfinityConfig(2, 64, 2, 2, 8, text_width=128, text_maxlen=4, rope_grid=(4, 4), levels=3)
 

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from kvbench.models.cross_attention import AbsorbedText, CrossAttention, TextKeys
+from kvbench.models.parts.cross_attention import AbsorbedText, CrossAttention, TextKeys
 
 
 def defined(cross: CrossAttention, h: Tensor, context: Tensor, mask: Tensor, x: Tensor) -> Tensor:

@@ -11,9 +11,9 @@ from kvbench.core.segments import ModelSpec, next_token
 from kvbench.kernels.qk_norm_rope import rotate
 from kvbench.methods.full import Full
 from kvbench.models.base import Cache
-from kvbench.models.decoder import Decoder, DecoderConfig, HeadNorm, RMSNorm
-from kvbench.models.parameters import build_on_meta, fill_random
-from kvbench.models.rotary import rotate_grid, rotate_line
+from kvbench.models.files.parameters import build_on_meta, fill_random
+from kvbench.models.parts.decoder import Decoder, DecoderConfig, HeadNorm, RMSNorm
+from kvbench.models.parts.rotary import rotate_grid, rotate_line
 from tests.support.engine import open_cache
 from tests.support.reference_llamagen import PlainCache, golden, slow_decoder
 

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from huggingface_hub import constants
 
-from kvbench.models import downloads
-from kvbench.models import hub as hub_module
-from kvbench.models.checkpoints import WeightsError
-from kvbench.models.hub import Listing
-from kvbench.models.stored import choose_files, find_digest, list_files
-from kvbench.models.weights import Source, locate_all, survey
+from kvbench.models.files import downloads
+from kvbench.models.files import hub as hub_module
+from kvbench.models.files.checkpoints import WeightsError
+from kvbench.models.files.hub import Listing
+from kvbench.models.files.stored import choose_files, find_digest, list_files
+from kvbench.models.files.weights import Source, locate_all, survey
 from tests.support.fake_hub import COMMIT, FakeHub
 
 T5 = {

@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from kvbench.models import layers
-from kvbench.models.autoencoder import decode_pixels
 from kvbench.models.base import FiniteCheck, NotFinite
-from kvbench.models.layers import FeedForward, add_gated
+from kvbench.models.parts import layers
+from kvbench.models.parts.autoencoder import decode_pixels
+from kvbench.models.parts.layers import FeedForward, add_gated
 from kvbench.models.var import sampling
 from kvbench.models.var.sampling import VARSampling, truncate
 
@@ -74,7 +74,7 @@ def test_logits_are_truncated_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_images_are_decoded_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kvbench.models.autoencoder.DECODED", 2 * 3 * 4 * 25)
+    monkeypatch.setattr("kvbench.models.parts.autoencoder.DECODED", 2 * 3 * 4 * 25)
     seen: list[int] = []
 
     def decode(latents: Tensor) -> Tensor:

@@ -9,10 +9,10 @@ import torch
 from torch import nn
 
 from kvbench.core.budget import Budget
-from kvbench.models.checkpoints import WeightsError
+from kvbench.models.files.checkpoints import WeightsError
+from kvbench.models.files.official_files import clean_decoder, clean_vqgan
+from kvbench.models.files.parameters import build_on_meta, check
 from kvbench.models.llamagen.tokenizer import VQ, VQConfig
-from kvbench.models.official_files import clean_decoder, clean_vqgan
-from kvbench.models.parameters import build_on_meta, check
 from tests.support.marks import slow_but_every
 from tests.support.places import GOLDENS
 from tests.support.published import make_raw_state, read_published

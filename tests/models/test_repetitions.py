@@ -10,9 +10,9 @@ from torch import Tensor
 from benchmarks.support.tape import Tape
 from kvbench.core.graphs import Record, Repetitions
 from kvbench.engine.cache import KVCache
-from kvbench.methods.base import Method
 from kvbench.methods.full import Full
 from kvbench.methods.h2o import H2O
+from kvbench.methods.shared.base import Method
 from kvbench.methods.streaming_llm import StreamingLLM
 from tests.support.engine import open_cache
 from tests.support.scale_models import SIDES, SPEC, Draw, infinity, var

@@ -5,7 +5,7 @@ from hydra.errors import InstantiationException
 from hydra.utils import instantiate
 from omegaconf import OmegaConf, open_dict
 
-from kvbench.cli.messages import describe_error
+from kvbench.cli.config.messages import describe_error
 from kvbench.models.infinity.model import InfinityModel
 from tests.support.small_models import composed
 

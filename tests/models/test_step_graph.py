@@ -13,10 +13,10 @@ from kvbench.engine import plain
 from kvbench.engine.cache import KVCache
 from kvbench.kernels.decode_attention import DecodeRows, prepare_rows
 from kvbench.kernels.layout import Past
-from kvbench.methods.base import Method
 from kvbench.methods.full import Full
 from kvbench.methods.h2o import H2O
 from kvbench.methods.headkv import HeadKV
+from kvbench.methods.shared.base import Method
 from kvbench.methods.snapkv import SnapKV
 from kvbench.methods.streaming_llm import StreamingLLM
 from kvbench.models.llamagen.loop import generate

@@ -15,10 +15,10 @@ from torch import nn
 
 from kvbench.core.config import ConfigError
 from kvbench.core.files import hash_path
-from kvbench.models import checkpoints, parameters, stored, weights
-from kvbench.models.checkpoints import split_layers
+from kvbench.models.files import checkpoints, parameters, stored, weights
+from kvbench.models.files.checkpoints import split_layers
+from kvbench.models.files.weights import Source
 from kvbench.models.janus.files import clean_janus
-from kvbench.models.weights import Source
 from tests.support.places import ROOT
 from tests.support.published import make_raw_state
 
@@ -141,9 +141,9 @@ import os, sys
 from pathlib import Path
 import torch
 from kvbench.models.infinity.transformer import Infinity, InfinityConfig
-from kvbench.models.official_files import clean_transformer
-from kvbench.models.parameters import build_on_meta, load_into
-from kvbench.models.weights import Source
+from kvbench.models.files.official_files import clean_transformer
+from kvbench.models.files.parameters import build_on_meta, load_into
+from kvbench.models.files.weights import Source
 
 def read(name):
     return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith(name)) * 1024

@@ -10,13 +10,13 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from kvbench.core.processes import Processes
-from kvbench.models.decoder import Decoder, DecoderConfig, HeadNorm
-from kvbench.models.parameters import build_on_meta, fill_random
+from kvbench.models.files.parameters import build_on_meta, fill_random
+from kvbench.models.files.weights import Source
+from kvbench.models.parts.decoder import Decoder, DecoderConfig, HeadNorm
+from kvbench.models.parts.tensor_parallel import split_config, split_state
 from kvbench.models.qwen3.model import Qwen3Model
 from kvbench.models.qwen3.sampling import TextSampling
 from kvbench.models.qwen3.transformer import Qwen3Config
-from kvbench.models.tensor_parallel import split_config, split_state
-from kvbench.models.weights import Source
 from tests.support.reference_qwen3 import CONFIGS as QWEN3
 from tests.support.reference_qwen3 import write_folder, write_tokenizer
 

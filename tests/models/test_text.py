@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from kvbench.models.base import TextFeatures
-from kvbench.models.infinity.faces import FACES, add_faces
-from kvbench.models.text import HashedText, T5Encoder
+from kvbench.models.infinity.positive_prompt import FACES, add_faces
+from kvbench.models.parts.text import HashedText, T5Encoder
 
 transformers = pytest.importorskip("transformers")
 

@@ -16,7 +16,7 @@ from kvbench.engine.cache import KVCache
 from kvbench.methods.full import Full
 from kvbench.methods.heatkv.method import HeatKV
 from kvbench.models.base import Cache, Calls
-from kvbench.models.checkpoints import WeightsError
+from kvbench.models.files.checkpoints import WeightsError
 from kvbench.models.noise import Noise
 from kvbench.profile import task as profiler
 from kvbench.profile.bench import Bench, Contestant, find_largest

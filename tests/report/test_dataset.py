@@ -12,7 +12,7 @@ import polars as pl
 import pytest
 
 from kvbench.cli import app
-from kvbench.cli.publish import parse_words
+from kvbench.cli.tasks.publish import parse_words
 from kvbench.core.config import ConfigError
 from kvbench.core.files import hash_path
 from kvbench.eval.files.samples import SampleSetError

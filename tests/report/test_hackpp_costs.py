@@ -4,8 +4,8 @@ import pytest
 
 from kvbench.core.segments import ModelSpec, next_scale
 from kvbench.models.infinity.scales import schedule
-from kvbench.report import paper_memory
-from kvbench.report.hackpp_costs import count_gib, count_tera
+from kvbench.report.papers import memory as paper_memory
+from kvbench.report.papers.hackpp_costs import count_gib, count_tera
 
 VAR_SIDES = [(side, side) for side in (1, 2, 3, 4, 5, 6, 8, 10, 13, 16)]
 SPECS = {

@@ -9,8 +9,8 @@ from hydra.utils import instantiate
 from omegaconf import OmegaConf
 
 from kvbench.methods.hardkv.method import HardKV
-from kvbench.report import published
-from kvbench.report.published_comparison import make_rows, make_title
+from kvbench.report.papers import published
+from kvbench.report.papers.comparison import make_rows, make_title
 from kvbench.runs.record.results import Results
 from tests.support.places import ROOT
 from tests.support.results import made_up

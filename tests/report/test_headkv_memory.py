@@ -8,7 +8,8 @@ from hydra.utils import instantiate
 
 from kvbench.core.budget import Budget
 from kvbench.core.segments import ModelSpec, next_token
-from kvbench.report import headkv_memory, paper_memory, published
+from kvbench.report.papers import headkv_memory, published
+from kvbench.report.papers import memory as paper_memory
 from tests.support.results import made_up
 
 XL = ModelSpec("llamagen_xl", 36, 20, 64, next_token(1, [24] * 23 + [23]))

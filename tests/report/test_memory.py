@@ -6,11 +6,12 @@ from pathlib import Path
 import pytest
 
 from kvbench.eval.protocol.scores import Metric
-from kvbench.report import differences, published
+from kvbench.report import differences
 from kvbench.report.ablations import find_ablations, find_best, name_ablation
 from kvbench.report.document import find_group
+from kvbench.report.figures.plots import draw_metrics, trace_curves
 from kvbench.report.one_run import show_run
-from kvbench.report.plots import draw_metrics, trace_curves
+from kvbench.report.papers import published
 from kvbench.report.runs_table import make_rows, name_methods, show_runs
 from kvbench.runs.record.results import Results
 from tests.support.results import PSNR, made_up, printed

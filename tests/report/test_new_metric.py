@@ -15,8 +15,8 @@ from kvbench.methods.streaming_llm import StreamingLLM
 from kvbench.report.collect import collect_runs
 from kvbench.report.differences import show_differences
 from kvbench.report.document import write_report
+from kvbench.report.figures.plots import choose_panels, trace_curves
 from kvbench.report.one_run import show_run
-from kvbench.report.plots import choose_panels, trace_curves
 from kvbench.report.runs_table import show_runs
 from kvbench.runs import execute
 from kvbench.runs.record.results import Results

@@ -4,9 +4,9 @@ import pytest
 
 from kvbench.core.segments import ModelSpec, next_scale
 from kvbench.methods.ams_kv import effective_capacities
-from kvbench.report import paper_memory
-from kvbench.report.claims import Claim, prints_as, rounding_interval
-from kvbench.report.paper_memory import implied_layers, thousands
+from kvbench.report.papers import memory as paper_memory
+from kvbench.report.papers.memory import implied_layers, thousands
+from kvbench.report.papers.printed import Claim, prints_as, rounding_interval
 
 
 def square(name: str, layers: int, heads: int, head_dim: int, *sides: int) -> ModelSpec:

@@ -12,8 +12,8 @@ from PIL import Image
 
 from kvbench.eval.protocol.scores import Metric
 from kvbench.methods.heatkv.scores import rank_heads, scas
-from kvbench.methods.heatkv.stability import rank_deviation
-from kvbench.report import plots, styles
+from kvbench.report.figures import plots, styles
+from kvbench.report.papers.stability import rank_deviation
 from kvbench.runs.record.results import Results
 from tests.support.results import made_up
 

@@ -5,7 +5,7 @@ import re
 import pytest
 
 from kvbench.core.config import ConfigError
-from kvbench.report import published
+from kvbench.report.papers import published
 from tests.support.results import configured_run as run
 
 

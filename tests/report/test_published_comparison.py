@@ -4,8 +4,8 @@ from dataclasses import replace
 from functools import partial
 
 from kvbench.eval.protocol.scores import Metric
-from kvbench.report import published
-from kvbench.report import published_comparison as summary
+from kvbench.report.papers import comparison as summary
+from kvbench.report.papers import published
 from kvbench.report.tables import Row, format_cell
 from tests.support.results import LPIPS, PSNR, configured_run
 

@@ -8,7 +8,9 @@ import pytest
 from omegaconf import OmegaConf
 
 from kvbench.engine.ledger import Step
-from kvbench.report import published, published_comparison, step_plots
+from kvbench.report.figures import step_plots
+from kvbench.report.papers import comparison as published_comparison
+from kvbench.report.papers import published
 from kvbench.runs.record.results import Results
 from tests.support.places import ROOT
 from tests.support.results import made_up, printed

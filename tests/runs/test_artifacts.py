@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from kvbench.core.config import ConfigError
-from kvbench.methods.base import Artifact
 from kvbench.methods.heatkv.scores import AttentionByScale
+from kvbench.methods.shared.base import Artifact
 from kvbench.runs.calibrate import artifact_name, load_artifact, save_artifact
 
 KIND = AttentionByScale.kind

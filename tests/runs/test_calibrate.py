@@ -18,14 +18,14 @@ from kvbench.engine.cache import KVCache
 from kvbench.engine.coding.codebooks import Codebooks
 from kvbench.engine.coding.formats import Books
 from kvbench.methods.ams_kv import KeySimilarity
-from kvbench.methods.base import Artifact, Observer
-from kvbench.methods.capabilities import ReadsCodebooks
 from kvbench.methods.hack.classes import ColumnVariance, HeadPatterns
 from kvbench.methods.heatkv.method import HeatKV
 from kvbench.methods.heatkv.scores import AttentionByScale
 from kvbench.methods.pricekv.errors import SubsetError
 from kvbench.methods.scalekv import AttentionSelectivity
-from kvbench.methods.view import View
+from kvbench.methods.shared.base import Artifact, Observer
+from kvbench.methods.shared.capabilities import ReadsCodebooks
+from kvbench.methods.shared.view import View
 from kvbench.models.base import Cache, Model
 from kvbench.models.noise import Noise, PromptNoise
 from kvbench.prompts.base import Prompt

@@ -7,8 +7,8 @@ import numpy as np
 from PIL import Image
 
 from kvbench.eval.files.images import ImageSet
-from kvbench.runs.identity import Identity
 from kvbench.runs.record.folder import RunFolder
+from kvbench.runs.run_hash import Identity
 from kvbench.runs.score.contact_sheet import draw_contact_sheet
 
 

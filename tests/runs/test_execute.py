@@ -16,18 +16,18 @@ from torch import Tensor
 from kvbench.core.budget import InfeasibleBudget
 from kvbench.core.config import ConfigError
 from kvbench.core.settings import Shard
-from kvbench.engine.account import BudgetExceeded
+from kvbench.engine.ledger import BudgetExceeded
 from kvbench.eval.files.images import ImageSet
 from kvbench.eval.paired.metrics import Lpips, Psnr
 from kvbench.eval.protocol.base import Result, SkipEvaluation, make_result
 from kvbench.eval.protocol.scores import MetricSpec, Score
-from kvbench.methods.base import Method
 from kvbench.methods.full import Full
 from kvbench.methods.h2o import H2O
 from kvbench.methods.heatkv.method import HeatKV
 from kvbench.methods.scale_groups import ScaleGroups
+from kvbench.methods.shared.base import Method
+from kvbench.methods.shared.view import View
 from kvbench.methods.streaming_llm import StreamingLLM
-from kvbench.methods.view import View
 from kvbench.prompts.base import Prompt
 from kvbench.prompts.files import PromptFile
 from kvbench.runs import execute

@@ -8,9 +8,9 @@ import pytest
 
 from kvbench.core.config import ConfigError
 from kvbench.core.storage import CHANNEL, CODEBOOKS, Precision, StorageConfig
-from kvbench.methods.capabilities import MixedPrecision
 from kvbench.methods.full import Full
 from kvbench.methods.hardkv.method import HardKV
+from kvbench.methods.shared.capabilities import MixedPrecision
 from kvbench.methods.streaming_llm import StreamingLLM
 from kvbench.runs import execute, prepare
 from kvbench.runs.job import Job

@@ -14,9 +14,9 @@ from kvbench.core.files import hash_path, name_sample, parse_json
 from kvbench.eval.files.image_folder import PlainFolder
 from kvbench.eval.files.images import ImageSet
 from kvbench.eval.files.samples import SampleSetError
-from kvbench.runs.identity import Identity
 from kvbench.runs.record.folder import RunFolder, blocks, slug
 from kvbench.runs.record.merge import merge_run
+from kvbench.runs.run_hash import Identity
 
 IDENTITY = Identity(
     model={"name": "m", "sampling": {"cfg": 3.0, "tau": [1.0, 0.5]}},

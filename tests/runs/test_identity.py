@@ -4,8 +4,8 @@ from dataclasses import fields, replace
 
 import pytest
 
-from kvbench.runs.identify import identify_method
-from kvbench.runs.identity import Identity
+from kvbench.runs.job_identity import identify_method
+from kvbench.runs.run_hash import Identity
 
 IDENTITY = Identity(
     model={"_target_": "kvbench.models.infinity.model.InfinityModel", "sampling": {"tau": [1.0, 0.5]}},

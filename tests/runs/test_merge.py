@@ -5,11 +5,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from kvbench.models.outputs import Text
-from kvbench.runs.identity import Identity
 from kvbench.runs.record.folder import RunFolder, RunName
 from kvbench.runs.record.kinds import TEXTS
 from kvbench.runs.record.merge import Merged, merge_run, merge_runs
 from kvbench.runs.record.results import read_results
+from kvbench.runs.run_hash import Identity
 from tests.support.results import made_up
 
 IDENTITY = Identity({}, "a" * 64, {"_target_": "Swa"}, None, "1", "c" * 64, 0, "float32", label="swa-0.1")

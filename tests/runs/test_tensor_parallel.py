@@ -20,10 +20,10 @@ from kvbench.core.config import ConfigError
 from kvbench.core.processes import ALONE, Processes
 from kvbench.core.segments import ModelSpec, next_token
 from kvbench.engine.ledger import Ledger, add_ledgers
-from kvbench.methods.base import Method
 from kvbench.methods.headkv import HeadKV
 from kvbench.methods.heatkv.method import HeatKV
-from kvbench.methods.select import share_evenly
+from kvbench.methods.shared.base import Method
+from kvbench.methods.shared.select import share_evenly
 from tests.support.fake_run import count_records, job_in
 from tests.support.parallel import CASES, SAMPLED, collect, make_model
 from tests.support.places import ROOT

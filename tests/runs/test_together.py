@@ -14,8 +14,8 @@ from typing import ClassVar
 import pytest
 from torch import Tensor
 
+from kvbench.core.claims import claim
 from kvbench.core.files import hash_path
-from kvbench.core.locks import claim
 from kvbench.eval.files.images import ImageSet
 from kvbench.eval.paired.metrics import Psnr
 from kvbench.eval.protocol.base import Result, make_result

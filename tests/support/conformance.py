@@ -13,7 +13,7 @@ from kvbench.core.budget import Budget, InfeasibleBudget
 from kvbench.core.segments import ModelSpec, next_scale, next_token
 from kvbench.engine.cache import KVCache
 from kvbench.engine.coding.formats import Packing
-from kvbench.methods.base import Artifact, Method, Observer
+from kvbench.methods.shared.base import Artifact, Method, Observer
 from tests.support.engine import D, prepared
 from tests.support.methods import class_of, settings_of
 from tests.support.small_models import composed

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from kvbench.models.decoder import Decoder
+from kvbench.models.parts.decoder import Decoder
 
 
 def close(found: Tensor, expected: Tensor, atol: float = 1e-4) -> None:

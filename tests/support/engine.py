@@ -10,8 +10,8 @@ from torch import Tensor
 from kvbench.core.budget import Budget
 from kvbench.core.segments import ModelSpec, next_scale
 from kvbench.engine.cache import KVCache
-from kvbench.methods.base import Artifact, Method
-from kvbench.methods.view import View
+from kvbench.methods.shared.base import Artifact, Method
+from kvbench.methods.shared.view import View
 
 D = 8
 

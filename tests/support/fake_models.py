@@ -7,9 +7,9 @@ from torch import Tensor, nn
 
 from benchmarks.support.build import built, composed
 from kvbench.core.budget import Budget
-from kvbench.methods.base import Method, Observer
+from kvbench.methods.shared.base import Method, Observer
 from kvbench.models.base import TextFeatures
-from kvbench.models.decoder import Decoder
+from kvbench.models.parts.decoder import Decoder
 from kvbench.models.qwen3.transformer import Qwen3
 from tests.support.fake_device import CUDA
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from kvbench.core.segments import ModelSpec, next_token
 from kvbench.methods.hardkv.calibration import mark_top_p, solve_temperatures
 from kvbench.methods.hardkv.selectors import Selector
-from kvbench.methods.redundancy import measure_redundancy
+from kvbench.methods.shared.redundancy import measure_redundancy
 from tests.support.engine import Asked
 
 P = 0.9

@@ -163,7 +163,7 @@ def prepare() -> None:
     import torch
 
     torch.set_num_threads(1)
-    for name in ("kvbench.cli.tasks", "kvbench.report.plots"):
+    for name in ("kvbench.cli.tasks.table", "kvbench.report.figures.plots"):
         importlib.import_module(name)
 
 

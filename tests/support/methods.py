@@ -8,10 +8,10 @@ from hydra.core.plugins import Plugins
 from hydra.utils import get_class
 from omegaconf import DictConfig, OmegaConf
 
-from kvbench.cli.search_path import PluginSearchPath, list_choices
+from kvbench.cli.config.search_path import PluginSearchPath, list_choices
 from kvbench.core.segments import Family
-from kvbench.methods.base import Method
-from kvbench.methods.wrapper import Wrapper
+from kvbench.methods.shared.base import Method
+from kvbench.methods.shared.wrapper import Wrapper
 from tests.support.places import ROOT
 
 

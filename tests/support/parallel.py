@@ -14,11 +14,11 @@ from kvbench.core.budget import Budget
 from kvbench.core.processes import Processes, join, leave
 from kvbench.engine.cache import KVCache
 from kvbench.engine.ledger import Ledger, add_ledgers
-from kvbench.methods.base import Method
 from kvbench.methods.full import Full
 from kvbench.methods.h2o import H2O
 from kvbench.methods.hardkv.method import HardKV
 from kvbench.methods.random import Random
+from kvbench.methods.shared.base import Method
 from kvbench.methods.snapkv import SnapKV
 from kvbench.methods.streaming_llm import StreamingLLM
 from kvbench.models.noise import PromptNoise

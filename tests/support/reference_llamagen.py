@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from kvbench.core.segments import Segment
-from kvbench.models.decoder import DecoderConfig
+from kvbench.models.files.official_files import clean_decoder, clean_vqgan
 from kvbench.models.llamagen.tokenizer import VQ, VQConfig
 from kvbench.models.llamagen.transformer import LlamaGen, LlamaGenConfig
-from kvbench.models.official_files import clean_decoder, clean_vqgan
+from kvbench.models.parts.decoder import DecoderConfig
 from tests.support.places import GOLDENS
 from tests.support.published import make_raw_state, read_meta, read_published, read_tensors
 

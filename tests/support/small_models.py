@@ -8,11 +8,11 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig
 
 from benchmarks.support import build
-from kvbench.cli.compose import compose_job, hydra_of_kvbench
+from kvbench.cli.config.compose import compose_job, hydra_of_kvbench
 from kvbench.core.budget import Budget, InfeasibleBudget
 from kvbench.engine.cache import KVCache
-from kvbench.methods.base import Method, Observer
 from kvbench.methods.full import Full
+from kvbench.methods.shared.base import Method, Observer
 from kvbench.models.noise import PromptNoise
 from kvbench.models.qwen3.model import Qwen3Model
 from kvbench.models.qwen3.sampling import TextSampling

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from kvbench.models.text import VocabularyConfig, VocabularyEncoder
+from kvbench.models.parts.text import VocabularyConfig, VocabularyEncoder
 from kvbench.training.loop import Recipe, fit
 from kvbench.training.transformer import BaseTransformerRecipe, fit_transformer
 

@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from kvbench.cli.jobs import read_entries
-from kvbench.cli.work_log import WorkerLog, read_logs
+from kvbench.cli.sweeps.jobs import read_entries
+from kvbench.cli.workers.log import WorkerLog, read_logs
 from tests.support import slurm
 from tests.support.kills import read_files
 from tests.support.places import ROOT

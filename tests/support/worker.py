@@ -16,7 +16,7 @@ import torch
 from network_files import network_files
 
 from kvbench.cli.app import main
-from kvbench.core import locks
+from kvbench.core import claims as locks
 from kvbench.models.infinity.model import InfinityModel
 
 CACHED = 1.0

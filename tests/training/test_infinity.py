@@ -12,9 +12,9 @@ from torch import Tensor
 from kvbench.core import checkpoint
 from kvbench.core.segments import next_scale
 from kvbench.eval.spaces.scenes import SceneFeatures
-from kvbench.models.autoencoder import close_branches
 from kvbench.models.infinity.tokenizer import BSQ, BSQConfig
 from kvbench.models.infinity.transformer import Infinity, InfinityConfig
+from kvbench.models.parts.autoencoder import close_branches
 from kvbench.training.features import OUTPUTS, FeatureRecipe, train_features
 from kvbench.training.infinity.bits import self_corrected_bits, straight_through_sums
 from kvbench.training.infinity.tokenizer import TokenizerRecipe, make_loss

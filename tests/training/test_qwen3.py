@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from kvbench.core.config import ConfigError
+from kvbench.models.files.weights import Source
 from kvbench.models.qwen3.model import Qwen3Model
 from kvbench.models.qwen3.prompt import WordTokens
 from kvbench.models.qwen3.sampling import TextSampling
 from kvbench.models.qwen3.transformer import Qwen3, Qwen3Config
-from kvbench.models.weights import Source
 from kvbench.training.attention import attend_causally
 from kvbench.training.loop import generator
 from kvbench.training.qwen3.run import Qwen3Training

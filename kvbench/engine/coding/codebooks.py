@@ -11,8 +11,8 @@ from kvbench.core.budget import Budget
 from kvbench.core.segments import ModelSpec
 from kvbench.engine.coding.formats import count_sources
 from kvbench.kernels.quantise import fit_affine, fit_book
-from kvbench.methods.base import Artifact, Observer
-from kvbench.methods.view import View
+from kvbench.methods.shared.base import Artifact, Observer
+from kvbench.methods.shared.view import View
 
 BITS = (2, 3, 4)
 """Widths of codes that have codebooks; codes of 8 bits have a scale, for 256 levels of each channel would be many."""

@@ -21,8 +21,8 @@ from kvbench.kernels.planes import (
     unrotate,
 )
 from kvbench.kernels.quantise import round_fp8
-from kvbench.methods.base import Method
-from kvbench.methods.capabilities import mixes_precisions
+from kvbench.methods.shared.base import Method
+from kvbench.methods.shared.capabilities import mixes_precisions
 
 CODEBOOK_REVISION = 1
 """Raised when the same codebooks come to store other numbers, so that earlier runs and calibrations are not reused."""

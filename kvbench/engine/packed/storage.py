@@ -36,7 +36,7 @@ from kvbench.kernels.layout import Past, empty_layout
 from kvbench.kernels.planes import Codes, Plane, halve, unrotate
 from kvbench.kernels.quantised_attention import quantised_attention
 from kvbench.kernels.ragged_attention import PIECE_BYTES, ragged_attention
-from kvbench.methods.base import Method
+from kvbench.methods.shared.base import Method
 
 
 class PackedStorage(CacheBackend):

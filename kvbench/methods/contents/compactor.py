@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 from kvbench.core.files import derive_seed
-from kvbench.methods.base import Limit, set_limits
-from kvbench.methods.scored import Scored
-from kvbench.methods.select import smooth, softmax_seen
-from kvbench.methods.view import View
+from kvbench.methods.shared.base import Limit, set_limits
+from kvbench.methods.shared.scored import Scored
+from kvbench.methods.shared.select import smooth, softmax_seen
+from kvbench.methods.shared.view import View
 
 REGULARISER = 0.01
 

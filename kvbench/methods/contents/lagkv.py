@@ -5,10 +5,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kvbench.methods.base import Limit, set_limits
-from kvbench.methods.grouped import sum_runs
-from kvbench.methods.scored import Scored
-from kvbench.methods.view import View
+from kvbench.methods.shared.base import Limit, set_limits
+from kvbench.methods.shared.grouped import sum_runs
+from kvbench.methods.shared.scored import Scored
+from kvbench.methods.shared.view import View
 
 
 @dataclass

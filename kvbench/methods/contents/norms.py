@@ -6,10 +6,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from kvbench.methods.base import Limit, set_limits
-from kvbench.methods.grouped import sum_runs
-from kvbench.methods.scored import Scored
-from kvbench.methods.view import View
+from kvbench.methods.shared.base import Limit, set_limits
+from kvbench.methods.shared.grouped import sum_runs
+from kvbench.methods.shared.scored import Scored
+from kvbench.methods.shared.view import View
 
 Kind = Literal["kv_product", "kv_avg", "key", "value"]
 

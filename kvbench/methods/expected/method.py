@@ -8,12 +8,12 @@ from torch import Tensor
 
 from kvbench.core.budget import Budget
 from kvbench.core.segments import ModelSpec
-from kvbench.methods.base import Artifact, Limit, Observer, require_artifact, set_limits
 from kvbench.methods.expected.gaussian import expect_logits, fit_gaussian, turn_gaussian
-from kvbench.methods.output_norms import measure_output
-from kvbench.methods.scored import Competing
-from kvbench.methods.select import find_asking, pair_halves, softmax_seen
-from kvbench.methods.view import View
+from kvbench.methods.shared.base import Artifact, Limit, Observer, require_artifact, set_limits
+from kvbench.methods.shared.output_norms import measure_output
+from kvbench.methods.shared.scored import Competing
+from kvbench.methods.shared.select import find_asking, pair_halves, softmax_seen
+from kvbench.methods.shared.view import View
 
 
 @dataclass

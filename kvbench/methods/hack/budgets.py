@@ -7,7 +7,7 @@ import numpy as np
 from torch import Tensor
 
 from kvbench.core.segments import ModelSpec
-from kvbench.methods.capacities import Floats, Ints, fill_gaps, fill_groups, shrink_early
+from kvbench.methods.shared.capacities import Floats, Ints, fill_gaps, fill_groups, shrink_early
 
 MIN_WEIGHT = 1e-9
 """Of the largest one: below it a share is the one token that every head has."""

@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from kvbench.core.segments import ModelSpec
-from kvbench.methods.base import Observer
-from kvbench.methods.select import sum_by_segment
-from kvbench.methods.view import View
+from kvbench.methods.shared.base import Observer
+from kvbench.methods.shared.select import sum_by_segment
+from kvbench.methods.shared.view import View
 
 
 @dataclass

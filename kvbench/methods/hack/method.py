@@ -9,9 +9,9 @@ from torch import Tensor
 
 from kvbench.core.budget import Budget
 from kvbench.core.segments import Family, ModelSpec, Segment
-from kvbench.methods.base import SHARE, Artifact, Limit, Method, Observer, require_artifact, set_limits
 from kvbench.methods.hack.classes import ColumnVariance, find_contextual
-from kvbench.methods.select import (
+from kvbench.methods.shared.base import SHARE, Artifact, Limit, Method, Observer, require_artifact, set_limits
+from kvbench.methods.shared.select import (
     BranchMode,
     check_capacity,
     choose_best,
@@ -20,7 +20,7 @@ from kvbench.methods.select import (
     merge_branches,
     spread_capacity,
 )
-from kvbench.methods.view import View
+from kvbench.methods.shared.view import View
 
 
 @dataclass

@@ -10,13 +10,13 @@ from torch import Tensor
 
 from kvbench.core.budget import Budget
 from kvbench.core.segments import Family, ModelSpec, Segment
-from kvbench.methods.base import SHARE, Artifact, Limit, Observer, require_artifact, set_limits
-from kvbench.methods.capabilities import SparseReads
 from kvbench.methods.hack.budgets import group_heads, measure_reliance, share_budget, weigh_groups
 from kvbench.methods.hack.classes import HeadPatterns, find_contextual
-from kvbench.methods.scored import Scored
-from kvbench.methods.select import choose_best, choose_window, fits, smooth
-from kvbench.methods.view import View
+from kvbench.methods.shared.base import SHARE, Artifact, Limit, Observer, require_artifact, set_limits
+from kvbench.methods.shared.capabilities import SparseReads
+from kvbench.methods.shared.scored import Scored
+from kvbench.methods.shared.select import choose_best, choose_window, fits, smooth
+from kvbench.methods.shared.view import View
 
 Structural = Literal["prior_value", "prior", "value", "attention"]
 

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kvbench.methods.select import softmax_seen
+from kvbench.methods.shared.select import softmax_seen
 
 Calibration = Literal["none", "bisection", "gradient", "official"]
 """Ways to find a head's temperature: none (1), Algorithm 2, Algorithm 1, or that of the released code.

@@ -9,15 +9,15 @@ from torch import Tensor
 
 from kvbench.core.budget import Budget
 from kvbench.core.segments import Family, ModelSpec, Segment
-from kvbench.methods.base import Artifact, Limit, set_limits
-from kvbench.methods.capabilities import RecordsLse, ReplacesContents
 from kvbench.methods.hardkv.calibration import Calibration, mark_top_p, solve_temperatures
 from kvbench.methods.hardkv.merging import Choice, merge_exactly, merge_fixed_budget, merge_multi_to_one
 from kvbench.methods.hardkv.official import SINKS, rank_rewritten, select_sparse, weigh_slots
 from kvbench.methods.hardkv.selectors import Selector, pool_scores, weigh_redundancy
-from kvbench.methods.redundancy import measure_redundancy
-from kvbench.methods.scored import Scored
-from kvbench.methods.select import (
+from kvbench.methods.shared.base import Artifact, Limit, set_limits
+from kvbench.methods.shared.capabilities import RecordsLse, ReplacesContents
+from kvbench.methods.shared.redundancy import measure_redundancy
+from kvbench.methods.shared.scored import Scored
+from kvbench.methods.shared.select import (
     average_attention,
     check_capacity,
     check_window,
@@ -28,7 +28,7 @@ from kvbench.methods.select import (
     softmax_seen,
     spread_capacity,
 )
-from kvbench.methods.view import View
+from kvbench.methods.shared.view import View
 
 Select = Literal["top_p", "votes", "top_k", "official_sparse", "official_rewrite"]
 Merge = Literal["none", "fixed", "multi", "exact"]

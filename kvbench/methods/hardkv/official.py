@@ -13,7 +13,7 @@ from torch import Tensor
 
 from kvbench.methods.hardkv.calibration import OFFICIAL, mark_top_p
 from kvbench.methods.hardkv.selectors import Selector
-from kvbench.methods.select import softmax_seen
+from kvbench.methods.shared.select import softmax_seen
 
 SINKS = 1
 """Slots at the start of a row that the program keeps."""

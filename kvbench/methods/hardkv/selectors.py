@@ -5,7 +5,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from kvbench.methods.select import smooth
+from kvbench.methods.shared.select import smooth
 
 Selector = Literal["vanilla", "snapkv", "rkv"]
 TINY = 1e-10

@@ -11,11 +11,11 @@ from torch import Tensor
 
 from kvbench.core.budget import Budget
 from kvbench.core.segments import ModelSpec
-from kvbench.methods.base import Artifact, Method, Observer, require_artifact
 from kvbench.methods.heatkv.order_file import read_orders
 from kvbench.methods.heatkv.schedule import count_pruned_heads, fill_budget, schedule_evictions
 from kvbench.methods.heatkv.scores import AttentionByScale, cas, rank_heads, scas
-from kvbench.methods.view import View
+from kvbench.methods.shared.base import Artifact, Method, Observer, require_artifact
+from kvbench.methods.shared.view import View
 
 Ints = NDArray[np.int64]
 NO_ORDERS = "method.orders: give an order file, or"

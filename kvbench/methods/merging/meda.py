@@ -10,13 +10,13 @@ from torch import Tensor
 
 from kvbench.core.budget import Budget
 from kvbench.core.segments import ModelSpec
-from kvbench.methods.base import SHARE, Limit, set_limits
-from kvbench.methods.capabilities import ReplacesContents
-from kvbench.methods.capacities import Floats, Ints
-from kvbench.methods.layer_shares import LayerShares, LayerStatistics
 from kvbench.methods.merging.merge import How, merge_slots, pair_slots
-from kvbench.methods.select import find_latest, softmax_seen, sum_attention
-from kvbench.methods.view import View
+from kvbench.methods.shared.base import SHARE, Limit, set_limits
+from kvbench.methods.shared.capabilities import ReplacesContents
+from kvbench.methods.shared.capacities import Floats, Ints
+from kvbench.methods.shared.layer_shares import LayerShares, LayerStatistics
+from kvbench.methods.shared.select import find_latest, softmax_seen, sum_attention
+from kvbench.methods.shared.view import View
 
 Statistic = Literal["auto", "cross", "whole", "variance"]
 """Measure of a layer's share: the entropies of attention from text to image and from image to text; that of all

@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from kvbench.methods.select import choose_best
+from kvbench.methods.shared.select import choose_best
 
 AT_ONCE = 2**24
 """Pairs of slots whose similarities or weights are held at once."""

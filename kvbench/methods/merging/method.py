@@ -9,8 +9,6 @@ from torch import Tensor
 from kvbench.core.budget import Budget
 from kvbench.core.config import ConfigError
 from kvbench.core.segments import Family, ModelSpec
-from kvbench.methods.base import SHARE, Artifact, Limit, set_limits
-from kvbench.methods.capabilities import ReplacesContents, is_stateful
 from kvbench.methods.merging.cam import add_values, measure_probabilities
 from kvbench.methods.merging.merge import (
     How,
@@ -21,9 +19,11 @@ from kvbench.methods.merging.merge import (
     restore_lengths,
     select_ranks,
 )
-from kvbench.methods.select import choose_best, draw_uniform
-from kvbench.methods.view import View
-from kvbench.methods.wrapper import Wrapper
+from kvbench.methods.shared.base import SHARE, Artifact, Limit, set_limits
+from kvbench.methods.shared.capabilities import ReplacesContents, is_stateful
+from kvbench.methods.shared.select import choose_best, draw_uniform
+from kvbench.methods.shared.view import View
+from kvbench.methods.shared.wrapper import Wrapper
 
 
 @dataclass(kw_only=True)

@@ -11,13 +11,13 @@ from torch import Tensor
 from kvbench.core.budget import Budget
 from kvbench.core.config import ConfigError
 from kvbench.core.segments import ModelSpec
-from kvbench.methods.base import Artifact, Limit, Observer, require_artifact, set_limits
-from kvbench.methods.capabilities import is_stateful
 from kvbench.methods.pricekv.curves import keep_best, list_capacities, measure_errors, spread_slots
 from kvbench.methods.pricekv.sell import choose_floor, sell_by_curves
-from kvbench.methods.scored import Scored
-from kvbench.methods.view import View
-from kvbench.methods.wrapper import Wrapper
+from kvbench.methods.shared.base import Artifact, Limit, Observer, require_artifact, set_limits
+from kvbench.methods.shared.capabilities import is_stateful
+from kvbench.methods.shared.scored import Scored
+from kvbench.methods.shared.view import View
+from kvbench.methods.shared.wrapper import Wrapper
 
 
 @dataclass

@@ -8,7 +8,6 @@ from torch import Tensor
 
 from kvbench.core.budget import Budget
 from kvbench.core.segments import ModelSpec, Segment
-from kvbench.methods.base import Artifact, Limit, Method, require_artifact, set_limits
 from kvbench.methods.pricekv.curves import keep_best
 from kvbench.methods.pricekv.errors import Importance
 from kvbench.methods.pricekv.forecast import (
@@ -20,8 +19,9 @@ from kvbench.methods.pricekv.forecast import (
     select_rows,
 )
 from kvbench.methods.pricekv.sell import choose_floor, sell_by_curves
-from kvbench.methods.select import check_capacity, choose_best, spread_capacity
-from kvbench.methods.view import View
+from kvbench.methods.shared.base import Artifact, Limit, Method, require_artifact, set_limits
+from kvbench.methods.shared.select import check_capacity, choose_best, spread_capacity
+from kvbench.methods.shared.view import View
 
 
 @dataclass

@@ -7,8 +7,8 @@ from torch import Tensor
 
 from kvbench.core.segments import ModelSpec
 from kvbench.methods.pricekv.errors import find_metric, square_lengths
-from kvbench.methods.select import choose_best, choose_window
-from kvbench.methods.view import View
+from kvbench.methods.shared.select import choose_best, choose_window
+from kvbench.methods.shared.view import View
 
 CAPACITIES = 18
 """Capacities at which errors are measured, beside 0: a geometric row up to all tokens, whose first is a 128th."""

@@ -9,10 +9,10 @@ from torch import Tensor
 
 from kvbench.core.budget import Budget
 from kvbench.core.segments import ModelSpec
-from kvbench.methods.base import Artifact, Observer
 from kvbench.methods.pricekv.sources import list_sources
-from kvbench.methods.select import choose_window, softmax_seen
-from kvbench.methods.view import View
+from kvbench.methods.shared.base import Artifact, Observer
+from kvbench.methods.shared.select import choose_window, softmax_seen
+from kvbench.methods.shared.view import View
 
 Importance = Literal["output", "mass"]
 Slots = tuple[slice, Tensor | None]

@@ -9,7 +9,6 @@ from torch import Tensor
 
 from kvbench.core.budget import Budget
 from kvbench.core.segments import ModelSpec
-from kvbench.methods.base import Artifact, Observer
 from kvbench.methods.pricekv.curves import (
     TINY,
     attend_evenly,
@@ -19,7 +18,8 @@ from kvbench.methods.pricekv.curves import (
     spread_slots,
 )
 from kvbench.methods.pricekv.errors import Importance, find_metric, square_lengths
-from kvbench.methods.view import View
+from kvbench.methods.shared.base import Artifact, Observer
+from kvbench.methods.shared.view import View
 
 EPSILON = 1e-5
 """Attention that is added to all of it before a logarithm."""

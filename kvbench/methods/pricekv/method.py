@@ -11,14 +11,14 @@ from torch import Tensor
 from kvbench.core.budget import Budget
 from kvbench.core.segments import ModelSpec, Segment
 from kvbench.core.storage import LEVELS, Precision
-from kvbench.methods.base import Artifact, Limit, Method, require_artifact, set_limits
-from kvbench.methods.capabilities import MixedPrecision
 from kvbench.methods.pricekv.allocate import Weights, allocate, allocate_counts, offer, pose
 from kvbench.methods.pricekv.errors import Importance, SubsetError
 from kvbench.methods.pricekv.noise import PrecisionError, count_bits, list_precisions
 from kvbench.methods.pricekv.sources import list_sources
-from kvbench.methods.select import check_capacity
-from kvbench.methods.view import View
+from kvbench.methods.shared.base import Artifact, Limit, Method, require_artifact, set_limits
+from kvbench.methods.shared.capabilities import MixedPrecision
+from kvbench.methods.shared.select import check_capacity
+from kvbench.methods.shared.view import View
 
 MAX_SOURCES = 15
 """Sources beyond which sets of them are too many."""

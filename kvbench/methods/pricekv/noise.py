@@ -11,9 +11,9 @@ from torch import Tensor
 
 from kvbench.core.segments import ModelSpec
 from kvbench.core.storage import Precision
-from kvbench.methods.capabilities import ReadsCodebooks
 from kvbench.methods.pricekv.errors import Seen, SubsetError, attend_by_part
-from kvbench.methods.view import View
+from kvbench.methods.shared.capabilities import ReadsCodebooks
+from kvbench.methods.shared.view import View
 
 WHOLE = Precision(16)
 """The precision in which nothing is lost."""

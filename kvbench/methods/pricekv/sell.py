@@ -7,9 +7,9 @@ from torch import Tensor
 
 from kvbench.core.budget import Budget
 from kvbench.core.segments import ModelSpec
-from kvbench.methods.capacities import Floats, Ints, fill_gaps, shrink_early
 from kvbench.methods.pricekv.curves import list_capacities
-from kvbench.methods.select import USUAL_WINDOW
+from kvbench.methods.shared.capacities import Floats, Ints, fill_gaps, shrink_early
+from kvbench.methods.shared.select import USUAL_WINDOW
 
 
 def allocate_capacities(

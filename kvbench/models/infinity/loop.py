@@ -9,12 +9,12 @@ from torch.nn import functional as F
 
 from kvbench.core.devices import reserve
 from kvbench.core.segments import Segment
-from kvbench.models.autoencoder import resize
 from kvbench.models.base import Cache, FiniteCheck, TextFeatures
 from kvbench.models.infinity.sampling import Sampling, choose
 from kvbench.models.infinity.tokenizer import BSQ
 from kvbench.models.infinity.transformer import Condition, Infinity
 from kvbench.models.noise import Noise
+from kvbench.models.parts.autoencoder import resize
 
 WORDS = 64
 """Texts are padded to a multiple of so many words where scales are recorded, of which each number takes a record."""

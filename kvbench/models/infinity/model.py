@@ -10,19 +10,19 @@ from torch import Tensor
 
 from kvbench.core.segments import ModelSpec, next_scale
 from kvbench.models.base import Cache
-from kvbench.models.checkpoints import Clean
+from kvbench.models.files.checkpoints import Clean
+from kvbench.models.files.official_files import clean_tokenizer, clean_transformer
 from kvbench.models.image_model import ImageModel
-from kvbench.models.infinity.faces import add_faces
 from kvbench.models.infinity.loop import generate
+from kvbench.models.infinity.positive_prompt import add_faces
 from kvbench.models.infinity.rope import compute_rotations
 from kvbench.models.infinity.sampling import Sampling
 from kvbench.models.infinity.scales import rotary_grid, schedule
 from kvbench.models.infinity.tokenizer import BSQ, BSQConfig
 from kvbench.models.infinity.transformer import Infinity, InfinityConfig
-from kvbench.models.layers import count_layer_bytes
 from kvbench.models.noise import Noise
-from kvbench.models.official_files import clean_tokenizer, clean_transformer
-from kvbench.models.text import HashedText, TextEncoder, VocabularyConfig, load_t5, load_vocabulary
+from kvbench.models.parts.layers import count_layer_bytes
+from kvbench.models.parts.text import HashedText, TextEncoder, VocabularyConfig, load_t5, load_vocabulary
 from kvbench.scenes import grammar
 
 Size = tuple[int, int]

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from kvbench.core.segments import Segment
-from kvbench.models.rotary import compute_frequencies, turn
+from kvbench.models.parts.rotary import compute_frequencies, turn
 
 
 def place_tokens(height: int, width: int, grid: tuple[int, int]) -> Tensor:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from kvbench.models.autoencoder import Decoder, Encoder, ImageTokenizer, NetworkConfig, Size, resize
+from kvbench.models.parts.autoencoder import Decoder, Encoder, ImageTokenizer, NetworkConfig, Size, resize
 
 
 @dataclass(frozen=True)

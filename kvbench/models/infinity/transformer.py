@@ -13,10 +13,10 @@ from kvbench.core.segments import Segment
 from kvbench.kernels.linear import linear
 from kvbench.kernels.modulate import modulate
 from kvbench.models.base import require_positive
-from kvbench.models.cross_attention import PooledText
-from kvbench.models.decoder import RMSNorm
 from kvbench.models.infinity import rope
-from kvbench.models.layers import Block, HeadNorm, LayerCondition, init_linear, make_attend
+from kvbench.models.parts.cross_attention import PooledText
+from kvbench.models.parts.decoder import RMSNorm
+from kvbench.models.parts.layers import Block, HeadNorm, LayerCondition, init_linear, make_attend
 
 
 @dataclass(frozen=True)

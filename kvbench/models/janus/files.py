@@ -4,9 +4,9 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from kvbench.models.checkpoints import State
-from kvbench.models.llama_files import clean_llama
-from kvbench.models.official_files import clean_vqgan
+from kvbench.models.files.checkpoints import State
+from kvbench.models.files.llama_files import clean_llama
+from kvbench.models.files.official_files import clean_vqgan
 
 LANGUAGE = "language_model.model."
 VISION = "gen_vision_model."

@@ -5,13 +5,13 @@ from functools import partial
 
 import torch
 
-from kvbench.models.checkpoints import Clean
+from kvbench.models.files.checkpoints import Clean
 from kvbench.models.janus.files import clean_janus
 from kvbench.models.janus.prompt import HashedTokens, JanusTokenizer, JanusTokens
 from kvbench.models.janus.transformer import Janus, JanusConfig
 from kvbench.models.llamagen.tokenizer import VQ
 from kvbench.models.next_token import PromptedImageModel
-from kvbench.models.tokens import read_tokenizer
+from kvbench.models.parts.tokens import read_tokenizer
 
 
 @dataclass

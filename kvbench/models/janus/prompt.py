@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import NamedTuple
 
-from kvbench.models.tokens import Tokenizer, find_token, hash_words, open_tokenizer
+from kvbench.models.parts.tokens import Tokenizer, find_token, hash_words, open_tokenizer
 
 BEGIN, IMAGE, PAD = "<｜begin▁of▁sentence｜>", "<begin_of_image>", "<｜▁pad▁｜>"  # noqa: RUF001
 

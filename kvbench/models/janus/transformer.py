@@ -6,7 +6,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from kvbench.models.base import require_positive
-from kvbench.models.decoder import Decoder, ImageDecoderConfig
+from kvbench.models.parts.decoder import Decoder, ImageDecoderConfig
 
 
 @dataclass(frozen=True, kw_only=True)

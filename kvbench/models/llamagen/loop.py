@@ -9,10 +9,10 @@ from torch import Tensor
 from kvbench.core.devices import reserve
 from kvbench.core.segments import Segment
 from kvbench.models.base import Cache, require_finite
-from kvbench.models.decoder import Decoder
 from kvbench.models.llamagen.sampling import LlamaGenSampling, choose, guide, truncate
 from kvbench.models.noise import Noise, draw_ahead
-from kvbench.models.step_graph import open_steps
+from kvbench.models.parts.decoder import Decoder
+from kvbench.models.parts.step_graph import open_steps
 
 
 @torch.inference_mode()

@@ -9,13 +9,13 @@ from torch import Tensor
 
 from kvbench.core.segments import Segment
 from kvbench.models.base import read_labels
-from kvbench.models.checkpoints import Clean
+from kvbench.models.files.checkpoints import Clean
+from kvbench.models.files.official_files import clean_decoder, clean_vqgan
 from kvbench.models.llamagen.captions import clean_caption, require_cleaning
 from kvbench.models.llamagen.tokenizer import VQ
 from kvbench.models.llamagen.transformer import LlamaGen, LlamaGenConfig
 from kvbench.models.next_token import NextTokenImageModel
-from kvbench.models.official_files import clean_decoder, clean_vqgan
-from kvbench.models.text import HashedText, TextEncoder, VocabularyConfig, load_t5, load_vocabulary
+from kvbench.models.parts.text import HashedText, TextEncoder, VocabularyConfig, load_t5, load_vocabulary
 from kvbench.scenes import grammar
 
 

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from kvbench.models.autoencoder import Decoder, Encoder, ImageTokenizer, NetworkConfig
-from kvbench.models.codebook import Codebook, CodebookConfig, find_nearest
+from kvbench.models.parts.autoencoder import Decoder, Encoder, ImageTokenizer, NetworkConfig
+from kvbench.models.parts.codebook import Codebook, CodebookConfig, find_nearest
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from kvbench.kernels.linear import linear
 from kvbench.models.base import require_positive
-from kvbench.models.decoder import Decoder, ImageDecoderConfig
+from kvbench.models.parts.decoder import Decoder, ImageDecoderConfig
 
 
 @dataclass(frozen=True, kw_only=True)

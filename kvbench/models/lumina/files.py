@@ -4,10 +4,10 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from kvbench.models.checkpoints import State
-from kvbench.models.llama_files import clean_llama, pair_neighbours, strip_prefix
+from kvbench.models.files.checkpoints import State
+from kvbench.models.files.llama_files import clean_llama, pair_neighbours, strip_prefix
+from kvbench.models.files.official_files import clean_vqgan
 from kvbench.models.lumina.transformer import LuminaConfig
-from kvbench.models.official_files import clean_vqgan
 
 DRAWING = ("decoder.", "post_quant_conv.", "quantize.")
 

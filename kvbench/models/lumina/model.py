@@ -9,14 +9,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from kvbench.models.checkpoints import Clean
+from kvbench.models.files.checkpoints import Clean
 from kvbench.models.lumina.files import clean_chameleon, clean_lumina
 from kvbench.models.lumina.prompt import HashedTokens, LuminaTokenizer, LuminaTokens
 from kvbench.models.lumina.sampling import LuminaSampling
 from kvbench.models.lumina.tokenizer import Chameleon, ChameleonConfig
 from kvbench.models.lumina.transformer import Lumina, LuminaConfig
 from kvbench.models.next_token import PromptedImageModel
-from kvbench.models.tokens import read_tokenizer
+from kvbench.models.parts.tokens import read_tokenizer
 
 
 @dataclass

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from kvbench.models.lumina.transformer import SPECIAL, LuminaConfig
-from kvbench.models.tokens import Tokenizer, find_token, hash_words, open_tokenizer
+from kvbench.models.parts.tokens import Tokenizer, find_token, hash_words, open_tokenizer
 
 CELL = 16
 """Pixels of a code's side."""

@@ -5,9 +5,9 @@ from dataclasses import dataclass, replace
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from kvbench.models.autoencoder import Decoder, ImageTokenizer, NetworkConfig
-from kvbench.models.codebook import Codebook
 from kvbench.models.llamagen.tokenizer import VQConfig
+from kvbench.models.parts.autoencoder import Decoder, ImageTokenizer, NetworkConfig
+from kvbench.models.parts.codebook import Codebook
 
 
 @dataclass(frozen=True)

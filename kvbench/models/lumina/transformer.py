@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from kvbench.models.base import require_positive
-from kvbench.models.decoder import Decoder, ImageDecoderConfig
+from kvbench.models.parts.decoder import Decoder, ImageDecoderConfig
 
 SPECIAL = 6
 """Tokens that are neither words nor codes and without which no image is drawn (`prompt.Marks`)."""

@@ -5,8 +5,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from kvbench.models.checkpoints import State
-from kvbench.models.llama_files import (
+from kvbench.models.files.checkpoints import State
+from kvbench.models.files.llama_files import (
     HEAD,
     PREFIX,
     clean_llama,

@@ -9,10 +9,10 @@ from torch import Tensor
 from kvbench.core.devices import reserve
 from kvbench.core.segments import Segment
 from kvbench.models.base import Cache, require_finite
-from kvbench.models.decoder import Decoder
 from kvbench.models.noise import Noise
+from kvbench.models.parts.decoder import Decoder
+from kvbench.models.parts.step_graph import open_steps
 from kvbench.models.qwen3.sampling import TextSampling, draw
-from kvbench.models.step_graph import open_steps
 
 LOOKS = 16
 """Tokens between two looks at whether all texts have ended: each makes the host wait for a GPU."""

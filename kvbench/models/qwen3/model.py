@@ -11,19 +11,19 @@ from torch import Tensor
 from kvbench.core.devices import release_unused, use_device
 from kvbench.core.segments import ModelSpec, next_token_image
 from kvbench.models.base import Cache, Calls, require_positive
-from kvbench.models.checkpoints import State
+from kvbench.models.files.checkpoints import State
+from kvbench.models.files.parameters import build_on_meta, fill_random, load_into
+from kvbench.models.files.weights import Source, check_sources, prepare
 from kvbench.models.next_token import NextTokenModel
 from kvbench.models.noise import Noise
 from kvbench.models.outputs import Text
-from kvbench.models.parameters import build_on_meta, fill_random, load_into
+from kvbench.models.parts.tensor_parallel import check_split, split_config, split_state
+from kvbench.models.parts.tokens import lay_out
 from kvbench.models.qwen3.files import clean_qwen3
 from kvbench.models.qwen3.loop import generate
 from kvbench.models.qwen3.prompt import HashedTokens, TextTokenizer, read_tokenizer
 from kvbench.models.qwen3.sampling import TextSampling
 from kvbench.models.qwen3.transformer import Qwen3, Qwen3Config
-from kvbench.models.tensor_parallel import check_split, split_config, split_state
-from kvbench.models.tokens import lay_out
-from kvbench.models.weights import Source, check_sources, prepare
 
 
 @dataclass

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from kvbench.core.files import parse_json
-from kvbench.models.checkpoints import WeightsError
-from kvbench.models.tokens import Tokenizer, hash_words
-from kvbench.models.weights import Source
+from kvbench.models.files.checkpoints import WeightsError
+from kvbench.models.files.weights import Source
+from kvbench.models.parts.tokens import Tokenizer, hash_words
 
 WORDS = "vocabulary.json"
 """File of a model whose tokenizer is a list of words."""

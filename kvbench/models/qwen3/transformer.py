@@ -6,7 +6,7 @@ from typing import Literal
 from torch import Tensor
 
 from kvbench.kernels.linear import linear
-from kvbench.models.decoder import Add, Decoder, DecoderConfig, add_nothing
+from kvbench.models.parts.decoder import Add, Decoder, DecoderConfig, add_nothing
 
 
 @dataclass(frozen=True, kw_only=True)

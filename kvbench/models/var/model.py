@@ -10,11 +10,11 @@ from torch import Tensor
 
 from kvbench.core.segments import ModelSpec
 from kvbench.models.base import Cache, read_labels
-from kvbench.models.checkpoints import Clean
+from kvbench.models.files.checkpoints import Clean
+from kvbench.models.files.official_files import clean_transformer, clean_vqvae
 from kvbench.models.image_model import ImageModel
-from kvbench.models.layers import count_layer_bytes
 from kvbench.models.noise import Noise
-from kvbench.models.official_files import clean_transformer, clean_vqvae
+from kvbench.models.parts.layers import count_layer_bytes
 from kvbench.models.var.loop import generate
 from kvbench.models.var.sampling import VARSampling
 from kvbench.models.var.tokenizer import VQVAE, VQConfig

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from kvbench.models.autoencoder import Decoder, Encoder, ImageTokenizer, Size, resize
-from kvbench.models.codebook import Codebook, CodebookConfig, find_nearest
+from kvbench.models.parts.autoencoder import Decoder, Encoder, ImageTokenizer, Size, resize
+from kvbench.models.parts.codebook import Codebook, CodebookConfig, find_nearest
 
 TICKS = (0.08333333333333333, 0.36111111111111105, 0.6388888888888888, 0.9166666666666666)
 """Positions of the four convolutions between the first scale (0) and the last (1), exact in float64.

@@ -17,7 +17,7 @@ from kvbench.core.segments import Segment, next_scale
 from kvbench.kernels.linear import linear
 from kvbench.kernels.modulate import modulate
 from kvbench.models.base import require_positive
-from kvbench.models.layers import (
+from kvbench.models.parts.layers import (
     Attend,
     FeedForward,
     HeadNorm,

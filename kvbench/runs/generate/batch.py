@@ -10,7 +10,7 @@ from kvbench.core.config import ConfigError
 from kvbench.engine.cache import KVCache
 from kvbench.engine.coding.formats import Books
 from kvbench.engine.ledger import Ledger, add_ledgers
-from kvbench.methods.capabilities import count_lse_queries
+from kvbench.methods.shared.capabilities import count_lse_queries
 from kvbench.models.noise import PromptNoise
 from kvbench.models.outputs import Outputs
 from kvbench.runs.generate.retention import Retention, join_heads, measure_retention

@@ -8,8 +8,8 @@ from functools import partial
 from tqdm import tqdm
 
 from kvbench.core.background import Work, working_beside
+from kvbench.core.claims import claim
 from kvbench.core.devices import if_it_fits
-from kvbench.core.locks import claim
 from kvbench.engine.cache import KVCache
 from kvbench.runs.generate.batch import Drawn, draw
 from kvbench.runs.generate.retention import FILE as RETENTION

@@ -16,12 +16,12 @@ from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
+from kvbench.core.claims import claim
 from kvbench.core.config import ConfigError
 from kvbench.core.files import hash_content, hash_path, naming, parse_json, write_whole
-from kvbench.core.locks import claim
-from kvbench.runs.identity import Identity
 from kvbench.runs.record.kinds import IMAGES, SampleKind
 from kvbench.runs.record.results import FILE
+from kvbench.runs.run_hash import Identity
 
 RECORDS = "samples.jsonl"
 
@@ -118,7 +118,7 @@ class RunFolder:
                 write_whole(path, line)
 
     def place(self, work: str) -> Path:
-        """Return the file that a claim on a piece of the run's work is; see `kvbench.core.locks.claim`."""
+        """Return the file that a claim on a piece of the run's work is; see `kvbench.core.claims.claim`."""
         return self.path / f".{slug(work)}"
 
     def is_whole(self, count: int, *, read: bool = True) -> bool:

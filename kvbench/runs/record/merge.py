@@ -7,12 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
+from kvbench.core.claims import claim
 from kvbench.core.files import hash_content, hash_path, write_beside
-from kvbench.core.locks import claim
-from kvbench.runs.identity import Identity
 from kvbench.runs.record.folder import RECORDS, Record, RunFolder, RunName, read_records
 from kvbench.runs.record.kinds import SAMPLE_KINDS, SampleKind
 from kvbench.runs.record.results import FILE, read_results
+from kvbench.runs.run_hash import Identity
 
 CHUNK = 64
 """Samples that are read at a time."""

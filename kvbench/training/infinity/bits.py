@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from kvbench.models.autoencoder import Size
+from kvbench.models.parts.autoencoder import Size
 
 
 def self_corrected_bits(

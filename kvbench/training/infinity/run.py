@@ -11,7 +11,7 @@ from kvbench.models.base import Model
 from kvbench.models.infinity.model import InfinityModel
 from kvbench.models.infinity.tokenizer import BSQ
 from kvbench.models.infinity.transformer import Infinity
-from kvbench.models.text import VocabularyEncoder
+from kvbench.models.parts.text import VocabularyEncoder
 from kvbench.scenes import grammar
 from kvbench.training.autoencoder import start
 from kvbench.training.base import ImageTraining, write_weights

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kvbench.models.autoencoder import Size
 from kvbench.models.infinity.tokenizer import BSQ
+from kvbench.models.parts.autoencoder import Size
 from kvbench.training.autoencoder import AutoencoderRecipe, compile_parts, draw_images, encode_latents
 from kvbench.training.infinity.bits import straight_through_sums
 from kvbench.training.loop import generator

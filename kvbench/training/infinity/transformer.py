@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from kvbench.core.segments import Segment
 from kvbench.models.infinity.transformer import Infinity
-from kvbench.models.text import VocabularyEncoder
+from kvbench.models.parts.text import VocabularyEncoder
 from kvbench.training.infinity.bits import self_corrected_bits
 from kvbench.training.loop import generator
 from kvbench.training.stages import Stage, StagedRecipe, find_stage, token_weights

@@ -11,7 +11,7 @@ from kvbench.models.base import Model
 from kvbench.models.llamagen.model import LlamaGenModel
 from kvbench.models.llamagen.tokenizer import VQ
 from kvbench.models.llamagen.transformer import LlamaGen
-from kvbench.models.text import VocabularyEncoder
+from kvbench.models.parts.text import VocabularyEncoder
 from kvbench.scenes import grammar
 from kvbench.training.autoencoder import start
 from kvbench.training.base import ImageTraining, write_weights

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from kvbench.models.llamagen.transformer import CaptionEmbedding, LlamaGen
-from kvbench.models.text import VocabularyEncoder
+from kvbench.models.parts.text import VocabularyEncoder
 from kvbench.training.attention import attend_causally
 from kvbench.training.loop import generator
 from kvbench.training.transformer import BaseTransformerRecipe, init_decoder

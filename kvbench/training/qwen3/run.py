@@ -10,7 +10,7 @@ from kvbench.core import checkpoint
 from kvbench.core.config import ConfigError
 from kvbench.core.files import write_whole
 from kvbench.models.base import Model
-from kvbench.models.checkpoints import WHOLE
+from kvbench.models.files.checkpoints import WHOLE
 from kvbench.models.qwen3.files import split_qwen3
 from kvbench.models.qwen3.model import Qwen3Model
 from kvbench.models.qwen3.prompt import WORDS

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from kvbench.models.autoencoder import Size
+from kvbench.models.parts.autoencoder import Size
 from kvbench.models.var.tokenizer import VQVAE, VQConfig, shrink
 from kvbench.training.autoencoder import (
     AutoencoderRecipe,

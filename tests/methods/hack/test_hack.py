@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from kvbench.core.budget import Budget, InfeasibleBudget
 from kvbench.core.segments import ModelSpec
 from kvbench.engine.cache import KVCache
-from kvbench.methods.base import Artifact
 from kvbench.methods.hack.classes import ColumnVariance
 from kvbench.methods.hack.method import HACK
-from kvbench.methods.view import View
+from kvbench.methods.shared.base import Artifact
+from kvbench.methods.shared.view import View
 from tests.support.engine import prepared, run, small, tokens_of
 
 SPEC = small(layers=4, sides=(1, 2, 3, 4, 5, 6), scale=0.8)

@@ -14,8 +14,6 @@ from torch import Tensor
 
 from kvbench.core.segments import ModelSpec, next_scale
 from kvbench.engine.cache import KVCache
-from kvbench.methods.base import Artifact
-from kvbench.methods.capacities import fill_groups
 from kvbench.methods.hack.budgets import (
     group_heads,
     measure_reliance,
@@ -24,6 +22,8 @@ from kvbench.methods.hack.budgets import (
 )
 from kvbench.methods.hack.classes import HeadPatterns
 from kvbench.methods.hack.plus_plus import HACKPlusPlus, Structural, count_read
+from kvbench.methods.shared.base import Artifact
+from kvbench.methods.shared.capacities import fill_groups
 from tests.support.engine import listening, prepared, run, small, tokens_of
 from tests.support.published import INFINITY
 

@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from kvbench.core.budget import Budget, InfeasibleBudget
 from kvbench.core.segments import ModelSpec, next_scale
 from kvbench.engine.schedule import predict_row_lengths, sum_tokens
-from kvbench.methods.base import Artifact
 from kvbench.methods.heatkv.method import BinaryHeatKV, HeatKV
 from kvbench.methods.heatkv.schedule import (
     Schedule,
@@ -23,6 +22,7 @@ from kvbench.methods.heatkv.schedule import (
     schedule_evictions,
 )
 from kvbench.methods.heatkv.scores import AttentionByScale
+from kvbench.methods.shared.base import Artifact
 from tests.support.places import GOLDENS
 from tests.support.published import INFINITY, SIDES
 

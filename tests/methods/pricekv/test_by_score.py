@@ -14,7 +14,6 @@ from kvbench.core.segments import ModelSpec, next_scale, next_token
 from kvbench.engine.cache import KVCache
 from kvbench.engine.schedule import sum_tokens
 from kvbench.methods.adakv import AdaKV
-from kvbench.methods.base import Artifact
 from kvbench.methods.critical import Critical
 from kvbench.methods.expected.method import ExpectedAttention
 from kvbench.methods.h2o import H2O
@@ -22,7 +21,8 @@ from kvbench.methods.pricekv.by_score import PriceKVByScore, ScoreErrors
 from kvbench.methods.pricekv.curves import list_capacities
 from kvbench.methods.pyramidkv import PyramidKV
 from kvbench.methods.scalekv import ScaleKV
-from kvbench.methods.scored import Scored
+from kvbench.methods.shared.base import Artifact
+from kvbench.methods.shared.scored import Scored
 from kvbench.methods.snapkv import SnapKV
 from kvbench.methods.triattention import TriAttention
 from tests.support.engine import D, listening, run, tokens_of

@@ -16,12 +16,12 @@ from kvbench.core.budget import Budget
 from kvbench.core.segments import ModelSpec, next_scale, next_token
 from kvbench.engine.cache import KVCache
 from kvbench.engine.schedule import sum_tokens
-from kvbench.methods.base import Artifact
 from kvbench.methods.pricekv.by_token import PriceKVByToken
 from kvbench.methods.pricekv.curves import list_capacities
 from kvbench.methods.pricekv.errors import Importance
 from kvbench.methods.pricekv.forecast import EPSILON, TokenForecast
 from kvbench.methods.pricekv.sell import allocate_capacities, sell
+from kvbench.methods.shared.base import Artifact
 from kvbench.models.noise import PromptNoise
 from kvbench.prompts.base import Prompt
 from kvbench.runs.calibrate import calibrate

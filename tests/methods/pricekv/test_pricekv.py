@@ -15,12 +15,12 @@ from kvbench.core.storage import CODEBOOKS, Precision
 from kvbench.engine.cache import KVCache
 from kvbench.engine.coding.codebooks import Codebooks
 from kvbench.engine.coding.formats import Packing
-from kvbench.methods.base import Artifact
 from kvbench.methods.heatkv.schedule import count_pruned_heads
 from kvbench.methods.pricekv.allocate import pose
 from kvbench.methods.pricekv.method import PriceKV
 from kvbench.methods.pricekv.problem import count_held
 from kvbench.methods.pricekv.sources import list_sources
+from kvbench.methods.shared.base import Artifact
 from kvbench.prompts.base import Prompt
 from kvbench.runs.calibrate import calibrate
 from tests.support.engine import D, open_cache, prepared, run, tokens_of, watch

@@ -9,11 +9,11 @@ from torch import Tensor
 
 from kvbench.core.segments import ModelSpec, next_scale, next_token
 from kvbench.engine.cache import KVCache
-from kvbench.methods.base import Method
 from kvbench.methods.full import Full
 from kvbench.methods.pricekv.errors import Importance, SubsetError
 from kvbench.methods.pricekv.sources import list_sources
-from kvbench.methods.view import View
+from kvbench.methods.shared.base import Method
+from kvbench.methods.shared.view import View
 from tests.support.engine import D, open_cache, prepared, run, tokens_of
 
 SCALES = ModelSpec("scales", 2, 2, D, next_scale([(1, 1), (2, 2), (2, 3), (3, 3)]), logit_scale=0.5)

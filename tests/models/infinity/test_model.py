@@ -11,13 +11,13 @@ from torch import Tensor
 
 from kvbench.core.files import hash_content, hash_path
 from kvbench.models.base import TextFeatures
-from kvbench.models.checkpoints import WeightsError
+from kvbench.models.files.checkpoints import WeightsError
 from kvbench.models.infinity import loop
-from kvbench.models.infinity.faces import FACES
 from kvbench.models.infinity.model import InfinityModel
+from kvbench.models.infinity.positive_prompt import FACES
 from kvbench.models.infinity.sampling import Sampling
 from kvbench.models.noise import Noise, PromptNoise
-from kvbench.models.text import HashedText
+from kvbench.models.parts.text import HashedText
 from tests.support.places import GOLDENS
 from tests.support.reference import OneStream, packed
 from tests.support.reference_infinity import read_shape

@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn import functional as F
 
-from kvbench.models.autoencoder import resize
 from kvbench.models.infinity.tokenizer import BSQ, BSQConfig
+from kvbench.models.parts.autoencoder import resize
 from tests.support.reference import packed
 from tests.support.reference_infinity import tokenizer
 

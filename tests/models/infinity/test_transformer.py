@@ -12,15 +12,15 @@ from torch.nn import functional as F
 
 from kvbench.core.segments import ModelSpec, Segment, next_scale
 from kvbench.methods.full import Full
-from kvbench.models import cross_attention
 from kvbench.models.base import NotFinite, TextFeatures
-from kvbench.models.cross_attention import TextKeys
 from kvbench.models.infinity import loop as generation
 from kvbench.models.infinity.loop import generate, make_features
 from kvbench.models.infinity.sampling import Sampling, probabilities
 from kvbench.models.infinity.tokenizer import BSQ, BSQConfig
 from kvbench.models.infinity.transformer import Infinity, InfinityConfig
 from kvbench.models.noise import PromptNoise
+from kvbench.models.parts import cross_attention
+from kvbench.models.parts.cross_attention import TextKeys
 from tests.support.engine import open_cache
 from tests.support.reference import OneStream, packed
 from tests.support.reference_infinity import read_shape

@@ -11,15 +11,15 @@ from kvbench.engine.cache import KVCache
 from kvbench.methods.full import Full
 from kvbench.methods.h2o import H2O
 from kvbench.models.base import Cache
-from kvbench.models.checkpoints import WeightsError
+from kvbench.models.files.checkpoints import WeightsError
+from kvbench.models.files.llama_files import pair_neighbours
+from kvbench.models.files.parameters import check
 from kvbench.models.janus.files import clean_janus
 from kvbench.models.janus.transformer import Janus, JanusConfig
-from kvbench.models.llama_files import pair_neighbours
 from kvbench.models.llamagen.loop import generate
 from kvbench.models.llamagen.sampling import LlamaGenSampling, guide, truncate
 from kvbench.models.noise import PromptNoise
-from kvbench.models.parameters import check
-from kvbench.models.tokens import lay_out
+from kvbench.models.parts.tokens import lay_out
 from tests.support.drawing import Recorded, Silence, close
 from tests.support.engine import open_cache
 from tests.support.reference import OneStream

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from kvbench.core.files import hash_path
-from kvbench.models.checkpoints import WeightsError
+from kvbench.models.files.checkpoints import WeightsError
+from kvbench.models.files.weights import Source
 from kvbench.models.janus import model as janus
 from kvbench.models.janus.model import JanusModel
-from kvbench.models.weights import Source
 from tests.support.reference import OneStream
 from tests.support.reference_janus import CONFIGS, TINY_VQ, Numbers, golden, prompt_of, whole_state
 from tests.support.small_models import configured, full

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from kvbench.models.checkpoints import WeightsError
+from kvbench.models.files.checkpoints import WeightsError
+from kvbench.models.files.weights import Source
 from kvbench.models.janus.prompt import BEGIN, IMAGE, PAD, HashedTokens, JanusTokenizer, chat
-from kvbench.models.tokens import encode_prompts, lay_out, read_tokenizer
-from kvbench.models.weights import Source
+from kvbench.models.parts.tokens import encode_prompts, lay_out, read_tokenizer
 from tests.support.byte_tokenizer import TEXT, write_byte_tokenizer
 from tests.support.reference_janus import meta
 

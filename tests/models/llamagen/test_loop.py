@@ -12,8 +12,8 @@ from kvbench.core.segments import Segment
 from kvbench.engine.cache import KVCache
 from kvbench.methods.full import Full
 from kvbench.models import noise as noise_module
-from kvbench.models import parameters
 from kvbench.models.base import Cache, NotFinite, TextFeatures
+from kvbench.models.files import parameters
 from kvbench.models.llamagen import loop
 from kvbench.models.llamagen.sampling import LlamaGenSampling, choose, guide, truncate
 from kvbench.models.llamagen.transformer import LlamaGen, LlamaGenConfig

@@ -11,10 +11,10 @@ import torch
 
 from kvbench.core.files import hash_path
 from kvbench.models.base import TextFeatures
-from kvbench.models.checkpoints import WeightsError
+from kvbench.models.files.checkpoints import WeightsError
+from kvbench.models.files.weights import Source
 from kvbench.models.llamagen import model as llamagen
 from kvbench.models.llamagen.model import LlamaGenModel
-from kvbench.models.weights import Source
 from tests.support.reference import OneStream
 from tests.support.reference_llamagen import CONFIGS, TINY_VQ, golden, official_state
 from tests.support.small_models import configured, full

@@ -9,9 +9,9 @@ from torch import Tensor
 
 from kvbench.core.settings import Shard
 from kvbench.engine.cache import KVCache
-from kvbench.methods.base import Method
 from kvbench.methods.full import Full
 from kvbench.methods.headkv import HeadKV
+from kvbench.methods.shared.base import Method
 from kvbench.methods.snapkv import SnapKV
 from kvbench.methods.streaming_llm import StreamingLLM
 from kvbench.models.llamagen.model import LlamaGenModel

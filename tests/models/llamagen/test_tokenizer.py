@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from kvbench.models import official_files, parameters
-from kvbench.models.checkpoints import WeightsError
+from kvbench.models.files import official_files, parameters
+from kvbench.models.files.checkpoints import WeightsError
 from kvbench.models.llamagen.tokenizer import VQ, VQConfig
 from tests.support.drawing import close
 from tests.support.reference_llamagen import (

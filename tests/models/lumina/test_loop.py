@@ -17,7 +17,8 @@ from kvbench.methods.h2o import H2O
 from kvbench.methods.headkv import HeadKV
 from kvbench.methods.snapkv import SnapKV
 from kvbench.models.base import Cache
-from kvbench.models.checkpoints import WeightsError
+from kvbench.models.files.checkpoints import WeightsError
+from kvbench.models.files.parameters import check
 from kvbench.models.llamagen.loop import generate
 from kvbench.models.llamagen.sampling import guide, truncate
 from kvbench.models.lumina.files import clean_chameleon, clean_lumina
@@ -26,9 +27,8 @@ from kvbench.models.lumina.sampling import LuminaSampling
 from kvbench.models.lumina.tokenizer import Chameleon
 from kvbench.models.lumina.transformer import Lumina, LuminaConfig
 from kvbench.models.noise import PromptNoise
-from kvbench.models.parameters import check
-from kvbench.models.rotary import rotate_line
-from kvbench.models.tokens import lay_out
+from kvbench.models.parts.rotary import rotate_line
+from kvbench.models.parts.tokens import lay_out
 from tests.support.drawing import Recorded, Silence, close
 from tests.support.engine import open_cache, prepared
 from tests.support.reference import OneStream

@@ -9,10 +9,10 @@ import torch
 from safetensors.torch import save_file
 
 from kvbench.core.files import hash_path
-from kvbench.models.checkpoints import WeightsError
+from kvbench.models.files.checkpoints import WeightsError
+from kvbench.models.files.weights import Source
 from kvbench.models.lumina import model as lumina
 from kvbench.models.lumina.model import LuminaModel
-from kvbench.models.weights import Source
 from tests.support.reference import OneStream
 from tests.support.reference_lumina import CONFIGS, TINY_VQ, Numbers, golden, official_state, prompt_of
 from tests.support.small_models import configured, full

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from kvbench.models.checkpoints import WeightsError
+from kvbench.models.files.checkpoints import WeightsError
+from kvbench.models.files.weights import Source
 from kvbench.models.lumina.prompt import HashedTokens, LuminaTokenizer, name_size, write_request
-from kvbench.models.tokens import encode_prompts, lay_out, read_tokenizer
-from kvbench.models.weights import Source
+from kvbench.models.parts.tokens import encode_prompts, lay_out, read_tokenizer
 from tests.support.byte_tokenizer import TEXT, write_byte_tokenizer
 from tests.support.reference_lumina import CONFIGS, Numbers, golden, meta
 

@@ -11,12 +11,12 @@ import torch
 from kvbench.core.budget import Budget
 from kvbench.core.files import hash_files
 from kvbench.engine.cache import KVCache
-from kvbench.models.checkpoints import WeightsError
+from kvbench.models.files.checkpoints import WeightsError
+from kvbench.models.files.weights import Source
 from kvbench.models.noise import PromptNoise
 from kvbench.models.outputs import Text
 from kvbench.models.qwen3.model import Qwen3Model
 from kvbench.models.qwen3.sampling import TextSampling
-from kvbench.models.weights import Source
 from tests.support.marks import slow_but_every
 from tests.support.methods import methods_for
 from tests.support.reference_qwen3 import CONFIGS, END, WORDS, pad, write_folder, write_tokenizer

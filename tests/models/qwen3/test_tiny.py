@@ -6,12 +6,12 @@ from functools import lru_cache
 import pytest
 
 from kvbench.eval.text.answers import find_answer
-from kvbench.methods.base import Artifact, Method
 from kvbench.methods.full import Full
 from kvbench.methods.h2o import H2O
 from kvbench.methods.hardkv.method import HardKV
 from kvbench.methods.pricekv.by_score import PriceKVByScore
 from kvbench.methods.rkv import RKV
+from kvbench.methods.shared.base import Artifact, Method
 from kvbench.methods.streaming_llm import StreamingLLM
 from kvbench.models.noise import PromptNoise
 from kvbench.models.outputs import Text

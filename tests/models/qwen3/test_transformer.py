@@ -13,11 +13,11 @@ from torch import Tensor
 
 from kvbench.core.segments import ModelSpec, next_token_image
 from kvbench.methods.full import Full
-from kvbench.models.checkpoints import WeightsError
-from kvbench.models.parameters import build_on_meta, load_into
+from kvbench.models.files.checkpoints import WeightsError
+from kvbench.models.files.parameters import build_on_meta, load_into
+from kvbench.models.files.weights import Source
 from kvbench.models.qwen3.files import clean_qwen3
 from kvbench.models.qwen3.transformer import Qwen3, Qwen3Config
-from kvbench.models.weights import Source
 from tests.support import reference_qwen3 as reference
 from tests.support.engine import open_cache
 from tests.support.reference_qwen3 import CONFIGS

@@ -14,11 +14,11 @@ from kvbench.core.settings import Settings
 from kvbench.engine.memory import paper_mib
 from kvbench.methods.full import Full
 from kvbench.models.base import read_labels
-from kvbench.models.checkpoints import WeightsError
-from kvbench.models.parameters import build_on_meta, fill_random
+from kvbench.models.files.checkpoints import WeightsError
+from kvbench.models.files.parameters import build_on_meta, fill_random
+from kvbench.models.files.weights import Source
 from kvbench.models.var.model import VARModel
 from kvbench.models.var.transformer import VAR, VARConfig
-from kvbench.models.weights import Source
 from kvbench.runs.job import Job
 from tests.support.reference_var import TINY_VQ, golden, official_name, tokenizer, transformer
 from tests.support.small_models import configured

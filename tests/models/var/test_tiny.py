@@ -5,8 +5,8 @@ from functools import lru_cache
 import pytest
 from torch import Tensor
 
-from kvbench.methods.base import Method
 from kvbench.methods.full import Full
+from kvbench.methods.shared.base import Method
 from kvbench.methods.snapkv import SnapKV
 from kvbench.methods.streaming_llm import StreamingLLM
 from kvbench.models.noise import PromptNoise

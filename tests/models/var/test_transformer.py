@@ -13,8 +13,8 @@ from kvbench.core.segments import ModelSpec, Segment
 from kvbench.engine.cache import KVCache
 from kvbench.methods.full import Full
 from kvbench.models.base import NotFinite
-from kvbench.models.layers import make_attend
 from kvbench.models.noise import PromptNoise
+from kvbench.models.parts.layers import make_attend
 from kvbench.models.var import loop as var_generation
 from kvbench.models.var.loop import draw, generate
 from kvbench.models.var.sampling import VARSampling

@@ -1,0 +1,1 @@
+"""Configuration of a command: composed, searched, checked, instantiated."""

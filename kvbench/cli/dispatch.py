@@ -1,0 +1,112 @@
+"""Dispatch of one composed command to its task."""
+
+import logging
+import os
+from pathlib import Path
+
+from hydra.core.plugins import Plugins
+from hydra.core.utils import configure_log
+from omegaconf import DictConfig
+
+from kvbench.cli.config.compose import (
+    check_runs_dir,
+    compose_job,
+    count_processes,
+    find_finished,
+    hydra_of_kvbench,
+    read_settings,
+)
+from kvbench.cli.config.instantiate import allow_targets
+from kvbench.cli.config.search_path import PluginSearchPath, check_search_path
+from kvbench.cli.console import CONSOLE, show_device
+from kvbench.cli.sweeps.jobs import Recorder, note_run
+from kvbench.cli.sweeps.outcomes import describe_failure
+from kvbench.cli.sweeps.sweeper import extend_sweeper
+from kvbench.cli.workers.sigterm import TERMINATED, wait_to_be_killed
+from kvbench.cli.workers.status import show_status
+
+COMPUTING = ("run", "evaluate", "bounds", "check", "calibrate", "profile", "train", "work")
+"""Tasks that use the device."""
+
+
+def prepare() -> None:
+    """Prepare this process and Hydra for the command line."""
+    # Read when torch is loaded. Threads that wait in a loop take the processor from other runs on this machine.
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # Ray would tell its makers of every sweep
+    logging.captureWarnings(capture=True)
+    Plugins.instance().register(PluginSearchPath)
+    extend_sweeper()
+
+
+def read_job(overrides: list[str]) -> DictConfig:
+    """Compose one job, and have this process log as it says; Hydra must be initialised."""
+    check_search_path()
+    cfg, hydra_cfg = compose_job(overrides)
+    configure_log(hydra_cfg.job_logging, hydra_cfg.verbose)  # type: ignore[arg-type]
+    return cfg
+
+
+def run_worker(words: list[str]) -> None:
+    """Work in a process that Slurm started, and print what goes wrong.
+
+    A worker that ends on SIGTERM stays until Slurm kills it: Slurm does not requeue a preempted job whose processes
+    have all ended.
+
+    Args:
+        words: of the command line, without lists of values.
+    """
+    prepare()
+    try:
+        with allow_targets(), hydra_of_kvbench():
+            run_task(read_job(words))
+    except (KeyboardInterrupt, SystemExit) as end:
+        if isinstance(end, SystemExit) and end.code != TERMINATED:
+            raise
+        wait_to_be_killed()
+    except Exception as error:
+        describe_failure(error)
+
+
+def run_task(cfg: DictConfig) -> object:
+    """Run the task that a composed configuration asks for, and return what the task leaves.
+
+    Raises:
+        ConfigError: a setting is wrong, or `runs_dir` cannot be written.
+        Exception: whatever the task raises.
+    """
+    if cfg.get("task") == "status":
+        show_status(CONSOLE, Path(cfg.work.folder), verbose=cfg.verbose)
+        return None
+    count_processes(cfg)
+    if cfg.get("task") in COMPUTING and Recorder.current is None and os.environ.get("RANK", "0") == "0":
+        show_device(cfg.device)
+    # Finished calls come first and what imports torch comes last: seconds that neither they nor a typo need wait for.
+    if cfg.get("task") == "run" and (folder := show_finished(cfg)) is not None:
+        return folder
+    settings = read_settings(cfg)
+    check_runs_dir(settings)
+    from kvbench.cli.tasks.table import TASKS
+    from kvbench.cli.workers.work import work
+    from kvbench.core.devices import keep_freed_memory
+
+    keep_freed_memory()
+    if settings.task == "work":
+        work(settings)
+        return None
+    return TASKS[settings.task](cfg, settings)
+
+
+def show_finished(cfg: DictConfig) -> Path | None:
+    """Print the run that the same call has finished before, and return its folder; None if it must be made.
+
+    Of several processes the first prints it.
+    """
+    if (outcome := find_finished(cfg)) is None or outcome.results is None:
+        return None
+    from kvbench.report.one_run import show_outcome  # imports numpy, which `--help` does without
+
+    note_run(outcome.folder, outcome.results.n)
+    if os.environ.get("RANK", "0") == "0":
+        show_outcome(CONSOLE, outcome, verbose=cfg.verbose)
+    return outcome.folder

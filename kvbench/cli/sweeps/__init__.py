@@ -1,0 +1,1 @@
+"""Sweeps on disk: jobs, progress, launchers."""

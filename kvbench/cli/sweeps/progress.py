@@ -1,0 +1,168 @@
+"""Progress of a sweep, read from its folder: jobs, samples and the time left; imports no torch."""
+
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, redirect_stdout
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import IO, cast
+
+from tqdm import tqdm
+
+from kvbench.cli.sweeps.jobs import Entry, claim_of, read_entries
+from kvbench.core.background import repeating
+from kvbench.core.claims import is_held, read_clock
+
+LATELY = 600.0
+"""Seconds over which the pace is measured."""
+BLOCK = 1.0
+"""Seconds in which the samples of one block are written."""
+LOOK = 2.0
+"""Seconds between two looks at a sweep that runs."""
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Progress of a sweep.
+
+    Attributes:
+        finished: jobs that are done.
+        running: jobs that some process works at.
+        failed: jobs that failed.
+        missing: jobs that nobody works at: not begun, or not brought to an end.
+        drawn: samples that are there, of all runs and references that did not fail.
+        samples: how many there will be; of jobs that have not begun as many as the largest run has.
+        seconds: time left, as what was drawn lately took; None while nobody works or nothing was drawn.
+        dropped: jobs that are left out.
+    """
+
+    finished: int
+    running: int
+    failed: int
+    missing: int
+    drawn: int
+    samples: int
+    seconds: float | None
+    dropped: int = 0
+
+    def __str__(self) -> str:
+        jobs = f"{self.finished} done, {self.running} running, {self.failed} failed, {self.missing} missing"
+        jobs += f", {self.dropped} dropped" * (self.dropped > 0)
+        left = format_seconds(self.seconds)
+        return f"jobs: {jobs}; samples: {self.drawn} of {self.samples}; time left: {left}"
+
+
+def format_seconds(seconds: float | None) -> str:
+    """Return a time as hours, minutes and seconds; a dash if it is not known."""
+    return "-" if seconds is None else str(timedelta(seconds=round(seconds)))
+
+
+def find_running(folder: Path, entries: Sequence[Entry]) -> list[Entry]:
+    """Return the jobs of a sweep that some process works at."""
+    begun = {path.name for path in folder.glob(".job-*")}
+    claims = [(entry, claim_of(folder, entry.number)) for entry in entries]
+    return [entry for entry, place in claims if place.name in begun and is_held(place)]
+
+
+def measure(folder: Path) -> Progress:
+    """Return how far the sweep of a folder is."""
+    entries = read_entries(folder)
+    running = {entry.number for entry in find_running(folder, entries)}
+    idle = [entry for entry in entries if entry.number not in running]
+    finished = sum(entry.outcome == "finished" for entry in idle)
+    failed = sum(entry.outcome == "failed" for entry in idle)
+    dropped = sum(entry.outcome == "dropped" for entry in idle)
+    useful = [entry for entry in entries if entry.outcome not in ("failed", "dropped")]
+    runs = {Path(run): count for entry in useful for run, count in entry.samples.items()}
+    ahead = sum(entry.outcome != "finished" and not entry.samples for entry in useful)
+    drawn = sum(count_drawn(run, count) for run, count in runs.items())
+    samples = sum(runs.values()) + ahead * max(runs.values(), default=0)
+    pace = measure_pace(folder, list(runs)) if running else None
+    return Progress(
+        finished,
+        len(running),
+        failed,
+        len(entries) - len(running) - finished - failed - dropped,
+        drawn,
+        samples,
+        None if pace is None else pace * (samples - drawn),
+        dropped,
+    )
+
+
+def count_drawn(run: Path, count: int) -> int:
+    """Return how many samples of a run that will have `count` of them are there."""
+    if (run / "results.json").is_file():
+        return count
+    records = run / "samples.jsonl"
+    return min(count, records.read_bytes().count(b"\n")) if records.is_file() else 0
+
+
+def measure_pace(folder: Path, runs: Sequence[Path]) -> float | None:
+    """Return the seconds that a sample took lately, whoever drew it; the first block's own time is not known."""
+    now = read_clock(folder)
+    lately = [
+        time
+        for run in runs
+        if _is_recent(run / "samples.jsonl", now)
+        for kind in ("images", "texts")
+        for time in _list_times(run / kind, now - LATELY)
+    ]
+    first = min(lately, default=now)
+    later = sum(time > first + BLOCK for time in lately)
+    return (now - first) / later if later else None
+
+
+def _is_recent(path: Path, now: float) -> bool:
+    return path.is_file() and now - path.stat().st_mtime < LATELY
+
+
+def _list_times(folder: str | Path, since: float) -> Iterator[float]:
+    """Yield the times of the samples in a folder and below that were written since a time."""
+    if not Path(folder).is_dir():
+        return
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.name.startswith(".") or (time := entry.stat().st_mtime) <= since:
+                continue
+            if entry.is_dir():
+                yield from _list_times(entry.path, since)
+            else:
+                yield time
+
+
+class _Above:
+    """A stream whose texts, whole lines each, appear above the bars of stderr."""
+
+    def __init__(self, stream: IO[str]) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        with tqdm.external_write_mode(file=sys.stderr):
+            return self._stream.write(text)
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._stream, name)
+
+
+@contextmanager
+def watch(folder: Path) -> Iterator[None]:
+    """Keep one line about a sweep below what it prints, where errors go to a terminal."""
+    if not sys.stderr.isatty():
+        yield
+        return
+
+    def look(bar: "tqdm[object]") -> None:
+        now = measure(folder)
+        bar.total, bar.n = max(now.samples, 1), now.drawn
+        bar.set_description_str(str(now))
+
+    above = cast(IO[str], _Above(sys.stdout))
+    with tqdm(total=1, bar_format="{desc} {bar} {elapsed}") as bar, redirect_stdout(above):
+        try:
+            with repeating(lambda: look(bar), LOOK):
+                yield
+        finally:
+            look(bar)

@@ -1,0 +1,1 @@
+"""Workers of a sweep: claims, log, status, control."""

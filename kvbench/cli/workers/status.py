@@ -1,0 +1,153 @@
+"""`task=status`: tables of a sweep's runs and workers; imports no torch."""
+
+from collections.abc import Iterable, Sequence
+from itertools import starmap
+from pathlib import Path
+from typing import NamedTuple
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from kvbench.cli.sweeps.jobs import Entry, read_entries
+from kvbench.cli.sweeps.progress import count_drawn, find_running, format_seconds, measure, measure_pace
+from kvbench.cli.workers.control import read_hold
+from kvbench.cli.workers.hosts import describe_host, describe_stop, read_stopped_hosts
+from kvbench.cli.workers.log import WorkerLog, find_slow_blocks, find_slow_workers, read_logs
+
+SHOWN = 40
+"""Rows of a table, unless all are asked for."""
+ORDER = ("running", "failed", "interrupted", "dropped", "missing", "done")
+"""States of runs as the table has them."""
+STATES = {"started": "interrupted", "finished": "done"}
+"""States of jobs that nobody works at, where they differ from the outcome."""
+COLOURS = {"running": "green", "failed": "red", "interrupted": "yellow", "dropped": "yellow"}
+
+
+class Row(NamedTuple):
+    """Row of a run in the table."""
+
+    entry: Entry
+    state: str
+    samples: str
+    rate: str
+    left: str
+
+
+def show_status(console: Console, folder: Path, *, verbose: bool = False) -> None:
+    """Print how far a sweep is: its jobs, its runs, and what its workers do.
+
+    Args:
+        console: where to print.
+        folder: the sweep's.
+        verbose: list all runs and workers.
+    """
+
+    def say(line: str, style: str | None = None) -> None:
+        console.print(line, style=style, highlight=False, markup=False, soft_wrap=True)
+
+    entries, logs = read_entries(folder), read_logs(folder)
+    shared = set.intersection(*(set(entry.overrides) for entry in entries)) if len(entries) > 1 else set()
+    say(f"{folder}: {len(entries)} jobs")
+    if shared:
+        say("of each: " + " ".join(word for word in entries[0].overrides if word in shared))
+    say(str(measure(folder)))
+    stopped = read_stopped_hosts(folder)
+    for line in filter(None, [describe_stop(stopped), *starmap(describe_host, stopped.items())]):
+        say(line, "red")
+    if read_hold(folder) == "pause":
+        say("paused: work.do=resume lets workers go on", "yellow")
+    console.print(_list_runs(_make_rows(folder, entries), shared, SHOWN * (not verbose) or len(entries)))
+    if logs:
+        say(_count_hours(logs))
+        if (shares := _divide_time(logs)) is not None:
+            say(shares)
+        console.print(_list_workers(logs, SHOWN * (not verbose) or len(logs)))
+    for name, block, times in find_slow_blocks(logs):
+        say(
+            f"slow: a block of {block.run} took {block.seconds:.1f} s, {times:.0f} times the median ({name})",
+            "yellow",
+        )
+
+
+def _make_rows(folder: Path, entries: Sequence[Entry]) -> list[Row]:
+    running = {entry.number for entry in find_running(folder, entries)}
+    rows = [_make_row(folder, entry, at_work=entry.number in running) for entry in entries]
+    return sorted(rows, key=lambda row: ORDER.index(row.state))
+
+
+def _make_row(folder: Path, entry: Entry, *, at_work: bool) -> Row:
+    state = "running" if at_work else STATES.get(entry.outcome, entry.outcome)
+    drawn, count, pace = 0, 0, None
+    if entry.samples:
+        own = Path(entry.folder or next(iter(entry.samples)))
+        count = entry.samples.get(str(own), 0)
+        drawn = count_drawn(own, count)
+        pace = measure_pace(folder, [own]) if at_work else None
+    left = None if pace is None else pace * (count - drawn)
+    rate = "-" if pace is None else f"{1 / pace:.3g}"
+    return Row(entry, state, f"{drawn}/{count}" if count else "-", rate, format_seconds(left))
+
+
+def _list_runs(rows: Sequence[Row], shared: Iterable[str], shown: int) -> Table:
+    table = Table(
+        box=None, pad_edge=False, caption=_count_rest(len(rows), shown, "runs"), caption_justify="left"
+    )
+    for name in ("run", "state", "samples", "samples/s", "time left"):
+        table.add_column(name, no_wrap=True, justify="left" if name == "state" else "right")
+    table.add_column("settings", overflow="fold")
+    for entry, state, *figures in rows[:shown]:
+        words = " ".join(word for word in entry.overrides if word not in shared)
+        if state in ("running", "failed", "interrupted") and entry.host:
+            words += f" on {entry.host}"
+        reason = f"\n{entry.error}" if state not in ("done", "dropped") and entry.error else ""
+        coloured = Text(state, COLOURS.get(state, ""))
+        table.add_row(str(entry.number), coloured, *figures, Text(words).append(reason, "red"))
+    return table
+
+
+def _list_workers(logs: Sequence[WorkerLog], shown: int) -> Table:
+    slow = find_slow_workers(logs)
+    first = sorted(logs, key=lambda log: (log.name not in slow, not log.alive))
+    table = Table(
+        box=None, pad_edge=False, caption=_count_rest(len(logs), shown, "workers"), caption_justify="left"
+    )
+    table.add_column("worker", overflow="fold")
+    for name in ("device", "state", "samples", "samples/s", "hours"):
+        table.add_column(name, no_wrap=True, justify="left" if name in ("device", "state") else "right")
+    table.add_column("latest run", overflow="fold")
+    for log in first[:shown]:
+        remark = f"\nslow: {slow[log.name]:.1f} times as long as others" if log.name in slow else ""
+        table.add_row(
+            Text(log.name),
+            log.device,
+            "working" if log.alive else "ended",
+            str(log.samples),
+            "-" if log.rate is None else f"{log.rate:.3g}",
+            f"{log.seconds / 3600:.2f}",
+            Text(log.blocks[-1].run if log.blocks else "-").append(remark, "yellow"),
+        )
+    return table
+
+
+def _count_hours(logs: Sequence[WorkerLog]) -> str:
+    """Return how many workers there are and the hours that they have used, those with a GPU apart."""
+    used = {"GPU-hours": [log for log in logs if log.device.startswith("cuda")]}
+    used["CPU worker-hours"] = [log for log in logs if log not in used["GPU-hours"]]
+    hours = [f"{sum(log.seconds for log in some) / 3600:.2f} {unit}" for unit, some in used.items() if some]
+    working = sum(log.alive for log in logs)
+    return f"workers: {working} working, {len(logs) - working} ended; used: {', '.join(hours)}"
+
+
+def _divide_time(logs: Sequence[WorkerLog]) -> str | None:
+    """Return how much of the workers' time went into blocks, and the rest by run; None before the first block."""
+    blocks = [block for log in logs for block in log.blocks]
+    if not blocks:
+        return None
+    seconds, generating = sum(log.seconds for log in logs), sum(block.seconds for block in blocks)
+    rest = (seconds - generating) / len({block.run for block in blocks})
+    return f"generation: {generating / seconds:.0%} of the workers' time; all else: {rest:.2g} s a run"
+
+
+def _count_rest(count: int, shown: int, what: str) -> str | None:
+    return f"and {count - shown} more {what}; verbose=true lists all" if count > shown else None

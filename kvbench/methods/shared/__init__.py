@@ -1,0 +1,1 @@
+"""Base classes and functions that every method may use."""

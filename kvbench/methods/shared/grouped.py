@@ -1,0 +1,66 @@
+"""Numbers of slots that are taken together: of a sequence's heads, or of neighbours."""
+
+import torch
+from torch import Tensor
+
+from kvbench.methods.shared.select import choose_best
+
+
+def choose_among_heads(scores: Tensor, capacity: int | Tensor, heads: int, safeguard: float) -> Tensor:
+    """Choose the highest-scored slots of each sequence's heads together; returns bool [rows, slots].
+
+    Args:
+        scores: float32 [rows, slots], rows sequence-major; infinity is chosen first, -inf never.
+        capacity: even capacity of a head, one number or int64 [rows].
+        heads: rows of a sequence.
+        safeguard: share of the capacity that each head is sure to fill, with its own best slots.
+    """
+    capacities = (
+        capacity
+        if isinstance(capacity, Tensor)
+        else torch.full((len(scores),), capacity, device=scores.device)
+    )
+    safe = choose_best(scores, (safeguard * capacities.double()).long()) & (scores > -torch.inf)
+    # A head's own best come before whatever else competes, and after what never leaves.
+    ranked = scores.masked_fill(safe & (scores < torch.inf), torch.finfo(scores.dtype).max)
+    together = ranked.unflatten(0, (-1, heads)).flatten(1)
+    chosen = choose_best(together, capacities.unflatten(0, (-1, heads)).sum(1))
+    return chosen.view_as(scores) & (scores > -torch.inf)
+
+
+def average_heads(scores: Tensor, position: Tensor, heads: int, tokens: int) -> Tensor:
+    """Average a number per slot over the heads of each sequence, by token; a head that lost a token counts as 0 there.
+
+    Args:
+        scores: float32 [rows, slots], rows sequence-major.
+        position: int64 [rows, slots], token of each slot, -1 where there is none.
+        heads: rows of a sequence.
+        tokens: how many there are so far.
+
+    Returns:
+        float32 [rows, slots]; numbers of slots that a row has not do not matter.
+    """
+    by_sequence = position.unflatten(0, (-1, heads)).flatten(1).clamp(min=0)
+    given = scores.masked_fill(position < 0, 0).unflatten(0, (-1, heads)).flatten(1)
+    mean = scores.new_zeros(len(given), tokens).scatter_add_(1, by_sequence, given) / heads
+    return mean.gather(1, by_sequence).view_as(scores)
+
+
+def sum_runs(x: Tensor, ids: Tensor) -> Tensor:
+    """Return for each slot the sum over its neighbours of equal id, float64 [rows, slots].
+
+    Not scattered: the result of atomic additions depends on their order.
+
+    Args:
+        x: [rows, slots].
+        ids: int64 [rows, slots], in which equal ones follow each other.
+    """
+    place = torch.arange(ids.shape[1], device=ids.device).expand_as(ids)
+    begins = torch.ones_like(ids, dtype=torch.bool)
+    begins[:, 1:] = ids[:, 1:] != ids[:, :-1]
+    ends = begins.roll(-1, 1)
+    ends[:, -1] = True
+    first = place.where(begins, 0).cummax(1).values
+    last = place.where(ends, ids.shape[1]).flip(1).cummin(1).values.flip(1)
+    total = x.double().cumsum(1)
+    return total.gather(1, last) - total.gather(1, first) + x.double().gather(1, first)

@@ -1,0 +1,169 @@
+"""Capacities of layers in proportion to what their attention looks like, measured beforehand or as a sequence grows."""
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import ClassVar, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kvbench.core.budget import Budget
+from kvbench.core.segments import ModelSpec, Segment
+from kvbench.methods.shared.base import Artifact, Observer, require_artifact
+from kvbench.methods.shared.capacities import Floats, Ints, fill_gaps, fill_groups, shrink_early
+from kvbench.methods.shared.scored import Scored
+from kvbench.methods.shared.select import choose_best, share_layer
+from kvbench.methods.shared.view import View
+
+
+@dataclass
+class LayerStatistics(Observer):
+    """Calibrates the numbers [L, K, n] that shares of layers depend on; a subclass writes `measure`.
+
+    Attributes:
+        numbers: n.
+    """
+
+    numbers: ClassVar[int] = 1
+
+    def measure(self, view: View) -> Tensor:
+        """Return the numbers of a layer of every sequence, float [sequences, n]."""
+        raise NotImplementedError
+
+    def tensor_shapes(self, spec: ModelSpec) -> dict[str, tuple[int, ...]]:
+        """Return [L, K, n] of `layers`."""
+        return {"layers": (spec.layers, len(spec.segments), self.numbers)}
+
+    def accumulate(self, view: View) -> None:
+        """Add the numbers of the conditional sequences."""
+        rows = self.measure(view)
+        conditional = rows[: len(rows) // self.spec.branches].sum(0)
+        self.sums["layers"][view.layer, view.segment.index] += conditional.double().cpu()
+
+
+@dataclass(kw_only=True)
+class LayerShares(Scored):
+    """Share B among layers by what `observer` measures; a subclass writes `observer` and `weigh`.
+
+    `calibrated` shares are known beforehand, after every segment, and never exceed B. `previous` ones are those of each
+    sequence's own segment before. Behind the first segment, of which the layers to come are not known, a layer takes
+    its share of B among those up to it, as much as the cascade of CAKE gives it at that moment and more than it has in
+    the end: the peak, which is measured, exceeds B.
+
+    Attributes:
+        preference: see above.
+    """
+
+    preference: Literal["calibrated", "previous"] = "calibrated"
+
+    def __post_init__(self) -> None:
+        """Note whether B is never exceeded."""
+        self.strict = self.preference == "calibrated"
+
+    @cached_property
+    def observer(self) -> LayerStatistics:
+        """Measurements of each layer."""
+        raise NotImplementedError
+
+    def weigh(self, numbers: Floats) -> Floats:
+        """Return a weight for every layer [..., L], positive and at most 1, from numbers [..., L, n]."""
+        raise NotImplementedError
+
+    def divide(self, weights: Floats, tokens: int, length: int, reach: Ints) -> Ints:
+        """Divide tokens among layers, int64 [layers], of each head.
+
+        Args:
+            weights: [layers].
+            tokens: of all heads of these layers.
+            length: tokens so far.
+            reach: int64 [layers], the most that a head of each can hold.
+        """
+        del length
+        sizes = np.full(len(weights), self.spec.heads)
+        return fill_groups(tokens, weights, sizes, reach, self.min_tokens)
+
+    @property
+    def min_tokens(self) -> int:
+        """Tokens that every head of every layer holds, once there are so many."""
+        return max(1, self.spec.leading_tokens(self.sinks))
+
+    @property
+    def headwise(self) -> bool:
+        """Layers are measured over all heads."""
+        return False
+
+    def needs(self) -> Observer | None:
+        """Return the calibration, if shares are calibrated."""
+        return self.observer if self.preference == "calibrated" else None
+
+    def prepare(self, spec: ModelSpec, budget: Budget, artifact: Artifact | None = None) -> None:
+        """Work out what every layer may hold after every segment, or forget what was measured."""
+        super().prepare(spec, budget, artifact)
+        self._now: list[Tensor] = []
+        self._held: list[Ints] = []
+        if self.preference == "previous":
+            self.observer.prepare(spec, budget)
+            return
+        numbers = require_artifact(artifact, "method.preference=calibrated:")["layers"].numpy().swapaxes(0, 1)
+        weights, held, before = self.weigh(numbers), [], np.zeros(spec.layers, np.int64)
+        for segment in spec.segments[:-1]:
+            reach = before + segment.length
+            before = self.divide(weights[segment.index], budget.tokens, segment.end, reach)
+            held.append(before * spec.heads)
+        arriving = [length * spec.heads for length in spec.lengths]
+        layers = np.array(held)
+        if self.strict:
+            layers = fill_gaps(shrink_early(layers, arriving, budget.tokens), arriving, budget.tokens)
+        self._table = [[share_layer(int(tokens), spec.heads) for tokens in row] for row in layers]
+
+    def share(self, layer: int, segment: Segment) -> int | tuple[int, ...]:
+        """Return the calibrated share of the layer after the segment; an even one where shares are measured."""
+        return (
+            super().share(layer, segment)
+            if self.preference == "previous"
+            else self._table[segment.index][layer]
+        )
+
+    def capacity(self, layer: int, segment: Segment) -> int | tuple[int, ...] | None:
+        """Return the share; None where it is measured."""
+        return None if self.preference == "previous" else super().capacity(layer, segment)
+
+    def valid_slots(self, view: View) -> Tensor | None:
+        """Return which slots every row has, bool [rows, slots]; None where all have all."""
+        return view.position >= 0 if self.preference == "previous" else super().valid_slots(view)
+
+    def observe(self, view: View) -> None:
+        """Measure the layer, where shares are not calibrated, and work out what every sequence's may hold."""
+        super().observe(view)
+        if self.preference == "calibrated":
+            return
+        if view.layer == 0:
+            if view.segment.index == 0:
+                self._held = []
+            elif len(self._now) == self.spec.layers:
+                self._held = [self._divide_whole(view, numbers) for numbers in self._stack()]
+            self._now = []
+        self._now.append(self.observer.measure(view))
+        if view.segment.index == 0:
+            self._held = [self._divide_whole(view, numbers) for numbers in self._stack()]
+
+    def choose(self, view: View, ranked: Tensor) -> Tensor:
+        """Choose the best of every row, as many as its sequence gives to the layer."""
+        if self.preference == "calibrated":
+            return super().choose(view, ranked)
+        capacity = torch.tensor([int(held[view.layer]) for held in self._held])
+        rows = capacity.repeat_interleave(view.heads).to(ranked.device, non_blocking=True)
+        if view.padding_charge is not None:
+            rows = (rows - view.padding_charge).clamp(min=1)
+        return choose_best(ranked, rows)
+
+    def _stack(self) -> Floats:
+        """Return the numbers of the layers measured so far, [sequences, layers, n]."""
+        stacked: Floats = torch.stack(self._now, 1).double().cpu().numpy()
+        return stacked
+
+    def _divide_whole(self, view: View, numbers: Floats) -> Ints:
+        """Divide B among the layers that were measured of a sequence."""
+        weights, length = self.weigh(numbers), view.segment.end
+        return self.divide(weights, self.budget.tokens, length, np.full(len(weights), length))

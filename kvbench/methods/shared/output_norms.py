@@ -1,0 +1,34 @@
+"""Norms of what each slot's value adds to the residual stream."""
+
+import torch
+from torch import Tensor
+
+from kvbench.methods.shared.view import View
+
+AT_ONCE = 2**24
+"""Numbers of projected values that are held at once."""
+
+
+def measure_output(view: View, order: int) -> Tensor:
+    """Return ||W_o v|| of each slot, the mean over the query heads of a KV head, float32 [rows, slots].
+
+    Of a model that does not tell W_o it is the norm of the value.
+
+    Args:
+        view: the layer.
+        order: of the norm, 1 or 2.
+    """
+    values, weight = view.cached_values().float(), view.output_projection()
+    if weight is None:
+        return torch.linalg.vector_norm(values, order, dim=-1)
+    by_head = values.unflatten(0, (-1, view.heads))
+    return torch.stack([_project(by_head[:, h], weight[h], order) for h in range(view.heads)], 1).flatten(
+        0, 1
+    )
+
+
+def _project(values: Tensor, weight: Tensor, order: int) -> Tensor:
+    """Return the norms [sequences, slots] of values [sequences, slots, D] under weights [query heads, width, D]."""
+    few = max(1, AT_ONCE // (values.shape[1] * weight.shape[1]))
+    parts = (torch.stack([part @ one.float().mT for one in weight]) for part in values.split(few))
+    return torch.cat([torch.linalg.vector_norm(part, order, dim=-1).mean(0) for part in parts])

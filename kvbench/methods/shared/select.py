@@ -1,0 +1,361 @@
+"""Building blocks of methods that score tokens: windows of queries, smoothing, the best slots of every row."""
+
+from typing import Literal, TypeVar
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from kvbench.core.budget import Budget, InfeasibleBudget
+from kvbench.core.files import derive_seed
+from kvbench.core.segments import ModelSpec, Segment
+from kvbench.methods.shared.base import NotANumber
+from kvbench.methods.shared.view import View
+
+Capacity = TypeVar("Capacity", int, Tensor)
+Window = Literal["grid", "last", "uniform"]
+Pool = Literal["max", "avg"]
+BranchMode = Literal["per_row", "mean", "conditional"]
+"""Who decides: every sequence for itself, both branches of a prompt by their mean, or the conditional one for both."""
+
+LineAttention = Literal["prob", "logit"]
+"""Score of a slot from the queries of a line: mean probability, or mean logit before the softmax."""
+
+
+def choose_window(kind: Window, segment: Segment, count: int) -> Tensor:
+    """Choose up to `count` tokens of a segment; returns their numbers in it, int64 in raster order.
+
+    Args:
+        kind: `grid` takes the centres of a square grid of patches (ScaleKV; what remains of a side that the grid does
+            not divide stays uncovered), or the last tokens of a map with a side shorter than the grid's and of a single
+            row; `last` takes the last tokens in raster order; `uniform` takes evenly spaced ones.
+        segment: the segment.
+        count: a square number for `grid`; all tokens are taken if the segment has no more.
+    """
+    side = int(count**0.5)
+    if kind == "uniform":
+        return torch.arange(min(count, segment.length)) * segment.length // min(count, segment.length)
+    if kind == "last" or min(segment.height, segment.width) < max(side, 2):
+        return torch.arange(max(0, segment.length - count), segment.length)
+    rows, columns = (
+        torch.arange(side) * (n // side) + (n // side - 1) // 2 for n in (segment.height, segment.width)
+    )
+    return (rows[:, None] * segment.width + columns).flatten()
+
+
+def fit_window(wanted: int, capacity: int) -> int:
+    """Return the wanted number of window tokens, or the largest square that leaves half of the capacity to others."""
+    return wanted if wanted <= capacity // 2 else int(max(1, capacity // 2) ** 0.5) ** 2
+
+
+def find_slots(view: View, chosen: Tensor) -> Tensor:
+    """Return which slots hold the chosen tokens of the current segment, bool [rows, slots]."""
+    # Out of pageable memory nothing waits for the device.
+    return torch.isin(view.position, view.segment.start + chosen.to(view.position.device, non_blocking=True))
+
+
+def find_asking(view: View, chosen: Tensor) -> Tensor | None:
+    """Return which rows have the chosen tokens of the current segment, bool [rows, n]; None where all have them."""
+    if view.padding is None or view.segment.index:
+        return None
+    return chosen.to(view.padding.device, non_blocking=True) >= view.padding[:, None]
+
+
+def find_sinks(view: View, sinks: int) -> Tensor:
+    """Return which slots hold tokens of the first `sinks` segments, bool [rows, slots]."""
+    return (view.segment_ids >= 0) & (view.segment_ids < sinks)
+
+
+def average_attention(
+    scores: Tensor,
+    inside: Tensor,
+    *,
+    softmax: Literal["all", "prefix"],
+    group: Literal["mean", "max"],
+    asking: Tensor | None = None,
+) -> Tensor:
+    """Average the attention that slots receive from a window's queries; returns float32 [rows, slots].
+
+    Args:
+        scores: [rows, query heads per KV head, queries, slots] (`View.scores`).
+        inside: bool [rows, slots], the window's own slots.
+        softmax: over all slots, or over those outside the window (then 0 inside).
+        group: query heads of one KV head share the mean of their probabilities or the maximum of their scores.
+        asking: bool [rows, queries], which queries a row has (`find_asking`); None for all.
+    """
+    if group == "max":
+        scores = scores.amax(1, keepdim=True)
+    if softmax == "prefix":
+        scores = scores.masked_fill(inside[:, None, None], -torch.inf)
+    if asking is None:
+        return scores.softmax(-1).mean((1, 2))
+    attention = scores.softmax(-1).mean(1).masked_fill(~asking[..., None], 0)
+    return attention.sum(1) / asking.sum(1, keepdim=True).clamp(min=1)
+
+
+def smooth(scores: Tensor, kind: Pool, size: int, exists: Tensor | None = None) -> Tensor:
+    """Pool scores [rows, slots] along the slots; beyond the ends lie zeros, for `max` -inf.
+
+    Args:
+        scores: one number per slot.
+        kind: the maximum or the mean of neighbours.
+        size: how many neighbours, odd; 1 changes nothing.
+        exists: bool [rows, slots], the slots that a row has: others are nobody's neighbours, and what they receive does
+            not matter. None for all.
+    """
+    pool = F.max_pool1d if kind == "max" else F.avg_pool1d
+    if exists is None:
+        return pool(scores[:, None], size, stride=1, padding=size // 2)[:, 0]
+    place = exists.cumsum(1) - 1
+    closed = scores.new_full((len(scores), scores.shape[1] + 1), -torch.inf if kind == "max" else 0)
+    closed.scatter_(1, torch.where(exists, place, scores.shape[1]), scores)
+    closed[:, -1] = -torch.inf if kind == "max" else 0  # where slots went that a row has not
+    return smooth(closed[:, :-1], kind, size).gather(1, place.clamp_(min=0))
+
+
+def smooth_outside(
+    scores: Tensor,
+    inside: Tensor,
+    kind: Pool,
+    size: int,
+    *,
+    exists: Tensor | None = None,
+    spread_blank: bool = False,
+) -> Tensor:
+    """Pool scores [rows, slots] along the slots, where the window's own do not count.
+
+    Args:
+        scores: one number per slot.
+        inside: bool [rows, slots], the window's slots.
+        kind: the maximum or the mean of neighbours.
+        size: how many neighbours, odd.
+        exists: bool [rows, slots], as for `smooth`.
+        spread_blank: the window is -inf in its neighbours' mean too, as in ScaleKV's released code, instead of 0.
+    """
+    blank = -torch.inf if spread_blank or kind == "max" else 0
+    return smooth(scores.masked_fill(inside, blank), kind, size, exists)
+
+
+def score_line(view: View, attention: LineAttention, window: int | None) -> Tensor:
+    """Return what slots receive from the newest queries of the line that just ended, float32 [rows, slots].
+
+    It is a mean over queries and over the query heads that share a KV head; a query gives 0 to tokens that it does not
+    see.
+
+    Args:
+        view: the layer.
+        attention: probabilities, or scores before the softmax (HeadKV Eq. 6 as printed).
+        window: how many of the line's last queries; None for all.
+    """
+    count = min(window or view.segment.length, view.segment.length)
+    chosen = torch.arange(view.segment.length - count, view.segment.length)
+    return view.mass(chosen) if attention == "prob" else view.logits(chosen) / count
+
+
+def sum_attention(view: View, queries: Tensor | None = None) -> Tensor:
+    """Return the attention of all queries of the segment that each slot receives, summed: float32 [rows, slots].
+
+    Args:
+        view: the layer.
+        queries: int64 [n], those that stand for all; None for all.
+    """
+    asked: int | Tensor = view.segment.length
+    if view.padding is not None and not view.segment.index:
+        asked = (asked - view.padding)[:, None]
+    return view.mass(queries) * asked
+
+
+def find_latest(view: View, share: float, capacity: int) -> Tensor:
+    """Return which slots are the latest tokens, as many as a share of a capacity: bool [rows, slots].
+
+    Padding that is charged takes of the capacity.
+    """
+    if view.padding_charge is None:
+        return view.position >= view.segment.end - int(share * capacity)
+    count = (share * (capacity - view.padding_charge).clamp(min=1).double())[:, None].long()
+    return view.position >= view.segment.end - count
+
+
+def sum_by_segment(view: View) -> Tensor:
+    """Return the mean attention that the slots of each segment receive together, float32 [rows, segment.index + 1]."""
+    mass = view.mass()
+    # Not scattered: the result of atomic additions depends on their order.
+    sums = [(mass * (view.segment_ids == source)).sum(1) for source in range(view.segment.index + 1)]
+    return torch.stack(sums, 1)
+
+
+def merge_branches(scores: Tensor, mode: BranchMode, branches: int) -> Tensor:
+    """Return scores [rows, slots] on which the branches of each prompt agree; their prompts have equal padding.
+
+    Args:
+        scores: one number per slot; the rows of all conditional sequences come before those of the other branch.
+        mode: who decides.
+        branches: sequences of a prompt.
+    """
+    if mode == "per_row":
+        return scores
+    parts = scores.unflatten(0, (branches, -1))
+    shared = parts.mean(0) if mode == "mean" else parts[0]
+    return shared.repeat(branches, 1)
+
+
+def check_branch_mode(mode: BranchMode, spec: ModelSpec) -> None:
+    """Refuse a decider for both branches of models whose branches hold tokens of other positions.
+
+    Raises:
+        ValueError: naming the choice that works.
+    """
+    if mode != "per_row" and not spec.equal_branches:
+        raise ValueError(
+            f"method.branch_mode={mode}: the branches of {spec.name} have prompts of unequal length; use "
+            "method.branch_mode=per_row"
+        )
+
+
+def require_numbers(scores: Tensor) -> None:
+    """Check that no score is NaN; on a GPU the check is the device's own and does not wait for it.
+
+    Raises:
+        NotANumber: some score is NaN, on a CPU.
+    """
+    if scores.is_cuda:
+        torch._assert_async(
+            ~scores.isnan().any(), "scores of a method are NaN; device=cpu names method and layer"
+        )
+    elif scores.isnan().any():
+        raise NotANumber("scores are NaN")
+
+
+def softmax_seen(scores: Tensor) -> Tensor:
+    """Return the softmax over the last dimension, 0 where all scores are -inf; NaN stays NaN."""
+    seen = (scores != -torch.inf).any(-1, keepdim=True)
+    return scores.masked_fill(~seen, 0).softmax(-1).masked_fill(~seen, 0)
+
+
+def choose_best(scores: Tensor, capacity: int | Tensor) -> Tensor:
+    """Choose the highest-scored slots of every row, the earlier one on ties; returns bool [rows, slots].
+
+    Args:
+        scores: [rows, slots]; -inf is chosen last.
+        capacity: slots to choose, one number or int64 [rows].
+
+    Raises:
+        NotANumber: some score is NaN.
+    """
+    require_numbers(scores)
+    order = scores.sort(dim=1, descending=True, stable=True).indices
+    places = torch.arange(scores.shape[1], device=scores.device).expand_as(order)
+    chosen = places < (capacity[:, None] if isinstance(capacity, Tensor) else capacity)
+    return torch.zeros_like(chosen).scatter_(1, order, chosen)
+
+
+def draw_uniform(name: str, shape: tuple[int, ...]) -> Tensor:
+    """Draw numbers in 0..1 that depend on a name alone, such as one of seed, prompt, layer and segment: float32."""
+    return torch.rand(shape, generator=torch.Generator().manual_seed(derive_seed(name)))
+
+
+def pair_halves(keys: Tensor) -> Tensor:
+    """Return keys [..., D] whose pairs are neighbouring channels with the even channels first, then the odd ones."""
+    return keys.unflatten(-1, (-1, 2)).mT.flatten(-2)
+
+
+def share_evenly(tokens: int, spec: ModelSpec) -> list[int | tuple[int, ...]]:
+    """Share whole tokens evenly among all heads; the first ones, layer by layer, get one more until none is left.
+
+    Args:
+        tokens: tokens that a sequence may hold, at most those that the full cache holds.
+        spec: the model's shapes.
+
+    Returns:
+        The capacity of every layer: one number where its heads have equally many, else one for each.
+    """
+    even, more = divmod(tokens, spec.all_heads)
+    extra = (min(max(more - layer * spec.heads, 0), spec.heads) for layer in range(spec.layers))
+    return [share_layer(spec.heads * even + one, spec.heads) for one in extra]
+
+
+def share_by_head(tokens: int, spec: ModelSpec) -> Tensor:
+    """Return what `share_evenly` gives to each head, int64 [L, H]."""
+    return torch.stack([torch.tensor(capacity).expand(spec.heads) for capacity in share_evenly(tokens, spec)])
+
+
+def share_layer(tokens: int, heads: int) -> int | tuple[int, ...]:
+    """Share a layer's tokens among its heads; the first ones get one more until none is left.
+
+    >>> share_layer(12, 4), share_layer(14, 4)
+    (3, (4, 4, 3, 3))
+    """
+    even, more = divmod(tokens, heads)
+    return (*(even + 1,) * more, *(even,) * (heads - more)) if more else even
+
+
+def spread_capacity(capacity: int | tuple[int, ...], view: View) -> int | Tensor:
+    """Return the capacity of every row, int64 [rows], of one number for each head; one number for all stays what it is.
+
+    Where padding counts as held it takes capacity from its rows, of which one slot is always left.
+    """
+    if isinstance(capacity, int):
+        return capacity if view.padding_charge is None else (capacity - view.padding_charge).clamp_(min=1)
+    # Out of pageable memory nothing waits for the device.
+    capacities = torch.tensor(capacity).to(view.position.device, non_blocking=True).repeat(view.sequences)
+    return capacities if view.padding_charge is None else (capacities - view.padding_charge).clamp_(min=1)
+
+
+def fits(view: View, capacity: int) -> bool:
+    """Return whether every row surely can hold all of its slots; nothing is read from the device to know it."""
+    return view.padding_charge is None and view.position.shape[1] <= capacity
+
+
+def cap_recent(capacity: Capacity) -> Capacity:
+    """Return the largest share of a capacity behind the condition that newest lines may have: two thirds."""
+    return 2 * capacity // 3
+
+
+USUAL_WINDOW = 16
+"""Tokens of a window where nothing else is asked for; models whose segments are smaller take whole segments."""
+
+
+def check_window(size: int, kernel: int, kind: Window = "grid", max_size: int | None = None) -> None:
+    """Refuse empty windows, grids that are no squares, and kernels that have no middle.
+
+    Args:
+        size: tokens of the window.
+        kernel: slots that smoothing takes together.
+        kind: which tokens.
+        max_size: tokens of the largest segment, which no window but the usual one exceeds; None to take any.
+
+    Raises:
+        ValueError: naming the setting.
+    """
+    if size < 1:
+        raise ValueError(f"method.window={size}: must be at least 1")
+    if max_size is not None and size > max(max_size, USUAL_WINDOW):
+        raise ValueError(f"method.window={size}: the largest segment has {max_size} tokens")
+    if kind == "grid" and int(size**0.5) ** 2 != size:
+        raise ValueError(f"method.window={size}: a grid has a square number such as 16")
+    if kernel < 1 or kernel % 2 == 0:
+        raise ValueError(f"method.kernel={kernel}: must be odd and positive")
+
+
+def check_capacity(spec: ModelSpec, budget: Budget, sinks: int = 0, more: int = 0) -> None:
+    """Refuse sinks that the model has not, and budgets too small for them or for one token a head.
+
+    Args:
+        spec: the model's shapes.
+        budget: the capacity B.
+        sinks: leading segments that never leave.
+        more: tokens that every head must be able to hold beside them.
+
+    Raises:
+        ValueError: the model has no more than so many segments.
+        InfeasibleBudget: naming the smallest budget that works.
+    """
+    if not 0 <= sinks < len(spec.segments):
+        raise ValueError(f"sinks={sinks}: {spec.name} has {len(spec.segments)} scales")
+    needed = spec.leading_tokens(sinks) + more or 1
+    if budget.head_tokens < needed:
+        raise (
+            InfeasibleBudget.of_sinks(budget, sinks, needed, spec)
+            if sinks and not more
+            else InfeasibleBudget.of(budget, needed, spec, "the method's tokens")
+        )

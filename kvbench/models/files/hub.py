@@ -1,0 +1,237 @@
+"""Files of models on the Hugging Face Hub: which of them a source needs, how much that is, and fetching them.
+
+A branch or tag is resolved to a commit when it is fetched first. The commit and the names of its files are recorded
+beside the converted weights, so that later runs ask no network and every node of a shared home reads the same commit.
+"""
+
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+
+from kvbench.core.claims import claim
+from kvbench.core.config import UserError
+from kvbench.core.files import count_free_bytes, hash_values, parse_json, write_whole
+from kvbench.models.files.downloads import Blob, download
+from kvbench.models.files.stored import choose_files, find_home
+
+log = logging.getLogger(__name__)
+
+
+class HubError(UserError, RuntimeError):
+    """Files that the Hub does not give; the message says why and what to do."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """Files of a repository that a source reads.
+
+    Attributes:
+        repo: owner/name.
+        revision: branch, tag or commit.
+        file: file or folder inside; None for the files at the top.
+    """
+
+    repo: str
+    revision: str
+    file: str | None
+
+    @property
+    def record(self) -> Path:
+        """File that records a complete download."""
+        return find_home() / "hub" / f"{hash_values(asdict(self))[:32]}.json"
+
+    def __str__(self) -> str:
+        return f"{self.file or 'the files'} of {self.repo}"
+
+
+@dataclass(frozen=True)
+class Listing:
+    """Files of a part at a commit.
+
+    Attributes:
+        part: what they are of.
+        commit: what the revision stands for.
+        sizes: bytes by name.
+        folder: snapshot in the Hub's cache that holds them once they are fetched.
+        hashes: SHA-256 by name, of files in Git LFS; empty of what is fetched.
+    """
+
+    part: Part
+    commit: str
+    sizes: dict[str, int]
+    folder: Path
+    hashes: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def missing(self) -> dict[str, int]:
+        """Files that are not in the cache, with the bytes that are still to be downloaded of each."""
+        received = {blob.name: blob.received for blob in self.blobs}
+        return {
+            name: size - received.get(name, 0)
+            for name, size in self.sizes.items()
+            if not (self.folder / name).is_file()
+        }
+
+    @property
+    def blobs(self) -> list[Blob]:
+        """The files in Git LFS."""
+        if not self.hashes:
+            return []
+        from huggingface_hub import hf_hub_url
+
+        return [
+            Blob(
+                name,
+                hf_hub_url(self.part.repo, name, revision=self.commit),
+                self.sizes[name],
+                sha256,
+                self.folder.parents[1] / "blobs" / sha256,
+            )
+            for name, sha256 in self.hashes.items()
+        ]
+
+    @property
+    def path(self) -> Path:
+        """The local file or folder."""
+        return self.folder / (self.part.file or "")
+
+
+def find_fetched(part: Part) -> Listing | None:
+    """Return what was fetched of a part, without asking the network; None unless every file is there."""
+    listing = _read_record(part)
+    return None if listing is None or listing.missing else listing
+
+
+def list_part(part: Part) -> Listing:
+    """Ask the Hub which files a part has and how large they are; a revision that was resolved before keeps its commit.
+
+    Raises:
+        HubError: the Hub cannot be reached, or has no such repository, revision or file.
+    """
+    try:
+        from huggingface_hub import HfApi, constants
+        from huggingface_hub.errors import GatedRepoError, OfflineModeIsEnabled
+    except ImportError:
+        raise HubError(f"install the `text` extra to download {part.repo}") from None
+    cache = Path(constants.HF_HUB_CACHE, f"models--{part.repo.replace('/', '--')}")
+    known = _read_record(part)
+    try:
+        info = HfApi().model_info(
+            part.repo, revision=known.commit if known else part.revision, files_metadata=True
+        )
+    except GatedRepoError:
+        raise HubError(f"{part.repo}: accept its conditions on its page, then `hf auth login`") from None
+    except OfflineModeIsEnabled:
+        return _list_cached(part, cache)
+    except Exception as error:  # the library's transport has errors of its own
+        try:
+            return _list_cached(part, cache)
+        except HubError:
+            raise HubError(f"cannot download {part} ({str(error).splitlines()[0]})") from error
+    siblings = info.siblings or ()
+    sizes = {one.rfilename: one.size or 0 for one in siblings}
+    hashes = {one.rfilename: one.lfs.sha256 for one in siblings if one.lfs is not None}
+    return _choose(part, str(info.sha), sizes, cache / "snapshots" / str(info.sha), hashes)
+
+
+def fetch(listings: Sequence[Listing]) -> None:
+    """Download what is missing, after saying how much that is and where it goes.
+
+    Files that are whole stay, and an interrupted download of a file resumes.
+
+    Raises:
+        HubError: the disk has no room, or a download fails; the same command goes on where it ended.
+    """
+    from huggingface_hub import constants, snapshot_download
+
+    todo = [listing for listing in listings if listing.missing]
+    _announce(todo, Path(constants.HF_HUB_CACHE))
+    for listing in listings:
+        part = listing.part
+        with claim(part.record.with_suffix(".claim")):
+            if listing.missing:
+                try:
+                    names = list(listing.missing)
+                    download([blob for blob in listing.blobs if blob.name in names])
+                    # Fetches the small files, and links the large ones into the snapshot.
+                    snapshot_download(part.repo, revision=listing.commit, allow_patterns=names)
+                except Exception as error:  # as above
+                    raise HubError(
+                        f"the download of {part} ended early ({str(error).splitlines()[0]}); run it again to resume"
+                    ) from None
+            write_whole(part.record, json.dumps({**asdict(listing), "folder": str(listing.folder)}))
+
+
+def format_bytes(size: int) -> str:
+    """Write a number of bytes in GB or MB.
+
+    >>> format_bytes(4_640_000_000)
+    '4.6 GB'
+    """
+    return f"{size / 1e9:.1f} GB" if size >= 1e8 else f"{size / 1e6:.1f} MB"
+
+
+def _announce(todo: Sequence[Listing], cache: Path) -> None:
+    needed = sum(size for listing in todo for size in listing.missing.values())
+    if not needed:
+        return
+    log.info("%s to download to %s", format_bytes(needed), cache)
+    for listing in todo:
+        part, size = listing.part, format_bytes(sum(listing.missing.values()))
+        log.info("  %s: %s at %s = commit %s", size, part, part.revision, listing.commit)
+    if (free := count_free_bytes(cache)) < needed:
+        raise HubError(
+            f"{format_bytes(needed)} to download, {format_bytes(free)} free in {cache}: set HF_HOME to a larger disk"
+        )
+
+
+def _read_record(part: Part) -> Listing | None:
+    try:
+        found = parse_json(part.record.read_text())
+        return Listing(part, found["commit"], found["sizes"], Path(found["folder"]))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _list_cached(part: Part, cache: Path) -> Listing:
+    """Return what the Hub's own cache holds of a part, where no network is; another program may have fetched it."""
+    branch = cache / "refs" / part.revision
+    commit = branch.read_text().strip() if branch.is_file() else part.revision
+    folder = cache / "snapshots" / commit
+    names = {
+        str(path.relative_to(folder)): path.stat().st_size for path in folder.rglob("*") if path.is_file()
+    }
+    try:
+        return _choose(part, commit, names, folder)
+    except HubError:
+        raise HubError(
+            f"HF_HUB_OFFLINE is set or there is no network, and {part} is not in {cache.parent}; "
+            "run task=weights where there is one"
+        ) from None
+
+
+def _choose(
+    part: Part,
+    commit: str,
+    sizes: Mapping[str, int],
+    folder: Path,
+    hashes: Mapping[str, str] = MappingProxyType({}),
+) -> Listing:
+    """Keep the files that are needed.
+
+    Raises:
+        HubError: there are none.
+    """
+    if part.file is not None and part.file in sizes:
+        names = [part.file]
+    else:
+        prefix = "" if part.file is None else f"{part.file}/"
+        inside = [name.removeprefix(prefix) for name in sizes if name.startswith(prefix)]
+        names = [prefix + name for name in choose_files(inside)]
+    if not names:
+        raise HubError(f"{part.repo} has no {part.file or 'weights'} at {part.revision}")
+    kept = {name: hashes[name] for name in names if name in hashes}
+    return Listing(part, commit, {name: sizes[name] for name in names}, folder, kept)

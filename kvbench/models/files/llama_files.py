@@ -1,0 +1,98 @@
+"""Conversion of the names of files in LLaMA's form, as transformers writes them, for `kvbench.models.parts.decoder`."""
+
+import re
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from kvbench.models.files.checkpoints import State
+
+RENAMED = {
+    "embed_tokens": "tok_embeddings",
+    "self_attn.o_proj": "attention.wo",
+    "self_attn.q_norm": "attention.q_norm",
+    "self_attn.k_norm": "attention.k_norm",
+    "mlp.gate_proj": "feed_forward.w1",
+    "mlp.up_proj": "feed_forward.w3",
+    "mlp.down_proj": "feed_forward.w2",
+    "post_attention_layernorm": "ffn_norm",
+    "input_layernorm": "attention_norm",
+}
+
+
+PREFIX, HEAD = "model.", "lm_head.weight"
+
+
+def strip_prefix(raw: Mapping[str, object]) -> State:
+    """Return a file's tensors without the prefix `model.`, the head as `output.weight`.
+
+    Other tensors keep a name that no module has, so that `kvbench.models.files.parameters.check` refuses them.
+
+    Args:
+        raw: contents of a file.
+    """
+    state: State = {}
+    for name, tensor in raw.items():
+        if isinstance(tensor, Tensor):
+            known = "output.weight" if name == HEAD else f"{name} (outside {PREFIX})"
+            state[name.removeprefix(PREFIX) if name.startswith(PREFIX) else known] = tensor
+    return state
+
+
+def clean_llama(state: State, head_dim: int) -> State:
+    """Return a language model's state under the decoder's names.
+
+    Files pair channel j of a head with j + D/2, and keep its projections apart (`kvbench.models.parts.rotary`).
+    Projections that cannot be joined stay apart, so that `kvbench.models.files.parameters.check` refuses them by name.
+
+    Args:
+        state: tensors by the file's names from `layers.` and `embed_tokens.` on.
+        head_dim: channels of a head.
+    """
+    joined = dict(state)
+    for name in [name for name in state if name.endswith("self_attn.q_proj.weight")]:
+        parts = [name.replace("q_proj", f"{part}_proj") for part in "qkv"]
+        widths = {joined[part].shape[1:] if part in joined else None for part in parts}
+        if len(widths) == 1 and None not in widths and all(joined[part].ndim for part in parts):
+            q, k, v = (joined.pop(part) for part in parts)
+            joint = torch.cat((pair_neighbours(q, head_dim), pair_neighbours(k, head_dim), v))
+            joined[name.replace("self_attn.q_proj", "attention.wqkv")] = joint
+    pattern = re.compile("|".join(map(re.escape, RENAMED)))
+    return {pattern.sub(lambda found: RENAMED[found[0]], name): tensor for name, tensor in joined.items()}
+
+
+def split_llama(state: Mapping[str, Tensor], heads: int, kv_heads: int, head_dim: int) -> State:
+    """Return a decoder's state under the names of files: what `clean_llama` undoes.
+
+    Args:
+        state: of a `kvbench.models.parts.decoder.Decoder`.
+        heads: query heads.
+        kv_heads: heads of keys, and of values.
+        head_dim: channels of a head.
+    """
+    split: State = {}
+    for name, tensor in state.items():
+        if name.endswith("attention.wqkv.weight"):
+            parts = tensor.unflatten(0, (-1, head_dim)).split((heads, kv_heads, kv_heads))
+            for part, rows in zip("qkv", parts, strict=True):
+                flat = rows.flatten(0, 1)
+                kept = flat if part == "v" else pair_halves(flat, head_dim)
+                split[name.replace("attention.wqkv", f"self_attn.{part}_proj")] = kept
+        else:
+            split[name] = tensor
+    back = {ours: file for file, ours in RENAMED.items()}
+    pattern = re.compile("|".join(map(re.escape, back)))
+    return {pattern.sub(lambda found: back[found[0]], name): tensor for name, tensor in split.items()}
+
+
+def pair_neighbours(weight: Tensor, head_dim: int) -> Tensor:
+    """Reorder rows [heads x D, ...] so that a head's channels j and j + D/2 become 2 j and 2 j + 1."""
+    if not weight.ndim or len(weight) % head_dim:
+        return weight  # of another model: its shape will be refused
+    return weight.unflatten(0, (-1, 2, head_dim // 2)).transpose(1, 2).flatten(0, 2)
+
+
+def pair_halves(weight: Tensor, head_dim: int) -> Tensor:
+    """Undo `pair_neighbours`."""
+    return weight.unflatten(0, (-1, head_dim // 2, 2)).transpose(1, 2).flatten(0, 2)

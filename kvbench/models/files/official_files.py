@@ -1,0 +1,83 @@
+"""Conversion of official checkpoints of image models to the names of the modules."""
+
+import re
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from kvbench.models.files.checkpoints import State
+
+
+def _find_tensors(raw: Mapping[str, object], *wrappers: str) -> State:
+    """Return the tensors by name, of the first wrapper that there is if any."""
+    inner = next((raw[key] for key in wrappers if key in raw), raw)
+    assert isinstance(inner, Mapping)
+    return {name: tensor for name, tensor in inner.items() if isinstance(tensor, Tensor)}
+
+
+def clean_transformer(raw: Mapping[str, object]) -> State:
+    """Return a transformer's state out of any published form: flat, nested by a trainer, with constant buffers."""
+    nested = raw.get("trainer")
+    if isinstance(nested, Mapping):
+        raw = nested.get("gpt_fsdp", nested)  # type: ignore[assignment]
+    dropped = ("lvl_1L", "attn_bias_for_masking", "Infinity_visible_kvlen", "Infinity_invisible_qlen")
+    state = {k: v for k, v in _find_tensors(raw).items() if not k.endswith(("zero_k_bias", *dropped))}
+    return {k: v.reshape(1, -1, 1, 1) if k.endswith("scale_mul_1H11") else v for k, v in state.items()}
+
+
+def clean_tokenizer(raw: Mapping[str, object]) -> State:
+    """Return the tokenizer's state: under `vae` in official files, convolutions and norms wrapped or not.
+
+    What else official files hold is left out; learned amplitudes are the embedded model's.
+    """
+    kept = ("encoder.", "decoder.", "amplitudes")
+    return {_wrapped(k): v for k, v in _find_tensors(raw, "vae").items() if k.startswith(kept)}
+
+
+def clean_vqvae(raw: Mapping[str, object]) -> State:
+    """Return the state of VAR's tokenizer without its statistics of code use, convolutions and norms wrapped or not."""
+    return {_wrapped(k): v for k, v in _find_tensors(raw).items() if not k.endswith("ema_vocab_hit_SV")}
+
+
+def clean_decoder(raw: Mapping[str, object]) -> State:
+    """Return the state of a next-token transformer, flat or nested by a trainer, without tables and caches."""
+    state = _find_tensors(raw, "model", "module", "state_dict")
+    return {k: v for k, v in state.items() if not re.search("freqs_cis|causal_mask|kv_cache", k)}
+
+
+def clean_vqgan(raw: Mapping[str, object]) -> State:
+    """Return the state of a VQGAN (LlamaGen's, Chameleon's) under the names of `kvbench.models.parts.autoencoder`.
+
+    Files keep the projections of an attention apart, and LlamaGen's count the decoder's levels from the lowest
+    resolution; statistics of code use are left out.
+    """
+    found = _find_tensors(raw, "model", "state_dict")
+    state = {k: v for k, v in found.items() if not k.endswith("codebook_used")}
+    for name in [name for name in state if re.search(r"\.q\.(weight|bias)$", name)]:
+        parts = [name.replace(".q.", f".{part}.") for part in "qkv"]
+        if all(part in state for part in parts):
+            state[name.replace(".q.", ".qkv.")] = torch.cat([state.pop(part) for part in parts])
+    levels = [re.match(r"decoder\.conv_blocks\.(\d+)\.", name) for name in state]
+    last = max((int(found[1]) for found in levels if found), default=0)
+
+    def rename(name: str) -> str:
+        name = re.sub(
+            r"^decoder\.conv_blocks\.(\d+)", lambda found: f"decoder.up.{last - int(found[1])}", name
+        )
+        name = re.sub(r"^encoder\.conv_blocks\.", "encoder.down.", name).replace(".res.", ".block.")
+        middle = ("block_1", "attn_1", "block_2")
+        return re.sub(r"\.mid\.([012])\.", lambda found: f".mid.{middle[int(found[1])]}.", name)
+
+    return {_wrapped(rename(name)): tensor for name, tensor in state.items()}
+
+
+def _wrapped(name: str) -> str:
+    parts = name.split(".")
+    owner, layer = ("", "", *parts)[-3:-1]
+    resampling = layer == "conv" and owner in ("downsample", "upsample")
+    if resampling or layer == "nin_shortcut" or (layer.startswith("conv") and layer != "conv"):
+        return ".".join([*parts[:-1], "conv", parts[-1]])
+    if layer.startswith("norm") and layer != "norm":
+        return ".".join([*parts[:-1], "norm", parts[-1]])
+    return name

@@ -1,0 +1,74 @@
+"""A decoder split over processes: each has some heads of every layer and some channels of every feed-forward.
+
+The projections into heads and hidden channels are split by rows, those back into the stream by columns, so that the
+partial sums of the latter, added over all processes, are what one process computes, but for the order of summation
+(Megatron-LM, arXiv:1909.08053, section 3). Embeddings, norms and logits are whole in every process.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from kvbench.models.files.checkpoints import State
+from kvbench.models.parts.decoder import DecoderConfig
+
+C = TypeVar("C", bound=DecoderConfig)
+
+BY_ROWS = ("feed_forward.w1.weight", "feed_forward.w3.weight")
+BY_COLUMNS = ("attention.wo.weight", "feed_forward.w2.weight")
+
+
+def check_split(config: DecoderConfig, count: int) -> None:
+    """Refuse a number of processes that heads or hidden channels cannot be shared out to evenly.
+
+    Raises:
+        ValueError: naming what does not divide.
+    """
+    for name in ("heads", "kv_heads", "hidden"):
+        if count < 1 or getattr(config, name) % count:
+            raise ValueError(
+                f"model.tensor_parallel={count}: must divide model.transformer.{name}={getattr(config, name)}"
+            )
+
+
+def split_config(config: C, count: int) -> C:
+    """Return the shape of one of `count` equal shares, its stream as wide as the whole's."""
+    return replace(
+        config,
+        heads=config.heads // count,
+        kv_heads=config.kv_heads // count,
+        hidden=config.hidden // count,
+    )
+
+
+def split_state(state: Mapping[str, Tensor], config: DecoderConfig, rank: int, count: int) -> State:
+    """Return share `rank` of `count` of a whole decoder's state.
+
+    Heads of a share follow each other, and its query heads are those that share its KV heads.
+
+    Args:
+        state: of the whole `kvbench.models.parts.decoder.Decoder`.
+        config: shape of the whole.
+        rank: number of the share.
+        count: how many there are.
+    """
+    if count == 1:
+        return dict(state)
+
+    def take(tensor: Tensor, dim: int = 0) -> Tensor:
+        return tensor.chunk(count, dim)[rank].contiguous()
+
+    def take_share(name: str, tensor: Tensor) -> Tensor:
+        if name.endswith("attention.wqkv.weight"):
+            heads = tensor.unflatten(0, (-1, config.head_dim))
+            parts = heads.split((config.heads, config.kv_heads, config.kv_heads))
+            return torch.cat([take(part) for part in parts]).flatten(0, 1)
+        each_head = config.qk_norm == "layer" and (".q_norm." in name or ".k_norm." in name)
+        if each_head or name.endswith(BY_ROWS):
+            return take(tensor)
+        return take(tensor, 1) if name.endswith(BY_COLUMNS) else tensor
+
+    return {name: take_share(name, tensor) for name, tensor in state.items()}

@@ -1,0 +1,213 @@
+"""Text encoders: Flan-T5 for the official models, a small one over a closed vocabulary for the embedded model."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from kvbench.core.files import hash_content
+from kvbench.models.base import TextFeatures
+from kvbench.models.files.checkpoints import WeightsError
+from kvbench.models.files.parameters import build_on_meta, fill
+from kvbench.models.files.weights import Source, prepare
+from kvbench.models.parts.layers import init_linear
+
+
+class TextEncoder(Protocol):
+    """Anything that turns prompts into packed features."""
+
+    def encode(self, prompts: Sequence[str]) -> TextFeatures:
+        """Return the features of every prompt; an empty prompt has at least its end token."""
+        ...
+
+
+class T5Encoder:
+    """Flan-T5 encoder through transformers: weights in half precision, float32 features, no padding kept.
+
+    Args:
+        folder: the encoder's files, configuration and tokenizer included.
+        device: where it runs.
+        dtype: of weights and features until they are returned.
+        longest: tokens of a prompt, its end included; others are cut off.
+
+    Raises:
+        OSError: the folder lacks the network.
+        ValueError: the folder lacks the tokenizer.
+        ImportError: the `text` extra is not installed.
+    """
+
+    def __init__(
+        self,
+        folder: str,
+        device: torch.device | str,
+        dtype: torch.dtype = torch.float16,
+        longest: int = 512,
+    ) -> None:
+        from transformers import AutoTokenizer, T5EncoderModel
+
+        self._tokenizer = AutoTokenizer.from_pretrained(
+            folder, legacy=True, model_max_length=longest, local_files_only=True
+        )
+        self._model = T5EncoderModel.from_pretrained(folder, dtype=dtype, local_files_only=True)
+        self._model.eval().to(device)
+        self._device = device
+
+    @torch.inference_mode()
+    def encode(self, prompts: Sequence[str]) -> TextFeatures:
+        """Return the last hidden states, end token included."""
+        rows = [
+            self._model(
+                self._tokenizer(text, truncation=True, return_tensors="pt").input_ids.to(self._device)
+            )
+            .last_hidden_state[0]
+            .float()
+            for text in prompts
+        ]
+        return TextFeatures(torch.cat(rows), tuple(len(row) for row in rows))
+
+
+class HashedText:
+    """A stand-in for a text encoder without weights: features drawn from each word's hash, and an end token.
+
+    Args:
+        width: channels of a word.
+        device: where the features go.
+        longest: words of a prompt, its end included; others are cut off. None for no limit.
+    """
+
+    def __init__(self, width: int, device: torch.device | str, longest: int | None = None) -> None:
+        self._width, self._device, self._longest = width, device, longest
+
+    def encode(self, prompts: Sequence[str]) -> TextFeatures:
+        """Return features of unit variance for every prompt."""
+        last = None if self._longest is None else self._longest - 1
+        words = [[*prompt.split()[:last], ""] for prompt in prompts]
+        rows = [self._row(word) for row in words for word in row]
+        return TextFeatures(torch.stack(rows).to(self._device), tuple(map(len, words)))
+
+    def _row(self, word: str) -> Tensor:
+        seed = int(hash_content(word)[:14], 16)
+        return torch.randn(self._width, generator=torch.Generator().manual_seed(seed))
+
+
+@dataclass(frozen=True)
+class VocabularyConfig:
+    """Shape of the closed-vocabulary encoder: words (0 pads), longest prompt, channels, layers, heads."""
+
+    words: int
+    longest: int
+    width: int
+    layers: int = 2
+    heads: int = 4
+
+
+class _TextBlock(nn.Module):
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.qkv, self.proj = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.fc1, self.fc2 = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        q, k, v = self.qkv(self.norm1(x)).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        scores = (q @ k.transpose(-1, -2)).float() * q.shape[-1] ** -0.5
+        weights = scores.masked_fill(~mask[:, None, None], -1e9).softmax(-1).to(v.dtype)
+        x = x + self.proj((weights @ v).transpose(1, 2).flatten(2))
+        return x + self.fc2(F.gelu(self.fc1(self.norm2(x))))
+
+
+class VocabularyEncoder(nn.Module):
+    """A small pre-norm transformer over words, trained together with the image transformer.
+
+    Args:
+        config: its shape.
+        tokenize: prompt to word numbers; may raise ValueError for an unknown word. Only `encode` needs it.
+    """
+
+    def __init__(self, config: VocabularyConfig, tokenize: Callable[[str], list[int]] | None = None) -> None:
+        super().__init__()
+        self.config, self._tokenize = config, tokenize
+        self.word = nn.Embedding(config.words, config.width)
+        self.place = nn.Embedding(config.longest, config.width)
+        self.text_blocks = nn.ModuleList(_TextBlock(config.width, config.heads) for _ in range(config.layers))
+        self.norm = nn.LayerNorm(config.width)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Map word numbers int64 [B, words], 0 where padded, to [B, words, width]."""
+        mask = tokens > 0
+        x = self.word(tokens) + self.place.weight[: tokens.shape[1]]
+        for block in self.text_blocks:
+            x = block(x, mask)
+        return self.norm(x)
+
+    @torch.inference_mode()
+    def encode(self, prompts: Sequence[str]) -> TextFeatures:
+        """Return packed features of captions of the closed grammar.
+
+        Raises:
+            ValueError: a word outside the vocabulary, or too many words.
+        """
+        assert self._tokenize is not None
+        rows = [self._tokenize(prompt) for prompt in prompts]
+        tokens = nn.utils.rnn.pad_sequence([torch.tensor(row) for row in rows], batch_first=True)
+        features = self(tokens.to(self.word.weight.device)).float()
+        return TextFeatures(features[tokens.to(features.device) > 0], tuple(len(row) for row in rows))
+
+    @torch.no_grad()
+    def init_weights(self, generator: torch.Generator) -> None:
+        """Set weights to train from: unit-variance layers, branches that start at zero."""
+        init_linear(self, generator)
+        self.word.weight.normal_(0, 1.0, generator=generator)
+        self.place.weight.normal_(0, 0.5, generator=generator)
+        for block in self.text_blocks:
+            assert isinstance(block, _TextBlock)
+            block.proj.weight.zero_()
+            block.fc2.weight.zero_()
+
+
+def load_t5(
+    source: Source,
+    device: torch.device | str,
+    half: torch.dtype = torch.float16,
+    longest: int = 512,
+) -> tuple[TextEncoder, str]:
+    """Load Flan-T5 and return it with the SHA-256 of its files.
+
+    Args:
+        source: of its files, configuration and tokenizer included.
+        device: where it runs.
+        half: dtype on a GPU; float32 on a CPU.
+        longest: tokens of a prompt, its end included; others are cut off.
+
+    Raises:
+        WeightsError: the files are missing or not Flan-T5, or the `text` extra is not installed.
+    """
+    folder, digest = prepare(source)
+    dtype = half if torch.device(device).type == "cuda" else torch.float32
+    try:
+        return T5Encoder(str(folder), device, dtype, longest), digest
+    except ImportError:
+        raise WeightsError("model.text=t5: install the `text` extra, which reads Flan-T5") from None
+    except (OSError, ValueError) as error:
+        reason = str(error).splitlines()[0]
+        raise WeightsError(f"{source.key}: no Flan-T5 with its tokenizer in {folder} ({reason})") from None
+
+
+def load_vocabulary(
+    source: Source | None,
+    config: VocabularyConfig,
+    tokenize: Callable[[str], list[int]],
+    device: torch.device | str,
+) -> tuple[TextEncoder, str]:
+    """Load the encoder of a closed vocabulary, random without a source, and return it with its weights' SHA-256.
+
+    Raises:
+        WeightsError: a checkpoint is missing, unreadable or does not fit.
+    """
+    encoder = build_on_meta(lambda: VocabularyEncoder(config, tokenize))
+    digest = fill(encoder, source, lambda raw: dict(raw))  # type: ignore[arg-type]
+    return encoder.to(device), digest

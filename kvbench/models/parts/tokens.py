@@ -1,0 +1,138 @@
+"""Prompts as token numbers: the base class of tokenizers, their files, and padded batches of prompts."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+import torch
+from torch import Tensor
+
+from kvbench.core.files import hash_content, hash_path
+from kvbench.models.files.checkpoints import WeightsError
+from kvbench.models.files.weights import Source
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer as Reader
+
+
+class Tokenizer(ABC):
+    """Base class of tokenizers.
+
+    Attributes:
+        pad: token that fills the places in front of short prompts.
+    """
+
+    pad: int
+
+    @abstractmethod
+    def encode(self, prompt: str) -> list[int]:
+        """Return the tokens of a prompt, special ones included."""
+
+    def drop_condition(self, tokens: list[int]) -> list[int]:
+        """Return the tokens of a prompt's unconditional branch; models with guidance have one."""
+        raise NotImplementedError
+
+
+T = TypeVar("T", bound=Tokenizer)
+
+
+def hash_words(words: Sequence[str], count: int) -> list[int]:
+    """Return a number below `count` for each word, in place of a vocabulary."""
+    return [int(hash_content(word)[:14], 16) % count for word in words]
+
+
+def open_tokenizer(path: Path) -> "Reader":
+    """Read a `tokenizer.json`.
+
+    It is read by `tokenizers` itself: of the classes of transformers one loses every space of a byte-level file, and
+    the other does not begin a text with the token that models were trained with.
+
+    Raises:
+        ImportError: the `text` extra is not installed.
+        ValueError: not a tokenizer.
+    """
+    from tokenizers import Tokenizer
+
+    try:
+        reader = Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises nothing more particular
+        raise ValueError(str(error)) from None
+    # A file may remember how long its last text was made, which official programs set anew.
+    reader.no_truncation()
+    reader.no_padding()
+    return reader
+
+
+def find_token(reader: "Reader", name: str) -> int:
+    """Return the number of a token.
+
+    Raises:
+        ValueError: there is none of that name.
+    """
+    number: int | None = reader.token_to_id(name)
+    if number is None:
+        raise ValueError(f"it has no token {name}")
+    return number
+
+
+def read_tokenizer(source: Source, make: Callable[[Path], T], owner: str) -> tuple[T, str]:
+    """Read a model's `tokenizer.json`, and return it with the SHA-256 of its file.
+
+    Args:
+        source: where the file is.
+        make: reads it; a ValueError says why it cannot be the model's.
+        owner: name of the model, for the message.
+
+    Raises:
+        WeightsError: the file is missing or not the model's, or the `text` extra is not installed.
+    """
+    path = source.locate()
+    try:
+        return make(path), hash_path(path)
+    except ImportError:
+        raise WeightsError(f"{source.key}: install the `text` extra, which reads {path.name}") from None
+    except ValueError as error:
+        reason = str(error).splitlines()[0]
+        raise WeightsError(f"{source.key}: {path} is not {owner}'s tokenizer.json ({reason})") from None
+
+
+def encode_prompts(prompts: Sequence[str], tokenizer: Tokenizer, capacity: int) -> list[list[int]]:
+    """Return the token numbers of every prompt, each of which must fit.
+
+    Raises:
+        ValueError: naming the longest prompt and the tokens that it needs.
+    """
+    rows = [tokenizer.encode(prompt) for prompt in prompts]
+    longest = max(range(len(rows)), key=lambda index: len(rows[index]), default=None)
+    if longest is not None and len(rows[longest]) > capacity:
+        needed = len(rows[longest])
+        raise ValueError(
+            f"prompt {prompts[longest]!r} has {needed} tokens: set model.prompt_tokens={needed}, which is {capacity}"
+        )
+    return rows
+
+
+def lay_out(
+    prompts: Sequence[str], tokenizer: Tokenizer, capacity: int, *, guided: bool = False
+) -> tuple[Tensor, list[int]]:
+    """Encode prompts and pad them in front.
+
+    Args:
+        prompts: texts.
+        tokenizer: of the model.
+        capacity: tokens of the longest prompt.
+        guided: add the unconditional branch, whose sequences come after all others.
+
+    Returns:
+        int64 [sequences, capacity], and the padding of each sequence.
+
+    Raises:
+        ValueError: a prompt of more tokens.
+    """
+    rows = encode_prompts(prompts, tokenizer, capacity)
+    if guided:
+        rows += [tokenizer.drop_condition(row) for row in rows]
+    padding = [capacity - len(row) for row in rows]
+    padded = [[tokenizer.pad] * more + row for more, row in zip(padding, rows, strict=True)]
+    return torch.tensor(padded), padding

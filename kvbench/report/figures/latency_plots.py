@@ -1,0 +1,109 @@
+"""Plots of time against batch size, from the results of `task=profile`."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator
+
+from kvbench.core.config import ConfigError
+from kvbench.core.files import parse_json
+from kvbench.report.figures.method_styles import choose_styles
+from kvbench.report.figures.styles import strip_frame
+
+
+class Timing(NamedTuple):
+    """Time of one batch: prompts in it, and the median, 10th and 90th percentile of its seconds."""
+
+    batch: int
+    median: float
+    low: float
+    high: float
+
+
+Curves = Mapping[str, Sequence[Timing]]
+"""By method and budget, ascending."""
+
+
+def read_profiles(runs_dir: Path) -> dict[str, dict[str, list[Timing]]]:
+    """Return what was timed under a folder of runs: by model and device, by method and budget.
+
+    Of several profiles of the same the newest file counts.
+
+    Raises:
+        ConfigError: a profile is damaged.
+    """
+    found: dict[str, dict[str, list[Timing]]] = {}
+    for path in sorted((runs_dir / "profile").glob("*.json"), key=lambda path: path.stat().st_mtime_ns):
+        try:
+            values = parse_json(path.read_bytes())
+            if values["status"] != "done":
+                continue
+            made, rows = values["provenance"], [row for row in values["rows"] if row["status"] == "ok"]
+            device = made["gpu"] or f"{made['cpu']}, {made['threads']} threads"
+            curves = found.setdefault(f"{values['model']}, {device}", {})
+            for name in dict.fromkeys(row["cache"] for row in rows):
+                share = "" if name == "full" else f", {_name_budget(values['budget'])}"
+                curves[f"{name}{share}"] = sorted(_read_timing(row) for row in rows if row["cache"] == name)
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise ConfigError(f"{path}: damaged ({type(error).__name__} {error}); delete it") from None
+    return {place: curves for place, curves in found.items() if curves}
+
+
+def _name_budget(budget: Mapping[str, object]) -> str:
+    """Write a profile's budget as per cent of what it counts."""
+    return f"{100 * float(str(budget['fraction'])):.3g} %" + (
+        " bytes" if budget.get("unit") == "bytes" else ""
+    )
+
+
+def _read_timing(row: Mapping[str, object]) -> Timing:
+    latency = row["latency"]
+    if not isinstance(latency, Mapping):
+        raise TypeError("latency is no object")
+    return Timing(int(str(row["batch"])), *(float(latency[name]) for name in ("median", "p10", "p90")))
+
+
+def draw_latencies(curves: Curves, title: str) -> Figure:
+    """Draw seconds per image against prompts per batch, both logarithmic, with bands from the 10th to 90th percentile.
+
+    Args:
+        curves: of one model on one device.
+        title: of the figure.
+    """
+    figure = Figure(figsize=(4.6, 3.6), layout="constrained")
+    axes = figure.add_subplot()
+    styles = choose_styles(list(curves))
+    for name, timings in sorted(curves.items()):
+        colour, marker, dashes = styles[name]
+        batch, *seconds = np.array(timings).T
+        median, low, high = (part / batch for part in seconds)
+        axes.plot(
+            batch,
+            median,
+            color=colour,
+            marker=marker,
+            linestyle=dashes,
+            markersize=5,
+            linewidth=1.5,
+            label=name,
+        )
+        axes.fill_between(batch, low, high, color=colour, alpha=0.14, linewidth=0)
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    axes.xaxis.set_major_locator(
+        FixedLocator(sorted({one.batch for timings in curves.values() for one in timings}))
+    )
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    axes.yaxis.set_minor_locator(NullLocator())
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.3g}"))
+    axes.set_xlabel("prompts per batch")
+    axes.set_ylabel("seconds per image (lower is better)")
+    strip_frame(axes)
+    figure.legend(loc="outside lower center", frameon=False, ncols=2)
+    figure.suptitle(title, fontsize=10)
+    return figure

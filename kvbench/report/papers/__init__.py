@@ -1,0 +1,1 @@
+"""Papers' published tables and figures beside measured ones."""
