@@ -26,7 +26,7 @@ READ = (".json", ".jinja", ".safetensors", ".txt")
 
 
 @dataclass(frozen=True)
-class Opinion:
+class JudgeModel:
     """A judge with its weights read.
 
     Attributes:
@@ -70,7 +70,7 @@ class VlmJudge(Component):
         if self.dtype not in ("bfloat16", "float32"):
             raise ValueError(f"dtype={self.dtype}: choose bfloat16 or float32")
 
-    def load(self, device: str) -> Opinion:
+    def load(self, device: str) -> JudgeModel:
         """Read the model from local files.
 
         Raises:
@@ -108,4 +108,4 @@ class VlmJudge(Component):
         def first_token(text: str) -> int:
             return int(processor.tokenizer.encode(text, add_special_tokens=False)[0])
 
-        return Opinion(predict, first_token, hashes)
+        return JudgeModel(predict, first_token, hashes)

@@ -12,11 +12,11 @@ from kvbench.eval.files.images import ImageSet
 from kvbench.eval.files.weights import Weight
 from kvbench.eval.protocol.base import Result
 from kvbench.eval.protocol.scores import Score
-from kvbench.eval.spaces.base import InSpace, finish, require_samples
+from kvbench.eval.spaces.base import SpaceEvaluator, finish, require_samples
 
 
 @dataclass(frozen=True)
-class Comparison(InSpace):
+class Comparison(SpaceEvaluator):
     """Base class of distances between the features of a run and others; a subclass implements `compare`."""
 
     @property

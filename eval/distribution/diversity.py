@@ -11,14 +11,14 @@ from kvbench.eval.files.images import ImageSet
 from kvbench.eval.protocol.base import Result, SkipEvaluation
 from kvbench.eval.protocol.component import setting
 from kvbench.eval.protocol.scores import MetricSpec, mean_score
-from kvbench.eval.spaces.base import InSpace, finish
+from kvbench.eval.spaces.base import SpaceEvaluator, finish
 
 SMALLEST = 1e-12
 """Eigenvalues up to this are rounding errors of zero."""
 
 
 @dataclass(frozen=True)
-class Diversity(InSpace):
+class Diversity(SpaceEvaluator):
     """`diversity[<space>]` and `vendi[<space>,n=<images>]`: how much the images of one prompt differ from each other.
 
     Both are computed for each prompt on features of unit length, then averaged over prompts. `diversity` is the mean

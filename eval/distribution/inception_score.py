@@ -14,11 +14,11 @@ from kvbench.eval.protocol.base import Result
 from kvbench.eval.protocol.component import setting
 from kvbench.eval.protocol.intervals import SEED
 from kvbench.eval.protocol.scores import MetricSpec, jackknife_score
-from kvbench.eval.spaces.base import Adm, InSpace, Space, few_samples, finish, require_samples
+from kvbench.eval.spaces.base import Adm, Space, SpaceEvaluator, few_samples, finish, require_samples
 
 
 @dataclass(frozen=True)
-class InceptionScore(InSpace):
+class InceptionScore(SpaceEvaluator):
     """`is`: the score as the ADM evaluator has it, mean over chunks of 5000 images.
 
     Images are shuffled first, by seed: chunks of images sorted by class would see few classes each.

@@ -12,7 +12,7 @@ from kvbench.eval.files.images import ImageSet
 from kvbench.eval.files.weights import Weight
 from kvbench.eval.protocol.base import PartedEvaluator, Result, SkipEvaluation
 from kvbench.eval.protocol.scores import MetricSpec, Score, jackknife_score
-from kvbench.eval.spaces.base import InSpace, finish, require_samples
+from kvbench.eval.spaces.base import SpaceEvaluator, finish, require_samples
 
 CATEGORIES = (
     "animals",
@@ -34,7 +34,7 @@ HOW = (
 
 
 @dataclass(frozen=True)
-class FidMjhq(PartedEvaluator, InSpace):
+class FidMjhq(PartedEvaluator, SpaceEvaluator):
     """`fid_mjhq_clean`: Frechet distance of the run to the real images of its categories; the same for each category.
 
     Images of one category are compared with all real ones of it, so a run on part of the prompts has a smaller n than

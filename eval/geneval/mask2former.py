@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from kvbench.eval.alignment.clip import PACKAGES
 from kvbench.eval.files.weights import Snapshot
 from kvbench.eval.geneval.colors import ClipColors, Region
-from kvbench.eval.geneval.score import DetectorModel, Sight
+from kvbench.eval.geneval.score import DetectorModel, LoadedDetector
 from kvbench.eval.spaces.networks import full_float32, load_pretrained
 
 MASK2FORMER = Snapshot(
@@ -73,7 +73,7 @@ class Mask2Former(DetectorModel):
     packages: ClassVar[tuple[str, ...]] = ("transformers", *PACKAGES)
     classes: ClassVar[tuple[str, ...]] = CLASSES
 
-    def load(self, device: str) -> Sight:
+    def load(self, device: str) -> LoadedDetector:
         """Read both networks, from local files only.
 
         Raises:
@@ -100,7 +100,7 @@ class Mask2Former(DetectorModel):
             return find_instances(outputs, padded, valid, (pixels.shape[0], pixels.shape[1]))
 
         colors, color_hashes = self.colors.load(device)
-        return Sight(detect, colors, {**hashes, **color_hashes})
+        return LoadedDetector(detect, colors, {**hashes, **color_hashes})
 
 
 def find_instances(

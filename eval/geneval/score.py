@@ -27,7 +27,7 @@ REWRITTEN = "-rewritten"
 
 
 @dataclass(frozen=True)
-class Sight:
+class LoadedDetector:
     """A detector with its weights read.
 
     Attributes:
@@ -51,7 +51,7 @@ class DetectorModel(Component, ABC):
     classes: ClassVar[tuple[str, ...]]
 
     @abstractmethod
-    def load(self, device: str) -> Sight:
+    def load(self, device: str) -> LoadedDetector:
         """Read the weights."""
 
 
@@ -136,7 +136,7 @@ class GenEval(GenEvalMetrics):
             check_classes(images, detector.classes)
             sight = detector.load(device)
         else:
-            sight = Sight(detector)
+            sight = LoadedDetector(detector)
         rows = []
         for [index] in images.batches(1, self.name):
             pixels = images.image(index)

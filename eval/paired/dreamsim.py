@@ -9,14 +9,14 @@ import numpy as np
 from kvbench.eval.files.images import ImageSet
 from kvbench.eval.protocol.base import Result
 from kvbench.eval.protocol.scores import MetricSpec, mean_score
-from kvbench.eval.spaces.base import InSpace, Space, finish
+from kvbench.eval.spaces.base import Space, SpaceEvaluator, finish
 from kvbench.eval.spaces.dreamsim import DreamSimEmbeddings
 
 METRIC = "dreamsim[ensemble]"
 
 
 @dataclass(frozen=True)
-class DreamSim(InSpace):
+class DreamSim(SpaceEvaluator):
     """`dreamsim[ensemble]`: 1 - cosine of the embeddings of an image and its reference, from 0 (identical) to 2.
 
     It lies between LPIPS, which sees textures, and distances of features, which see contents: it was fitted to people's

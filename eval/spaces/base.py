@@ -200,7 +200,7 @@ def load_inception(file: Path, device: str) -> nn.Module:
 
 
 @dataclass(frozen=True)
-class InSpace(Evaluator):
+class SpaceEvaluator(Evaluator):
     """Base class of evaluators that work on features.
 
     Attributes:

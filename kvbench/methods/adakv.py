@@ -2,11 +2,11 @@
 
 from dataclasses import dataclass
 
-from kvbench.methods.shared.scored import Attentive, Competing
+from kvbench.methods.shared.scored import AdaptiveHeads, WindowAttention
 
 
 @dataclass
-class AdaKV(Competing, Attentive):
+class AdaKV(AdaptiveHeads, WindowAttention):
     """Keep what SnapKV would, but let the heads of each layer and sequence compete for the layer's even share of B.
 
     A layer's best slots stay, whichever head they are of: a head whose attention is spread keeps more than one that

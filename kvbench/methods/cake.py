@@ -12,12 +12,12 @@ from torch import Tensor
 from kvbench.methods.shared.base import Limit, set_limits
 from kvbench.methods.shared.capacities import Floats, Ints
 from kvbench.methods.shared.layer_shares import LayerShares, LayerStatistics
-from kvbench.methods.shared.scored import Windowed
+from kvbench.methods.shared.scored import ObservationWindow
 from kvbench.methods.shared.select import (
     Window,
     choose_window,
-    find_asking,
     find_slots,
+    find_valid_queries,
     fit_window,
     smooth_outside,
     softmax_seen,
@@ -55,9 +55,9 @@ class AttentionSpread(LayerStatistics):
 def attend_window(view: View, chosen: Tensor) -> tuple[Tensor, Tensor | None]:
     """Return the attention of a window's queries, float32 [rows, query heads per KV head, n, slots], and who asks.
 
-    Of a query that a row does not have the attention is 0; the second value is that of `select.find_asking`.
+    Of a query that a row does not have the attention is 0; the second value is that of `select.find_valid_queries`.
     """
-    attention, asking = softmax_seen(view.scores(chosen)), find_asking(view, chosen)
+    attention, asking = softmax_seen(view.scores(chosen)), find_valid_queries(view, chosen)
     return attention if asking is None else attention.masked_fill(~asking[:, None, :, None], 0), asking
 
 
@@ -103,7 +103,7 @@ def _spread(share: Ints, takers: NDArray[np.bool_], tokens: int) -> None:
 
 
 @dataclass
-class CAKE(LayerShares, Windowed):
+class CAKE(LayerShares, ObservationWindow):
     """Share B among layers by preference, and keep in each what a window attends to most and most unevenly.
 
     A layer's preference is H^(1/tau1) V^(1/tau2): H is the entropy of the window's attention to earlier slots, V its

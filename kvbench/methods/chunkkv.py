@@ -31,7 +31,7 @@ class ChunkKV(Wrapper):
     limits = set_limits(chunk=Limit(1))
 
     @property
-    def headwise(self) -> bool:
+    def heads_independent(self) -> bool:
         """Heads keep the same chunks."""
         return False
 

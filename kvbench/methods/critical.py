@@ -46,7 +46,7 @@ class Critical(Wrapper):
             ConfigError: it does.
         """
         super().__post_init__()
-        if self.base.weighs_values:
+        if self.base.uses_value_norms:
             raise ConfigError(
                 f"method.base: the score of {type(self.base).__name__} contains the norm of values already; choose "
                 "another base, or method.base.norm=none where it has that setting"
@@ -56,7 +56,7 @@ class Critical(Wrapper):
         """Choose the certain slots, and of the rest those of highest product."""
         kept = super().choose(view, ranked) & (ranked > -torch.inf)
         capacity = spread_capacity(self.share(view.layer, view.segment), view)
-        share = self.safe_share
+        share = self.guaranteed_share
         safe = int(share * capacity) if isinstance(capacity, int) else (share * capacity.double()).long()
         return choose_critical(
             ranked, measure_output(view, 1), kept.sum(1), self.first, epsilon=self.epsilon, safe=safe

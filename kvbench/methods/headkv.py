@@ -89,7 +89,7 @@ class HeadKV(Method):
     )
 
     @property
-    def headwise(self) -> bool:
+    def heads_independent(self) -> bool:
         """Whether local heads leave their capacity to nobody."""
         return not self.match_mean
 

@@ -55,7 +55,7 @@ class KVPress(Scored):
         return self.asked == "prompt" or super().stateful
 
     @property
-    def headwise(self) -> bool:
+    def heads_independent(self) -> bool:
         """Presses may compare heads."""
         return False
 

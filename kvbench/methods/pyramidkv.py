@@ -8,13 +8,13 @@ from math import floor
 from kvbench.core.budget import Budget
 from kvbench.core.segments import ModelSpec
 from kvbench.methods.shared.base import Artifact, Limit, set_limits
-from kvbench.methods.shared.scored import Attentive
+from kvbench.methods.shared.scored import WindowAttention
 from kvbench.methods.shared.select import fit_window, share_layer
 from kvbench.methods.shared.view import View
 
 
 @dataclass
-class PyramidKV(Attentive):
+class PyramidKV(WindowAttention):
     """Keep what SnapKV keeps, in rooms that shrink from the first layer to the last in equal steps.
 
     Every head keeps the sinks and the window; what is left of B is dealt out by layer, the last one having 1/beta of
@@ -32,7 +32,7 @@ class PyramidKV(Attentive):
     limits = set_limits(beta=Limit(1))
 
     @property
-    def headwise(self) -> bool:
+    def heads_independent(self) -> bool:
         """Capacities depend on the whole model's B."""
         return False
 

@@ -7,13 +7,13 @@ from torch import Tensor
 
 from kvbench.methods.shared.base import SHARE, Limit, set_limits
 from kvbench.methods.shared.redundancy import measure_redundancy
-from kvbench.methods.shared.scored import Windowed
-from kvbench.methods.shared.select import average_attention, find_asking, find_sinks, smooth
+from kvbench.methods.shared.scored import ObservationWindow
+from kvbench.methods.shared.select import average_attention, find_sinks, find_valid_queries, smooth
 from kvbench.methods.shared.view import View
 
 
 @dataclass
-class RKV(Windowed):
+class RKV(ObservationWindow):
     """Keep a window of the segment and the earlier tokens of best lambda I - (1 - lambda) R, an even share of B a head.
 
     I is the attention from the window's queries, softmax over what lies outside the window, maximum over neighbours. R
@@ -49,7 +49,7 @@ class RKV(Windowed):
 
     def score_outside(self, view: View, chosen: Tensor, inside: Tensor) -> Tensor:
         """Return lambda I - (1 - lambda) R, float32 [rows, slots]."""
-        scores, asking = view.scores(chosen), find_asking(view, chosen)
+        scores, asking = view.scores(chosen), find_valid_queries(view, chosen)
         keys, exists, valid = view.cached_keys(), view.position >= 0, self.valid_slots(view)
         if self.similarity == "middle":
             inside = inside | find_sinks(view, self.sinks)

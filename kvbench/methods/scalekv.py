@@ -22,8 +22,8 @@ from kvbench.methods.shared.select import (
     average_attention,
     check_window,
     choose_window,
-    find_asking,
     find_slots,
+    find_valid_queries,
     fit_window,
     smooth_outside,
 )
@@ -151,7 +151,7 @@ class ScaleKV(Scored):
         if self.released_queries:
             received = view.logits(chosen, raw_queries=True)
         else:
-            scores, asking = view.scores(chosen), find_asking(view, chosen)
+            scores, asking = view.scores(chosen), find_valid_queries(view, chosen)
             received = average_attention(scores, inside, softmax="all", group="mean", asking=asking)
         united = self.merge_branches(received)  # before neighbours are mixed
         smoothed = smooth_outside(

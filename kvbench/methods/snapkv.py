@@ -2,11 +2,11 @@
 
 from dataclasses import dataclass
 
-from kvbench.methods.shared.scored import Attentive
+from kvbench.methods.shared.scored import WindowAttention
 
 
 @dataclass
-class SnapKV(Attentive):
+class SnapKV(WindowAttention):
     """Keep a window of the current segment and the earlier tokens it attends to most, an even share of B in every head.
 
     A slot's score is its attention from the window's queries, smoothed by one-dimensional pooling along the cache, for

@@ -8,7 +8,7 @@ from torch import Tensor
 from kvbench.methods.shared.base import Limit, set_limits
 from kvbench.methods.shared.grouped import average_heads
 from kvbench.methods.shared.scored import Scored
-from kvbench.methods.shared.select import average_attention, choose_window, find_asking, find_slots
+from kvbench.methods.shared.select import average_attention, choose_window, find_slots, find_valid_queries
 from kvbench.methods.shared.view import View
 
 
@@ -31,7 +31,7 @@ class TOVA(Scored):
     limits = set_limits(asking=Limit(1))
 
     @property
-    def headwise(self) -> bool:
+    def heads_independent(self) -> bool:
         """Heads share one score."""
         return False
 
@@ -40,7 +40,7 @@ class TOVA(Scored):
         chosen = choose_window("last", view.segment, self.asking)
         newest = find_slots(view, chosen[-1:])
         attention = average_attention(
-            view.scores(chosen), newest, softmax="all", group="mean", asking=find_asking(view, chosen)
+            view.scores(chosen), newest, softmax="all", group="mean", asking=find_valid_queries(view, chosen)
         )
         return average_heads(attention, view.position, view.heads, view.segment.end).masked_fill(
             newest, torch.inf

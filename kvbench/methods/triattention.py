@@ -13,7 +13,7 @@ from kvbench.core.segments import Family, ModelSpec
 from kvbench.methods.shared.base import Artifact, Limit, Observer, require_artifact, set_limits
 from kvbench.methods.shared.capabilities import DecidesJointly
 from kvbench.methods.shared.scored import Scored
-from kvbench.methods.shared.select import find_asking, find_sinks, fits
+from kvbench.methods.shared.select import find_sinks, find_valid_queries, fits
 from kvbench.methods.shared.view import View
 
 TEXT_HORIZON = 65536
@@ -51,7 +51,7 @@ class QueryCentres(Observer):
         rotation = view.rotation(segment.start + chosen)
         if rotation is not None:
             pairs = pairs * rotation.conj()
-        asking = find_asking(view, chosen)
+        asking = find_valid_queries(view, chosen)
         if asking is not None:
             pairs = pairs * asking[:, None, :, None]
         if view.layer == 0:

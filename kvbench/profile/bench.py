@@ -28,7 +28,7 @@ Row = dict[str, object]
 
 
 @dataclass
-class Contestant:
+class Candidate:
     """A cache that is timed: a prepared method under its name, and how it stores numbers in few bits, if it does."""
 
     name: str
@@ -54,20 +54,20 @@ class Bench:
         self._clock = clock or HostClock(device)
         self._stream = clock or (StreamClock(device) if self._gpu else self._clock)
 
-    def measure(self, contestants: list[Contestant], batch: int, lacking: set[str]) -> list[Row]:
-        """Measure every contestant at one batch size and return a row for each.
+    def measure(self, candidates: list[Candidate], batch: int, lacking: set[str]) -> list[Row]:
+        """Measure every candidate at one batch size and return a row for each.
 
         Args:
-            contestants: what to time, in turns.
+            candidates: what to time, in turns.
             batch: prompts at a time.
             lacking: names of those that a smaller batch was too much for; grows.
         """
-        rows = {c.name: Row(batch=batch, cache=c.name, status="ok") for c in contestants}
-        for c in contestants:
+        rows = {c.name: Row(batch=batch, cache=c.name, status="ok") for c in candidates}
+        for c in candidates:
             if c.name in lacking:
                 rows[c.name]["status"] = "left out"
         for work in (self._measure_memories, self._measure_latencies, self._measure_phases):
-            trying = [c for c in contestants if rows[c.name]["status"] == "ok"]
+            trying = [c for c in candidates if rows[c.name]["status"] == "ok"]
             for name, measured in work(trying, batch).items():
                 rows[name] |= measured or {"status": "out of memory"}
         lacking |= {name for name, row in rows.items() if row["status"] == "out of memory"}
@@ -76,28 +76,28 @@ class Bench:
             row["ratio_to_full"] = _compare(row, full)
         return list(rows.values())
 
-    def make_generation(self, contestant: Contestant, batch: int) -> Callable[[], object]:
+    def make_generation(self, candidate: Candidate, batch: int) -> Callable[[], object]:
         """Return a generation to run, with a new cache of its own."""
-        return lambda: self._generate(self._make_cache(contestant), batch)
+        return lambda: self._generate(self._make_cache(candidate), batch)
 
-    def fits(self, contestant: Contestant, batch: int) -> bool:
+    def fits(self, candidate: Candidate, batch: int) -> bool:
         """Return whether memory suffices for a batch size."""
-        return if_it_fits(partial(self._measure_memory, contestant, batch)) is not None
+        return if_it_fits(partial(self._measure_memory, candidate, batch)) is not None
 
-    def _make_cache(self, contestant: Contestant, *, watched: bool = False) -> KVCache:
+    def _make_cache(self, candidate: Candidate, *, watched: bool = False) -> KVCache:
         """Make a cache; if its calls are `watched` no step is recorded, since a repetition makes no calls."""
         job = self._job
         record, device = None if watched else job.record, job.settings.device
         return KVCache(
             job.model.spec,
-            contestant.method,
+            candidate.method,
             dtype=job.dtype,
             device=device,
             record=record,
             projection=job.model.output_projection,
-            packing=contestant.packing,
+            packing=candidate.packing,
             rotation=job.model.key_rotation(),
-            books=contestant.books,
+            books=candidate.books,
         )
 
     def _generate(self, cache: KVCache, batch: int) -> None:
@@ -114,23 +114,23 @@ class Bench:
         self._advance()
         return seconds
 
-    def _measure_memories(self, contestants: list[Contestant], batch: int) -> dict[str, Row | None]:
-        """Measure the ledger, the allocator's peak and the time of a first generation, each contestant alone."""
-        return {c.name: if_it_fits(partial(self._measure_memory, c, batch)) for c in contestants}
+    def _measure_memories(self, candidates: list[Candidate], batch: int) -> dict[str, Row | None]:
+        """Measure the ledger, the allocator's peak and the time of a first generation, each candidate alone."""
+        return {c.name: if_it_fits(partial(self._measure_memory, c, batch)) for c in candidates}
 
-    def _measure_memory(self, contestant: Contestant, batch: int) -> Row:
+    def _measure_memory(self, candidate: Candidate, batch: int) -> Row:
         job, device = self._job, self._job.settings.device
         before = 0
         if self._gpu:
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats(device)
             before = torch.cuda.memory_allocated(device)
-        cache = self._make_cache(contestant)
+        cache = self._make_cache(candidate)
         seconds = self._time(cache, batch)
         peak = torch.cuda.max_memory_allocated(device) if self._gpu else 0
         ledger, itemsize = cache.ledger, torch.empty((), dtype=job.dtype).element_size()
         full = cache_bytes(job.model.spec.full_tokens, job.model.spec, batch, itemsize)
-        allowed = _count_allowed(contestant.budget, job.model.spec, batch, itemsize)
+        allowed = _count_allowed(candidate.budget, job.model.spec, batch, itemsize)
         kv = {
             "peak_tokens": ledger.peak_tokens,
             "peak_bytes": ledger.peak_bytes,
@@ -148,10 +148,10 @@ class Bench:
         )
         return {"first_seconds": seconds, "kv": kv, "allocator": allocator}
 
-    def _measure_latencies(self, contestants: list[Contestant], batch: int) -> dict[str, Row | None]:
+    def _measure_latencies(self, candidates: list[Candidate], batch: int) -> dict[str, Row | None]:
         """Time warmed-up generations in turns; who begins changes every round."""
         settings = self._job.settings.profile
-        caches = {c.name: self._make_cache(c) for c in contestants}
+        caches = {c.name: self._make_cache(c) for c in candidates}
         seconds: dict[str, list[float]] = {name: [] for name in caches}
         failed: set[str] = set()
         for repeat in range(settings.warmup + settings.repeats):
@@ -176,11 +176,11 @@ class Bench:
             "tokens_per_second": batch * self._job.model.spec.drawn_tokens / median,
         }
 
-    def _measure_phases(self, contestants: list[Contestant], batch: int) -> dict[str, Row | None]:
-        return {c.name: if_it_fits(partial(self._split_phases, c, batch)) for c in contestants}
+    def _measure_phases(self, candidates: list[Candidate], batch: int) -> dict[str, Row | None]:
+        return {c.name: if_it_fits(partial(self._split_phases, c, batch)) for c in candidates}
 
-    def _split_phases(self, contestant: Contestant, batch: int) -> Row:
-        cache, phases = self._make_cache(contestant, watched=True), Phases(self._stream)
+    def _split_phases(self, candidate: Candidate, batch: int) -> Row:
+        cache, phases = self._make_cache(candidate, watched=True), Phases(self._stream)
         # Makes the tables of the schedule too.
         paths = watch_paths(cache, lambda: self._generate(cache, batch))
         watched = [(cache, name) for name in ("reset", "begin", "attend")]

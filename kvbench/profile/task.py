@@ -39,7 +39,7 @@ from kvbench.engine.packed.bytes import prepare_to_fit
 from kvbench.methods.full import Full
 from kvbench.methods.shared.base import Artifact, Observer
 from kvbench.models.files.checkpoints import WeightsError
-from kvbench.profile.bench import Bench, Contestant, Row, find_largest
+from kvbench.profile.bench import Bench, Candidate, Row, find_largest
 from kvbench.profile.trace import trace
 from kvbench.runs.calibrate import load_artifact
 from kvbench.runs.job import Job
@@ -73,7 +73,7 @@ def profile(job: Job) -> tuple[Path, Row]:
     """
     settings = job.settings.profile
     _load(job)
-    contestants, calibration = _prepare_contestants(job)
+    candidates, calibration = _prepare_contestants(job)
     found = _describe(job, calibration)
     rows: list[Row] = []
     found |= {"rows": rows, "largest": None, "operators": None}
@@ -82,21 +82,21 @@ def profile(job: Job) -> tuple[Path, Row]:
     def save(status: str) -> None:
         write_whole(path, json.dumps({**found, "status": status}, indent=1))
 
-    generations = len(contestants) * (settings.warmup + settings.repeats + 2)
+    generations = len(candidates) * (settings.warmup + settings.repeats + 2)
     sizes = sorted(set(settings.batch_sizes))
     lacking: set[str] = set()
     with tqdm(total=generations * len(sizes), desc="profile", unit="batch") as bar:
         bench = Bench(job, bar.update)
         for number, batch in enumerate(sizes, 1):
-            rows += bench.measure(contestants, batch, lacking)
+            rows += bench.measure(candidates, batch, lacking)
             save("running")
             bar.update(number * generations - bar.n)
         if settings.largest:
             found["largest"] = {
-                c.name: _search_largest(bench, c, _find_max_batch(rows, c.name), bar) for c in contestants
+                c.name: _search_largest(bench, c, _find_max_batch(rows, c.name), bar) for c in candidates
             }
             save("running")
-    mine = contestants[0]
+    mine = candidates[0]
     if settings.trace is not None and (batch := _find_max_batch(rows, mine.name)):
         path_of_trace = Path(settings.trace).expanduser()
         found["operators"] = trace(bench.make_generation(mine, batch), path_of_trace, job.settings.device)
@@ -104,10 +104,10 @@ def profile(job: Job) -> tuple[Path, Row]:
     return path, {**found, "status": "done"}
 
 
-def _search_largest(bench: Bench, contestant: Contestant, known: int, bar: "tqdm[object]") -> int:
+def _search_largest(bench: Bench, candidate: Candidate, known: int, bar: "tqdm[object]") -> int:
     def fits(batch: int) -> bool:
-        bar.set_description(f"largest batch, {contestant.name}: {batch}")
-        return bench.fits(contestant, batch)
+        bar.set_description(f"largest batch, {candidate.name}: {batch}")
+        return bench.fits(candidate, batch)
 
     return find_largest(fits, known)
 
@@ -122,7 +122,7 @@ def _load(job: Job) -> None:
         ) from None
 
 
-def _prepare_contestants(job: Job) -> tuple[list[Contestant], str | None]:
+def _prepare_contestants(job: Job) -> tuple[list[Candidate], str | None]:
     artifact, origin = _find_calibration(job, job.method.needs())
     prepare_to_fit(job.method, job.model.spec, job.allowance.requested, artifact, job.packing)
     books, _ = _find_calibration(job, job.codebooks)
@@ -130,11 +130,11 @@ def _prepare_contestants(job: Job) -> tuple[list[Contestant], str | None]:
     stored = (
         f", {job.settings.cache_dtype}" if isinstance(job.method, Full) and job.packing is not None else ""
     )
-    found = [Contestant(job.method_name + stored, job.method, job.allowance.final, job.packing, known)]
+    found = [Candidate(job.method_name + stored, job.method, job.allowance.final, job.packing, known)]
     if job.settings.profile.against_full and not job.reference:
         full = job.as_reference()
         full.method.prepare(full.model.spec, full.allowance.requested)
-        found.append(Contestant("full", full.method, full.allowance.requested))
+        found.append(Candidate("full", full.method, full.allowance.requested))
     return found, origin
 
 

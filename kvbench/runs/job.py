@@ -221,7 +221,7 @@ class Job:
     def _check_split(self) -> None:
         """Refuse what several processes cannot do together."""
         split = f"model.tensor_parallel={self.processes.count}"
-        if not self.method.headwise:
+        if not self.method.heads_independent:
             raise ConfigError(
                 f"{split}: method={self.method_name} compares all heads, and each process holds some of them; "
                 "set model.tensor_parallel=1"

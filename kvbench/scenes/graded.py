@@ -27,12 +27,12 @@ COLOR_SCALE = 30.0
 POSITION_SCALE = 0.1
 """The same, for the odds that a relation holds, of the share of a distance that lies in its direction."""
 
-Answer = Callable[["Sight"], float]
+Answer = Callable[["LoadedDetector"], float]
 """Probability of a right answer to one question."""
 
 
 @dataclass(frozen=True)
-class Sight:
+class LoadedDetector:
     """An image as the detector sees it.
 
     Attributes:
@@ -131,7 +131,7 @@ def grade(pixels: NDArray[np.uint8], atoms: Sequence[Atom]) -> list[float]:
     """
     plain = pixels[np.ptp(pixels, axis=2) <= SATURATION]
     brightness = float(np.median(plain.mean(-1))) if len(plain) else 0.0
-    sight = Sight(find_components(pixels), brightness)
+    sight = LoadedDetector(find_components(pixels), brightness)
     return [_answer(sight, atom) for atom in atoms]
 
 
@@ -143,7 +143,7 @@ def count_probability(chances: Sequence[float], count: int) -> float:
     return float(found[count]) if count < len(found) else 0.0
 
 
-def _answer(sight: Sight, atom: Atom) -> float:
+def _answer(sight: LoadedDetector, atom: Atom) -> float:
     words = atom.question.removesuffix("?").split()
     singular = {pluralise(shape): shape for shape in SHAPES}
     match words:
@@ -162,7 +162,7 @@ def _answer(sight: Sight, atom: Atom) -> float:
             raise ValueError(f"the detector cannot answer {atom.question!r}")
 
 
-def _grade_color(sight: Sight, shape: str, color: str) -> float:
+def _grade_color(sight: LoadedDetector, shape: str, color: str) -> float:
     """Return the expected share of the shape's objects that have the colour, times its presence."""
     chances = sight.shape(shape)
     if not len(chances):
@@ -170,7 +170,7 @@ def _grade_color(sight: Sight, shape: str, color: str) -> float:
     return sight.presence(shape) * float(chances @ sight.color(color) / chances.sum())
 
 
-def _grade_position(sight: Sight, first: str, relation: str, second: str) -> float:
+def _grade_position(sight: LoadedDetector, first: str, relation: str, second: str) -> float:
     """Return the probability of the best pair of objects that both shapes are there and the relation holds."""
     ours, theirs = sight.shape(first), sight.shape(second)
     best = 0.0
@@ -181,7 +181,7 @@ def _grade_position(sight: Sight, first: str, relation: str, second: str) -> flo
     return best
 
 
-def _grade_background(sight: Sight, name: str) -> float:
+def _grade_background(sight: LoadedDetector, name: str) -> float:
     """Return how far the brightness has come from the other background to the named one, from 0 to 1."""
     [other] = [level for key, level in BACKGROUNDS.items() if key != name]
     return float(np.clip((sight.brightness - other) / (BACKGROUNDS[name] - other), 0, 1))

@@ -12,7 +12,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from kvbench.eval.alignment import aesthetic, clip, hps, imagereward, oneig, pickscore, unigenbench
-from kvbench.eval.alignment.judge import Opinion, VlmJudge
+from kvbench.eval.alignment.judge import JudgeModel, VlmJudge
 from kvbench.eval.alignment.vqa import BlipVqa
 from kvbench.eval.distribution import base, fid, mjhq
 from kvbench.eval.distribution.dataset import Pictures
@@ -22,7 +22,7 @@ from kvbench.eval.files.weights import Snapshot, Weight
 from kvbench.eval.geneval.mask2former import Mask2Former
 from kvbench.eval.geneval.official import FOLDER as OFFICIAL
 from kvbench.eval.geneval.official import layout
-from kvbench.eval.geneval.score import Sight
+from kvbench.eval.geneval.score import LoadedDetector
 from kvbench.eval.paired import dists, metrics
 from kvbench.eval.protocol.base import Result
 from kvbench.eval.protocol.compare import compare_runs
@@ -76,14 +76,14 @@ def answer(pixels: np.ndarray, questions: Sequence[str]) -> list[str]:
     return ["yes" if (int(pixels.sum()) + len(question)) % 3 else "no" for question in questions]
 
 
-def judge(*_: object) -> Opinion:
+def judge(*_: object) -> JudgeModel:
     """A judge of two tokens, whose answers depend on image and text."""
 
     def predict(pixels: np.ndarray, texts: Sequence[str]) -> Tensor:
         yes = torch.tensor([(int(pixels.sum()) + len(text)) % 97 / 97 for text in texts])
         return torch.stack((1 - yes, yes), 1)
 
-    return Opinion(predict, lambda text: int(text in ("Yes", "two")), {})
+    return JudgeModel(predict, lambda text: int(text in ("Yes", "two")), {})
 
 
 @pytest.fixture(scope="module")
@@ -156,7 +156,7 @@ def stand_ins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     )
     monkeypatch.setattr(VlmJudge, "load", judge)
     monkeypatch.setattr(BlipVqa, "load", lambda *_: (answer, {}))
-    monkeypatch.setattr(Mask2Former, "load", lambda *_: Sight(detect))
+    monkeypatch.setattr(Mask2Former, "load", lambda *_: LoadedDetector(detect))
     monkeypatch.setattr(Mask2Former, "classes", tuple(SHAPES))
     monkeypatch.setattr(metrics, "alex", lambda *_: Difference())
     monkeypatch.setattr(dists.DistsNetwork, "load", lambda *_: Difference())

@@ -157,9 +157,9 @@ def test_a_wrapper_needs_and_has_what_its_base_has() -> None:
     assert method.sparse_reads
     assert method.revision == method.base.revision
     assert method.sinks == method.base.sinks
-    assert not LookM(base=SnapKV(), filter="rank_mean").headwise
-    assert LookM(base=SnapKV()).headwise
-    assert not LookM(base=AdaKV()).headwise
+    assert not LookM(base=SnapKV(), filter="rank_mean").heads_independent
+    assert LookM(base=SnapKV()).heads_independent
+    assert not LookM(base=AdaKV()).heads_independent
 
 
 DRAWN = [

@@ -19,7 +19,7 @@ from kvbench.models.base import Cache, Calls
 from kvbench.models.files.checkpoints import WeightsError
 from kvbench.models.noise import Noise
 from kvbench.profile import task as profiler
-from kvbench.profile.bench import Bench, Contestant, find_largest
+from kvbench.profile.bench import Bench, Candidate, find_largest
 from kvbench.profile.paths import format_segments
 from kvbench.profile.stopwatch import REST, HostClock, Phases
 from kvbench.profile.tables import show_profile
@@ -158,13 +158,13 @@ def test_latencies_are_of_the_timed_rounds_and_in_turns(tmp_path: Path) -> None:
     job.method.prepare(job.model.spec, job.allowance.requested)
     reference = job.as_reference()
     reference.method.prepare(job.model.spec, reference.allowance.requested)
-    contestants = [
-        Contestant("streaming_llm", job.method, job.allowance.requested),
-        Contestant("full", reference.method, reference.allowance.requested),
+    candidates = [
+        Candidate("streaming_llm", job.method, job.allowance.requested),
+        Candidate("full", reference.method, reference.allowance.requested),
     ]
     ticked: list[None] = []
     bench = Bench(job, lambda: ticked.append(None), clock)
-    mine, full = bench.measure(contestants, 10, set())
+    mine, full = bench.measure(candidates, 10, set())
     # Memory of both, then one warm-up and three timed rounds, beginning in turns; then phases, each warmed up.
     turns = [True, False, False, True] * 2
     assert order == [False, True, *turns, False, False, True, True]

@@ -132,12 +132,12 @@ class NonCausal(Scored):
     limits = set_limits(chunk=Limit(1))
 
     @property
-    def headwise(self) -> bool:
+    def heads_independent(self) -> bool:
         """Heads of a sequence share mean and deviation."""
         return False
 
     @property
-    def weighs_values(self) -> bool:
+    def uses_value_norms(self) -> bool:
         """Scores contain the norm of values."""
         return True
 

@@ -11,8 +11,8 @@ from kvbench.core.segments import ModelSpec
 from kvbench.methods.expected.gaussian import expect_logits, fit_gaussian, turn_gaussian
 from kvbench.methods.shared.base import Artifact, Limit, Observer, require_artifact, set_limits
 from kvbench.methods.shared.output_norms import measure_output
-from kvbench.methods.shared.scored import Competing
-from kvbench.methods.shared.select import find_asking, pair_halves, softmax_seen
+from kvbench.methods.shared.scored import AdaptiveHeads
+from kvbench.methods.shared.select import find_valid_queries, pair_halves, softmax_seen
 from kvbench.methods.shared.view import View
 
 
@@ -51,7 +51,7 @@ def weigh_segments(spec: ModelSpec) -> list[int]:
 
 
 @dataclass
-class ExpectedAttention(Competing):
+class ExpectedAttention(AdaptiveHeads):
     """Keep what queries to come are expected to attend to, times the norm of its value (arXiv:2510.00636).
 
     Queries before rotation are taken as Gaussian, rotated by the mean rotation of the next positions. A slot's score is
@@ -103,7 +103,7 @@ class ExpectedAttention(Competing):
         return self.heads == "compete"
 
     @property
-    def weighs_values(self) -> bool:
+    def uses_value_norms(self) -> bool:
         """Whether scores contain a norm."""
         return self.norm != "none"
 
@@ -175,7 +175,7 @@ class ExpectedAttention(Competing):
         dropped = self.leading if prompt else 0
         first = min(max(length - (self.queries or length), dropped), length - 1)
         chosen = torch.arange(first, length)
-        asking = find_asking(view, chosen if view.padding is None else chosen - dropped)
+        asking = find_valid_queries(view, chosen if view.padding is None else chosen - dropped)
         return fit_gaussian(view.queries(chosen, rotated=False), None if asking is None else asking[:, None])
 
     def _limit(self, covariance: Tensor) -> Tensor | None:

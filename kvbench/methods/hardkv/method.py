@@ -22,8 +22,8 @@ from kvbench.methods.shared.select import (
     check_capacity,
     check_window,
     choose_best,
-    find_asking,
     find_sinks,
+    find_valid_queries,
     require_numbers,
     softmax_seen,
     spread_capacity,
@@ -195,7 +195,7 @@ class HardKV(ReplacesContents, RecordsLse, Scored):
             exists,
             softmax="all",
             group="mean" if self.merge == "exact" else "max",
-            asking=find_asking(view, chosen),
+            asking=find_valid_queries(view, chosen),
         )
         takes = kept & ~self._find_latest(exists) & ~self._find_first(view, exists)
         choice = Choice(worth, mass, exists & ~kept, takes)
@@ -214,7 +214,7 @@ class HardKV(ReplacesContents, RecordsLse, Scored):
         exists = view.position >= 0
         chosen = self._choose_queries(view)
         raw = view.scores(chosen).amax(1)
-        asking = find_asking(view, chosen)
+        asking = find_valid_queries(view, chosen)
         if self.select.startswith("official"):
             return self._score_officially(view, raw, exists, asking)
         altered = self._alter(raw, view, exists)

@@ -93,9 +93,9 @@ class LookM(Merger):
         return self.how != "none"
 
     @property
-    def headwise(self) -> bool:
+    def heads_independent(self) -> bool:
         """The filter compares heads."""
-        return super().headwise and self.filter == "none"
+        return super().heads_independent and self.filter == "none"
 
     def merge(self, view: View, stays: Tensor, leaves: Tensor, ranked: Tensor) -> None:
         """Merge keys and values into the most similar slot."""
@@ -142,7 +142,7 @@ class D2O(LookM):
     limits = set_limits(alpha=SHARE, beta=SHARE)
 
     @property
-    def headwise(self) -> bool:
+    def heads_independent(self) -> bool:
         """Heads share a threshold."""
         return False
 

@@ -13,11 +13,11 @@ from kvbench.core.budget import Budget
 from kvbench.core.segments import ModelSpec
 from kvbench.core.storage import Precision, find_stored_bits
 from kvbench.methods.pricekv.exchange import exchange
+from kvbench.methods.pricekv.local_search import find_changes, lengthen, shorten
 from kvbench.methods.pricekv.noise import count_bits
 from kvbench.methods.pricekv.prices import choose, find_prices
-from kvbench.methods.pricekv.problem import Holding, Problem, be_noiseless, count_held
+from kvbench.methods.pricekv.problem import Allocation, Problem, be_noiseless, count_held
 from kvbench.methods.pricekv.sources import Sources
-from kvbench.methods.pricekv.trade import find_changes, lengthen, shorten
 
 Weights = Literal["inverse_tokens", "uniform", "tokens"]
 
@@ -90,7 +90,7 @@ def weigh(length: int, weights: Weights) -> float:
     return {"inverse_tokens": 1 / length, "uniform": 1, "tokens": length}[weights]
 
 
-def allocate(problem: Problem) -> Holding:
+def allocate(problem: Problem) -> Allocation:
     """Allocate by prices: what fits at every instant and leaves no capacity that could be used.
 
     Each head chooses for itself at common prices, exactly (`prices.choose`); what then is too much is shortened, what
@@ -109,7 +109,7 @@ def allocate(problem: Problem) -> Holding:
     return exchange(problem, fitting, prices)
 
 
-def allocate_counts(problem: Problem, spec: ModelSpec, budget: Budget) -> Holding:
+def allocate_counts(problem: Problem, spec: ModelSpec, budget: Budget) -> Allocation:
     """Allocate by HeatKV's counts (arXiv:2605.14877, Eq. 5): of every source equally many heads lose it at a time.
 
     Those lose it first that would miss it least, every other source held; what is too much in between is shortened.

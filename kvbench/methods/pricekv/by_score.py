@@ -171,7 +171,7 @@ class PriceKVByScore(Wrapper):
             raise ConfigError(f"method.base: {name} reads a file; choose a base that does not")
 
     @property
-    def headwise(self) -> bool:
+    def heads_independent(self) -> bool:
         """No: heads of all layers share B."""
         return False
 

@@ -2,15 +2,15 @@
 
 import numpy as np
 
-from kvbench.methods.pricekv.problem import Floats, Holding, Ints, Problem, count_held, sum_error
-from kvbench.methods.pricekv.trade import find_changes, lengthen, shorten
+from kvbench.methods.pricekv.local_search import find_changes, lengthen, shorten
+from kvbench.methods.pricekv.problem import Allocation, Floats, Ints, Problem, count_held, sum_error
 
 EFFORT = 30_000
 """Exchanges tried at most, times heads and precisions. Small models, whose blocks are large beside their capacity,
 run out of promising ones before; large ones have little to gain."""
 
 
-def exchange(problem: Problem, holding: Holding, prices: Floats) -> Holding:
+def exchange(problem: Problem, holding: Allocation, prices: Floats) -> Allocation:
     """Exchange blocks as long as that lowers the error.
 
     One lives longer or takes a larger precision, those whose loss adds least free capacity, and what remains
@@ -38,7 +38,7 @@ def exchange(problem: Problem, holding: Holding, prices: Floats) -> Holding:
 
 
 def _list_promising(
-    problem: Problem, holding: Holding, prices: Floats, limit: int
+    problem: Problem, holding: Allocation, prices: Floats, limit: int
 ) -> list[tuple[int, int, int, int]]:
     """Return (head, source, lifetime, precision) that save more error than the missing memory costs, best first."""
     free = problem.capacity - count_held(problem, holding)
@@ -51,7 +51,7 @@ def _list_promising(
     ]
 
 
-def _price_lacking(problem: Problem, holding: Holding, free: Ints, prices: Floats) -> Floats:
+def _price_lacking(problem: Problem, holding: Allocation, free: Ints, prices: Floats) -> Floats:
     """Return the price of the capacity that other lifetimes and precisions lack, [T, K - 1, K, F]."""
     (until, precision), layer = holding, problem.layer[:, None]
     sizes, sources = problem.sizes, np.arange(until.shape[1])
@@ -74,14 +74,14 @@ def _price_lacking(problem: Problem, holding: Holding, free: Ints, prices: Float
     )
 
 
-def _change(problem: Problem, holding: Holding, change: tuple[int, int, int, int]) -> Holding | None:
+def _change(problem: Problem, holding: Allocation, change: tuple[int, int, int, int]) -> Allocation | None:
     """Change one block whatever it takes, then lengthen what fits; None if the others cannot free enough."""
     head, source, end, size = change
     until, precision = (part.copy() for part in holding)
     fixed = np.zeros(until.shape, bool)
     until[head, source], precision[head, source], fixed[head, source] = end, size, True
     try:
-        fitting = shorten(problem, Holding(until, precision), fixed)
+        fitting = shorten(problem, Allocation(until, precision), fixed)
     except ValueError:
         return None
     return lengthen(problem, fitting)

@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from kvbench.methods.pricekv.problem import Floats, Holding, Ints, Problem, count_held
+from kvbench.methods.pricekv.problem import Allocation, Floats, Ints, Problem, count_held
 from kvbench.methods.pricekv.sources import Sources, sum_sets
 
 ITERATIONS = 160
@@ -34,7 +34,7 @@ def find_prices(problem: Problem) -> Floats:
     return prices
 
 
-def choose(problem: Problem, prices: Floats) -> Holding:
+def choose(problem: Problem, prices: Floats) -> Allocation:
     """Choose the lifetimes and precisions that cost each head least in errors, noise and rent together; exact.
 
     Whatever set a head holds, a source of a given lifetime has one best precision, since noises add up. So it is chosen
@@ -51,9 +51,9 @@ def choose(problem: Problem, prices: Floats) -> Holding:
     costs = [errors + sum_sets(more) for errors, more in zip(problem.errors, added, strict=True)]
     until = _choose_nested(costs, problem.sources) if problem.lifetimes else _choose_constant(costs)
     if best is None:
-        return Holding(until, np.zeros_like(until))
+        return Allocation(until, np.zeros_like(until))
     sources, heads = np.arange(until.shape[1]), np.arange(problem.heads)
-    return Holding(until, best[sources, until, heads[:, None]])
+    return Allocation(until, best[sources, until, heads[:, None]])
 
 
 def _choose_precisions(problem: Problem, rent: Floats) -> tuple[list[Floats], Ints | None]:

@@ -21,7 +21,7 @@ Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 
 
-class Holding(NamedTuple):
+class Allocation(NamedTuple):
     """Tokens of every source that every head holds.
 
     Attributes:
@@ -90,10 +90,10 @@ class Problem:
         instants[-1] = self.segments * (self.layers + 1)
         return instants
 
-    def hold_everything(self) -> Holding:
+    def hold_everything(self) -> Allocation:
         """Return the full cache, in the largest precision."""
         until = np.full((self.heads, self.segments - 1), self.segments - 1)
-        return Holding(until, np.zeros_like(until))
+        return Allocation(until, np.zeros_like(until))
 
 
 def be_noiseless(segments: int, heads: int) -> Floats:
@@ -110,7 +110,7 @@ def find_sets(problem: Problem, until: Ints) -> Ints:
     return sets
 
 
-def count_held(problem: Problem, holding: Holding) -> Ints:
+def count_held(problem: Problem, holding: Allocation) -> Ints:
     """Count what sources take in the cache at each instant, int64 [K (L + 1)]."""
     change = np.zeros(len(problem.capacity) + 1, np.int64)
     for source, sizes in enumerate(problem.sizes):
@@ -120,7 +120,7 @@ def count_held(problem: Problem, holding: Holding) -> Ints:
     return change.cumsum()[:-1]
 
 
-def sum_error(problem: Problem, holding: Holding) -> float:
+def sum_error(problem: Problem, holding: Allocation) -> float:
     """Sum what all consumers and heads pay in errors and noise."""
     sets, heads = find_sets(problem, holding.until), np.arange(problem.heads)
     errors = sum(of_sets[sets[k], heads].sum() for k, of_sets in enumerate(problem.errors))

@@ -114,7 +114,7 @@ class Method:
         return True
 
     @property
-    def headwise(self) -> bool:
+    def heads_independent(self) -> bool:
         """Whether heads are independent, so that tensor-parallel processes can each own some."""
         return self.needs() is None
 

@@ -89,7 +89,7 @@ class LayerShares(Scored):
         return max(1, self.spec.leading_tokens(self.sinks))
 
     @property
-    def headwise(self) -> bool:
+    def heads_independent(self) -> bool:
         """Layers are measured over all heads."""
         return False
 

@@ -23,9 +23,9 @@ from kvbench.methods.shared.select import (
     check_window,
     choose_best,
     choose_window,
-    find_asking,
     find_sinks,
     find_slots,
+    find_valid_queries,
     fit_window,
     fits,
     merge_branches,
@@ -72,12 +72,12 @@ class Scored(Stateful, Method):
         return type(self).share is Scored.share and type(self).capacity is Scored.capacity
 
     @property
-    def weighs_values(self) -> bool:
+    def uses_value_norms(self) -> bool:
         """Whether scores contain the norm of values, which other methods would then count twice."""
         return False
 
     @property
-    def safe_share(self) -> float:
+    def guaranteed_share(self) -> float:
         """Share of an even capacity that a head is sure to fill with its best slots, if heads compete; else 0."""
         return 0.0
 
@@ -203,7 +203,7 @@ class Scored(Stateful, Method):
 
 
 @dataclass(kw_only=True)
-class Competing(Scored):
+class AdaptiveHeads(Scored):
     """The heads of each layer and sequence compete for the layer's capacity (Ada-KV, arXiv:2407.11550).
 
     A layer's best slots stay, whichever head they are of. Every head is sure of the best slots of a share of its
@@ -226,12 +226,12 @@ class Competing(Scored):
         return not self.competes and type(self).share is Scored.share
 
     @property
-    def headwise(self) -> bool:
+    def heads_independent(self) -> bool:
         """Whether heads are independent."""
-        return super().headwise and not self.competes
+        return super().heads_independent and not self.competes
 
     @property
-    def safe_share(self) -> float:
+    def guaranteed_share(self) -> float:
         """The safeguard, if heads compete."""
         return self.safeguard if self.competes else 0.0
 
@@ -265,7 +265,7 @@ class Competing(Scored):
 
 
 @dataclass(kw_only=True)
-class Windowed(Scored):
+class ObservationWindow(Scored):
     """Keep a window of the newest segment and what its queries find best; a subclass writes `score_outside`.
 
     A capacity of less than twice the window shrinks the window.
@@ -307,7 +307,7 @@ class Windowed(Scored):
 
 
 @dataclass(kw_only=True)
-class Attentive(Windowed):
+class WindowAttention(ObservationWindow):
     """Score what lies outside a window by the attention from its queries, smoothed along the cache (arXiv:2404.14469).
 
     Attributes:
@@ -329,6 +329,6 @@ class Attentive(Windowed):
             inside,
             softmax=self.softmax,
             group=self.group,
-            asking=find_asking(view, chosen),
+            asking=find_valid_queries(view, chosen),
         )
         return smooth_outside(attention, inside, self.pool, self.kernel, exists=self.valid_slots(view))

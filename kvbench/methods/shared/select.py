@@ -54,7 +54,7 @@ def find_slots(view: View, chosen: Tensor) -> Tensor:
     return torch.isin(view.position, view.segment.start + chosen.to(view.position.device, non_blocking=True))
 
 
-def find_asking(view: View, chosen: Tensor) -> Tensor | None:
+def find_valid_queries(view: View, chosen: Tensor) -> Tensor | None:
     """Return which rows have the chosen tokens of the current segment, bool [rows, n]; None where all have them."""
     if view.padding is None or view.segment.index:
         return None
@@ -81,7 +81,7 @@ def average_attention(
         inside: bool [rows, slots], the window's own slots.
         softmax: over all slots, or over those outside the window (then 0 inside).
         group: query heads of one KV head share the mean of their probabilities or the maximum of their scores.
-        asking: bool [rows, queries], which queries a row has (`find_asking`); None for all.
+        asking: bool [rows, queries], which queries a row has (`find_valid_queries`); None for all.
     """
     if group == "max":
         scores = scores.amax(1, keepdim=True)

@@ -56,7 +56,7 @@ class View(Protocol):
         """Return scaled q k^T of a few queries, float32 [rows, query heads per KV head, queries, slots].
 
         It is -inf where a row has no such slot, so that a softmax over the last dimension gives attention, and all of
-        it where a row has no such query (`select.find_asking`).
+        it where a row has no such query (`select.find_valid_queries`).
 
         Args:
             queries: int64 [n].

@@ -56,14 +56,14 @@ class Wrapper(SparseReads, Scored):
         return self.base.revision
 
     @property
-    def weighs_values(self) -> bool:
+    def uses_value_norms(self) -> bool:
         """Whether the base's scores contain the norm of values."""
-        return self.base.weighs_values
+        return self.base.uses_value_norms
 
     @property
-    def safe_share(self) -> float:
+    def guaranteed_share(self) -> float:
         """That of the base."""
-        return self.base.safe_share
+        return self.base.guaranteed_share
 
     @property
     def stateful(self) -> bool:
@@ -76,9 +76,9 @@ class Wrapper(SparseReads, Scored):
         return reads_sparsely(self.base)
 
     @property
-    def headwise(self) -> bool:
+    def heads_independent(self) -> bool:
         """Whether heads of the base are independent."""
-        return self.base.headwise
+        return self.base.heads_independent
 
     def needs(self) -> Observer | Path | None:
         """Return what the base requires."""

@@ -19,7 +19,7 @@ from kvbench.eval.alignment.geneval2 import (
     list_spellings,
     parse_line,
 )
-from kvbench.eval.alignment.judge import Opinion, VlmJudge
+from kvbench.eval.alignment.judge import JudgeModel, VlmJudge
 from kvbench.eval.files.fetch import catalogue, fetch
 from tests.support.image_sets import GOLDEN, make_noise, only, reason
 
@@ -46,7 +46,7 @@ class Stored(VlmJudge):
 
     weights = ()
 
-    def load(self, device: str) -> Opinion:
+    def load(self, device: str) -> JudgeModel:
         answers = zip(STORED["asked"], STORED["logits"], strict=True)
 
         def predict(pixels: np.ndarray, texts: Sequence[str]) -> Tensor:
@@ -54,7 +54,7 @@ class Stored(VlmJudge):
             assert list(asked) == texts
             return torch.tensor(logits).softmax(-1)
 
-        return Opinion(predict, STORED["first_token"].__getitem__, {})
+        return JudgeModel(predict, STORED["first_token"].__getitem__, {})
 
 
 def test_soft_scores_are_those_of_the_authors(tmp_path: Path) -> None:

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from kvbench.methods.pricekv.allocate import allocate
 from kvbench.methods.pricekv.exchange import exchange
+from kvbench.methods.pricekv.local_search import lengthen, shorten
 from kvbench.methods.pricekv.prices import choose, find_prices
-from kvbench.methods.pricekv.problem import Holding, Ints, Problem, be_noiseless, count_held, sum_error
-from kvbench.methods.pricekv.trade import lengthen, shorten
+from kvbench.methods.pricekv.problem import Allocation, Ints, Problem, be_noiseless, count_held, sum_error
 
 Life = tuple[int, int]
 """The last consumer that has a source, and the precision in which it is held."""
@@ -100,16 +100,16 @@ def occupy(problem: Problem, life: tuple[Life, ...], layer: int) -> Ints:
     return taken
 
 
-def lives_of(holding: Holding) -> list[tuple[Life, ...]]:
+def lives_of(holding: Allocation) -> list[tuple[Life, ...]]:
     rows = zip(holding.until.tolist(), holding.precision.tolist(), strict=True)
     return [tuple(zip(until, precision, strict=True)) for until, precision in rows]
 
 
-def pay_all(problem: Problem, holding: Holding) -> float:
+def pay_all(problem: Problem, holding: Allocation) -> float:
     return sum(pay(problem, life, head) for head, life in enumerate(lives_of(holding)))
 
 
-def count(problem: Problem, holding: Holding) -> Ints:
+def count(problem: Problem, holding: Allocation) -> Ints:
     each = zip(lives_of(holding), problem.layer.tolist(), strict=True)
     return np.sum([occupy(problem, life, layer) for life, layer in each], 0)
 
@@ -155,7 +155,7 @@ def test_what_is_held_fits_and_nothing_is_left_out_that_fits_and_does_no_harm(
         for end, precision in product(range(max(lived, source + 1), last + 1), range(problem.precisions)):
             grows = sizes[precision] >= now and (end > lived or sizes[precision] > now)
             if grows and (lifetimes or end == last):
-                other = Holding(until.copy(), holding.precision.copy())
+                other = Allocation(until.copy(), holding.precision.copy())
                 other.until[head, source], other.precision[head, source] = end, precision
                 if (count(problem, other) <= problem.capacity).all():
                     assert sum_error(problem, other) > best
@@ -206,7 +206,7 @@ def test_what_one_change_cannot_use_an_exchange_does() -> None:
     errors = (np.zeros((1, 2)), np.zeros((2, 2)), np.array([[9.0, 9], [5, 5], [4, 4], [0, 0]]))
     sizes, noise = np.array([[3], [4]]), be_noiseless(3, 2)
     problem = Problem(errors, ((), (0,), (0, 1)), sizes, noise, 1, np.full(6, 4))
-    three = Holding(np.array([[2, 1], [0, 1]]), np.zeros((2, 2), int))
+    three = Allocation(np.array([[2, 1], [0, 1]]), np.zeros((2, 2), int))
     assert (lengthen(problem, three).until == three.until).all()
     exchanged = exchange(problem, three, np.full(6, 0.1))
     assert (sum_error(problem, three), sum_error(problem, exchanged)) == (14, 13)

@@ -2,12 +2,12 @@
 
 import numpy as np
 
-from kvbench.methods.pricekv.problem import Bools, Floats, Holding, Ints, Problem, count_held, find_sets
+from kvbench.methods.pricekv.problem import Allocation, Bools, Floats, Ints, Problem, count_held, find_sets
 
 A_LOT = np.iinfo(np.int64).max
 
 
-def shorten(problem: Problem, holding: Holding, fixed: Bools | None = None) -> Holding:
+def shorten(problem: Problem, holding: Allocation, fixed: Bools | None = None) -> Allocation:
     """Shorten lifetimes and take smaller precisions until nothing exceeds the capacity.
 
     Greedy: take the change with the least added error per freed token and step, counting only steps and tokens over
@@ -25,7 +25,7 @@ def shorten(problem: Problem, holding: Holding, fixed: Bools | None = None) -> H
         ValueError: what must stay exceeds the capacity.
     """
     until, precision = (part.copy() for part in holding)
-    holding = Holding(until, precision)
+    holding = Allocation(until, precision)
     while (excess := count_held(problem, holding) - problem.capacity).max() > 0:
         added = find_changes(problem, holding)
         if fixed is not None:
@@ -44,7 +44,7 @@ def shorten(problem: Problem, holding: Holding, fixed: Bools | None = None) -> H
     return holding
 
 
-def lengthen(problem: Problem, holding: Holding) -> Holding:
+def lengthen(problem: Problem, holding: Allocation) -> Allocation:
     """Lengthen lifetimes and take larger precisions until no change fits that does no harm.
 
     Greedy: take the change that saves the most error per added token and step.
@@ -57,7 +57,7 @@ def lengthen(problem: Problem, holding: Holding) -> Holding:
         What fits.
     """
     until, precision = (part.copy() for part in holding)
-    holding = Holding(until, precision)
+    holding = Allocation(until, precision)
     free = problem.capacity - count_held(problem, holding)
     while True:
         added = find_changes(problem, holding)
@@ -74,7 +74,7 @@ def lengthen(problem: Problem, holding: Holding) -> Holding:
                 free = left
 
 
-def find_changes(problem: Problem, holding: Holding) -> Floats:
+def find_changes(problem: Problem, holding: Allocation) -> Floats:
     """Return the change in a head's error for every other lifetime and precision, float64 [T, K - 1, K, F].
 
     Entry [h, i, d, f] is for source i of head h, lifetime d and precision f; infinite where that cannot be.
@@ -98,7 +98,7 @@ def find_changes(problem: Problem, holding: Holding) -> Floats:
 
 
 def _occupy_more(
-    problem: Problem, holding: Holding, head: int, source: int, end: int, precision: int
+    problem: Problem, holding: Allocation, head: int, source: int, end: int, precision: int
 ) -> Ints:
     """Return the memory that a source adds at each instant with another lifetime and precision, int64 [K (L + 1)]."""
     leaving, more = problem.leaving[:, problem.layer[head]], np.zeros_like(problem.capacity)
@@ -108,7 +108,7 @@ def _occupy_more(
     return more
 
 
-def _sum_more(problem: Problem, holding: Holding) -> Ints:
+def _sum_more(problem: Problem, holding: Allocation) -> Ints:
     """Return how much more capacity, summed over time, another lifetime and precision takes, int64 [T, K - 1, K, F]."""
     until, precision = holding
     sources, entering = np.arange(until.shape[1]), problem.leaving[:-1, problem.layer].T
@@ -117,7 +117,7 @@ def _sum_more(problem: Problem, holding: Holding) -> Ints:
     return problem.sizes[:, None] * lived[..., None] - now[..., None, None]
 
 
-def _sum_freed(problem: Problem, holding: Holding, excess: Ints) -> Ints:
+def _sum_freed(problem: Problem, holding: Allocation, excess: Ints) -> Ints:
     """Return the memory x time that each shorter lifetime and lower precision frees, int64 [T, K - 1, K, F].
 
     Args:
@@ -149,7 +149,7 @@ def _sum_freed(problem: Problem, holding: Holding, excess: Ints) -> Ints:
     return freed
 
 
-def _find_fitting(problem: Problem, holding: Holding, free: Ints) -> Bools:
+def _find_fitting(problem: Problem, holding: Allocation, free: Ints) -> Bools:
     """Return which other lifetimes and precisions fit, bool [T, K - 1, K, F]."""
     (until, precision), layer = holding, problem.layer[:, None, None]
     count, leaving, sources = problem.segments, problem.leaving, np.arange(until.shape[1])
