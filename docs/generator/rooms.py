@@ -1,11 +1,13 @@
-"""Picture of the rooms of the code: what imports what, read from the sources, drawn as SVG.
+"""Packages of the code and their imports, read from the sources.
 
-`python docs/generator/rooms.py docs/images/rooms.svg` (`make rooms`) draws it.
+`make rooms` prints them, with arrows that point upward and circles of files, and draws docs/images/rooms.svg.
+A room is a package, or a file that the table `ROOMS` names.
 """
 
 import ast
+import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import cache
 from graphlib import TopologicalSorter
 from itertools import pairwise
@@ -19,18 +21,93 @@ FOLDERS = (
     ("conf", "kvbench.conf"),
 )
 """Folders of a checkout and the packages that they are."""
-INNER = (
-    *("engine.cache", "engine.coding", "engine.packed"),
-    *("runs.execute", "runs.generate", "runs.identity", "runs.record", "runs.score"),
-)
-"""Folders and files that are rooms of their own inside another one."""
+EVERYTHING = ("kvbench",)
+CONTRACT = ("methods.shared.base", "methods.shared.uses", "methods.shared.view")
+"""The contract between methods and the engine."""
+ENGINE = ("engine", "engine.cache", "engine.coding", "engine.packed")
+RUNS = ("runs", "runs.generate", "runs.record", "runs.run_hash", "runs.score")
+MODELS = ("models", "models.base", "models.files", "models.parts")
+ROOMS: Mapping[str, tuple[str, ...]] = {
+    "core": (),
+    "conf": (),
+    "kernels": (),
+    "puzzles": (),
+    "eval": ("core",),
+    "scenes": ("eval",),
+    "methods.shared": ("core",),
+    "methods": ("core", "methods.shared"),
+    "engine.coding": ("core", "kernels", *CONTRACT),
+    "engine": ("core", "engine.coding", "kernels", *CONTRACT),
+    "engine.packed": ("core", "engine", "engine.coding", "kernels", *CONTRACT),
+    "engine.cache": ("core", "engine", "engine.coding", "engine.packed", "kernels", *CONTRACT),
+    "models.files": ("core",),
+    "models.base": ("core", "models.files"),
+    "models.parts": ("core", "kernels", "models.base", "models.files"),
+    "models": ("core", "kernels", "models.base", "models.files", "models.parts"),
+    "models.families": ("core", "kernels", *MODELS, "scenes"),
+    "prompts": ("core", "eval", "scenes", "puzzles"),
+    "training": ("core", "eval", *MODELS, "models.families", "scenes", "puzzles"),
+    "plan": ("core", *ENGINE, *CONTRACT, "models.base"),
+    "runs.run_hash": ("core",),
+    "runs.record": ("core", "engine", "eval", "kernels", "models.base", "runs.run_hash"),
+    "runs": (
+        "core",
+        *ENGINE,
+        "eval",
+        *CONTRACT,
+        "methods.full",
+        *MODELS,
+        "prompts",
+        "runs.record",
+        "runs.run_hash",
+    ),
+    "runs.generate": ("core", *ENGINE, "eval", *CONTRACT, *MODELS, "runs", "runs.record"),
+    "runs.score": ("core", "eval", "runs", "runs.record"),
+    "runs.execute": ("core", *RUNS),
+    "profile": ("core", *ENGINE, "kernels", *CONTRACT, "methods.full", *MODELS, *RUNS, "runs.execute"),
+    "policy": ("core", "engine", *CONTRACT, "runs", "runs.generate"),
+    "data": ("core", "runs.record"),
+    "report": ("core", "data", "engine", "eval", "plan", "runs.generate", "runs.record"),
+    "report.figures": ("core", "engine", "eval", "report", "runs.generate", "runs.record"),
+    "report.papers": ("core", "engine", "methods", "report", "report.figures", "runs.record"),
+    "dashboard": (
+        "conf",
+        "core",
+        "eval",
+        "report",
+        "report.figures",
+        "report.papers",
+        "runs.generate",
+        "runs.record",
+    ),
+    "cli.console": ("core",),
+    "cli.config": ("cli.console", "conf", "core", "report.papers", "runs", "runs.record"),
+    "cli.sweeps": ("cli.config", "cli.console", "core"),
+    "cli.tasks": EVERYTHING,
+    "cli.workers": ("cli.config", "cli.console", "cli.sweeps", "cli.tasks", "core", *RUNS, "runs.execute"),
+    "cli.dispatch": EVERYTHING,
+    "cli.submit": EVERYTHING,
+    "cli": EVERYTHING,
+}
+"""Rooms that each room may import beside itself, lowest first; a dotted name may also be a module or package in one."""
+FAMILIES = ("infinity", "var", "llamagen", "janus", "lumina", "qwen3")
+"""Packages of `kvbench.models` that are one room, `models.families`; `RELATED` says which may import another."""
+RELATED = {("models.janus", "models.llamagen")}
+"""Family that uses another one's image tokenizer."""
+BESIDE = {"models.noise": "models.base", "models.outputs": "models.base"}
+"""Files that belong to another file's room."""
 WIDTH, LANE, HEIGHT = 136, 26, 70
 """Pixels: width of a room, width of a line that passes between rooms, height of a floor."""
 SWEEPS = 24
 """Rounds that order each floor by the places of its neighbours, so that few lines cross."""
 
+NAMED = re.compile(r"kvbench\.[\w.]+(:\w+)?")
+"""Strings that name a module or something in one."""
+
 Node = tuple[str, ...]
 """A room (its name), or the place where a line passes a floor (both of its rooms and the floor)."""
+Arrows = set[tuple[str, str]]
+"""Pairs of rooms or files, the first of which imports the second."""
 
 
 def list_modules(root: Path) -> Iterator[tuple[str, Path]]:
@@ -43,7 +120,7 @@ def list_modules(root: Path) -> Iterator[tuple[str, Path]]:
 
 @cache
 def read_imports(path: Path) -> tuple[str, ...]:
-    """Return what a file imports, by full name; every file is parsed once.
+    """Return the full names that a file imports, also by strings such as `"kvbench.cli.app"` or `"kvbench.x.y:main"`.
 
     Raises:
         ValueError: a relative import.
@@ -56,19 +133,23 @@ def read_imports(path: Path) -> tuple[str, ...]:
             if node.level:
                 raise ValueError(f"{path}: relative import")
             names += [f"{node.module}.{alias.name}" for alias in node.names]
+        elif isinstance(node, ast.Constant) and NAMED.fullmatch(str(node.value)):
+            names.append(str(node.value).replace(":", "."))
     return tuple(names)
 
 
 def find_room(name: str) -> str | None:
-    """Return the room of a module or of a name in one; None outside kvbench and for its root."""
+    """Return the room of a module or of a name in one; None outside kvbench, for its root and for no room."""
     top, *parts = name.split(".")
     if top != "kvbench" or not parts or parts[0] == "__version__":
         return None
+    if parts[0] == "models" and parts[1:2] and parts[1] in FAMILIES:
+        return "models.families"
     inner = ".".join(parts[:2])
-    return inner if inner in INNER else parts[0]
+    return BESIDE.get(inner) or next((room for room in (inner, parts[0]) if room in ROOMS), None)
 
 
-def find_arrows(root: Path) -> set[tuple[str, str]]:
+def find_arrows(root: Path) -> Arrows:
     """Return pairs of rooms, the first of which imports the second."""
     return {
         (room, used)
@@ -78,7 +159,77 @@ def find_arrows(root: Path) -> set[tuple[str, str]]:
     }
 
 
-def find_floors(arrows: set[tuple[str, str]]) -> tuple[dict[str, int], set[tuple[str, str]]]:
+def find_module(name: str, known: Mapping[str, Path]) -> str | None:
+    """Return the module that an imported name is or is located in; None outside kvbench and for its root."""
+    while name not in known and name:
+        name = name.rpartition(".")[0]
+    return name if name != "kvbench" else None
+
+
+def find_file_arrows(root: Path) -> Arrows:
+    """Return pairs of modules, the first of which imports the second."""
+    known = dict(list_modules(root))
+    return {
+        (module, used)
+        for module, path in known.items()
+        for name in read_imports(path)
+        if (used := find_module(name, known)) and used != module
+    }
+
+
+def find_circles(arrows: Arrows) -> list[list[str]]:
+    """Return the groups of nodes that import each other, directly or through others, each sorted."""
+    below: dict[str, set[str]] = {}
+    for start in {node for pair in arrows for node in pair}:
+        seen: set[str] = set()
+        stack = [start]
+        while stack:
+            node = stack.pop()
+            new = {used for user, used in arrows if user == node} - seen
+            seen |= new
+            stack += new
+        below[start] = seen
+    looped = [(start, seen) for start, seen in below.items() if start in seen]
+    circles = {tuple(sorted(node for node in seen if start in below[node])) for start, seen in looped}
+    return [list(circle) for circle in sorted(circles)]
+
+
+def find_inner_arrows(package: str, arrows: Arrows) -> Arrows:
+    """Return the arrows between the files and packages that a package holds directly."""
+
+    def child(module: str) -> str | None:
+        rest = module.removeprefix(f"kvbench.{package}.")
+        return None if rest == module else rest.partition(".")[0]
+
+    pairs = {(child(user), child(used)) for user, used in arrows}
+    return {(user, used) for user, used in pairs if user and used and user != used}
+
+
+def describe(root: Path) -> str:
+    """Return the text that `make rooms` prints: each package, arrows, upward arrows, circles."""
+    files, between = find_file_arrows(root), find_arrows(root)
+    modules = [name for name, _ in list_modules(root)]
+    packages = sorted({name.split(".")[1] for name in modules if name.count(".") > 1})
+    lines = [f"{'package':<10} {'entries':>7} {'floors':>6} {'arrows':>6}  circles"]
+    for package in packages:
+        entries = {name.split(".")[2] for name in modules if name.startswith(f"kvbench.{package}.")}
+        arrows = find_inner_arrows(package, files)
+        circles = find_circles(arrows)
+        floors = "-" if circles else str(1 + max(find_floors(arrows)[0].values(), default=0))
+        said = "; ".join(f"{len(circle)}: {' '.join(circle)}" for circle in circles) or "none"
+        lines.append(f"{package:<10} {len(entries):>7} {floors:>6} {len(arrows):>6}  {said}")
+    order = list(ROOMS)
+    upward = sorted(f"{user} -> {used}" for user, used in between if order.index(used) > order.index(user))
+    rooms = len({room for pair in between for room in pair})
+    lines.append(
+        f"{rooms} rooms, {len(between)} arrows, {len(upward)} upward{': ' * bool(upward)}{', '.join(upward)}"
+    )
+    circles = find_circles(files)
+    lines.append(f"circles of files: {'; '.join(' '.join(circle) for circle in circles) or 'none'}")
+    return "\n".join(lines)
+
+
+def find_floors(arrows: Arrows) -> tuple[dict[str, int], Arrows]:
     """Return the floor of every room, 0 at the bottom, and the arrows that do not follow from others.
 
     Raises:
@@ -129,7 +280,7 @@ def place_nodes(floors: dict[str, int], lines: list[list[Node]]) -> dict[Node, t
     }
 
 
-def draw_rooms(arrows: set[tuple[str, str]]) -> str:
+def draw_rooms(arrows: Arrows) -> str:
     """Return the picture; arrows that follow from others are left out.
 
     Raises:
@@ -161,4 +312,5 @@ def draw_rooms(arrows: set[tuple[str, str]]) -> str:
 
 if __name__ == "__main__":
     checkout = Path(__file__).resolve().parents[2]
+    print(describe(checkout))
     Path(sys.argv[1]).write_text(draw_rooms(find_arrows(checkout)))
