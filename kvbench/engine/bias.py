@@ -1,7 +1,7 @@
-"""A number that is added to every score of a slot, stored as one more channel of its key.
+"""Bias of slots: a number added to all scores of a slot, stored as an additional channel of its key.
 
-Queries have 1 over the scale there, so that every attention adds the number by itself. Kernels want channels in
-multiples of eight; the other seven are zeros.
+Queries have 1 over the scale in that channel, so that attention adds the bias. Kernels need channels in multiples of
+eight; the other seven are zeros.
 """
 
 import torch
@@ -12,29 +12,29 @@ from kvbench.engine.memory import BIAS_CHANNELS
 
 
 def widen(x: Tensor) -> Tensor:
-    """Return x [..., D] with the channels behind it, all zero: keys without a bias, or values."""
+    """Append zero channels to x [..., D]: keys without a bias, or values."""
     return F.pad(x, (0, BIAS_CHANNELS))
 
 
 def widen_queries(q: Tensor, scale: float) -> Tensor:
-    """Return queries [..., D] with the channels behind them, so that `scale` q k^T contains the bias of k."""
+    """Append channels to queries [..., D], so that `scale` q k^T contains the bias of k."""
     wide = widen(q)
     wide[..., -BIAS_CHANNELS] = 1 / scale
     return wide
 
 
 def attach_bias(keys: Tensor, bias: Tensor) -> Tensor:
-    """Return keys [..., D + BIAS_CHANNELS] of keys [..., D] and their bias [...], in nats."""
+    """Append a bias [...], in nats, to keys [..., D]: [..., D + BIAS_CHANNELS]."""
     wide = widen(keys)
     wide[..., -BIAS_CHANNELS] = bias
     return wide
 
 
 def read_bias(keys: Tensor) -> Tensor:
-    """Return the bias float32 [...] of wide keys [..., D + BIAS_CHANNELS], in nats."""
+    """Return the bias of wide keys [..., D + BIAS_CHANNELS], float32 [...] in nats."""
     return keys[..., -BIAS_CHANNELS].to(torch.float32)
 
 
 def narrow(x: Tensor) -> Tensor:
-    """Return wide keys, values or outputs without the channels."""
+    """Remove the additional channels from keys, values or outputs."""
     return x[..., :-BIAS_CHANNELS]

@@ -1,23 +1,25 @@
-"""Ledger of a generation: what the cache holds, checked against the budget, and its peaks."""
+"""Ledger of a generation: the tokens and bytes that a cache holds, their peaks, and the check of the budget."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from itertools import pairwise
 from statistics import fmean
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from kvbench.core.budget import Budget
 from kvbench.core.config import UserError
 from kvbench.core.segments import ModelSpec
-from kvbench.engine.schedule import Drift
-from kvbench.engine.view import LayerStore
-from kvbench.methods.shared.base import Method
+
+if TYPE_CHECKING:  # imports torch, which a reader of results does without
+    from kvbench.engine.layer import LayerStore
+    from kvbench.engine.schedule import Drift
+    from kvbench.methods.shared.base import Method
 
 N = TypeVar("N", int, float)
 Table = list[list[list[int]]]
-TINY = 1e-6
-"""Part of a token that rounding makes of a mean over rows; one token is more."""
+ROUNDING = 1e-6
+"""Tokens by which a mean over rows may differ by rounding."""
 
 
 class BudgetExceeded(UserError, RuntimeError):
@@ -31,11 +33,12 @@ class Step:
     Attributes:
         tokens: position after the segment: tokens so far, and padding in front of the prompt.
         held: tokens of a row, a mean over layers and KV heads.
-        longest: tokens of the longest row of any layer: slots of every row if all are made alike (Hard-KV's HA-Max).
-        lse: log-sum-exp of the observed queries over all that was held before the drop, in nats, a mean over queries,
-            heads and layers; None where none are watched.
-        kept_lse: the same over what stays.
-        n: sequences that this is a mean of.
+        longest: tokens of the longest row of any layer; storage of equally long rows has this many slots in each
+            (Hard-KV's HA-Max).
+        lse: log-sum-exp of the observed queries over all slots before the drop, in nats, a mean over queries, heads and
+            layers; None without observed queries.
+        kept_lse: the same over the slots that stay.
+        n: number of sequences in the mean.
     """
 
     tokens: int
@@ -48,22 +51,24 @@ class Step:
 
 @dataclass
 class Ledger:
-    """Peaks of one generation.
+    """Tokens and bytes of one generation, which a cache records after each layer, and their peaks.
 
     Attributes:
-        held: tokens that each sequence holds after layer l of segment k, [K][L][sequences], one number if all hold as
-            many; the last row is what is held while the last segment runs. Rows are 0 from where a text ended early.
+        held: tokens that each sequence holds after layer l of segment k, [K][L][sequences], with one number if all
+            sequences hold the same; the last row is held while the last segment runs. Rows are 0 after an early end of
+            a text.
         longest: tokens of the longest row of layer l after segment k, of each sequence, [K][L][sequences] as `held`.
-        padding: tokens that no prompt of the batch has, of as many as the model's prompts may have.
-        held_bytes: bytes of the keys and values of the tokens held, as they are stored, shaped like `held`.
+        padding: padding tokens in front of every prompt of the batch.
+        held_bytes: bytes of the stored keys and values, shaped like `held`.
         peak_bytes: storage between layers, whole batch.
-        rebuild_bytes: storage at the worst instant of a rebuild, whole batch.
-        transient_bytes: keys and values of the segment in flight, whole batch.
-        state_bytes: what the method keeps beside them (a score per slot, the last segment's keys), whole batch.
+        rebuild_bytes: storage at the peak of a rebuild, whole batch.
+        transient_bytes: keys and values of the current segment, whole batch.
+        state_bytes: what the method keeps in addition (a score per slot, the last segment's keys), whole batch.
         lse: log-sum-exp of observed queries in nats before and after the drop of a layer, of each sequence,
-            [K][layers] of pairs; empty where none are watched.
+            [K][layers] of pairs; empty without observed queries.
         drifts: nats by which drops changed the log-sum-exp of observed queries, summed over layers, segments and rows.
-        drops: how many rows dropped anything, of all layers and segments.
+        drops: number of rows that dropped anything, over all layers and segments.
+        pending_bytes: bytes of the segment's keys and values that are not stored yet, of all sequences.
     """
 
     held: Table
@@ -77,24 +82,99 @@ class Ledger:
     lse: list[list[tuple[Sequence[float], Sequence[float]]]] = field(default_factory=list)
     drifts: float = 0.0
     drops: int = 0
+    pending_bytes: int = field(default=0, init=False, repr=False, compare=False)
+    _stored_bytes: int = field(default=0, init=False, repr=False, compare=False)
+    _tokens: Sequence[int] = field(default=(), init=False, repr=False, compare=False)  # of each sequence
+    _bytes: Sequence[int] = field(default=(), init=False, repr=False, compare=False)
+    _layers: list[tuple[Sequence[int], Sequence[int]]] = field(init=False, repr=False, compare=False)
+
+    @classmethod
+    def open(cls, spec: ModelSpec, sequences: int, *, observes_lse: bool) -> "Ledger":
+        """Return the ledger of a generation that begins.
+
+        Args:
+            spec: the model's shapes.
+            sequences: sequences that may hold different numbers of tokens.
+            observes_lse: whether the log-sum-exp of queries is recorded.
+        """
+        held, longest, held_bytes = ([[[0]] * spec.layers for _ in spec.segments] for _ in range(3))
+        ledger = cls(held, longest, held_bytes=held_bytes)
+        ledger.lse = [[] for _ in spec.segments] if observes_lse else []
+        ledger._tokens, ledger._bytes = [0] * sequences, [0] * sequences
+        ledger._layers = [(ledger._tokens, ledger._bytes)] * spec.layers
+        return ledger
+
+    def record_transient(self, read_bytes: int) -> None:
+        """Record the peak of bytes that are not stored: the current segment plus `read_bytes`."""
+        self.transient_bytes = max(self.transient_bytes, self.pending_bytes + read_bytes)
+
+    def record_rebuild(self, before: int, after: int, peak: int = 0) -> None:
+        """Record a layer's bytes before and after a rebuild, and the peak during it."""
+        self.rebuild_bytes = max(self.rebuild_bytes, self._stored_bytes - before + peak)
+        self._stored_bytes += after - before
+
+    def record_drift(self, segment: int, drift: "Drift") -> None:
+        """Record how a drop after a segment changed the log-sum-exp of the observed queries."""
+        self.drifts += drift.total
+        self.drops += drift.rows
+        if self.lse:
+            self.lse[segment].append((drift.before, drift.after))
+
+    def record_layer(
+        self, segment: int, layer: int, store: "LayerStore", state_bytes: int, spec: ModelSpec
+    ) -> None:
+        """Record what a layer holds after a segment.
+
+        Args:
+            segment: its index.
+            layer: its index.
+            store: its storage.
+            state_bytes: what the method keeps in addition, in all layers.
+            spec: the model's shapes.
+        """
+        counts, heads = store.layout.counts, spec.heads
+        rows = [counts[row : row + heads] for row in range(0, len(counts), heads)]
+        tokens, held_bytes = [*map(sum, rows)], store.count_sequence_bytes(heads, spec.branches)
+        before, self._layers[layer] = self._layers[layer], (tokens, held_bytes)
+        self.held[segment][layer] = self._tokens = _exchange(self._tokens, before[0], tokens)
+        self.held_bytes[segment][layer] = self._bytes = _exchange(self._bytes, before[1], held_bytes)
+        self.longest[segment][layer] = [*map(max, rows)]
+        self.peak_bytes = max(self.peak_bytes, self._stored_bytes)
+        self.state_bytes = max(self.state_bytes, state_bytes)
+
+    def check_budget(self, segment: int, layer: int, method: "Method") -> None:
+        """Check the budget of a strict method after a layer.
+
+        Raises:
+            BudgetExceeded: a sequence holds more than the budget.
+        """
+        budget = method.budget
+        totals, limit = (
+            (self._tokens, budget.capacity) if budget.bytes is None else (self._bytes, budget.bytes)
+        )
+        if method.strict and (total := max(totals, default=0)) > limit:
+            raise BudgetExceeded(
+                f"{type(method).__name__}: {total} {budget.unit} held after layer {layer} of segment {segment}, the "
+                f"budget is {float(limit):.10g}; keep fewer tokens or set strict=False"
+            )
 
     @property
     def lse_drift(self) -> float | None:
         """Change of the observed queries' log-sum-exp by evictions, in nats, a mean over rows and evictions.
 
-        Eviction makes it negative, the more so the more attention goes to what left; 0 is no harm (Hard-KV, appendix
-        G). None where no query is watched or nothing was dropped.
+        Eviction makes it negative; more attention to the dropped slots means a larger change, and 0 is no change
+        (Hard-KV, appendix G). None without observed queries or drops.
         """
         return self.drifts / self.drops if self.drops else None
 
     @property
     def tokens_after(self) -> list[list[int]]:
-        """The most of `held` that any sequence holds, [K][L]."""
+        """Largest number in `held` of any sequence, [K][L]."""
         return [[max(sequences, default=0) for sequences in row] for row in self.held]
 
     @property
     def last_tokens(self) -> int:
-        """Tokens one sequence holds while the last segment runs, or held last where generation ended before it."""
+        """Tokens one sequence holds while the last segment runs, or held last if generation ended earlier."""
         return max(self.held[self._count_segments() - 1][-1], default=0)
 
     @property
@@ -113,11 +193,11 @@ class Ledger:
         return max(max(layer, default=0) for row in self.held_bytes for layer in row)
 
     def find_least_share(self, spec: ModelSpec, budget: Budget) -> float:
-        """Return the least share that one sequence held after any segment of what it could hold then.
+        """Return the least share of the possible tokens that one sequence held after any segment.
 
-        That is the capacity, or all tokens so far where those are fewer; of a budget in bytes, the bytes that this part
-        of the capacity has of the budget. Padding is no token; where it counts as held, it is taken off the capacity
-        too, but for one token a head. The last segment is never held.
+        Possible are the capacity, or all tokens so far if they are fewer. For a budget in bytes, held bytes are
+        converted to tokens by the ratio of capacity to budget. Padding is no token; if it counts as held, it is
+        subtracted from the capacity too, except for one token a head. The last segment is never held.
         """
         capacity, count = budget.capacity, min(self._count_segments(), len(self.held) - 1)
         if budget.bytes is None:
@@ -125,12 +205,13 @@ class Ledger:
         else:
             held = [max(row[-1]) * capacity / budget.bytes for row in self.held_bytes[:count]]
         heads, padding = spec.all_heads, spec.all_heads * self.padding
-        could = [min(capacity, Fraction(heads * end)) for end in spec.ends[:count]]
+        possible = [min(capacity, Fraction(heads * end)) for end in spec.ends[:count]]
         if padding and spec.padding_counts:
-            could = [max(limit - padding, Fraction(heads)) for limit in could]
+            possible = [max(limit - padding, Fraction(heads)) for limit in possible]
         elif padding:
-            could = [min(capacity, Fraction(heads * end - padding)) for end in spec.ends[:count]]
-        return float(min((tokens / limit for tokens, limit in zip(held, could, strict=True)), default=1.0))
+            possible = [min(capacity, Fraction(heads * end - padding)) for end in spec.ends[:count]]
+        shares = (tokens / limit for tokens, limit in zip(held, possible, strict=True))
+        return float(min(shares, default=1.0))
 
     def trace(self, spec: ModelSpec, sequence: int, drawn: int | None = None) -> list[Step]:
         """Return what one sequence held after each segment that is cached.
@@ -138,7 +219,7 @@ class Ledger:
         Args:
             spec: the whole model's shapes.
             sequence: its number.
-            drawn: tokens of its text, whose later segments are left out: it had ended there; None of an image.
+            drawn: tokens of its text, after which segments are omitted; None for an image.
         """
         steps = []
         for k, end in enumerate(spec.ends[: min(self._count_segments(), len(self.held) - 1)]):
@@ -146,23 +227,27 @@ class Ledger:
                 break
             held = _pick(self.held[k][-1], sequence) / spec.all_heads
             longest = max(_pick(layer, sequence) for layer in self.longest[k])
-            seen = [[_pick(part, sequence) for part in layer] for layer in self.lse[k]] if self.lse else []
-            before, after = (fmean(layer) for layer in zip(*seen, strict=True)) if seen else (None, None)
+            pairs = (
+                [[_pick(values, sequence) for values in layer] for layer in self.lse[k]] if self.lse else []
+            )
+            before, after = (fmean(layer) for layer in zip(*pairs, strict=True)) if pairs else (None, None)
             steps.append(Step(end, held, longest, before, after))
         return steps
 
     def _count_segments(self) -> int:
-        """Return how many segments were run to their end."""
+        """Return the number of completed segments."""
         return sum(max(row[-1], default=0) > 0 for row in self.held)
 
 
 def find_utilisation(steps: Sequence[Step]) -> float | None:
-    """Return slot utilisation: tokens held over slots of rows that all are as long as the longest, in (0, 1].
+    """Return slot utilisation: tokens held over the slots of rows padded to the longest, in (0, 1].
 
     It is the mean over the largest length of Hard-KV's Table 3 (overall over maximum sparsity), both summed over the
-    segments from the first one after which a token was missing. None where none was.
+    segments from the first one that dropped a token. None without drops.
     """
-    dropped = [before.held + now.tokens - before.tokens - now.held > TINY for before, now in pairwise(steps)]
+    dropped = [
+        before.held + now.tokens - before.tokens - now.held > ROUNDING for before, now in pairwise(steps)
+    ]
     if True not in dropped:
         return None
     since = steps[1 + dropped.index(True) :]
@@ -170,15 +255,14 @@ def find_utilisation(steps: Sequence[Step]) -> float | None:
 
 
 def _pick(values: Sequence[N], sequence: int) -> N:
-    """Return a sequence's value, which all have in common if there is one."""
+    """Return the value of a sequence; a single value is common to all."""
     return values[sequence if len(values) > 1 else 0]
 
 
 def add_ledgers(ledgers: Sequence[Ledger]) -> Ledger:
-    """Return the ledger of a generation whose heads were shared out to several caches.
+    """Return the ledger of a generation whose heads were divided among several caches.
 
-    Tokens are those that a sequence holds in all of them at once. Bytes are the sum of each one's peak, since each has
-    a memory of its own.
+    Tokens are summed at each moment. Bytes are the sum of the caches' peaks, since each cache has its own memory.
     """
     counts = ("peak_bytes", "rebuild_bytes", "transient_bytes", "state_bytes", "drifts", "drops")
     return Ledger(
@@ -205,85 +289,9 @@ def _join(tables: Sequence[Table], combine: Callable[[Sequence[int]], int]) -> T
 def _average(
     shares: Sequence[tuple[Sequence[float], Sequence[float]]],
 ) -> tuple[Sequence[float], Sequence[float]]:
-    """Average what shares of equally many heads have before a drop, and after it."""
+    """Average log-sum-exps before and after a drop over shares with equally many heads."""
     before, after = ([fmean(each) for each in zip(*part, strict=True)] for part in zip(*shares, strict=True))
     return before, after
-
-
-class Account:
-    """Tokens that each sequence holds at the moment, per layer and in total.
-
-    Sequences that all hold equally much share one number.
-
-    Attributes:
-        ledger: peaks of the generation.
-        in_flight: bytes of the segment's keys and values that are not stored yet, of all sequences.
-
-    Args:
-        spec: the model's shapes.
-        sequences: sequences with numbers of their own.
-        watched: whether the log-sum-exp of queries is noted.
-    """
-
-    def __init__(self, spec: ModelSpec, sequences: int, *, watched: bool) -> None:
-        held, longest, held_bytes = ([[[0]] * spec.layers for _ in spec.segments] for _ in range(3))
-        lse: list[list[tuple[Sequence[float], Sequence[float]]]] = [[] for _ in spec.segments]
-        self.ledger = Ledger(held, longest, held_bytes=held_bytes, lse=lse if watched else [])
-        self.in_flight = 0
-        self._stored = 0  # bytes of all stores
-        self._tokens, self._bytes = [0] * sequences, [0] * sequences
-        self._layers = [(self._tokens, self._bytes)] * spec.layers
-
-    def note_transient(self, read_bytes: int) -> None:
-        """Note the keys and values that exist beside what is kept: in flight, and so many bytes read back at a time."""
-        self.ledger.transient_bytes = max(self.ledger.transient_bytes, self.in_flight + read_bytes)
-
-    def note_change(self, before: int, after: int, rebuild: int = 0) -> None:
-        """Note the bytes of a layer before and after a change of its storage, and the most at an instant of it."""
-        self.ledger.rebuild_bytes = max(self.ledger.rebuild_bytes, self._stored - before + rebuild)
-        self._stored += after - before
-
-    def note_drift(self, segment: int, drift: Drift) -> None:
-        """Note what a drop after a segment did to the queries that are watched."""
-        self.ledger.drifts += drift.total
-        self.ledger.drops += drift.rows
-        if self.ledger.lse:
-            self.ledger.lse[segment].append((drift.before, drift.after))
-
-    def enter(
-        self, segment: int, layer: int, stores: Sequence[LayerStore], spec: ModelSpec, method: Method
-    ) -> None:
-        """Enter what a layer holds after a segment.
-
-        Args:
-            segment: its index.
-            layer: its index.
-            stores: of all layers.
-            spec: the model's shapes.
-            method: prepared.
-
-        Raises:
-            BudgetExceeded: a strict method holds more than its budget.
-        """
-        counts, heads, ledger = stores[layer].layout.counts, spec.heads, self.ledger
-        rows = [counts[row : row + heads] for row in range(0, len(counts), heads)]
-        tokens, held_bytes = [*map(sum, rows)], stores[layer].count_sequence_bytes(heads, spec.branches)
-        before, self._layers[layer] = self._layers[layer], (tokens, held_bytes)
-        ledger.held[segment][layer] = self._tokens = _exchange(self._tokens, before[0], tokens)
-        ledger.held_bytes[segment][layer] = self._bytes = _exchange(self._bytes, before[1], held_bytes)
-        ledger.longest[segment][layer] = [*map(max, rows)]
-        ledger.peak_bytes = max(ledger.peak_bytes, self._stored)
-        if not method.static:
-            ledger.state_bytes = max(ledger.state_bytes, sum(store.state_bytes for store in stores))
-        budget = method.budget
-        of_sequences, limit = (
-            (self._tokens, budget.capacity) if budget.bytes is None else (self._bytes, budget.bytes)
-        )
-        if method.strict and (found := max(of_sequences, default=0)) > limit:
-            raise BudgetExceeded(
-                f"{type(method).__name__}: {found} {budget.unit} held after layer {layer} of segment {segment}, the "
-                f"budget is {float(limit):.10g}; lower what the method keeps, or let it be `strict = False`"
-            )
 
 
 def _exchange(totals: Sequence[int], old: Sequence[int], new: Sequence[int]) -> list[int]:

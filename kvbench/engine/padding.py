@@ -14,12 +14,12 @@ from kvbench.kernels.layout import Layout, list_positions
 
 
 class Padding(NamedTuple):
-    """Tokens in front of the prompts of a batch that do not exist.
+    """Padding tokens in front of the prompts of a batch.
 
     Attributes:
-        sequences: int64 [sequences], how many each sequence has.
+        sequences: int64 [sequences], padding tokens of each sequence.
         rows: int64 [sequences x heads], the same number for each of a sequence's KV heads.
-        min_tokens: how many every sequence has at least.
+        min_tokens: smallest number of any sequence.
     """
 
     sequences: Tensor
@@ -30,13 +30,13 @@ class Padding(NamedTuple):
 def read_padding(
     spec: ModelSpec, sequences: int, padding: Sequence[int] | None, device: torch.device
 ) -> Padding | None:
-    """Check the padding of a batch; None where no prompt has any.
+    """Check the padding of a batch and return it; None without padding.
 
     Args:
         spec: the model's shapes; its first segment is the prompt.
         sequences: in the batch.
-        padding: tokens in front of each sequence's prompt, or None.
-        device: where the numbers go.
+        padding: padding tokens in front of each sequence's prompt, or None.
+        device: of the result.
 
     Raises:
         ValueError: not one number a sequence, a prompt without tokens, or one whose tokens see each other.
@@ -55,42 +55,41 @@ def read_padding(
 
 
 def attend_padded(q: Tensor, k: Tensor, v: Tensor, padding: Padding, scale: float) -> Tensor:
-    """Attend over padded prompts: each token to itself and to those before it that exist.
+    """Attend over padded prompts: each token to itself and to earlier tokens that are no padding.
 
     Args:
-        q: [1, rows, queries, D]; query m belongs to token m % tokens.
-        k: keys of all tokens of the prompts [1, rows, tokens, D].
+        q: [sequences, heads, queries, D]; query m belongs to token m % tokens.
+        k: keys of all tokens of the prompts [sequences, heads, tokens, D].
         v: values, shaped like k.
-        padding: of the sequences whose rows these are.
+        padding: of the sequences.
         scale: factor on q k^T.
 
     Returns:
-        [1, rows, queries, D]; what padding receives is finite and means nothing.
+        The output, shaped like q; it is finite but meaningless for padding.
     """
     token = torch.arange(k.shape[2], device=k.device)
     exists = token >= padding.sequences[:, None, None, None]
-    # A token of the padding sees itself, for a softmax over nothing is no number.
+    # A padding token sees itself, because a softmax over nothing is NaN.
     seen = (exists & (token <= token[:, None])) | (token == token[:, None])
-    split = (len(padding.sequences), -1)
-    q, k, v = (x.squeeze(0).unflatten(0, split) for x in (q, k, v))
     seen = seen.repeat(1, 1, q.shape[2] // k.shape[2], 1)
-    out = F.scaled_dot_product_attention(q, k, v, attn_mask=seen, scale=scale)
-    return out.flatten(0, 1)[None]
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=seen, scale=scale)
 
 
-def follow_schedule(change: Change, at: Segment, layout: Layout, padding: Padding, free_slots: int) -> Change:
-    """Return the change of padded rows that keep what a static method keeps of unpadded ones, less the padding.
+def follow_schedule(
+    change: Change, segment: Segment, layout: Layout, padding: Padding, free_slots: int
+) -> Change:
+    """Return the change of padded rows, which keep the slots of a static method's schedule except for padding.
 
     Args:
-        change: what the schedule says of the KV heads of one sequence.
-        at: the segment that just ran.
+        change: the schedule's change for the KV heads of one sequence.
+        segment: the segment that just ran.
         layout: of the padded rows before the segment is stored.
         padding: of their sequences.
-        free_slots: free slots behind every row of the new layout.
+        free_slots: free slots behind each row of the new layout.
     """
     positions, sequences = change.layout.positions, len(padding.sequences)
-    kept = positions.new_zeros(len(positions), at.end + 1, dtype=torch.bool)  # a row's end goes to the last
-    kept.scatter_(1, torch.where(positions < 0, at.end, positions), value=True)
-    seen = list_positions(layout, at.start, at.length)
+    kept = positions.new_zeros(len(positions), segment.end + 1, dtype=torch.bool)  # the last entry is unused
+    kept.scatter_(1, torch.where(positions < 0, segment.end, positions), value=True)
+    seen = list_positions(layout, segment.start, segment.length)
     keep = kept.repeat(sequences, 1).gather(1, seen.clamp(min=0)) & (seen >= padding.rows[:, None])
-    return Change(*source_table(layout, keep, at.start, at.length, free_slots), appends=False)
+    return Change(*source_table(layout, keep, segment.start, segment.length, free_slots), appends=False)

@@ -12,11 +12,11 @@ from torch import Tensor
 
 from kvbench.core.segments import ModelSpec, Segment
 from kvbench.engine.arena import ring_slots
-from kvbench.engine.view import CacheView, LayerInputs
+from kvbench.engine.layer import LayerInputs
+from kvbench.engine.view import CacheView
 from kvbench.kernels.compact import list_origins, source_table
 from kvbench.kernels.layout import Layout, empty_layout, list_positions, pack_rows
 from kvbench.methods.shared.base import Method, NotANumber
-from kvbench.methods.shared.capabilities import count_lse_queries, is_stateful
 
 Ints = NDArray[np.int64]
 
@@ -25,7 +25,7 @@ class Contents(NamedTuple):
     """New contents of kept slots.
 
     Attributes:
-        keys: [capacity, D], of the new storage's flat slots; room is filled with anything.
+        keys: [capacity, D], of the new storage's flat slots; free slots are arbitrary.
         values: shaped like `keys`.
     """
 
@@ -37,10 +37,10 @@ class Drift(NamedTuple):
     """Change of the observed queries' log-sum-exp by one eviction.
 
     Attributes:
-        total: nats that it changed by, a mean over the queries of each row, summed over the rows.
-        rows: rows that dropped anything.
-        before: the log-sum-exp over what was held, in nats, a mean over each sequence's queries and heads.
-        after: the same over what stays.
+        total: change in nats, a mean over the queries of each row, summed over the rows.
+        rows: number of rows that dropped anything.
+        before: the log-sum-exp over all slots, in nats, a mean over each sequence's queries and heads.
+        after: the same over the slots that stay.
     """
 
     total: float = 0.0
@@ -53,12 +53,12 @@ class Change(NamedTuple):
     """One layer's storage after a segment.
 
     Attributes:
-        layout: where rows lie from then on.
-        source: where their slots come from, int32 [capacity] (`kernels.compact.source_table`).
-        appends: nothing leaves, all rows are equally long and come to be longer by the whole segment.
-        state: float32 [rows, longest, ...], a stateful method's numbers of the slots that stay; None for other methods.
-        contents: of a method that replaced any.
-        drift: of a method that watches queries.
+        layout: of the new rows.
+        source: origin of each new slot, int32 [capacity] (`kernels.compact.source_table`).
+        appends: nothing leaves, all rows are equally long and grow by the whole segment.
+        state: float32 [rows, longest, ...], the method's numbers of the slots that stay; None without state.
+        contents: new contents, if the method replaced any.
+        drift: of the observed queries, if any.
     """
 
     layout: Layout
@@ -74,13 +74,13 @@ Schedule = dict[tuple[int, int], Change]
 
 
 def ask_method(method: Method, view: CacheView, layout: Layout, free_slots: int = 0) -> Change:
-    """Ask a method what to keep after a segment.
+    """Call a method's `keep` after a segment and return the change.
 
     Args:
         method: prepared.
         view: one layer right after the segment.
         layout: of the layer's storage before the segment is stored.
-        free_slots: free slots behind every row of the new layout.
+        free_slots: free slots behind each row of the new layout.
 
     Raises:
         NotANumber: the method's scores are NaN.
@@ -98,14 +98,14 @@ def ask_method(method: Method, view: CacheView, layout: Layout, free_slots: int 
 def apply_answer(
     method: Method, view: CacheView, keep: Tensor | None, layout: Layout, free_slots: int
 ) -> Change:
-    """Work out what a method's answer comes to; the arguments are those of `ask_method` and the answer."""
+    """Return the change that a method's result `keep` makes; other arguments as for `ask_method`."""
     segment = view.segment
     if view.padding is not None:  # a slot of the current segment may not exist
         keep = view.position >= 0 if keep is None else keep & (view.position >= 0)
     after, source = source_table(layout, keep, segment.start, segment.length, free_slots)
     everything = after.total == layout.total + len(layout.counts) * segment.length
     state = None
-    if is_stateful(method):
+    if method.uses.state:
         exists = view.position >= 0
         state = pack_rows(view.state, exists if keep is None else keep & exists, 0, after.longest)
     contents, drift = None, Drift()
@@ -113,26 +113,26 @@ def apply_answer(
         kept = keep & (view.position >= 0)
         origins = list_origins(after, kept)
         contents = Contents(*(part.flatten(0, 1)[origins] for part in view.replaced))
-    if count := count_lse_queries(method):
+    if count := method.uses.lse_queries:
         drift = measure_drift(view, keep, count)
     appends = layout.uniform and everything and not layout.free_slots and contents is None
     return Change(after, source, appends, state, contents, drift)
 
 
 def measure_drift(view: CacheView, keep: Tensor | None, lse_queries: int) -> Drift:
-    """Measure what a drop does to the log-sum-exp of a segment's last queries.
+    """Measure how a drop changes the log-sum-exp of a segment's last queries.
 
     Args:
-        view: one layer right after the segment; `replace` has been called where a method does.
-        keep: bool [rows, slots], the slots that stay; None if all do.
-        lse_queries: how many queries.
+        view: one layer right after the segment, after any call of `replace`.
+        keep: bool [rows, slots], the slots that stay; None for all.
+        lse_queries: number of queries.
     """
     queries = torch.arange(max(0, view.segment.length - lse_queries), view.segment.length)
     exists = view.position >= 0
     kept = exists if keep is None else keep & exists
     before = view.lse(queries).flatten(1)
     after = before if keep is None else view.lse(queries, kept).flatten(1)
-    # Queries that a row does not have, or that lose all they see, are left out.
+    # Queries that a row does not have, or that lose all keys they see, are left out.
     unseen = ~(before.isfinite() & after.isfinite())
     rows = [x.masked_fill(unseen, torch.nan).nanmean(1) for x in (before, after, after - before)]
     dropped = (exists & ~kept).any(1)
@@ -159,11 +159,11 @@ def show_layer(
         segment: the segment that just ran.
         layout: of the layer's storage before the segment is stored.
         spec: the model's shapes.
-        sequences: sequences whose rows the layout has.
+        sequences: number of sequences in the layout.
         inputs: of the layer's attention; None for a static method.
-        state: float32 [rows, longest, ...], numbers of the cached slots; those of the segment's tokens start at 0.
-        prompts: number of every sequence's prompt.
-        padding: int64 [rows], tokens in front of each row's prompt that do not exist; None if there are none.
+        state: float32 [rows, longest, ...], numbers of the cached slots; new tokens start at 0.
+        prompts: number of each sequence's prompt.
+        padding: int64 [rows], padding tokens in front of each row's prompt; None without padding.
     """
     position = list_positions(layout, segment.start, segment.length)
     if padding is not None:
@@ -180,7 +180,7 @@ def show_layer(
 
 
 def count_free_slots(spec: ModelSpec, index: int) -> int:
-    """Return the free slots that every row needs while segment `index` runs: all of a causal segment's tokens."""
+    """Return the free slots that each row needs while segment `index` runs: the tokens of a causal segment."""
     return spec.segments[index].length if spec.segments[index].causal else 0
 
 
@@ -190,15 +190,15 @@ def build_schedule(
     device: torch.device | str = "cpu",
     find_free_slots: Callable[[int], int] | None = None,
 ) -> Schedule:
-    """Ask a static method at once for all its changes, of one sequence.
+    """Return all changes of a static method, for one sequence.
 
-    A layer that lies as the one before it and keeps the same slots has the same change, not a copy of it.
+    A layer with the layout of the layer before it and the same kept slots has the same change object.
 
     Args:
         spec: the model's shapes.
         method: prepared.
-        device: where tables live.
-        find_free_slots: returns the free slots that every row has while a segment runs; None for `count_free_slots`.
+        device: of the tables.
+        find_free_slots: returns the free slots of each row while a segment runs; None for `count_free_slots`.
     """
     changes: Schedule = {}
     find_free_slots = find_free_slots or partial(count_free_slots, spec)
@@ -219,20 +219,20 @@ def build_schedule(
 
 
 def are_equal(keep: Tensor | None, other: Tensor | None) -> bool:
-    """Return whether two answers about the same slots are the same."""
+    """Return whether two results of `keep` for the same slots are equal."""
     return keep is other or (keep is not None and other is not None and torch.equal(keep, other))
 
 
 def predict_row_lengths(spec: ModelSpec, method: Method, schedule: Schedule | None = None) -> Ints | None:
-    """Return the tokens that each row holds after each segment that is cached, int64 [K - 1, L, H].
+    """Return the tokens that each row holds after each cached segment, int64 [K - 1, L, H]; None if data decides.
 
-    Rows are the KV heads of one sequence; all sequences hold equally many. A static method is asked what it keeps,
-    exactly as the cache asks it; any other method is asked for its capacity. None where the data decides.
+    Rows are the KV heads of one sequence; all sequences hold the same number. Lengths follow from the schedule of a
+    static method, and from `capacity` of any other method.
 
     Args:
         spec: the model's shapes.
         method: prepared for that model.
-        schedule: of a static method, if it is worked out already.
+        schedule: of a static method, if it is known already.
     """
     cached = [segment for segment in spec.segments if not segment.last]
     lengths = np.zeros((len(cached), spec.layers, spec.heads), np.int64)
@@ -251,7 +251,7 @@ def predict_row_lengths(spec: ModelSpec, method: Method, schedule: Schedule | No
 
 
 def predict_ring_slots(spec: ModelSpec, lengths: Ints) -> int:
-    """Return the slots that one sequence's keys and values need in a ring for a whole generation.
+    """Return the slots of a ring that holds one sequence's keys and values for a whole generation.
 
     Args:
         spec: the model's shapes.
@@ -263,10 +263,10 @@ def predict_ring_slots(spec: ModelSpec, lengths: Ints) -> int:
 
 
 def sum_tokens(lengths: Ints) -> Ints:
-    """Return the tokens that one sequence holds after layer l of segment k, int64 [K, L], as a ledger counts them.
+    """Return the tokens that one sequence holds after layer l of segment k, int64 [K, L], as in `Ledger.held`.
 
-    Layers up to l hold what they keep of segment k, later ones still what they kept of the segment before. The last
-    row is what is held while the last segment runs, which is never cached.
+    Layers up to l have dropped tokens after segment k, later layers only after segment k - 1. The last row is held
+    while the last segment runs, which is never cached.
 
     Args:
         lengths: tokens of each row, int64 [K - 1, L, H].

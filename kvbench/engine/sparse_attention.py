@@ -8,25 +8,25 @@ from kvbench.kernels.ragged_attention import ragged_attention
 
 
 def attend_selected(q: Tensor, view: CacheView, chosen: Tensor, scale: float) -> tuple[Tensor, int]:
-    """Attend to the chosen slots, copied to where they lie together.
+    """Attend to copies of the chosen slots.
 
     Args:
-        q: queries [batch, rows, queries, D], of which batch x rows are the view's rows.
+        q: queries [sequences, heads, queries, D].
         view: the layer, its keys and values as they are stored.
         chosen: bool [rows, slots], at least one in every row.
         scale: factor on q k^T.
 
     Returns:
-        The output, shaped like q, and the bytes of the copies.
+        Output, shaped like q, and bytes of the copies.
     """
     chosen = chosen & (view.position >= 0)
     counts = chosen.sum(1).tolist()
     layout = arrange_rows(pack_rows(view.position, chosen, -1, max(counts)), counts)
     place, slot = chosen[layout.order].nonzero(as_tuple=True)
     source = layout.order[place] * chosen.shape[1] + slot
-    every = view.cached_keys(), view.cached_values()
-    keys, values = (x.flatten(0, 1)[source][None] for x in every)
-    asked = q.reshape(1, len(counts), *q.shape[2:])
+    cached = view.cached_keys(), view.cached_values()
+    keys, values = (x.flatten(0, 1)[source][None] for x in cached)
     nothing = keys[:, None, :0].expand(-1, len(counts), -1, -1)  # the present is among the slots
-    out, _ = ragged_attention(asked, nothing, nothing, Past(keys, values, layout), scale)
-    return out.reshape(q.shape), sum(x.nbytes for x in (*every, keys, values))
+    q_rows = q.reshape(1, len(counts), *q.shape[2:])
+    out, _ = ragged_attention(q_rows, nothing, nothing, Past(keys, values, layout), scale)
+    return out.reshape(q.shape), sum(x.nbytes for x in (*cached, keys, values))

@@ -9,86 +9,97 @@ from kvbench.engine.schedule import Change, Schedule
 
 
 class CacheBackend:
-    """Keys and values of all layers; `store` is what `open` or `change` returned for a layer.
+    """Keys and values of all layers. `store` is what `allocate_layer` or `change` returned for a layer.
+
+    Queries are [S, H, Q, D], keys and values of the segment [S, H, T, D] (`engine/layer.py`).
 
     Attributes:
-        max_read_bytes: bytes of keys and values that were read back at a time since the last `prepare`.
+        max_read_bytes: largest number of bytes of keys and values decoded at once since the last `prepare`.
     """
 
     max_read_bytes: int = 0
 
     def prepare(self, sequences: int, batch: int, rows: int, schedule: Schedule) -> None:
-        """Prepare for a generation and drop whatever was held.
+        """Prepare for a generation and drop all contents.
 
         Args:
             sequences: in the batch.
-            batch: sequences that share a layout, 1 where each row has its own.
+            batch: sequences that share a layout, 1 if each row has its own.
             rows: of a layout.
-            schedule: of a static method, else empty.
+            schedule: of a static method, otherwise empty.
         """
         raise NotImplementedError
 
     def find_free_slots(self, index: int) -> int:
-        """Return the free slots that layouts have behind every row while segment `index` runs."""
+        """Return the number of free slots behind each row of a layout while segment `index` runs."""
         return 0
 
-    def open(self, layer: int, free_slots: int = 0) -> Any:
-        """Return a layer's storage that holds nothing yet, with so many free slots behind every row."""
+    def allocate_layer(self, layer: int, free_slots: int = 0) -> Any:
+        """Return empty storage of a layer, with `free_slots` behind each row."""
         raise NotImplementedError
 
-    def close(self, store: Any) -> None:
-        """Take a layer's storage back."""
+    def free_layer(self, store: Any) -> None:
+        """Release a layer's storage."""
         raise NotImplementedError
 
     def release(self) -> None:
-        """Free buffers beside the stores, until the next `prepare`."""
+        """Free buffers outside the stores, until the next `prepare`."""
 
     def attend(self, store: Any, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor | None]:
         """Attend over a layer's past and the whole present (`kernels.ragged_attention`)."""
         raise NotImplementedError
 
     def can_append(self, change: Change, dtype: dtype) -> bool:
-        """Return whether past and present will lie together in the new storage as attention in `dtype` reads them."""
+        """Return whether the new storage will hold past and present together, as attention in `dtype` reads them."""
         return False
 
+    def attend_appended(self, store: Any, q: Tensor) -> Tensor:
+        """Attend over new storage that holds past and present together (`can_append`)."""
+        raise NotImplementedError
+
     def attend_step(self, store: Any, q: Tensor, k: Tensor, v: Tensor, length: int, filled: Tensor) -> Tensor:
-        """Attend with the next tokens of a causal segment, and hold them until it is full.
+        """Attend with the next tokens of a causal segment, and keep them until the segment is full.
 
         Args:
-            store: a layer's, whose `filled` tokens of the segment came before.
-            q: [batch, rows, queries, D].
-            k: keys of the new tokens [batch, rows, tokens, D].
-            v: values, shaped like k.
+            store: a layer's; `store.filled` tokens of the segment precede.
+            q: queries of the new tokens.
+            k: keys of the new tokens.
+            v: values of the new tokens.
             length: tokens of the segment.
             filled: int64 [1], `store.filled` on the device.
 
         Returns:
-            [batch, rows, queries, D].
+            The output, shaped like q.
         """
         raise NotImplementedError
 
     def fill(self, store: Any, k: Tensor, v: Tensor) -> None:
-        """Hold all tokens of a causal segment, [batch, rows, tokens, D], to which nobody attends by `attend_step`."""
+        """Store all tokens of a causal segment, which no `attend_step` added."""
         raise NotImplementedError
 
-    def view_flight(self, store: Any, length: int) -> tuple[Tensor, Tensor]:
-        """Return keys and values of a full causal segment of `length` tokens, [batch, rows, tokens, D]."""
+    def view_pending(self, store: Any, length: int) -> tuple[Tensor, Tensor]:
+        """Return keys and values of a full causal segment of `length` tokens, [S, H, length, D]."""
         raise NotImplementedError
 
     def change(
-        self, layer: int, store: Any, present: tuple[Tensor, Tensor], at: Segment, change: Change
+        self, layer: int, store: Any, present: tuple[Tensor, Tensor], segment: Segment, change: Change
     ) -> Any:
-        """Return a layer's storage after a segment; the old one is used up.
+        """Return a layer's storage after a segment; the old storage is consumed.
 
         Args:
             layer: its index.
-            store: before.
-            present: keys and values of the segment [batch, rows, tokens, D].
-            at: the segment.
+            store: storage before the segment is stored.
+            present: keys and values of the segment.
+            segment: the segment.
             change: what stays.
         """
         raise NotImplementedError
 
-    def count_rebuild(self, before: int, after: int) -> int:
-        """Return the most bytes of a layer while it changes, which has so many before and after."""
+    def find_rebuild_peak(self, before: int, after: int) -> int:
+        """Return the peak bytes of a layer during a rebuild.
+
+        Args:
+            before: bytes of the layer before it.
+            after: bytes of the layer after it.
+        """
         raise NotImplementedError

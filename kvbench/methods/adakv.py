@@ -1,4 +1,4 @@
-"""AdaKV: SnapKV's choice, with the heads of a layer competing for its capacity."""
+"""AdaKV: SnapKV's score, with the heads of a layer competing for its capacity."""
 
 from dataclasses import dataclass
 
@@ -7,10 +7,10 @@ from kvbench.methods.shared.scored import AdaptiveHeads, WindowAttention
 
 @dataclass
 class AdaKV(AdaptiveHeads, WindowAttention):
-    """Keep what SnapKV would, but let the heads of each layer and sequence compete for the layer's even share of B.
+    """Score slots as SnapKV does, and let the heads of each layer and sequence compete for the layer's even share of B.
 
-    A layer's best slots stay, whichever head they are of: a head whose attention is spread keeps more than one that
-    attends to few (arXiv:2407.11550). Every head is sure of the best slots of a share of its capacity.
+    The best slots of a layer stay, in any of its heads: a head with spread attention keeps more than a head that
+    attends to few slots (arXiv:2407.11550). Each head is guaranteed its best slots for a share of its capacity.
 
-    Differs from the paper in: the window is that of `snapkv`, and the sinks stay.
+    Differs from the paper in: the window is `snapkv`'s, and the sinks stay.
     """

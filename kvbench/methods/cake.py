@@ -1,4 +1,4 @@
-"""CAKE: layers by how spread and how changing their attention is, tokens by its mean and its variance."""
+"""CAKE: capacities of layers by entropy and variance of attention, scores of tokens by its mean and variance."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -29,11 +29,11 @@ from kvbench.methods.shared.view import View
 class AttentionSpread(LayerStatistics):
     """Calibrates the entropy and the variance of a window's attention to earlier slots, [L, K, 2].
 
-    Both are summed over heads and slots, the entropy over queries too (CAKE, arXiv:2503.12491). Conditional rows count.
+    Both are summed over heads and slots of conditional rows, and the entropy over queries too (CAKE, arXiv:2503.12491).
 
     Attributes:
         window: tokens of the window.
-        queries: which tokens (`select.choose_window`).
+        queries: placement of the window (`select.choose_window`).
     """
 
     window: int
@@ -43,34 +43,34 @@ class AttentionSpread(LayerStatistics):
     numbers: ClassVar[int] = 2
 
     def measure(self, view: View) -> Tensor:
-        """Return entropy and variance of every sequence, float32 [sequences, 2]."""
+        """Return entropy and variance of each sequence, float32 [sequences, 2]."""
         chosen = choose_window(self.queries, view.segment, self.window)
-        attention, asking = attend_window(view, chosen)
+        attention, valid = attend_window(view, chosen)
         attention = attention.masked_fill(find_slots(view, chosen)[:, None, None], 0)
         entropy = -(attention * (attention + 1e-10).log()).sum((1, 2, 3))
-        variance = measure_moments(attention, asking)[1].sum((1, 2))
+        variance = measure_moments(attention, valid)[1].sum((1, 2))
         return torch.stack((entropy, variance), 1).unflatten(0, (-1, view.heads)).sum(1)
 
 
 def attend_window(view: View, chosen: Tensor) -> tuple[Tensor, Tensor | None]:
-    """Return the attention of a window's queries, float32 [rows, query heads per KV head, n, slots], and who asks.
+    """Return the attention of a window's queries and the valid queries of each row (`select.find_valid_queries`).
 
-    Of a query that a row does not have the attention is 0; the second value is that of `select.find_valid_queries`.
+    Attention is float32 [rows, query heads per KV head, n, slots], 0 for queries that a row does not have.
     """
-    attention, asking = softmax_seen(view.scores(chosen)), find_valid_queries(view, chosen)
-    return attention if asking is None else attention.masked_fill(~asking[:, None, :, None], 0), asking
+    attention, valid = softmax_seen(view.scores(chosen)), find_valid_queries(view, chosen)
+    return attention if valid is None else attention.masked_fill(~valid[:, None, :, None], 0), valid
 
 
-def measure_moments(attention: Tensor, asking: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Return mean and variance over queries of attention [rows, query heads, n, slots]: [rows, query heads, slots].
+def measure_moments(attention: Tensor, valid: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Return mean and variance of attention over queries, each [rows, query heads, slots].
 
-    The variance has the divisor n - 1 and is 0 of one query.
+    The variance has the divisor n - 1 and is 0 for one query.
 
     Args:
-        attention: 0 of queries that a row does not have.
-        asking: bool [rows, n], those that it has; None for all.
+        attention: [rows, query heads, n, slots], 0 for queries that a row does not have.
+        valid: bool [rows, n], queries that a row has; None for all.
     """
-    exists = torch.ones_like(attention[:, 0, :, 0]) if asking is None else asking.float()
+    exists = torch.ones_like(attention[:, 0, :, 0]) if valid is None else valid.float()
     count = exists.sum(1)[:, None, None].clamp(min=1)
     mean = attention.sum(2) / count
     squares = ((attention - mean[:, :, None]) * exists[:, None, :, None]).square().sum(2)
@@ -78,12 +78,12 @@ def measure_moments(attention: Tensor, asking: Tensor | None) -> tuple[Tensor, T
 
 
 def share_officially(raw: Floats, total: int, length: int) -> Ints:
-    """Round shares of layers as the released program does, int64 [layers]; some may exceed `length`.
+    """Round the shares of layers as the released program does, int64 [layers]; some may exceed `length`.
 
     Args:
         raw: [layers], shares of `total`.
-        total: tokens of one head of each layer together.
-        length: tokens that there are for a layer to hold.
+        total: sum over layers of the tokens of one head.
+        length: tokens available to a layer.
     """
     share = raw.astype(np.int64)
     over = int((share - length).clip(0).sum())
@@ -94,34 +94,34 @@ def share_officially(raw: Floats, total: int, length: int) -> Ints:
     return share
 
 
-def _spread(share: Ints, takers: NDArray[np.bool_], tokens: int) -> None:
-    """Add tokens to the layers that take some, or take them away, evenly; the first ones have what does not divide."""
-    places = np.flatnonzero(takers)
+def _spread(share: Ints, layers: NDArray[np.bool_], tokens: int) -> None:
+    """Add tokens evenly to some layers, or subtract them; the first layers take the remainder."""
+    places = np.flatnonzero(layers)
     if len(places) and tokens:
-        each, more = divmod(abs(tokens), len(places))
-        share[places] += (each + (np.arange(len(places)) < more)) * (1 if tokens > 0 else -1)
+        even, more = divmod(abs(tokens), len(places))
+        share[places] += (even + (np.arange(len(places)) < more)) * (1 if tokens > 0 else -1)
 
 
 @dataclass
 class CAKE(LayerShares, ObservationWindow):
-    """Share B among layers by preference, and keep in each what a window attends to most and most unevenly.
+    """Share B among layers by preference, and keep the slots whose attention from a window has large mean and variance.
 
-    A layer's preference is H^(1/tau1) V^(1/tau2): H is the entropy of the window's attention to earlier slots, V its
-    variance over the window's queries, both summed (CAKE, arXiv:2503.12491). A slot's score is mean attention plus
-    gamma times its variance over the queries, the mean of five neighbours. The window stays.
+    The preference of a layer is H^(1/tau1) V^(1/tau2), with the entropy H of the window's attention to earlier slots
+    and its variance V over the window's queries, both summed (CAKE, arXiv:2503.12491). The score of a slot is its mean
+    attention plus gamma times its variance over the queries, averaged over five neighbours. The window stays.
 
-    Differs from the program in: it shares B once, behind the prompt, and cuts layers again as later ones become known,
-    so that its peak is B and a layer; a method here sees one layer at a time. `calibrated` has the preferences of other
-    prompts and `previous` those of the sequence's segment before (`LayerShares`). The window moves along with the
-    segments; over a grid the variance is one over places. Each sequence counts for itself, the released program adds up
-    the batch. Models have their own tau there, 1 unless listed.
+    Differs from the program in: the program shares B once after the prompt and shrinks layers as later ones are
+    measured, so its peak is B plus one layer. Here a method sees one layer at a time: `calibrated` takes preferences
+    from other prompts, `previous` from the previous segment of the sequence (`LayerShares`). The window moves with the
+    segments; over a grid, the variance is over places. Each sequence is measured separately, while the program sums
+    over the batch. The program sets tau per model, 1 unless listed.
 
     Attributes:
         tau1: root of the entropy.
         tau2: root of the variance.
         gamma: weight of the variance in a slot's score.
-        rounding: `exact` uses all of B, as far as heads divide it; `official` shares tokens outside the window as the
-            program does, which can leave some unused.
+        rounding: `exact` uses all of B up to the remainder over heads; `official` shares tokens outside the window as
+            the program does, which can leave some unused.
     """
 
     tau1: float = 1.0
@@ -138,12 +138,12 @@ class CAKE(LayerShares, ObservationWindow):
 
     @cached_property
     def observer(self) -> LayerStatistics:
-        """Entropy and variance of the window's attention."""
+        """Calibration of the entropy and variance of attention."""
         return AttentionSpread(self.window, self.queries)
 
     @property
     def min_tokens(self) -> int:
-        """Sinks, the window and a token, where the budget has them."""
+        """Sinks, the window and one more token, up to the budget of a head."""
         return min(super().min_tokens + self._fitted + 1, self.budget.head_tokens)
 
     @property
@@ -151,11 +151,11 @@ class CAKE(LayerShares, ObservationWindow):
         return fit_window(self.window, self.budget.head_tokens)
 
     def fit(self, view: View) -> int:
-        """Return the tokens of the window, as many in every layer."""
+        """Return the tokens of the window, equal in all layers."""
         return self._fitted
 
     def weigh(self, numbers: Floats) -> Floats:
-        """Return preferences, the largest being 1."""
+        """Return preferences, scaled to a maximum of 1."""
         preference = numbers[..., 0].clip(0) ** (1 / self.tau1) * numbers[..., 1].clip(0) ** (1 / self.tau2)
         largest = preference.max(-1, keepdims=True)
         equal = np.where(largest > 0, preference / np.where(largest > 0, largest, 1), 1)
@@ -163,7 +163,7 @@ class CAKE(LayerShares, ObservationWindow):
         return weights
 
     def divide(self, weights: Floats, tokens: int, length: int, reach: Ints) -> Ints:
-        """Divide tokens among layers: exactly, or those outside the window as the program does."""
+        """Divide tokens among layers by `rounding`."""
         if self.rounding == "exact":
             return super().divide(weights, tokens, length, reach)
         total, outside = tokens // self.spec.heads - self._fitted * self.spec.layers, length - self._fitted
@@ -173,7 +173,7 @@ class CAKE(LayerShares, ObservationWindow):
         return np.minimum(np.minimum(shares, outside) + self._fitted, reach)
 
     def score_outside(self, view: View, chosen: Tensor, inside: Tensor) -> Tensor:
-        """Return smoothed mean plus gamma times variance, float32 [rows, slots]."""
+        """Return the smoothed mean plus gamma times the variance, float32 [rows, slots]."""
         mean, variance = measure_moments(*attend_window(view, chosen))
         scores = (mean + self.gamma * variance).mean(1)
         return smooth_outside(scores, inside, "avg", self.kernel, exists=self.valid_slots(view))

@@ -1,4 +1,4 @@
-"""ChunkKV: whole chunks of neighbours stay or leave, by the scores of another method."""
+"""ChunkKV: eviction of whole chunks of neighbouring tokens, by the scores of another method."""
 
 from dataclasses import dataclass
 
@@ -16,11 +16,11 @@ from kvbench.methods.shared.wrapper import Wrapper
 class ChunkKV(Wrapper):
     """Keep the chunks of neighbouring tokens of highest mean score, the same in all heads (arXiv:2502.00299).
 
-    A chunk's value is the mean of the base's scores over heads and over those of its tokens that are cached. Chunks are
-    taken until the next one does not fit, and of that the best tokens. What the base never drops stays first.
+    The value of a chunk is the mean of the base's scores over heads and over its cached tokens. Chunks are kept until
+    the next one does not fit; the best tokens of that one fill the budget. Slots that the base never drops come first.
 
-    Differs from the program in: chunks begin anew with every segment (an image's line, with `chunk` its length, or part
-    of one); the rest of a chunk fills the budget; each sequence has its own chunks.
+    Differs from the program in: chunks restart at each segment (a line of an image, or part of one); part of a chunk
+    fills the budget; each sequence has its own chunks.
 
     Attributes:
         chunk: tokens of a chunk.
@@ -35,8 +35,8 @@ class ChunkKV(Wrapper):
         """Heads keep the same chunks."""
         return False
 
-    def choose(self, view: View, ranked: Tensor) -> Tensor:
-        """Choose the best chunks."""
+    def select_slots(self, view: View, ranked: Tensor) -> Tensor:
+        """Select the best chunks."""
         starts = torch.tensor([segment.start for segment in self.spec.segments]).to(view.position.device)
         source = view.segment_ids.clamp(min=0)
         within = (view.position - starts[source]).clamp(min=0) // self.chunk
@@ -46,24 +46,23 @@ class ChunkKV(Wrapper):
 
 
 def rank_chunks(ranked: Tensor, position: Tensor, chunks: Tensor, heads: int, tokens: int) -> Tensor:
-    """Return how late each slot leaves, float32 [rows, slots]: slots of the best chunk last, infinite ones never.
+    """Return the rank of each slot by its chunk, float32 [rows, slots], higher for better; infinite scores stay.
 
     Args:
         ranked: [rows, slots], scores; -inf where a row has no such slot.
-        position: int64 [rows, slots], -1 there.
+        position: int64 [rows, slots], -1 where a row has no such slot.
         chunks: int64 [rows, slots], chunk of each slot, in order.
         heads: rows of a sequence.
-        tokens: how many there are so far.
+        tokens: number of tokens so far.
     """
     exists, finite = position >= 0, ranked.isfinite()
-    # Slots that a row has not lie in the chunk before them and count nothing there.
+    # Missing slots join the chunk before them, with weight 0.
     chunks = chunks.where(exists, -1).cummax(1).values
-    mean = average_heads(ranked.float().masked_fill(~finite, 0), position, heads, tokens).masked_fill(
-        ~exists, 0
-    )
+    mean = average_heads(ranked.float().masked_fill(~finite, 0), position, heads, tokens)
+    mean = mean.masked_fill(~exists, 0)
     value = sum_runs(mean, chunks) / sum_runs(exists.float(), chunks).clamp(min=1)
     order = torch.arange(ranked.shape[1], device=ranked.device).expand_as(position)
-    # Sorting is stable: by the last key first.
+    # Stable sorts: the last key decides.
     for key in (mean.double(), -chunks.double(), value):
         order = order.gather(1, key.gather(1, order).sort(dim=1, descending=True, stable=True).indices)
     ranks = torch.empty_like(mean).scatter_(1, order, -order.new_ones(()).expand_as(order).cumsum(1).float())

@@ -1,4 +1,4 @@
-"""CriticalKV: half of what stays by another method's score, the rest by its product with the norm of the output."""
+"""CriticalKV: half of the slots by another method's score, the rest by its product with the norm of the output."""
 
 from dataclasses import dataclass
 
@@ -15,23 +15,23 @@ from kvbench.methods.shared.wrapper import Wrapper
 
 @dataclass
 class Critical(Wrapper):
-    """Keep some slots by the base's score, the rest by score times the norm of what a slot adds to the output.
+    """Keep some slots by the base's score, the rest by the score times the norm of the slot's output contribution.
 
-    The L1 distance of attention's output to that of the full cache is bounded by weights times ||W_o v||_1
-    (arXiv:2502.03805). Each head keeps as many slots as under the base: the share `first` of best score are certain,
-    with what never leaves among them, and the others are those of highest (score + epsilon) x ||W_o v||_1, the mean
-    over the query heads that share a KV head. Around AdaKV (`method.base=adakv`) the heads of a layer first compete for
-    its slots, and those that a head is sure of are certain: CriticalAdaKV.
+    The L1 distance of attention's output to the full cache's output is bounded by attention weights times ||W_o v||_1
+    (arXiv:2502.03805). Each head keeps as many slots as under the base. A share `first` is chosen by score, including
+    slots that never leave; the others have the highest (score + epsilon) x ||W_o v||_1, a mean over the query heads
+    that share a KV head. Around AdaKV (`method.base=adakv`) the heads of a layer first compete for its slots, and the
+    slots guaranteed to a head are chosen by score: CriticalAdaKV.
 
-    Differs from the program in: a gate behind W_o, of VAR and Infinity, is left out, as is its bias; the heads of a
-    sequence compete among themselves in any batch. Around a score that contains the norm of values it would count twice
-    and is refused (`norm=none` of expected_attention); HACK++, whose structural heads have one, is not. Scores below 0
-    would prefer small norms: the base should score by attention. Of a model that does not tell W_o the value's own norm
-    counts.
+    Differs from the program in: the gate after W_o (VAR, Infinity) and the bias are left out; heads compete within
+    their own sequence in any batch. A base whose score contains the norm of values is refused, because the norm would
+    count twice (expected_attention: set `norm=none`); HACK++, whose structural heads have one, is accepted. Scores
+    below 0 would prefer small norms, so the base should score by attention. The value's own norm is used if a model
+    does not expose W_o.
 
     Attributes:
-        first: share of a head's slots that are certain.
-        epsilon: what is added to a score before it is multiplied.
+        first: share of a head's slots that are chosen by score.
+        epsilon: added to a score before it is multiplied.
     """
 
     first: float = 0.5
@@ -43,45 +43,43 @@ class Critical(Wrapper):
         """Refuse a base whose score contains the norm of values.
 
         Raises:
-            ConfigError: it does.
+            ConfigError: the base's score contains it.
         """
         super().__post_init__()
         if self.base.uses_value_norms:
             raise ConfigError(
-                f"method.base: the score of {type(self.base).__name__} contains the norm of values already; choose "
-                "another base, or method.base.norm=none where it has that setting"
+                f"method.base: the score of {type(self.base).__name__} contains the norm of values; choose "
+                "another base, or method.base.norm=none if it has that setting"
             )
 
-    def choose(self, view: View, ranked: Tensor) -> Tensor:
-        """Choose the certain slots, and of the rest those of highest product."""
-        kept = super().choose(view, ranked) & (ranked > -torch.inf)
+    def select_slots(self, view: View, ranked: Tensor) -> Tensor:
+        """Select slots by score, and then by the product with the norm."""
+        mask = super().select_slots(view, ranked) & (ranked > -torch.inf)
         capacity = spread_capacity(self.share(view.layer, view.segment), view)
         share = self.guaranteed_share
         safe = int(share * capacity) if isinstance(capacity, int) else (share * capacity.double()).long()
         return choose_critical(
-            ranked, measure_output(view, 1), kept.sum(1), self.first, epsilon=self.epsilon, safe=safe
+            ranked, measure_output(view, 1), mask.sum(1), self.first, epsilon=self.epsilon, safe=safe
         )
 
 
 def choose_critical(
     scores: Tensor, norms: Tensor, count: Tensor, first: float, *, epsilon: float, safe: int | Tensor = 0
 ) -> Tensor:
-    """Choose slots of every row in two stages; returns bool [rows, slots].
+    """Choose slots of each row in two stages: bool [rows, slots].
 
     Args:
-        scores: [rows, slots]; what is infinite, or the largest float32, is certain, -inf is never chosen.
-        norms: float32 [rows, slots], of what each slot adds to the output.
+        scores: [rows, slots]; infinity and the largest float32 are always chosen, -inf never.
+        norms: float32 [rows, slots], norm of each slot's contribution to the output.
         count: int64 [rows], slots to choose.
-        first: share of them that the score decides, at least one slot unless it is 0.
+        first: share of them chosen by score, at least one slot unless it is 0.
         epsilon: added to a score before it is multiplied.
-        safe: slots that the score decides at least, one number or int64 [rows].
+        safe: minimum number of slots chosen by score, one number or int64 [rows].
     """
-    exists, lasting = scores > -torch.inf, scores >= torch.finfo(torch.float32).max
-    decided = (first * count.double()).long().clamp(min=1 if first > 0 else 0)
-    decided = torch.maximum(decided, lasting.sum(1)).clamp(min=safe)
-    decided = torch.minimum(decided, count)
-    certain = choose_best(scores, decided) & exists
-    product = (scores.clamp(max=torch.finfo(torch.float32).max) + epsilon) * norms
-    return (
-        choose_best(product.masked_fill(certain, torch.inf).masked_fill(~exists, -torch.inf), count) & exists
-    )
+    largest = torch.finfo(torch.float32).max
+    exists, permanent = scores > -torch.inf, scores >= largest
+    by_score = (first * count.double()).long().clamp(min=1 if first > 0 else 0)
+    by_score = torch.minimum(torch.maximum(by_score, permanent.sum(1)).clamp(min=safe), count)
+    certain = choose_best(scores, by_score) & exists
+    product = ((scores.clamp(max=largest) + epsilon) * norms).masked_fill(certain, torch.inf)
+    return choose_best(product.masked_fill(~exists, -torch.inf), count) & exists

@@ -1,4 +1,4 @@
-"""The earliest scales: what a method that weighs tokens has to beat."""
+"""Data-free baseline that keeps the earliest scales."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -14,16 +14,16 @@ from kvbench.methods.shared.view import View
 
 @dataclass
 class FirstScales(Method):
-    """Keep the earliest tokens, as many in every head: the leading scales that fit, and the beginning of the next one.
+    """Keep the earliest tokens in each head: the leading scales that fit, and the beginning of the next one.
 
-    Heads share B evenly and hold the same tokens. Nothing that is once dropped or kept is ever weighed again, and no
-    data is looked at. It is the opposite of `swa`, and what protecting ever more sinks ends in.
+    Heads share B evenly and hold the same tokens. The choice is final and reads no data. This is the opposite of `swa`,
+    and the limit of protecting more and more sinks.
     """
 
     static: ClassVar[bool] = True
 
     def check(self, spec: ModelSpec, budget: Budget) -> None:
-        """Refuse a budget too small for one token a head."""
+        """Refuse a budget below one token per head."""
         super().check(spec, budget)
         check_capacity(spec, budget)
 

@@ -1,4 +1,4 @@
-"""The reference: nothing is compressed."""
+"""Full cache: the reference without compression."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -9,17 +9,17 @@ from kvbench.methods.shared.view import View
 
 @dataclass
 class Full(Method):
-    """Keep every token of every scale but the last, which nothing attends to later.
+    """Keep every token of every scale except the last, which no later token attends to.
 
     Differs from the official programs in: they also store the last scale (10521 tokens instead of 6425 for Infinity at
-    one megapixel), which no result depends on.
+    one megapixel), which does not affect the result.
     """
 
     static: ClassVar[bool] = True
 
     @property
     def budgeted(self) -> bool:
-        """Return False: everything fits."""
+        """No: everything fits."""
         return False
 
     def keep(self, view: View) -> None:

@@ -14,25 +14,25 @@ from kvbench.methods.shared.view import View
 
 @dataclass
 class H2O(Scored):
-    """Keep the latest tokens and those that received most attention since they were cached, half of each.
+    """Keep the latest tokens and the tokens with most attention since they were cached, half of each.
 
-    A slot's score is the sum of the attention of every query that saw it; it stays with the slot (arXiv:2306.14048).
-    Heads share B evenly.
+    The score of a slot is the attention that it received, summed over all queries so far (arXiv:2306.14048). Heads
+    share B evenly.
 
     Differs from the paper in: a step has the t_k queries of a segment instead of one; each adds its attention. The
     paper protects no sinks.
 
     Attributes:
-        recent: share of the capacity that the latest tokens have.
+        recent: share of the capacity for the latest tokens.
         norm: `none`, or `per_query` to divide by the number of queries that could see the token (ObservedAttention).
-        observed: queries of a segment that count, evenly spaced and weighted to stand for all; null for all.
+        observed: evenly spaced queries of a segment that represent all; null for all.
     """
 
     recent: float = 0.5
     norm: Literal["none", "per_query"] = "none"
     observed: int | None = None
 
-    accumulates: ClassVar[bool] = True
+    own_state: ClassVar[int] = 1
     limits = set_limits(recent=SHARE, observed=Limit(1, wants="must be at least 1, or null for all"))
 
     def observe(self, view: View) -> None:
@@ -45,11 +45,9 @@ class H2O(Scored):
         latest = find_latest(view, self.recent, self.min_capacity(view))
         if self.norm == "none":
             return view.state.masked_fill(latest, torch.inf)
-        starts, causal = torch.tensor(
-            [(s.start, s.causal) for s in self.spec.segments], device=view.state.device
-        ).T
+        segments = [(segment.start, segment.causal) for segment in self.spec.segments]
+        starts, causal = torch.tensor(segments, device=view.state.device).T
         source = view.segment_ids.clamp(min=0)
-        first = torch.where(
-            causal[source] > 0, view.position, starts[source]
-        )  # query that saw the slot first
+        # Position of the first query that saw the slot.
+        first = torch.where(causal[source] > 0, view.position, starts[source])
         return (view.state / (view.segment.end - first)).masked_fill(latest, torch.inf)

@@ -1,4 +1,4 @@
-"""KeyDiff: the tokens whose keys are least like the others."""
+"""KeyDiff: eviction of the keys most similar to the mean key."""
 
 from dataclasses import dataclass
 
@@ -14,15 +14,15 @@ class KeyDiff(Scored):
     """Keep the tokens whose keys differ most from the mean key, an even share of B in every head.
 
     A slot's score is the negative cosine similarity between its key and the mean of the row's keys, each scaled to unit
-    length (arXiv:2504.15364). No query is asked, so that attention need not be known.
+    length (arXiv:2504.15364). No queries or attention are needed.
 
-    Differs from the paper in: tokens leave once a segment. Keys are compared as they are stored, turned by their
+    Differs from the paper in: eviction happens once per segment. Keys are compared as stored, rotated by their
     positions. The paper protects no sinks.
     """
 
     def score(self, view: View) -> Tensor:
-        """Return how little each slot's key is like the row's mean key, float32 [rows, slots] in -1..1."""
+        """Return the negative cosine similarity of each key to the row's mean key, float32 [rows, slots] in -1..1."""
         keys = F.normalize(view.cached_keys().float(), dim=-1)
         exists = (view.position >= 0).unsqueeze(-1)
-        anchor = (keys * exists).sum(1, keepdim=True)  # its length does not matter
+        anchor = (keys * exists).sum(1, keepdim=True)  # cosine similarity ignores its length
         return -F.cosine_similarity(keys, anchor, dim=-1)

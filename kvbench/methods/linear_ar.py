@@ -1,4 +1,4 @@
-"""LineAR: the condition, the first and the newest lines of an image, and of the rest what the last line attends to."""
+"""LineAR: the condition, the first and newest lines of an image, and other tokens by attention from the last line."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -15,24 +15,24 @@ from kvbench.methods.shared.view import View
 
 @dataclass(kw_only=True)
 class LineAR(Scored):
-    """Keep condition, anchor lines and recent lines; the middle loses what the line just finished attends to least.
+    """Keep the condition, anchor lines and recent lines; in the middle, keep what the last line attends to most.
 
-    An image is made line by line, and neighbouring lines attend alike. Whenever a line is finished, each head keeps an
-    even share of B: the condition, the first lines of the image (anchors, which settle its style), the newest lines,
-    and of the lines between them the tokens that received most attention from the finished line (arXiv:2512.04857,
-    ECCV 2026; HeadKV, arXiv:2605.20600, section 4 and Eq. 6 describe the score again).
+    An image is generated line by line, and neighbouring lines have similar attention. After each line, each head keeps
+    an even share of B: the condition, the first lines of the image (anchors, which determine its style), the newest
+    lines, and the tokens of other lines with most attention from the last line (arXiv:2512.04857, ECCV 2026; HeadKV,
+    arXiv:2605.20600, section 4 and Eq. 6, also describes the score).
 
-    Differs from the paper in: its code is not released and its summary gives neither the numbers of lines nor the
-    score's softmax, so these are options; HeadKV's defaults stand for two recent lines. The condition counts in B, as
-    all that is cached does: B / T = 97 tokens are the paper's 96 (1/6 of LlamaGen's 576) and the class. Of a small
-    capacity, recent lines have at most two thirds (both lines at 72 tokens, 1/8 of LlamaGen's 576) and anchors
-    at most half of what these leave, so that some is left for the middle.
+    Differs from the paper in: the code is not released, and the summary gives neither the numbers of lines nor the
+    softmax of the score, so these are options; two recent lines are HeadKV's default. The condition counts in B:
+    B / T = 97 tokens are the paper's 96 (1/6 of LlamaGen's 576) and the class. In a small capacity, recent lines use at
+    most two thirds (both lines at 72 tokens, 1/8 of LlamaGen's 576) and anchors at most half of the rest, which leaves
+    some for the middle.
 
     Attributes:
-        sinks: leading segments, the condition; lines are the segments behind them.
+        sinks: leading segments, the condition; later segments are lines.
         anchors: first lines that stay.
-        recent: newest lines that stay, the finished one among them.
-        window: last queries of the finished line that score; null for all.
+        recent: newest lines that stay, including the last one.
+        window: last queries of the last line that score; null for all.
         attention: their mean probability, or `logit`, their mean score before the softmax (`select.score_line`).
     """
 
@@ -44,18 +44,18 @@ class LineAR(Scored):
     families: ClassVar[tuple[Family, ...]] = ("next-token",)
     limits = set_limits(
         anchors=Limit(0),
-        recent=Limit(1, wants="must be at least 1, the line just finished"),
+        recent=Limit(1, wants="must be at least 1, the last line"),
         window=Limit(1, wants="must be at least 1, or null for the whole line"),
     )
 
     def score(self, view: View) -> Tensor:
-        """Return what the finished line gives to each slot, infinity for anchors and recent lines: [rows, slots]."""
+        """Return the attention from the last line, infinity for anchors and recent lines: [rows, slots]."""
         condition, anchors, recent = self._protected(view)
         stays = (view.position < condition + anchors) | (view.position >= view.segment.end - recent)
         return score_line(view, self.attention, self.window).masked_fill(stays, torch.inf)
 
     def _protected(self, view: View) -> tuple[int, int, int]:
-        """Return the tokens of the condition, of the anchors and of the recent lines for which there is capacity."""
+        """Return the tokens of the condition, anchors and recent lines that fit the capacity."""
         condition = self.spec.leading_tokens(self.sinks)
         capacity = self.min_capacity(view) - condition
         newest = self.spec.segments[max(self.sinks, view.segment.index - self.recent + 1)]

@@ -1,4 +1,4 @@
-"""PyramidKV: SnapKV's choice, with more capacity in early layers than in late ones."""
+"""PyramidKV: SnapKV's scores, with capacities that decrease with depth."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,16 +15,16 @@ from kvbench.methods.shared.view import View
 
 @dataclass
 class PyramidKV(WindowAttention):
-    """Keep what SnapKV keeps, in rooms that shrink from the first layer to the last in equal steps.
+    """Score slots as SnapKV does, with capacities that decrease linearly with depth.
 
-    Every head keeps the sinks and the window; what is left of B is dealt out by layer, the last one having 1/beta of
-    the mean (arXiv:2406.02069), so that all layers together fill B exactly.
+    Every head keeps the sinks and the window. The rest of B is distributed over layers; the last layer gets 1/beta of
+    the mean (arXiv:2406.02069). All layers together fill B exactly.
 
-    Differs from the paper in: the window is that of `snapkv`; no head has less than one token beside sinks and window
-    while there is one to have, and no layer more capacity than tokens are cached, whose surplus goes to the others.
+    Differs from the paper in: the window is `snapkv`'s; each head gets at least one token besides sinks and window if
+    the budget has one; no layer gets more than the cached tokens, and its surplus goes to the others.
 
     Attributes:
-        beta: by what the mean is divided for the last layer; 1 is SnapKV.
+        beta: the mean divided by the last layer's share; 1 is SnapKV.
     """
 
     beta: float = 20
@@ -33,16 +33,16 @@ class PyramidKV(WindowAttention):
 
     @property
     def heads_independent(self) -> bool:
-        """Capacities depend on the whole model's B."""
+        """No: capacities depend on the whole model's B."""
         return False
 
     @property
-    def even(self) -> bool:
-        """No: capacities fall from layer to layer."""
+    def uniform_capacity(self) -> bool:
+        """No: capacities decrease with depth."""
         return False
 
     def prepare(self, spec: ModelSpec, budget: Budget, artifact: Artifact | None = None) -> None:
-        """Deal the budget out by layer."""
+        """Distribute the budget over layers."""
         super().prepare(spec, budget, artifact)
         mean = Fraction(budget.tokens, spec.all_heads)
         self._window = fit_window(self.window, floor(mean))
@@ -52,18 +52,18 @@ class PyramidKV(WindowAttention):
         self._capacities = [share_layer(total, spec.heads) for total in totals]
 
     def fit(self, view: View) -> int:
-        """Return the tokens of the window, as many in every layer."""
+        """Return the tokens of the window, equal in all layers."""
         return self._window
 
 
 def slope_layers(mean: Fraction, layers: int, beta: float, upper: int) -> list[Fraction]:
-    """Return a capacity for every layer, falling in equal steps and `mean` on average.
+    """Return a linearly decreasing capacity for each layer, with average `mean`.
 
     Args:
-        mean: tokens a head.
-        layers: how many.
-        beta: the last layer has mean / beta, and at least one token of a larger mean.
-        upper: what no layer exceeds; the last one then has more.
+        mean: tokens per head.
+        layers: number of layers.
+        beta: the last layer gets mean / beta, at least one token if the mean is larger.
+        upper: maximum of a layer; if it applies, the last layer gets more.
 
     >>> [round(float(capacity)) for capacity in slope_layers(Fraction("409.6"), 4, 20, 1024)]
     [799, 539, 280, 20]
@@ -75,12 +75,12 @@ def slope_layers(mean: Fraction, layers: int, beta: float, upper: int) -> list[F
 
 
 def round_shares(shares: Sequence[Fraction]) -> list[int]:
-    """Round shares of a whole number so that they still have its sum: those up that have most behind the point.
+    """Round shares of a whole number and keep their sum: the largest fractions are rounded up.
 
     >>> round_shares([Fraction("2.6"), Fraction("1.7"), Fraction("0.7")])
     [2, 2, 1]
     """
     whole = [floor(share) for share in shares]
     missing = int(sum(shares)) - sum(whole)
-    behind = sorted(range(len(shares)), key=lambda i: whole[i] - shares[i])
-    return [number + (i in behind[:missing]) for i, number in enumerate(whole)]
+    by_fraction = sorted(range(len(shares)), key=lambda i: whole[i] - shares[i])
+    return [number + (i in by_fraction[:missing]) for i, number in enumerate(whole)]

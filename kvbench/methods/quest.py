@@ -1,4 +1,4 @@
-"""Quest: everything is kept, and each query reads the pages of keys that could matter to it (arXiv:2406.10774)."""
+"""Quest: a full cache of which each query reads the pages of highest bound (arXiv:2406.10774)."""
 
 from dataclasses import dataclass
 from typing import ClassVar, Literal
@@ -9,28 +9,28 @@ from torch import Tensor
 from kvbench.core.budget import Budget
 from kvbench.core.segments import Family, ModelSpec, Segment
 from kvbench.methods.shared.base import Limit, Method, set_limits
-from kvbench.methods.shared.capabilities import SparseReads
 from kvbench.methods.shared.select import choose_best
+from kvbench.methods.shared.uses import Uses
 from kvbench.methods.shared.view import View
 
 
 @dataclass
-class Quest(SparseReads, Method):
-    """Keep everything; at every drawn token each KV head attends to the pages of highest bound, and to the newest.
+class Quest(Method):
+    """Keep everything; at each generated token, each KV head attends to the newest page and the pages of highest bound.
 
     A page is a run of tokens. Its bound for a query is the sum over channels of the larger of q x minimum and
-    q x maximum of the page's keys: no key of the page has a larger q k^T. Prompts are read whole, as are the first
-    layers. Memory is that of the full cache, so the method has no budget; what it saves is reading.
+    q x maximum of the page's keys: no key of the page has a larger q k^T. Prompts and the first layers read everything.
+    The method saves reads, not memory, so it has no budget.
 
     Differs from the paper in: the query heads that share a KV head read the same pages, by the maximum of their bounds.
-    Bounds are worked out anew at each token here: reads are counted (`python -m benchmarks reads`), no time is saved.
+    Bounds are recomputed at each token: reads are counted (`python -m benchmarks reads`), no time is saved.
 
     Attributes:
         attention_budget: tokens that a KV head attends to, in whole pages.
         page: tokens of a page.
         dense_layers: first layers that attend to everything.
         group: `max` or `mean` of the bounds of the query heads that share a KV head.
-        strict: stop when a run's budget is exceeded, by what is kept.
+        strict: stop when the cache exceeds the run's budget.
     """
 
     attention_budget: int = 1024
@@ -39,16 +39,17 @@ class Quest(SparseReads, Method):
     group: Literal["max", "mean"] = "max"
     strict: bool = False
 
+    uses = Uses(sparse_reads=True)
     families: ClassVar[tuple[Family, ...]] = ("next-token",)
     limits = set_limits(attention_budget=Limit(1), page=Limit(1), dense_layers=Limit(0))
 
     @property
     def budgeted(self) -> bool:
-        """Return whether it stops when the budget is exceeded; what it keeps does not depend on it."""
+        """Whether a run stops when the budget is exceeded."""
         return self.strict
 
     def check(self, spec: ModelSpec, budget: Budget) -> None:
-        """Refuse an attention budget of less than a page."""
+        """Refuse an attention budget below one page."""
         super().check(spec, budget)
         if self.attention_budget < self.page:
             raise ValueError(
@@ -56,7 +57,7 @@ class Quest(SparseReads, Method):
             )
 
     def capacity(self, layer: int, segment: Segment) -> int:
-        """Return the tokens so far: nothing is dropped."""
+        """Return the number of tokens so far."""
         return segment.end
 
     def keep(self, view: View) -> None:
@@ -70,28 +71,24 @@ class Quest(SparseReads, Method):
             return None
         newest = torch.tensor([view.segment.length - 1])
         keys, exists = view.cached_keys(), view.position >= 0
-        place = exists.cumsum(1) - 1
-        packed = exists
-        if view.padding is not None:  # rows of unequal length have pages of their own tokens
+        pages = (exists.cumsum(1) - 1).clamp(min=0) // self.page
+        if view.padding is not None:  # pages count the tokens of each row, which are unequal
             order = (~exists).sort(dim=1, stable=True).indices
-            keys, packed = keys.gather(1, order[..., None].expand_as(keys)), exists.gather(1, order)
-        bounds = bound_pages(view.queries(newest)[:, :, 0], keys, packed, self.page)
+            keys, exists = keys.gather(1, order[..., None].expand_as(keys)), exists.gather(1, order)
+        bounds = bound_pages(view.queries(newest)[:, :, 0], keys, exists, self.page)
         bounds = bounds.amax(1) if self.group == "max" else bounds.mean(1)
-        page_of = place.clamp(min=0) // self.page
-        bounds.scatter_(1, page_of[:, -1:], torch.inf)
-        return choose_best(bounds, self.attention_budget // self.page).gather(1, page_of)
+        bounds.scatter_(1, pages[:, -1:], torch.inf)
+        return choose_best(bounds, self.attention_budget // self.page).gather(1, pages)
 
 
 def bound_pages(queries: Tensor, keys: Tensor, exists: Tensor, page: int) -> Tensor:
-    """Return the largest q k^T that a key within the extremes of a page's keys can have, float32 [rows, G, pages].
-
-    It is -inf for a page without keys.
+    """Return the upper bound of q k^T over the keys of each page, float32 [rows, G, pages]; -inf without keys.
 
     Args:
         queries: [rows, G, D].
         keys: [rows, slots, D], in order of position.
-        exists: bool [rows, slots], which slots a row has.
-        page: slots of a page; the last one may be shorter.
+        exists: bool [rows, slots], slots that a row has.
+        page: slots of a page; the last page may be shorter.
     """
     missing = -keys.shape[1] % page
     exists = torch.nn.functional.pad(exists, (0, missing))

@@ -1,35 +1,34 @@
-"""Tokens kept at random: what a method has to beat."""
+"""Data-free baseline that keeps random tokens."""
 
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
 from torch import Tensor
 
 from kvbench.core.budget import Budget
 from kvbench.core.segments import ModelSpec
 from kvbench.methods.shared.scored import Scored
-from kvbench.methods.shared.select import draw_uniform
+from kvbench.methods.shared.select import draw_by_row
 from kvbench.methods.shared.view import View
 
 
 @dataclass
 class Random(Scored):
-    """Keep the sinks and, of all other tokens so far, a random choice, an even share of B in every head.
+    """Keep the sinks and a random choice of all other tokens so far, an even share of B in every head.
 
-    Every token draws a number when it is cached and the highest stay, so that what is kept is at any time a uniform
-    choice among all tokens seen. Heads and layers draw for themselves; a prompt's branches keep the same tokens.
+    Each token draws a number when it is cached, and the highest numbers stay. The choice is therefore uniform among all
+    tokens so far. Each head and layer draws its own numbers; the branches of a prompt keep the same tokens.
 
     Attributes:
-        seed: of the numbers, which depend on it, the prompt, the layer and the segment alone.
+        seed: seed of the numbers, which also depend on the prompt, the layer and the segment.
     """
 
     seed: int = 0
 
-    accumulates: ClassVar[bool] = True
+    own_state: ClassVar[int] = 1
 
     def check(self, spec: ModelSpec, budget: Budget) -> None:
-        """Refuse scores that are asked for less often, as there are none, and what `Scored` refuses."""
+        """Refuse `refresh`, because each segment draws its numbers, and what `Scored` refuses."""
         super().check(spec, budget)
         if self.refresh != 1:
             raise ValueError(
@@ -37,16 +36,10 @@ class Random(Scored):
             )
 
     def observe(self, view: View) -> None:
-        """Draw for the segment's tokens."""
-        first, known = self.spec.first_head, dict.fromkeys(view.prompts)
-        shape = (first + view.heads, view.segment.length)
-        drawn = {
-            prompt: draw_uniform(f"{self.seed}:{prompt}:{view.layer}:{view.segment.index}", shape)[first:]
-            for prompt in known
-        }
-        rows = torch.cat([drawn[prompt] for prompt in view.prompts])
-        view.state[:, -view.segment.length :] = rows.to(view.state.device, non_blocking=True)
+        """Draw numbers for the segment's tokens."""
+        length = view.segment.length
+        view.state[:, -length:] = draw_by_row(self.seed, view, self.spec.first_head, length)
 
     def score(self, view: View) -> Tensor:
-        """Return what each token drew, float32 [rows, slots]."""
+        """Return the number of each token, float32 [rows, slots]."""
         return view.state

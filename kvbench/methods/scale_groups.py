@@ -1,4 +1,4 @@
-"""AMS-KV's ablation: what each group of scales is worth."""
+"""AMS-KV's ablation of groups of scales."""
 
 from dataclasses import dataclass
 from typing import ClassVar, Literal
@@ -13,16 +13,16 @@ from kvbench.methods.shared.view import View
 
 @dataclass
 class ScaleGroups(Method):
-    """Cache everything but one group of source scales (AMS-KV, Table 1; it has no budget).
+    """Cache all scales except one group (AMS-KV, Table 1; without a budget).
 
-    Condensed scales are the first two, local ones the last two that are ever read, intermediate ones those between.
+    Condensed scales are the first two, local scales the last two that are read, and the others are intermediate.
 
-    Differs from the paper in: it does not say whether "local" moves along with the current scale. Here groups are fixed
-    by their place before the last scale, where the paper looks at attention (Figure 4), and what is removed is never
+    Differs from the paper in: the paper does not say whether "local" moves with the current scale. Here groups are
+    fixed relative to the last scale, where the paper measures attention (Figure 4), and a removed group is never
     cached.
 
     Attributes:
-        remove: which group; `all` leaves nothing of the past.
+        remove: group that is not cached; `all` caches nothing.
         condensed: scales at the start.
         local: scales before the last one.
     """
@@ -37,7 +37,7 @@ class ScaleGroups(Method):
 
     @property
     def budgeted(self) -> bool:
-        """Return whether it stops when the budget is exceeded; what it keeps does not depend on it."""
+        """Whether a run stops when the budget is exceeded."""
         return self.strict
 
     def check(self, spec: ModelSpec, budget: Budget) -> None:
@@ -51,11 +51,12 @@ class ScaleGroups(Method):
 
     def keep(self, view: View) -> Tensor:
         """Keep all slots of the other groups."""
+        cached = len(self.spec.segments) - 1
         first, end = {
             "none": (0, 0),
-            "all": (0, len(self.spec.segments)),
+            "all": (0, cached + 1),
             "condensed": (0, self.condensed),
-            "intermediate": (self.condensed, len(self.spec.segments) - 1 - self.local),
-            "local": (len(self.spec.segments) - 1 - self.local, len(self.spec.segments) - 1),
+            "intermediate": (self.condensed, cached - self.local),
+            "local": (cached - self.local, cached),
         }[self.remove]
         return (view.segment_ids < first) | (view.segment_ids >= end)

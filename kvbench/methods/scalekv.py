@@ -1,4 +1,4 @@
-"""ScaleKV: layers that draft need history, layers that refine do not (NeurIPS 2025, arXiv:2505.19602)."""
+"""ScaleKV: large capacities for drafter layers, small ones for refiners (NeurIPS 2025, arXiv:2505.19602)."""
 
 from dataclasses import dataclass
 from fractions import Fraction
@@ -29,20 +29,20 @@ from kvbench.methods.shared.select import (
 )
 from kvbench.methods.shared.view import View
 
-FLOOR = Fraction(200, 650)
-"""Least share of the mean budget that a refiner keeps; what all ten published (Max, Min) pairs agree with."""
+MIN_REFINER_SHARE = Fraction(200, 650)
+"""Minimum share of the mean budget for a refiner, consistent with all ten published (Max, Min) pairs."""
 
 
 @dataclass
 class AttentionSelectivity(Observer):
     """Calibrates ASI [L, K]: attention to the current map times attention to the history's strongest tokens.
 
-    For every head, prompt and scale: mean over queries of the mass on the current scale, times mean over queries of the
-    mass on the K' most attended history tokens; then the mean over heads. Scale 0, which has no history, stays 0.
+    For each head, prompt and scale: mean over queries of the attention to the current scale, times mean over queries of
+    the attention to the K' most attended history tokens; then the mean over heads. Scale 0 has no history and stays 0.
 
     Attributes:
         strongest: K' as a share of the history.
-        queries: evenly spaced queries that stand for all.
+        queries: number of evenly spaced queries that represent all.
     """
 
     strongest: float = 0.05
@@ -51,11 +51,11 @@ class AttentionSelectivity(Observer):
     kind: ClassVar[str] = "attention_selectivity"
 
     def tensor_shapes(self, spec: ModelSpec) -> dict[str, tuple[int, ...]]:
-        """Return [L, K] of `asi`."""
+        """Return the shape of `asi`, [L, K]."""
         return {"asi": (spec.layers, len(spec.segments))}
 
     def accumulate(self, view: View) -> None:
-        """Add the segment's index, a mean over heads."""
+        """Add the segment's mean index over heads."""
         segment = view.segment
         if segment.start == 0:
             return
@@ -64,37 +64,37 @@ class AttentionSelectivity(Observer):
         cached = attention.shape[-1] - segment.length
         history, current = attention.split((cached, segment.length), -1)
         strongest = max(1, round(self.strongest * segment.start))
-        top = history.topk(min(strongest, cached), -1).values  # of padded prompts less is cached
+        top = history.topk(min(strongest, cached), -1).values  # padded prompts have fewer tokens
         index = current.sum(-1).mean(-1) * top.sum(-1).mean(-1)
         self.sums["asi"][view.layer, segment.index] += index.mean(1).sum()
 
 
 @dataclass
 class ScaleKV(Scored):
-    """Large budgets for the few drafters, the rest for the refiners; tokens chosen by a window on the current map.
+    """Give large budgets to a few drafters and the rest to refiners; score tokens by a window on the current map.
 
-    A (layer, scale) with a low attention selectivity index drafts. Budgets follow the rule behind the published ones
-    (`share_capacity`): their mean over layers is B / T at every scale. Within a layer every head keeps the
-    window and the tokens that its queries attend to most.
+    A (layer, scale) pair with a low attention selectivity index is a drafter. Budgets follow the rule behind the
+    published ones (`share_capacity`), with mean B / T over layers at each scale. Each head of a layer keeps the window
+    and the tokens that its queries attend to most.
 
-    Differs from the paper in: calibration settings that it does not give (K', sampled queries, number of drafters) are
-    options; the released tables show another budget rule than the paper's linear decay, and we follow the tables. In
-    the authors' program drafters grow before refiners shrink, which exceeds the budget by up to 25 % between layers;
-    with `strict` as many of the deepest layers as needed shrink one scale earlier. They also give a layer that drafts
-    for the first time more than it has tokens for; here the others get the rest (`fill_up`). A capacity of less
-    than twice the window shrinks the window. The paper protects no sinks.
+    Differs from the paper in: calibration settings that the paper does not give (K', sampled queries, number of
+    drafters) are options. Budgets follow the released tables, which do not match the paper's linear decay. In the
+    authors' program drafters grow before refiners shrink, which exceeds the budget by up to 25 % between layers; with
+    `strict`, as many of the deepest layers as needed shrink one scale earlier. The program also gives a new drafter
+    more than its tokens; here other layers get the rest (`fill_up`). A capacity of less than twice the window shrinks
+    the window. The paper protects no sinks.
 
     Attributes:
-        drafters: share of the (layer, scale) pairs with a budget that draft (published: 9 of 160 and 15 of 200).
+        drafters: share of the (layer, scale) pairs with a budget that are drafters (published: 9 of 160, 15 of 200).
         strongest: K' of the calibration, as a share of the history.
-        queries: evenly spaced queries that stand for all in the calibration.
-        budgets: the authors' budget file (JSON) in place of calibration and rule.
+        queries: number of evenly spaced queries that represent all in the calibration.
+        budgets: the authors' budget file (JSON), instead of calibration and rule.
         released_queries: score as the released code does: sum of raw logits of the queries before bias, norm, learned
-            scale and rotation, instead of the paper's attention of the real ones.
+            scale and rotation, instead of the paper's attention.
         window: tokens of the window, a square number.
         pool: kind of smoothing; all released scripts take the maximum, the paper averages.
-        kernel: slots that smoothing takes together, odd; 1 for none.
-        strict: keep the budget after every layer; false for the published order, whose peak is then measured.
+        kernel: slots of the smoothing kernel, odd; 1 for none.
+        strict: keep the budget after each layer; false for the published order, with a measured peak.
     """
 
     drafters: float = 0.06
@@ -107,40 +107,41 @@ class ScaleKV(Scored):
     kernel: int = 5
     strict: bool = True
 
-    revision: ClassVar[int] = 2  # slots that a row has not were its slots' neighbours
+    revision: ClassVar[int] = 2  # smoothing included missing slots
     families: ClassVar[tuple[Family, ...]] = ("next-scale",)
     limits = set_limits(drafters=SHARE, strongest=SHARE, queries=Limit(1))
 
     def needs(self) -> Observer | Path:
-        """Return the calibration of ASI, or the budget file that stands in its place."""
+        """Return the calibration of ASI, or the budget file that replaces it."""
         if self.budgets is not None:
             return Path(self.budgets)
         return AttentionSelectivity(self.strongest, self.queries)
 
     def check(self, spec: ModelSpec, budget: Budget) -> None:
-        """Refuse a window that cannot be, a budget file of another model or budget, and what `Scored` refuses."""
+        """Refuse an invalid window, a budget file of another model or budget, and what `Scored` refuses."""
         super().check(spec, budget)
         check_window(self.window, self.kernel, max_size=max(spec.lengths))
         if self.budgets is not None:
             read_capacities(Path(self.budgets), spec, budget)
 
     def prepare(self, spec: ModelSpec, budget: Budget, artifact: Artifact | None = None) -> None:
-        """Work out what every layer may hold after every scale."""
+        """Compute the capacity of each layer after each scale."""
         super().prepare(spec, budget, artifact)
         total = budget.tokens // spec.heads
         if self.budgets is not None:
-            held = read_capacities(Path(self.budgets), spec, budget)
-            self.capacities = shrink_early(held, spec.lengths, total) if self.strict else held
+            capacities = read_capacities(Path(self.budgets), spec, budget)
         else:
             asi = require_artifact(artifact, "method.budgets: give a budget file, or")["asi"]
             flags = choose_drafters(asi, spec, budget.head_tokens, self.drafters)
-            held = fill_up(share_capacity(spec, budget.head_tokens, flags), spec, total)
-            if self.strict:
-                held = fill_gaps(shrink_early(held, spec.lengths, total), spec.lengths, total)
-            self.capacities = held
+            capacities = fill_up(share_capacity(spec, budget.head_tokens, flags), spec, total)
+        if self.strict:
+            capacities = shrink_early(capacities, spec.lengths, total)
+        if self.strict and self.budgets is None:
+            capacities = fill_gaps(capacities, spec.lengths, total)
+        self.capacities = capacities
 
     def share(self, layer: int, segment: Segment) -> int:
-        """Return what the layer may hold in every head after the scale."""
+        """Return the capacity of each head of the layer after the scale."""
         return int(self.capacities[segment.index, layer])
 
     def score(self, view: View) -> Tensor:
@@ -151,28 +152,23 @@ class ScaleKV(Scored):
         if self.released_queries:
             received = view.logits(chosen, raw_queries=True)
         else:
-            scores, asking = view.scores(chosen), find_valid_queries(view, chosen)
-            received = average_attention(scores, inside, softmax="all", group="mean", asking=asking)
-        united = self.merge_branches(received)  # before neighbours are mixed
+            scores, queries = view.scores(chosen), find_valid_queries(view, chosen)
+            received = average_attention(scores, inside, softmax="all", group="mean", asking=queries)
+        merged, exists = self.merge_branches(received), self.valid_slots(view)  # branches before neighbours
         smoothed = smooth_outside(
-            united,
-            inside,
-            self.pool,
-            self.kernel,
-            exists=self.valid_slots(view),
-            spread_blank=self.released_queries,
+            merged, inside, self.pool, self.kernel, exists=exists, spread_blank=self.released_queries
         )
         return smoothed.masked_fill(inside, torch.inf)
 
 
 def choose_drafters(asi: Tensor, spec: ModelSpec, capacity: int, share: float) -> NDArray[np.bool_]:
-    """Choose the layers that draft at each scale, bool [K, L]: the lowest z-scores of ASI across a scale's layers.
+    """Choose the drafters at each scale, bool [K, L]: the lowest z-scores of ASI across the layers of a scale.
 
     Args:
         asi: float64 [L, K].
         spec: the model's shapes.
-        capacity: mean tokens per head; layers can draft only at scales before which more tokens than this were made.
-        share: how many of those (layer, scale) pairs draft.
+        capacity: mean tokens per head; only scales after more tokens than this have drafters.
+        share: share of the (layer, scale) pairs of these scales that are drafters.
     """
     values = asi.T.numpy()
     z = (values - values.mean(1, keepdims=True)) / np.maximum(values.std(1, keepdims=True), 1e-12)
@@ -185,18 +181,18 @@ def choose_drafters(asi: Tensor, spec: ModelSpec, capacity: int, share: float) -
 
 
 def share_capacity(spec: ModelSpec, capacity: int, drafts: NDArray[np.bool_]) -> Ints:
-    """Share the budget among the layers: tokens per head of each after every cached scale, int64 [K - 1, L].
+    """Share the budget among layers: tokens per head of each layer after each cached scale, int64 [K - 1, L].
 
-    Drafters of the next scale may hold Max, the others Min, with a mean of `capacity` over the layers. Max is the
-    largest number up to what a drafter can hold (the last Max and the new scale) that makes Min whole and at least
-    `FLOOR` of the mean. This reproduces every published pair of the 10 % budgets.
+    Drafters of the next scale get Max and the others Min, with mean `capacity` over layers. Max is the largest number
+    that a drafter can fill (the last Max plus the new scale) and for which Min is whole and at least
+    `MIN_REFINER_SHARE` of the mean. This reproduces every published pair of the 10 % budgets.
 
     Args:
         spec: the model's shapes.
         capacity: mean tokens per head.
-        drafts: bool [K, L], which layers draft at which scale.
+        drafts: bool [K, L], drafters at each scale.
     """
-    layers, floor = spec.layers, round(FLOOR * capacity)
+    layers, floor = spec.layers, round(MIN_REFINER_SHARE * capacity)
     result = np.empty((len(spec.segments) - 1, layers), np.int64)
     largest = 0
     for k, length in enumerate(spec.lengths[:-1]):
@@ -206,44 +202,41 @@ def share_capacity(spec: ModelSpec, capacity: int, drafts: NDArray[np.bool_]) ->
             continue
         flags = drafts[k + 1]
         few, total = int(flags.sum()), layers * capacity
-        limit = (
-            min(largest + length, (total - (layers - few) * floor) // few) if 0 < few < layers else capacity
-        )
-        largest = next(
-            m for m in range(max(limit, capacity), -1, -1) if (total - few * m) % max(layers - few, 1) == 0
-        )
-        result[k] = np.where(flags, largest, (total - few * largest) // max(layers - few, 1))
+        others, limit = max(layers - few, 1), capacity
+        if 0 < few < layers:
+            limit = min(largest + length, (total - others * floor) // few)
+        largest = next(m for m in range(max(limit, capacity), -1, -1) if (total - few * m) % others == 0)
+        result[k] = np.where(flags, largest, (total - few * largest) // others)
     return result
 
 
 def fill_up(capacity: Ints, spec: ModelSpec, total: int) -> Ints:
-    """Give what drafters cannot hold to the others, and what a mean rounded down left: int64 [K - 1, L].
+    """Give capacity that drafters cannot fill, and the remainder of the mean, to other layers: int64 [K - 1, L].
 
-    No layer can hold more after a scale than it held before and the scale's tokens: one that drafts for the first time
-    stays below Max. What is then left of `total` is shared evenly among the layers that can hold more, the first ones
-    before the others where it does not divide.
+    After a scale, a layer holds at most its earlier tokens plus the scale's: a new drafter stays below Max. The rest of
+    `total` is shared evenly among layers that can hold more; the first of them get the remainder.
 
     Args:
-        capacity: int64 [K - 1, L], tokens per head of each layer after every cached scale.
+        capacity: int64 [K - 1, L], tokens per head of each layer after each cached scale.
         spec: the model's shapes.
-        total: tokens that one head of every layer may hold together.
+        total: sum over layers of the tokens of one head.
     """
-    held = np.empty_like(capacity)
+    filled = np.empty_like(capacity)
     before = np.zeros(spec.layers, np.int64)
     for k, length in enumerate(spec.lengths[:-1]):
         reach = before + length
-        held[k] = np.minimum(capacity[k], reach)
-        while (spare := total - int(held[k].sum())) > 0 and (able := np.flatnonzero(held[k] < reach)).size:
+        tokens = np.minimum(capacity[k], reach)
+        while (spare := total - int(tokens.sum())) > 0 and (able := np.flatnonzero(tokens < reach)).size:
             takers = able[:spare]
-            held[k, takers] = np.minimum(held[k, takers] + max(spare // able.size, 1), reach[takers])
-        before = held[k]
-    return held
+            tokens[takers] = np.minimum(tokens[takers] + max(spare // able.size, 1), reach[takers])
+        filled[k] = before = tokens
+    return filled
 
 
 def read_capacities(path: Path, spec: ModelSpec, budget: Budget) -> Ints:
-    """Read a budget file of the authors: tokens per head of each layer after every cached scale, int64 [K - 1, L].
+    """Read the authors' budget file: tokens per head of each layer after each cached scale, int64 [K - 1, L].
 
-    It holds {"Scale j": {"Block l": 0 or 1, "Max": m, "Min": n}}, which applies after scale j - 2 (from 0).
+    The file contains {"Scale j": {"Block l": 0 or 1, "Max": m, "Min": n}}, which applies after scale j - 2 (from 0).
 
     Raises:
         ValueError: unreadable, another number of layers or scales, or more tokens than the budget.
@@ -251,23 +244,22 @@ def read_capacities(path: Path, spec: ModelSpec, budget: Budget) -> Ints:
     try:
         content = parse_json(path.read_text())
         scales = len(spec.segments)
-        held = np.array([[end] * spec.layers for end in spec.ends[:-1]], np.int64)
+        capacities = np.array([[end] * spec.layers for end in spec.ends[:-1]], np.int64)
         for name, entry in content.items():
+            scale = int(name.removeprefix("Scale "))
             flags = np.array([entry.pop(f"Block {layer}") for layer in range(spec.layers)], bool)
-            held[int(name.removeprefix("Scale ")) - 2] = np.where(flags, entry["Max"], entry["Min"])
-            if f"Block {spec.layers}" in entry or not 2 <= int(name.removeprefix("Scale ")) <= scales:
+            capacities[scale - 2] = np.where(flags, entry["Max"], entry["Min"])
+            if f"Block {spec.layers}" in entry or not 2 <= scale <= scales:
                 raise ValueError(f"it is not for {spec.layers} layers and {scales} scales")
     except (OSError, ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
         raise ValueError(f"method.budgets={path}: not a budget file of {spec.name} ({error})") from None
-    held_tokens = int(held.sum(1).max()) * spec.heads
-    if held_tokens > budget.capacity:
-        needed = (
-            Fraction(held_tokens, spec.all_heads)
-            if budget.bytes is None
-            else held_tokens / budget.capacity * budget.bytes
-        )
+    tokens = int(capacities.sum(1).max()) * spec.heads
+    if tokens > budget.capacity:
+        needed = Fraction(tokens, spec.all_heads)
+        if budget.bytes is not None:
+            needed = tokens / budget.capacity * budget.bytes
         raise ValueError(
-            f"method.budgets={path}: its layers hold {held_tokens / spec.all_heads:g} tokens per head, the budget is "
+            f"method.budgets={path}: its layers hold {tokens / spec.all_heads:g} tokens per head, the budget is "
             f"{float(budget.per_head):g}; set budget={ceil(needed)}"
         )
-    return held
+    return capacities

@@ -1,4 +1,4 @@
-"""SparVAR: what a middle scale attends to decides what later scales read (arXiv:2602.04361)."""
+"""SparVAR: later scales read the tokens that a middle scale attended to (arXiv:2602.04361)."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -9,30 +9,30 @@ from torch import Tensor
 from kvbench.core.budget import Budget
 from kvbench.core.segments import Family, ModelSpec, Segment
 from kvbench.methods.shared.base import Artifact, Limit, Method, set_limits
-from kvbench.methods.shared.capabilities import SparseReads
 from kvbench.methods.shared.select import choose_best
+from kvbench.methods.shared.uses import Uses
 from kvbench.methods.shared.view import View
 
 
 @dataclass
-class SparVAR(SparseReads, Method):
-    """Keep everything; later scales attend to what a middle scale attended to, mapped to their own maps.
+class SparVAR(Method):
+    """Keep everything; later scales attend to the tokens that a middle scale attended to, mapped to their own maps.
 
-    At the decision scale every head notes the attention that each token so far receives. Of the scales up to that one,
-    later scales attend to its best tokens, a share `density` of them. A scale that comes later, the current one
-    included, is read where the map of the decision scale, enlarged to its size, has those tokens. Scales up to `sinks`
-    are read whole. Memory is that of the full cache, so the method has no budget; what it saves is reading.
+    At the decision scale, each head records the attention that each token receives. From the scales up to this one,
+    later scales read the tokens of most attention, a share `density`. From later scales, including the current one,
+    they read the places that correspond to these tokens when the decision scale's map is enlarged. The first `sinks`
+    scales are read in full. The method saves reads, not memory, so it has no budget.
 
-    This is a reading of the abstract and of summaries: block size, decision scale and densities were not at hand, and
-    the official repository holds no code. The paper selects blocks of keys for blocks of queries and adds local windows
-    across scales; here all queries of a scale and head read the same tokens, and there are no windows. Reads are
-    counted (`python -m benchmarks reads`), no time is saved.
+    Differs from the paper in: only the abstract and summaries were available, without block size, decision scale and
+    densities, and the official repository contains no code. The paper selects blocks of keys for blocks of queries and
+    adds local windows across scales; here all queries of a scale and head read the same tokens, without windows. Reads
+    are counted (`python -m benchmarks reads`), no time is saved.
 
     Attributes:
         decision: index of the decision scale; None for the middle one.
         density: share of the tokens up to the decision scale that later scales attend to.
-        sinks: leading scales that are read whole.
-        strict: stop when a run's budget is exceeded, by what is kept.
+        sinks: leading scales that are read in full.
+        strict: stop when the cache exceeds the run's budget.
     """
 
     decision: int | None = None
@@ -40,6 +40,7 @@ class SparVAR(SparseReads, Method):
     sinks: int = 1
     strict: bool = False
 
+    uses = Uses(sparse_reads=True)
     families: ClassVar[tuple[Family, ...]] = ("next-scale",)
     limits = set_limits(
         density=Limit(1e-6, 1, "must lie above 0 and not above 1"), decision=Limit(0), sinks=Limit(0)
@@ -47,11 +48,11 @@ class SparVAR(SparseReads, Method):
 
     @property
     def budgeted(self) -> bool:
-        """Return whether it stops when the budget is exceeded; what it keeps does not depend on it."""
+        """Whether a run stops when the budget is exceeded."""
         return self.strict
 
     def check(self, spec: ModelSpec, budget: Budget) -> None:
-        """Refuse a decision scale that the model has not."""
+        """Refuse a decision scale that the model does not have."""
         super().check(spec, budget)
         if self.decision is not None and self.decision >= len(spec.segments):
             raise ValueError(f"method.decision={self.decision}: {spec.name} has {len(spec.segments)} scales")
@@ -63,7 +64,7 @@ class SparVAR(SparseReads, Method):
         self._attended: dict[int, Tensor] = {}
 
     def capacity(self, layer: int, segment: Segment) -> int:
-        """Return the tokens so far: nothing is dropped."""
+        """Return the number of tokens so far."""
         return segment.end
 
     def keep(self, view: View) -> None:
@@ -71,7 +72,7 @@ class SparVAR(SparseReads, Method):
         return
 
     def select_attended(self, view: View) -> Tensor | None:
-        """Select what the decision scale attended to, bool [rows, slots]; None up to that scale."""
+        """Select the tokens that the decision scale attended to, bool [rows, slots]; None up to that scale."""
         if view.segment.index < self._decision.index or self.density == 1:
             return None
         if view.segment.index == self._decision.index:
@@ -88,11 +89,11 @@ class SparVAR(SparseReads, Method):
 
 
 def enlarge(chosen: Tensor, scale: Segment) -> Tensor:
-    """Return the places of a larger map whose nearest place of a smaller one is chosen, bool [rows, scale.length].
+    """Return the places of a larger map whose nearest place in a smaller map is chosen, bool [rows, scale.length].
 
     Args:
-        chosen: bool [rows, height, width] of the smaller map.
-        scale: the larger one.
+        chosen: bool [rows, height, width], the smaller map.
+        scale: scale of the larger map.
     """
     height, width = chosen.shape[1:]
     rows = torch.arange(scale.height, device=chosen.device) * height // scale.height

@@ -1,4 +1,4 @@
-"""SSD: heads that look nearby keep the newest image tokens, others the most attended (arXiv:2510.18716)."""
+"""SSD: spatial heads keep the newest image tokens, semantic heads the most attended ones (arXiv:2510.18716)."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,13 +17,13 @@ from kvbench.methods.shared.view import View
 
 @dataclass
 class DistantAttention(Observer):
-    """Calibrates `distant` [L, H]: the share of its attention to image tokens that a head pays outside a neighbourhood.
+    """Calibrates `distant` [L, H]: the share of a head's attention to image tokens outside a token's neighbourhood.
 
-    The neighbourhood of a token is itself, the tokens shortly before it, and those around its place in the row above.
-    Mean over all image tokens, conditional sequences, and the query heads of a KV head.
+    The neighbourhood of a token is the token, the tokens just before it, and tokens around its place in the row above.
+    The mean is over all image tokens, conditional sequences, and the query heads of a KV head.
 
     Attributes:
-        near: tokens before it.
+        near: tokens before the token.
         above: tokens to either side of the place above.
     """
 
@@ -31,14 +31,13 @@ class DistantAttention(Observer):
     above: int = 1
 
     kind: ClassVar[str] = "distant_attention"
-    families: ClassVar[tuple[Family, ...]] = ("next-token",)
 
     def tensor_shapes(self, spec: ModelSpec) -> dict[str, tuple[int, ...]]:
-        """Return [L, H] of `distant`."""
+        """Return the shape of `distant`, [L, H]."""
         return {"distant": (spec.layers, spec.heads)}
 
     def accumulate(self, view: View) -> None:
-        """Add the segment's queries, each as its part of all image tokens."""
+        """Add the segment's queries, each weighted by 1 / image tokens."""
         segment = view.segment
         if not segment.index:
             return
@@ -48,35 +47,35 @@ class DistantAttention(Observer):
         line = count_line(self.spec)
         close = (offset <= self.near) | ((offset - line).abs() <= self.above)
         attention = view.scores(chosen).softmax(-1).mean(1)
-        shares = [(attention * part).sum(-1) for part in (image & ~close, image)]
-        distant = (shares[0] / shares[1].clamp(min=1e-30)).sum(-1)
+        outside, total = ((attention * mask).sum(-1) for mask in (image & ~close, image))
+        distant = (outside / total.clamp(min=1e-30)).sum(-1)
         queries = self.spec.segments[-1].end - self.spec.segments[0].end
         self.sums["distant"][view.layer] += self.select_conditional(distant).sum(0) / queries
 
 
 @dataclass(kw_only=True)
 class SSD(Scored):
-    """Spatial heads keep the newest image tokens, semantic heads the most attended ones; all keep the condition.
+    """Keep the newest image tokens in spatial heads, the most attended ones in semantic heads, the condition in all.
 
-    Heads are sorted once, by a calibration: a head is spatial if less than `threshold` of its attention to image tokens
-    falls outside a token's neighbourhood. Spatial heads keep a window of the newest image tokens; semantic heads keep
-    the image tokens of most attention, summed over all queries so far, and the newest of them. The classes' capacities
-    do not depend on data, and all heads together use B.
+    A calibration classifies the heads once: a head is spatial if less than `threshold` of its attention to image tokens
+    is outside a token's neighbourhood. Spatial heads keep a window of the newest image tokens. Semantic heads keep the
+    newest image tokens and the image tokens of most attention, summed over all queries so far. The capacities of both
+    classes do not depend on data, and all heads together use B.
 
-    This is a reading. The paper's abstract gives the two classes, what each keeps, and that the condition stays; its
-    formulas were not at hand. Choices made here, each an option: the neighbourhood (`near`, `above`); the threshold;
-    what spatial heads hold (`window`), from which the capacity of semantic heads follows; sums of attention as the
-    score, or the newest row's alone (`accumulate`); newest tokens that stay in semantic heads (`recent`). Decisions
-    come with every row of the image (`model.chunk`).
+    Differs from the paper in: only the abstract was available, which gives the two classes, what each keeps, and that
+    the condition stays. The rest are options: the neighbourhood (`near`, `above`); the threshold; the capacity of
+    spatial heads (`window`), which determines the semantic heads' capacity; attention summed over all rows, or from the
+    newest row (`accumulate`); newest tokens that stay in semantic heads (`recent`). Eviction follows each row of the
+    image (`model.chunk`).
 
     Attributes:
         sinks: leading segments, the condition.
-        threshold: share of distant attention from which a head is semantic.
+        threshold: minimum share of distant attention of a semantic head.
         near: tokens before a token in its neighbourhood.
         above: tokens to either side of the place above it.
-        window: image tokens of spatial heads; None for a row and one more, so that the place above is among them.
-        recent: newest image tokens that stay in semantic heads, at most two thirds of what they hold; None for a row.
-        accumulate: semantic heads score by attention summed over all queries, or by that of the `newest` segment.
+        window: image tokens of spatial heads; None for a row plus one, which includes the place above.
+        recent: newest image tokens that stay in semantic heads, at most two thirds of their capacity; None for a row.
+        accumulate: score semantic heads by attention summed over `all` queries, or by the `newest` segment's.
     """
 
     threshold: float = 0.5
@@ -87,7 +86,7 @@ class SSD(Scored):
     accumulate: Literal["all", "newest"] = "all"
 
     families: ClassVar[tuple[Family, ...]] = ("next-token",)
-    accumulates: ClassVar[bool] = True
+    own_state: ClassVar[int] = 1
     revision: ClassVar[int] = 0
     limits = set_limits(
         threshold=SHARE,
@@ -98,7 +97,7 @@ class SSD(Scored):
     )
 
     def needs(self) -> Observer | Path:
-        """Return the calibration that sorts heads."""
+        """Return the calibration that classifies heads."""
         return DistantAttention(self.near, self.above)
 
     def count_reserved(self, spec: ModelSpec) -> int:
@@ -106,7 +105,7 @@ class SSD(Scored):
         return 1
 
     def prepare(self, spec: ModelSpec, budget: Budget, artifact: Artifact | None = None) -> None:
-        """Sort the heads and share the budget between the classes."""
+        """Classify the heads and share the budget between the classes."""
         super().prepare(spec, budget, artifact)
         distant = require_artifact(artifact, "method=ssd:")["distant"]
         self.is_spatial = distant < self.threshold
@@ -121,47 +120,48 @@ class SSD(Scored):
         return self._layer_capacities[layer]
 
     def observe(self, view: View) -> None:
-        """Add the segment's attention to every slot's sum, or put it in its place."""
+        """Add the segment's attention to each slot's sum, or replace the sum."""
         received = view.mass() * view.segment.length
         view.state.copy_(received if self.accumulate == "newest" else view.state + received)
 
     def score(self, view: View) -> Tensor:
-        """Return the position of each slot in spatial heads, the attention it received in others: [rows, slots]."""
-        device, layer = view.position.device, view.layer
-        spatial = self.is_spatial[layer].to(device, non_blocking=True).repeat(view.sequences)[:, None]
-        room = self.capacities[layer] - self.spec.leading_tokens(self.sinks)
-        recent = cap_recent(room).clamp(max=self._recent).to(device, non_blocking=True).repeat(view.sequences)
-        newest = view.position >= view.segment.end - recent[:, None]
+        """Return the position of each slot in spatial heads, and its attention in semantic heads: [rows, slots]."""
+        capacity = self.capacities[view.layer] - self.spec.leading_tokens(self.sinks)
+        by_head = self.is_spatial[view.layer], cap_recent(capacity).clamp(max=self._recent)
+        spatial, recent = (
+            x.to(view.position.device, non_blocking=True).repeat(view.sequences)[:, None] for x in by_head
+        )
+        newest = view.position >= view.segment.end - recent
         attended = view.state.masked_fill(newest, torch.inf)
         return torch.where(spatial, view.position.float(), attended)
 
 
 def count_line(spec: ModelSpec) -> int:
-    """Return the tokens of a row of the image; of a text, those of its longest segment behind the prompt."""
+    """Return the tokens of a row of the image, or of a text's longest segment after the prompt."""
     return spec.line or max(spec.lengths[1:], default=1)
 
 
 def share_classes(small: Tensor, capacity: int, tokens: int, full: int) -> Tensor:
     """Return the capacity of each head, int64 [L, H], such that all heads together have `tokens`.
 
-    Heads of the small class have `capacity`, and more where the others cannot use the rest. What does not divide goes
-    to the first heads that can use it.
+    Heads of the small class have `capacity`, or more if the others cannot use the rest. The remainder goes to the first
+    heads that can use it.
 
     Args:
-        small: bool [L, H].
-        capacity: of heads of the small class, at most the mean.
-        tokens: B.
-        full: tokens that a head can hold at most.
+        small: bool [L, H], heads of the small class.
+        capacity: tokens of a head of the small class, at most the mean.
+        tokens: the budget B.
+        full: maximum tokens of a head.
     """
     few, heads = int(small.sum()), small.numel()
     if few in (0, heads):
         shares = torch.full_like(small, tokens // heads, dtype=torch.int64)
         takers = torch.ones_like(small)
     else:
-        least = max(capacity, (tokens - (heads - few) * full) // few)
-        rest = min((tokens - few * least) // (heads - few), full)
-        shares = torch.where(small, least, rest)
-        takers = small if rest == full else ~small
-    left = tokens - int(shares.sum())
-    shares.view(-1)[takers.flatten().nonzero()[:left, 0]] += 1
+        capacity = max(capacity, (tokens - (heads - few) * full) // few)
+        large = min((tokens - few * capacity) // (heads - few), full)
+        shares = torch.where(small, capacity, large)
+        takers = small if large == full else ~small
+    remainder = tokens - int(shares.sum())
+    shares.view(-1)[takers.flatten().nonzero()[:remainder, 0]] += 1
     return shares

@@ -14,20 +14,20 @@ from kvbench.methods.shared.view import View
 
 @dataclass
 class StreamingLLM(Method):
-    """Keep the tokens of the leading segments and the most recent ones, as many in every head (arXiv:2309.17453).
+    """Keep the tokens of the leading segments and the most recent tokens (arXiv:2309.17453).
 
-    Heads share B evenly: the sinks first, then the latest positions. AMS-KV calls this STA; without
-    sinks it is the sliding window SWA (arXiv:2004.05150). With the condition as sinks it is what DiagonalAttn stores
+    Heads share B evenly: the sinks first, then the latest positions. AMS-KV calls this STA; without sinks it is the
+    sliding window SWA (arXiv:2004.05150). With the condition as sinks it is the cache of DiagonalAttn
     (arXiv:2609.19702): the prompt, the latest N_r image tokens and, in its variant "+ sink4", the first four.
 
     Differs from the papers in: sinks are whole segments instead of four tokens, and keys keep the rotation of their own
     position (two-dimensional positions have no shifted counterpart). DiagonalAttn reads only N_att of the N_r stored
-    tokens, along a list of offsets to skip for each head. That saves time and frees nothing, since a later query reads
-    what this one skips: it is no part of a comparison at equal memory and left out.
+    tokens and skips a list of offsets for each head. This saves time but no memory, because later queries read what one
+    query skips, so it is left out of a comparison at equal memory.
 
     Attributes:
         sinks: leading segments that are always kept; 0 for a sliding window.
-        leading: tokens right behind the sinks that are always kept too.
+        leading: tokens right after the sinks that are always kept.
     """
 
     sinks: int
@@ -35,15 +35,15 @@ class StreamingLLM(Method):
 
     static: ClassVar[bool] = True
     limits = set_limits(leading=Limit(0))
-    revision: ClassVar[int] = 1  # what floor(B / T) left was unused
+    revision: ClassVar[int] = 1  # the remainder of floor(B / T) was unused
 
     def check(self, spec: ModelSpec, budget: Budget) -> None:
-        """Refuse sinks that the model has not, and a budget too small for them or for one token a head."""
+        """Refuse more sinks than the model has, and a budget below them or below one token per head."""
         super().check(spec, budget)
         check_capacity(spec, budget, self.sinks, self.leading)
 
     def prepare(self, spec: ModelSpec, budget: Budget, artifact: Artifact | None = None) -> None:
-        """Turn the budget into a window."""
+        """Compute the capacity of each head."""
         super().prepare(spec, budget, artifact)
         self._sinks = spec.leading_tokens(self.sinks) + self.leading
         self._capacities = share_evenly(budget.tokens, spec)

@@ -1,4 +1,4 @@
-"""TOVA: the tokens that the newest query attends to."""
+"""TOVA: scores by attention from the newest query."""
 
 from dataclasses import dataclass
 
@@ -14,16 +14,16 @@ from kvbench.methods.shared.view import View
 
 @dataclass
 class TOVA(Scored):
-    """Keep the newest token and those that it attends to most, the same ones in all heads of a layer.
+    """Keep the newest token and the tokens that it attends to most, the same in all heads of a layer.
 
-    A slot's score is the attention from the newest query, the mean over all query heads (arXiv:2401.06104).
-    Heads share B evenly.
+    A slot's score is the attention from the newest query, averaged over all query heads (arXiv:2401.06104). Heads share
+    B evenly.
 
-    Differs from the paper in: a step of an image has many queries, of which the last in raster order asks, and tokens
-    leave once a segment instead of one at a time. The paper protects no sinks.
+    Differs from the paper in: a step of an image has many queries, of which the last in raster order scores; eviction
+    happens once per segment instead of once per token. The paper protects no sinks.
 
     Attributes:
-        asking: how many of the newest queries are averaged; 1 in the paper.
+        asking: number of newest queries that are averaged; 1 in the paper.
     """
 
     asking: int = 1
@@ -32,16 +32,15 @@ class TOVA(Scored):
 
     @property
     def heads_independent(self) -> bool:
-        """Heads share one score."""
+        """No: heads share one score."""
         return False
 
     def score(self, view: View) -> Tensor:
-        """Return the heads' mean attention from the newest queries, float32 [rows, slots], infinity for the newest."""
+        """Return the mean attention from the newest queries, infinity for the newest slot: float32 [rows, slots]."""
         chosen = choose_window("last", view.segment, self.asking)
         newest = find_slots(view, chosen[-1:])
         attention = average_attention(
             view.scores(chosen), newest, softmax="all", group="mean", asking=find_valid_queries(view, chosen)
         )
-        return average_heads(attention, view.position, view.heads, view.segment.end).masked_fill(
-            newest, torch.inf
-        )
+        scores = average_heads(attention, view.position, view.heads, view.segment.end)
+        return scores.masked_fill(newest, torch.inf)

@@ -39,7 +39,7 @@ def test_layers_rebuilt_in_turn_fit_the_ring_and_never_overlap(blocks: list[list
             late = []
             together = both and arena.fits(2 * slots)
             for which in (0, 1):
-                tensor, ticket = arena.take((slots,))
+                tensor, handle = arena.take((slots,))
                 assert tensor.data_ptr() in inside or not slots
                 tensor.fill_(len(marks))
                 marks[len(marks)] = tensor
@@ -47,11 +47,11 @@ def test_layers_rebuilt_in_turn_fit_the_ring_and_never_overlap(blocks: list[list
                     late.append(held[layer][which][1])
                     if not together:
                         arena.release(late.pop())
-                    held[layer][which] = (tensor, ticket)
+                    held[layer][which] = (tensor, handle)
                 else:
-                    held[layer].append((tensor, ticket))
-            for ticket in late:
-                arena.release(ticket)
+                    held[layer].append((tensor, handle))
+            for handle in late:
+                arena.release(handle)
             for other, parts in enumerate(held):
                 for tensor, _ in parts:
                     assert len(set(tensor.tolist())) <= 1, other  # nobody wrote into what is alive
@@ -59,12 +59,12 @@ def test_layers_rebuilt_in_turn_fit_the_ring_and_never_overlap(blocks: list[list
 
 def test_what_does_not_fit_has_storage_of_its_own() -> None:
     arena = Arena(8, torch.float32, CPU)
-    first, ticket = arena.take((5,))
+    first, handle = arena.take((5,))
     second, none = arena.take((4,))
     assert none is None
     assert second.data_ptr() != first.data_ptr() + first.nbytes
     arena.release(none)
-    arena.release(ticket)
+    arena.release(handle)
     assert arena.take((8,))[0].data_ptr() == first.data_ptr()
     arena.clear()
     assert arena.take((8,))[0].data_ptr() == first.data_ptr()
@@ -81,9 +81,7 @@ METHODS: list[Method] = [Full(), StreamingLLM(sinks=1), H2O(), SnapKV(window=1)]
 
 @pytest.mark.parametrize("method", METHODS, ids=lambda method: type(method).__name__)
 @pytest.mark.parametrize("steps", [False, True])
-def test_generations_allocate_no_storage_once_the_ring_is_made(
-    method: Method, steps: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_ring_is_allocated_once(method: Method, steps: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     spec = small(layers=3)
     if steps:
         spec = ModelSpec("steps", 3, 3, D, next_token(3, [4] * 5), 1)
@@ -94,10 +92,10 @@ def test_generations_allocate_no_storage_once_the_ring_is_made(
     take = Arena.take
 
     def noting(self: Arena, shape: tuple[int, ...]) -> tuple[Tensor, int | None]:
-        tensor, ticket = take(self, shape)
+        tensor, handle = take(self, shape)
         if tensor.numel():
-            taken.append(ticket)
-        return tensor, ticket
+            taken.append(handle)
+        return tensor, handle
 
     monkeypatch.setattr(Arena, "take", noting)
     for sequences in (4, 2):
@@ -119,9 +117,7 @@ def test_generations_allocate_no_storage_once_the_ring_is_made(
     ],
     ids=["data", "steps"],
 )
-def test_lengths_that_data_decides_have_the_budget_as_bound(
-    method: Method, spec: ModelSpec, budget: float | str, slots: int
-) -> None:
+def test_the_budget_bounds_lengths(method: Method, spec: ModelSpec, budget: float | str, slots: int) -> None:
     cache = open_cache(method, spec, budget)
     cache.reset(2)
     assert cache._storage.arena.numbers == 2 * slots * 2 * D

@@ -14,7 +14,7 @@ from kvbench.engine.memory import token_bytes
 from kvbench.engine.schedule import predict_row_lengths
 from kvbench.methods.first_scales import FirstScales
 from kvbench.methods.full import Full
-from kvbench.methods.shared.capabilities import ReplacesContents, is_biased
+from kvbench.methods.shared.uses import Uses
 from kvbench.plan import count_at_once
 from tests.support.engine import D, Drawn, DrawnPerSequence, draw_seen, prepared, run, small, tokens_of
 
@@ -23,13 +23,10 @@ HALF, WHOLE = 2 * D * 2, 2 * D * 4
 
 
 @dataclass
-class Biased(ReplacesContents, DrawnPerSequence):
+class Biased(DrawnPerSequence):
     """Slots have a bias, which makes keys and values 8 channels wider."""
 
-    @property
-    def biased(self) -> bool:
-        """Return True."""
-        return True
+    uses = Uses(replaces=True, bias=True)
 
 
 @pytest.mark.parametrize(
@@ -47,7 +44,7 @@ def test_bytes_after_every_layer(kind: type[Drawn], dtype: torch.dtype, size: in
     spec = small(layers=3)
     seen = draw_seen(spec, 5, 0.6)
     method = prepared(kind(seen), spec)
-    assert token_bytes(spec, dtype.itemsize, biased=is_biased(method)) == size
+    assert token_bytes(spec, dtype.itemsize, biased=method.uses.bias) == size
     cache = KVCache(spec, method, dtype=dtype)
     run(cache, tokens_of(spec, 4))
     for at in spec.segments:
@@ -69,9 +66,7 @@ def test_bytes_after_every_layer(kind: type[Drawn], dtype: torch.dtype, size: in
 
 @pytest.mark.parametrize("kind", [Drawn, DrawnPerSequence])
 @pytest.mark.parametrize(("dtype", "size"), [(torch.float16, HALF), (torch.float32, WHOLE)])
-def test_one_byte_less_than_what_is_held_is_an_error(
-    kind: type[Drawn], dtype: torch.dtype, size: int
-) -> None:
+def test_a_byte_less_than_held_is_an_error(kind: type[Drawn], dtype: torch.dtype, size: int) -> None:
     spec = small()
     method = kind(draw_seen(spec, 0, 1.0))
     full = spec.full_tokens * size

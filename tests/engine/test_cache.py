@@ -13,7 +13,7 @@ from torch import Tensor
 from kvbench.engine.cache import KVCache
 from kvbench.engine.ledger import BudgetExceeded
 from kvbench.methods.full import Full
-from kvbench.methods.shared.capabilities import ComparesKeys, DecidesJointly, SparseReads
+from kvbench.methods.shared.uses import Uses
 from kvbench.methods.shared.view import View
 from tests.support.engine import (
     D,
@@ -100,8 +100,10 @@ def test_the_last_segment_is_never_stored() -> None:
     assert alone.ledger.peak_bytes == 0
 
 
-class Comparing(ComparesKeys, Full):
+class Comparing(Full):
     """Asks for the keys of the segment before."""
+
+    uses = Uses(previous_keys=True)
 
     static: ClassVar[bool] = False
 
@@ -119,7 +121,7 @@ def test_keys_that_are_compared_do_not_keep_the_projection_they_lie_in() -> None
         for layer in range(spec.layers):
             q, k, v = torch.randn(2, segment.length, 3, spec.heads, D).permute(2, 0, 3, 1, 4)
             cache.attend(layer, q, k, v)
-            before = cache._stores[layer].before
+            before = cache._stores[layer].previous_keys
             assert before is not None
             assert before.untyped_storage().nbytes() == k.nbytes
 
@@ -178,8 +180,10 @@ def test_reset_recovers_from_an_exception() -> None:
 
 
 @dataclass
-class Attending(SparseReads, DrawnPerSequence):
+class Attending(DrawnPerSequence):
     """A method that looks at data and chooses what is attended to; it notes what it is asked."""
+
+    uses = Uses(sparse_reads=True)
 
     def __post_init__(self) -> None:
         self.asked: list[str] = []
@@ -194,13 +198,15 @@ class Attending(SparseReads, DrawnPerSequence):
 
 
 @dataclass
-class Together(DecidesJointly, DrawnPerSequence):
+class Together(DrawnPerSequence):
     """A method that sees all layers first; it notes what it is asked."""
+
+    uses = Uses(joint=True)
 
     def __post_init__(self) -> None:
         self.asked: list[str] = []
 
-    def compare(self, views: Sequence[View]) -> None:
+    def compare_layers(self, views: Sequence[View]) -> None:
         self.asked += [f"compare {view.layer}" for view in views]
 
     def keep(self, view: View) -> Tensor:

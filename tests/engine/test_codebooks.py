@@ -9,7 +9,7 @@ from torch import Tensor
 from kvbench.core.segments import ModelSpec, Segment, next_token
 from kvbench.engine.coding.codebooks import Codebooks, augment_samples
 from kvbench.kernels.qk_norm_rope import rotate
-from kvbench.methods.shared.capabilities import ReadsCodebooks
+from kvbench.methods.shared.uses import Uses
 from kvbench.methods.shared.view import View
 from tests.support.engine import D, open_cache, run, small, tokens_of
 
@@ -54,7 +54,9 @@ def test_new_tokens_of_the_same_kind_are_read_back_closely() -> None:
     books = calibrated(change=lambda _, k, v: (3 * k, v)).average()
     seen: dict[int, list[Tensor]] = {}
 
-    class Reader(ReadsCodebooks, Codebooks):
+    class Reader(Codebooks):
+        uses = Uses(codebooks=True)
+
         def accumulate(self, view: View) -> None:
             if view.segment.index == 2:
                 for bits in (16, 8, 4, 3, 2):
@@ -94,7 +96,7 @@ def test_a_view_without_books_says_so() -> None:
             view.read_back(view.keys(), view.values(), view.segment, 4)
 
     cache = open_cache(Reader(), SPEC)
-    with pytest.raises(ValueError, match="ReadsCodebooks"):
+    with pytest.raises(ValueError, match="set `codebooks` in `uses`"):
         run(cache, tokens_of(SPEC, 2))
 
 

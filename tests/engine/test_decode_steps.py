@@ -16,7 +16,7 @@ from kvbench.engine.schedule import build_schedule
 from kvbench.methods.full import Full
 from kvbench.methods.shared.base import Method
 from kvbench.methods.streaming_llm import StreamingLLM
-from kvbench.models.llamagen import loop
+from kvbench.models.image_loop import draw_image_tokens
 from kvbench.models.llamagen.sampling import LlamaGenSampling
 from kvbench.models.llamagen.transformer import LlamaGen, LlamaGenConfig
 from tests.support.engine import prepared
@@ -66,12 +66,7 @@ class FakeGraphs:
 
 
 class Device:
-    """A model on the device, watched.
-
-    Args:
-        caption: tokens of the condition; of long ones keys are split between programs.
-        monkeypatch: puts stand-ins in place.
-    """
+    """A model on the device, watched; of a caption with many tokens, keys are split between programs."""
 
     def __init__(self, caption: int, monkeypatch: pytest.MonkeyPatch) -> None:
         self.config = LlamaGenConfig(
@@ -111,7 +106,7 @@ class Device:
             condition = torch.empty(shape, dtype=torch.bfloat16, device=CUDA)
             sampling = LlamaGenSampling(top_k=20, top_p=0.9)
             with self.watch:
-                tokens = loop.generate(model, condition, self.spec.segments, cache, FakeNoise(), sampling)
+                tokens = draw_image_tokens(model, condition, self.spec.segments, cache, FakeNoise(), sampling)
         assert (tokens.shape, tokens.device) == ((PROMPTS, 36), CUDA)
 
     def _note(self, forward: Callable[..., Tensor]) -> Callable[..., Tensor]:

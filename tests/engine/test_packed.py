@@ -19,7 +19,7 @@ from kvbench.engine.packed.bytes import bound_bytes, predict_bytes
 from kvbench.engine.schedule import sum_tokens
 from kvbench.methods.full import Full
 from kvbench.methods.shared.base import Method
-from kvbench.methods.shared.capabilities import MixedPrecision
+from kvbench.methods.shared.uses import Uses
 from tests.support.engine import (
     D,
     Drawn,
@@ -122,10 +122,12 @@ def test_attention_and_bytes_are_those_of_slow_storage(dtype: str, storage: str,
 
 
 @dataclass
-class Formed(MixedPrecision, Drawn):
+class Formed(Drawn):
     """Keeps what a table says, in forms that differ by segment, head and layer."""
 
     menu: Sequence[Sequence[Sequence[Precision]]] = ()
+
+    uses = Uses(precisions=True)
 
     def precisions(self, layer: int, at: Segment) -> Sequence[Precision]:
         return self.menu[layer][at.index]

@@ -26,8 +26,8 @@ from kvbench.methods.random import Random
 from kvbench.methods.rkv import RKV
 from kvbench.methods.scalekv import AttentionSelectivity
 from kvbench.methods.shared.base import Method, Observer
-from kvbench.methods.shared.capabilities import ObservesLast, Stateful
 from kvbench.methods.shared.select import sum_by_segment
+from kvbench.methods.shared.uses import Uses
 from kvbench.methods.shared.view import View
 from kvbench.methods.snapkv import SnapKV
 from kvbench.methods.streaming_llm import StreamingLLM
@@ -103,9 +103,7 @@ PADDING = [0, 3, 1, 4]
     ),
     ids=repr,
 )
-def test_a_batch_equals_each_prompt_alone_with_what_is_left_of_its_share(
-    method: Method, tokens: int, size: int, counts: bool
-) -> None:
+def test_a_batch_equals_each_prompt_alone(method: Method, tokens: int, size: int, counts: bool) -> None:
     spec = replace(shapes(), padding_counts=counts)
     inputs = draw(spec, len(PADDING), groups=2)
     batch = copy(method)
@@ -219,10 +217,12 @@ def test_padding_of_nothing_is_no_padding(method: Method) -> None:
 
 
 @dataclass
-class Watching(Stateful, ObservesLast, Method):
+class Watching(Method):
     """Keeps everything and notes what it is shown."""
 
     shown: list[tuple[int, int, dict[str, Tensor]]] = field(default_factory=list)
+
+    uses = Uses(state=1, last_segment=True)
 
     def keep(self, view: View) -> None:
         """Keep everything."""
@@ -247,9 +247,7 @@ class Watching(Stateful, ObservesLast, Method):
     ("padding", "size"), [([0, 0], 1), ([0, 0], 2), ([0, 0], 100), ([0, 2, 4], 1), ([0, 2, 4], 3)]
 )
 @pytest.mark.parametrize("groups", [1, 2])
-def test_a_method_is_asked_once_per_segment_and_sees_what_exists(
-    padding: list[int], size: int, groups: int
-) -> None:
+def test_a_method_is_called_once_per_segment(padding: list[int], size: int, groups: int) -> None:
     spec, method = shapes(5, (4, 2)), Watching()
     inputs = draw(spec, len(padding), groups)
     generate(open_cache(method, spec), inputs, padding, size, split=not any(padding))
@@ -291,16 +289,16 @@ def test_a_method_is_asked_once_per_segment_and_sees_what_exists(
 def test_calibrations_see_each_prompt_as_it_is_alone(kind: type[Observer]) -> None:
     spec = shapes(branches=2)
     inputs = draw(spec, 2 * len(PADDING))
-    together = prepared(kind(), spec)
-    generate(KVCache(spec, together, dtype=torch.float32), inputs, PADDING * 2)
+    together = kind()
+    generate(open_cache(together, spec), inputs, PADDING * 2)
     [(name, summed)] = together.sums.items()
     sums = torch.zeros_like(summed)
     for sequence, behind in enumerate(PADDING):
         short = shapes(PROMPT - behind, branches=2)
-        alone = prepared(kind(), short)
+        alone = kind()
         rows = [sequence, len(PADDING) + sequence]
         own = [tuple(x[rows, :, behind:] for x in qkv) for qkv in inputs]
-        generate(KVCache(short, alone, dtype=torch.float32), own)
+        generate(open_cache(alone, short), own)
         sums += alone.sums[name]
     torch.testing.assert_close(summed, sums, atol=1e-6, rtol=1e-5)
     assert summed.abs().sum() > 0

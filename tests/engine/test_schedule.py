@@ -42,9 +42,7 @@ def ask_each_layer(spec: ModelSpec, method: Method) -> Schedule:
 
 @pytest.mark.parametrize("segments", [SCALES, TOKENS], ids=["scales", "tokens"])
 @pytest.mark.parametrize(("name", "budget"), [("full", 1), ("streaming_llm", "0.35"), ("heatkv", "0.5")])
-def test_layers_change_as_if_each_were_asked_alone(
-    name: str, budget: str, segments: tuple[Segment, ...]
-) -> None:
+def test_layers_change_as_each_alone(name: str, budget: str, segments: tuple[Segment, ...]) -> None:
     spec = ModelSpec("small", 5, 3, 8, segments, 1)
     method = prepare(name, spec, budget)
     found, expected = build_schedule(spec, method), ask_each_layer(spec, method)

@@ -14,8 +14,8 @@ from kvbench.engine.cache import KVCache
 from kvbench.methods.full import Full
 from kvbench.methods.hack.classes import measure_column_variance
 from kvbench.methods.shared.base import Method
-from kvbench.methods.shared.capabilities import ComparesKeys, ObservesLast, Stateful
 from kvbench.methods.shared.select import sum_by_segment
+from kvbench.methods.shared.uses import Uses
 from kvbench.methods.shared.view import View
 from tests.support.engine import D, DrawnPerSequence, draw_seen, open_cache, prepared, run, small, tokens_of
 
@@ -23,10 +23,12 @@ SEQUENCES = 2
 
 
 @dataclass
-class Looking(ComparesKeys, ObservesLast, DrawnPerSequence):
+class Looking(DrawnPerSequence):
     """Keeps what a table says, other tokens in every sequence, and calls a function on every view."""
 
     look: Callable[[View], None] = field(kw_only=True)
+
+    uses = Uses(last_segment=True, previous_keys=True)
 
     def keep(self, view: View) -> Tensor:
         """Slots that the next segment sees: of every second sequence the table's, of the others also the even ones."""
@@ -180,10 +182,12 @@ def test_stored_keys_are_shown_in_the_dtype_of_the_current_ones() -> None:
 
 
 @dataclass
-class Marking(Stateful, Method):
+class Marking(Method):
     """Writes every slot's own number into its state, and keeps some slots at random."""
 
     seed: int
+
+    uses = Uses(state=1)
 
     def prepare(self, spec: ModelSpec, *more: object) -> None:
         super().prepare(spec, *more)
@@ -241,8 +245,8 @@ def test_a_static_method_may_not_look_at_data(question: str, arguments: tuple[Te
 @pytest.mark.parametrize(
     ("ask", "message"),
     [
-        (lambda view: view.previous_keys(), "no earlier keys: derive the method from `ComparesKeys`"),
-        (lambda view: view.logits(FIRST, raw_queries=True), "does not tell its queries as projected"),
+        (lambda view: view.previous_keys(), "no keys of an earlier segment: set `previous_keys` in `uses`"),
+        (lambda view: view.logits(FIRST, raw_queries=True), "does not expose its queries as projected"),
     ],
 )
 def test_what_is_not_there_is_told(ask: Callable[[View], object], message: str) -> None:

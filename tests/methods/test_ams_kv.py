@@ -21,7 +21,7 @@ from kvbench.methods.ams_kv import (
     fixed_capacities,
 )
 from kvbench.methods.shared.base import Artifact, Method
-from tests.support.engine import Asked, listening, open_cache, prepared, small, tokens_of
+from tests.support.engine import Asked, listening, open_cache, prepared, shown_to, small, tokens_of
 from tests.support.marks import slow_but_every
 from tests.support.places import GOLDENS
 from tests.support.reference_var import SIDES as TINY_SIDES
@@ -257,8 +257,8 @@ def test_similarity_and_classes_of_the_official_var() -> None:
     for layer in range(2):
         own = [scale[layer].flatten(0, 1) for scale in keys]
         slow[layer, 1:] = [slow_similarity(spec, own, k) for k in range(1, 5)]
-    observer = prepared(KeySimilarity(), spec)
-    fed(spec, observer, keys)
+    observer = KeySimilarity()
+    fed(spec, shown_to(observer, spec), keys)
     profile = observer.average()["similarity"]
     np.testing.assert_allclose(profile[:, 1:4].numpy(), slow[:, 1:4], rtol=1e-5)
     first, largest = effective_capacities(spec, 2)
@@ -283,11 +283,12 @@ def test_similarity_and_classes_of_the_official_var() -> None:
 @pytest.mark.parametrize("prompts", [1, 3])
 def test_the_profile_is_a_mean_over_prompts(prompts: int) -> None:
     spec = small(sides=(1, 2, 3, 4))
-    observer = prepared(KeySimilarity(), spec)
+    observer = KeySimilarity()
+    shown = shown_to(observer, spec)
     expected = torch.zeros(2, 4, dtype=torch.float64)
     for seed in range(2):
         inputs = [[k for _, k, _ in layers] for layers in tokens_of(spec, 2 * prompts, seed)]
-        fed(spec, observer, inputs)
+        fed(spec, shown, inputs)
         for layer in range(2):
             own = [scale[layer].flatten(0, 1) for scale in inputs]
             for k in range(1, 3):
@@ -304,5 +305,5 @@ def test_keys_are_kept_only_while_layers_may_still_become_demanding() -> None:
     for segment, layers in zip(spec.segments, inputs, strict=True):
         cache.begin(segment)
         cache.attend(0, *layers[0])
-        kept.append(cache._stores[0].before is not None)
+        kept.append(cache._stores[0].previous_keys is not None)
     assert kept == [True] * 4 + [False, False]  # the last scale asks no more

@@ -24,7 +24,6 @@ from kvbench.engine.coding.formats import Packing
 from kvbench.engine.schedule import predict_row_lengths, sum_tokens
 from kvbench.methods.full import Full
 from kvbench.methods.shared.base import Artifact, Method, Observer
-from kvbench.methods.shared.capabilities import mixes_precisions, replaces_contents
 from kvbench.models.noise import PromptNoise
 from kvbench.prompts.base import Prompt
 from kvbench.runs.calibrate import calibrate
@@ -41,7 +40,7 @@ from tests.support.conformance import (
     smallest,
     spec_of,
 )
-from tests.support.engine import Asked, D, listening, open_cache, prepared, run, tokens_of
+from tests.support.engine import Asked, D, listening, open_cache, prepared, run, shown_to, tokens_of
 from tests.support.marks import slow_but_every
 from tests.support.methods import GUESTS, class_of, list_representatives, list_variants, settings_of
 from tests.support.places import ROOT
@@ -117,7 +116,7 @@ def test_the_whole_budget_is_equal_to_full(name: str, spec: str) -> None:
 def test_four_bits_hold_what_more_bits_hold(name: str, spec: str) -> None:
     """Every method decides, stores and attends with codes; one that looks at positions alone keeps the same."""
     method, shapes = method_of(name, spec), spec_of(spec)
-    if replaces_contents(method) or mixes_precisions(method):
+    if method.uses.replaces or method.uses.precisions:
         return  # refused, or stored as it says itself
     inputs, budget = tokens_of(shapes, 2, seed=2), 1 if isinstance(method, Full) else "0.3"
     wide, narrow = (ready(name, spec, budget, packing=packing) for packing in (None, Packing(4, CHANNEL)))
@@ -189,7 +188,7 @@ def test_a_calibration_keeps_everything_and_says_so() -> None:
     }
     for (spec, _), observer in observers.items():
         shapes = spec_of(spec)
-        foreseen = predict_row_lengths(shapes, prepared(observer, shapes))
+        foreseen = predict_row_lengths(shapes, shown_to(observer, shapes))
         full = predict_row_lengths(shapes, prepared(Full(), shapes))
         assert foreseen is not None
         assert full is not None

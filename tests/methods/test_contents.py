@@ -7,7 +7,7 @@ import torch
 
 from kvbench.methods.chunkkv import rank_chunks
 from kvbench.methods.contents.compactor import attend_unmasked, measure_leverage, standardise
-from kvbench.methods.contents.lagkv import compare_parts
+from kvbench.methods.contents.lagkv import compare_chunks
 from kvbench.methods.contents.norms import weigh_norms
 from kvbench.methods.shared.grouped import sum_runs
 from kvbench.methods.shared.select import choose_best
@@ -33,7 +33,7 @@ def test_lagkv_of_kvpress(case: int) -> None:
         return
     parts = ((slot - p["n_sink"]).div(p["lag"], rounding_mode="floor")).clamp(min=-1)
     whole = (p["N"] - p["n_sink"]) // p["lag"] - 1
-    close_score(compare_parts(keys, values, parts, whole, ranks=not p["cross"]), expected)
+    close_score(compare_chunks(keys, values, parts, whole, ranks=not p["cross"]), expected)
 
 
 @pytest.mark.parametrize("case", cases_of("cur"))

@@ -12,8 +12,8 @@ from kvbench.methods.critical import Critical
 from kvbench.methods.expected.gaussian import (
     expect_logits,
     fit_gaussian,
-    turn_channels,
-    turn_gaussian,
+    rotate_channels,
+    rotate_gaussian,
 )
 from kvbench.methods.expected.method import ExpectedAttention, QueryGaussians
 from kvbench.methods.shared.base import Artifact
@@ -37,7 +37,7 @@ def test_expected_attention_of_kvpress(case: int) -> None:
         mean, cov = (g[x].expand(p["B"], *g[x].shape) for x in ("stats_mean", "stats_cov"))
     else:
         mean, cov = fit_gaussian(g["queries_prerope"][:, :, p["n_sink"] :])
-    mean, cov = turn_gaussian(mean, cov, average_rotation(p["theta"], p["D"], p["N"], p["n_future"]))
+    mean, cov = rotate_gaussian(mean, cov, average_rotation(p["theta"], p["D"], p["N"], p["n_future"]))
     close_score(mean, g["mean_turned"].view_as(mean))
     if "cov_turned" in g:
         close_score(cov, g["cov_turned"].view_as(cov))
@@ -68,7 +68,7 @@ def test_one_query_without_spread_is_its_softmax_at_the_next_position() -> None:
     generator = torch.Generator().manual_seed(0)
     query, keys = torch.randn(1, 1, 8, generator=generator), torch.randn(1, 6, 8, generator=generator)
     factor = average_rotation(100.0, 8, 6, 1)
-    mean, cov = turn_gaussian(*fit_gaussian(query[:, None]), factor)
+    mean, cov = rotate_gaussian(*fit_gaussian(query[:, None]), factor)
     assert cov.abs().max() == 0
     pairs = torch.view_as_complex(torch.stack(query.view(2, 4).unbind(0), -1))
     rotated = pairs * factor
@@ -77,7 +77,7 @@ def test_one_query_without_spread_is_its_softmax_at_the_next_position() -> None:
     torch.testing.assert_close(
         expect_logits(keys, mean, cov).softmax(-1)[0, 0], (keys[0] @ turned).softmax(0)
     )
-    torch.testing.assert_close(turn_channels(query, factor).flatten(), turned)
+    torch.testing.assert_close(rotate_channels(query, factor).flatten(), turned)
 
 
 def test_neighbouring_channels_become_halves() -> None:

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from kvbench.core.segments import ModelSpec, next_scale, next_token
-from kvbench.methods.hardkv.calibration import CLAMPED, Calibration, mark_top_p, solve_temperatures
+from kvbench.methods.hardkv.calibration import GRADIENT_RANGE, Calibration, mark_top_p, solve_temperatures
 from kvbench.methods.hardkv.method import HardKV, Select
 from kvbench.methods.hardkv.selectors import Selector, pool_scores, weigh_redundancy
 from kvbench.methods.rkv import RKV
@@ -67,7 +67,7 @@ def test_the_gradient_comes_near_where_there_is_a_root() -> None:
     mass = (scores[:, 0] / found[:, None]).softmax(-1).sort(-1, descending=True).values
     reached = torch.stack([row[:count].sum() for row, count in zip(mass, counts[:, 0], strict=True)])
     assert (reached - P).abs().max() < 0.02
-    assert ((found >= CLAMPED[0]) & (found <= CLAMPED[1])).all()
+    assert ((found >= GRADIENT_RANGE[0]) & (found <= GRADIENT_RANGE[1])).all()
 
 
 @settings(max_examples=30)  # every one of them has slots of -inf

@@ -6,11 +6,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from kvbench.methods.hardkv.merging import (
-    Choice,
+    MergePlan,
     merge_exactly,
     merge_fixed_budget,
     merge_multi_to_one,
-    pair_slots,
+    pair_by_rank,
 )
 from tests.support.goldens import load_golden
 
@@ -30,12 +30,12 @@ def lse_of(keys: Tensor) -> Tensor:
     return (queries @ keys[:, None].mT / 4).logsumexp(-1)
 
 
-def golden_choice() -> tuple[Choice, Tensor]:
+def golden_plan() -> tuple[MergePlan, Tensor]:
     """The 40 of least score leave, all others may take; and the slots by falling score."""
     score = GOLDEN["score"]
     order = score.argsort(1, descending=True)
     leaves = torch.zeros_like(score, dtype=torch.bool).scatter_(1, order[:, TOPK:], value=True)
-    return Choice(score, score, leaves, ~leaves), order
+    return MergePlan(score, score, leaves, ~leaves), order
 
 
 def in_order(x: Tensor, first: Tensor, rest: Tensor) -> Tensor:
@@ -45,8 +45,8 @@ def in_order(x: Tensor, first: Tensor, rest: Tensor) -> Tensor:
 
 def test_fixed_budget_is_the_programs() -> None:
     """It puts what it left untouched first, in order of time, then what it merged, most mass first."""
-    choice, order = golden_choice()
-    keys, values = merge_fixed_budget(keys_of_base(), GOLDEN["V"], choice)
+    plan, order = golden_plan()
+    keys, values = merge_fixed_budget(keys_of_base(), GOLDEN["V"], plan)
     untouched = order[:, 160 - TOPK : TOPK].sort(1).values
     taking = order[:, : 160 - TOPK]
     for found, name in ((keys, "K"), (values, "V")):
@@ -58,8 +58,8 @@ def test_fixed_budget_is_the_programs() -> None:
 
 def test_multi_to_one_is_the_programs() -> None:
     """It puts the merged one first."""
-    choice, order = golden_choice()
-    keys, values = merge_multi_to_one(keys_of_base(), GOLDEN["V"], choice)
+    plan, order = golden_plan()
+    keys, values = merge_multi_to_one(keys_of_base(), GOLDEN["V"], plan)
     untouched = order[:, 1:TOPK].sort(1).values
     for found, name in ((keys, "K"), (values, "V")):
         expected = GOLDEN[f"merge_multi_to_one.{name}"]
@@ -70,8 +70,8 @@ def test_multi_to_one_is_the_programs() -> None:
 
 def test_exact_merging_loses_less_than_eviction() -> None:
     """By the program's figures eviction loses lse and linear merging more; a bias gives some of it back."""
-    choice, order = golden_choice()
-    keys, _, bias = merge_exactly(keys_of_base(), GOLDEN["V"], torch.zeros(GOLDEN_HEADS, 160), choice)
+    plan, order = golden_plan()
+    keys, _, bias = merge_exactly(keys_of_base(), GOLDEN["V"], torch.zeros(GOLDEN_HEADS, 160), plan)
     stays = order[:, :TOPK]
     queries = GOLDEN["Q"][0].view(-1, 2, 8, 16)[:GOLDEN_HEADS]
     scores = queries @ keys[:, None].mT / 4 + bias[:, None, None]
@@ -83,79 +83,79 @@ def test_exact_merging_loses_less_than_eviction() -> None:
     assert after < full
 
 
-def draw(seed: int, slots: int) -> tuple[Tensor, Tensor, Choice]:
-    """Keys, values and a choice of two rows in which score and mass disagree and some slots do neither."""
+def draw(seed: int, slots: int) -> tuple[Tensor, Tensor, MergePlan]:
+    """Keys, values and a plan of two rows in which score and mass disagree and some slots do neither."""
     generator = torch.Generator().manual_seed(seed)
     keys, values = torch.randn(2, 2, slots, 3, generator=generator)
     score, mass = torch.rand(2, 2, slots, generator=generator)
     kind = torch.randint(0, 4, (2, slots), generator=generator)
-    return keys, values, Choice(score, mass, kind >= 2, kind == 1)
+    return keys, values, MergePlan(score, mass, kind >= 2, kind == 1)
 
 
-def pairs_of(choice: Choice, row: int) -> list[tuple[int, int]]:
+def pairs_of(plan: MergePlan, row: int) -> list[tuple[int, int]]:
     """Who takes whom in, the slow way."""
-    leaves = [slot for slot, out in enumerate(choice.leaves[row].tolist()) if out]
-    takes = [slot for slot, into in enumerate(choice.takes[row].tolist()) if into]
-    leaves.sort(key=lambda slot: float(choice.score[row, slot]))
-    takes.sort(key=lambda slot: -float(choice.mass[row, slot]))
+    leaves = [slot for slot, out in enumerate(plan.evicted[row].tolist()) if out]
+    takes = [slot for slot, into in enumerate(plan.targets[row].tolist()) if into]
+    leaves.sort(key=lambda slot: float(plan.score[row, slot]))
+    takes.sort(key=lambda slot: -float(plan.mass[row, slot]))
     lost = max(0, len(leaves) - len(takes))
     return list(zip(takes, leaves[lost:], strict=False))
 
 
 @given(seed=st.integers(0, 999), slots=st.integers(1, 12))
 def test_pairs_are_those_of_a_loop(seed: int, slots: int) -> None:
-    keys, values, choice = draw(seed, slots)
-    other = pair_slots(choice)
+    keys, values, plan = draw(seed, slots)
+    other = pair_by_rank(plan)
     expected_keys, expected_values = keys.clone(), values.clone()
     for row in range(2):
-        pairs = pairs_of(choice, row)
+        pairs = pairs_of(plan, row)
         expected = {slot: slot for slot in range(slots)} | dict(pairs)
         assert dict(enumerate(other[row].tolist())) == expected
         for taker, taken in pairs:
-            a, b = choice.mass[row, taker], choice.mass[row, taken]
+            a, b = plan.mass[row, taker], plan.mass[row, taken]
             for x, new in ((keys, expected_keys), (values, expected_values)):
                 new[row, taker] = (a * x[row, taker] + b * x[row, taken]) / (a + b)
-    found = merge_fixed_budget(keys, values, choice)
+    found = merge_fixed_budget(keys, values, plan)
     torch.testing.assert_close(found, (expected_keys, expected_values))
 
 
 @given(seed=st.integers(0, 999), slots=st.integers(1, 12))
 def test_many_become_one_by_score_with_the_weights_of_mass(seed: int, slots: int) -> None:
-    keys, values, choice = draw(seed, slots)
+    keys, values, plan = draw(seed, slots)
     expected_keys, expected_values = keys.clone(), values.clone()
     for row in range(2):
-        takes = choice.takes[row].nonzero().flatten().tolist()
+        takes = plan.targets[row].nonzero().flatten().tolist()
         if not takes:
             continue
-        best = max(takes, key=lambda slot: float(choice.score[row, slot]))
-        together = [best, *choice.leaves[row].nonzero().flatten().tolist()]
-        weights = choice.mass[row, together] / choice.mass[row, together].sum()
+        best = max(takes, key=lambda slot: float(plan.score[row, slot]))
+        together = [best, *plan.evicted[row].nonzero().flatten().tolist()]
+        weights = plan.mass[row, together] / plan.mass[row, together].sum()
         expected_keys[row, best] = weights @ keys[row, together]
         expected_values[row, best] = weights @ values[row, together]
-    found = merge_multi_to_one(keys, values, choice)
+    found = merge_multi_to_one(keys, values, plan)
     torch.testing.assert_close(found, (expected_keys, expected_values))
 
 
 @given(seed=st.integers(0, 999), slots=st.integers(2, 12), queries=st.integers(1, 5))
 def test_exact_merging_preserves_the_mass_of_the_window(seed: int, slots: int, queries: int) -> None:
-    keys, values, choice = draw(seed, slots)
+    keys, values, plan = draw(seed, slots)
     generator = torch.Generator().manual_seed(seed)
     q = torch.randn(2, queries, 3, generator=generator)
     before = torch.randn(2, slots, generator=generator)
     scores = q @ keys.mT + before[:, None]
-    choice = choice._replace(mass=scores.softmax(-1).mean(1))
-    merged, new_values, bias = merge_exactly(keys, values, before, choice)
+    plan = plan._replace(mass=scores.softmax(-1).mean(1))
+    merged, new_values, bias = merge_exactly(keys, values, before, plan)
     lse = scores.logsumexp(-1, keepdim=True)
     after = (q @ merged.mT + bias[:, None] - lse).exp().mean(1)
-    other = pair_slots(choice)
-    taken = choice.mass.gather(1, other).masked_fill(other == torch.arange(slots), 0)
-    torch.testing.assert_close(after, choice.mass + taken)
-    torch.testing.assert_close(new_values, merge_fixed_budget(keys, values, choice)[1])
+    other = pair_by_rank(plan)
+    taken = plan.mass.gather(1, other).masked_fill(other == torch.arange(slots), 0)
+    torch.testing.assert_close(after, plan.mass + taken)
+    torch.testing.assert_close(new_values, merge_fixed_budget(keys, values, plan)[1])
 
 
 def test_slots_without_mass_change_nothing() -> None:
-    keys, values, choice = draw(0, 6)
-    nothing = choice._replace(mass=torch.zeros(2, 6))
+    keys, values, plan = draw(0, 6)
+    nothing = plan._replace(mass=torch.zeros(2, 6))
     for merge in (merge_fixed_budget, merge_multi_to_one):
         assert all(
             torch.equal(new, old)

@@ -123,7 +123,7 @@ def test_the_same_slots_are_kept(case: str, normalize: bool) -> None:
         assert [slots(method.keep(view)) for view in views] == expected
     for shared, name in (("layers", "head"), ("all", "union")):
         method = method_of(case, normalize=normalize, shared=shared)
-        method.compare(views)
+        method.compare_layers(views)
         wanted = g[f"keep.{name}.{end}"].expand(views[0].heads, -1).tolist()
         assert all(slots(method.keep(view)) == wanted for view in views)
 
@@ -294,8 +294,8 @@ def test_images_look_as_far_as_they_go(monkeypatch: pytest.MonkeyPatch) -> None:
     spec = ModelSpec("grid", 1, 2, 8, next_token(1, [4, 4, 4, 3]), 1, 0.5, line=4)
     names = ("centre_real", "centre_imag", "modulus")
     artifact = Artifact("query_centres", dict.fromkeys(names, torch.ones(1, 2, 1, 4)))
-    found, inner = [], TriAttention._find_phases
-    monkeypatch.setattr(TriAttention, "_find_phases", lambda *of: found.append(inner(*of)) or inner(*of))
+    found, inner = [], TriAttention._find_rotations
+    monkeypatch.setattr(TriAttention, "_find_rotations", lambda *of: found.append(inner(*of)) or inner(*of))
     rotation = rotate_grid((4, 4), 8, 100.0, 1)
     run(open_cache(TriAttention(), spec, 6, artifact, rotation=rotation), tokens_of(spec, 1))
     # 7 tokens are to come after 9 of 16, and 3 after 13; before that all tokens fit.

@@ -1,6 +1,7 @@
 """Methods around other methods: every wrapper with several bases, and what changes nothing."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
@@ -26,6 +27,7 @@ from kvbench.methods.shared.wrapper import Wrapper
 from kvbench.methods.snapkv import SnapKV
 from kvbench.methods.streaming_llm import StreamingLLM
 from kvbench.methods.tova import TOVA
+from kvbench.methods.triattention import QueryCentres, TriAttention
 from kvbench.models.noise import PromptNoise
 from tests.support.engine import Watched, prepared, tokens_of, watch
 from tests.support.small_models import composed
@@ -61,7 +63,7 @@ def test_every_wrapper_goes_around_every_base(
     wrap: Callable[[Scored], Wrapper], make: Callable[[], Scored], spec: ModelSpec
 ) -> None:
     base = make()
-    if base.stateful and isinstance(wrap(SnapKV()), CaM):
+    if base.uses.state and isinstance(wrap(SnapKV()), CaM):
         with pytest.raises(ConfigError, match=r"method.base: \w+ keeps a number per slot, and so does cam"):
             wrap(base)
         return
@@ -154,12 +156,24 @@ def test_a_wrapper_needs_and_has_what_its_base_has() -> None:
     )
     assert isinstance(method, LookM)
     assert method.needs() == method.base.needs()
-    assert method.sparse_reads
+    assert method.uses == replace(method.base.uses, replaces=True)
+    assert method.uses.sparse_reads
     assert method.revision == method.base.revision
     assert method.sinks == method.base.sinks
     assert not LookM(base=SnapKV(), filter="rank_mean").heads_independent
     assert LookM(base=SnapKV()).heads_independent
     assert not LookM(base=AdaKV()).heads_independent
+
+
+def test_a_wrapper_forwards_joint_decisions_and_observed_queries() -> None:
+    base = TriAttention(shared="layers", sinks=1, horizon=16)
+    wrapped = Critical(base=base)
+    found = watch(wrapped, LINES, tokens_of(LINES, 4), "0.6", QueryCentres().make_stand_in(LINES))
+    assert found.cache.ledger.peak_tokens <= wrapped.budget.capacity
+    noted = Critical(base=HardKV(window=4, select="top_k", calibration="none", queries=4, watch_lse=True))
+    drift = give(noted, LINES).cache.ledger.lse_drift
+    assert drift is not None
+    assert drift < 0
 
 
 DRAWN = [
@@ -197,7 +211,7 @@ FIRST = {"refresh": 1, "ema": 0.0}
 def test_scores_asked_for_at_every_segment_are_those_of_today(make: type[Scored], spec: ModelSpec) -> None:
     found, expected = give(make(**FIRST), spec), give(make(), spec)
     assert all(torch.equal(one, other) for one, other in zip(found.out, expected.out, strict=True))
-    assert not make(**FIRST).stateful or make.accumulates
+    assert make(**FIRST).uses.state == make.own_state
 
 
 class Counted(KeyDiff):

@@ -7,7 +7,6 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from kvbench.core.budget import Budget
 from kvbench.core.segments import ModelSpec
 from kvbench.engine.coding.formats import count_sources
 from kvbench.kernels.quantise import fit_affine, fit_book
@@ -15,20 +14,20 @@ from kvbench.methods.shared.base import Artifact, Observer
 from kvbench.methods.shared.view import View
 
 BITS = (2, 3, 4)
-"""Widths of codes that have codebooks; codes of 8 bits have a scale, for 256 levels of each channel would be many."""
+"""Widths of codes with codebooks; codes of 8 bits have a scale, because 256 levels a channel are too many."""
 MARGIN = 0.25
-"""Margin of 8-bit scales beyond the calibrated range, at both ends, as a share of the range."""
+"""Margin of 8-bit scales at both ends of the calibrated range, as a share of the range."""
 
 
 def augment_samples(samples: Tensor, count: int) -> Tensor:
-    """Return numbers that a channel is likely to have too, [heads, channels, count].
+    """Return further likely numbers of each channel, [heads, channels, count].
 
-    They are quantiles of what all channels have, each at a mean of 0 and a deviation of 1, brought to the channel's
-    own: few samples of one channel say little of how often its numbers come far from the mean.
+    They are quantiles of all channels, standardised to mean 0 and deviation 1, then scaled to each channel: a few
+    samples of one channel do not show how often its numbers are far from the mean.
 
     Args:
         samples: float32 [heads, channels, n].
-        count: how many.
+        count: numbers for each channel.
     """
     deviation, mean = torch.std_mean(samples, -1, correction=0, keepdim=True)
     alike = ((samples - mean) / deviation.clamp(min=1e-6)).flatten().sort().values
@@ -38,13 +37,12 @@ def augment_samples(samples: Tensor, count: int) -> Tensor:
 
 @dataclass
 class Codebooks(Observer):
-    """Watches keys before rotation, and values, and fits a Lloyd-Max codebook to each channel of them.
+    """Fits a Lloyd-Max codebook to each channel of the keys before rotation, and of the values.
 
     Attributes:
-        tokens: evenly spaced tokens of each segment and sequence that are looked at.
-        before_rotation: keys are looked at as they are before the model turns them.
-        augmented: numbers that each channel is given beside its own for every level of its codebook
-            (`augment_samples`).
+        tokens: evenly spaced tokens of each segment and sequence that are sampled.
+        before_rotation: sample keys before the rotation.
+        augmented: further numbers of each channel for every level of its codebook (`augment_samples`).
     """
 
     tokens: int = 32
@@ -55,11 +53,10 @@ class Codebooks(Observer):
     )
 
     kind: ClassVar[str] = "codebooks"
-    observes_last: ClassVar[bool] = False
 
-    def prepare(self, spec: ModelSpec, budget: Budget, artifact: Artifact | None = None) -> None:
-        """Forget all tokens."""
-        super().prepare(spec, budget, artifact)
+    def prepare(self, spec: ModelSpec) -> None:
+        """Drop all sampled tokens."""
+        super().prepare(spec)
         self._seen.clear()
 
     def tensor_shapes(self, spec: ModelSpec) -> dict[str, tuple[int, ...]]:
@@ -71,7 +68,7 @@ class Codebooks(Observer):
         }
 
     def accumulate(self, view: View) -> None:
-        """Note some tokens of a segment, in float16 on the CPU."""
+        """Store some tokens of a segment, in float16 on the CPU."""
         if view.segment.last:
             return
         source = min(view.segment.index, count_sources(self.spec) - 1)
@@ -84,11 +81,11 @@ class Codebooks(Observer):
         self._seen.setdefault((view.layer, source), []).append((self._prompts, found[0], found[1]))
 
     def average(self) -> dict[str, Tensor]:
-        """Return the codebooks of the tokens seen, float16 by name; zeros where none were."""
+        """Return the codebooks of all sampled tokens, float16 by name; zeros without tokens."""
         return self.fit()
 
     def fit(self, without: Container[int] = ()) -> dict[str, Tensor]:
-        """Fit codebooks to the tokens seen, but for those of some batches, counted from 1."""
+        """Fit codebooks to the sampled tokens, except for some batches, counted from 1."""
         shapes = self.tensor_shapes(self.spec)
         books = {name: torch.zeros(shape, dtype=torch.float16) for name, shape in shapes.items()}
         for (layer, source), parts in self._seen.items():
@@ -104,6 +101,6 @@ class Codebooks(Observer):
         return books
 
     def make_stand_in(self, spec: ModelSpec) -> Artifact:
-        """Make codebooks of random numbers, ascending: good for timing, nothing else."""
+        """Make codebooks of ascending random numbers, for timing only."""
         made = super().make_stand_in(spec)
         return Artifact(self.kind, {name: x.sort(-1).values.half() for name, x in made.tensors.items()})

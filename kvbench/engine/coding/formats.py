@@ -22,16 +22,15 @@ from kvbench.kernels.planes import (
 )
 from kvbench.kernels.quantise import round_fp8
 from kvbench.methods.shared.base import Method
-from kvbench.methods.shared.capabilities import mixes_precisions
 
 CODEBOOK_REVISION = 1
-"""Raised when the same codebooks come to store other numbers, so that earlier runs and calibrations are not reused."""
+"""Increased when the same codebooks store other numbers, so that old runs and calibrations are not reused."""
 
 Coding = Literal["plain", "fp8", "channel", "token", "codebook"]
-Books = Mapping[str, Tensor]
-"""By `keys_4`, `values_2`, ...: levels [L, H, sources, D, 2^bits]; of 8 bits scale and zero [L, H, sources, D, 2]."""
+CodebookTensors = Mapping[str, Tensor]
+"""Codebooks by name (`keys_4`, `values_2`): levels [L, H, sources, D, 2^bits]; for 8 bits scale and zero [..., 2]."""
 SCALE_BYTES = 4
-"""Bytes of a scale and a zero."""
+"""Bytes of a scale and its zero."""
 
 
 @dataclass(frozen=True)
@@ -39,8 +38,8 @@ class Packing:
     """Low-bit storage settings of a cache.
 
     Attributes:
-        bits: of a number, unless the method has forms of its own.
-        storage: how codes are made, unless it has.
+        bits: of a number, unless the method sets precisions.
+        storage: coding of the numbers, unless the method sets precisions.
         fp8: numbers of 8 bits are float8, not codes.
     """
 
@@ -54,9 +53,9 @@ class PlaneFormat(NamedTuple):
 
     Attributes:
         bits: of a number.
-        keys: how keys are coded.
-        values: how values are coded.
-        shared: conditional sequences alone store it; their unconditional twins read it.
+        keys: coding of keys.
+        values: coding of values.
+        shared: only conditional sequences store the plane; the unconditional ones read it.
     """
 
     bits: int = 16
@@ -65,37 +64,37 @@ class PlaneFormat(NamedTuple):
     shared: bool = False
 
     def count_token_bytes(self, channels: int) -> int:
-        """Return the bytes of one token in one head, without what a block's channels share."""
+        """Return the bytes of one token in one head, without the scales of its block."""
         per_token = [self.keys, self.values].count("token")
         return 2 * channels * self.bits // 8 + per_token * SCALE_BYTES
 
     def count_block_bytes(self, channels: int) -> int:
-        """Return the bytes of what the tokens of one block share."""
+        """Return the bytes of the scales that the tokens of one block share."""
         return channels * SCALE_BYTES if self.keys == "channel" else 0
 
     def find_min_tokens(self, channels: int) -> int:
-        """Return the fewest tokens of a block that take fewer bytes than in 16 bits; 2^30 if none do."""
+        """Return the smallest block, in tokens, that takes fewer bytes than in 16 bits; 2^30 if none does."""
         if self.shared:
             return 1
         saved = PlaneFormat().count_token_bytes(channels) - self.count_token_bytes(channels)
         return floor(self.count_block_bytes(channels) / saved) + 1 if saved > 0 else 1 << 30
 
 
-def choose_format(packing: Packing, form: Precision | None, at: Segment) -> PlaneFormat:
-    """Return what tokens of a segment are stored as in a form; None stands for the run's own."""
-    if form is not None:
-        bits = find_stored_bits(form.bits, at.length)
-        how: Coding = "plain" if bits == 16 else "codebook"
-        return PlaneFormat(bits, how, how, form.shared)
+def choose_format(packing: Packing, precision: Precision | None, segment: Segment) -> PlaneFormat:
+    """Return the format of a segment's tokens in a precision; None for the run's own."""
+    if precision is not None:
+        bits = find_stored_bits(precision.bits, segment.length)
+        coding: Coding = "plain" if bits == 16 else "codebook"
+        return PlaneFormat(bits, coding, coding, precision.shared)
     if packing.fp8:
         return PlaneFormat(8, "fp8", "fp8")
     storage = packing.storage
-    bits = find_stored_bits(packing.bits, at.length) if storage.calibrated else packing.bits
+    bits = find_stored_bits(packing.bits, segment.length) if storage.calibrated else packing.bits
     return PlaneFormat() if bits == 16 else PlaneFormat(bits, storage.keys, storage.values)
 
 
 def count_sources(spec: ModelSpec) -> int:
-    """Return how many sources have codebooks of their own: all cached scales; prompt and image or text of others."""
+    """Return the number of sources with their own codebooks: cached scales, or the prompt and what follows it."""
     return len(spec.segments) - 1 if spec.family == "next-scale" else 2
 
 
@@ -103,9 +102,9 @@ class LayerFormat(NamedTuple):
     """Storage formats of a layer's tokens.
 
     Attributes:
-        formats: of its planes; the first one is numbers in 16 bits.
-        rules: which plane takes which tokens.
-        planes: of each segment, the numbers of the planes that take any of its tokens.
+        formats: of its planes; the first one has 16 bits.
+        rules: assignment of tokens to planes.
+        planes: planes that take any tokens of each segment.
     """
 
     formats: tuple[PlaneFormat, ...]
@@ -114,22 +113,22 @@ class LayerFormat(NamedTuple):
 
     def list_planes(self, spec: ModelSpec, start: int, stop: int) -> frozenset[int]:
         """Return the planes that take any token at positions from `start` to before `stop`."""
-        some = [self.planes[at.index] for at in spec.segments if start <= at.start < stop]
-        return frozenset().union(*some)
+        segments = (segment for segment in spec.segments if start <= segment.start < stop)
+        return frozenset().union(*(self.planes[segment.index] for segment in segments))
 
 
 def list_layer_formats(
     spec: ModelSpec, method: Method, packing: Packing, device: torch.device | str
 ) -> list[LayerFormat]:
-    """Return how every layer's tokens are stored; layers that are alike have one object."""
+    """Return the storage format of each layer; equal layers have the same object."""
     known: dict[tuple[tuple[PlaneFormat, ...], ...], LayerFormat] = {}
-    found = []
+    layers, precise = [], method.uses.precisions
     for layer in range(spec.layers):
         rows = []
-        for at in spec.segments:
-            forms = method.precisions(layer, at) if mixes_precisions(method) and not at.last else None
-            each: Sequence[Precision | None] = [None] * spec.heads if forms is None else forms
-            rows.append(tuple(choose_format(packing, form, at) for form in each))
+        for segment in spec.segments:
+            own = method.precisions(layer, segment) if precise and not segment.last else None
+            precisions: Sequence[Precision | None] = [None] * spec.heads if own is None else own
+            rows.append(tuple(choose_format(packing, precision, segment) for precision in precisions))
         wanted = tuple(rows)
         if wanted not in known:
             formats = (PlaneFormat(), *sorted({fmt for row in wanted for fmt in row} - {PlaneFormat()}))
@@ -137,8 +136,8 @@ def list_layer_formats(
             min_tokens = torch.tensor([fmt.find_min_tokens(spec.head_dim) for fmt in formats], device=device)
             rules = PlaneRules(torch.tensor(numbers, device=device).T.contiguous(), min_tokens)
             known[wanted] = LayerFormat(formats, rules, tuple(frozenset(row) for row in numbers))
-        found.append(known[wanted])
-    return found
+        layers.append(known[wanted])
+    return layers
 
 
 class Tokens(NamedTuple):
@@ -147,10 +146,10 @@ class Tokens(NamedTuple):
     Attributes:
         keys: [batch, rows, tokens, D].
         values: shaped like keys.
-        unrotated: keys before the rotation, even channels first, which codes are made of; None where keys are.
-        exists: bool [rows, tokens], those that a plane gets.
-        edges: tokens at which blocks begin, and the one after the last of them.
-        sources: source of each run of tokens, and the token after its last.
+        unrotated: keys before the rotation, even channels first, which are encoded; None to encode `keys`.
+        exists: bool [rows, tokens], tokens that a plane receives.
+        edges: tokens at which blocks begin, then the end of the last block.
+        sources: source of each run of tokens, and the end of the run.
     """
 
     keys: Tensor
@@ -161,7 +160,7 @@ class Tokens(NamedTuple):
     sources: Sequence[tuple[int, int]]
 
     def take(self, sequences: int) -> "Tokens":
-        """Return those of the first sequences."""
+        """Return the tokens of the first sequences."""
         unrotated = None if self.unrotated is None else self.unrotated[:sequences]
         return self._replace(keys=self.keys[:sequences], values=self.values[:sequences], unrotated=unrotated)
 
@@ -169,12 +168,12 @@ class Tokens(NamedTuple):
 def encode(
     fmt: PlaneFormat, tokens: Tokens, books: tuple[Tensor, Tensor] | None, half: torch.dtype
 ) -> tuple[Codes, Codes]:
-    """Encode new tokens for a plane; which entry is whose is left open.
+    """Encode new tokens for a plane, without the table entries of codes.
 
     Args:
         fmt: of the plane.
         tokens: of the sequences that store it.
-        books: tables of keys and values of the layer [H, sources, D, levels], where the format wants them.
+        books: tables of keys and values of the layer [H, sources, D, levels], for codebooks.
         half: dtype of numbers in 16 bits.
 
     Returns:
@@ -210,17 +209,17 @@ def _encode_static(x: Tensor, book: Tensor, sources: Sequence[tuple[int, int]], 
 
 
 def read_back(
-    keys: Tensor, values: Tensor, bits: int, segment: int, books: Books, rotation: Tensor | None
+    keys: Tensor, values: Tensor, bits: int, segment: int, books: CodebookTensors, rotation: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """Return keys and values of a segment as they would be read out of static codebooks, in their dtype.
+    """Return keys and values of a segment as static codebooks would store them, in their dtype.
 
     Args:
         keys: [batch, rows, tokens, D].
         values: shaped like keys.
         bits: of a number, 16 or fewer.
-        segment: index of theirs.
+        segment: index of the segment.
         books: of the layer, [H, sources, D, levels] by name.
-        rotation: complex64 [tokens, D/2], what neighbouring channels of keys were multiplied by; None if by nothing.
+        rotation: complex64 [tokens, D/2], factors on neighbouring channels of keys; None without a rotation.
     """
     half = keys.dtype if keys.dtype.itemsize == 2 else torch.float16
     if find_stored_bits(bits, keys.shape[2]) == 16:
@@ -240,14 +239,14 @@ def read_back(
 
 
 def name_table(table: Tensor, bits: int) -> dict[str, Tensor]:
-    """Return a static table [entries, D, levels] under the name that `Codes` has for it."""
+    """Return a static table [entries, D, levels] as the keyword of `Codes`."""
     return {"affine": table[None]} if bits == 8 else {"book": table}
 
 
 def make_empty(
     fmt: PlaneFormat, batch: int, channels: int, half: torch.dtype, device: torch.device
 ) -> tuple[Codes, Codes]:
-    """Return keys and values of a plane without slots, entries left open as `encode` leaves them."""
+    """Return keys and values of a plane without slots, without table entries as from `encode`."""
     found = []
     for how in (fmt.keys, fmt.values):
         dtype = {"plain": half, "fp8": torch.float8_e4m3fn}.get(how, torch.uint8)
@@ -260,5 +259,5 @@ def make_empty(
 
 
 def wants_books(packing: Packing, method: Method) -> bool:
-    """Return whether static codebooks are needed: by the storage, or by a method with forms of its own."""
-    return mixes_precisions(method) or (packing.bits < 16 and not packing.fp8 and packing.storage.calibrated)
+    """Return whether the storage or the method's precisions need static codebooks."""
+    return method.uses.precisions or (packing.bits < 16 and not packing.fp8 and packing.storage.calibrated)

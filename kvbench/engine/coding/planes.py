@@ -1,7 +1,7 @@
-"""Index tables of planes: the plane of each slot of a layer, and the moves that a change of storage needs.
+"""Index tables of planes: the plane of each slot of a layer, and the moves of a change of storage.
 
-Plane 0 holds numbers in 16 bits: what is young enough (`StorageConfig.residual`), and blocks too small for scales.
-Tokens are quantised when the segments up to `QuantRange.stop` are due, once, and stay in their plane until they leave.
+Plane 0 holds numbers in 16 bits: the newest tokens (`StorageConfig.residual`), and blocks too small for scales. Tokens
+are quantised once, when the segments up to `QuantRange.stop` are due, and stay in their plane until they leave.
 """
 
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ class Blocks(NamedTuple):
     Attributes:
         segment: int64 [positions], index of the segment.
         block: int64 [positions], number of the block, ascending.
-        number: how many blocks there are.
+        number: number of blocks.
     """
 
     segment: Tensor
@@ -33,8 +33,8 @@ class PlaneRules(NamedTuple):
     """Assignment of a layer's tokens to planes.
 
     Attributes:
-        wanted: int64 [heads, segments], the plane that each head stores a segment's tokens in.
-        min_tokens: int64 [planes], the fewest tokens of a block that are worth a plane; smaller blocks lie in plane 0.
+        wanted: int64 [heads, segments], plane in which each head stores a segment's tokens.
+        min_tokens: int64 [planes], smallest block of a plane, in tokens; smaller blocks are stored in plane 0.
     """
 
     wanted: Tensor
@@ -42,12 +42,12 @@ class PlaneRules(NamedTuple):
 
 
 class QuantRange(NamedTuple):
-    """The tokens that are quantised after a segment: those at positions from `start` to before `stop`.
+    """Positions of the tokens that are quantised after a segment.
 
     Attributes:
-        start: where the tokens begin that were not due before.
-        stop: where those begin that stay in 16 bits for now.
-        edges: tokens at which blocks begin, counted from `start`, and the one after the last of them.
+        start: first token that was not due before.
+        stop: first token that stays in 16 bits for now.
+        edges: tokens at which blocks begin, counted from `start`, then the end of the last block.
     """
 
     start: int
@@ -59,13 +59,13 @@ class PlaneRows(NamedTuple):
     """Contents of one plane.
 
     Attributes:
-        layout: where its rows lie.
-        slots: int64 [slots], where each of its slots lies in the layer's own layout.
+        layout: of its rows.
+        slots: int64 [slots], place of each of its slots in the layer's own layout.
         rows: int64 [slots], row of each slot.
         positions: int64 [slots], position of each slot's token.
-        blocks: int64 [entries], row x blocks + block of what has scales of its own, ascending.
-        entry: int32 [slots], which of them is a slot's.
-        entries: of each row, on the host.
+        blocks: int64 [entries], row x blocks + block of each entry of the scales, ascending.
+        entry: int32 [slots], entry of each slot.
+        entries: number of entries of each row, on the host.
     """
 
     layout: Layout
@@ -81,9 +81,9 @@ class Placement(NamedTuple):
     """Plane and slot of each slot of a layer.
 
     Attributes:
-        plane: int64 [slots + 1], plane of each slot of the layer's own layout, and 0 behind the last.
-        place: int64 [slots + 1], slot of that plane.
-        planes: what each plane holds.
+        plane: int64 [slots + 1], plane of each slot of the layer's own layout, then 0.
+        place: int64 [slots + 1], slot in that plane.
+        planes: contents of each plane.
     """
 
     plane: Tensor
@@ -95,10 +95,10 @@ class PlaneMove(NamedTuple):
     """Sources of a plane's slots and entries, and the tokens that it receives.
 
     Attributes:
-        slots: int64 [slots], slots of the plane before, then tokens of all rows behind each other: of the current
-            segment for plane 0, of those that are due for the others.
-        entries: int64 [entries], entries of the plane before, then blocks of all rows that are due.
-        exists: bool [rows, tokens that are due], those that the plane gets.
+        slots: int64 [slots], index into the plane's old slots followed by new tokens, row after row: the current
+            segment's for plane 0, the due tokens for other planes.
+        entries: int64 [entries], index into the plane's old entries followed by the due blocks of all rows.
+        exists: bool [rows, due tokens], tokens that the plane receives.
     """
 
     slots: Tensor
@@ -110,10 +110,10 @@ class PlaneUpdate(NamedTuple):
     """Changes of a layer's planes after a segment.
 
     Attributes:
-        after: where slots lie from then on.
+        after: new places of the slots.
         moves: of each plane.
-        waiting: int64 [rows x tokens that are due], where the tokens that are due lie among the slots of plane 0
-            before, then the tokens of the current segment; None if they are that segment.
+        waiting: int64 [rows x due tokens], index of the due tokens into the old slots of plane 0 followed by the
+            current segment; None if the due tokens are the current segment.
     """
 
     after: Placement
@@ -124,21 +124,21 @@ class PlaneUpdate(NamedTuple):
 def number_blocks(spec: ModelSpec, group: int | None, device: torch.device | str) -> Blocks:
     """Number the blocks of all segments: runs of `group` positions, or all of a segment's."""
     segments, blocks, count = [], [], 0
-    for at in spec.segments:
-        numbers = [count + place // (group or at.length) for place in range(at.length)]
+    for segment in spec.segments:
+        numbers = [count + place // (group or segment.length) for place in range(segment.length)]
         blocks += numbers
-        segments += [at.index] * at.length
+        segments += [segment.index] * segment.length
         count = numbers[-1] + 1
     return Blocks(torch.tensor(segments, device=device), torch.tensor(blocks, device=device), count)
 
 
-def find_quant_range(spec: ModelSpec, at: Segment, group: int | None, residual: int) -> QuantRange:
-    """Find what is quantised after a segment: the segments that `residual` newer tokens have come to follow."""
+def find_quant_range(spec: ModelSpec, segment: Segment, group: int | None, residual: int) -> QuantRange:
+    """Find the tokens to quantise after a segment: earlier segments that at least `residual` tokens follow."""
 
     def find_stop(end: int) -> int:
         return max((stop for stop in spec.ends if stop + residual <= end), default=0)
 
-    start, stop = find_stop(at.start), find_stop(at.end)
+    start, stop = find_stop(segment.start), find_stop(segment.end)
     edges = {0, stop - start}
     for other in spec.segments:
         if start <= other.start < stop:
@@ -147,7 +147,7 @@ def find_quant_range(spec: ModelSpec, at: Segment, group: int | None, residual: 
 
 
 def place_no_slots(layout: Layout, planes: int) -> Placement:
-    """Return where the slots of a layer lie that has none."""
+    """Return the placement of a layer without slots."""
     none = layout.positions.new_zeros(0)
     plane_rows = PlaneRows(layout, none, none, none, none, none.int(), (0,) * len(layout.counts))
     return Placement(none.new_zeros(1), none.new_zeros(1), (plane_rows,) * planes)
@@ -157,21 +157,21 @@ def place_slots(
     before: Placement,
     layout: Layout,
     source: Tensor,
-    at: Segment,
+    segment: Segment,
     due: QuantRange,
     blocks: Blocks,
     rules: PlaneRules,
 ) -> PlaneUpdate:
-    """Work out where slots come to lie after a segment; the host reads how many, twice.
+    """Compute the places of slots after a segment; the host reads their numbers, twice.
 
     Args:
-        before: where they lay.
-        layout: the layer's own layout from then on, without free slots.
-        source: where its slots come from, int32 [slots] (`kernels.compact.source_table`).
-        at: the segment.
+        before: placement before the segment is stored.
+        layout: the layer's own new layout, without free slots.
+        source: origin of its slots, int32 [slots] (`kernels.compact.source_table`).
+        segment: the segment.
         due: the tokens that are quantised now.
-        blocks: how positions fall into blocks.
-        rules: how the layer's tokens are stored.
+        blocks: of all positions.
+        rules: assignment of the layer's tokens to planes.
     """
     rows, positions = list_slots(layout)
     count = len(layout.counts)
@@ -188,7 +188,7 @@ def place_slots(
 
     place, planes, moves = torch.zeros_like(rows), [], []
     width = due.stop - due.start
-    token = rows * width + positions - due.start  # among those that are due
+    token = rows * width + positions - due.start  # among the due tokens
     old = before.planes[0].layout.total
     stored = torch.where(source < 0, old - 1 - source.long(), before.place[origin])  # in 16 bits until now
     for number, plane_rows in enumerate(before.planes):
@@ -204,7 +204,7 @@ def place_slots(
         moves.append(PlaneMove(comes[slots], _find_entries(plane_rows, after, due, blocks), gets))
         planes.append(after)
     waiting = None
-    if due.start != at.start or due.stop != at.end:
+    if due.start != segment.start or due.stop != segment.end:
         waiting = rows.new_zeros(count * width + 1)
         waiting[torch.where(enters, token, count * width)] = stored
         waiting = waiting[:-1]
@@ -225,17 +225,17 @@ def _arrange(
         layout: the layer's own.
         rows: int64 [slots] of it.
         positions: int64 [slots] of it.
-        own: bool [slots] of it, those that lie in the plane.
-        counts: how many of each row do.
+        own: bool [slots] of it, slots of the plane.
+        counts: number of the plane's slots in each row.
 
     Returns:
-        The plane's layout; where its slots lie in the layer's own, int64 [slots of the plane]; where those of the layer
-        lie in the plane, int64 [slots], which means nothing for others than its own.
+        The plane's layout; the place of its slots in the layer's layout, int64 [slots of the plane]; the place of the
+        layer's slots in the plane, int64 [slots], arbitrary for slots of other planes.
     """
     before = own.cumsum(0) - own.long()
     rank = before - before[layout.offsets[rows]]
     longest = max(counts, default=0)
-    table = positions.new_full((len(counts) * longest + 1,), -1)  # what is not its own goes to the last entry
+    table = positions.new_full((len(counts) * longest + 1,), -1)  # slots of other planes go to the last entry
     table[torch.where(own, rows * longest + rank, len(table) - 1)] = torch.where(own, positions, -1)
     inside = arrange_rows(table[:-1].view(len(counts), longest), counts)
     places = inside.offsets[rows] + rank
@@ -247,26 +247,26 @@ def _arrange(
 def _describe(
     inside: Layout, slots: Tensor, rows: Tensor, positions: Tensor, block: Tensor, count: int
 ) -> PlaneRows:
-    """Return what a plane holds whose slots lie at `slots` of the layer's own layout."""
+    """Return the contents of a plane with given slots of the layer's own layout."""
     blocks, entry = torch.unique(block[slots], return_inverse=True)
     entries = torch.bincount(blocks // count, minlength=len(inside.counts)).tolist()
     return PlaneRows(inside, slots, rows[slots], positions[slots], blocks, entry.int(), tuple(entries))
 
 
 def _find_entries(before: PlaneRows, after: PlaneRows, due: QuantRange, blocks: Blocks) -> Tensor:
-    """Return where the entries of a plane come from, int64 [entries] (`PlaneMove.entries`)."""
+    """Return the origins of a plane's entries, int64 [entries] (`PlaneMove.entries`)."""
     known = len(before.blocks)
     new = len(due.edges) - 1
     row, block = after.blocks // blocks.number, after.blocks % blocks.number
     fresh = known + row * new + block - (int(blocks.block[due.start]) if new else 0)
     if not known:
         return fresh
-    found = torch.searchsorted(before.blocks, after.blocks).clamp_(max=known - 1)
-    return torch.where(before.blocks[found] == after.blocks, found, fresh)
+    matches = torch.searchsorted(before.blocks, after.blocks).clamp_(max=known - 1)
+    return torch.where(before.blocks[matches] == after.blocks, matches, fresh)
 
 
 def _mark(token: Tensor, chosen: Tensor, count: int) -> Tensor:
-    """Return which of `count` tokens are chosen, bool."""
+    """Return which of `count` tokens are chosen, bool [count]."""
     marks = torch.zeros(count + 1, dtype=torch.bool, device=token.device)
     marks[torch.where(chosen, token, count)] = True
     return marks[:-1]

@@ -1,4 +1,4 @@
-"""Storage in few bits of all layers: tokens are quantised once, when they are due, and read as they are attended to."""
+"""Low-bit storage of all layers: tokens are quantised once, when they are due, and decoded for attention."""
 
 from collections.abc import Iterator
 
@@ -7,7 +7,7 @@ from torch import Tensor
 
 from kvbench.core.segments import ModelSpec, Segment
 from kvbench.engine.coding.formats import (
-    Books,
+    CodebookTensors,
     Coding,
     Packing,
     PlaneFormat,
@@ -32,7 +32,7 @@ from kvbench.engine.coding.planes import (
 from kvbench.engine.packed.store import PackedStore
 from kvbench.engine.schedule import Change, Schedule
 from kvbench.engine.storage import CacheBackend
-from kvbench.kernels.layout import Past, empty_layout
+from kvbench.kernels.layout import Past, empty_layout, fold_rows
 from kvbench.kernels.planes import Codes, Plane, halve, unrotate
 from kvbench.kernels.quantised_attention import quantised_attention
 from kvbench.kernels.ragged_attention import PIECE_BYTES, ragged_attention
@@ -40,16 +40,16 @@ from kvbench.methods.shared.base import Method
 
 
 class PackedStorage(CacheBackend):
-    """Storage in few bits for all layers; tokens in flight lie apart from those that are kept.
+    """Low-bit storage of all layers; pending tokens are stored apart from the others.
 
     Args:
         spec: the model's shapes.
         method: prepared.
-        packing: how numbers are stored.
-        dtype: in which attention reads keys and values.
-        device: where they live.
-        rotation: complex64 [positions, D/2], what neighbouring channels of keys are multiplied by; None if by nothing.
-        books: static codebooks, where the storage or forms want them.
+        packing: format of the numbers.
+        dtype: of decoded keys and values.
+        device: of the storage.
+        rotation: complex64 [positions, D/2], factors on neighbouring channels of keys; None without a rotation.
+        books: static codebooks, if formats use them.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class PackedStorage(CacheBackend):
         dtype: torch.dtype,
         device: torch.device,
         rotation: Tensor | None = None,
-        books: Books | None = None,
+        books: CodebookTensors | None = None,
     ) -> None:
         self.max_read_bytes = 0
         self._spec, self._method, self._dtype, self._device = spec, method, dtype, device
@@ -68,9 +68,9 @@ class PackedStorage(CacheBackend):
         storage = packing.storage
         self._blocks = number_blocks(spec, storage.group, device)
         self._quant_ranges = [
-            find_quant_range(spec, at, storage.group, storage.residual) for at in spec.segments
+            find_quant_range(spec, segment, storage.group, storage.residual) for segment in spec.segments
         ]
-        self._sources = [min(at.index, count_sources(spec) - 1) for at in spec.segments]
+        self._sources = [min(segment.index, count_sources(spec) - 1) for segment in spec.segments]
         self._source = torch.tensor(self._sources, device=device)[self._blocks.segment]
         self._rotation = self._read_rotation = rotation if storage.before_rotation else None
         if self._read_rotation is not None and device.type == "cuda" and dtype.itemsize == 2:
@@ -81,25 +81,24 @@ class PackedStorage(CacheBackend):
         self._known: dict[tuple[int, int, int], tuple[Change, Placement, PlaneUpdate]] = {}
 
     def prepare(self, sequences: int, batch: int, rows: int, schedule: Schedule) -> None:
-        """Get ready for a generation.
+        """Prepare for a generation.
 
         Raises:
-            ValueError: sequences without a common layout are to share tokens.
+            ValueError: sequences without a common layout would share tokens.
         """
-        self._batch, self._rows, self._twins = batch, rows, sequences // self._spec.branches
+        self._batch, self._rows, self._conditional = batch, rows, sequences // self._spec.branches
         self._schedule, self.max_read_bytes = schedule, 0
         if batch < sequences and any(fmt.shared for forms in self._forms for fmt in forms.formats):
             raise ValueError(
-                "tokens are shared by sequences whose rows lie alike: by a static method, without padding"
+                "sequences share tokens only under a static method, without padding: their rows need one layout"
             )
 
-    def open(self, layer: int, free_slots: int = 0) -> PackedStore:
-        """Return a layer's storage that holds nothing yet."""
+    def allocate_layer(self, layer: int, free_slots: int = 0) -> PackedStore:
         formats = self._forms[layer].formats
-        at = (self._rows, len(formats))
-        if at not in self._empty:
-            self._empty[at] = place_no_slots(empty_layout(self._rows, self._device), len(formats))
-        placement, channels = self._empty[at], self._spec.head_dim
+        key = (self._rows, len(formats))
+        if key not in self._empty:
+            self._empty[key] = place_no_slots(empty_layout(self._rows, self._device), len(formats))
+        placement, channels = self._empty[key], self._spec.head_dim
         planes = [
             self._join(
                 layer,
@@ -112,13 +111,13 @@ class PackedStorage(CacheBackend):
         return PackedStore(placement.planes[0].layout, formats, tuple(planes), placement, self._dtype)
 
     def change(
-        self, layer: int, store: PackedStore, present: tuple[Tensor, Tensor], at: Segment, change: Change
+        self, layer: int, store: PackedStore, present: tuple[Tensor, Tensor], segment: Segment, change: Change
     ) -> PackedStore:
         """Return a layer's storage after a segment; tokens that are due by then are quantised."""
-        self._note_whole(store)
-        due, placed = self._quant_ranges[at.index], self._place(layer, store, at, change)
-        current = [Codes(x.flatten(1, 2).to(self._half)) for x in present]
-        keys, values = present
+        self._record_decoded(store)
+        due, placed = self._quant_ranges[segment.index], self._place(layer, store, segment, change)
+        keys, values = (self._fold(x) for x in present)
+        current = [Codes(x.flatten(1, 2).to(self._half)) for x in (keys, values)]
         first = store.planes[0]
         if placed.waiting is not None:
             keys, values = (
@@ -148,80 +147,87 @@ class PackedStorage(CacheBackend):
         settled = (change.layout, store.formats, tuple(planes), placed.after, self._dtype)
         return PackedStore(*settled, state=change.state)
 
-    def close(self, store: PackedStore) -> None:
-        """Take note of what was read back of it; planes end with the last who holds them."""
-        self._note_whole(store)
+    def free_layer(self, store: PackedStore) -> None:
+        """Record the decoded bytes of a layer; planes are freed with their last reference."""
+        self._record_decoded(store)
 
-    def count_rebuild(self, before: int, after: int) -> int:
-        """Return the bytes of a layer before and after: all new planes are made before the old ones are gone."""
+    def find_rebuild_peak(self, before: int, after: int) -> int:
+        """Return the bytes of a layer before and after: all new planes are made before the old ones are freed."""
         return before + after
 
     def attend(self, store: PackedStore, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Attend over a layer's past, read back in pieces, and the whole present.
+        """Attend over a layer's past, decoded in pieces, and the whole present.
 
-        A method that looks at data will ask for all of the past: it is read back once for both.
+        For a method that reads data the past is decoded once, for attention and for the method.
         """
+        queries, keys, values = (self._fold(x) for x in (q, k, v))
         if self._method.static or q.is_cuda:
-            return self._attend_pieces(store, q, k, v)
-        return ragged_attention(q, k, v, store.past, self._spec.logit_scale)
+            out, lse = self._attend_pieces(store, queries, keys, values)
+        else:
+            out, lse = ragged_attention(queries, keys, values, store.past, self._spec.logit_scale)
+        return out.reshape(q.shape), None if lse is None else lse.reshape(q.shape[:3])
 
     def attend_step(
         self, store: PackedStore, q: Tensor, k: Tensor, v: Tensor, length: int, filled: Tensor
     ) -> Tensor:
-        """Attend with the next tokens of a causal segment, which stay as they are until it is full."""
-        before, tokens = store.filled, k.shape[2]
-        if store.flight is None:
-            shape = (*k.shape[:2], length, k.shape[3])
-            store.flight = (k.new_empty(shape), v.new_empty(shape))
+        """Attend with the next tokens of a causal segment, which stay in 16 bits until it is full."""
+        shape, before, tokens = q.shape, store.filled, k.shape[2]
+        q, k, v = (self._fold(x) for x in (q, k, v))
+        if store.pending is None:
+            buffer = (*k.shape[:2], length, k.shape[3])
+            store.pending = (k.new_empty(buffer), v.new_empty(buffer))
         seen = []
-        for flight, new in zip(store.flight, (k, v), strict=True):
-            flight[:, :, before : before + tokens] = new
-            seen.append(flight[:, :, : before + tokens])
+        for pending, new in zip(store.pending, (k, v), strict=True):
+            pending[:, :, before : before + tokens] = new
+            seen.append(pending[:, :, : before + tokens])
         if tokens == 1 or not before:
-            return self._attend_pieces(store, q, seen[0], seen[1], causal=tokens > 1)[0]
-        asked = q.unflatten(2, (-1, tokens))
+            return self._attend_pieces(store, q, seen[0], seen[1], causal=tokens > 1)[0].reshape(shape)
+        queries = q.unflatten(2, (-1, tokens))
         out = []
         for token in range(tokens):
             keys, values = (part[:, :, : before + token + 1] for part in seen)
-            out.append(self._attend_pieces(store, asked[:, :, :, token], keys, values)[0])
-        return torch.stack(out, 3).flatten(2, 3)
+            out.append(self._attend_pieces(store, queries[:, :, :, token], keys, values)[0])
+        return torch.stack(out, 3).reshape(shape)
 
     def fill(self, store: PackedStore, k: Tensor, v: Tensor) -> None:
-        """Take all tokens of a causal segment."""
-        store.flight = (k, v)
+        store.pending = (self._fold(k), self._fold(v))
 
-    def view_flight(self, store: PackedStore, length: int) -> tuple[Tensor, Tensor]:
-        """Return keys and values of a full causal segment."""
-        assert store.flight is not None
-        return store.flight
+    def view_pending(self, store: PackedStore, length: int) -> tuple[Tensor, Tensor]:
+        assert store.pending is not None
+        keys, values = (x.reshape(-1, self._spec.heads, *x.shape[2:]) for x in store.pending)
+        return keys, values
+
+    def _fold(self, x: Tensor) -> Tensor:
+        """Turn [S, H, tokens, D] into rows [B, R, tokens, D]."""
+        return fold_rows(x, self._batch, self._rows)
 
     def _attend_pieces(
         self, store: PackedStore, q: Tensor, k: Tensor, v: Tensor, *, causal: bool = False
     ) -> tuple[Tensor, Tensor | None]:
-        """Attend with the sequences that are read back together, one such piece after the other.
+        """Attend with the sequences that are decoded together, one such piece after the other.
 
-        On CUDA nothing is read back: kernels attend to each plane where it lies.
+        On CUDA nothing is decoded: kernels attend to each plane in place.
         """
         if q.is_cuda:
             return self._attend_planes(store, q, k, v, causal=causal)
-        found = []
+        results = []
         for some in self._cut(store):
-            self._note_read(store, len(some))
+            self._record_read(store, len(some))
             own, past = slice(some.start, some.stop), store.read(some)
-            found.append(
+            results.append(
                 ragged_attention(q[own], k[own], v[own], past, self._spec.logit_scale, causal=causal)
             )
-        if len(found) == 1:
-            return found[0]
-        sums = [lse for _, lse in found if lse is not None]
-        return torch.cat([out for out, _ in found]), torch.cat(sums) if sums else None
+        if len(results) == 1:
+            return results[0]
+        sums = [lse for _, lse in results if lse is not None]
+        return torch.cat([out for out, _ in results]), torch.cat(sums) if sums else None
 
     def _attend_planes(
         self, store: PackedStore, q: Tensor, k: Tensor, v: Tensor, *, causal: bool
     ) -> tuple[Tensor, Tensor | None]:
-        """Attend to the present and the numbers in 16 bits, then to one plane of codes after the other.
+        """Attend to the present and the numbers in 16 bits, then to one plane of codes after another.
 
-        Until the last of them the output is float32, so that it is rounded once.
+        The output stays float32 until the last plane, so that it is rounded once.
         """
         scale, (first, *others) = self._spec.logit_scale, store.planes
         past = Past(first.keys.numbers, first.values.numbers, first.layout)
@@ -230,14 +236,14 @@ class PackedStorage(CacheBackend):
         out, lse = ragged_attention(q, k, v, past, scale, causal=causal, dtype=dtype)
         if not coded:
             return out, lse
-        assert lse is not None  # on CUDA it always is found
+        assert lse is not None  # always computed on CUDA
         state = out, lse
         for plane in coded:
             state = quantised_attention(q, plane, scale, state)
         return state[0].to(q.dtype), state[1]
 
-    def _place(self, layer: int, store: PackedStore, at: Segment, change: Change) -> PlaneUpdate:
-        """Work out where slots come to lie; layers that are alike share it, as do generations of a static method."""
+    def _place(self, layer: int, store: PackedStore, segment: Segment, change: Change) -> PlaneUpdate:
+        """Compute the places of slots; equal layers share them, as do generations of a static method."""
         rules = self._forms[layer].rules
         key = (id(change), id(store.placement), id(rules))
         if key in self._known:
@@ -246,18 +252,18 @@ class PackedStorage(CacheBackend):
             store.placement,
             change.layout,
             change.source,
-            at,
-            self._quant_ranges[at.index],
+            segment,
+            self._quant_ranges[segment.index],
             self._blocks,
             rules,
         )
-        if self._schedule.get((layer, at.index)) is change:
+        if self._schedule.get((layer, segment.index)) is change:
             self._known[key] = (change, store.placement, placed)
         return placed
 
     def _join(self, layer: int, fmt: PlaneFormat, plane_rows: PlaneRows, keys: Codes, values: Codes) -> Plane:
-        """Return a plane whose codes know their entries."""
-        found = []
+        """Return a plane, with the table entry of each code."""
+        joined = []
         for name, how, codes in (("keys", fmt.keys, keys), ("values", fmt.values, values)):
             if how == "codebook":
                 book = self._books[f"{name}_{fmt.bits}"][layer].flatten(0, 1)
@@ -266,9 +272,9 @@ class PackedStorage(CacheBackend):
                 codes = Codes(codes.numbers, **name_table(book, fmt.bits), entry=entry.int())
             elif how == "channel":
                 codes = codes._replace(entry=plane_rows.entry)
-            found.append(codes)
+            joined.append(codes)
         rotation = None if fmt.keys == "plain" else self._read_rotation
-        return Plane(plane_rows.layout, fmt.bits, found[0], found[1], plane_rows.positions, rotation)
+        return Plane(plane_rows.layout, fmt.bits, joined[0], joined[1], plane_rows.positions, rotation)
 
     def _read_books(self, layer: int, fmt: PlaneFormat) -> tuple[Tensor, Tensor] | None:
         if "codebook" not in (fmt.keys, fmt.values):
@@ -279,17 +285,17 @@ class PackedStorage(CacheBackend):
     def _list_sources(self, due: QuantRange) -> list[tuple[int, int]]:
         """Return the source of each run of tokens that are due, and the token after its last."""
         return [
-            (source, at.end - due.start)
-            for source, at in zip(self._sources, self._spec.segments, strict=True)
-            if due.start <= at.start < due.stop
+            (source, segment.end - due.start)
+            for source, segment in zip(self._sources, self._spec.segments, strict=True)
+            if due.start <= segment.start < due.stop
         ]
 
     def _stored(self, fmt: PlaneFormat) -> int:
-        """Return how many sequences store a plane."""
-        return self._twins if fmt.shared else self._batch
+        """Return the number of sequences that store a plane."""
+        return self._conditional if fmt.shared else self._batch
 
     def _cut(self, store: PackedStore) -> Iterator[range]:
-        """Yield sequences that are read back together."""
+        """Yield sequences that are decoded together."""
         unit = min(len(plane.keys.numbers) for plane in store.planes)
         some = max(1, min(unit, PIECE_BYTES // max(1, self._count_read(store))))
         for base in range(0, self._batch, unit):
@@ -297,19 +303,19 @@ class PackedStorage(CacheBackend):
                 yield range(start, min(start + some, base + unit))
 
     def _count_read(self, store: PackedStore) -> int:
-        """Return the bytes of a sequence's keys and values that are read back."""
+        """Return the bytes of a sequence's decoded keys and values."""
         return 2 * store.layout.total * self._spec.head_dim * self._dtype.itemsize
 
-    def _note_whole(self, store: PackedStore) -> None:
-        if store.whole is not None:
-            self._note_read(store, self._batch)
+    def _record_decoded(self, store: PackedStore) -> None:
+        if store.decoded is not None:
+            self._record_read(store, self._batch)
 
-    def _note_read(self, store: PackedStore, sequences: int) -> None:
+    def _record_read(self, store: PackedStore, sequences: int) -> None:
         self.max_read_bytes = max(self.max_read_bytes, sequences * self._count_read(store))
 
 
 def _follow(how: Coding, old: Codes, new: Codes | None, move: PlaneMove) -> Codes:
-    """Return what stays of a plane's codes followed by new ones; an entry's number is left as it is."""
+    """Return the codes of a plane that stay followed by new ones; entry numbers are unchanged."""
     numbers = _gather(old.numbers, None if new is None else new.numbers, move.slots)
     if how not in ("token", "channel"):
         return Codes(numbers)

@@ -1,4 +1,4 @@
-"""One layer's low-bit storage: its planes, their size in bytes, and reading them back."""
+"""One layer's low-bit storage: its planes, their size in bytes, and decoding."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -8,23 +8,23 @@ from torch import Tensor
 
 from kvbench.engine.coding.formats import PlaneFormat
 from kvbench.engine.coding.planes import Placement, count_rows
-from kvbench.engine.view import LayerState
+from kvbench.engine.layer import LayerState
 from kvbench.kernels.layout import Layout, Past
 from kvbench.kernels.planes import Plane, read_plane
 
 
 @dataclass
 class PackedStore(LayerState):
-    """One layer's storage in planes (`view.LayerStore` says what a view asks of it).
+    """One layer's storage in planes, with the properties of `layer.LayerStore` that a view reads.
 
     Attributes:
         layout: of the layer's rows in a buffer of all planes' slots in order of position, without free slots.
-        formats: what each plane is made of.
+        formats: number format of each plane.
         planes: the numbers.
-        placement: where each slot lies.
-        dtype: in which attention reads them.
-        flight: keys and values [batch, rows, tokens, D] of a segment that is not full, all of which have a place there.
-        whole: keys and values of all slots, once a view has asked for them.
+        placement: plane and place of each slot.
+        dtype: of decoded keys and values.
+        pending: keys and values [batch, rows, tokens, D] of a segment that is not full, with a place for each token.
+        decoded: keys and values of all slots, once a view has read them.
     """
 
     layout: Layout
@@ -32,15 +32,15 @@ class PackedStore(LayerState):
     planes: tuple[Plane, ...]
     placement: Placement
     dtype: torch.dtype
-    flight: tuple[Tensor, Tensor] | None = None
-    whole: Past | None = field(default=None, repr=False)
+    pending: tuple[Tensor, Tensor] | None = None
+    decoded: Past | None = field(default=None, repr=False)
 
     @property
     def past(self) -> Past:
-        """All keys and values [batch, slots, D] as attention reads them; kept until the layer is stored anew."""
-        if self.whole is None:
-            self.whole = self.read(range(len(self.planes[0].keys.numbers)))
-        return self.whole
+        """All keys and values, decoded [batch, slots, D]; kept until the layer is stored again."""
+        if self.decoded is None:
+            self.decoded = self.read(range(len(self.planes[0].keys.numbers)))
+        return self.decoded
 
     @property
     def keys(self) -> Tensor:
@@ -54,7 +54,7 @@ class PackedStore(LayerState):
 
     @property
     def bytes(self) -> int:
-        """Bytes of codes and scales of all sequences; static codebooks belong to none."""
+        """Bytes of codes and scales of all sequences, without static codebooks."""
         return sum(
             codes.numbers.nbytes
             + (0 if codes.affine is None or coding == "codebook" else codes.affine.nbytes)
@@ -64,24 +64,24 @@ class PackedStore(LayerState):
 
     @property
     def slot_bytes(self) -> int:
-        """Bytes of one token's key and value while its segment is in flight, of all sequences."""
+        """Bytes of one pending token's key and value, of all sequences."""
         batch, _, channels = self.planes[0].keys.numbers.shape
         return 2 * batch * channels * self.dtype.itemsize
 
     def count_sequence_bytes(self, heads: int, branches: int) -> list[int]:
-        """Return the bytes of codes and scales of each sequence, one number if all have as many.
+        """Return the bytes of codes and scales of each sequence, or one number common to all.
 
         Args:
             heads: KV heads of the layer.
-            branches: sequences that share what is stored once for all of them.
+            branches: sequences that share tokens stored once.
         """
         channels = self.planes[0].keys.numbers.shape[-1]
         return count_rows(count_row_bytes(self.formats, self.placement, channels, branches), heads)
 
     def read(self, sequences: range) -> Past:
-        """Return keys and values of some sequences as attention reads them, [sequences, slots, D].
+        """Decode keys and values of some sequences, [sequences, slots, D].
 
-        Those that share what others store are asked for apart from them.
+        A call takes either sequences that store shared tokens or those that read them.
         """
         first = self.planes[0].keys.numbers
         shape = (len(sequences), self.layout.total, first.shape[-1])
@@ -101,10 +101,10 @@ def count_row_bytes(
     """Return the bytes of codes and scales of each row of a layer.
 
     Args:
-        formats: what each plane is made of.
-        placement: where slots lie.
+        formats: number format of each plane.
+        placement: plane and place of each slot.
         channels: of a head.
-        branches: sequences that share what is stored once for all of them.
+        branches: sequences that share tokens stored once.
     """
     rows = [0] * len(placement.planes[0].layout.counts)
     for fmt, plane_rows in zip(formats, placement.planes, strict=True):

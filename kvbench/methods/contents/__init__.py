@@ -1,1 +1,1 @@
-"""Scores of slots by their contents: norms and shapes of keys and values, and attention without a mask."""
+"""Scores of slots by their contents: norms and leverage of keys and values, and attention without a mask."""

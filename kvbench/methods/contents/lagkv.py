@@ -1,4 +1,4 @@
-"""LagKV: tokens that differ most from those behind them."""
+"""LagKV: scores by deviation relative to the range of the tokens that follow."""
 
 from dataclasses import dataclass
 
@@ -8,25 +8,26 @@ from torch import Tensor
 from kvbench.methods.shared.base import Limit, set_limits
 from kvbench.methods.shared.grouped import sum_runs
 from kvbench.methods.shared.scored import Scored
+from kvbench.methods.shared.select import find_leading
 from kvbench.methods.shared.view import View
 
 
 @dataclass
 class LagKV(Scored):
-    """Keep the tokens whose keys and values vary most by the scale of the tokens behind them (arXiv:2504.04704).
+    """Keep the tokens whose keys and values vary most relative to the following tokens (arXiv:2504.04704).
 
-    Tokens are scored in parts. In each channel the next part's smallest and largest number become 0 and 1; a token's
-    score is the deviation of its channels, the softmax over its part, and then its rank there; keys and values count
-    half each. The last part stays as far as there is room for it, and no attention is needed.
+    Tokens are scored in chunks. Each channel is scaled such that the minimum and maximum of the next chunk become 0 and
+    1. A token's score is the standard deviation over its channels, a softmax over its chunk, the mean of keys and
+    values, and finally the rank within the chunk. The last chunk stays if it fits. No attention is needed.
 
-    Differs from the paper in: tokens leave once a segment, and what left is not among a part's numbers. A part is a
-    segment (a scale, a line), or `lag` tokens. The first tokens stay only if they are asked for (`leading`, 4 in the
-    program; the paper's ablation has 16).
+    Differs from the paper in: eviction happens once per segment, and evicted tokens do not count in the minimum and
+    maximum. A chunk is a segment (a scale, a line), or `lag` tokens. The first tokens stay only with `leading` (4 in
+    the program; the paper's ablation has 16).
 
     Attributes:
-        lag: tokens of a part, 128 in the paper; None for those of a segment.
+        lag: tokens of a chunk, 128 in the paper; None for segments.
         leading: first tokens that stay.
-        cross_scoring: compare softmax values of all parts instead of ranks.
+        cross_scoring: compare softmax values of all chunks instead of ranks.
     """
 
     lag: int | None = None
@@ -36,62 +37,58 @@ class LagKV(Scored):
     limits = set_limits(leading=Limit(0), lag=Limit(2, wants="must be at least 2, or null for segments"))
 
     def score(self, view: View) -> Tensor:
-        """Return what each token differs by, float32 [rows, slots]; 1 in parts with nothing behind them."""
-        first = self.leading if view.padding is None else self.leading + view.padding[:, None]
-        parts, scored = view.segment_ids, view.segment.index
+        """Return the score of each token, 1 in chunks without a next one: float32 [rows, slots]."""
+        leads = find_leading(view, self.leading)
+        chunks, scored = view.segment_ids, view.segment.index
         if self.lag is not None:
-            parts = (view.position - first).div(self.lag, rounding_mode="floor")
+            first = self.leading if view.padding is None else self.leading + view.padding[:, None]
+            chunks = (view.position - first).div(self.lag, rounding_mode="floor")
             scored = (view.segment.end - self.leading) // self.lag - 1
-        leads = (view.position >= 0) & (view.position < first)
-        parts = parts.masked_fill(leads | (view.position < 0), -1)
-        if scored < 1:
-            found = view.position.float()
-        else:
-            found = compare_parts(
-                view.cached_keys(), view.cached_values(), parts, scored, ranks=not self.cross_scoring
-            )
-        return found.masked_fill(leads, torch.inf)
+        chunks = chunks.masked_fill(leads | (view.position < 0), -1)
+        scores = view.position.float()
+        if scored >= 1:
+            keys, values = view.cached_keys(), view.cached_values()
+            scores = compare_chunks(keys, values, chunks, scored, ranks=not self.cross_scoring)
+        return scores.masked_fill(leads, torch.inf)
 
 
-def compare_parts(keys: Tensor, values: Tensor, parts: Tensor, scored: int, *, ranks: bool) -> Tensor:
-    """Return how much tokens differ from the part behind theirs, float32 [rows, slots]; 1 where none is scored.
+def compare_chunks(keys: Tensor, values: Tensor, chunks: Tensor, scored: int, *, ranks: bool) -> Tensor:
+    """Return the scores of tokens relative to the next chunk, float32 [rows, slots]; 1 in chunks that are not scored.
 
     Args:
         keys: [rows, slots, D].
         values: shaped like `keys`.
-        parts: int64 [rows, slots], in order, -1 for slots of none.
-        scored: parts before this one have a whole part behind them.
-        ranks: a token's place in its part, from 0, over the part's tokens; else its softmax.
+        chunks: int64 [rows, slots], in order, -1 for slots outside all chunks.
+        scored: number of chunks with a complete next chunk.
+        ranks: return the rank in the chunk, from 0, divided by the chunk's tokens; otherwise the softmax.
     """
-    found = (_deviate(keys, parts, scored) + _deviate(values, parts, scored)) / 2
+    scores = (_measure_deviation(keys, chunks, scored) + _measure_deviation(values, chunks, scored)) / 2
     if ranks:
-        # Sorted by score, then, as sorting is stable, by part.
-        order = found.sort(dim=1, stable=True).indices
-        sorted_parts, by_part = parts.gather(1, order).sort(dim=1, stable=True)
+        # Sorted by score, then by chunk, because the sort is stable.
+        order = scores.sort(dim=1, stable=True).indices
+        sorted_chunks, by_chunk = chunks.gather(1, order).sort(dim=1, stable=True)
         places = torch.arange(order.shape[1], device=order.device).expand_as(order)
-        place = torch.empty_like(order).scatter_(1, order.gather(1, by_part), places)
-        before, after = (torch.searchsorted(sorted_parts, parts, right=right) for right in (False, True))
-        found = (place - before) / (after - before)
-    return found.masked_fill((parts < 0) | (parts >= scored), 1)
+        place = torch.empty_like(order).scatter_(1, order.gather(1, by_chunk), places)
+        before, after = (torch.searchsorted(sorted_chunks, chunks, right=right) for right in (False, True))
+        scores = (place - before) / (after - before)
+    return scores.masked_fill((chunks < 0) | (chunks >= scored), 1)
 
 
-def _deviate(x: Tensor, parts: Tensor, scored: int) -> Tensor:
-    """Return the softmax over each part of the deviation of scaled channels, float32 [rows, slots]."""
+def _measure_deviation(x: Tensor, chunks: Tensor, scored: int) -> Tensor:
+    """Return the softmax over each chunk of the deviation of scaled channels, float32 [rows, slots]."""
     x, width = x.float(), scored + 3
-    part = parts.clamp(-1, scored + 1) + 1
-    index = part[..., None].expand_as(x)
+    chunk = chunks.clamp(-1, scored + 1) + 1
+    index = chunk[..., None].expand_as(x)
     low, high = (
         x.new_full((len(x), width, x.shape[-1]), fill).scatter_reduce_(1, index, x, how)
         for fill, how in ((torch.inf, "amin"), (-torch.inf, "amax"))
     )
-    behind = (index + 1).clamp(max=width - 1)
-    low, high = low.gather(1, behind), high.gather(1, behind)
+    following = (index + 1).clamp(max=width - 1)
+    low, high = low.gather(1, following), high.gather(1, following)
     spread = high - low
-    known = spread.isfinite() & (
-        spread > 0
-    )  # others are channels of one value, or parts of which nothing is left
-    deviation = torch.where(known, (x - low) / spread.where(known, 1), 0).std(-1)
-    largest = deviation.new_zeros(len(x), width).scatter_reduce_(1, part, deviation, "amax")
-    weight = (deviation - largest.gather(1, part)).exp().masked_fill(parts < 0, 0)
-    # Slots of no part lie in the one before them and count nothing there.
-    return (weight / sum_runs(weight, parts.cummax(1).values).clamp(min=1e-30)).float()
+    valid = spread.isfinite() & (spread > 0)  # False for constant channels and evicted chunks
+    deviation = torch.where(valid, (x - low) / spread.where(valid, 1), 0).std(-1)
+    largest = deviation.new_zeros(len(x), width).scatter_reduce_(1, chunk, deviation, "amax")
+    weight = (deviation - largest.gather(1, chunk)).exp().masked_fill(chunks < 0, 0)
+    # Slots outside all chunks join the chunk before them, with weight 0.
+    return (weight / sum_runs(weight, chunks.cummax(1).values).clamp(min=1e-30)).float()

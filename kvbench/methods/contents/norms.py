@@ -1,4 +1,4 @@
-"""Norms of keys and values as scores: Knorm, and CUR."""
+"""Knorm and CUR: scores by the norms of keys and values."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -9,6 +9,7 @@ from torch import Tensor
 from kvbench.methods.shared.base import Limit, set_limits
 from kvbench.methods.shared.grouped import sum_runs
 from kvbench.methods.shared.scored import Scored
+from kvbench.methods.shared.select import find_leading
 from kvbench.methods.shared.view import View
 
 Kind = Literal["kv_product", "kv_avg", "key", "value"]
@@ -16,23 +17,23 @@ Kind = Literal["kv_product", "kv_avg", "key", "value"]
 
 @dataclass
 class KeyNorm(Scored):
-    """Keep the tokens of shortest keys, an even share of B in every head (arXiv:2406.11430).
+    """Keep the tokens whose keys have the smallest norm, an even share of B in every head (arXiv:2406.11430).
 
-    Where a model normalises its keys all are equally long, and the earliest stay.
+    If a model normalises its keys, all norms are equal and the earliest tokens stay.
     """
 
     def score(self, view: View) -> Tensor:
-        """Return minus the norm of each key, float32 [rows, slots]."""
+        """Return the negative norm of each key, float32 [rows, slots]."""
         return -torch.linalg.vector_norm(view.cached_keys(), dim=-1, dtype=torch.float32)
 
 
 @dataclass
 class CUR(Scored):
-    """Keep the tokens whose keys and values are longest among their neighbours (CurDKV, arXiv:2509.15038; kvpress).
+    """Keep the tokens of largest key and value norms among their neighbours (CurDKV, arXiv:2509.15038; kvpress).
 
-    Squared norms stand for leverage scores of the matrices of keys and values.
+    Squared norms approximate the leverage scores of the matrices of keys and values.
 
-    Differs from the program in: tokens leave once a segment, and neighbours are those in the cache by then. Its random
+    Differs from the program in: eviction happens once per segment, and neighbours are cached tokens. The random
     projections of keys and values are left out.
 
     Attributes:
@@ -50,34 +51,26 @@ class CUR(Scored):
     limits = set_limits(block=Limit(1), leading=Limit(0))
 
     def score(self, view: View) -> Tensor:
-        """Return squared norms, float32 [rows, slots], infinity for the first tokens."""
-        exists = view.position >= 0
-        found = weigh_norms(
-            view.cached_keys(), view.cached_values(), exists, self.kind, self.block if self.local else 0
-        )
-        first = self.leading if view.padding is None else self.leading + view.padding[:, None]
-        return found.masked_fill(exists & (view.position < first), torch.inf)
+        """Return squared norms, infinity for the first tokens: float32 [rows, slots]."""
+        block = self.block if self.local else 0
+        keys, values = view.cached_keys(), view.cached_values()
+        norms = weigh_norms(keys, values, view.position >= 0, self.kind, block)
+        return norms.masked_fill(find_leading(view, self.leading), torch.inf)
 
 
 def weigh_norms(keys: Tensor, values: Tensor, exists: Tensor, kind: Kind, block: int) -> Tensor:
-    """Return squared norms of keys and values together, float32 [rows, slots], with a sum of 1 in each row.
+    """Return combined squared norms of keys and values, float32 [rows, slots], with sum 1 in each row.
 
     Args:
         keys: [rows, slots, D], zeros where a row has no such slot.
         values: shaped like `keys`.
         exists: bool [rows, slots].
-        kind: what of both.
-        block: neighbours among which a norm is a share; 0 for none.
+        kind: see `CUR`.
+        block: neighbours over which norms are normalised; 0 for none.
     """
-    both = [x.float().square().sum(-1) for x in (keys, values)]
+    key, value = (x.float().square().sum(-1) for x in (keys, values))
     if block:
         ids = (exists.cumsum(1) - 1).clamp(min=0) // block
-        both = [x / sum_runs(x, ids).clamp(min=1e-30).float() for x in both]
-    of_keys, of_values = both
-    found = {
-        "kv_product": of_keys * of_values,
-        "kv_avg": (of_keys + of_values) / 2,
-        "key": of_keys,
-        "value": of_values,
-    }[kind]
-    return found / found.sum(1, keepdim=True).clamp(min=1e-30)
+        key, value = (x / sum_runs(x, ids).clamp(min=1e-30).float() for x in (key, value))
+    norms = {"kv_product": key * value, "kv_avg": (key + value) / 2, "key": key, "value": value}[kind]
+    return norms / norms.sum(1, keepdim=True).clamp(min=1e-30)

@@ -1,1 +1,1 @@
-"""Expected attention: what a Gaussian of queries would attend to."""
+"""Expected attention: scores by the attention expected from Gaussian queries."""

@@ -1,1 +1,1 @@
-"""HACK and HACK++: heads of two classes, contextual and structural, each with a budget and a policy."""
+"""HACK and HACK++: contextual and structural heads with separate budgets and policies."""

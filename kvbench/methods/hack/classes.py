@@ -1,4 +1,4 @@
-"""Contextual and structural heads, and the calibrations that sort heads into them."""
+"""Calibrations that classify heads as contextual or structural."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -14,9 +14,9 @@ from kvbench.methods.shared.view import View
 
 @dataclass
 class ColumnVariance(Observer):
-    """Calibrates sigma [L, H]: how much a slot's attention varies over the last scale's queries, summed over slots.
+    """Calibrates sigma [L, H]: the variance of a slot's attention over the last scale's queries, summed over slots.
 
-    Contextual heads, whose queries all look at the same keys, have a low one. Only conditional rows count.
+    It is low for contextual heads, in which all queries attend to the same keys. Only conditional rows count.
     """
 
     kind: ClassVar[str] = "column_variance"
@@ -33,10 +33,10 @@ class ColumnVariance(Observer):
 
 @dataclass
 class HeadPatterns(ColumnVariance):
-    """Calibrates sigma [L, H] as `ColumnVariance` does, and where each head's attention goes, of the same generations.
+    """Calibrates sigma [L, H] as `ColumnVariance`, and each head's attention by scale, from the same generations.
 
-    The tensor `mass` is float64 [L, H, K, K]: [l, h, k, s] is the attention that the queries of scale k pay to scale s,
-    mean over queries and prompts, conditional rows only.
+    The tensor `mass` is float64 [L, H, K, K]: [l, h, k, s] is the attention of the queries of scale k to scale s, mean
+    over queries and prompts, conditional rows only.
     """
 
     kind: ClassVar[str] = "head_patterns"
@@ -47,7 +47,7 @@ class HeadPatterns(ColumnVariance):
         return super().tensor_shapes(spec) | {"mass": (spec.layers, spec.heads, scales, scales)}
 
     def accumulate(self, view: View) -> None:
-        """Add the attention that the segment's queries pay to each source, and the last scale's variance."""
+        """Add the attention of the segment's queries to each source, and the last scale's variance."""
         super().accumulate(view)
         k = view.segment.index
         mass = self.select_conditional(sum_by_segment(view)).sum(0)
@@ -55,18 +55,14 @@ class HeadPatterns(ColumnVariance):
 
 
 def measure_column_variance(view: View) -> Tensor:
-    """Return the variance over all queries of the attention a slot receives, summed over slots: float32 [rows]."""
+    """Return the variance over queries of a slot's attention, summed over slots: float32 [rows]."""
     return (view.mass(power=2) - view.mass().square()).sum(-1)
 
 
 def find_contextual(sigma: Tensor, alpha: float) -> Tensor:
-    """Return which heads are contextual, bool [L, H]: the share `alpha` of lowest variance, the earlier one on ties.
+    """Return the contextual heads, bool [L, H]: the share `alpha` of lowest variance, ties by the earlier head.
 
-    All heads of all layers are ranked together (HACK Eq. 6, HACK++ Eq. 7).
-
-    Args:
-        sigma: [L, H], the column variance of each head.
-        alpha: share of contextual heads, rounded to whole heads.
+    All heads of all layers are ranked together by their column variance `sigma` [L, H] (HACK Eq. 6, HACK++ Eq. 7).
     """
     order = sigma.flatten().sort(stable=True).indices
     classes = torch.zeros(sigma.numel(), dtype=torch.bool)

@@ -1,4 +1,4 @@
-"""HACK: contextual heads need few tokens, structural heads many (AAAI 2026, arXiv:2504.09261)."""
+"""HACK: small budgets for contextual heads, large ones for structural heads (AAAI 2026, arXiv:2504.09261)."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,26 +25,27 @@ from kvbench.methods.shared.view import View
 
 @dataclass
 class HACK(Method):
-    """Heads in two classes with a budget and a policy each; a few spaced queries stand for all of a scale's.
+    """Give contextual and structural heads separate budgets and policies, by the attention of a few spaced queries.
 
     Contextual heads (the alpha x T of lowest column variance) keep the B_C tokens that receive most attention.
-    Structural heads keep the sink scales, the newest scale, and of the rest what receives most, B_S in all; if the
-    newest scale does not fit, part of it. alpha B_C + (1 - alpha) B_S is at most B / T.
+    Structural heads keep B_S tokens: the sink scales, the newest scale or a part of it, and the tokens that receive
+    most attention among the rest. alpha B_C + (1 - alpha) B_S is at most B / T.
 
-    Differs from the paper in: its code is not released and B_C : B_S is not given, so it is an option; alpha is that of
-    HACK++ for the model, by the same authors. In the paper a head's tokens are cut to its budget before attention, and
-    the same set serves the scale being generated and the cache. Here they leave after their layer ran, as with every
-    method: the cache is limited and attention is not, so that the paper's numbers contain a loss that ours do not. Its
-    budgets are fractions of all tokens, the last scale among them, and what leaves at that scale it merges into what
-    stays. What happens when sinks and newest scale exceed B_S it does not say.
+    Differs from the paper in: its code is not released and B_C : B_S is not given, so it is an option; alpha is taken
+    from HACK++ for the model, by the same authors. The paper cuts a head's tokens to its budget before attention, so
+    its results include a loss of the scale being generated; here tokens are evicted after their layer ran, as with
+    every method, and only the cache is limited. The paper's budgets are fractions of all tokens, including the last
+    scale, at which it merges evicted tokens into kept ones. It does not define the case of sinks and newest scale
+    larger than B_S.
 
     Attributes:
-        sinks: leading scales that structural heads never lose; the paper has two (`protect=paper`).
+        sinks: number of leading scales that structural heads never evict; two in the paper (`protect=paper`).
         alpha: share of contextual heads.
         contextual: B_C as a share of B / T.
-        observed: evenly spaced queries that stand for all.
-        recent: which part of a newest scale that does not fit: `scored` (most attended) or `tail` (last in raster).
-        branch_mode: who decides (`select.BranchMode`).
+        observed: number of evenly spaced queries that represent all.
+        recent: part of the newest scale that is kept if it does not fit: `scored` (most attended) or `tail` (last in
+            raster order).
+        branch_mode: how branches are merged (`select.BranchMode`).
     """
 
     sinks: int
@@ -56,28 +57,28 @@ class HACK(Method):
 
     families: ClassVar[tuple[Family, ...]] = ("next-scale",)
     limits = set_limits(alpha=SHARE, contextual=SHARE, observed=Limit(1))
-    revision: ClassVar[int] = 1  # what did not divide was unused
+    revision: ClassVar[int] = 1  # before, the remainder of the division was unused
 
     def needs(self) -> Observer | Path:
-        """Return the calibration that sorts heads into classes."""
+        """Return the calibration of the classes."""
         return ColumnVariance()
 
     def check(self, spec: ModelSpec, budget: Budget) -> None:
-        """Refuse sinks that do not fit (structural heads have at least the mean)."""
+        """Refuse sinks that exceed B / T; structural heads have at least that."""
         super().check(spec, budget)
         check_capacity(spec, budget, self.sinks)
 
     def prepare(self, spec: ModelSpec, budget: Budget, artifact: Artifact | None = None) -> None:
-        """Sort the heads into classes and share the budget among these."""
+        """Classify the heads and share the budget among the classes."""
         super().prepare(spec, budget, artifact)
         sigma = require_artifact(artifact, "method=hack:")["sigma"]
         self.is_contextual = find_contextual(sigma, self.alpha)
         classes = self.is_contextual.flatten()
-        contextual, structural, left = self._share_budget(spec, budget)
+        contextual, structural, remainder = self._share_budget(spec, budget)
         self.capacities = torch.where(self.is_contextual, contextual, structural)
-        # The first structural heads, or the first of all where there is one class, get what does not divide.
-        takers = classes.logical_not() if 0 < classes.sum() < len(classes) else torch.ones_like(classes)
-        self.capacities.view(-1)[takers.nonzero()[:left, 0]] += 1
+        # The first structural heads, or the first heads if there is one class, get the remainder.
+        receivers = classes.logical_not() if 0 < classes.sum() < len(classes) else torch.ones_like(classes)
+        self.capacities.view(-1)[receivers.nonzero()[:remainder, 0]] += 1
         self._layer_capacities = [tuple(row) for row in self.capacities.tolist()]
 
     def capacity(self, layer: int, segment: Segment) -> tuple[int, ...]:
@@ -85,7 +86,7 @@ class HACK(Method):
         return self._layer_capacities[layer]
 
     def keep(self, view: View) -> Tensor | None:
-        """Keep what the class of each head says, as much as it can hold."""
+        """Keep the best tokens of each head, by the policy of its class."""
         device, capacities = view.position.device, self.capacity(view.layer, view.segment)
         if fits(view, min(capacities)):
             return None
@@ -94,7 +95,7 @@ class HACK(Method):
         structural = (
             ~self.is_contextual[view.layer].to(device, non_blocking=True).repeat(view.sequences)[:, None]
         )
-        # A probability is at most 1, so whole numbers rank the structural heads' groups.
+        # Probabilities are at most 1, so added integers rank the groups of tokens of structural heads.
         newest = view.position >= view.segment.start
         if self.recent == "tail":
             raster = (view.position - view.segment.start) / view.segment.length
@@ -105,12 +106,12 @@ class HACK(Method):
         )
 
     def _share_budget(self, spec: ModelSpec, budget: Budget) -> tuple[int, int, int]:
-        """Return B_C, B_S in tokens per head and the rest; contextual heads have what structural ones cannot use."""
+        """Return B_C, B_S and the remainder in tokens; contextual heads get what structural ones cannot use."""
         heads, full = spec.all_heads, spec.cached_length
-        few = round(self.alpha * heads)
-        if few in (0, heads):
+        count = round(self.alpha * heads)
+        if count in (0, heads):
             return budget.head_tokens, budget.head_tokens, budget.tokens % heads
         contextual = max(1, int(self.contextual * budget.per_head))
-        contextual = max(contextual, (budget.tokens - (heads - few) * full) // few)
-        structural, left = divmod(budget.tokens - few * contextual, heads - few)
-        return contextual, *((structural, left) if structural < full else (full, 0))
+        contextual = max(contextual, (budget.tokens - (heads - count) * full) // count)
+        structural, remainder = divmod(budget.tokens - count * contextual, heads - count)
+        return contextual, *((structural, remainder) if structural < full else (full, 0))

@@ -1,6 +1,6 @@
-"""HACK++: budgets by what later scales rely on, for attention and for the cache (arXiv:2606.08302)."""
+"""HACK++: budgets by the reliance of later scales, for attention and for the cache (arXiv:2606.08302)."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
 from typing import ClassVar, Literal
@@ -13,45 +13,45 @@ from kvbench.core.segments import Family, ModelSpec, Segment
 from kvbench.methods.hack.budgets import group_heads, measure_reliance, share_budget, weigh_groups
 from kvbench.methods.hack.classes import HeadPatterns, find_contextual
 from kvbench.methods.shared.base import SHARE, Artifact, Limit, Observer, require_artifact, set_limits
-from kvbench.methods.shared.capabilities import SparseReads
 from kvbench.methods.shared.scored import Scored
 from kvbench.methods.shared.select import choose_best, choose_window, fits, smooth
+from kvbench.methods.shared.uses import Uses
 from kvbench.methods.shared.view import View
 
 Structural = Literal["prior_value", "prior", "value", "attention"]
 
 
 @dataclass
-class HACKPlusPlus(SparseReads, Scored):
-    """Heads in two classes, scored by attention or by a prior; budgets for heads that later scales rely on.
+class HACKPlusPlus(Scored):
+    """Score contextual heads by attention and structural heads by a prior, with budgets by the reliance on them.
 
-    Contextual heads (the alpha x T of lowest column variance) score a token by the attention that a few spaced queries
-    of the newest scale pay to it, the maximum of its neighbours'. Structural heads score it by the attention per token
-    that their queries paid to its scale in the calibration, times the norm of its value. After every scale each head
-    keeps its best tokens. B is shared among heads of one class and layer, for every scale, in proportion to
-    (reliance)^tau: the attention per past token that all later scales pay. The paper protects no token (`sinks`).
+    Contextual heads (the alpha x T of lowest column variance) score a token by the attention of a few spaced queries
+    of the newest scale, with a maximum over its neighbours. Structural heads score it by the calibrated attention per
+    token to its scale, times the norm of its value. After every scale each head keeps its best tokens. For every scale
+    B is shared among groups of heads of one class and layer in proportion to (reliance)^tau, where reliance is the
+    attention per past token of all later scales. The paper protects no tokens (`sinks`).
 
-    `attention_budget` is the paper's first phase: of the same scores, each head attends to its best tokens alone while
-    a scale is generated, the scale's own among them, and the cache forgets nothing by it. It costs quality and saves
-    attention's work, not memory. Without it the method is the paper's cache compression by itself (its Table X).
+    `attention_budget` is the paper's first phase: while a scale is generated, each head attends only to its best tokens
+    by the same scores, including the scale's own tokens, and the cache evicts nothing. It saves attention's work but
+    not memory, and costs quality. Without it the method is the paper's cache compression alone (its Table X).
 
-    Differs from the paper in: its budgets are fractions of all tokens, the last scale among them, ours of what is
-    cached (docs/tables.md). Which rows are calibrated, how wide maxima are, and what becomes of shares that a head
-    cannot fill or that are not whole is not said: conditional rows, 5, and water-filling with at least one token a
-    head. Its budgets hold after a scale; inside one some layers have their new share and others still the old one,
-    which can exceed B. With `strict` deep layers shrink one scale earlier where shallow ones grow, as far as needed.
+    Differs from the paper in: its budgets are fractions of all tokens, including the last scale, ours of the cached
+    tokens (docs/tables.md). The paper does not define the calibrated rows, the width of maxima, and shares that a head
+    cannot fill or that are not whole: here conditional rows, 5, and water-filling with at least one token per head. Its
+    budgets hold after a scale; within a scale, some layers have their new share and others the old one, which can
+    exceed B. With `strict`, deep layers shrink one scale earlier where shallow layers grow, as far as needed.
 
     Attributes:
         alpha: share of contextual heads.
-        tau: how sharply shares follow reliance; 0 for equal ones.
-        attention_budget: tokens that a head attends to, as a fraction up to 1 of all tokens of an image or, above 1,
-            their number; None for all that are held.
-        observed: evenly spaced queries of the newest scale that stand for all.
-        pool: neighbours whose maximum counts in contextual heads, odd; 1 for none.
-        structural: what scores in structural heads: prior and norm of the value, one of both, or `attention`, as
-            contextual heads have it.
-        sinks: leading scales that never leave and are always read.
-        strict: keep the budget after every layer; False for the published shares, whose peak is then measured.
+        tau: exponent of reliance; 0 for equal shares.
+        attention_budget: tokens that a head attends to, up to 1 as a fraction of all tokens of an image, above 1 as a
+            number; None for all cached tokens.
+        observed: number of evenly spaced queries of the newest scale that represent all.
+        pool: width of the maximum over neighbours in contextual heads, odd; 1 for none.
+        structural: score of structural heads: prior times norm of the value, one of both, or `attention` as in
+            contextual heads.
+        sinks: number of leading scales that are never evicted and always read.
+        strict: keep the budget after every layer; False for the published shares, whose peak may exceed it.
     """
 
     alpha: float = 0.2
@@ -63,33 +63,33 @@ class HACKPlusPlus(SparseReads, Scored):
     strict: bool = True
 
     families: ClassVar[tuple[Family, ...]] = ("next-scale",)
-    revision: ClassVar[int] = 0  # not the one of `Scored`: shares always used the whole budget
+    revision: ClassVar[int] = 0  # unlike `Scored`, always used the whole budget
     limits = set_limits(alpha=SHARE, tau=Limit(0, wants="must not be negative"), observed=Limit(1))
 
     @property
-    def sparse_reads(self) -> bool:
-        """Whether an attention budget is set."""
-        return self.attention_budget is not None
+    def uses(self) -> Uses:
+        """Requirements of `Scored`, and sparse reads with an attention budget."""
+        return replace(super().uses, sparse_reads=self.attention_budget is not None)
 
     def needs(self) -> Observer | Path:
         """Return the calibration of classes, priors and reliance."""
         return HeadPatterns()
 
     def check(self, spec: ModelSpec, budget: Budget) -> None:
-        """Refuse settings out of range, and what `Scored` refuses."""
+        """Refuse settings out of range."""
         super().check(spec, budget)
         count_read(self.attention_budget, spec)
         if self.pool < 1 or self.pool % 2 == 0:
             raise ValueError(f"method.pool={self.pool}: must be odd and positive")
 
     def prepare(self, spec: ModelSpec, budget: Budget, artifact: Artifact | None = None) -> None:
-        """Sort the heads into classes and work out what each may hold after every scale."""
+        """Classify the heads and compute their capacity after every scale."""
         super().prepare(spec, budget, artifact)
         tensors = require_artifact(artifact, "method=hackpp:")
         mass = tensors["mass"]
         self.is_contextual = find_contextual(tensors["sigma"], self.alpha)
         self._by_attention = self.is_contextual | (self.structural == "attention")
-        # Known to the host, so that no layer asks a GPU.
+        # On the host, to avoid a synchronisation with the GPU in every layer.
         self._any_by_attention = [any(heads) for heads in self._by_attention.tolist()]
         self._all_by_attention = [all(heads) for heads in self._by_attention.tolist()]
         groups = group_heads(self.is_contextual)
@@ -103,17 +103,17 @@ class HACKPlusPlus(SparseReads, Scored):
         self._read = count_read(self.attention_budget, spec)
 
     def share(self, layer: int, segment: Segment) -> tuple[int, ...]:
-        """Return what each head may hold after the scale."""
+        """Return the capacity of each head after the scale."""
         return self._shares[segment.index][layer]
 
     def select_attended(self, view: View) -> Tensor | None:
-        """Choose the best tokens of every row, as many as may be attended to."""
+        """Choose the best tokens of every row, up to the attention budget."""
         if self._read is None or fits(view, self._read):
             return None
-        return choose_best(self.rank(view), self._read)
+        return choose_best(self.ranked_scores(view), self._read)
 
     def score(self, view: View) -> Tensor:
-        """Return what each slot is worth to its row, float32 [rows, slots]."""
+        """Return the score of each slot, float32 [rows, slots]."""
         if not self._any_by_attention[view.layer]:
             return self._score_structural(view)
         received = view.mass(choose_window("uniform", view.segment, self.observed))
@@ -135,14 +135,14 @@ class HACKPlusPlus(SparseReads, Scored):
 
 
 def count_read(attention_budget: float | int | None, spec: ModelSpec) -> int | None:
-    """Return how many tokens a head may attend to, None for all (HACK++ counts them as B_a = eta_a x T_K).
+    """Return the number of tokens that a head may attend to, None for all (HACK++: B_a = eta_a x T_K).
 
     Args:
-        attention_budget: a fraction up to 1 of all tokens of an image, the last scale's too, or, above 1, their number.
+        attention_budget: see `HACKPlusPlus`; all tokens include the last scale.
         spec: the model's shapes.
 
     Raises:
-        ValueError: naming the setting.
+        ValueError: not a fraction in (0, 1] or a whole number up to all tokens.
     """
     if attention_budget is None:
         return None

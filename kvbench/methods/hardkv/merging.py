@@ -1,11 +1,11 @@
-"""Tokens that leave are merged into tokens that stay, so that the log-sum-exp of attention falls less.
+"""Merging of evicted tokens into kept tokens, which reduces the loss of attention's log-sum-exp.
 
-Source: Hard-KV, appendix G, and the released program. A key that is an average of keys with weights w has a score of
-lse(s) - H(w), H the entropy of w: whatever the weights, its mass is less than that of the keys it stands for
-(`merge_fixed_budget`, `merge_multi_to_one`). With a number added to its score it can be the same (`merge_exactly`,
-which the paper does not have).
+Source: Hard-KV, appendix G, and the released program. If a key is an average of keys with weights w, its score is at
+most lse(s) - H(w), where H is the entropy of w: for all weights its mass is less than the mass of the averaged keys
+(`merge_fixed_budget`, `merge_multi_to_one`). A bias of the score can restore the mass (`merge_exactly`, which is not in
+the paper).
 
-Slots stay where they are: a slot that takes another in has new contents, those of slots that leave do not matter.
+Merging does not move slots: target slots get new contents, and the contents of evicted slots are arbitrary.
 """
 
 from typing import NamedTuple
@@ -14,65 +14,67 @@ import torch
 from torch import Tensor
 
 
-class Choice(NamedTuple):
-    """Slots that leave, slots that they may merge into, and the weight of each slot.
+class MergePlan(NamedTuple):
+    """Evicted slots, target slots, and the weight of each slot.
 
     Attributes:
-        score: float32 [rows, slots], what a method chooses slots by.
+        score: float32 [rows, slots], score of the method.
         mass: float32 [rows, slots], mean attention of each slot.
-        leaves: bool [rows, slots].
-        takes: bool [rows, slots], slots that stay and may take others in; none of them leaves.
+        evicted: bool [rows, slots].
+        targets: bool [rows, slots], kept slots that others may be merged into.
     """
 
     score: Tensor
     mass: Tensor
-    leaves: Tensor
-    takes: Tensor
+    evicted: Tensor
+    targets: Tensor
 
 
-def pair_slots(choice: Choice) -> Tensor:
-    """Give the slot of least score that leaves to the slot of most mass that takes, the next to the next, and so on.
+def pair_by_rank(plan: MergePlan) -> Tensor:
+    """Pair evicted slots in rising order of score with target slots in falling order of mass.
 
-    A slot takes in one other at most. Where more leave than take, those of least score go to nobody.
+    Each target has at most one partner. If there are more evicted slots than targets, the ones of least score are lost.
 
     Returns:
-        int64 [rows, slots], the slot that each slot takes in, itself where it takes none.
+        int64 [rows, slots], the slot that is merged into each slot; itself if there is none.
     """
-    leaving = choice.score.masked_fill(~choice.leaves, torch.inf).argsort(dim=1, stable=True)
-    taking = choice.mass.masked_fill(~choice.takes, -torch.inf).argsort(dim=1, descending=True, stable=True)
-    leave, take = (marked.sum(1, keepdim=True) for marked in (choice.leaves, choice.takes))
-    place = torch.arange(leaving.shape[1], device=leaving.device).expand_as(leaving)
-    given = leaving.gather(1, (place + (leave - take).clamp(min=0)).clamp(max=leaving.shape[1] - 1))
-    given = torch.where(place < torch.minimum(leave, take), given, taking)
-    return torch.empty_like(taking).scatter_(1, taking, given)
+    sources = plan.score.masked_fill(~plan.evicted, torch.inf).argsort(dim=1, stable=True)
+    targets = plan.mass.masked_fill(~plan.targets, -torch.inf).argsort(dim=1, descending=True, stable=True)
+    source_count, target_count = (mask.sum(1, keepdim=True) for mask in (plan.evicted, plan.targets))
+    place = torch.arange(sources.shape[1], device=sources.device).expand_as(sources)
+    first = (source_count - target_count).clamp(min=0)
+    partners = sources.gather(1, (place + first).clamp(max=sources.shape[1] - 1))
+    partners = torch.where(place < torch.minimum(source_count, target_count), partners, targets)
+    return torch.empty_like(targets).scatter_(1, targets, partners)
 
 
-def merge_fixed_budget(keys: Tensor, values: Tensor, choice: Choice) -> tuple[Tensor, Tensor]:
-    """Average each pair of `pair_slots`, weighted by mass.
+def merge_fixed_budget(keys: Tensor, values: Tensor, plan: MergePlan) -> tuple[Tensor, Tensor]:
+    """Average each pair of `pair_by_rank`, weighted by mass.
 
-    The program asserts that no more tokens leave than stay; here the least of them are lost.
+    The released program requires at least as many targets as evicted tokens; here the evicted tokens of least score are
+    lost.
 
     Args:
         keys: [rows, slots, D].
         values: shaped like `keys`.
-        choice: what becomes of the slots.
+        plan: evicted and target slots.
 
     Returns:
-        Keys and values of all slots, shaped and typed as they came.
+        Keys and values of all slots, in the given shape and dtype.
     """
-    other = pair_slots(choice)
-    own = _share_mass(choice.mass, other)
+    other = pair_by_rank(plan)
+    own = _share_mass(plan.mass, other)
     return _average(keys, other, own), _average(values, other, own)
 
 
-def merge_multi_to_one(keys: Tensor, values: Tensor, choice: Choice) -> tuple[Tensor, Tensor]:
-    """Average all that leaves of a row with the slot of best score that takes, weighted by mass.
+def merge_multi_to_one(keys: Tensor, values: Tensor, plan: MergePlan) -> tuple[Tensor, Tensor]:
+    """Average all evicted slots of a row with the target of best score, weighted by mass.
 
-    Arguments and result are those of `merge_fixed_budget`; a row in which no slot takes stays as it is.
+    Arguments and result are as in `merge_fixed_budget`; a row without a target does not change.
     """
-    best = choice.score.masked_fill(~choice.takes, -torch.inf).argmax(1, keepdim=True)
-    into = torch.zeros_like(choice.takes).scatter_(1, best, value=True) & choice.takes
-    mass = choice.mass.masked_fill(~(choice.leaves | into), 0)
+    best = plan.score.masked_fill(~plan.targets, -torch.inf).argmax(1, keepdim=True)
+    into = torch.zeros_like(plan.targets).scatter_(1, best, value=True) & plan.targets
+    mass = plan.mass.masked_fill(~(plan.evicted | into), 0)
     total = mass.sum(1, keepdim=True)
     into &= total > 0
     weights = (mass / total.where(total > 0, 1))[:, None]
@@ -84,38 +86,31 @@ def merge_multi_to_one(keys: Tensor, values: Tensor, choice: Choice) -> tuple[Te
 
 
 def merge_exactly(
-    keys: Tensor, values: Tensor, bias: Tensor, choice: Choice
+    keys: Tensor, values: Tensor, bias: Tensor, plan: MergePlan
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Keep the key of each pair's heavier slot, average the values, and add what its score lacks to a bias.
+    """Keep the key of each pair's heavier slot, average the values, and add the missing score to a bias.
 
-    The mean over the queries of exp(score + bias - lse), lse as it was before, is then that of both slots together.
-
-    Args:
-        keys: [rows, slots, D].
-        values: shaped like `keys`.
-        bias: float32 [rows, slots], nats that scores of each slot already have more than its key gives.
-        choice: what becomes of the slots.
-
-    Returns:
-        Keys, values and bias of all slots.
+    The mean over queries of exp(score + bias - lse), with lse from before the merge, then equals the sum of both slots.
+    `bias`, float32 [rows, slots], is the present bias of each slot's scores in nats; the new one is returned last.
+    Other arguments are as in `merge_fixed_budget`.
     """
-    other = pair_slots(choice)
-    own = _share_mass(choice.mass, other)
+    other = pair_by_rank(plan)
+    own = _share_mass(plan.mass, other)
     slot = torch.arange(other.shape[1], device=other.device).expand_as(other)
     heavier = torch.where(own < 0.5, other, slot)
-    lacking = -torch.maximum(own, 1 - own).log()
+    missing = -torch.maximum(own, 1 - own).log()
     merged = keys.gather(1, heavier[..., None].expand_as(keys))
-    return merged, _average(values, other, own), bias.gather(1, heavier) + lacking
+    return merged, _average(values, other, own), bias.gather(1, heavier) + missing
 
 
 def _share_mass(mass: Tensor, other: Tensor) -> Tensor:
-    """Return each slot's share of its pair's mass, float32 [rows, slots]; 1 where it takes nothing in."""
-    taken = mass.gather(1, other)
-    alone = (other == torch.arange(other.shape[1], device=other.device)) | (taken <= 0)
-    return torch.where(alone, 1, mass / (mass + taken))
+    """Return each slot's share of its pair's mass, float32 [rows, slots]; 1 without a partner."""
+    added = mass.gather(1, other)
+    alone = (other == torch.arange(other.shape[1], device=other.device)) | (added <= 0)
+    return torch.where(alone, 1, mass / (mass + added))
 
 
 def _average(x: Tensor, other: Tensor, own: Tensor) -> Tensor:
-    """Average the slots of x [rows, slots, D] with those they take in; `own` is their share."""
-    taken = x.gather(1, other[..., None].expand_as(x))
-    return torch.lerp(taken.float(), x.float(), own[..., None]).to(x.dtype)
+    """Average the slots of x [rows, slots, D] with their partners; `own` is the share of the slots."""
+    partner = x.gather(1, other[..., None].expand_as(x))
+    return torch.lerp(partner.float(), x.float(), own[..., None]).to(x.dtype)

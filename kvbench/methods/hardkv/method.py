@@ -1,6 +1,6 @@
-"""Hard-KV: what the queries of an interval need of their probability mass, every head by itself."""
+"""Hard-KV: each head keeps the tokens that hold a share of the newest queries' attention mass."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import ClassVar, Literal
 
@@ -10,11 +10,10 @@ from torch import Tensor
 from kvbench.core.budget import Budget
 from kvbench.core.segments import Family, ModelSpec, Segment
 from kvbench.methods.hardkv.calibration import Calibration, mark_top_p, solve_temperatures
-from kvbench.methods.hardkv.merging import Choice, merge_exactly, merge_fixed_budget, merge_multi_to_one
+from kvbench.methods.hardkv.merging import MergePlan, merge_exactly, merge_fixed_budget, merge_multi_to_one
 from kvbench.methods.hardkv.official import SINKS, rank_rewritten, select_sparse, weigh_slots
 from kvbench.methods.hardkv.selectors import Selector, pool_scores, weigh_redundancy
 from kvbench.methods.shared.base import Artifact, Limit, set_limits
-from kvbench.methods.shared.capabilities import RecordsLse, ReplacesContents
 from kvbench.methods.shared.redundancy import measure_redundancy
 from kvbench.methods.shared.scored import Scored
 from kvbench.methods.shared.select import (
@@ -28,62 +27,62 @@ from kvbench.methods.shared.select import (
     softmax_seen,
     spread_capacity,
 )
+from kvbench.methods.shared.uses import Uses
 from kvbench.methods.shared.view import View
 
 Select = Literal["top_p", "votes", "top_k", "official_sparse", "official_rewrite"]
 Merge = Literal["none", "fixed", "multi", "exact"]
-UNEVEN = ("top_p", "official_sparse")
-"""Heads keep as many as are marked; by the others, equally many."""
+VARIABLE_LENGTH = ("top_p", "official_sparse")
+"""Selections with which heads keep different numbers of tokens."""
 
 
 @dataclass
-class HardKV(ReplacesContents, RecordsLse, Scored):
-    """Keep what the newest queries of a segment select, sinks and the latest tokens (Hard-KV, sections 3.1 and 3.2).
+class HardKV(Scored):
+    """Keep the tokens that a segment's newest queries select, sinks and the latest tokens (Hard-KV, section 3.1, 3.2).
 
-    Each query marks the fewest tokens that have the share `p` of its attention; a selector alters scores before, and a
-    temperature calibrates what it made. `top_p` keeps every token that one of them marked (the paper's cautious
-    update), so that heads become as long as they need, up to B / heads each (its upper budget), and drop nothing until
-    they are longer than `start` of that (its lower one). `votes` keeps equally many in every head, those that most
-    queries marked. `top_k` keeps equally many of highest mean probability, which is what selectors do by themselves.
+    Each query marks the smallest set of tokens with the share `p` of its attention, after a selector altered the scores
+    and a temperature calibrated them. `top_p` keeps every token that a query marked (the paper's cautious update), at
+    most B / heads in each head (its upper budget), and drops nothing from heads that are not longer than `start` of
+    that (its lower budget). `votes` keeps the same number in every head, the tokens with the most marks. `top_k` keeps
+    the same number in every head by mean probability, which is the selector without Hard-KV.
 
-    Two more do what the released program does in place of the paper (`official`), for comparison with its results; they
-    go with `calibration: official`, which raw scores are spared, and keep the first token. `official_sparse` marks the
-    tokens that have the share `p` of the queries' mean attention and the best of `start` of B whatever their mass; the
-    program only hides the others and has no cap, here they are gone and the best of B / heads stay.
-    `official_rewrite` drops nothing up to B / heads tokens; then it keeps the latest, those that any query marked and,
-    where capacity is left, the oldest others: of too many marked tokens it loses the newest. Its slots stay in order of
-    time here. The program's queries are 128, its window is 32, but 127 for sparse `vanilla` and for `rkv`.
+    Two selections follow the released program instead of the paper (`official`), to compare with its results. They need
+    `calibration: official`, which does not change raw scores, and keep the first token. `official_sparse` marks the
+    tokens with the share `p` of the queries' mean attention, and the best `start` of B regardless of mass. The program
+    only hides other tokens and has no cap; here they are evicted and the best B / heads are kept. `official_rewrite`
+    drops nothing up to B / heads tokens; then it keeps the latest, all marked tokens and, in free capacity, the oldest
+    others: with too many marked tokens it loses the newest. Slots stay in order of time here. The program uses 128
+    queries and a window of 32, but of 127 for sparse `vanilla` and for `rkv`.
 
-    Differs from the paper in: what is not selected is gone at once, in place of a mask that hides it until a rewrite
-    (a hidden token is never attended to again, so that the result is the same); under the whole budget nothing is
-    dropped; queries do not see tokens behind them, all of which lie in the window; every head of every request has its
-    own temperature; `start` is compared with the tokens that each head holds, in the paper with the allocated length of
-    the whole request; `gradient` takes at most 50 steps on the root mean square error, the released program 10 on the
-    mean square; which tokens leave is decided before those that take them in are known, so that merging never keeps a
-    token. Slots stay in order of time.
+    Differs from the paper in: tokens that are not selected are evicted at once, not hidden until a rewrite (a hidden
+    token is never attended to again, so the result is the same); with the full budget nothing is dropped; queries do
+    not see later tokens, which are all in the window; every head of every request has its own temperature; `start` is
+    compared with the tokens of each head, not with the allocated length of the request; `gradient` takes at most 50
+    steps on the root mean square error, the released program 10 on the mean square error; evictions are decided before
+    merge targets are known, so merging never keeps a token. Slots stay in order of time.
 
-    What leaves can be merged into what stays (appendix G), except into sinks and the window: `fixed` averages each
-    token that leaves with one that stays, the least with the one of most attention, and loses the least where more
-    leave than may take (the program stops there); `multi` averages all of them with the best one. Their weights are the
-    mean attention of the voting queries (of the query head with the highest score). `exact`, which is ours, keeps the
-    key of the heavier one and gives it a bias, so that the pair's mean attention stays; keys and values become eight
-    channels wider for it, which the ledger's bytes count.
+    Evicted tokens can be merged into kept ones (appendix G), except sinks and the window. `fixed` averages pairs, the
+    evicted token of least score with the target of most attention, and loses the least ones if there are too few
+    targets (the program stops there). `multi` averages all of them with the best target. Weights are the mean attention
+    of the voting queries (of the query head with the highest score). `exact`, which is not in the paper, keeps the key
+    of the heavier token with a bias that preserves the pair's mean attention; keys and values become eight channels
+    wider for it, which the ledger counts.
 
     Attributes:
-        selector: what scores are made of: the raw ones, their maximum over neighbours, or R-KV's.
+        selector: how scores are altered: not, maximum over neighbours, or R-KV's redundancy.
         select: see above.
         p: share of the mass, in (0, 1].
-        start: share of B at which `top_p` begins to drop, in [0, 1].
-        calibration: how temperatures are found, once a request, when it first drops something.
-        queries: the last so many queries of a segment vote; in the paper all of an interval do (section 3.1).
-        window: latest tokens that stay.
-        leading: first tokens of a text that stay, in the paper one.
-        merge: what becomes of tokens that leave: nothing, or see above.
-        kernel: slots that `snapkv` takes together, odd.
-        mix: `rkv`'s lambda.
-        threshold: cosine similarity above which `rkv` takes keys for near copies.
-        protected: latest near copies of every key that it lets count as different.
-        watch_lse: note in the ledger by how many nats each drop changes the log-sum-exp of the voting queries.
+        start: share of B at which `top_p` begins to evict, in [0, 1].
+        calibration: how temperatures are found, once per request, when it first evicts.
+        queries: number of newest queries of a segment that vote; in the paper all queries of an interval (section 3.1).
+        window: number of latest tokens that are kept.
+        leading: number of first tokens of a text that are kept, in the paper one.
+        merge: how evicted tokens are merged, see above.
+        kernel: window of `snapkv`'s maximum in slots, odd.
+        mix: lambda of `rkv`.
+        threshold: cosine similarity above which `rkv` treats keys as near copies.
+        protected: number of latest near copies of a key that `rkv` treats as different.
+        watch_lse: record the change of the voting queries' log-sum-exp by each eviction, in nats, in the ledger.
     """
 
     selector: Selector = "snapkv"
@@ -103,7 +102,7 @@ class HardKV(ReplacesContents, RecordsLse, Scored):
     _temperatures: dict[int, Tensor] = field(default_factory=dict, init=False, repr=False)
 
     families: ClassVar[tuple[Family, ...]] = ("next-token",)
-    revision: ClassVar[int] = 2  # means beside many votes were ties, and NaN from a gradient was
+    revision: ClassVar[int] = 2  # before, means added to many votes were ties, and gradients could be NaN
     limits = set_limits(
         start=Limit(0, 1, "must lie in [0, 1]"),
         mix=Limit(0, 1, "must lie in [0, 1]"),
@@ -113,22 +112,14 @@ class HardKV(ReplacesContents, RecordsLse, Scored):
     )
 
     @property
-    def biased(self) -> bool:
-        """Whether merging leaves a bias."""
-        return self.merge == "exact"
-
-    @property
-    def replaces(self) -> bool:
-        """Whether tokens that leave are merged into others."""
-        return self.merge != "none"
-
-    @property
-    def lse_queries(self) -> int:
-        """Number of observed queries: those that vote, if any."""
-        return self.queries if self.watch_lse else 0
+    def uses(self) -> Uses:
+        """Requirements of `Scored`; replaced contents and bias to merge; the log-sum-exp of the voting queries."""
+        replaces, bias = self.merge != "none", self.merge == "exact"
+        lse_queries = self.queries if self.watch_lse else 0
+        return replace(super().uses, replaces=replaces, bias=bias, lse_queries=lse_queries)
 
     def check(self, spec: ModelSpec, budget: Budget) -> None:
-        """Refuse settings out of range, and what `Scored` refuses."""
+        """Refuse settings out of range."""
         if not 0 < self.p <= 1:
             raise ValueError(f"method.p={self.p}: must lie in (0, 1]")
         check_window(self.window, self.kernel, "last")
@@ -137,58 +128,58 @@ class HardKV(ReplacesContents, RecordsLse, Scored):
                 f"method.select={self.select}: the released program has one temperature; set "
                 "method.calibration=official"
             )
-        if self.select in UNEVEN and (self.refresh != 1 or self.ema):
+        if self.select in VARIABLE_LENGTH and (self.refresh != 1 or self.ema):
             name, off = ("refresh", 1) if self.refresh != 1 else ("ema", 0)
             raise ValueError(
-                f"method.{name}={getattr(self, name)}: method.select={self.select} marks by the present attention; set "
-                f"method.{name}={off}, or method.select=top_k"
+                f"method.{name}={getattr(self, name)}: method.select={self.select} marks by the present attention; "
+                f"set method.{name}={off} or method.select=top_k"
             )
         super().check(spec, budget)
         check_capacity(spec, budget, self.sinks, self.leading)
 
     def prepare(self, spec: ModelSpec, budget: Budget, artifact: Artifact | None = None) -> None:
-        """Share the budget among all heads and forget every temperature."""
+        """Share the budget equally among all heads and clear the temperatures."""
         super().prepare(spec, budget, artifact)
         self._temperatures.clear()
 
     def capacity(self, layer: int, segment: Segment) -> int | tuple[int, ...] | None:
-        """Return an even share of B; None where as many stay as are marked."""
-        return None if self.select in UNEVEN else self.share(layer, segment)
+        """Return an equal share of B; None if heads keep different numbers of tokens."""
+        return None if self.select in VARIABLE_LENGTH else self.share(layer, segment)
 
     def min_capacity(self, view: View) -> int:
-        """Return how many tokens every head of the layer may hold before anything is dropped."""
-        whole = super().min_capacity(view)
-        early = self.select in UNEVEN and self.budget.fraction < 1
-        return int(self.start * whole) if early else whole
+        """Return the number of tokens that a head may hold before it evicts."""
+        share = super().min_capacity(view)
+        early = self.select in VARIABLE_LENGTH and self.budget.fraction < 1
+        return int(self.start * share) if early else share
 
     def observe(self, view: View) -> None:
-        """Forget the temperatures of the texts before."""
+        """Clear the temperatures of the previous texts."""
         if view.segment.index == 0:
             self._temperatures.pop(view.layer, None)
 
-    def rank(self, view: View) -> Tensor:
-        """Return what each slot is worth, float64 [rows, slots]: infinity for sinks and the first tokens."""
+    def ranked_scores(self, view: View) -> Tensor:
+        """Return the score of each slot, float64 [rows, slots]; infinity for sinks and the first tokens."""
         exists = view.position >= 0
-        worth = self.rate(view).masked_fill(self._find_first(view, exists), torch.inf)
-        return worth.masked_fill_(~exists, -torch.inf)
+        scores = self.smoothed_scores(view).masked_fill(self._find_first(view, exists), torch.inf)
+        return scores.masked_fill_(~exists, -torch.inf)
 
-    def choose(self, view: View, ranked: Tensor) -> Tensor:
-        """Choose the sinks, the latest tokens, and what was selected of the rest; merge what leaves if asked to."""
+    def select_slots(self, view: View, ranked: Tensor) -> Tensor:
+        """Choose the sinks, the latest and the selected tokens, and merge the others if configured."""
         exists = view.position >= 0
         capacity = spread_capacity(self.share(view.layer, view.segment), view)
-        if self.select in UNEVEN:
-            # Turned around, so that the latest of equals stays.
+        if self.select in VARIABLE_LENGTH:
+            # Flipped, so that the latest of equal slots is kept.
             best = choose_best(ranked.flip(1), capacity).flip(1)
             early = exists.sum(1, keepdim=True) <= self.min_capacity(view)
-            kept = exists & best & ((ranked >= 1) | early)
+            mask = exists & best & ((ranked >= 1) | early)
         else:
-            kept = exists & choose_best(ranked, capacity)
+            mask = exists & choose_best(ranked, capacity)
         if self.merge != "none":
-            self._merge(view, ranked, exists, kept)
-        return kept
+            self._merge(view, ranked, exists, mask)
+        return mask
 
-    def _merge(self, view: View, worth: Tensor, exists: Tensor, kept: Tensor) -> None:
-        """Replace the contents of kept slots by what they take in."""
+    def _merge(self, view: View, scores: Tensor, exists: Tensor, mask: Tensor) -> None:
+        """Merge the contents of evicted slots into kept ones."""
         chosen = self._choose_queries(view)
         mass = average_attention(
             view.scores(chosen),
@@ -197,62 +188,68 @@ class HardKV(ReplacesContents, RecordsLse, Scored):
             group="mean" if self.merge == "exact" else "max",
             asking=find_valid_queries(view, chosen),
         )
-        takes = kept & ~self._find_latest(exists) & ~self._find_first(view, exists)
-        choice = Choice(worth, mass, exists & ~kept, takes)
+        targets = mask & ~self._find_latest(exists) & ~self._find_first(view, exists)
+        plan = MergePlan(scores, mass, exists & ~mask, targets)
         keys, values = view.cached_keys(), view.cached_values()
         if self.merge == "exact":
-            view.replace(*merge_exactly(keys, values, view.bias(), choice))
+            view.replace(*merge_exactly(keys, values, view.bias(), plan))
         else:
             average = merge_fixed_budget if self.merge == "fixed" else merge_multi_to_one
-            view.replace(*average(keys, values, choice))
+            view.replace(*average(keys, values, plan))
 
     def score(self, view: View) -> Tensor:
-        """Return infinity for the latest tokens, for others votes and mean probability: float64 [rows, slots].
+        """Return infinity for the latest tokens, and votes plus mean probability for others: float64 [rows, slots].
 
-        Float32 would leave a mean beside 64 votes or more too few digits to tell slots apart.
+        With 64 votes or more, float32 has too few digits to distinguish slots by the mean.
         """
         exists = view.position >= 0
         chosen = self._choose_queries(view)
         raw = view.scores(chosen).amax(1)
-        asking = find_valid_queries(view, chosen)
+        valid_queries = find_valid_queries(view, chosen)
         if self.select.startswith("official"):
-            return self._score_officially(view, raw, exists, asking)
+            return self._score_officially(view, raw, exists, valid_queries)
         altered = self._alter(raw, view, exists)
-        dropping = exists.sum(1) > self.min_capacity(view)
-        temperatures = self._recall(view.layer, dropping, raw, altered, asking)
+        evicting = exists.sum(1) > self.min_capacity(view)
+        temperatures = self._find_temperatures(view.layer, evicting, raw, altered, valid_queries)
         probabilities = softmax_seen(altered / temperatures[:, None, None])
-        if asking is not None:
-            probabilities = probabilities.masked_fill(~asking[..., None], 0)
-        worth = probabilities.mean(1).double()
+        if valid_queries is not None:
+            probabilities = probabilities.masked_fill(~valid_queries[..., None], 0)
+        scores = probabilities.mean(1).double()
         if self.select != "top_k":
             marked = mark_top_p(probabilities, self.p) & exists[:, None]
-            worth += (marked if asking is None else marked & asking[..., None]).sum(1)
-        return worth.masked_fill(self._find_latest(exists), torch.inf)
+            scores += (marked if valid_queries is None else marked & valid_queries[..., None]).sum(1)
+        return scores.masked_fill(self._find_latest(exists), torch.inf)
 
-    def _score_officially(self, view: View, raw: Tensor, exists: Tensor, asking: Tensor | None) -> Tensor:
-        """Return mean probability, 1 more where a slot stays, infinity at both ends; or places, the first highest."""
+    def _score_officially(
+        self, view: View, raw: Tensor, exists: Tensor, valid_queries: Tensor | None
+    ) -> Tensor:
+        """Return the scores of the released program, float32 [rows, slots].
+
+        `official_sparse`: mean probability, plus 1 for visible slots, and infinity at both ends. `official_rewrite`:
+        the negative rank.
+        """
         sparse = self.select == "official_sparse"
         alter = partial(self._alter, view=view, exists=exists)
-        found = weigh_slots(raw, alter, self.selector, exists, asking, averaged=sparse)
-        require_numbers(found)
+        probabilities = weigh_slots(raw, alter, self.selector, exists, valid_queries, averaged=sparse)
+        require_numbers(probabilities)
         if not sparse:
-            return -rank_rewritten(mark_top_p(found, self.p).any(1), exists, self.window).float()
-        mean, min_tokens = found[:, 0], self.min_capacity(view)
+            return -rank_rewritten(mark_top_p(probabilities, self.p).any(1), exists, self.window).float()
+        mean, min_tokens = probabilities[:, 0], self.min_capacity(view)
         count = min(max(min_tokens - self.window - SINKS, 0), mean.shape[1])
-        worth = mean + select_sparse(mean, self.p, count, self.window)
-        worth[:, :SINKS] = torch.inf
-        return worth.masked_fill(self._find_latest(exists), torch.inf)
+        scores = mean + select_sparse(mean, self.p, count, self.window)
+        scores[:, :SINKS] = torch.inf
+        return scores.masked_fill(self._find_latest(exists), torch.inf)
 
     def _choose_queries(self, view: View) -> Tensor:
-        """Return the numbers of the queries that vote, int64 [n]."""
+        """Return the indices of the voting queries, int64 [n]."""
         return torch.arange(max(0, view.segment.length - self.queries), view.segment.length)
 
     def _find_first(self, view: View, exists: Tensor) -> Tensor:
-        """Return which slots are sinks or among the first tokens of their row, bool [rows, slots]."""
+        """Return the sinks and the first tokens of each row, bool [rows, slots]."""
         return exists & (find_sinks(view, self.sinks) | (exists.cumsum(1) <= self.leading))
 
     def _find_latest(self, exists: Tensor) -> Tensor:
-        """Return which slots are the window of their row, bool [rows, slots]."""
+        """Return the window of each row, bool [rows, slots]."""
         return exists & (exists.flip(1).cumsum(1).flip(1) <= self.window)
 
     def _alter(self, raw: Tensor, view: View, exists: Tensor) -> Tensor:
@@ -263,17 +260,17 @@ class HardKV(ReplacesContents, RecordsLse, Scored):
         redundancy = measure_redundancy(view.cached_keys(), exists, self.threshold, self.protected)
         return weigh_redundancy(raw, exists, redundancy, self.mix)
 
-    def _recall(
-        self, layer: int, dropping: Tensor, raw: Tensor, altered: Tensor, asking: Tensor | None
+    def _find_temperatures(
+        self, layer: int, evicting: Tensor, raw: Tensor, altered: Tensor, valid_queries: Tensor | None
     ) -> Tensor:
-        """Return a layer's temperatures, float32 [rows]: each row's is of the time when it first drops something."""
+        """Return a layer's temperatures, float32 [rows], which are fixed when a row first evicts."""
         known = self._temperatures.get(layer)
         if known is None:
             known = raw.new_full((len(raw),), torch.nan)
         elif not known.isnan().any():
             return known
-        needed = mark_top_p(softmax_seen(raw), self.p).sum(-1)
-        found = solve_temperatures(altered, needed, self.p, self.calibration, asking)
-        temperatures = torch.where(known.isnan(), found, known)
-        self._temperatures[layer] = torch.where(dropping, temperatures, known)
+        counts = mark_top_p(softmax_seen(raw), self.p).sum(-1)
+        solution = solve_temperatures(altered, counts, self.p, self.calibration, valid_queries)
+        temperatures = torch.where(known.isnan(), solution, known)
+        self._temperatures[layer] = torch.where(evicting, temperatures, known)
         return temperatures

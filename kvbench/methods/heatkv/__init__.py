@@ -1,1 +1,1 @@
-"""HeatKV: calibrated scores, the schedule they give, order files, stability."""
+"""HeatKV: calibrated scores, eviction schedules and order files."""

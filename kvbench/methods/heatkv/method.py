@@ -26,18 +26,18 @@ class HeatKV(Method):
     """Prune each source scale from the heads that future scales attend to least, just in time for the strict budget.
 
     Heads are ranked per source scale by S-CAS (Eq. 2 and 4); Eq. 5 says how many heads lose a source at each scale, and
-    Algorithm 1 evicts early, deepest layers first, where a layer's new tokens would overflow B.
+    Algorithm 1 evicts early, deepest layers first, if a layer's new tokens would exceed B.
 
-    Differs from the paper in: Algorithm 2 counts no tokens that the current scale has yet to produce (as the released
-    code does; as printed it evicts nearly everything at once), evictions for scale k + 1 happen right after the layer
-    ran at scale k, which no output depends on, and arithmetic is exact.
+    Differs from the paper in: Algorithm 2 does not count tokens that the current scale has not produced yet (as in the
+    released code; as printed it evicts nearly everything at once); evictions for scale k + 1 happen right after a layer
+    ran at scale k, which changes no output; arithmetic is exact.
 
     Attributes:
         sinks: leading scales that are never pruned.
-        orders: official order file (JSON) in place of a calibration.
-        naive: evict at the start of a scale everything it will prune (E_k = G_k without G_{k-1}, section 3.3).
-        fill: spend what Eq. 5 leaves unused at the last scale on the best-ranked of the pruned head-scales that fit B
-            at every instant. This is kvbench's extension, not part of the paper.
+        orders: official order file (JSON), used instead of a calibration.
+        naive: evict everything that a scale prunes at its start (E_k = G_k without G_{k-1}, section 3.3).
+        fill: fill the capacity that Eq. 5 leaves unused at the last scale with the best-ranked pruned head-scales that
+            fit B at every step. An extension of kvbench, not in the paper.
     """
 
     sinks: int
@@ -48,7 +48,7 @@ class HeatKV(Method):
     static: ClassVar[bool] = True
 
     def needs(self) -> Observer | Path:
-        """Return the calibration of S-CAS and CAS, or the order file that stands in its place."""
+        """Return the calibration of S-CAS and CAS, or the order file."""
         return AttentionByScale() if self.orders is None else Path(self.orders)
 
     def check(self, spec: ModelSpec, budget: Budget) -> None:
@@ -61,18 +61,18 @@ class HeatKV(Method):
     def prepare(self, spec: ModelSpec, budget: Budget, artifact: Artifact | None = None) -> None:
         """Build the schedule."""
         super().prepare(spec, budget, artifact)
-        rank = self._ranks(spec, artifact)
+        rank = self._rank_heads(spec, artifact)
         self.schedule = schedule_evictions(spec, budget, self.sinks, rank, naive=self.naive)
         if self.fill:
             self.schedule = fill_budget(spec, budget, self.schedule, rank)
         self._absent = torch.from_numpy(self.schedule.absent)
 
     def keep(self, view: View) -> Tensor:
-        """Keep the head-scales that are still present when the next scale starts."""
+        """Keep the head-scales that are present at the start of the next scale."""
         absent = self._absent[view.segment.index + 1, :, view.layer].T.to(view.segment_ids.device)
         return ~absent.gather(1, view.segment_ids.clamp(min=0))
 
-    def _ranks(self, spec: ModelSpec, artifact: Artifact | None) -> Ints:
+    def _rank_heads(self, spec: ModelSpec, artifact: Artifact | None) -> Ints:
         if self.orders is not None:
             return read_orders(Path(self.orders), spec, self.sinks)
         return rank_heads(scas(require_artifact(artifact, NO_ORDERS)["mass"]))
@@ -80,15 +80,15 @@ class HeatKV(Method):
 
 @dataclass
 class BinaryHeatKV(HeatKV):
-    """Prune whole heads: all source scales past the sinks or none (Binary-HeatKV; with `naive`, Table 3c's "Naive").
+    """Prune all source scales after the sinks from a head, or none (Binary-HeatKV; with `naive`, Table 3c's "Naive").
 
-    Heads are ranked once by CAS (Eq. 3). `fill` keeps some sources of the best pruned heads, as no whole head fits.
+    Heads are ranked once by CAS (Eq. 3). `fill` keeps some sources of the best pruned heads, since no whole head fits.
 
-    Differs from the paper in: with an official order file, which holds S-CAS orders only (no CAS order is published),
-    heads are ranked by their mean place over the sources.
+    Differs from the paper in: official order files contain S-CAS orders only (no CAS order is published). With such a
+    file heads are ranked by their mean rank over the sources.
     """
 
-    def _ranks(self, spec: ModelSpec, artifact: Artifact | None) -> Ints:
+    def _rank_heads(self, spec: ModelSpec, artifact: Artifact | None) -> Ints:
         if self.orders is None:
             mass = require_artifact(artifact, NO_ORDERS)["mass"]
             return rank_heads(cas(mass, self.sinks)[..., None])[0]

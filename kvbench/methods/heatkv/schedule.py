@@ -1,7 +1,7 @@
 """HeatKV's strict eviction schedule (arXiv:2605.14877, Eq. 5 and Algorithm 1) in exact integers.
 
-Scales, sources, layers and heads count from 0 here; the paper's scale index is one more. An atom (i, l, h) is the
-tokens of source scale i held by head h of layer l.
+Indices of scales, sources, layers and heads start at 0; the paper's scale index is one larger. An atom (i, l, h) is
+the tokens of source scale i in head h of layer l.
 """
 
 from collections.abc import Iterable
@@ -21,14 +21,14 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Schedule:
-    """Absent atoms by scale, and the tokens that remain.
+    """Absent atoms at each scale, and the number of remaining tokens.
 
     Attributes:
         absent: A, bool [K, K, L, H]; [k, i, l, h]: absent at the start of scale k (only sources i < k).
         gone: G, bool [K, K, L, H]: absent by the end of scale k.
-        pruned: N, int64 [K]: heads pruned of every source at scale k, before `fill_budget` keeps any.
+        pruned: N, int64 [K]: number of heads that lose each source at scale k, before `fill_budget`.
         cached_after: int64 [K, L]: tokens held after layer l of scale k; the last row while the last scale runs.
-        early: int64 [K]: atoms evicted at the start of a scale ahead of need (|E_k|).
+        early: int64 [K]: number of atoms evicted early at the start of a scale (|E_k|).
     """
 
     absent: Bools
@@ -39,7 +39,7 @@ class Schedule:
 
 
 class Unit(NamedTuple):
-    """One early eviction: sources of one head, and the tokens that it frees."""
+    """One early eviction: sources of one head, and the number of freed tokens."""
 
     layer: int
     head: int
@@ -48,9 +48,9 @@ class Unit(NamedTuple):
 
 
 def count_pruned_heads(spec: ModelSpec, budget: Budget, sinks: int) -> Ints:
-    """Return N_k, the heads that lose a source at every scale: int64 [K] (Eq. 5, clamped to [0, T]).
+    """Return N_k, the number of heads that lose a source at each scale: int64 [K] (Eq. 5, clamped to [0, T]).
 
-    The last scale repeats the one before.
+    The last scale has the value of the previous one.
 
     Raises:
         ValueError: `sinks` leaves no source scale, or is negative.
@@ -61,14 +61,14 @@ def count_pruned_heads(spec: ModelSpec, budget: Budget, sinks: int) -> Ints:
         raise ValueError(
             f"sinks={sinks}: {spec.name} has {scales} scales, of which at most {scales - 1} can be sinks"
         )
-    kept = spec.leading_tokens(sinks)
-    if budget.per_head < kept:
-        raise InfeasibleBudget.of_sinks(budget, sinks, kept, spec)
+    sink_tokens = spec.leading_tokens(sinks)
+    if budget.per_head < sink_tokens:
+        raise InfeasibleBudget.of_sinks(budget, sinks, sink_tokens, spec)
     counts = np.zeros(scales, np.int64)
     for k in range(sinks, scales - 1):
         surplus = spec.ends[k] - budget.per_head
         if surplus > 0:
-            counts[k] = min(ceil(spec.all_heads * surplus / (spec.ends[k] - kept)), spec.all_heads)
+            counts[k] = min(ceil(spec.all_heads * surplus / (spec.ends[k] - sink_tokens)), spec.all_heads)
     counts[-1] = counts[-2] if scales > 1 else 0
     return counts
 
@@ -76,15 +76,11 @@ def count_pruned_heads(spec: ModelSpec, budget: Budget, sinks: int) -> Ints:
 def schedule_evictions(
     spec: ModelSpec, budget: Budget, sinks: int, rank: Ints, *, naive: bool = False
 ) -> Schedule:
-    """Schedule HeatKV's evictions, or Binary-HeatKV's, which prune a head of all sources past the sinks or of none.
+    """Schedule the evictions of HeatKV or, with one order for all sources, of Binary-HeatKV.
 
-    Args:
-        spec: the model.
-        budget: capacity B.
-        sinks: leading scales that are never pruned.
-        rank: place of each head in the order of a source (0 is pruned first), int64 [K, L, H], rows below `sinks` and
-            the last are unused; for Binary-HeatKV in one order for all sources, int64 [L, H].
-        naive: evict everything that scale k will prune at its start already (the paper's Table 3c).
+    `rank` is the rank of each head in the order of a source (0 is pruned first), int64 [K, L, H]; rows of sinks and the
+    last row are unused. For Binary-HeatKV it is int64 [L, H]. With `naive`, everything that scale k prunes is evicted
+    at its start (the paper's Table 3c).
     """
     counts, scales = count_pruned_heads(spec, budget, sinks), len(spec.segments)
     ranks = np.broadcast_to(rank, (scales, spec.layers, spec.heads))
@@ -110,23 +106,18 @@ def schedule_evictions(
 
 
 def fill_budget(spec: ModelSpec, budget: Budget, schedule: Schedule, rank: Ints) -> Schedule:
-    """Keep more atoms until the end, best ranks first, as long as each fits B at every instant.
+    """Keep more atoms to the end, best ranks first, while they fit B at every step.
 
-    Eq. 5 prunes the same number of heads of every source, so up to one head's tokens remain unused at the last scale.
-    This rule, which is not the paper's, spends them: pruned atoms are offered in descending rank, among equals newest
-    source first, and one is kept whole from its own scale on if that exceeds B nowhere. Nothing else changes.
-
-    Args:
-        spec: the model.
-        budget: capacity B.
-        schedule: of `schedule_evictions` for the same model, budget and ranks.
-        rank: as in `schedule_evictions`; for Binary-HeatKV the best pruned heads then keep some of their sources.
+    Eq. 5 prunes the same number of heads from every source, so up to one head's tokens are unused at the last scale.
+    This rule, which is not in the paper, uses them: pruned atoms are tried in descending rank, ties by newest source,
+    and an atom is kept from its own scale on if that does not exceed B at any step. Nothing else changes.
+    The schedule is of `schedule_evictions` for the same model, budget and ranks.
     """
     gone, absent, unused = schedule.gone.copy(), schedule.absent.copy(), budget.tokens - schedule.cached_after
     ranks = np.broadcast_to(rank, absent.shape[1:])
     pruned = np.argwhere(absent[-1]).tolist()
     for source, layer, head in sorted(pruned, key=lambda a: (-ranks[tuple(a)], -a[0])):
-        added = np.zeros_like(unused)  # 1 at each instant that lacks the atom so far
+        added = np.zeros_like(unused)  # 1 at each step without the atom
         added[source:-1, layer:] += gone[source:-1, source, layer, head, None]
         added[source + 1 : -1, :layer] += absent[source + 1 : -1, source, layer, head, None]
         added[-1] = 1
@@ -138,7 +129,7 @@ def fill_budget(spec: ModelSpec, budget: Budget, schedule: Schedule, rank: Ints)
 
 
 def _list_units(spec: ModelSpec, fresh: Bools, ranks: Ints, *, whole_heads: bool) -> list[Unit]:
-    """Order what a scale prunes anew, bool [sources, L, H]: deepest layers first, then newest sources, then ranks."""
+    """Order newly pruned atoms, bool [sources, L, H]: deepest layers first, then newest sources, then ranks."""
     atoms, units = np.argwhere(fresh[-1:] if whole_heads else fresh).tolist(), []
     for source, layer, head in sorted(atoms, key=lambda a: (-a[1], -a[0], ranks[tuple(a)])):
         sources = tuple(np.flatnonzero(fresh[:, layer, head]).tolist()) if whole_heads else (source,)
@@ -147,16 +138,16 @@ def _list_units(spec: ModelSpec, fresh: Bools, ranks: Ints, *, whole_heads: bool
 
 
 def count_held_tokens(spec: ModelSpec, gone: Bools, absent: Bools) -> Ints:
-    """Count the tokens after layer l of scale k, int64 [K, L], layers up to l in state G_k and later ones in A_k."""
+    """Count the tokens after layer l of scale k, int64 [K, L]: layers up to l in state G_k, later layers in A_k."""
     lengths = np.array(spec.lengths)
     scales = len(spec.segments)
-    held = np.zeros((scales, spec.layers), np.int64)
+    tokens = np.zeros((scales, spec.layers), np.int64)
     for k in range(scales):
         stored = min(k, scales - 2)
         done = _count_per_layer(lengths[: stored + 1], gone[k, : stored + 1])
         waiting = _count_per_layer(lengths[:k], absent[k, :k])
-        held[k] = done.cumsum() + waiting.sum() - waiting.cumsum() if k < scales - 1 else waiting.sum()
-    return held
+        tokens[k] = done.cumsum() + waiting.sum() - waiting.cumsum() if k < scales - 1 else waiting.sum()
+    return tokens
 
 
 def _count_per_layer(lengths: Ints, absent: Bools) -> Ints:
@@ -164,16 +155,16 @@ def _count_per_layer(lengths: Ints, absent: Bools) -> Ints:
 
 
 def _evict_early(spec: ModelSpec, budget: Budget, k: int, gone: Bools, units: Iterable[Unit]) -> list[Unit]:
-    """Pop the next unit of a later layer while a layer of scale k would overflow (Algorithm 1).
+    """Return the units to evict so that no layer of scale k exceeds B (Algorithm 1).
 
-    Tokens that scale k has yet to produce in later layers are not counted there (the printed Algorithm 2 does, which
-    evicts nearly everything).
+    Tokens that scale k has not produced yet in later layers are not counted, unlike in the printed Algorithm 2, which
+    evicts nearly everything.
     """
     lengths = np.array(spec.lengths)
     done = _count_per_layer(lengths[: k + 1], gone[k, : k + 1]).cumsum()
     waiting = _count_per_layer(lengths[:k], gone[k - 1, :k])
     remaining = iter(units)
-    popped: list[Unit] = []
+    evictions: list[Unit] = []
     for layer in range(spec.layers):
         while int(done[layer]) + int(waiting[layer + 1 :].sum()) > budget.capacity:
             unit = next(remaining, None)
@@ -182,5 +173,5 @@ def _evict_early(spec: ModelSpec, budget: Budget, k: int, gone: Bools, units: It
                     f"{name_budget(budget)}: nothing left to evict before layer {layer} of scale {k}"
                 )
             waiting[unit.layer] -= unit.tokens
-            popped.append(unit)
-    return popped
+            evictions.append(unit)
+    return evictions

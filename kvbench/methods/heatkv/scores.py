@@ -1,4 +1,4 @@
-"""Attention of each head to each source scale, and the orders of heads that HeatKV derives from it."""
+"""Attention of each head to each source scale, and HeatKV's orders of heads."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -16,10 +16,10 @@ from kvbench.methods.shared.view import View
 
 @dataclass
 class AttentionByScale(Observer):
-    """Calibrates S-CAS and CAS: the attention each scale's queries pay to each source scale, conditional rows only.
+    """Calibrates S-CAS and CAS: the attention of each scale's queries to each source scale, conditional rows only.
 
-    The tensor `mass` is float64 [L, H, K, K]: [l, h, k, i] is the attention that the queries of scale k pay to scale i,
-    mean over queries and prompts (HeatKV Eq. 2).
+    The tensor `mass` is float64 [L, H, K, K]: [l, h, k, i] is the attention of the queries of scale k to scale i, mean
+    over queries and prompts (HeatKV Eq. 2).
     """
 
     kind: ClassVar[str] = "attention_by_scale"
@@ -30,20 +30,17 @@ class AttentionByScale(Observer):
         return {"mass": (spec.layers, spec.heads, scales, scales)}
 
     def accumulate(self, view: View) -> None:
-        """Add the attention that the segment's queries pay to each source."""
+        """Add the attention of the segment's queries to each source."""
         index = view.segment.index
-        self.sums["mass"][view.layer, :, index, : index + 1] += self.select_conditional(
-            sum_by_segment(view)
-        ).sum(0)
+        mass = self.select_conditional(sum_by_segment(view)).sum(0)
+        self.sums["mass"][view.layer, :, index, : index + 1] += mass
 
 
 def scas(mass: Tensor) -> Tensor:
     """Average the attention to source i over all later scales, the last included: S-CAS [L, H, K] (HeatKV Eq. 2, 4).
 
-    The last scale, which has no future, has NaN. Scores do not depend on the number of sinks.
-
-    Args:
-        mass: float64 [L, H, K, K], target scale before source scale.
+    `mass` is float64 [L, H, K, K], target scale before source scale. The last scale, which has no later scale, is NaN.
+    Scores do not depend on the number of sinks.
     """
     scales = mass.shape[-1]
     scores = mass.new_full((*mass.shape[:2], scales), torch.nan)
@@ -53,22 +50,16 @@ def scas(mass: Tensor) -> Tensor:
 
 
 def cas(mass: Tensor, sinks: int = 0) -> Tensor:
-    """Average the last scale's attention to all earlier ones past the sinks: CAS [L, H] (HeatKV Eq. 3).
+    """Average the last scale's attention to the earlier scales after the sinks: CAS [L, H] (HeatKV Eq. 3).
 
-    Args:
-        mass: float64 [L, H, K, K], target scale before source scale.
-        sinks: leading scales that do not count.
+    `mass` is float64 [L, H, K, K], target scale before source scale.
     """
     scales = mass.shape[-1]
     return mass[:, :, -1, sinks : scales - 1].sum(-1) / (scales - sinks)
 
 
 def rank_heads(scores: Tensor) -> NDArray[np.int64]:
-    """Return every head's place in ascending order of score, ties by head, then layer: int64 [S, L, H].
-
-    Args:
-        scores: [L, H, S], one score per source.
-    """
+    """Return every head's rank in ascending order of score [L, H, S], ties by head, then layer: int64 [S, L, H]."""
     layers, heads, sources = scores.shape
     values = scores.numpy()
     layer, head = np.divmod(np.arange(layers * heads), heads)

@@ -1,4 +1,4 @@
-"""CaM: values that leave are added to those of the slots behind them, at random (ICML 2024; kvpress's CAMPress)."""
+"""CaM: random addition of evicted values to the values of later slots (ICML 2024; kvpress's CAMPress)."""
 
 import torch
 from torch import Tensor
@@ -7,15 +7,8 @@ from kvbench.methods.merging.merge import split_pairs
 
 
 def find_windows(stays: Tensor, size: int, rows: slice, slots: slice) -> Tensor:
-    """Return the next `size` slots that stay behind each of some slots, bool [rows, some slots, slots].
-
-    Args:
-        stays: bool [rows, slots], in order of position.
-        size: how many; fewer at the end.
-        rows: some rows.
-        slots: some slots.
-    """
-    number = stays[rows].cumsum(1)  # of slots that stay, from 1; what leaves has that of the one before
+    """Return the next `size` slots that stay after each of some slots, bool [some rows, some slots, slots]."""
+    number = stays[rows].cumsum(1)  # slots that stay, up to and including each slot
     ahead = number[:, None] - number[:, slots, None]
     return stays[rows, None] & (ahead > 0) & (ahead <= size)
 
@@ -23,8 +16,8 @@ def find_windows(stays: Tensor, size: int, rows: slice, slots: slice) -> Tensor:
 def measure_probabilities(attention: Tensor, merges: Tensor, stays: Tensor, size: int) -> Tensor:
     """Return the probability that each slot is merged, float32 [rows, slots]; 0 where it does not merge.
 
-    It is the slot's attention over the mean of the slots in its window, at most 1. Where that mean is 0, or the window
-    empty, it is 1, or 0 of a slot without attention.
+    It is the slot's attention divided by the mean attention of its window, at most 1. If this mean is 0 or the window
+    is empty, it is 1, or 0 for a slot without attention.
 
     Args:
         attention: float32 [rows, slots].
@@ -50,21 +43,21 @@ def add_values(
     divisor: int | None = None,
     normalise: bool = False,
 ) -> Tensor:
-    """Add to each value its share of those that are merged into it; returns [rows, slots, D] in the dtype of `values`.
+    """Add evicted values to the values of their windows in equal parts: [rows, slots, D] in the dtype of `values`.
 
     Args:
         values: [rows, slots, D].
-        weight: float32 [rows, slots], how much of each slot is merged, in equal parts into its window.
+        weight: float32 [rows, slots], weight of each slot that is merged.
         stays: bool [rows, slots].
         size: slots of the window.
-        divisor: of a part; None for the slots that the window has.
-        normalise: divide a value by 1 and the weights that went into it.
+        divisor: divisor of a part; None for the number of slots in the window.
+        normalise: divide each value by 1 plus the added weights.
     """
     payload = torch.cat((values.float(), torch.ones_like(values[..., :1], dtype=torch.float32)), -1)
     added = torch.zeros_like(payload)
     for rows, slots in split_pairs(stays):
         window = find_windows(stays, size, rows, slots).float()
-        parts = window.sum(-1, keepdim=True).clamp(min=1) if divisor is None else divisor
-        added[rows] += (window * (weight[rows, slots, None] / parts)).mT @ payload[rows, slots]
+        count = window.sum(-1, keepdim=True).clamp(min=1) if divisor is None else divisor
+        added[rows] += (window * (weight[rows, slots, None] / count)).mT @ payload[rows, slots]
     total, weights = values.float() + added[..., :-1], added[..., -1:]
     return (total / (1 + weights) if normalise else total).to(values.dtype)

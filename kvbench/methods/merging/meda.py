@@ -1,6 +1,6 @@
-"""MEDA: layers by the entropy of attention between text and image, tokens by attention, and what leaves is merged."""
+"""MEDA: capacities of layers by the entropy of attention between text and image, with merging of evicted tokens."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import ClassVar, Literal
 
@@ -12,31 +12,32 @@ from kvbench.core.budget import Budget
 from kvbench.core.segments import ModelSpec
 from kvbench.methods.merging.merge import How, merge_slots, pair_slots
 from kvbench.methods.shared.base import SHARE, Limit, set_limits
-from kvbench.methods.shared.capabilities import ReplacesContents
 from kvbench.methods.shared.capacities import Floats, Ints
 from kvbench.methods.shared.layer_shares import LayerShares, LayerStatistics
 from kvbench.methods.shared.select import find_latest, softmax_seen, sum_attention
+from kvbench.methods.shared.uses import Uses
 from kvbench.methods.shared.view import View
 
 Statistic = Literal["auto", "cross", "whole", "variance"]
-"""Measure of a layer's share: the entropies of attention from text to image and from image to text; that of all
-attention; D2O's variance of what slots receive. `auto` is `cross` for images after a condition, else `whole`."""
+"""Measure of a layer's share. `cross`: entropies of attention from text to image and from image to text; `whole`:
+entropy of all attention; `variance`: D2O's variance of received attention. `auto` is `cross` for images after a
+condition, else `whole`."""
 MIN_PROBABILITY = 1e-12
-QUERIES_AT_ONCE = 256
+QUERY_BATCH = 256
 
 
 def measure_entropy(logits: Tensor) -> Tensor:
-    """Return the entropy of attention in nats, summed over queries, float32 [...], of logits [..., queries, slots]."""
+    """Return the entropy of attention in nats, summed over queries, float32 [...]; logits are [..., queries, slots]."""
     attention = softmax_seen(logits).clamp(min=MIN_PROBABILITY)
     return -(attention * attention.log()).sum((-2, -1))
 
 
 def compare_columns(columns: Tensor, heads: int) -> Tensor:
-    """Return D2O's number of a layer, float32 [sequences]: how much variances of received attention differ by head.
+    """Return D2O's statistic of a layer, float32 [sequences]: the mean over heads of scaled variances.
 
     Args:
         columns: float32 [sequences, heads, slots], attention that each slot received; NaN where there is no slot.
-        heads: of a sequence.
+        heads: heads of a sequence.
     """
     exists = ~columns.isnan()
     count = exists.sum(-1).clamp(min=1)
@@ -49,11 +50,11 @@ def compare_columns(columns: Tensor, heads: int) -> Tensor:
 
 @dataclass
 class LayerEntropies(LayerStatistics):
-    """Calibrates the entropy of each layer's attention, [L, K, 1], or D2O's variance, of conditional sequences.
+    """Calibrates the entropy of each layer's attention, or D2O's variance, over conditional sequences: [L, K, 1].
 
-    `cross` adds the entropies of two attentions without a causal mask, each a mean over its queries and over heads: of
-    the condition's queries to the image's tokens, and of the newest line's to the condition (MEDA, arXiv:2502.17599,
-    Eq. 4 to 6). It is 0 after the condition itself.
+    `cross` adds the entropies of two attentions without a causal mask, each a mean over queries and heads: from the
+    condition's queries to the image's tokens, and from the newest line to the condition (MEDA, arXiv:2502.17599, Eq. 4
+    to 6). It is 0 after the condition itself.
 
     Attributes:
         statistic: see `Statistic`.
@@ -64,13 +65,13 @@ class LayerEntropies(LayerStatistics):
 
     kind: ClassVar[str] = "layer_entropies"
 
-    def check(self, spec: ModelSpec, budget: Budget) -> None:
-        """Refuse the entropy between text and image where attention has no text."""
-        super().check(spec, budget)
+    def prepare(self, spec: ModelSpec) -> None:
+        """Refuse `cross` without text in the cache, and set the sums to zero."""
         check_statistic(self.statistic, spec)
+        super().prepare(spec)
 
     def measure(self, view: View) -> Tensor:
-        """Return the number of every sequence, float32 [sequences, 1]."""
+        """Return the statistic of each sequence, float32 [sequences, 1]."""
         if self.statistic == "variance":
             received = sum_attention(view).masked_fill(view.position < 0, torch.nan)
             return compare_columns(received.unflatten(0, (-1, view.heads)), view.heads)[:, None]
@@ -85,29 +86,27 @@ class LayerEntropies(LayerStatistics):
 
     def _measure_whole(self, view: View) -> Tensor:
         """Return the mean entropy of the segment's queries, float32 [rows]."""
-        padding = view.padding if view.segment.index == 0 else None
-        parts = torch.arange(view.segment.length).split(QUERIES_AT_ONCE)
-        total = sum((measure_entropy(view.scores(part)).mean(1) for part in parts), torch.zeros(()))
-        count = view.segment.length if padding is None else view.segment.length - padding
-        return total / count
+        batches = torch.arange(view.segment.length).split(QUERY_BATCH)
+        total = sum((measure_entropy(view.scores(batch)).mean(1) for batch in batches), torch.zeros(()))
+        padding = 0 if view.padding is None or view.segment.index else view.padding
+        return total / (view.segment.length - padding)
 
     def _measure_cross(self, view: View) -> Tensor:
-        """Return the entropies from text to image and from image to text, each a mean over queries: float32 [rows]."""
+        """Return the mean entropies from text to image and from image to text, added: float32 [rows]."""
         line, prompt = view.queries(torch.arange(view.segment.length)), self._text[view.layer]
         place = torch.arange(prompt.shape[2], device=prompt.device)
-        asking = None if view.padding is None else place >= view.padding[:, None]
+        valid = None if view.padding is None else place >= view.padding[:, None]
         text = view.segment_ids == 0
-        return measure_cross_entropy(
-            prompt, line, view.cached_keys(), text, (view.position >= 0) & ~text, asking
-        )
+        image = (view.position >= 0) & ~text
+        return measure_cross_entropy(prompt, line, view.cached_keys(), text, image, valid)
 
 
 def measure_cross_entropy(
-    prompt: Tensor, line: Tensor, keys: Tensor, text: Tensor, image: Tensor, asking: Tensor | None = None
+    prompt: Tensor, line: Tensor, keys: Tensor, text: Tensor, image: Tensor, valid: Tensor | None = None
 ) -> Tensor:
-    """Return the entropy of attention from text to image plus that from image to text, float32 [rows], in nats.
+    """Return the entropy of attention from text to image plus the one from image to text, float32 [rows], in nats.
 
-    Each is a mean over its queries and over query heads, and no query is masked.
+    Each is a mean over queries and query heads, without a causal mask.
 
     Args:
         prompt: scaled queries of the text, float32 [rows, query heads per KV head, n, D].
@@ -115,21 +114,20 @@ def measure_cross_entropy(
         keys: [rows, slots, D].
         text: bool [rows, slots].
         image: bool [rows, slots].
-        asking: bool [rows, n], the text's queries that exist; None for all.
+        valid: bool [rows, n], queries of the text that a row has; None for all.
     """
-    turned = keys.float().mT[:, None]
-    to_image = softmax_seen((prompt @ turned).masked_fill(~image[:, None, None], -torch.inf)).clamp(
-        min=MIN_PROBABILITY
-    )
-    to_text = (line @ turned).masked_fill(~text[:, None, None], -torch.inf)
+    transposed = keys.float().mT[:, None]
+    to_image = softmax_seen((prompt @ transposed).masked_fill(~image[:, None, None], -torch.inf))
+    to_image = to_image.clamp(min=MIN_PROBABILITY)
+    to_text = (line @ transposed).masked_fill(~text[:, None, None], -torch.inf)
     by_query = -(to_image * to_image.log()).sum(-1).mean(1)
-    exists = torch.ones_like(by_query) if asking is None else asking.float()
-    of_text = (by_query * exists).sum(1) / exists.sum(1).clamp(min=1)
-    return of_text + measure_entropy(to_text).mean(1) / line.shape[2]
+    exists = torch.ones_like(by_query) if valid is None else valid.float()
+    mean = (by_query * exists).sum(1) / exists.sum(1).clamp(min=1)
+    return mean + measure_entropy(to_text).mean(1) / line.shape[2]
 
 
 def check_statistic(statistic: Statistic, spec: ModelSpec) -> None:
-    """Refuse the entropy between text and image where a cache does not hold both.
+    """Refuse `cross` if the cache does not contain both text and image.
 
     Raises:
         ValueError: naming the setting.
@@ -142,9 +140,9 @@ def check_statistic(statistic: Statistic, spec: ModelSpec) -> None:
 
 
 def clamp_shares(numbers: Floats, share: float) -> Floats:
-    """Return the share of the tokens that each layer keeps, [L], as released programs have it (MEDA Eq. 7, D2O).
+    """Return the share of tokens that each layer keeps in released programs, [L] (MEDA Eq. 7, D2O).
 
-    It is the softmax of the layers' numbers, with a mean of `share`, between 0.01 and 1; what that cuts off is lost.
+    It is the softmax of the layers' statistics, scaled to mean `share` and clamped to 0.01..1 without redistribution.
     """
     weights = np.exp(numbers - numbers.max())
     shares: Floats = (weights / weights.sum() * len(numbers) * share).clip(0.01, 1)
@@ -152,29 +150,29 @@ def clamp_shares(numbers: Floats, share: float) -> Floats:
 
 
 @dataclass
-class MEDA(ReplacesContents, LayerShares):
-    """Share B among layers by the entropy of attention between text and image, keep and merge as LOOK-M does.
+class MEDA(LayerShares):
+    """Share B among layers by the entropy of attention between text and image; keep and merge as LOOK-M does.
 
-    A layer's share is the softmax over layers of its entropy (MEDA, arXiv:2502.17599, Eq. 7): layers whose attention is
-    spread have more. In each, half of the slots are the latest, half those of most accumulated attention, and what
-    leaves is averaged into the slot of most similar key.
+    A layer's share is the softmax over layers of its entropy (MEDA, arXiv:2502.17599, Eq. 7): layers with spread
+    attention get more. Each layer keeps the latest slots and the slots of most accumulated attention, half of each, and
+    averages evicted slots into the slot of most similar key.
 
-    Differs from the paper in: it is done once a segment instead of once behind a prompt; shares are known from other
-    prompts or of the segment before (`LayerShares`), and fill B, where the paper cuts shares off at 0.01 and 1 and
-    loses the rest (`official_clamp`). Its entropy needs a text in the cache, the condition of next-token images;
-    next-scale models and texts have the entropy of all attention (`whole`), which is also what the released program
-    computes. The image's queries are those of the newest line. The text prior, which keeps all text, is `sinks=1`; the
-    program's default merges by `pivot` and widens a window smaller than the text. Grouped query heads share a mean.
+    Differs from the paper in: eviction follows each segment instead of the prompt only. Shares come from other prompts
+    or from the previous segment (`LayerShares`) and fill B; the paper clamps shares to 0.01..1 and loses the rest
+    (`official_clamp`). The entropy needs text in the cache, the condition of next-token images; next-scale models and
+    texts use the entropy of all attention (`whole`), as does the released program. Only the newest line's queries
+    represent the image. The text prior, which keeps all text, is `sinks=1`; the program's default merges by `pivot` and
+    widens a window smaller than the text. Query heads that share a KV head use their mean.
 
-    `statistic=variance` shares by D2O's rule instead (arXiv:2406.13035): the softmax of minus the mean over heads of
-    the variance of received attention, scaled to 0..1 over the layer's heads.
+    `statistic=variance` is D2O's rule instead (arXiv:2406.13035): the softmax of minus the mean over heads of the
+    variance of received attention, scaled to 0..1 over the layer's heads.
 
     Attributes:
         statistic: see `Statistic`.
-        temperature: of the softmax over layers.
+        temperature: temperature of the softmax over layers.
         recent: share of the latest tokens; the paper's text has 0.75, its program 0.5.
-        how: what becomes of what leaves (`merge.How`); `none` drops it.
-        official_clamp: shares cut off, with a peak that is measured.
+        how: merging of evicted slots (`merge.How`); `none` drops them.
+        official_clamp: clamp shares as the paper does, with a measured peak.
     """
 
     statistic: Statistic = "auto"
@@ -183,45 +181,45 @@ class MEDA(ReplacesContents, LayerShares):
     how: How = "average"
     official_clamp: bool = False
 
-    accumulates: ClassVar[bool] = True
+    own_state: ClassVar[int] = 1
     limits = set_limits(recent=SHARE, temperature=Limit(1e-3, wants="must be positive"))
 
     def __post_init__(self) -> None:
-        """Note whether B is never exceeded."""
+        """Set `strict` if B is never exceeded."""
         super().__post_init__()
         self.strict = self.strict and not self.official_clamp
 
     @property
-    def replaces(self) -> bool:
-        """Whether what leaves is merged."""
-        return self.how != "none"
+    def uses(self) -> Uses:
+        """`Scored.uses`, with other contents of slots if evicted slots are merged."""
+        return replace(super().uses, replaces=self.how != "none")
 
     @cached_property
     def observer(self) -> LayerStatistics:
-        """Entropies, or variances."""
+        """Calibration of entropies or variances."""
         return LayerEntropies(self.statistic)
 
     def check(self, spec: ModelSpec, budget: Budget) -> None:
-        """Refuse settings out of range or not for the model, and what `Scored` refuses."""
+        """Refuse a statistic that the model does not support, and what `Scored` refuses."""
         super().check(spec, budget)
         check_statistic(self.statistic, spec)
 
     def weigh(self, numbers: Floats) -> Floats:
-        """Return the exponentials of the layers' numbers, the largest being 1."""
+        """Return the exponentials of the layers' statistics, scaled to a maximum of 1."""
         signed = numbers[..., 0] / self.temperature * (-1 if self.statistic == "variance" else 1)
         weights: Floats = np.exp(signed - signed.max(-1, keepdims=True)).clip(1e-9)
         return weights
 
     def divide(self, weights: Floats, tokens: int, length: int, reach: Ints) -> Ints:
-        """Divide tokens among layers: all of them, or what the clamp leaves."""
+        """Divide tokens among layers; `official_clamp` can leave some unused."""
         if not self.official_clamp:
             return super().divide(weights, tokens, length, reach)
         share = tokens / (self.spec.heads * len(weights) * length)
-        held = (clamp_shares(np.log(weights), min(share, 1.0)) * length).astype(np.int64)
-        return np.minimum(held.clip(self.min_tokens), reach)
+        tokens_kept = (clamp_shares(np.log(weights), min(share, 1.0)) * length).astype(np.int64)
+        return np.minimum(tokens_kept.clip(self.min_tokens), reach)
 
     def observe(self, view: View) -> None:
-        """Add the segment's attention to every slot's sum, and measure the layer where that is wanted."""
+        """Add the segment's attention to each slot's sum, and measure the layer if shares are not calibrated."""
         super().observe(view)
         view.state += sum_attention(view)
 
@@ -229,11 +227,12 @@ class MEDA(ReplacesContents, LayerShares):
         """Return accumulated attention, float32 [rows, slots], infinity for the latest tokens."""
         return view.state.masked_fill(find_latest(view, self.recent, self.min_capacity(view)), torch.inf)
 
-    def choose(self, view: View, ranked: Tensor) -> Tensor:
-        """Choose the best of every row, and merge the rest into them."""
+    def select_slots(self, view: View, ranked: Tensor) -> Tensor:
+        """Select the best slots of each row, and merge the rest into them."""
         exists = view.position >= 0
-        kept = super().choose(view, ranked) & exists
-        if self.replaces:
-            keys, pairs = view.cached_keys(), pair_slots(view.cached_keys(), exists & ~kept, kept)
+        stays = super().select_slots(view, ranked) & exists
+        if self.how != "none":
+            keys = view.cached_keys()
+            pairs = pair_slots(keys, exists & ~stays, stays)
             view.replace(*merge_slots(keys, view.cached_values(), pairs, pairs.leaves, self.how))
-        return kept
+        return stays

@@ -1,6 +1,6 @@
-"""Merging of slots that leave into the slots that stay, of most similar key.
+"""Merging of slots that leave into the slots that stay with the most similar key.
 
-Slots stay where they are: a slot that takes others in has new contents, those of slots that leave do not matter.
+No slot moves: a target gets new contents, and the contents of slots that leave do not matter.
 """
 
 from collections.abc import Iterator
@@ -11,27 +11,26 @@ from torch import Tensor
 
 from kvbench.methods.shared.select import choose_best
 
-AT_ONCE = 2**24
-"""Pairs of slots whose similarities or weights are held at once."""
-SLOTS_AT_ONCE = 1024
-"""Slots that are compared with all others at once."""
+MAX_PAIRS = 2**24
+"""Pairs of slots whose similarities or weights are in memory at a time."""
+SLOT_BATCH = 1024
+"""Slots that are compared with all others at a time."""
 MIN_NORM = 1e-6
 
 How = Literal["none", "pivot", "average", "weighted", "normalised"]
-"""New contents of a slot c that takes in n slots e of similarity w (LOOK-M, arXiv:2406.18139, Eq. 10 to 12).
+"""New contents of a slot c into which n slots e of similarity w merge (LOOK-M, arXiv:2406.18139, Eq. 10 to 12).
 
-`average` is (c + sum e) / (1 + n), `weighted` (c + sum w e) / (1 + n), and `pivot` averages each e with c before. In
-`normalised`, of KVCache-Factory, u = (w + 1) / 2 takes the place of w and of the ones that n counts."""
+`average` is (c + sum e) / (1 + n), `weighted` is (c + sum w e) / (1 + n), and `pivot` averages each e with c first.
+`normalised` (KVCache-Factory) is (c + sum u e) / (1 + sum u), with u = (w + 1) / 2."""
 
 
 class Pairs(NamedTuple):
     """Slots that leave, and slots that they may merge into.
 
     Attributes:
-        leaves: bool [rows, slots], slots that leave and for which the row keeps another.
-        target: int64 [rows, slots], the slot that stays and whose key is most similar; of others than `leaves` it does
-            not matter, nor does `similarity`.
-        similarity: float32 [rows, slots], cosine of the two keys.
+        leaves: bool [rows, slots], slots that leave, in rows that keep at least one slot.
+        target: int64 [rows, slots], the slot that stays with the most similar key; arbitrary outside `leaves`.
+        similarity: float32 [rows, slots], cosine similarity of the two keys; arbitrary outside `leaves`.
     """
 
     leaves: Tensor
@@ -40,7 +39,7 @@ class Pairs(NamedTuple):
 
 
 def pair_slots(keys: Tensor, leaves: Tensor, stays: Tensor) -> Pairs:
-    """Find for each slot that leaves the one that stays of most similar key, the earlier one on ties.
+    """Find the slot that stays with the most similar key for each slot that leaves, the earlier one on ties.
 
     Args:
         keys: [rows, slots, D].
@@ -57,40 +56,40 @@ def pair_slots(keys: Tensor, leaves: Tensor, stays: Tensor) -> Pairs:
 
 
 def split_pairs(marked: Tensor) -> Iterator[tuple[slice, slice]]:
-    """Split bool [rows, slots] into parts that can be compared with all slots of their rows at once."""
+    """Split bool [rows, slots] into blocks that are compared with all slots of their rows at a time."""
     rows, slots = marked.shape
-    part = max(1, min(slots, SLOTS_AT_ONCE))
-    few = max(1, AT_ONCE // max(part * slots, 1))
-    for row in range(0, rows, few):
-        for slot in range(0, slots, part):
-            yield slice(row, row + few), slice(slot, slot + part)
+    slot_step = max(1, min(slots, SLOT_BATCH))
+    row_step = max(1, MAX_PAIRS // max(slot_step * slots, 1))
+    for row in range(0, rows, row_step):
+        for slot in range(0, slots, slot_step):
+            yield slice(row, row + row_step), slice(slot, slot + slot_step)
 
 
-def pour(x: Tensor, pairs: Pairs, merges: Tensor) -> Tensor:
-    """Sum x [rows, slots, channels] of the slots that merge over each target: float32, shaped like x.
+def sum_sources(x: Tensor, pairs: Pairs, merges: Tensor) -> Tensor:
+    """Sum x [rows, slots, channels] over the slots that merge into each target: float32, shaped like x.
 
-    Not scattered: the result of atomic additions depends on their order.
+    No scatter: the result of atomic additions depends on their order.
     """
-    poured = torch.zeros_like(x, dtype=torch.float32)
+    sums = torch.zeros_like(x, dtype=torch.float32)
     for rows, slots in split_pairs(merges):
-        one = torch.zeros(*merges[rows, slots].shape, x.shape[1], device=x.device)
-        one.scatter_(2, pairs.target[rows, slots, None], merges[rows, slots, None].float())
-        poured[rows] += one.mT @ x[rows, slots].float()
-    return poured
+        one_hot = torch.zeros(*merges[rows, slots].shape, x.shape[1], device=x.device)
+        one_hot.scatter_(2, pairs.target[rows, slots, None], merges[rows, slots, None].float())
+        sums[rows] += one_hot.mT @ x[rows, slots].float()
+    return sums
 
 
 def merge_slots(
     keys: Tensor, values: Tensor, pairs: Pairs, merges: Tensor, how: How, *, first_sources: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """Merge slots into their targets; returns keys and values of all slots, shaped and typed as they came.
+    """Merge slots into their targets: keys and values of all slots, with shapes and dtypes of the arguments.
 
     Args:
         keys: [rows, slots, D].
         values: shaped like `keys`.
-        pairs: what leaves.
-        merges: bool [rows, slots], those of `pairs.leaves` that are merged; others are dropped.
+        pairs: slots that leave, and their targets.
+        merges: bool [rows, slots], slots of `pairs.leaves` that merge; others are dropped.
         how: see `How`.
-        first_sources: take as many slots in as merge, but always the first that leave, as a released program does.
+        first_sources: merge the same number of slots, but always the first that leave, as a released program does.
     """
     if how == "none":
         return keys, values
@@ -105,71 +104,67 @@ def merge_slots(
     contents = torch.cat((keys.float(), values.float()), -1)
     sources = _take_first(contents, pairs.leaves, merges) if first_sources else contents
     payload = torch.cat((sources * weight[..., None], weight[..., None], merges[..., None].float()), -1)
-    poured, total, count = pour(payload, pairs, merges).split((contents.shape[-1], 1, 1), -1)
+    sums, total, count = sum_sources(payload, pairs, merges).split((contents.shape[-1], 1, 1), -1)
     own = 1 + total if how == "pivot" else 1
-    merged = (own * contents + poured) / (1 + (total if how == "normalised" else count))
-    merged_keys, merged_values = torch.where(count > 0, merged, contents).split(
-        (keys.shape[-1], values.shape[-1]), -1
-    )
-    return merged_keys.to(keys.dtype), merged_values.to(values.dtype)
+    merged = (own * contents + sums) / (1 + (total if how == "normalised" else count))
+    merged = torch.where(count > 0, merged, contents)
+    channels = keys.shape[-1]
+    return merged[..., :channels].to(keys.dtype), merged[..., channels:].to(values.dtype)
 
 
 def _take_first(contents: Tensor, leaves: Tensor, merges: Tensor) -> Tensor:
-    """Return for the j-th slot of a row that merges the contents of the j-th that leaves, [rows, slots, channels]."""
+    """Return the contents of the j-th slot that leaves at the j-th slot that merges, [rows, slots, channels]."""
     order = leaves.int().sort(dim=1, descending=True, stable=True).indices
     place = (merges.cumsum(1) - 1).clamp(min=0)
     return contents.gather(1, order.gather(1, place)[..., None].expand_as(contents))
 
 
 def select_ranks(pairs: Pairs, heads: int, threshold: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Select what merges in all heads of a sequence alike: by the number of a slot among those of its head that leave.
+    """Select the slots that merge by their rank among the slots of a row that leave, equally in all heads.
 
-    Slots of number i merge if the heads' mean similarity of their i-th slots reaches a threshold.
+    Slots of rank i merge if the mean similarity of rank i over the heads of a sequence reaches a threshold.
 
     Args:
-        pairs: what leaves.
+        pairs: slots that leave, and their targets.
         heads: rows of a sequence.
-        threshold: float32 [sequences]; None for the mean similarity of all that leaves of a sequence.
+        threshold: float32 [sequences]; None for the mean similarity over all slots of a sequence that leave.
 
     Returns:
         bool [rows, slots], and the mean similarities, float32 [sequences].
     """
-    number = (pairs.leaves.cumsum(1) - 1).clamp(min=0)
-    unused = pairs.leaves.shape[1]  # where slots go that do not leave
-    place = torch.where(pairs.leaves, number, unused)
+    rank = (pairs.leaves.cumsum(1) - 1).clamp(min=0)
+    unused = pairs.leaves.shape[1]  # rank of slots that do not leave
+    rank_or_unused = torch.where(pairs.leaves, rank, unused)
     weight = pairs.similarity.masked_fill(~pairs.leaves, 0)
-    listed = weight.new_zeros(len(weight), unused + 1, 2)
-    both = torch.stack((weight, pairs.leaves.float()), -1)
-    listed.scatter_(1, place[..., None].expand_as(both), both)
-    sums, counts = listed[:, :-1].unflatten(0, (-1, heads)).sum(1).unbind(-1)
+    values = torch.stack((weight, pairs.leaves.float()), -1)
+    by_rank = weight.new_zeros(len(weight), unused + 1, 2)
+    by_rank.scatter_(1, rank_or_unused[..., None].expand_as(values), values)
+    sums, counts = by_rank[:, :-1].unflatten(0, (-1, heads)).sum(1).unbind(-1)
     mean = sums.sum(1) / counts.sum(1).clamp(min=1)
     reached = sums / counts.clamp(min=1) >= (mean if threshold is None else threshold)[:, None]
-    return reached.repeat_interleave(heads, 0).gather(1, number) & pairs.leaves, mean
+    return reached.repeat_interleave(heads, 0).gather(1, rank) & pairs.leaves, mean
 
 
 def restore_lengths(merged: Tensor, keys: Tensor) -> Tensor:
-    """Scale merged keys [rows, slots, D] to the lengths that the slots' keys had."""
-    length = torch.linalg.vector_norm(keys.float(), dim=-1, keepdim=True)
-    now = torch.linalg.vector_norm(merged.float(), dim=-1, keepdim=True).clamp(min=MIN_NORM)
-    return (merged.float() * (length / now)).to(merged.dtype)
+    """Scale merged keys [rows, slots, D] to the norms of the original keys."""
+    norm = torch.linalg.vector_norm(keys.float(), dim=-1, keepdim=True)
+    merged_norm = torch.linalg.vector_norm(merged.float(), dim=-1, keepdim=True).clamp(min=MIN_NORM)
+    return (merged.float() * (norm / merged_norm)).to(merged.dtype)
 
 
 def merge_values(
     values: Tensor, pairs: Pairs, threshold: float, fraction: float, official_quantile: bool = False
 ) -> Tensor:
-    """Merge the values of slots that leave into their targets' by similarity and norms (kvpress's MergingPress).
+    """Merge the values of slots that leave into their targets, by similarity and norms (kvpress's MergingPress).
 
-    A slot weighs max(w, 0) |v_e| / (|v_e| + |v_c|), its target 1.
+    A slot has the weight max(w, 0) |v_e| / (|v_e| + |v_c|), its target 1. Returns the values of all slots.
 
     Args:
         values: [rows, slots, D].
-        pairs: what leaves.
-        threshold: least similarity of what merges.
-        fraction: of what leaves, the most similar that merge.
-        official_quantile: merge what reaches the (1 - fraction) quantile of a row, and nothing where that is undefined.
-
-    Returns:
-        The values of all slots, shaped and typed as they came.
+        pairs: slots that leave, and their targets.
+        threshold: minimum similarity of slots that merge.
+        fraction: share of the slots that leave that merge, the most similar first.
+        official_quantile: merge slots above the (1 - fraction) quantile of a row, and none where it is undefined.
     """
     passes = pairs.leaves & (pairs.similarity >= threshold)
     if fraction < 1:
@@ -178,8 +173,8 @@ def merge_values(
     share = norms / (norms + norms.gather(1, pairs.target) + MIN_NORM)
     weight = (pairs.similarity.clamp(min=0) * share).masked_fill(~passes, 0)
     payload = torch.cat((values.float() * weight[..., None], weight[..., None]), -1)
-    poured, total = pour(payload, pairs, passes).split((values.shape[-1], 1), -1)
-    return torch.where(total > 0, (values.float() + poured) / (1 + total), values.float()).to(values.dtype)
+    sums, total = sum_sources(payload, pairs, passes).split((values.shape[-1], 1), -1)
+    return torch.where(total > 0, (values.float() + sums) / (1 + total), values.float()).to(values.dtype)
 
 
 def _find_most_similar(pairs: Pairs, passes: Tensor, fraction: float, official: bool) -> Tensor:
@@ -188,9 +183,9 @@ def _find_most_similar(pairs: Pairs, passes: Tensor, fraction: float, official: 
     similarity = pairs.similarity.masked_fill(~passes, -torch.inf)
     if not official:
         return choose_best(similarity, (fraction * count.double()).ceil().long()[:, 0])
-    # What does not leave lies behind the others.
+    # Slots that do not leave are sorted last.
     ascending = similarity.masked_fill(~pairs.leaves, torch.inf).sort(1).values
     place = (1 - fraction) * (count.double() - 1).clamp(min=0)
     low, high = (ascending.gather(1, end.long()) for end in (place.floor(), place.ceil()))
     quantile = low + (high - low) * (place - place.floor()).float()
-    return similarity >= quantile  # never where that is NaN
+    return similarity >= quantile  # False if the quantile is NaN

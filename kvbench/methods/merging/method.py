@@ -1,6 +1,6 @@
-"""LOOK-M, MergingPress, CaM and D2O: what another method lets go is merged into what it keeps."""
+"""LOOK-M, MergingPress, CaM and D2O: slots that another method evicts are merged into the slots that it keeps."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal
 
 import torch
@@ -20,19 +20,23 @@ from kvbench.methods.merging.merge import (
     select_ranks,
 )
 from kvbench.methods.shared.base import SHARE, Artifact, Limit, set_limits
-from kvbench.methods.shared.capabilities import ReplacesContents, is_stateful
-from kvbench.methods.shared.select import choose_best, draw_uniform
+from kvbench.methods.shared.select import choose_best, draw_by_row
+from kvbench.methods.shared.uses import Uses
 from kvbench.methods.shared.view import View
 from kvbench.methods.shared.wrapper import Wrapper
 
 
 @dataclass(kw_only=True)
-class Merger(ReplacesContents, Wrapper):
-    """Keep what the base keeps, with the contents of what leaves merged into it; a subclass writes `merge`.
+class Merger(Wrapper):
+    """Keep the base's slots and merge the contents of evicted slots into them; a subclass writes `merge`.
 
-    Nothing is stored beside the slots that stay, and none has a bias: a slot that stands for many counts once in the
-    softmax.
+    Nothing else is stored, and slots have no bias: a slot that represents several counts once in the softmax.
     """
+
+    @property
+    def uses(self) -> Uses:
+        """The base's uses, with other contents of slots."""
+        return replace(self.base.uses, replaces=True)
 
     def merge(self, view: View, stays: Tensor, leaves: Tensor, ranked: Tensor) -> None:
         """Replace the contents of the slots that stay.
@@ -41,43 +45,42 @@ class Merger(ReplacesContents, Wrapper):
             view: the layer.
             stays: bool [rows, slots].
             leaves: bool [rows, slots].
-            ranked: [rows, slots], by which the base chose.
+            ranked: [rows, slots], the base's ranking.
         """
         raise NotImplementedError
 
-    def choose(self, view: View, ranked: Tensor) -> Tensor:
-        """Choose what the base would, and merge the rest into it."""
+    def select_slots(self, view: View, ranked: Tensor) -> Tensor:
+        """Select the base's slots, and merge the rest into them."""
         exists = view.position >= 0
-        kept = super().choose(view, ranked) & exists
-        if self.replaces:
-            self.merge(view, kept, exists & ~kept, ranked)
-        return kept
+        stays = super().select_slots(view, ranked) & exists
+        self.merge(view, stays, exists & ~stays, ranked)
+        return stays
 
 
 @dataclass
 class LookM(Merger):
-    """Merge keys and values of what leaves into the slots of most similar keys (LOOK-M, arXiv:2406.18139).
+    """Merge keys and values of evicted slots into the slots of most similar keys (LOOK-M, arXiv:2406.18139).
 
-    The base, H2O in the paper, decides what stays; each slot that leaves goes into the kept one whose key has the
-    largest cosine with its own, windows and sinks among them. In repeated eviction merged slots merge on.
+    The base, H2O in the paper, decides which slots stay. Each evicted slot merges into the kept slot, including windows
+    and sinks, whose key has the largest cosine similarity. Merged slots can be evicted and merge again.
 
-    Differs from the paper in: it is done once a segment instead of once behind a prompt. The paper's text prior, which
-    keeps all text of a prompt, is `method.base.sinks=1` of a next-token model, whose first segment is the condition; a
+    Differs from the paper in: merging follows each segment instead of the prompt only. The paper's text prior, which
+    keeps all text of a prompt, is `method.base.sinks=1` in a next-token model, whose first segment is the condition; a
     budget too small for the condition is refused. The release keeps the first four tokens of a prompt without images,
-    filters what it merges by `average` and `weighted` (`filter=rank_mean`), and then merges by `average` the first
-    slots that leave in place of those that passed (`official_sources`). Attention of query heads that share a
-    KV head is averaged. Averages of rotated keys have no position, and those of normalised keys are shorter than keys
-    are (`keys=keep`, `renormalise`, `similarity=unrotated` are ours).
+    filters the sources of `average` and `weighted` (`filter=rank_mean`), and with `average` then merges the first
+    evicted slots instead of the filtered ones (`official_sources`). Attention of query heads that share a KV head is
+    averaged. An average of rotated keys has no position, and an average of normalised keys is shorter than a key
+    (`keys=keep`, `renormalise` and `similarity=unrotated` are kvbench's options).
 
     Attributes:
         how: `pivot` averages each token with its target first, `average` and `weighted` are the paper's other two,
             `normalised` is KVCache-Factory's; `none` merges nothing (`merge.How`).
-        keys: `merge` them as values, or `keep` those of the targets.
-        similarity: of keys as they are stored, rotated, or `unrotated`.
-        renormalise: scale a merged key to the length that the target's had.
-        filter: `none`; or `rank_mean`, merge the i-th slots that leave of all heads if their mean similarity reaches
-            the mean of all.
-        official_sources: with the filter and `average`, merge the first slots that leave.
+        keys: `merge` keys like values, or `keep` the targets' keys.
+        similarity: compare keys as stored, `rotated`, or `unrotated`.
+        renormalise: scale a merged key to the norm of the target's key.
+        filter: `none`; or `rank_mean`, merge the i-th evicted slots of all heads if their mean similarity reaches the
+            overall mean.
+        official_sources: with the filter and `average`, merge the first evicted slots.
     """
 
     how: How = "pivot"
@@ -88,21 +91,23 @@ class LookM(Merger):
     official_sources: bool = False
 
     @property
-    def replaces(self) -> bool:
-        """Whether anything is merged."""
-        return self.how != "none"
+    def uses(self) -> Uses:
+        """The base's uses, with other contents of slots unless `how` is `none`."""
+        return replace(self.base.uses, replaces=self.how != "none")
 
     @property
     def heads_independent(self) -> bool:
-        """The filter compares heads."""
+        """Whether the base's heads are independent and no filter compares them."""
         return super().heads_independent and self.filter == "none"
 
     def merge(self, view: View, stays: Tensor, leaves: Tensor, ranked: Tensor) -> None:
         """Merge keys and values into the most similar slot."""
+        if self.how == "none":
+            return
         keys = view.cached_keys()
         compared = keys if self.similarity == "rotated" else view.cached_keys(rotated=False)
         pairs = pair_slots(compared, leaves, stays)
-        merges = self.select(view, pairs)
+        merges = self.select_merges(view, pairs)
         merged, values = merge_slots(
             keys, view.cached_values(), pairs, merges, self.how, first_sources=self.official_sources
         )
@@ -112,25 +117,25 @@ class LookM(Merger):
             merged = restore_lengths(merged, keys)
         view.replace(merged, values)
 
-    def select(self, view: View, pairs: Pairs) -> Tensor:
-        """Select what merges among what leaves, bool [rows, slots]."""
+    def select_merges(self, view: View, pairs: Pairs) -> Tensor:
+        """Select the evicted slots that merge, bool [rows, slots]."""
         return pairs.leaves if self.filter == "none" else select_ranks(pairs, view.heads)[0]
 
 
 @dataclass
 class D2O(LookM):
-    """Merge what is similar enough, by a threshold that moves with what left before (D2O, arXiv:2406.13035).
+    """Merge evicted slots above a moving threshold of similarity (D2O, arXiv:2406.13035).
 
-    The first time that anything leaves, the threshold is the mean similarity of what leaves; later it is
-    alpha x threshold + beta x mean. The i-th slots that leave of all heads merge if their mean similarity reaches it.
+    At the first eviction, the threshold is the mean similarity of the evicted slots; later it is
+    alpha x threshold + beta x mean. The i-th evicted slots of all heads merge if their mean similarity reaches it.
 
-    Differs from the program in: tokens leave once a segment instead of one at a time; a threshold is of one layer and
-    sequence. Next-scale models, of which one scale may lose all at once, would be merged in half by any threshold of
-    this kind. The program's layer shares are those of `method.base=meda/variance`.
+    Differs from the program in: eviction happens once per segment instead of once per token; each layer and sequence
+    has its own threshold. Next-scale models are not supported: a whole scale can be evicted at once, and any such
+    threshold would merge about half of it. `method.base=meda/variance` has the program's layer shares.
 
     Attributes:
-        alpha: weight of the threshold so far.
-        beta: weight of the present mean.
+        alpha: weight of the previous threshold.
+        beta: weight of the current mean.
     """
 
     how: How = "weighted"
@@ -143,45 +148,45 @@ class D2O(LookM):
 
     @property
     def heads_independent(self) -> bool:
-        """Heads share a threshold."""
+        """No: heads share a threshold."""
         return False
 
     def prepare(self, spec: ModelSpec, budget: Budget, artifact: Artifact | None = None) -> None:
-        """Set up the base and forget every threshold."""
+        """Set up the base and reset all thresholds."""
         super().prepare(spec, budget, artifact)
         self._thresholds.clear()
 
-    def observe(self, view: View) -> None:
-        """Forget the thresholds of the generations before."""
+    def ranked_if_full(self, view: View) -> Tensor | None:
+        """Reset the layer's thresholds at the start of a generation, and return the base's ranking."""
         if view.segment.index == 0:
             self._thresholds.pop(view.layer, None)
-        super().observe(view)
+        return super().ranked_if_full(view)
 
-    def select(self, view: View, pairs: Pairs) -> Tensor:
-        """Move the thresholds, and select what reaches them."""
+    def select_merges(self, view: View, pairs: Pairs) -> Tensor:
+        """Update the thresholds, and select the slots that reach them."""
         merges, mean = select_ranks(pairs, view.heads)
         known = self._thresholds.get(view.layer, torch.full_like(mean, torch.nan))
         moved = torch.where(known.isnan(), mean, self.alpha * known + self.beta * mean)
         threshold = torch.where(pairs.leaves.unflatten(0, (-1, view.heads)).any((1, 2)), moved, known)
         self._thresholds[view.layer] = threshold
         later, _ = select_ranks(pairs, view.heads, threshold)
-        # The mean of a sequence reaches itself, whatever rounding says.
+        # At the first eviction the mean is the threshold; `merges` is exact despite rounding.
         return torch.where(known.isnan().repeat_interleave(view.heads)[:, None], merges, later)
 
 
 @dataclass
 class MergingPress(Merger):
-    """Merge values, not keys, of what leaves into the slots of most similar keys (kvpress's MergingPress).
+    """Merge values, but not keys, of evicted slots into the slots of most similar keys (kvpress's MergingPress).
 
-    A value weighs its similarity times its share of both values' norms.
+    The weight of a value is its similarity times its share of both values' norms.
 
-    Differs from the program in: tokens leave once a segment; with a `fraction` the most similar of what leaves merge,
-    whatever else fails the threshold (`official_quantile` is the program, which merges nothing of a row whose quantile
+    Differs from the program in: eviction happens once per segment; a `fraction` counts all evicted slots, including
+    slots below the threshold (`official_quantile` is the program's rule, which merges nothing in a row whose quantile
     is undefined).
 
     Attributes:
-        threshold: least cosine similarity of what merges.
-        fraction: of what leaves, the most similar that merge.
+        threshold: minimum cosine similarity of slots that merge.
+        fraction: share of the evicted slots that merge, the most similar first.
         official_quantile: see above.
     """
 
@@ -200,23 +205,23 @@ class MergingPress(Merger):
 
 @dataclass
 class CaM(Merger):
-    """Add values of what leaves to those of the next slots that stay, at random (CaM, ICML 2024; kvpress's CAMPress).
+    """Add evicted values at random to the values of the next slots that stay (CaM, ICML 2024; kvpress's CAMPress).
 
-    A slot that leaves is merged with a probability, its accumulated attention over the mean of the slots it would go
-    into, at most 1. These are the next `merge_budget` that stay, each of which gets an equal part of its value. Keys
-    stay. Of what leaves, as many tokens as the segment has, those of best score, may merge; others are dropped.
+    The probability that an evicted slot merges is its accumulated attention divided by the mean attention of its
+    targets, at most 1. The targets are the next `merge_budget` slots that stay; each gets an equal part of the value.
+    Keys do not change. Only the best evicted slots can merge, as many as the segment has tokens; others are dropped.
 
-    Differs from the program in: tokens leave once a segment; heads keep what the base keeps, the same tokens only where
-    it does that (`tova`); draws depend on the prompt, the layer and the segment alone. Attention of a prompt's own
-    queries does not count, as in the program. In a next-scale model nearly all that leaves merges, and sums of hundreds
-    of values swamp others (`normalise`): experimental there.
+    Differs from the program in: eviction happens once per segment; heads keep the base's tokens, the same in all heads
+    only with a base like `tova`; draws depend only on the prompt, the layer and the segment. Attention of a prompt's
+    own queries does not count, as in the program. In next-scale models nearly all evicted slots merge, and sums of
+    hundreds of values dominate the others (`normalise`): experimental there.
 
     Attributes:
-        merge_budget: slots that a value is spread over.
-        attention: `cumulative`, since a slot was cached, or `newest`, of the segment's last query (the authors').
-        sample: `bernoulli` draws; `expected` merges a part as large as the probability.
-        normalise: divide a value by 1 and the weights that were added to it; the program does not.
-        seed: of the draws.
+        merge_budget: number of targets of a value.
+        attention: `cumulative`, since a slot was cached, or `newest`, from the segment's last query (the authors').
+        sample: `bernoulli` draws; `expected` weights each value by its probability.
+        normalise: divide a value by 1 plus the added weights; the program does not.
+        seed: seed of the draws.
     """
 
     merge_budget: int = 32
@@ -228,50 +233,39 @@ class CaM(Merger):
     limits = set_limits(merge_budget=Limit(1))
 
     @property
-    def stateful(self) -> bool:
-        """Accumulated attention is kept per slot."""
-        return True
+    def uses(self) -> Uses:
+        """The base's uses, with other contents of slots and a state of accumulated attention."""
+        return replace(super().uses, state=1)
 
     def __post_init__(self) -> None:
-        """Refuse a base that keeps a number per slot, of which there is one.
+        """Refuse a base that keeps a number per slot, because cam uses the state itself.
 
         Raises:
-            ConfigError: it does.
+            ConfigError: the base keeps a number per slot.
         """
         super().__post_init__()
-        if is_stateful(self.base):
+        if self.base.uses.state:
             raise ConfigError(
                 f"method.base: {type(self.base).__name__} keeps a number per slot, and so does cam; choose another "
                 "base, without method.base.refresh and method.base.ema"
             )
 
-    def observe(self, view: View) -> None:
-        """Add the segment's attention to every slot's sum."""
-        super().observe(view)
-        if self.spec.family == "next-token" and view.segment.index == 0:
-            return
-        if self.attention == "cumulative":
-            view.state += view.mass() * view.segment.length
-        else:
-            view.state.copy_(view.mass(torch.tensor([view.segment.length - 1])))
+    def ranked_if_full(self, view: View) -> Tensor | None:
+        """Add the segment's attention to each slot's sum, and return the base's ranking."""
+        if self.spec.family == "next-scale" or view.segment.index:
+            if self.attention == "cumulative":
+                view.state += view.mass() * view.segment.length
+            else:
+                view.state.copy_(view.mass(torch.tensor([view.segment.length - 1])))
+        return super().ranked_if_full(view)
 
     def merge(self, view: View, stays: Tensor, leaves: Tensor, ranked: Tensor) -> None:
-        """Draw what merges, and add its values."""
+        """Draw the slots that merge, and add their values."""
         leaving = ranked.masked_fill(~leaves, -torch.inf)
         merges = leaves & choose_best(leaving.flip(1), view.segment.length).flip(1)
         weight = measure_probabilities(view.state, merges, stays, self.merge_budget)
         if self.sample == "bernoulli":
-            weight = (self._draw(view) < weight).float()
+            numbers = draw_by_row(self.seed, view, self.spec.first_head, view.segment.end)
+            weight = (numbers.gather(1, view.position.clamp(min=0)) < weight).float()
         values = add_values(view.cached_values(), weight, stays, self.merge_budget, normalise=self.normalise)
         view.replace(view.cached_keys(), values)
-
-    def _draw(self, view: View) -> Tensor:
-        """Draw a number for each slot, float32 [rows, slots], the same in any batch."""
-        first, known = self.spec.first_head, dict.fromkeys(view.prompts)
-        shape = (first + view.heads, view.segment.end)
-        drawn = {
-            prompt: draw_uniform(f"{self.seed}:{prompt}:{view.layer}:{view.segment.index}", shape)[first:]
-            for prompt in known
-        }
-        rows = torch.cat([drawn[prompt] for prompt in view.prompts])
-        return rows.to(view.position.device).gather(1, view.position.clamp(min=0))

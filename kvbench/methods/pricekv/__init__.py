@@ -1,1 +1,1 @@
-"""PriceKV: attention's output error for every set of past sources, and lifetimes of blocks bought at prices."""
+"""PriceKV: KV budgets allocated by Lagrange multipliers, from calibrated errors of attention's output."""

@@ -1,54 +1,60 @@
-"""The allocation as a problem: what errors there are, what is in the cache when, and how much fits.
+"""The allocation problem of PriceKV: errors, memory use and capacity over time.
 
-Consumer k is segment k while it runs; source i is segment i for the consumers after it. A head may hold source i from
-consumer i + 1 on, and once dropped it never comes back: what a head holds is two numbers per source, its lifetime, the
-last consumer that still has it (i itself: it is never held), and its precision, how its numbers are stored all the
-while. Time is counted in instants: instant k (L + 1) + c is when segment k has run through c of the L layers. Room is
-counted in tokens where there is one precision, and in bytes where there are several.
+While target segment k runs, a head attends to the sources (earlier segments) that it stores. It stores source
+i from target i + 1 on and never gets it back once it is dropped. A head's allocation is two numbers per source: the
+lifetime, which is the last target that has the source (i: never stored), and the precision, which does not change.
+Step k (L + 1) + c is the state of the cache when segment k has passed c of the L layers. Capacity is in tokens if there
+is one precision and in bytes otherwise.
 """
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from kvbench.methods.pricekv.sources import Sources
+from kvbench.core.segments import ModelSpec
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
+Number = TypeVar("Number", np.int64, np.float64)
+Sources = tuple[tuple[int, ...], ...]
+"""Sources of each segment, in order. A set of sources is a bit mask: bit j is the j-th source."""
 
 
 class Allocation(NamedTuple):
-    """Tokens of every source that every head holds.
+    """Lifetime and precision of every source in every head.
 
     Attributes:
         until: lifetimes, int64 [T, K - 1].
-        precision: numbers of the precisions, int64 [T, K - 1]; of what is never held they do not matter.
+        precision: indices of precisions, int64 [T, K - 1]; arbitrary for sources that are never stored.
     """
 
     until: Ints
     precision: Ints
 
+    def copy(self) -> "Allocation":
+        """Return an allocation with its own arrays."""
+        return Allocation(self.until.copy(), self.precision.copy())
+
 
 @dataclass(frozen=True)
 class Problem:
-    """Input of an allocation; T = L x H heads, layer by layer, and F precisions.
+    """Input of an allocation for K segments, F precisions and T = L x H heads, ordered by layer.
 
     Attributes:
-        errors: of every consumer, float64 [sets, T]: what each set of its sources costs each head; infinite for sets
-            that lack a forced source.
-        sources: of every consumer, K of them.
-        sizes: capacity that a block of each source takes in each precision, int64 [K - 1, F], none larger than in the
-            first.
-        noise: what a head pays beside `errors` for having a source in a precision, summed over the consumers up to each
-            one that has it among its sources, float64 [K - 1, F, K, T].
-        layers: layers L.
-        capacity: what sources may take at each instant, int64 [K (L + 1)].
-        forced: leading sources that all heads hold to the end.
-        lifetimes: sources may be dropped before the end; otherwise what a head holds at all it holds to the end.
+        errors: K arrays, float64 [sets, T]: error of each head at a target for each set of its sources; infinite for
+            sets that lack a forced source.
+        sources: sources of each target.
+        sizes: size of a source's block in each precision, int64 [K - 1, F]; the first precision is the largest.
+        noise: error that storing a source in a precision adds to `errors`, summed over the targets up to each one,
+            float64 [K - 1, F, K, T].
+        layers: number of layers L.
+        capacity: capacity at each step, int64 [K (L + 1)].
+        forced: number of leading sources that all heads store to the end.
+        lifetimes: whether sources may be dropped before the end; otherwise a stored source is stored to the end.
     """
 
     errors: tuple[Floats, ...]
@@ -62,17 +68,17 @@ class Problem:
 
     @property
     def segments(self) -> int:
-        """Segments K."""
+        """Number of segments K."""
         return len(self.sources)
 
     @property
     def precisions(self) -> int:
-        """Forms F."""
+        """Number of precisions F."""
         return self.sizes.shape[1]
 
     @property
     def heads(self) -> int:
-        """All heads T."""
+        """Number of heads T in all layers."""
         return self.errors[0].shape[1]
 
     @cached_property
@@ -81,28 +87,52 @@ class Problem:
         return np.arange(self.layers).repeat(self.heads // self.layers)
 
     @cached_property
-    def leaving(self) -> Ints:
-        """Instant at which a source of lifetime k leaves a layer, int64 [K, L]; source k enters then.
+    def end_steps(self) -> Ints:
+        """Step at which a source of lifetime k leaves a layer, int64 [K, L]; source k enters at the same step.
 
-        What the last consumer has stays to the end.
+        Sources that the last target has stay to the end.
         """
-        instants = np.arange(self.segments)[:, None] * (self.layers + 1) + np.arange(self.layers) + 1
-        instants[-1] = self.segments * (self.layers + 1)
-        return instants
+        steps = np.arange(self.segments)[:, None] * (self.layers + 1) + np.arange(self.layers) + 1
+        steps[-1] = self.segments * (self.layers + 1)
+        return steps
 
-    def hold_everything(self) -> Allocation:
-        """Return the full cache, in the largest precision."""
+    def full_allocation(self) -> Allocation:
+        """Return the full cache in the largest precision."""
         until = np.full((self.heads, self.segments - 1), self.segments - 1)
         return Allocation(until, np.zeros_like(until))
 
 
-def be_noiseless(segments: int, heads: int) -> Floats:
-    """Return the noise of one precision in which nothing is lost, float64 [K - 1, 1, K, T] that takes no memory."""
+def make_zero_noise(segments: int, heads: int) -> Floats:
+    """Return the noise of one lossless precision, a view without memory: float64 [K - 1, 1, K, T]."""
     return np.broadcast_to(0.0, (segments - 1, 1, segments, heads))
 
 
+def list_sources(spec: ModelSpec, recent: int) -> Sources:
+    """Return the sources of each segment: all earlier ones; for next-token models the first and the newest ones.
+
+    Args:
+        spec: the model.
+        recent: number of newest segments for next-token models, which have too many rows for sets of all of them.
+    """
+    count = len(spec.segments)
+    recent = count if spec.family == "next-scale" else recent
+    return tuple(tuple(i for i in range(k) if i == 0 or i >= k - recent) for k in range(count))
+
+
+def sum_sets(values: NDArray[Number]) -> NDArray[Number]:
+    """Sum the values of each set: [2^n, ...] from values [n, ...].
+
+    >>> sum_sets(np.array([1, 4, 9])).tolist()
+    [0, 1, 4, 5, 9, 10, 13, 14]
+    """
+    sums = np.zeros((1, *values.shape[1:]), values.dtype)
+    for value in values:
+        sums = np.concatenate((sums, sums + value))
+    return sums
+
+
 def find_sets(problem: Problem, until: Ints) -> Ints:
-    """Return which sets of its sources each consumer finds in each head: int64 [K, T] of lifetimes [T, K - 1]."""
+    """Return the set of sources that each target has in each head: int64 [K, T] from lifetimes [T, K - 1]."""
     sets = np.zeros((problem.segments, problem.heads), np.int64)
     for k, sources in enumerate(problem.sources):
         for bit, source in enumerate(sources):
@@ -110,19 +140,21 @@ def find_sets(problem: Problem, until: Ints) -> Ints:
     return sets
 
 
-def count_held(problem: Problem, holding: Allocation) -> Ints:
-    """Count what sources take in the cache at each instant, int64 [K (L + 1)]."""
+def measure_usage(problem: Problem, allocation: Allocation) -> Ints:
+    """Return the memory use at each step, in units of the capacity: int64 [K (L + 1)]."""
     change = np.zeros(len(problem.capacity) + 1, np.int64)
     for source, sizes in enumerate(problem.sizes):
-        taken = sizes[holding.precision[:, source]]
-        np.add.at(change, problem.leaving[source, problem.layer], taken)
-        np.subtract.at(change, problem.leaving[holding.until[:, source], problem.layer], taken)
+        sizes_of_heads = sizes[allocation.precision[:, source]]
+        np.add.at(change, problem.end_steps[source, problem.layer], sizes_of_heads)
+        np.subtract.at(change, problem.end_steps[allocation.until[:, source], problem.layer], sizes_of_heads)
     return change.cumsum()[:-1]
 
 
-def sum_error(problem: Problem, holding: Allocation) -> float:
-    """Sum what all consumers and heads pay in errors and noise."""
-    sets, heads = find_sets(problem, holding.until), np.arange(problem.heads)
+def sum_error(problem: Problem, allocation: Allocation) -> float:
+    """Sum errors and noise over all targets and heads."""
+    sets, heads = find_sets(problem, allocation.until), np.arange(problem.heads)
     errors = sum(of_sets[sets[k], heads].sum() for k, of_sets in enumerate(problem.errors))
     sources = np.arange(problem.segments - 1)
-    return float(errors + problem.noise[sources, holding.precision, holding.until, heads[:, None]].sum())
+    return float(
+        errors + problem.noise[sources, allocation.precision, allocation.until, heads[:, None]].sum()
+    )

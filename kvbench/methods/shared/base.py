@@ -1,6 +1,6 @@
-"""Base classes of methods and of calibrations, and the artifact that a calibration leaves."""
+"""Base classes of methods and of calibrations, and the artifact of a calibration."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
 from pathlib import Path
@@ -12,25 +12,26 @@ from torch import Tensor
 from kvbench.core.budget import Budget
 from kvbench.core.config import UserError
 from kvbench.core.segments import Family, ModelSpec, Segment
-from kvbench.methods.shared.capabilities import ObservesLast
+from kvbench.core.storage import Precision
+from kvbench.methods.shared.uses import Uses
 from kvbench.methods.shared.view import View
 
 ADDED: Mapping[str, object] = {"refresh": 1, "ema": 0, "fill": False}
-"""Settings that came when methods had runs already, with the value that changes nothing: identities leave that out."""
+"""Settings that are newer than runs of their methods, with a neutral value that identities leave out."""
 
 
 class NotANumber(UserError, FloatingPointError):
-    """Scores of a method with NaN, which order no tokens; the message names method, layer and segment."""
+    """Scores of a method contain NaN and cannot order tokens; the message names method, layer and segment."""
 
 
 @dataclass(frozen=True)
 class Artifact:
-    """Result of a calibration, and the conditions under which it was made.
+    """Result of a calibration and its conditions.
 
     Attributes:
         kind: name of the observer that made it.
         tensors: the calibrated values, by name.
-        metadata: model, weights hash, schedule, prompts hash and settings, all JSON values; a run checks them.
+        metadata: model, weights hash, schedule, prompts hash and settings as JSON values, which a run checks.
     """
 
     kind: str
@@ -44,7 +45,7 @@ class Limit(NamedTuple):
     Attributes:
         low: smallest value.
         high: largest value.
-        wants: text of the message in place of the range.
+        wants: text of the message instead of the range.
     """
 
     low: float
@@ -52,7 +53,7 @@ class Limit(NamedTuple):
     wants: str = ""
 
     def check(self, name: str, value: float | None) -> None:
-        """Refuse a value out of range, NaN included; None passes.
+        """Refuse a value out of range, including NaN; None passes.
 
         Raises:
             ValueError: naming the setting.
@@ -74,7 +75,7 @@ def require_artifact(artifact: Artifact | None, lead: str) -> dict[str, Tensor]:
     """Return the tensors of a calibration.
 
     Raises:
-        ValueError: there is none; the message is `lead`, then how to calibrate.
+        ValueError: no calibration; the message is `lead`, then how to calibrate.
     """
     if artifact is None:
         raise ValueError(f"{lead} calibrate first (python run.py task=calibrate)")
@@ -84,15 +85,15 @@ def require_artifact(artifact: Artifact | None, lead: str) -> dict[str, Tensor]:
 class Method:
     """Rule for what a cache keeps. Subclasses are dataclasses; their fields are the method's settings.
 
-    A method implements `keep`, and sets `static` or implements `capacity`. What a few methods need beside that are
-    mixins (`kvbench.methods.shared.capabilities`).
+    A method implements `keep`, and sets `static` or implements `capacity`. A method that needs more of the engine
+    defines `uses`, and implements the hook that `Uses` names.
 
     Attributes:
         families: model families that the method supports; `check` refuses others.
         limits: ranges of settings by name; `check` refuses values outside.
         static: `keep` depends on the layer, the segment and the positions of the slots only, never on data or on the
             sequence. The cache then calls it once per (layer, segment) and reuses the result.
-        revision: raised when the same settings come to keep other tokens, so that earlier runs are not reused.
+        revision: increased when the same settings keep other tokens than before, so that old runs are not reused.
         strict: exceeding the budget is an error; otherwise tables show the measured peak. A field where a method can
             be either.
         spec: the model's shapes, set by `prepare`.
@@ -109,8 +110,13 @@ class Method:
     budget: Budget
 
     @property
+    def uses(self) -> Uses:
+        """What the method needs of the engine; it depends on settings only."""
+        return Uses()
+
+    @property
     def budgeted(self) -> bool:
-        """Whether the budget changes what is kept or stops a run; if not, runs at all budgets are one run."""
+        """Whether the budget changes what is kept or stops a run; otherwise runs at all budgets are one run."""
         return True
 
     @property
@@ -119,7 +125,7 @@ class Method:
         return self.needs() is None
 
     def needs(self) -> "Observer | Path | None":
-        """Return the calibration that `prepare` requires, or the file that replaces it; None if neither."""
+        """Return the calibration that `prepare` requires, or a file that replaces it; None for neither."""
         return None
 
     def check(self, spec: ModelSpec, budget: Budget) -> None:
@@ -145,7 +151,7 @@ class Method:
         Args:
             spec: the model's shapes.
             budget: the budget B.
-            artifact: the calibration that `needs` asked for.
+            artifact: the calibration that `needs` returned.
 
         Raises:
             ValueError, InfeasibleBudget: what `check` refuses, or a calibration is missing.
@@ -156,10 +162,10 @@ class Method:
     def capacity(self, layer: int, segment: Segment) -> int | tuple[int, ...] | None:
         """Return the slots that a row of this layer holds after a segment; None where they depend on data.
 
-        Every row then holds this many slots, or all that it has seen where those are fewer; `keep` must agree with it.
-        Padding in front of a prompt may count as held (`View.padding_charge`). An int is for all KV heads, a tuple has
-        one entry per head. Storage and `task=plan` derive the lengths of rows from it. A static method need not
-        implement it: its `keep` is called beforehand instead.
+        Each row then holds this number of slots, or all tokens so far if they are fewer; `keep` must agree. Padding in
+        front of a prompt may count as held (`View.padding_charge`). An int is for all KV heads, a tuple has one entry
+        per head. Storage and `task=plan` derive the lengths of rows from it. A static method need not implement it,
+        because its `keep` is called in advance.
         """
         return None
 
@@ -167,62 +173,96 @@ class Method:
         """Select the slots that stay: bool [rows, slots], or [heads, slots] from a static method; None keeps all."""
         raise NotImplementedError
 
+    def compares_keys(self, layer: int, segment: Segment) -> bool:
+        """Return whether `keep` may read the keys of `segment` after the next one; called after `keep`.
 
-class Observer(ObservesLast, Method):
-    """Calibration: a method that keeps everything and accumulates statistics.
+        Only if `uses.previous_keys`.
+        """
+        return True
+
+    def select_attended(self, view: View) -> Tensor | None:
+        """Select the slots to attend to, the segment's own among them: bool [rows, slots]; None selects all.
+
+        Only if `uses.sparse_reads`. The cache calls it for each segment whose tokens come at once, and for each token
+        of a next-token model that comes by itself; the view then ends with that token, whose query is the last. A
+        prompt attends to all of itself. Slots that are not selected stay in the cache unless `keep`, which is called
+        afterwards, drops them.
+        """
+        raise NotImplementedError
+
+    def compare_layers(self, views: Sequence[View]) -> None:
+        """Look at all layers, in order, before `keep` is called for one after the other.
+
+        Only if `uses.joint`. Tokens of the segment are pending in all layers until then, as during the segment.
+        """
+        raise NotImplementedError
+
+    def precisions(self, layer: int, segment: Segment) -> Sequence[Precision] | None:
+        """Return the precision in which each KV head of a layer stores a segment; None uses the run's `cache_dtype`.
+
+        Only if `uses.precisions`.
+        """
+        raise NotImplementedError
+
+
+class Observer:
+    """Calibration: accumulates statistics of generations with the full cache.
 
     Subclasses are dataclasses; their fields are the calibration's settings.
 
     Attributes:
         kind: name of the artifact.
+        spec: the model's shapes, set by `prepare`.
         sums: float64 sum over prompts of each tensor, by name.
     """
 
     kind: ClassVar[str]
+    spec: ModelSpec
     sums: dict[str, Tensor]
+
+    @property
+    def uses(self) -> Uses:
+        """What the calibration needs of the engine: `previous_keys`, `codebooks`."""
+        return Uses()
 
     def tensor_shapes(self, spec: ModelSpec) -> dict[str, tuple[int, ...]]:
         """Return the shapes of the calibrated tensors, by name."""
         raise NotImplementedError
 
     def accumulate(self, view: View) -> None:
-        """Add the statistics of one layer, summed over the prompts of the batch, to `sums`."""
+        """Add the statistics of one layer after a segment, summed over the prompts of the batch, to `sums`."""
         raise NotImplementedError
 
-    def prepare(self, spec: ModelSpec, budget: Budget, artifact: Artifact | None = None) -> None:
-        """Start the sums at zero."""
-        super().prepare(spec, budget, artifact)
+    def prepare(self, spec: ModelSpec) -> None:
+        """Set the sums to zero."""
+        self.spec = spec
         shapes = self.tensor_shapes(spec)
         self.sums = {name: torch.zeros(shape, dtype=torch.float64) for name, shape in shapes.items()}
         self._prompts = 0
 
-    def capacity(self, layer: int, segment: Segment) -> int:
-        """Return the tokens so far: nothing is dropped."""
-        return segment.end
-
-    def keep(self, view: View) -> None:
-        """Accumulate one layer and keep everything."""
+    def observe(self, view: View) -> None:
+        """Count the prompts of a batch and accumulate one layer."""
         if view.layer == 0 and view.segment.index == 0:
             self._prompts += view.sequences // self.spec.branches
         self.accumulate(view)
 
     def select_conditional(self, rows: Tensor) -> Tensor:
-        """Return the conditional sequences' part of values [rows, ...]: float64 [prompts, heads, ...] on the CPU."""
+        """Select the conditional sequences from values [rows, ...]: float64 [prompts, heads, ...] on the CPU."""
         sequences = rows.unflatten(0, (-1, self.spec.heads))
         return sequences[: len(sequences) // self.spec.branches].double().cpu()
 
     def look_again(self) -> bool:
-        """Return whether the same generations are to be shown once more; called when all of them were shown."""
+        """Return whether the calibration needs another pass; called after each pass over all prompts."""
         return False
 
     def average(self) -> dict[str, Tensor]:
-        """Return the means over the prompts seen, by name; zeros when none were."""
+        """Return the means over the observed prompts, by name; zeros without prompts."""
         return {name: sums / max(self._prompts, 1) for name, sums in self.sums.items()}
 
     def make_stand_in(self, spec: ModelSpec) -> Artifact:
-        """Make an artifact of random numbers, equal in every call: good for timing, nothing else.
+        """Make an artifact of random numbers, the same in each call, for timing only.
 
-        What methods do with it takes the time that a real one takes, but rows may become longer or shorter.
+        Methods take as long with it as with a real artifact, but rows may be longer or shorter.
         """
         generator = torch.Generator().manual_seed(0)
         tensors = {

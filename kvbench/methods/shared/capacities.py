@@ -10,14 +10,14 @@ Ints = NDArray[np.int64]
 
 
 def shrink_early(capacity: Ints, arriving: Sequence[int], total: int, heads: int = 1) -> Ints:
-    """Lower capacities so far that no order of growing and shrinking layers exceeds `total`; int64 [K - 1, L x heads].
+    """Lower capacities so that `total` is never exceeded while layers grow and shrink; int64 [K - 1, L x heads].
 
-    While scale k runs, layers up to l hold what they may after it and the others what they held before. Where that is
-    too much, the deepest layers that are to shrink do so right after scale k - 1, and only as far as needed.
+    While scale k runs, layers up to l have their new capacity and the others their old one. If the sum exceeds `total`,
+    the deepest layers that will shrink do so after scale k - 1 already, only as far as needed.
 
     Args:
         capacity: int64 [K - 1, L x heads], layer by layer, at most `total` in each row.
-        arriving: tokens that come to every column at each scale.
+        arriving: new tokens of each column at each scale.
         total: tokens that all layers may hold together.
         heads: columns of a layer, which change at the same time.
     """
@@ -37,14 +37,14 @@ def shrink_early(capacity: Ints, arriving: Sequence[int], total: int, heads: int
 
 
 def fill_gaps(held: Ints, arriving: Sequence[int], total: int, heads: int = 1) -> Ints:
-    """Give what early shrinking frees to layers that let go of it before it is needed: int64 [K - 1, L x heads].
+    """Lend capacity freed by early shrinking to layers that release it before it is needed: int64 [K - 1, L x heads].
 
-    Shallow layers may hold more after a scale, and shrink at the next one before a deeper layer grows. A layer takes as
-    much as it has tokens for and as no instant of either scale forbids; its first columns take first.
+    Shallow layers may hold more after a scale, and shrink at the next one before a deeper layer grows. A layer takes at
+    most its tokens and the free capacity at each moment of both scales; its first columns take first.
 
     Args:
-        held: int64 [K - 1, L x heads], never above `total` in any order, and no more than a column can reach.
-        arriving: tokens that come to every column at each scale.
+        held: int64 [K - 1, L x heads], never above `total` at any moment, and at most the tokens of a column.
+        arriving: new tokens of each column at each scale.
         total: tokens that all layers may hold together.
         heads: columns of a layer, which change at the same time.
     """
@@ -59,30 +59,30 @@ def fill_gaps(held: Ints, arriving: Sequence[int], total: int, heads: int = 1) -
             moved = (after - held[k]).cumsum()[heads - 1 : begin : heads]
             later = held[k].sum() + np.concatenate(([0], moved))
             spare = total - max(int(now.max()), int(later.max()))
-            lacking = before[begin:end] + arriving[k] - held[k, begin:end]
-            held[k, begin:end] += (spare - (lacking.cumsum() - lacking)).clip(0, lacking)
+            missing = before[begin:end] + arriving[k] - held[k, begin:end]
+            held[k, begin:end] += (spare - (missing.cumsum() - missing)).clip(0, missing)
         before = held[k]
     return held
 
 
 def fill_groups(tokens: int, weights: Floats, sizes: Ints, reach: Ints, min_tokens: int = 1) -> Ints:
-    """Share tokens in proportion to weights, within what each head must and can hold: int64 [groups], per head.
+    """Share tokens in proportion to weights, between bounds on each head: int64 [groups], per head.
 
-    What some cannot hold is shared among the others (water-filling). Shares are rounded down, and what is left goes to
-    whole groups, those of the largest fraction first, that it suffices for.
+    Tokens above a head's bound are shared among the others (water-filling). Shares are rounded down, and the remainder
+    goes to whole groups that it suffices for, in order of their fractions.
 
     Args:
-        tokens: of all heads together, enough for what each must hold.
+        tokens: of all heads together, enough for the lower bounds.
         weights: [groups], positive.
         sizes: heads of each group.
-        reach: the most that a head of each group can hold.
-        min_tokens: what every head holds that can.
+        reach: upper bound of a head of each group.
+        min_tokens: lower bound of each head, if `reach` permits.
     """
     floor = np.minimum(min_tokens, reach)
     levels = np.sort(np.concatenate((floor / weights, reach / weights)))
     held = np.clip(levels[:, None] * weights, floor, reach) @ sizes
     shares = np.clip(np.interp(tokens, held, levels) * weights, floor, reach)
-    whole = np.floor(shares + 1e-9).astype(np.int64)  # what is whole but for rounding stays whole
+    whole = np.floor(shares + 1e-9).astype(np.int64)  # rounding must not lower a whole number
     spare = tokens - int(whole @ sizes)
     for group in np.argsort(whole - shares, kind="stable"):
         if whole[group] < reach[group] and sizes[group] <= spare:

@@ -1,4 +1,4 @@
-"""Numbers of slots that are taken together: of a sequence's heads, or of neighbours."""
+"""Choices, means and sums of slots over the heads of a sequence, or over neighbours."""
 
 import torch
 from torch import Tensor
@@ -7,13 +7,13 @@ from kvbench.methods.shared.select import choose_best
 
 
 def choose_among_heads(scores: Tensor, capacity: int | Tensor, heads: int, safeguard: float) -> Tensor:
-    """Choose the highest-scored slots of each sequence's heads together; returns bool [rows, slots].
+    """Return the highest-scored slots among all heads of each sequence, bool [rows, slots].
 
     Args:
         scores: float32 [rows, slots], rows sequence-major; infinity is chosen first, -inf never.
         capacity: even capacity of a head, one number or int64 [rows].
         heads: rows of a sequence.
-        safeguard: share of the capacity that each head is sure to fill, with its own best slots.
+        safeguard: share of the capacity that each head fills with its own best slots.
     """
     capacities = (
         capacity
@@ -21,7 +21,7 @@ def choose_among_heads(scores: Tensor, capacity: int | Tensor, heads: int, safeg
         else torch.full((len(scores),), capacity, device=scores.device)
     )
     safe = choose_best(scores, (safeguard * capacities.double()).long()) & (scores > -torch.inf)
-    # A head's own best come before whatever else competes, and after what never leaves.
+    # A head's own best slots rank above competing slots and below slots that never leave.
     ranked = scores.masked_fill(safe & (scores < torch.inf), torch.finfo(scores.dtype).max)
     together = ranked.unflatten(0, (-1, heads)).flatten(1)
     chosen = choose_best(together, capacities.unflatten(0, (-1, heads)).sum(1))
@@ -29,16 +29,16 @@ def choose_among_heads(scores: Tensor, capacity: int | Tensor, heads: int, safeg
 
 
 def average_heads(scores: Tensor, position: Tensor, heads: int, tokens: int) -> Tensor:
-    """Average a number per slot over the heads of each sequence, by token; a head that lost a token counts as 0 there.
+    """Average a number per slot over the heads of each sequence, by token; a head without the token counts 0.
 
     Args:
         scores: float32 [rows, slots], rows sequence-major.
         position: int64 [rows, slots], token of each slot, -1 where there is none.
         heads: rows of a sequence.
-        tokens: how many there are so far.
+        tokens: number of tokens so far.
 
     Returns:
-        float32 [rows, slots]; numbers of slots that a row has not do not matter.
+        float32 [rows, slots]; arbitrary for slots that a row does not have.
     """
     by_sequence = position.unflatten(0, (-1, heads)).flatten(1).clamp(min=0)
     given = scores.masked_fill(position < 0, 0).unflatten(0, (-1, heads)).flatten(1)
@@ -49,11 +49,11 @@ def average_heads(scores: Tensor, position: Tensor, heads: int, tokens: int) -> 
 def sum_runs(x: Tensor, ids: Tensor) -> Tensor:
     """Return for each slot the sum over its neighbours of equal id, float64 [rows, slots].
 
-    Not scattered: the result of atomic additions depends on their order.
+    No scatter: the result of atomic additions depends on their order.
 
     Args:
         x: [rows, slots].
-        ids: int64 [rows, slots], in which equal ones follow each other.
+        ids: int64 [rows, slots]; equal ids are neighbours.
     """
     place = torch.arange(ids.shape[1], device=ids.device).expand_as(ids)
     begins = torch.ones_like(ids, dtype=torch.bool)

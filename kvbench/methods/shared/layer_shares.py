@@ -19,7 +19,7 @@ from kvbench.methods.shared.view import View
 
 @dataclass
 class LayerStatistics(Observer):
-    """Calibrates the numbers [L, K, n] that shares of layers depend on; a subclass writes `measure`.
+    """Calibrates the numbers [L, K, n] from which shares of layers follow; a subclass writes `measure`.
 
     Attributes:
         numbers: n.
@@ -28,7 +28,7 @@ class LayerStatistics(Observer):
     numbers: ClassVar[int] = 1
 
     def measure(self, view: View) -> Tensor:
-        """Return the numbers of a layer of every sequence, float [sequences, n]."""
+        """Return the numbers of a layer for each sequence, float [sequences, n]."""
         raise NotImplementedError
 
     def tensor_shapes(self, spec: ModelSpec) -> dict[str, tuple[int, ...]]:
@@ -46,10 +46,10 @@ class LayerStatistics(Observer):
 class LayerShares(Scored):
     """Share B among layers by what `observer` measures; a subclass writes `observer` and `weigh`.
 
-    `calibrated` shares are known beforehand, after every segment, and never exceed B. `previous` ones are those of each
-    sequence's own segment before. Behind the first segment, of which the layers to come are not known, a layer takes
-    its share of B among those up to it, as much as the cascade of CAKE gives it at that moment and more than it has in
-    the end: the peak, which is measured, exceeds B.
+    `calibrated` shares are known in advance for each segment and never exceed B. `previous` shares follow from each
+    sequence's previous segment. After the first segment later layers are not measured yet: a layer takes its share of B
+    among the layers up to it, as in the cascade of CAKE, which is more than its final share. The peak then exceeds B
+    and is measured.
 
     Attributes:
         preference: see above.
@@ -58,7 +58,7 @@ class LayerShares(Scored):
     preference: Literal["calibrated", "previous"] = "calibrated"
 
     def __post_init__(self) -> None:
-        """Note whether B is never exceeded."""
+        """Set `strict` if B is never exceeded."""
         self.strict = self.preference == "calibrated"
 
     @cached_property
@@ -67,17 +67,17 @@ class LayerShares(Scored):
         raise NotImplementedError
 
     def weigh(self, numbers: Floats) -> Floats:
-        """Return a weight for every layer [..., L], positive and at most 1, from numbers [..., L, n]."""
+        """Return a weight for each layer [..., L], positive and at most 1, from numbers [..., L, n]."""
         raise NotImplementedError
 
     def divide(self, weights: Floats, tokens: int, length: int, reach: Ints) -> Ints:
-        """Divide tokens among layers, int64 [layers], of each head.
+        """Divide tokens among layers: int64 [layers], the capacity of each head.
 
         Args:
             weights: [layers].
             tokens: of all heads of these layers.
             length: tokens so far.
-            reach: int64 [layers], the most that a head of each can hold.
+            reach: int64 [layers], tokens that a head of each layer can hold at most.
         """
         del length
         sizes = np.full(len(weights), self.spec.heads)
@@ -85,7 +85,7 @@ class LayerShares(Scored):
 
     @property
     def min_tokens(self) -> int:
-        """Tokens that every head of every layer holds, once there are so many."""
+        """Smallest capacity of any head."""
         return max(1, self.spec.leading_tokens(self.sinks))
 
     @property
@@ -98,12 +98,12 @@ class LayerShares(Scored):
         return self.observer if self.preference == "calibrated" else None
 
     def prepare(self, spec: ModelSpec, budget: Budget, artifact: Artifact | None = None) -> None:
-        """Work out what every layer may hold after every segment, or forget what was measured."""
+        """Compute the capacity of each layer after each segment, or drop earlier measurements."""
         super().prepare(spec, budget, artifact)
         self._now: list[Tensor] = []
         self._held: list[Ints] = []
         if self.preference == "previous":
-            self.observer.prepare(spec, budget)
+            self.observer.prepare(spec)
             return
         numbers = require_artifact(artifact, "method.preference=calibrated:")["layers"].numpy().swapaxes(0, 1)
         weights, held, before = self.weigh(numbers), [], np.zeros(spec.layers, np.int64)
@@ -118,7 +118,7 @@ class LayerShares(Scored):
         self._table = [[share_layer(int(tokens), spec.heads) for tokens in row] for row in layers]
 
     def share(self, layer: int, segment: Segment) -> int | tuple[int, ...]:
-        """Return the calibrated share of the layer after the segment; an even one where shares are measured."""
+        """Return the calibrated share of the layer after the segment; an even share if shares are measured."""
         return (
             super().share(layer, segment)
             if self.preference == "previous"
@@ -126,15 +126,15 @@ class LayerShares(Scored):
         )
 
     def capacity(self, layer: int, segment: Segment) -> int | tuple[int, ...] | None:
-        """Return the share; None where it is measured."""
+        """Return the share; None if it is measured."""
         return None if self.preference == "previous" else super().capacity(layer, segment)
 
     def valid_slots(self, view: View) -> Tensor | None:
-        """Return which slots every row has, bool [rows, slots]; None where all have all."""
+        """Return which slots each row has, bool [rows, slots]; None if all rows have all."""
         return view.position >= 0 if self.preference == "previous" else super().valid_slots(view)
 
     def observe(self, view: View) -> None:
-        """Measure the layer, where shares are not calibrated, and work out what every sequence's may hold."""
+        """Measure the layer if shares are not calibrated, and compute its capacity in each sequence."""
         super().observe(view)
         if self.preference == "calibrated":
             return
@@ -148,10 +148,10 @@ class LayerShares(Scored):
         if view.segment.index == 0:
             self._held = [self._divide_whole(view, numbers) for numbers in self._stack()]
 
-    def choose(self, view: View, ranked: Tensor) -> Tensor:
-        """Choose the best of every row, as many as its sequence gives to the layer."""
+    def select_slots(self, view: View, ranked: Tensor) -> Tensor:
+        """Select the best slots of each row, up to the layer's capacity in its sequence."""
         if self.preference == "calibrated":
-            return super().choose(view, ranked)
+            return super().select_slots(view, ranked)
         capacity = torch.tensor([int(held[view.layer]) for held in self._held])
         rows = capacity.repeat_interleave(view.heads).to(ranked.device, non_blocking=True)
         if view.padding_charge is not None:
@@ -164,6 +164,6 @@ class LayerShares(Scored):
         return stacked
 
     def _divide_whole(self, view: View, numbers: Floats) -> Ints:
-        """Divide B among the layers that were measured of a sequence."""
+        """Divide B among the measured layers of a sequence."""
         weights, length = self.weigh(numbers), view.segment.end
         return self.divide(weights, self.budget.tokens, length, np.full(len(weights), length))

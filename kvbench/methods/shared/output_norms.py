@@ -1,18 +1,18 @@
-"""Norms of what each slot's value adds to the residual stream."""
+"""Norms of each slot's contribution to the residual stream."""
 
 import torch
 from torch import Tensor
 
 from kvbench.methods.shared.view import View
 
-AT_ONCE = 2**24
-"""Numbers of projected values that are held at once."""
+MAX_NUMBERS = 2**24
+"""Largest number of projected values in memory at a time."""
 
 
 def measure_output(view: View, order: int) -> Tensor:
     """Return ||W_o v|| of each slot, the mean over the query heads of a KV head, float32 [rows, slots].
 
-    Of a model that does not tell W_o it is the norm of the value.
+    If the model does not expose W_o, it is the norm of the value.
 
     Args:
         view: the layer.
@@ -29,6 +29,6 @@ def measure_output(view: View, order: int) -> Tensor:
 
 def _project(values: Tensor, weight: Tensor, order: int) -> Tensor:
     """Return the norms [sequences, slots] of values [sequences, slots, D] under weights [query heads, width, D]."""
-    few = max(1, AT_ONCE // (values.shape[1] * weight.shape[1]))
+    few = max(1, MAX_NUMBERS // (values.shape[1] * weight.shape[1]))
     parts = (torch.stack([part @ one.float().mT for one in weight]) for part in values.split(few))
     return torch.cat([torch.linalg.vector_norm(part, order, dim=-1).mean(0) for part in parts])

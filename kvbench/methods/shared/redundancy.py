@@ -4,25 +4,25 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-AT_ONCE = 2**26
-"""Similarities of keys that are held at once."""
+MAX_SIMILARITIES = 2**26
+"""Largest number of similarities in memory at a time."""
 
 
 def measure_redundancy(
     keys: Tensor, exists: Tensor, threshold: float, protected: int, *, normalize: bool = True
 ) -> Tensor:
-    """Measure how much other keys repeat each key; returns float32 [rows, slots], of which each row sums to 1.
+    """Measure how much other keys repeat each key: float32 [rows, slots], each row with a sum of 1.
 
-    Some rows are taken at a time, as the similarities of all at once may not fit.
+    Rows are processed in parts, because the similarities of all rows may not fit in memory.
 
     Args:
         keys: [rows, slots, D], in order of position, zeros where a row has no such slot.
-        exists: bool [rows, slots], which slots a row has; the others have 0.
+        exists: bool [rows, slots], which slots a row has; others get 0.
         threshold: cosine similarity above which keys are near copies.
         protected: latest near copies of every key whose similarity to it counts as 0.
-        normalize: take the softmax of the mean similarities; else they are returned, -inf where there is no slot.
+        normalize: return the softmax of the mean similarities; otherwise the means, -inf where a row has no slot.
     """
-    few = max(1, AT_ONCE // keys.shape[1] ** 2)
+    few = max(1, MAX_SIMILARITIES // keys.shape[1] ** 2)
     parts = zip(keys.split(few), exists.split(few), strict=True)
     mean = torch.cat([_average_similarity(*part, threshold, protected) for part in parts])
     return mean.softmax(-1) if normalize else mean

@@ -1,4 +1,4 @@
-"""Base classes of methods that score tokens: every row keeps its slots of highest score."""
+"""Base classes of methods that score tokens: each row keeps its slots of highest score."""
 
 from dataclasses import dataclass
 from typing import ClassVar, Literal
@@ -9,7 +9,6 @@ from torch import Tensor
 from kvbench.core.budget import Budget
 from kvbench.core.segments import ModelSpec, Segment
 from kvbench.methods.shared.base import SHARE, Artifact, Limit, Method
-from kvbench.methods.shared.capabilities import Stateful
 from kvbench.methods.shared.capacities import Ints
 from kvbench.methods.shared.grouped import choose_among_heads
 from kvbench.methods.shared.select import (
@@ -33,24 +32,25 @@ from kvbench.methods.shared.select import (
     smooth_outside,
     spread_capacity,
 )
+from kvbench.methods.shared.uses import Uses
 from kvbench.methods.shared.view import View
 
 
 @dataclass(kw_only=True)
-class Scored(Stateful, Method):
-    """Keep the slots of highest score, equally many in every row; a subclass writes `score`.
+class Scored(Method):
+    """Keep the slots of highest score, the same number in each row; a subclass writes `score`.
 
-    Scores may be asked for at every n-th segment only (`refresh`): at the prompt or first scale, at segment 1, and n
-    segments after the last time. In between slots keep the score that they had; slots that came since have none and
-    rank above all others, the newest first. With `ema` a score is a moving average over the times it was asked for,
-    m = ema * m + (1 - ema) * s (arXiv:2609.03515 has 0.8), which begins with a slot's first score.
+    With `refresh`, `score` is called only at every n-th segment: at the prompt or first scale, at segment 1, and n
+    segments after the last call. Between calls slots keep their score; later slots have none and rank above all
+    others, the newest first. With `ema` a score is a moving average over the calls, m = ema * m + (1 - ema) * s
+    (arXiv:2609.03515 has 0.8), which begins with a slot's first score.
 
     Attributes:
-        branch_mode: who decides (`select.BranchMode`).
+        branch_mode: which branch's scores decide (`select.BranchMode`).
         sinks: leading segments that never leave.
-        refresh: n, how many segments lie between two times that scores are asked for; 1 asks at every segment.
+        refresh: n, segments between two calls of `score`; 1 calls it at every segment.
         ema: weight of earlier scores, 0 for none.
-        accumulates: `score` reads a number that the method itself keeps in `View.state`.
+        own_state: numbers per slot that the method itself keeps in `View.state`.
     """
 
     branch_mode: BranchMode = "per_row"
@@ -58,16 +58,21 @@ class Scored(Stateful, Method):
     refresh: int = 1
     ema: float = 0.0
 
-    accumulates: ClassVar[bool] = False
-    revision: ClassVar[int] = 1  # what floor(B / T) left was unused
+    own_state: ClassVar[int] = 0
+    revision: ClassVar[int] = 1  # the remainder of floor(B / T) was unused
 
     @property
-    def stateful(self) -> bool:
-        """Whether a number is kept per slot: the method's own, or the score it had."""
-        return self.accumulates or self.refresh > 1 or self.ema > 0
+    def uses(self) -> Uses:
+        """The method's own numbers per slot, or the score that a slot had."""
+        return Uses(state=self.own_state or int(self.keeps_scores))
 
     @property
-    def even(self) -> bool:
+    def keeps_scores(self) -> bool:
+        """Whether the state of a slot is the score that it had."""
+        return not self.own_state and (self.refresh > 1 or self.ema > 0)
+
+    @property
+    def uniform_capacity(self) -> bool:
         """Whether every head fills an even share of B, which `assign_capacities` can replace."""
         return type(self).share is Scored.share and type(self).capacity is Scored.capacity
 
@@ -78,28 +83,25 @@ class Scored(Stateful, Method):
 
     @property
     def guaranteed_share(self) -> float:
-        """Share of an even capacity that a head is sure to fill with its best slots, if heads compete; else 0."""
+        """Share of an even capacity that a head always fills with its best slots if heads compete; otherwise 0."""
         return 0.0
 
     def observe(self, view: View) -> None:
-        """Update what the method keeps of slots, after every segment at which scores are asked for; nothing by default.
-
-        Unlike `score` it is also called while everything fits.
-        """
+        """Update the state of slots at each segment with new scores, also while everything fits."""
 
     def score(self, view: View) -> Tensor:
-        """Return what each slot is worth, float32 [rows, slots]; infinity keeps it, the earlier one wins a tie.
+        """Return a score of each slot, float32 [rows, slots]; infinity keeps a slot, and the earlier slot wins a tie.
 
-        It is not asked while everything fits. What becomes of the sinks and of `rows` is no concern of it.
+        Not called while everything fits. The caller applies the sinks and `branch_mode`.
         """
         raise NotImplementedError
 
     def check(self, spec: ModelSpec, budget: Budget) -> None:
-        """Refuse sinks and deciders that the model cannot have, and a budget too small for sinks or a token a head."""
+        """Refuse sinks or a branch mode that do not fit the model, and a budget below the sinks or a token a head."""
         super().check(spec, budget)
         Limit(1).check("refresh", self.refresh)
         Limit(0, 1).check("ema", self.ema)
-        if self.accumulates and self.ema:
+        if self.own_state and self.ema:
             raise ValueError(
                 f"method.ema={self.ema}: {type(self).__name__} accumulates its scores; set method.ema=0"
             )
@@ -107,7 +109,7 @@ class Scored(Stateful, Method):
         check_capacity(spec, budget, self.sinks, self.count_reserved(spec))
 
     def count_reserved(self, spec: ModelSpec) -> int:
-        """Return the tokens that every head must be able to hold beside the sinks."""
+        """Return the tokens that each head must be able to hold in addition to the sinks."""
         return 0
 
     def prepare(self, spec: ModelSpec, budget: Budget, artifact: Artifact | None = None) -> None:
@@ -117,54 +119,59 @@ class Scored(Stateful, Method):
         self._assigned: list[list[tuple[int, ...]]] = []
 
     def assign_capacities(self, capacities: Ints) -> None:
-        """Give heads capacities in place of an even share, int64 [K - 1, L, H]; `prepare` takes them back."""
+        """Set capacities of heads instead of an even share, int64 [K - 1, L, H]; `prepare` resets them."""
         self._assigned = [[tuple(heads) for heads in layers] for layers in capacities.tolist()]
 
     def share(self, layer: int, segment: Segment) -> int | tuple[int, ...]:
-        """Return what a layer's heads may hold once a segment is over, as `capacity` does: an even share of B."""
+        """Return the capacity of a layer's heads after a segment, an even share of B (int or tuple as `capacity`)."""
         return self._assigned[segment.index][layer] if self._assigned else self._capacities[layer]
 
     def capacity(self, layer: int, segment: Segment) -> int | tuple[int, ...] | None:
-        """Return the share of B, which every head fills."""
+        """Return the share of B, which each head fills."""
         return self.share(layer, segment)
 
     def min_capacity(self, view: View) -> int:
-        """Return the capacity of the layer's head that has least, before padding takes of it."""
+        """Return the smallest capacity of the layer's heads, without the charge for padding."""
         capacity = self.share(view.layer, view.segment)
         return capacity if isinstance(capacity, int) else min(capacity)
 
     def keep(self, view: View) -> Tensor | None:
         """Keep the sinks and the best of the rest, as many as fit."""
+        ranked = self.ranked_if_full(view)
+        return None if ranked is None else self.select_slots(view, ranked)
+
+    def ranked_if_full(self, view: View) -> Tensor | None:
+        """Update the state of slots, and return their ranking; None while everything fits."""
         if self._is_fresh(view):
             self.observe(view)
         if not fits(view, self.min_capacity(view)):
-            return self.choose(view, self.rank(view))
-        if self.stateful and not self.accumulates and self._is_fresh(view):
-            self.rate(view)  # what it notes is asked for later
+            return self.ranked_scores(view)
+        if self.keeps_scores and self._is_fresh(view):
+            self.smoothed_scores(view)  # stores the scores for later segments
         return None
 
-    def choose(self, view: View, ranked: Tensor) -> Tensor:
-        """Choose what stays, bool [rows, slots]: the best of every row, as many as its head may hold.
+    def select_slots(self, view: View, ranked: Tensor) -> Tensor:
+        """Select the slots that stay, bool [rows, slots]: the best of each row, up to its head's capacity.
 
         Args:
             view: the layer.
-            ranked: what `rank` returned, [rows, slots].
+            ranked: of `ranked_scores`, [rows, slots].
         """
         return choose_best(ranked, spread_capacity(self.share(view.layer, view.segment), view))
 
-    def rank(self, view: View) -> Tensor:
+    def ranked_scores(self, view: View) -> Tensor:
         """Return merged scores, float32 [rows, slots]: infinity for sinks, -inf where a row has no such slot."""
-        scores = self.rate(view).masked_fill(find_sinks(view, self.sinks), torch.inf)
+        scores = self.smoothed_scores(view).masked_fill(find_sinks(view, self.sinks), torch.inf)
         return scores.masked_fill(view.position < 0, -torch.inf)
 
-    def rate(self, view: View) -> Tensor:
-        """Return scores [rows, slots] on which the branches agree: the present ones, or as `refresh` and `ema` say."""
-        if self.accumulates:
+    def smoothed_scores(self, view: View) -> Tensor:
+        """Return scores [rows, slots] after `branch_mode`, `refresh` and `ema`."""
+        if self.own_state:
             scores = self.merge_branches(self.score(view))
             return scores if self._is_fresh(view) else self._rank_new_first(view, scores)
         if self._is_fresh(view):
             scores = self.merge_branches(self.score(view))
-            if not self.stateful:
+            if not self.keeps_scores:
                 return scores
             last = max(0, view.segment.index - self.refresh) if view.segment.index else -1
             before = view.state.isfinite() & (view.segment_ids <= last)
@@ -174,17 +181,17 @@ class Scored(Stateful, Method):
         return self._rank_new_first(view, view.state)
 
     def _is_fresh(self, view: View) -> bool:
-        """Return whether scores are asked for after this segment."""
+        """Return whether `score` is called after this segment."""
         return self.last_asked(view.segment.index) == view.segment.index
 
     def last_asked(self, index: int) -> int:
-        """Return the last segment after which scores were asked for, at most `index`."""
+        """Return the last segment up to `index` after which `score` was called."""
         return max(0, index - (index - 1) % self.refresh)
 
     def _rank_new_first(self, view: View, scores: Tensor) -> Tensor:
-        """Return scores with those of slots that have none above all others, later ones higher: float64 [rows, slots].
+        """Rank slots without a score above all others, later slots higher: float64 [rows, slots].
 
-        Slots that were the window when scores were asked for have none either.
+        Slots of the window at the last call of `score` have no score either.
         """
         known = scores.isfinite() & (view.segment_ids <= self.last_asked(view.segment.index))
         highest = scores.double().masked_fill(~known, -torch.inf).amax(1, keepdim=True)
@@ -192,13 +199,13 @@ class Scored(Stateful, Method):
         return torch.where(known, scores.double(), highest + (highest.abs() + 1) * (1 + view.position))
 
     def valid_slots(self, view: View) -> Tensor | None:
-        """Return which slots every row has, bool [rows, slots]; None where rows are equally long and have all."""
+        """Return which slots each row has, bool [rows, slots]; None if rows are equally long and have all."""
         if view.padding is None and isinstance(self.share(view.layer, view.segment), int):
             return None
         return view.position >= 0
 
     def merge_branches(self, scores: Tensor) -> Tensor:
-        """Return scores [rows, slots] on which the branches of a prompt agree, as `rows` says."""
+        """Return scores [rows, slots] after `branch_mode`."""
         return merge_branches(scores, self.branch_mode, self.spec.branches)
 
 
@@ -206,23 +213,23 @@ class Scored(Stateful, Method):
 class AdaptiveHeads(Scored):
     """The heads of each layer and sequence compete for the layer's capacity (Ada-KV, arXiv:2407.11550).
 
-    A layer's best slots stay, whichever head they are of. Every head is sure of the best slots of a share of its
+    A layer's best slots stay, in any of its heads. Each head keeps at least its own best slots for a share of its
     capacity.
 
     Attributes:
-        safeguard: share of an even capacity that every head fills with its own best slots, alpha of the paper.
+        safeguard: share of an even capacity that each head fills with its own best slots, alpha of the paper.
     """
 
     safeguard: float = 0.2
 
     @property
     def competes(self) -> bool:
-        """Whether heads do; otherwise each has as many slots as the others."""
+        """Whether heads compete; otherwise all heads have the same number of slots."""
         return True
 
     @property
-    def even(self) -> bool:
-        """Whether heads do not compete, and nothing else gives them unequal shares."""
+    def uniform_capacity(self) -> bool:
+        """Whether heads neither compete nor have unequal shares for another reason."""
         return not self.competes and type(self).share is Scored.share
 
     @property
@@ -241,39 +248,39 @@ class AdaptiveHeads(Scored):
         SHARE.check("safeguard", self.safeguard)
 
     def capacity(self, layer: int, segment: Segment) -> int | tuple[int, ...] | None:
-        """Return None if heads compete: the data decides how long a row is."""
+        """Return None if heads compete: the lengths of rows depend on data."""
         return None if self.competes else super().capacity(layer, segment)
 
     def valid_slots(self, view: View) -> Tensor | None:
-        """Return which slots every row has, bool [rows, slots]; None where all rows have all."""
+        """Return which slots each row has, bool [rows, slots]; None if all rows have all."""
         return view.position >= 0 if self.competes else super().valid_slots(view)
 
-    def rate(self, view: View) -> Tensor:
-        """Return scores without an infinity: sinks come before windows, for which heads compete."""
+    def smoothed_scores(self, view: View) -> Tensor:
+        """Return finite scores, because sinks rank above windows, for which heads compete."""
         return (
-            super().rate(view).clamp(max=torch.finfo(torch.float32).max)
+            super().smoothed_scores(view).clamp(max=torch.finfo(torch.float32).max)
             if self.competes
-            else super().rate(view)
+            else super().smoothed_scores(view)
         )
 
-    def choose(self, view: View, ranked: Tensor) -> Tensor:
-        """Choose the sinks, and the best slots of the layer."""
+    def select_slots(self, view: View, ranked: Tensor) -> Tensor:
+        """Select the sinks and the best slots of the layer."""
         if not self.competes:
-            return super().choose(view, ranked)
+            return super().select_slots(view, ranked)
         capacity = spread_capacity(self.share(view.layer, view.segment), view)
         return choose_among_heads(ranked, capacity, view.heads, self.safeguard)
 
 
 @dataclass(kw_only=True)
 class ObservationWindow(Scored):
-    """Keep a window of the newest segment and what its queries find best; a subclass writes `score_outside`.
+    """Keep a window of the newest segment and the slots that its queries score best; a subclass writes `score_outside`.
 
     A capacity of less than twice the window shrinks the window.
 
     Attributes:
         window: tokens of the window, a square number for `grid`.
         queries: which tokens (`select.choose_window`).
-        kernel: slots that smoothing takes together, odd; 1 for none.
+        kernel: slots of the smoothing kernel, odd; 1 for none.
     """
 
     window: int = USUAL_WINDOW
@@ -281,7 +288,7 @@ class ObservationWindow(Scored):
     kernel: int = 5
 
     def score_outside(self, view: View, chosen: Tensor, inside: Tensor) -> Tensor:
-        """Return what each slot outside the window is worth, float32 [rows, slots]; inside, numbers do not matter.
+        """Return a score of each slot outside the window, float32 [rows, slots]; scores inside are ignored.
 
         Args:
             view: the layer.
@@ -291,12 +298,12 @@ class ObservationWindow(Scored):
         raise NotImplementedError
 
     def check(self, spec: ModelSpec, budget: Budget) -> None:
-        """Refuse windows and kernels that cannot be, and what `Scored` refuses."""
+        """Refuse invalid windows and kernels, and what `Scored` refuses."""
         check_window(self.window, self.kernel, self.queries, max(spec.lengths))
         super().check(spec, budget)
 
     def fit(self, view: View) -> int:
-        """Return the tokens of the window in a layer: no more than leave half of its capacity to others."""
+        """Return the tokens of the window in a layer, at most half of its capacity."""
         return fit_window(self.window, self.min_capacity(view))
 
     def score(self, view: View) -> Tensor:
@@ -308,10 +315,10 @@ class ObservationWindow(Scored):
 
 @dataclass(kw_only=True)
 class WindowAttention(ObservationWindow):
-    """Score what lies outside a window by the attention from its queries, smoothed along the cache (arXiv:2404.14469).
+    """Score slots outside a window by the attention from its queries, smoothed along the cache (arXiv:2404.14469).
 
     Attributes:
-        softmax: over all slots (SnapKV, kvpress) or those outside the window (R-KV).
+        softmax: over all slots (SnapKV, kvpress) or the slots outside the window (R-KV).
         group: query heads that share a KV head: mean of probabilities (kvpress) or maximum of logits (R-KV).
         pool: kind of smoothing.
     """
@@ -320,7 +327,7 @@ class WindowAttention(ObservationWindow):
     group: Literal["mean", "max"] = "mean"
     pool: Pool = "max"
 
-    revision: ClassVar[int] = 2  # slots that a row has not were its slots' neighbours
+    revision: ClassVar[int] = 2  # smoothing included missing slots
 
     def score_outside(self, view: View, chosen: Tensor, inside: Tensor) -> Tensor:
         """Return the smoothed attention from the window's queries, float32 [rows, slots]."""

@@ -1,4 +1,4 @@
-"""Building blocks of methods that score tokens: windows of queries, smoothing, the best slots of every row."""
+"""Building blocks of methods that score tokens: windows of queries, smoothing, the best slots of each row."""
 
 from typing import Literal, TypeVar
 
@@ -16,19 +16,19 @@ Capacity = TypeVar("Capacity", int, Tensor)
 Window = Literal["grid", "last", "uniform"]
 Pool = Literal["max", "avg"]
 BranchMode = Literal["per_row", "mean", "conditional"]
-"""Who decides: every sequence for itself, both branches of a prompt by their mean, or the conditional one for both."""
+"""Scores that decide: each sequence's own, the mean of a prompt's branches, or the conditional branch's for both."""
 
 LineAttention = Literal["prob", "logit"]
 """Score of a slot from the queries of a line: mean probability, or mean logit before the softmax."""
 
 
 def choose_window(kind: Window, segment: Segment, count: int) -> Tensor:
-    """Choose up to `count` tokens of a segment; returns their numbers in it, int64 in raster order.
+    """Return the numbers of up to `count` tokens of a segment, int64 in raster order.
 
     Args:
-        kind: `grid` takes the centres of a square grid of patches (ScaleKV; what remains of a side that the grid does
-            not divide stays uncovered), or the last tokens of a map with a side shorter than the grid's and of a single
-            row; `last` takes the last tokens in raster order; `uniform` takes evenly spaced ones.
+        kind: `grid` takes the centres of a square grid of patches (ScaleKV; the remainder of a side that the grid does
+            not divide is not covered), or the last tokens of a single row or of a map smaller than the grid; `last`
+            takes the last tokens in raster order; `uniform` takes evenly spaced tokens.
         segment: the segment.
         count: a square number for `grid`; all tokens are taken if the segment has no more.
     """
@@ -44,18 +44,18 @@ def choose_window(kind: Window, segment: Segment, count: int) -> Tensor:
 
 
 def fit_window(wanted: int, capacity: int) -> int:
-    """Return the wanted number of window tokens, or the largest square that leaves half of the capacity to others."""
+    """Return the wanted number of window tokens, or the largest square up to half of the capacity."""
     return wanted if wanted <= capacity // 2 else int(max(1, capacity // 2) ** 0.5) ** 2
 
 
 def find_slots(view: View, chosen: Tensor) -> Tensor:
     """Return which slots hold the chosen tokens of the current segment, bool [rows, slots]."""
-    # Out of pageable memory nothing waits for the device.
+    # A copy from pageable memory does not wait for the device.
     return torch.isin(view.position, view.segment.start + chosen.to(view.position.device, non_blocking=True))
 
 
 def find_valid_queries(view: View, chosen: Tensor) -> Tensor | None:
-    """Return which rows have the chosen tokens of the current segment, bool [rows, n]; None where all have them."""
+    """Return which rows have the chosen tokens of the current segment, bool [rows, n]; None if all rows do."""
     if view.padding is None or view.segment.index:
         return None
     return chosen.to(view.padding.device, non_blocking=True) >= view.padding[:, None]
@@ -74,12 +74,12 @@ def average_attention(
     group: Literal["mean", "max"],
     asking: Tensor | None = None,
 ) -> Tensor:
-    """Average the attention that slots receive from a window's queries; returns float32 [rows, slots].
+    """Return the mean attention that slots receive from a window's queries, float32 [rows, slots].
 
     Args:
         scores: [rows, query heads per KV head, queries, slots] (`View.scores`).
         inside: bool [rows, slots], the window's own slots.
-        softmax: over all slots, or over those outside the window (then 0 inside).
+        softmax: over all slots, or over slots outside the window (then 0 inside).
         group: query heads of one KV head share the mean of their probabilities or the maximum of their scores.
         asking: bool [rows, queries], which queries a row has (`find_valid_queries`); None for all.
     """
@@ -94,14 +94,14 @@ def average_attention(
 
 
 def smooth(scores: Tensor, kind: Pool, size: int, exists: Tensor | None = None) -> Tensor:
-    """Pool scores [rows, slots] along the slots; beyond the ends lie zeros, for `max` -inf.
+    """Pool scores [rows, slots] along the slots, padded with zeros, for `max` with -inf.
 
     Args:
         scores: one number per slot.
         kind: the maximum or the mean of neighbours.
-        size: how many neighbours, odd; 1 changes nothing.
-        exists: bool [rows, slots], the slots that a row has: others are nobody's neighbours, and what they receive does
-            not matter. None for all.
+        size: number of neighbours, odd; 1 changes nothing.
+        exists: bool [rows, slots], the slots that a row has; others are skipped, and their result is arbitrary. None
+            for all.
     """
     pool = F.max_pool1d if kind == "max" else F.avg_pool1d
     if exists is None:
@@ -109,7 +109,7 @@ def smooth(scores: Tensor, kind: Pool, size: int, exists: Tensor | None = None) 
     place = exists.cumsum(1) - 1
     closed = scores.new_full((len(scores), scores.shape[1] + 1), -torch.inf if kind == "max" else 0)
     closed.scatter_(1, torch.where(exists, place, scores.shape[1]), scores)
-    closed[:, -1] = -torch.inf if kind == "max" else 0  # where slots went that a row has not
+    closed[:, -1] = -torch.inf if kind == "max" else 0  # missing slots went here
     return smooth(closed[:, :-1], kind, size).gather(1, place.clamp_(min=0))
 
 
@@ -122,13 +122,13 @@ def smooth_outside(
     exists: Tensor | None = None,
     spread_blank: bool = False,
 ) -> Tensor:
-    """Pool scores [rows, slots] along the slots, where the window's own do not count.
+    """Pool scores [rows, slots] along the slots, without the window's own slots.
 
     Args:
         scores: one number per slot.
         inside: bool [rows, slots], the window's slots.
         kind: the maximum or the mean of neighbours.
-        size: how many neighbours, odd.
+        size: number of neighbours, odd.
         exists: bool [rows, slots], as for `smooth`.
         spread_blank: the window is -inf in its neighbours' mean too, as in ScaleKV's released code, instead of 0.
     """
@@ -137,15 +137,14 @@ def smooth_outside(
 
 
 def score_line(view: View, attention: LineAttention, window: int | None) -> Tensor:
-    """Return what slots receive from the newest queries of the line that just ended, float32 [rows, slots].
+    """Return the attention of slots from the newest queries of the line that just ended, float32 [rows, slots].
 
-    It is a mean over queries and over the query heads that share a KV head; a query gives 0 to tokens that it does not
-    see.
+    It is a mean over queries and over the query heads that share a KV head; tokens that a query does not see count 0.
 
     Args:
         view: the layer.
         attention: probabilities, or scores before the softmax (HeadKV Eq. 6 as printed).
-        window: how many of the line's last queries; None for all.
+        window: number of the line's last queries; None for all.
     """
     count = min(window or view.segment.length, view.segment.length)
     chosen = torch.arange(view.segment.length - count, view.segment.length)
@@ -153,22 +152,22 @@ def score_line(view: View, attention: LineAttention, window: int | None) -> Tens
 
 
 def sum_attention(view: View, queries: Tensor | None = None) -> Tensor:
-    """Return the attention of all queries of the segment that each slot receives, summed: float32 [rows, slots].
+    """Return the summed attention of the segment's queries to each slot, float32 [rows, slots].
 
     Args:
         view: the layer.
-        queries: int64 [n], those that stand for all; None for all.
+        queries: int64 [n], queries whose mean represents all; None for all.
     """
-    asked: int | Tensor = view.segment.length
+    count: int | Tensor = view.segment.length
     if view.padding is not None and not view.segment.index:
-        asked = (asked - view.padding)[:, None]
-    return view.mass(queries) * asked
+        count = (count - view.padding)[:, None]
+    return view.mass(queries) * count
 
 
 def find_latest(view: View, share: float, capacity: int) -> Tensor:
-    """Return which slots are the latest tokens, as many as a share of a capacity: bool [rows, slots].
+    """Return which slots are the latest tokens, for a share of a capacity: bool [rows, slots].
 
-    Padding that is charged takes of the capacity.
+    Charged padding reduces the capacity.
     """
     if view.padding_charge is None:
         return view.position >= view.segment.end - int(share * capacity)
@@ -177,9 +176,9 @@ def find_latest(view: View, share: float, capacity: int) -> Tensor:
 
 
 def sum_by_segment(view: View) -> Tensor:
-    """Return the mean attention that the slots of each segment receive together, float32 [rows, segment.index + 1]."""
+    """Return the attention that each segment's slots receive in total, float32 [rows, segment.index + 1]."""
     mass = view.mass()
-    # Not scattered: the result of atomic additions depends on their order.
+    # No scatter: the result of atomic additions depends on their order.
     sums = [(mass * (view.segment_ids == source)).sum(1) for source in range(view.segment.index + 1)]
     return torch.stack(sums, 1)
 
@@ -188,8 +187,8 @@ def merge_branches(scores: Tensor, mode: BranchMode, branches: int) -> Tensor:
     """Return scores [rows, slots] on which the branches of each prompt agree; their prompts have equal padding.
 
     Args:
-        scores: one number per slot; the rows of all conditional sequences come before those of the other branch.
-        mode: who decides.
+        scores: one number per slot; rows of conditional sequences come first.
+        mode: scores that decide.
         branches: sequences of a prompt.
     """
     if mode == "per_row":
@@ -200,7 +199,7 @@ def merge_branches(scores: Tensor, mode: BranchMode, branches: int) -> Tensor:
 
 
 def check_branch_mode(mode: BranchMode, spec: ModelSpec) -> None:
-    """Refuse a decider for both branches of models whose branches hold tokens of other positions.
+    """Refuse a common decision of branches if the model's branches have tokens at different positions.
 
     Raises:
         ValueError: naming the choice that works.
@@ -213,7 +212,7 @@ def check_branch_mode(mode: BranchMode, spec: ModelSpec) -> None:
 
 
 def require_numbers(scores: Tensor) -> None:
-    """Check that no score is NaN; on a GPU the check is the device's own and does not wait for it.
+    """Check that no score is NaN; on a GPU the check runs on the device without a wait.
 
     Raises:
         NotANumber: some score is NaN, on a CPU.
@@ -233,11 +232,11 @@ def softmax_seen(scores: Tensor) -> Tensor:
 
 
 def choose_best(scores: Tensor, capacity: int | Tensor) -> Tensor:
-    """Choose the highest-scored slots of every row, the earlier one on ties; returns bool [rows, slots].
+    """Return the highest-scored slots of each row, the earlier one on ties, bool [rows, slots].
 
     Args:
         scores: [rows, slots]; -inf is chosen last.
-        capacity: slots to choose, one number or int64 [rows].
+        capacity: number of slots, one for all rows or int64 [rows].
 
     Raises:
         NotANumber: some score is NaN.
@@ -250,24 +249,49 @@ def choose_best(scores: Tensor, capacity: int | Tensor) -> Tensor:
 
 
 def draw_uniform(name: str, shape: tuple[int, ...]) -> Tensor:
-    """Draw numbers in 0..1 that depend on a name alone, such as one of seed, prompt, layer and segment: float32."""
+    """Draw float32 numbers in 0..1 that depend only on a name, such as "seed:prompt:layer:segment"."""
     return torch.rand(shape, generator=torch.Generator().manual_seed(derive_seed(name)))
 
 
+def draw_by_row(seed: int, view: View, first_head: int, count: int) -> Tensor:
+    """Draw float32 numbers [rows, count] in 0..1 by seed, prompt, layer, segment and head, in any batch the same.
+
+    Args:
+        seed: seed of the method.
+        view: the layer.
+        first_head: index of the process's first head in the whole model.
+        count: numbers of a row.
+    """
+    numbers = {
+        prompt: draw_uniform(
+            f"{seed}:{prompt}:{view.layer}:{view.segment.index}", (first_head + view.heads, count)
+        )
+        for prompt in dict.fromkeys(view.prompts)
+    }
+    rows = torch.cat([numbers[prompt][first_head:] for prompt in view.prompts])
+    return rows.to(view.position.device, non_blocking=True)
+
+
+def find_leading(view: View, count: int) -> Tensor:
+    """Return which slots hold the first `count` tokens of a row after its padding, bool [rows, slots]."""
+    first = count if view.padding is None else count + view.padding[:, None]
+    return (view.position >= 0) & (view.position < first)
+
+
 def pair_halves(keys: Tensor) -> Tensor:
-    """Return keys [..., D] whose pairs are neighbouring channels with the even channels first, then the odd ones."""
+    """Reorder keys [..., D], whose pairs are neighbouring channels: even channels first, then odd ones."""
     return keys.unflatten(-1, (-1, 2)).mT.flatten(-2)
 
 
 def share_evenly(tokens: int, spec: ModelSpec) -> list[int | tuple[int, ...]]:
-    """Share whole tokens evenly among all heads; the first ones, layer by layer, get one more until none is left.
+    """Share whole tokens evenly among all heads; the first heads, layer by layer, get one more for the remainder.
 
     Args:
-        tokens: tokens that a sequence may hold, at most those that the full cache holds.
+        tokens: tokens that a sequence may hold, at most the full cache.
         spec: the model's shapes.
 
     Returns:
-        The capacity of every layer: one number where its heads have equally many, else one for each.
+        Capacity of each layer: one number if its heads are equal, otherwise one for each head.
     """
     even, more = divmod(tokens, spec.all_heads)
     extra = (min(max(more - layer * spec.heads, 0), spec.heads) for layer in range(spec.layers))
@@ -275,12 +299,12 @@ def share_evenly(tokens: int, spec: ModelSpec) -> list[int | tuple[int, ...]]:
 
 
 def share_by_head(tokens: int, spec: ModelSpec) -> Tensor:
-    """Return what `share_evenly` gives to each head, int64 [L, H]."""
+    """Return the capacity of each head by `share_evenly`, int64 [L, H]."""
     return torch.stack([torch.tensor(capacity).expand(spec.heads) for capacity in share_evenly(tokens, spec)])
 
 
 def share_layer(tokens: int, heads: int) -> int | tuple[int, ...]:
-    """Share a layer's tokens among its heads; the first ones get one more until none is left.
+    """Share a layer's tokens among its heads; the first heads get one more for the remainder.
 
     >>> share_layer(12, 4), share_layer(14, 4)
     (3, (4, 4, 3, 3))
@@ -290,39 +314,39 @@ def share_layer(tokens: int, heads: int) -> int | tuple[int, ...]:
 
 
 def spread_capacity(capacity: int | tuple[int, ...], view: View) -> int | Tensor:
-    """Return the capacity of every row, int64 [rows], of one number for each head; one number for all stays what it is.
+    """Return the capacity of each row, int64 [rows]; one number for all heads stays an int.
 
-    Where padding counts as held it takes capacity from its rows, of which one slot is always left.
+    Padding that counts as held reduces the capacity of its rows, to one slot at least.
     """
     if isinstance(capacity, int):
         return capacity if view.padding_charge is None else (capacity - view.padding_charge).clamp_(min=1)
-    # Out of pageable memory nothing waits for the device.
+    # A copy from pageable memory does not wait for the device.
     capacities = torch.tensor(capacity).to(view.position.device, non_blocking=True).repeat(view.sequences)
     return capacities if view.padding_charge is None else (capacities - view.padding_charge).clamp_(min=1)
 
 
 def fits(view: View, capacity: int) -> bool:
-    """Return whether every row surely can hold all of its slots; nothing is read from the device to know it."""
+    """Return whether each row can certainly hold all of its slots; reads nothing from the device."""
     return view.padding_charge is None and view.position.shape[1] <= capacity
 
 
 def cap_recent(capacity: Capacity) -> Capacity:
-    """Return the largest share of a capacity behind the condition that newest lines may have: two thirds."""
+    """Return the largest part of a capacity after the condition for the newest lines: two thirds."""
     return 2 * capacity // 3
 
 
 USUAL_WINDOW = 16
-"""Tokens of a window where nothing else is asked for; models whose segments are smaller take whole segments."""
+"""Default tokens of a window; models with smaller segments use whole segments."""
 
 
 def check_window(size: int, kernel: int, kind: Window = "grid", max_size: int | None = None) -> None:
-    """Refuse empty windows, grids that are no squares, and kernels that have no middle.
+    """Refuse empty windows, grids that are not square, and even kernels.
 
     Args:
         size: tokens of the window.
-        kernel: slots that smoothing takes together.
+        kernel: slots of the smoothing kernel.
         kind: which tokens.
-        max_size: tokens of the largest segment, which no window but the usual one exceeds; None to take any.
+        max_size: tokens of the largest segment, which only the default window may exceed; None for no limit.
 
     Raises:
         ValueError: naming the setting.
@@ -338,16 +362,16 @@ def check_window(size: int, kernel: int, kind: Window = "grid", max_size: int | 
 
 
 def check_capacity(spec: ModelSpec, budget: Budget, sinks: int = 0, more: int = 0) -> None:
-    """Refuse sinks that the model has not, and budgets too small for them or for one token a head.
+    """Refuse more sinks than the model has, and budgets too small for them or for one token a head.
 
     Args:
         spec: the model's shapes.
         budget: the capacity B.
         sinks: leading segments that never leave.
-        more: tokens that every head must be able to hold beside them.
+        more: further tokens that each head must be able to hold.
 
     Raises:
-        ValueError: the model has no more than so many segments.
+        ValueError: the model has too few segments.
         InfeasibleBudget: naming the smallest budget that works.
     """
     if not 0 <= sinks < len(spec.segments):

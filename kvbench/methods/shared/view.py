@@ -11,25 +11,24 @@ from kvbench.core.segments import Segment
 class View(Protocol):
     """One layer right after a segment ran.
 
-    Rows are (sequence, KV head), sequence-major: row = sequence x heads + head; sequences are all conditional prompts,
-    then their unconditional twins. Slots are the cached tokens followed by those of the current segment, in position
-    order. Queries are numbered within the current segment, 0 to segment.length - 1.
+    Rows are (sequence, KV head), sequence-major: row = sequence x heads + head; all conditional sequences come first,
+    then the unconditional ones. Slots are the cached tokens followed by the current segment's, in position order.
+    Queries are numbered within the current segment, 0 to segment.length - 1.
 
     Attributes:
         layer: index of the layer.
         segment: the current segment.
-        sequences: sequences in the batch.
+        sequences: number of sequences in the batch.
         heads: KV heads of a sequence.
         position: int64 [rows, slots], position of each token, -1 where the row has no such slot.
         segment_ids: int64 [rows, slots], index of the segment the token came from, -1 where empty.
-        prompts: number of every sequence's prompt in the run, so that what is drawn at random is the same in any batch.
-        state: float32 [rows, slots], or [rows, slots, n] of a method with n numbers per slot: what a `Stateful` method
-            wrote on each slot earlier, 0 on new ones; written in place, it moves with the slots that are kept.
-        padding: int64 [rows], tokens in front of each row's prompt that do not exist, where prompts of a batch are not
-            equally long; else None. In the prompt's segment they have no slot (-1), receive nothing, and means over
-            queries leave them out.
-        padding_charge: int64 [rows], tokens of each row's capacity that padding uses where it counts as held; else
-            None.
+        prompts: number of each sequence's prompt in the run, so that random draws are the same in any batch.
+        state: float32 [rows, slots], or [rows, slots, n] for n numbers per slot (`Uses.state`): what the method wrote
+            on each slot earlier, 0 on new slots; written in place, it moves with the slots that are kept.
+        padding: int64 [rows], padding tokens in front of each row's prompt; None if all prompts are equally long. In
+            the prompt's segment they have no slot (-1), receive no attention and are not part of means over queries.
+        padding_charge: int64 [rows], tokens of each row's capacity that padding uses; None unless padding counts as
+            held.
     """
 
     layer: int
@@ -47,118 +46,101 @@ class View(Protocol):
         """Return the mean attention that each slot receives, float32 [rows, slots].
 
         Args:
-            queries: int64 [n], over which the mean is taken; None takes all.
-            power: of each query's attention, 1 or 2, before the mean.
+            queries: int64 [n], queries of the mean; None for all.
+            power: 1 or 2, applied to each query's attention before the mean.
         """
-        ...
 
     def scores(self, queries: Tensor) -> Tensor:
         """Return scaled q k^T of a few queries, float32 [rows, query heads per KV head, queries, slots].
 
-        It is -inf where a row has no such slot, so that a softmax over the last dimension gives attention, and all of
-        it where a row has no such query (`select.find_valid_queries`).
+        Scores are -inf where a row has no such slot, so that a softmax over the last dimension gives attention. All
+        scores of a query that a row does not have are -inf (`select.find_valid_queries`).
 
         Args:
             queries: int64 [n].
         """
-        ...
 
     def queries(self, chosen: Tensor, *, rotated: bool = True) -> Tensor:
-        """Return a few queries, scaled, float32 [rows, query heads per KV head, n, D]: `scores` are theirs with keys.
+        """Return a few queries, scaled as for `scores`, float32 [rows, query heads per KV head, n, D].
 
         Args:
             chosen: int64 [n].
-            rotated: after the rotation by position; else without it, as in `keys`.
+            rotated: after the rotation by position; otherwise without it, as in `keys`.
         """
-        ...
 
     def rotation(self, positions: Tensor) -> Tensor | None:
         """Return the RoPE factors of positions int64 [...], complex64 [..., D/2]; None without RoPE or if not exposed.
 
         A factor rotates two neighbouring channels.
         """
-        ...
 
     def logits(self, queries: Tensor, *, raw_queries: bool = False) -> Tensor:
-        """Return `scores` summed over the chosen queries, float32 [rows, slots], at the cost of one query.
+        """Return `scores` summed over some queries, float32 [rows, slots], at the cost of one query.
 
         Args:
             queries: int64 [n].
-            raw_queries: take q as projected, before bias, norm, learned scale and rotation, and 1/sqrt(D) for the
-                scale.
+            raw_queries: use q as projected, before bias, norm, learned scale and rotation, and the scale 1/sqrt(D).
         """
-        ...
 
     def keys(self, *, rotated: bool = True) -> Tensor:
         """Return the current segment's keys, [rows, segment.length, D].
 
         Args:
-            rotated: after the rotation by position; else without it, as keys are stored in few bits, with the even
-                channels first, if the model exposes its rotation.
+            rotated: after the rotation by position; otherwise, if the model exposes its rotation, without it and with
+                the even channels first, as in low-bit storage.
         """
-        ...
 
     def values(self) -> Tensor:
         """Return the current segment's values, [rows, segment.length, D]."""
-        ...
 
     def read_back(self, keys: Tensor, values: Tensor, segment: Segment, bits: int) -> tuple[Tensor, Tensor]:
-        """Return keys and values as attention would read them out of static codebooks.
+        """Return keys and values as attention would decode them from static codebooks, [rows, segment.length, D].
 
-        Both are [rows, segment.length, D]. Only an observer that `ReadsCodebooks` may call it. The codebooks were
-        fitted to other prompts than the one that is shown.
+        Only for an observer with `Uses.codebooks`. The codebooks were fitted to other prompts.
 
         Args:
             keys: of all tokens of a segment, [rows, segment.length, D].
             values: shaped like keys.
             segment: the segment.
-            bits: of a number, as a `Precision` has them.
+            bits: of a number, as in `Precision`.
         """
-        ...
 
     def cached_keys(self, *, rotated: bool = True) -> Tensor:
         """Return the keys of all slots, cached and current, [rows, slots, D]; zeros where a row has no such slot.
 
         Args:
-            rotated: after the rotation by position; else without it, as in `keys`.
+            rotated: after the rotation by position; otherwise without it, as in `keys`.
         """
-        ...
 
     def cached_values(self) -> Tensor:
-        """Return the values of all slots, as `cached_keys` does their keys."""
-        ...
+        """Return the values of all slots, [rows, slots, D]; zeros where a row has no such slot."""
 
     def value_norms(self) -> Tensor:
         """Return the Euclidean norm of each slot's value, float32 [rows, slots]; 0 where a row has no such slot."""
-        ...
 
     def output_projection(self) -> Tensor | None:
-        """Return W_o of each query head, [heads, query heads per KV head, width, D], as the model computes with it.
+        """Return W_o of each query head, [heads, query heads per KV head, width, D], in the model's compute dtype.
 
-        It maps a query head's attention output [D] to what it adds to the residual stream [width], before any bias or
-        gate. None if the model does not tell it.
+        It maps a query head's attention output [D] to its part of the residual stream [width], before any bias or
+        gate. None if the model does not expose it.
         """
-        ...
 
     def bias(self) -> Tensor:
-        """Return what is added to all scores of each slot, float32 [rows, slots] in nats, of a method with a bias."""
-        ...
+        """Return the bias of each slot, float32 [rows, slots] in nats. Only with `Uses.bias`."""
 
     def replace(self, keys: Tensor, values: Tensor, bias: Tensor | None = None) -> None:
-        """Give slots other contents: those that `keep` then keeps are stored with them, at the positions they have.
+        """Replace the contents of the slots that `keep` then keeps; their positions stay.
 
-        Not in the last segment, where nothing is kept.
+        Only with `Uses.replaces`, and not in the last segment, which is not stored.
 
         Args:
-            keys: [rows, slots, D], shaped like `cached_keys`; of slots that are not kept they do not matter.
+            keys: [rows, slots, D], shaped like `cached_keys`; arbitrary for slots that are not kept.
             values: shaped like `keys`.
-            bias: float32 [rows, slots] in nats, of a biased method (`ReplacesContents.biased`) and of it only.
+            bias: float32 [rows, slots] in nats, with `Uses.bias` and only then.
         """
-        ...
 
     def previous_keys(self) -> Tensor:
-        """Return the keys of the segment before, [rows, tokens, D], also of tokens that left the cache since.
+        """Return all keys of the previous segment, [rows, tokens, D], including tokens that left the cache.
 
-        Only a method that `ComparesKeys` may call it, and not at segment 0.
+        Only with `Uses.previous_keys`, and not at segment 0.
         """
-        ...

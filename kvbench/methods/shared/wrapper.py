@@ -1,6 +1,6 @@
-"""Base class of methods around a scored one, which they take scores, capacities and sinks from."""
+"""Base class of methods around a scored one, from which they take scores, capacities and sinks."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -10,20 +10,20 @@ from kvbench.core.budget import Budget
 from kvbench.core.config import ConfigError
 from kvbench.core.segments import ModelSpec, Segment
 from kvbench.methods.shared.base import Artifact, Observer
-from kvbench.methods.shared.capabilities import SparseReads, is_stateful, reads_sparsely, replaces_contents
 from kvbench.methods.shared.scored import Scored
 from kvbench.methods.shared.select import BranchMode
+from kvbench.methods.shared.uses import Uses
 from kvbench.methods.shared.view import View
 
 
 @dataclass(kw_only=True)
-class Wrapper(SparseReads, Scored):
-    """Do what another method does, but for what a subclass overrides, such as `choose`.
+class Wrapper(Scored):
+    """Do what another method does, except for what a subclass overrides, such as `select_slots`.
 
-    Sinks, branches, `refresh` and `ema` are those of the base.
+    Sinks, branches, `refresh` and `ema` are the base's.
 
     Attributes:
-        base: the method inside, which has scores and keeps the contents of slots.
+        base: the inner method, which has scores and keeps the contents of slots.
 
     Raises:
         ConfigError: the base is no such method.
@@ -42,7 +42,7 @@ class Wrapper(SparseReads, Scored):
             raise ConfigError(
                 f"method.base={found}: it does not score tokens; choose a method that does, as method.base=snapkv"
             )
-        if replaces_contents(self.base):
+        if self.base.uses.replaces:
             raise ConfigError(
                 f"method.base: {type(self.base).__name__} merges tokens, which only the outermost method can; set its "
                 "method.base.merge=none, or make it the method and this one its base"
@@ -51,9 +51,14 @@ class Wrapper(SparseReads, Scored):
         self.refresh, self.ema = self.base.refresh, self.base.ema
 
     @property
-    def revision(self) -> int:  # type: ignore[override]  # of the object inside
-        """That of the base."""
+    def revision(self) -> int:  # type: ignore[override]  # depends on the base object
+        """Revision of the base."""
         return self.base.revision
+
+    @property
+    def uses(self) -> Uses:
+        """What the base uses."""
+        return self.base.uses
 
     @property
     def uses_value_norms(self) -> bool:
@@ -62,18 +67,8 @@ class Wrapper(SparseReads, Scored):
 
     @property
     def guaranteed_share(self) -> float:
-        """That of the base."""
+        """Share that the base guarantees to a head."""
         return self.base.guaranteed_share
-
-    @property
-    def stateful(self) -> bool:
-        """Whether the base keeps a number per slot."""
-        return is_stateful(self.base)
-
-    @property
-    def sparse_reads(self) -> bool:
-        """Whether the base selects what a segment attends to."""
-        return reads_sparsely(self.base)
 
     @property
     def heads_independent(self) -> bool:
@@ -102,30 +97,18 @@ class Wrapper(SparseReads, Scored):
         """Return what a row holds under the base."""
         return self.base.capacity(layer, segment)
 
-    def min_capacity(self, view: View) -> int:
-        """Return the capacity below which the base drops nothing."""
-        return self.base.min_capacity(view)
-
     def select_attended(self, view: View) -> Tensor | None:
-        """Select the slots that the base selects."""
-        return self.base.select_attended(view) if reads_sparsely(self.base) else None
+        """Select the slots that the base attends to."""
+        return self.base.select_attended(view)
 
-    def observe(self, view: View) -> None:
-        """Update what the base keeps of slots."""
-        self.base.observe(view)
+    def compare_layers(self, views: Sequence[View]) -> None:
+        """Show the base all layers."""
+        self.base.compare_layers(views)
 
-    def score(self, view: View) -> Tensor:
-        """Return the base's scores, [rows, slots]."""
-        return self.base.score(view)
+    def ranked_if_full(self, view: View) -> Tensor | None:
+        """Return the base's ranking; None if the base drops nothing."""
+        return self.base.ranked_if_full(view)
 
-    def rate(self, view: View) -> Tensor:
-        """Return the base's scores, on which branches agree."""
-        return self.base.rate(view)
-
-    def rank(self, view: View) -> Tensor:
-        """Return the base's ranking, sinks first."""
-        return self.base.rank(view)
-
-    def choose(self, view: View, ranked: Tensor) -> Tensor:
+    def select_slots(self, view: View, ranked: Tensor) -> Tensor:
         """Choose what the base would."""
-        return self.base.choose(view, ranked)
+        return self.base.select_slots(view, ranked)

@@ -4,10 +4,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from kvbench.engine.cache import KVCache
+from benchmarks.printed_classes import load_printed, measure_agreement
 from kvbench.methods.hack.classes import HeadPatterns, find_contextual
-from kvbench.methods.hack.printed import load_printed, measure_agreement
-from tests.support.engine import prepared, run, small, tokens_of
+from tests.support.engine import open_cache, run, small, tokens_of
 
 MAPS = {model: printed for model, printed in load_printed().items() if printed.contextual is not None}
 
@@ -85,10 +84,9 @@ def test_an_eighth_of_a_class_on_the_wrong_side_is_told() -> None:
 @pytest.mark.parametrize("groups", [1, 2])
 def test_patterns_are_what_an_explicit_matrix_shows(groups: int) -> None:
     spec = small(scale=0.8)
-    observer = prepared(HeadPatterns(), spec)
-    assert isinstance(observer, HeadPatterns)
+    observer = HeadPatterns()
     inputs = tokens_of(spec, 4, groups=groups)  # prompts 0 and 1, then their unconditional twins
-    run(KVCache(spec, observer, dtype=torch.float32), inputs)
+    run(open_cache(observer, spec), inputs)
     mass = torch.zeros(spec.layers, spec.heads, 4, 4, dtype=torch.float64)
     sigma = torch.zeros(spec.layers, spec.heads, dtype=torch.float64)
     for k, layer, head, prompt in (

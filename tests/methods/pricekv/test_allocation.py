@@ -10,10 +10,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvbench.methods.pricekv.allocate import allocate
-from kvbench.methods.pricekv.exchange import exchange
-from kvbench.methods.pricekv.local_search import lengthen, shorten
-from kvbench.methods.pricekv.prices import choose, find_prices
-from kvbench.methods.pricekv.problem import Allocation, Ints, Problem, be_noiseless, count_held, sum_error
+from kvbench.methods.pricekv.local_search import exchange, lengthen, shorten
+from kvbench.methods.pricekv.prices import find_prices, minimize_lagrangian
+from kvbench.methods.pricekv.problem import (
+    Allocation,
+    Ints,
+    Problem,
+    make_zero_noise,
+    measure_usage,
+    sum_error,
+)
 
 Life = tuple[int, int]
 """The last consumer that has a source, and the precision in which it is held."""
@@ -31,7 +37,7 @@ def random_problem(
         of_sets[np.arange(len(of_sets)) & must != must] = np.inf
     instants = len(lengths) * (layers + 1)
     capacity = room + heads * sum(lengths[:forced]) + generator.integers(0, 3, instants)
-    sizes, noise = np.array(lengths[:-1])[:, None], be_noiseless(len(lengths), heads)
+    sizes, noise = np.array(lengths[:-1])[:, None], make_zero_noise(len(lengths), heads)
     return Problem(tuple(errors), sources, sizes, noise, layers, capacity, forced)
 
 
@@ -123,7 +129,9 @@ def test_at_given_prices_every_head_has_the_best_of_all_lifetimes(problem: Probl
         [float(prices @ occupy(problem, life, layer)) for life in every] for layer in range(problem.layers)
     ]
     for lifetimes in (True, False) if has_all_sources(problem) else (True,):
-        for head, found in enumerate(lives_of(choose(replace(problem, lifetimes=lifetimes), prices))):
+        for head, found in enumerate(
+            lives_of(minimize_lagrangian(replace(problem, lifetimes=lifetimes), prices))
+        ):
             layer = int(problem.layer[head])
             best = min(
                 pay(problem, life, head) + rent
@@ -141,7 +149,7 @@ def test_what_is_held_fits_and_nothing_is_left_out_that_fits_and_does_no_harm(
     lifetimes |= not has_all_sources(problem)
     holding, last = allocate(replace(problem, lifetimes=lifetimes)), problem.segments - 1
     until, held = holding.until, count(problem, holding)
-    assert (held == count_held(problem, holding)).all()
+    assert (held == measure_usage(problem, holding)).all()
     assert (held <= problem.capacity).all()
     assert ((until >= np.arange(last)) & (until <= last)).all()
     assert lifetimes or ((until == np.arange(last)) | (until == last)).all()
@@ -165,7 +173,7 @@ def test_what_is_held_fits_and_nothing_is_left_out_that_fits_and_does_no_harm(
 @settings(max_examples=15, deadline=None)
 def test_capacity_that_can_never_be_full_is_free(problem: Problem) -> None:
     prices = find_prices(problem)
-    never = count(problem, problem.hold_everything()) <= problem.capacity
+    never = count(problem, problem.full_allocation()) <= problem.capacity
     assert (prices[never] == 0).all()
     assert (prices[~never] > 0).all()
 
@@ -204,7 +212,7 @@ def test_what_one_change_cannot_use_an_exchange_does() -> None:
     # Two heads, whose block of 3 saves 4 and of 4 saves 5, and room for 4: the 3 alone leaves a token that nothing
     # fits into, until it goes and the 4 comes.
     errors = (np.zeros((1, 2)), np.zeros((2, 2)), np.array([[9.0, 9], [5, 5], [4, 4], [0, 0]]))
-    sizes, noise = np.array([[3], [4]]), be_noiseless(3, 2)
+    sizes, noise = np.array([[3], [4]]), make_zero_noise(3, 2)
     problem = Problem(errors, ((), (0,), (0, 1)), sizes, noise, 1, np.full(6, 4))
     three = Allocation(np.array([[2, 1], [0, 1]]), np.zeros((2, 2), int))
     assert (lengthen(problem, three).until == three.until).all()
@@ -217,7 +225,7 @@ def test_what_one_change_cannot_use_an_exchange_does() -> None:
 @settings(max_examples=30, deadline=None)
 def test_exchanges_lower_the_error_and_fit(problem: Problem) -> None:
     prices = find_prices(problem)
-    wanted = choose(problem, prices)
+    wanted = minimize_lagrangian(problem, prices)
     wanted.until[:, : problem.forced] = problem.segments - 1
     before = lengthen(problem, shorten(problem, wanted))
     after = exchange(problem, before, prices)

@@ -20,7 +20,7 @@ from kvbench.methods.pricekv.by_token import PriceKVByToken
 from kvbench.methods.pricekv.curves import list_capacities
 from kvbench.methods.pricekv.errors import Importance
 from kvbench.methods.pricekv.forecast import EPSILON, TokenForecast
-from kvbench.methods.pricekv.sell import allocate_capacities, sell
+from kvbench.methods.pricekv.greedy import allocate_by_gain, allocate_capacities
 from kvbench.methods.shared.base import Artifact
 from kvbench.models.noise import PromptNoise
 from kvbench.prompts.base import Prompt
@@ -79,7 +79,7 @@ def test_no_other_capacities_have_a_lower_error(
     worth, capacities, reach, total, floor = sale
     if reach.sum() <= total:
         return
-    held = sell(worth, capacities, reach, total, floor)
+    held = allocate_by_gain(worth, capacities, reach, total, floor)
     hulls = []
     for head, most in enumerate(reach.tolist()):
         ends = {min(floor, most), most}

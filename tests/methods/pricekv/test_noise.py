@@ -8,12 +8,11 @@ from torch import Tensor
 
 from kvbench.core.segments import ModelSpec, Segment, next_scale, next_token
 from kvbench.core.storage import Precision
-from kvbench.engine.cache import KVCache
 from kvbench.engine.view import CacheView
 from kvbench.methods.pricekv.noise import PrecisionError, list_precisions
-from kvbench.methods.pricekv.sources import list_sources
+from kvbench.methods.pricekv.problem import list_sources
 from tests.methods.pricekv.test_subset_errors import FOLD, projections
-from tests.support.engine import D, prepared, run, tokens_of
+from tests.support.engine import D, open_cache, run, tokens_of
 
 SCALES = ModelSpec("scales", 2, 2, D, next_scale([(1, 1), (2, 2), (2, 3)]), logit_scale=0.5)
 ROWS = replace(SCALES, segments=next_token(3, [4, 4, 3]))
@@ -55,10 +54,10 @@ def test_noise_is_that_of_attention_over_changed_keys_and_values(
     spec: ModelSpec, recent: int, projected: bool
 ) -> None:
     weights = projections(spec)
-    observer = prepared(PrecisionError(queries=3, recent=recent, menu=MENU), spec)
+    observer = PrecisionError(queries=3, recent=recent, menu=MENU)
     projection = weights.__getitem__ if projected else None
     inputs = tokens_of(spec, 4, groups=FOLD)
-    run(KVCache(spec, observer, dtype=torch.float32, projection=projection), inputs)
+    run(open_cache(observer, spec, projection=projection), inputs)
     found = observer.average()["noise"]
     expected = torch.zeros_like(found)
     for at, sources in zip(spec.segments[1:], list_sources(spec, recent)[1:], strict=True):

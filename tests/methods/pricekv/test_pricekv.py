@@ -16,10 +16,9 @@ from kvbench.engine.cache import KVCache
 from kvbench.engine.coding.codebooks import Codebooks
 from kvbench.engine.coding.formats import Packing
 from kvbench.methods.heatkv.schedule import count_pruned_heads
-from kvbench.methods.pricekv.allocate import pose
+from kvbench.methods.pricekv.allocate import build_problem
 from kvbench.methods.pricekv.method import PriceKV
-from kvbench.methods.pricekv.problem import count_held
-from kvbench.methods.pricekv.sources import list_sources
+from kvbench.methods.pricekv.problem import list_sources, measure_usage
 from kvbench.methods.shared.base import Artifact
 from kvbench.prompts.base import Prompt
 from kvbench.runs.calibrate import calibrate
@@ -43,7 +42,7 @@ def ran(method: PriceKV, spec: ModelSpec, budget: str) -> KVCache:
 @pytest.mark.parametrize("spec", [SCALES, ROWS], ids=["scales", "rows"])
 def test_the_ledger_counts_what_was_allocated(spec: ModelSpec, budget: str) -> None:
     there = ran(PriceKV(recent=3), spec, budget)
-    held = count_held(there.method.problem, there.method.holding).reshape(-1, spec.layers + 1)
+    held = measure_usage(there.method.problem, there.method.solution).reshape(-1, spec.layers + 1)
     assert there.ledger.tokens_after == held[:, 1:].tolist()
 
 
@@ -59,7 +58,7 @@ def test_counts_are_those_of_heatkv() -> None:
     method, budget = PriceKV(sinks=1, allocation="counts"), Budget.parse("0.4", SCALES)
     method.prepare(SCALES, budget, artifact_of(method, SCALES))
     counts, last = count_pruned_heads(SCALES, budget, 1), len(SCALES.segments) - 1
-    holding = (method.holding.until == last).sum(0)
+    holding = (method.solution.until == last).sum(0)
     assert holding[0] == SCALES.all_heads
     assert (holding[1:] <= SCALES.all_heads - counts[-1]).all()
     assert holding[1:].any()
@@ -81,7 +80,7 @@ def tiny() -> tuple[Any, Artifact]:
 def test_a_real_calibration_uses_the_budget(budget: str) -> None:
     model, artifact = tiny()
     method = prepared(PriceKV(), model.spec, budget, artifact)
-    held = count_held(method.problem, method.holding)
+    held = measure_usage(method.problem, method.solution)
     assert 0.97 * method.budget.capacity <= held.max() <= method.budget.capacity
 
 
@@ -89,7 +88,7 @@ def test_weights_scale_the_errors_of_a_consumer() -> None:
     budget, sources = Budget.parse("0.1", SCALES), list_sources(SCALES, 1)
     error = artifact_of(PriceKV(), SCALES).tensors["error"]
     inverse, uniform, tokens = (
-        pose(error, SCALES, budget, sources, weights=weights, forced=0).errors
+        build_problem(error, SCALES, budget, sources, weights=weights, forced=0).errors
         for weights in ("inverse_tokens", "uniform", "tokens")
     )
     for k, length in enumerate(SCALES.lengths):
@@ -101,7 +100,7 @@ def test_what_saw_nothing_fills_the_budget_all_the_same() -> None:
     method, budget = PriceKV(), Budget.parse("0.5", SCALES)
     blank = torch.zeros_like(artifact_of(method, SCALES).tensors["error"])
     method.prepare(SCALES, budget, Artifact("subset_error", {"error": blank}))
-    held = count_held(method.problem, method.holding)
+    held = measure_usage(method.problem, method.solution)
     assert budget.tokens - max(SCALES.lengths[:-1]) < held.max() <= budget.tokens
 
 
@@ -122,7 +121,7 @@ def in_bytes(menu: tuple[int, ...], share: bool, budget: str) -> KVCache:
 def test_the_ledger_counts_the_bytes_that_were_allocated(share: bool, budget: str) -> None:
     there = in_bytes((16, 8, 4, 2), share, budget)
     method = there.method
-    held = count_held(method.problem, method.holding).reshape(-1, SCALES.layers + 1)[:, 1:]
+    held = measure_usage(method.problem, method.solution).reshape(-1, SCALES.layers + 1)[:, 1:]
     pairs = np.array(there.ledger.held_bytes).max(-1) * SCALES.branches
     assert pairs.tolist() == held.tolist()
     assert 0.9 * method.budget.bytes < there.ledger.sequence_bytes <= method.budget.bytes
@@ -143,6 +142,6 @@ def test_a_menu_of_16_bits_holds_what_no_menu_does() -> None:
     noise = torch.zeros(precisions.needs().tensor_shapes(SCALES)["noise"])
     with_noise = Artifact("precision_error", {**error.tensors, "noise": noise})
     precisions.prepare(SCALES, Budget.parse_bytes("0.3", SCALES, token_bytes=4 * D), with_noise)
-    assert (tokens.holding.until == precisions.holding.until).all()
+    assert (tokens.solution.until == precisions.solution.until).all()
     assert precisions.precisions(0, SCALES.segments[1]) == [Precision(16)] * SCALES.heads
     assert tokens.precisions(0, SCALES.segments[1]) is None

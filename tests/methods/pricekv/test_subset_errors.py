@@ -11,7 +11,7 @@ from kvbench.core.segments import ModelSpec, next_scale, next_token
 from kvbench.engine.cache import KVCache
 from kvbench.methods.full import Full
 from kvbench.methods.pricekv.errors import Importance, SubsetError
-from kvbench.methods.pricekv.sources import list_sources
+from kvbench.methods.pricekv.problem import list_sources
 from kvbench.methods.shared.base import Method
 from kvbench.methods.shared.view import View
 from tests.support.engine import D, open_cache, prepared, run, tokens_of
