@@ -1,4 +1,4 @@
-"""`task=plan`: schedule, memory and the largest batch, from a model's shapes alone."""
+"""`task=plan`: schedule, memory and largest batch, computed from a model's shapes."""
 
 from bisect import bisect_right
 from dataclasses import dataclass
@@ -22,14 +22,14 @@ class PlannedSegment:
     """Tokens of one sequence around one segment.
 
     Attributes:
-        at: the segment.
-        held: most tokens after any layer of the segment.
-        held_bytes: bytes of their keys and values as they are stored.
+        segment: the segment.
+        held: peak tokens after a layer of the segment.
+        held_bytes: bytes of their keys and values as stored.
         pruned: heads that lose a source at this segment (N_k); None without a HeatKV schedule.
         early: atoms evicted before the segment starts (|E_k|); None without a HeatKV schedule.
     """
 
-    at: Segment
+    segment: Segment
     held: int
     held_bytes: int
     pruned: int | None = None
@@ -42,16 +42,16 @@ class Plan:
 
     Attributes:
         spec: the model.
-        budget: capacity B, as the method was given it.
+        budget: capacity B of the prepared method.
         batch: prompts at a time.
-        segments: what one sequence holds, segment by segment.
-        peak_tokens: most tokens that one sequence holds between layers.
-        peak_bytes: most bytes of keys and values that one sequence holds between layers.
-        token_bytes: bytes of a token in one head as it is stored; where tokens differ, of the largest.
-        at_once: bytes of the batch that a cache may need at one time (`count_at_once`), for full cache and this method;
-            empty of storage in few bits.
-        largest_batch: prompts that fit `gpu_gib` (0 if not even one does), for full cache and for this method.
-        calibration: what stands for a calibration.
+        segments: contents of one sequence by segment.
+        peak_tokens: peak tokens of one sequence between layers.
+        peak_bytes: peak bytes of keys and values of one sequence between layers.
+        token_bytes: bytes of the largest stored token in one head.
+        at_once: upper bound of a batch's bytes (`count_at_once`) for the full cache and this method; empty for low-bit
+            storage.
+        largest_batch: prompts that fit `gpu_gib`, for the full cache and this method.
+        calibration: origin of the calibration.
     """
 
     spec: ModelSpec
@@ -76,23 +76,23 @@ def make_plan(
     flight_bytes: int,
     packing: Packing | None = None,
 ) -> Plan:
-    """Work out what a run will hold, from shapes alone.
+    """Predict the memory of a run from shapes.
 
-    A method that has no file to read and would be calibrated takes its heads or layers in the order of their numbers:
-    that changes which of them keep less, hardly how much is kept.
+    A method that needs a calibration gets zeros, and ranks heads or layers by index. This changes which of them keep
+    less, but hardly how much is kept.
 
     Args:
-        model: gives shapes, parameters and activations.
+        model: shapes, parameters and activations.
         budget: capacity B.
         method: not yet prepared.
         batch: prompts at a time.
         gpu_gib: memory to fill, GiB, positive.
-        token_bytes: bytes of a token in one head as it is stored; where tokens differ, of the largest.
+        token_bytes: bytes of the largest stored token in one head.
         flight_bytes: bytes of a token in one head as the model computes it.
-        packing: how numbers are stored in few bits; None where they are not.
+        packing: low-bit storage, if any.
 
     Raises:
-        ConfigError: how much the method holds depends on data.
+        ConfigError: the contents of the cache depend on data.
     """
     spec, needs = model.spec, method.needs()
     observed = isinstance(needs, Observer)
@@ -101,7 +101,7 @@ def make_plan(
     lengths = predict_row_lengths(spec, method)
     if lengths is None:
         raise ConfigError(
-            f"task=plan: how much {type(method).__name__} holds depends on the images; task=run measures it"
+            f"task=plan: how much {type(method).__name__} holds depends on the images; measure it with task=run"
         )
     held = sum_tokens(lengths).max(1)
     stored = held * token_bytes
@@ -115,8 +115,8 @@ def make_plan(
         method.budget,
         batch,
         tuple(
-            PlannedSegment(at, *map(int, numbers))
-            for at, *numbers in zip(spec.segments, held, stored, *counts, strict=True)
+            PlannedSegment(segment, *map(int, numbers))
+            for segment, *numbers in zip(spec.segments, held, stored, *counts, strict=True)
         ),
         int(held.max()),
         int(stored.max()),
@@ -135,58 +135,46 @@ def make_plan(
 
 
 def count_at_once(spec: ModelSpec, lengths: Ints, token_bytes: int, flight_bytes: int) -> int:
-    """Return the bytes of one sequence that a cache may need at one time, but for what a method keeps for itself.
+    """Return an upper bound of the cache's bytes per sequence, without a method's state.
 
-    They are those of storage at the worst instant of a rebuild, when the new keys, then the new values, of a layer lie
-    beside the old ones, and of the largest segment in flight: of one layer where its tokens come at once, else of all.
+    It adds the peak of storage during a rebuild, when a layer's old and new keys (then values) coexist, and the largest
+    segment in flight, in one layer if its tokens come in one step, else in all layers.
 
     Args:
         spec: the model.
-        lengths: tokens of each row after each segment that is cached, int64 [K - 1, L, H].
-        token_bytes: of a token in one head as it is stored.
-        flight_bytes: of a token in one head as the model computes it.
+        lengths: tokens of each row after each cached segment, int64 [K - 1, L, H].
+        token_bytes: bytes of a stored token in one head.
+        flight_bytes: bytes of a token in one head as the model computes it.
     """
     after = np.pad(lengths.sum(2), ((1, 0), (0, 0)))
     old, new = after[:-1], after[1:]
     others = sum_tokens(lengths)[:-1] - new
     rebuilt = (2 * others + old + new + np.maximum(old, new)).max(initial=0) * token_bytes // 2
     flights = (
-        at.length * spec.heads * (spec.layers * token_bytes if at.causal else flight_bytes)
-        for at in spec.segments
+        segment.length * spec.heads * (spec.layers * token_bytes if segment.causal else flight_bytes)
+        for segment in spec.segments
     )
     return int(rebuilt) + max(flights)
 
 
 def count_generation_bytes(spec: ModelSpec, lengths: Ints, activations: int, batch: int) -> int:
-    """Return the bytes beside weights that a generation in bf16 holds at most.
-
-    They are those of the ring that stores keys and values and of the model's activations.
-
-    Args:
-        spec: the model.
-        lengths: tokens of each row after each segment that is cached, int64 [K - 1, L, H].
-        activations: bytes of the model's activations.
-        batch: prompts.
-    """
+    """Return the peak bytes of a generation in bf16 without weights: the ring of keys and values, and activations."""
     return batch * spec.branches * 2 * spec.head_dim * predict_ring_slots(spec, lengths) + activations
 
 
 def find_largest_batch(model: Model, lengths: Ints, gpu_gib: float) -> int:
-    """Return the most prompts that fit beside weights of 2 bytes each, 0 if not even one does.
+    """Return the number of prompts that fit in memory with 16-bit weights.
 
-    Args:
-        model: gives shapes, parameters and activations.
-        lengths: tokens of each row after each segment that is cached, int64 [K - 1, L, H].
-        gpu_gib: memory to fill, GiB.
+    `lengths` are tokens of each row after each cached segment, int64 [K - 1, L, H].
     """
-    room = gpu_gib * 1024 * MIB - 2 * model.parameters
+    free = gpu_gib * 1024 * MIB - 2 * model.parameters
     per_prompt = count_generation_bytes(model.spec, lengths, 0, 1)
-    batches = range(1, max(0, int(room // per_prompt)) + 1)
+    batches = range(1, max(0, int(free // per_prompt)) + 1)
 
     def count(batch: int) -> float:
         return max(batch * per_prompt + model.activation_bytes(batch), model.decoding_bytes(batch))
 
-    return bisect_right(batches, room, key=count)
+    return bisect_right(batches, free, key=count)
 
 
 def export(path: Path, spec: ModelSpec, budget: Budget, method: Method) -> None:
@@ -216,6 +204,6 @@ def export(path: Path, spec: ModelSpec, budget: Budget, method: Method) -> None:
 
 
 def _make_blank(observer: Observer, spec: ModelSpec) -> Artifact:
-    """Make the artifact of a calibration that saw nothing: zeros."""
-    observer.prepare(spec, Budget.parse(1, spec))
+    """Make the artifact of a calibration without prompts: zeros."""
+    observer.prepare(spec)
     return Artifact(observer.kind, observer.average())

@@ -1,4 +1,4 @@
-"""Policy files (`task=export export.policy=`): what a static method decided, for other programs (docs/deploy.md)."""
+"""Policy files (`task=export export.policy=`): decisions of a static method for other programs (docs/deploy.md)."""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -11,42 +11,43 @@ from kvbench.core import checkpoint
 from kvbench.core.config import ConfigError
 from kvbench.core.segments import ModelSpec
 from kvbench.engine.schedule import Schedule, build_schedule, predict_row_lengths, sum_tokens
-from kvbench.methods.shared.base import Observer
-from kvbench.methods.shared.capabilities import MixedPrecision, mixes_precisions
+from kvbench.methods.shared.base import Method, Observer
+from kvbench.runs.check import check_job
 from kvbench.runs.generate.batch import load
 from kvbench.runs.job import Job
 from kvbench.runs.job_identity import identify_method
-from kvbench.runs.prepare import prepare_method
+from kvbench.runs.prepare import calibrate_job, prepare_method
 
 VERSION = 1
-"""Of the file's format."""
+"""Version of the file format."""
 
 
 def export_policy(job: Job, path: Path) -> None:
-    """Write what a job's method decides. Weights and prompts are read only if it has to be calibrated.
+    """Write the decisions of a job's method. Weights and prompts are read only for a calibration.
 
     Raises:
         ConfigError: the method is not static, the model is split over processes, or the file cannot be written.
-        ValueError: what `Job.check` or the method refuses.
+        ValueError: the job or its method is invalid.
     """
     method, spec = job.method, job.model.spec
     if not method.static:
         raise ConfigError(
             f"export.policy={path}: method={job.method_name} decides from the cache while the model runs; take one "
-            "that looks at positions (docs/methods.md), such as heatkv, pricekv or streaming_llm"
+            "that decides by position (docs/methods.md), such as heatkv, pricekv or streaming_llm"
         )
     if job.processes.count > 1:
-        raise ConfigError(f"export.policy={path}: is written by one process; set model.tensor_parallel=1")
-    if isinstance(method.needs(), Observer) or job.codebooks is not None:
-        job.check()
+        raise ConfigError(f"export.policy={path}: needs one process; set model.tensor_parallel=1")
+    if isinstance(method.needs(), Observer) or job.cache_plan.codebooks is not None:
+        check_job(job)
         load(job)
-    used = prepare_method(job)
+    calibrations = calibrate_job(job)
+    prepare_method(job, calibrations.artifact)
     schedule = build_schedule(spec, method)
     tensors = {"dropped_after": tabulate_drops(spec, schedule)}
-    if mixes_precisions(method):
+    if method.uses.precisions:
         tensors |= tabulate_precisions(spec, method)
     try:
-        checkpoint.save(path, tensors, describe_policy(job, schedule, used))
+        checkpoint.save(path, tensors, describe_policy(job, schedule, calibrations.artifact_sha256))
     except OSError as error:
         raise ConfigError(f"export.policy={path}: cannot be written ({error})") from None
 
@@ -54,12 +55,8 @@ def export_policy(job: Job, path: Path) -> None:
 def tabulate_drops(spec: ModelSpec, schedule: Schedule) -> Tensor:
     """Return the index of the segment after which each token leaves each head, int32 [L, H, positions].
 
-    It is the token's own segment where it is never cached, and K - 1 where it stays to the end. Positions are those
-    before the last segment, of which nothing is ever dropped.
-
-    Args:
-        spec: the model's shapes.
-        schedule: of a static method.
+    The index is the token's own segment if it is never cached, and K - 1 if it is never dropped. Positions end before
+    the last segment.
     """
     own = torch.arange(len(spec.segments) - 1, dtype=torch.int32)
     own = own.repeat_interleave(torch.tensor(spec.lengths[:-1], dtype=torch.int64))
@@ -71,29 +68,23 @@ def tabulate_drops(spec: ModelSpec, schedule: Schedule) -> Tensor:
     return table
 
 
-def tabulate_precisions(spec: ModelSpec, method: MixedPrecision) -> dict[str, Tensor]:
-    """Return `bits`, uint8, and `shared`, bool, both [K - 1, L, H]: how each head stores a segment."""
-    forms = [
+def tabulate_precisions(spec: ModelSpec, method: Method) -> dict[str, Tensor]:
+    """Return the precision of each segment in each head: `bits`, uint8, and `shared`, bool, both [K - 1, L, H]."""
+    precisions = [
         [method.precisions(layer, segment) or () for layer in range(spec.layers)]
         for segment in spec.segments[:-1]
     ]
     return {
-        "bits": torch.tensor([[[form.bits for form in row] for row in rows] for rows in forms]).byte(),
-        "shared": torch.tensor([[[form.shared for form in row] for row in rows] for rows in forms]),
+        "bits": torch.tensor([[[one.bits for one in row] for row in rows] for rows in precisions]).byte(),
+        "shared": torch.tensor([[[one.shared for one in row] for row in rows] for rows in precisions]),
     }
 
 
 def describe_policy(job: Job, schedule: Schedule, used: str | None) -> dict[str, object]:
-    """Return the metadata of a policy, JSON values.
-
-    Args:
-        job: its method is prepared.
-        schedule: of that method.
-        used: SHA-256 of the calibration or file that the method used; None if it used none.
-    """
-    spec, method, settings = job.model.spec, job.method, job.settings
+    """Return the metadata of the policy of a prepared method, JSON values; `used` is the SHA-256 of its calibration."""
+    spec, method, settings, packing = job.model.spec, job.method, job.settings, job.cache_plan.packing
     lengths = predict_row_lengths(spec, method, schedule)
-    assert lengths is not None, "of a static method"
+    assert lengths is not None, "for a static method"
     return {
         "format": "kvbench.policy",
         "version": VERSION,
@@ -118,5 +109,5 @@ def describe_policy(job: Job, schedule: Schedule, used: str | None) -> dict[str,
             "peak_tokens": int(sum_tokens(lengths).max()),
         },
         "cache_dtype": settings.cache_dtype,
-        "storage": None if job.packing is None else asdict(job.packing.storage),
+        "storage": None if packing is None else asdict(packing.storage),
     }

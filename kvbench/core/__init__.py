@@ -1,1 +1,1 @@
-"""Foundations of all rooms: shapes, budgets, settings, files, devices."""
+"""Foundations of all packages: shapes, budgets, settings, files, devices."""

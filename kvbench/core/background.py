@@ -11,7 +11,7 @@ Work = Callable[[], object]
 
 @contextmanager
 def repeating(action: Work, pause: float) -> Iterator[None]:
-    """Call an action every `pause` seconds, in a thread, until the block ends; wait for a running call."""
+    """Call an action every `pause` seconds in a thread until the block ends; wait for a running call."""
     done = threading.Event()
 
     def repeat() -> None:
@@ -31,23 +31,21 @@ def repeating(action: Work, pause: float) -> Iterator[None]:
 def working_beside(max_: int) -> Iterator[Callable[[Work], None]]:
     """Run pieces of work in a second thread, in the order in which they are submitted.
 
-    All of them are done when the block ends, even if an error ends it.
-
-    Args:
-        max_: pieces that may be unfinished when another is given; giving more waits for the oldest.
+    All of them are done when the block ends, even if an error ends it. At most `max_` pieces are pending: submitting
+    another waits for the oldest.
 
     Yields:
-        What takes a piece of work. It raises the error of an earlier piece, and so does the end of the block unless
-        another error ends it; pieces behind one that failed are done all the same.
+        A function that submits a piece of work. It raises the error of an earlier piece, and so does the end of the
+        block unless another error ends it; later pieces are done all the same.
     """
-    undone: deque[Future[object]] = deque()
+    pending: deque[Future[object]] = deque()
 
-    def give(work: Work) -> None:
-        while len(undone) >= max_:
-            undone.popleft().result()
-        undone.append(thread.submit(work))
+    def submit(work: Work) -> None:
+        while len(pending) >= max_:
+            pending.popleft().result()
+        pending.append(thread.submit(work))
 
     with ThreadPoolExecutor(1) as thread:
-        yield give
-        while undone:
-            undone.popleft().result()
+        yield submit
+        while pending:
+            pending.popleft().result()

@@ -8,23 +8,23 @@ from typing import Literal
 
 from kvbench.core.segments import ModelSpec
 
-Unit = Literal["tokens", "bytes"]
-UNITS: tuple[Unit, ...] = ("tokens", "bytes")
+BudgetUnit = Literal["tokens", "bytes"]
+UNITS: tuple[BudgetUnit, ...] = ("tokens", "bytes")
 """Units of a budget."""
 
 
 @dataclass(frozen=True)
 class Budget:
-    """Capacity of one sequence's cache, summed over all layers and KV heads: in tokens, and in bytes if it counts them.
+    """Capacity of one sequence's cache over all layers and KV heads, in tokens and, for a byte budget, in bytes.
 
     Methods always receive a capacity in tokens. For a byte budget it is the number of tokens guaranteed to fit.
 
     Attributes:
         capacity: B = b x T x c_{K-1} tokens, exact (HeatKV Eq. 5 uses the real number, not a rounded one).
         full: T x c_{K-1}, the full cache.
-        heads: T, so that `per_head` is the mean the papers quote.
-        bytes: the bytes of one sequence that must not be exceeded, exact; None of a budget in tokens.
-        full_bytes: bytes of the full cache of one sequence in 16 bits, of a budget in bytes.
+        heads: T = layers x KV heads.
+        bytes: limit in bytes per sequence, exact; None for a token budget.
+        full_bytes: bytes of the full cache per sequence in 16 bits; None for a token budget.
     """
 
     capacity: Fraction
@@ -35,7 +35,7 @@ class Budget:
 
     @classmethod
     def parse(cls, value: float | int | str, spec: ModelSpec) -> "Budget":
-        """Read a fraction of the full cache in (0, 1] or, above 1, a whole number of mean tokens per head.
+        """Parse a fraction of the full cache in (0, 1] or, above 1, a whole number of mean tokens per head.
 
         Decimal input is taken as written: 0.1 is one tenth, not the nearest double.
 
@@ -49,23 +49,23 @@ class Budget:
         12
 
         Raises:
-            ValueError: not a number, not positive, above the full cache, or a broken number of tokens.
+            ValueError: not a number, not positive, above the full cache, or not a whole number of tokens.
         """
         number = _read_number(value, f"budget={value}", "tokens per head")
         if number > 1:
             if number > spec.cached_length:
                 raise ValueError(
-                    f"budget={value}: {spec.name} caches {spec.cached_length} tokens per head at most"
+                    f"budget={value}: {spec.name} caches at most {spec.cached_length} tokens per head"
                 )
             number /= spec.cached_length
         return cls(number * spec.full_tokens, spec.full_tokens, spec.all_heads)
 
     @classmethod
     def parse_bytes(cls, value: float | int | str, spec: ModelSpec, token_bytes: int | Fraction) -> "Budget":
-        """Read a fraction in (0, 1] of the bytes of the full cache in 16 bits or, above 1, whole bytes of a sequence.
+        """Parse a fraction in (0, 1] of the bytes of the full cache in 16 bits or, above 1, whole bytes per sequence.
 
-        Keys and values in 16 bits get the tokens that the same fraction of the full cache in tokens would give them,
-        those in 32 bits half as many. More than the full cache is never needed.
+        With 16-bit keys and values, the capacity equals that of the same fraction of tokens; with 32 bits it is half.
+        It is at most the full cache.
 
         >>> from kvbench.core.segments import next_scale
         >>> spec = ModelSpec("small", layers=2, heads=3, head_dim=8, segments=next_scale([(1, 1), (2, 2), (3, 3)]))
@@ -78,34 +78,27 @@ class Budget:
         >>> Budget.parse_bytes(200, spec, token_bytes=2 * 8 * 2).tokens
         6
 
-        Args:
-            value: as the configuration has it.
-            spec: the model's shapes.
-            token_bytes: bytes of a token in one head, its key and its value; where tokens differ, of the largest.
+        `token_bytes` are the bytes of the largest token in one head, key and value.
 
         Raises:
-            ValueError: not a number, not positive, above the full cache in 16 bits, or a broken number of bytes.
+            ValueError: not a number, not positive, above the full cache in 16 bits, or not a whole number of bytes.
         """
         key = f"budget={value} budget_unit=bytes"
         number = _read_number(value, key, "bytes of a sequence")
         allowed = number if number > 1 else number * spec.full_bytes
         if allowed > spec.full_bytes:
             raise ValueError(
-                f"{key}: a sequence of {spec.name} has {spec.full_bytes} bytes in 16 bits at most; a fraction of "
-                "them is in (0, 1]"
+                f"{key}: a sequence of {spec.name} has at most {spec.full_bytes} bytes in 16 bits; give fewer, or a "
+                "fraction in (0, 1]"
             )
         capacity = min(allowed / Fraction(token_bytes), Fraction(spec.full_tokens))
         return cls(capacity, spec.full_tokens, spec.all_heads, allowed, spec.full_bytes)
 
     def take_share(self, spec: ModelSpec, share: ModelSpec) -> "Budget":
-        """Return what a share of the heads has of B where all heads have equally much.
+        """Return the budget of a share of the heads, if all heads have equal budgets.
 
-        Tokens that do not divide go to the first heads, layer by layer, so that a head has as many in its share as in
-        the whole.
-
-        Args:
-            spec: of the whole model, whose budget this is.
-            share: of some of its heads (`ModelSpec.take_share`). Bytes are shared out as tokens are.
+        The remainder of the tokens goes to the first heads, layer by layer, so that a head's tokens do not depend on
+        the split. Bytes are shared in proportion to tokens. `share` is a `ModelSpec.take_share` of `spec`.
         """
         if share == spec:
             return self
@@ -113,32 +106,32 @@ class Budget:
         layers, some = divmod(more, spec.heads)
         among = min(max(some - share.first_head, 0), share.heads)
         tokens = each * share.all_heads + layers * share.heads + among
-        part = Budget(Fraction(tokens), share.full_tokens, share.all_heads)
+        budget = Budget(Fraction(tokens), share.full_tokens, share.all_heads)
         if self.bytes is None:
-            return part
+            return budget
         ratio = Fraction(tokens, self.tokens) if self.tokens else Fraction(share.all_heads, self.heads)
-        return replace(part, bytes=self.bytes * ratio, full_bytes=share.full_bytes)
+        return replace(budget, bytes=self.bytes * ratio, full_bytes=share.full_bytes)
 
     @property
-    def unit(self) -> Unit:
+    def unit(self) -> BudgetUnit:
         """Unit of the limit: `tokens` or `bytes`."""
         return "tokens" if self.bytes is None else "bytes"
 
     @property
     def share(self) -> Fraction:
-        """The budget as a share of the full cache in its own unit: of its tokens, or of its bytes in 16 bits."""
+        """Fraction of the full cache in the budget's unit: of its tokens, or of its bytes in 16 bits."""
         if self.bytes is None or self.full_bytes is None:
             return self.fraction
         return self.bytes / self.full_bytes
 
     @property
     def exact(self) -> str:
-        """The budget as an exact fraction; that of bytes with its unit. Budgets are equal if these are."""
+        """The budget as an exact fraction of tokens, or as exact bytes with their unit; identifies it."""
         return str(self.capacity) if self.bytes is None else f"{self.bytes} bytes"
 
     @property
     def fraction(self) -> Fraction:
-        """The share of the full cache's tokens that `capacity` is; b of a budget in tokens."""
+        """Fraction of the full cache's tokens; b of a token budget."""
         return self.capacity / self.full
 
     @property
@@ -148,7 +141,7 @@ class Budget:
 
     @property
     def head_tokens(self) -> int:
-        """Whole tokens that every head can have at once, floor(B / T)."""
+        """Whole tokens that every head can hold at the same time, floor(B / T)."""
         return floor(self.per_head)
 
     @property
@@ -160,19 +153,19 @@ class Budget:
 def find_capacity(
     budget: Budget, token_bytes: int | Fraction, plan_bytes: "Callable[[Budget], int | Fraction]"
 ) -> Budget:
-    """Return a budget in bytes with the largest capacity in tokens at which what a static method holds still fits.
+    """Return a byte budget with the largest capacity in tokens at which a static method fits.
 
-    It is found by bisection over whole tokens. What is found fits in any case. It is the largest of all that fit if
-    more capacity never makes a method hold less; where it does, as whole blocks may, one more token would not fit.
+    The search is a bisection over whole tokens. The result always fits. It is the largest capacity that fits if more
+    capacity never makes the method hold less; otherwise (whole blocks), one more token would not fit.
 
     Args:
-        budget: in bytes; its capacity is sure to fit, all tokens being as large as the largest.
+        budget: in bytes; its capacity is guaranteed to fit.
         token_bytes: bytes of the smallest token in one head.
-        plan_bytes: returns the most bytes that one sequence holds under a budget, known beforehand. It may raise
-            `InfeasibleBudget`; larger capacities are then tried.
+        plan_bytes: returns the peak bytes of one sequence under a budget. It may raise `InfeasibleBudget`; larger
+            capacities are then tried.
     """
     allowed = budget.bytes
-    assert allowed is not None, "of a budget in bytes"
+    assert allowed is not None, "for a byte budget"
 
     def exceeds(tokens: int) -> bool:
         try:
@@ -188,7 +181,7 @@ def find_capacity(
 
 
 def _read_number(value: float | int | str, key: str, whole: str) -> Fraction:
-    """Read a positive number that counts something, `whole`, if it is above 1; `key` begins the message of errors."""
+    """Parse a fraction or a whole number of `whole`; error messages begin with `key`."""
     try:
         number = Fraction(str(value))
     except (ValueError, ZeroDivisionError):
@@ -196,24 +189,24 @@ def _read_number(value: float | int | str, key: str, whole: str) -> Fraction:
     if number <= 0:
         raise ValueError(f"{key}: must be positive")
     if number > 1 and number.denominator != 1:
-        raise ValueError(f"{key}: above 1 it counts {whole} and must be whole")
+        raise ValueError(f"{key}: above 1 it is a number of {whole} and must be whole")
     return number
 
 
 def name_budget(budget: Budget) -> str:
-    """Write a budget as the command line has it: a share, or bytes where they are fewer than a thousandth of all."""
+    """Return a budget as on the command line: a fraction, or bytes below a thousandth of the full cache."""
     if budget.bytes is None:
         return f"budget={float(budget.share):g}"
-    few = budget.bytes > 1 and budget.share < Fraction(1, 1000)
-    return f"budget={float(budget.bytes if few else budget.share):g} budget_unit=bytes"
+    is_small = budget.bytes > 1 and budget.share < Fraction(1, 1000)
+    return f"budget={float(budget.bytes if is_small else budget.share):g} budget_unit=bytes"
 
 
 class InfeasibleBudget(ValueError):
-    """A budget below what a method must keep; the message names the smallest feasible one."""
+    """The budget is below what the method must keep; the message names the smallest feasible budget."""
 
     @classmethod
     def of(cls, budget: Budget, needed: int, spec: ModelSpec, why: str) -> "InfeasibleBudget":
-        """`why` needs `needed` tokens per head."""
+        """Return the error of a method that needs `needed` tokens per head; `why` is the subject of the message."""
         factor = Fraction(needed) / budget.per_head
         smallest = f"{ceil(factor * budget.share * 10**5) / 10**5:g}"
         if budget.bytes is not None:
@@ -225,5 +218,5 @@ class InfeasibleBudget(ValueError):
 
     @classmethod
     def of_sinks(cls, budget: Budget, sinks: int, needed: int, spec: ModelSpec) -> "InfeasibleBudget":
-        """The sinks alone need `needed` tokens per head."""
+        """Return the error of sinks that alone need `needed` tokens per head."""
         return cls(f"{cls.of(budget, needed, spec, f'{sinks} sink scales')}, or lower `sinks`")

@@ -1,4 +1,4 @@
-"""Tensors with JSON metadata as safetensors files: calibrations, statistics, checkpoints and weights of trainings."""
+"""Tensors with JSON metadata in safetensors files: calibrations, statistics, checkpoints and trained weights."""
 
 import json
 from collections.abc import Mapping
@@ -14,12 +14,12 @@ from kvbench.core.files import parse_json, write_whole
 def save(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, object]) -> None:
     """Write tensors and JSON metadata to `path` (.safetensors), whole or not at all."""
     contiguous = {name: tensor.detach().contiguous().clone() for name, tensor in tensors.items()}
-    # `save_file` would make a file that only its owner may read, and others share the folder.
+    # `save_file` would make a file that only its owner may read; the folder is shared.
     write_whole(path, serialize(contiguous, {"kvbench": json.dumps(metadata, sort_keys=True)}))
 
 
 def load(path: Path) -> tuple[dict[str, Tensor], dict[str, object]]:
-    """Read what `save` wrote: tensors on the CPU and the metadata.
+    """Read a file of `save`: tensors on the CPU and the metadata.
 
     Raises:
         OSError, SafetensorError, ValueError: the file cannot be read, or has no metadata.
@@ -30,6 +30,6 @@ def load(path: Path) -> tuple[dict[str, Tensor], dict[str, object]]:
 
 
 def group(tensors: Mapping[str, Tensor], prefix: str, mark: str = "/") -> dict[str, Tensor]:
-    """Return the tensors whose name starts with `prefix` and a mark, under the rest of their name."""
+    """Return the tensors whose names start with `prefix` and `mark`, without that start."""
     start = prefix + mark
     return {name.removeprefix(start): tensor for name, tensor in tensors.items() if name.startswith(start)}

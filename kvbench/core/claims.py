@@ -1,9 +1,8 @@
 """Claims on work between processes of one machine or of several.
 
-A claim is a file that one process can make and no other. Its holder touches it while he works, and promises how often:
-a claim that was not touched for so long has lapsed. On one machine no process waits for that: the kernel releases a
-holder's lock on the file when its process ends. Ages are differences of times that the file system
-gave, since the clocks of machines differ.
+A claim is a file that only one process can create. Its holder touches it while it works; a claim that has not been
+touched for `lapse` seconds has lapsed. On one machine the kernel releases the holder's lock when its process ends, so
+no process waits for the lapse. Ages are differences of file system times, since clocks of machines differ.
 """
 
 import errno
@@ -21,29 +20,28 @@ from kvbench.core.background import repeating
 from kvbench.core.files import name_machine, naming, parse_json
 
 LAPSE = 60.0
-"""Seconds without a touch after which a claim has lapsed, unless its holder says otherwise."""
-TOUCHES = 6
-"""Number of times that a holder touches its claim in that time."""
-SHORTEST, LONGEST = 0.002, 0.2
-"""Seconds between two looks at a claim that is waited for, at first and at last."""
-GONE = (errno.ENOENT, errno.ESTALE)
-"""Errors for a file that is not there any more; NFS has the second for one that is open and was removed elsewhere."""
-
+"""Default seconds without a touch after which a claim has lapsed."""
+TOUCHES_PER_LAPSE = 6
+"""Touches of a claim by its holder in that time."""
+MIN_PAUSE, MAX_PAUSE = 0.002, 0.2
+"""Shortest and longest polling interval, in seconds, while another process holds the claim."""
+MISSING_FILE_ERRORS = (errno.ENOENT, errno.ESTALE)
+"""Errors for a removed file; NFS gives the second for an open file that another machine removed."""
 MACHINE = name_machine()
 """Machine on which kernel locks are valid."""
 
 
 @contextmanager
 def claim(path: Path, *, wait: bool = True, lapse: float = LAPSE) -> Iterator[bool]:
-    """Hold the claim that a file stands for; the file exists only while the claim is held.
+    """Hold a claim, whose file exists only while the claim is held.
 
-    A claim that a killed process leaves behind lapses. A holder who was stopped for longer than he promised may find
-    that another one has taken over: what claims guard has to bear being done twice.
+    The claim of a killed process lapses. Another process may take over the claim of a process that was stopped for
+    longer than `lapse`, so the claimed work must tolerate being done twice.
 
     Args:
-        path: the file; a hidden name keeps it apart from results. Missing folders above it are made.
-        wait: until the claim is free; otherwise the context is entered without it.
-        lapse: seconds without a touch after which others may take the claim.
+        path: the file, with a hidden name; missing parent folders are created.
+        wait: wait until the claim is free; otherwise the context is entered without it.
+        lapse: seconds without a touch after which other processes may take the claim.
 
     Yields:
         Whether the claim is held.
@@ -52,7 +50,7 @@ def claim(path: Path, *, wait: bool = True, lapse: float = LAPSE) -> Iterator[bo
         OSError: the file cannot be written.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    pause = SHORTEST
+    pause = MIN_PAUSE
     while (file := _make(path, lapse)) is None:
         if _is_free(path):
             continue
@@ -60,12 +58,12 @@ def claim(path: Path, *, wait: bool = True, lapse: float = LAPSE) -> Iterator[bo
             yield False
             return
         time.sleep(pause)
-        pause = min(2 * pause, LONGEST)
-    with file, repeating(lambda: _touch(file), lapse / TOUCHES):
+        pause = min(2 * pause, MAX_PAUSE)
+    with file, repeating(lambda: _touch(file), lapse / TOUCHES_PER_LAPSE):
         try:
             yield True
         finally:
-            if _is_same(file, path):  # nobody has taken over
+            if _is_same(file, path):  # not taken over
                 path.unlink(missing_ok=True)
 
 
@@ -75,13 +73,13 @@ def is_held(path: Path) -> bool:
 
 
 def read_clock(folder: Path) -> float:
-    """Return what time it is for the file system of a folder, seconds as in `st_mtime`."""
+    """Return the time of a folder's file system, in seconds like `st_mtime`."""
     with tempfile.TemporaryFile(dir=folder) as file:
         return os.fstat(file.fileno()).st_mtime
 
 
 def _make(path: Path, lapse: float) -> IO[str] | None:
-    """Make a claim's file, say in it whose it is, and return it open; None if it is there already."""
+    """Create a claim's file with its machine and lapse, and return it open; None if it exists."""
     try:
         file = path.open("x")
     except FileExistsError:
@@ -92,7 +90,7 @@ def _make(path: Path, lapse: float) -> IO[str] | None:
             file.write(json.dumps({"machine": machine, "lapse": lapse}))
             file.flush()
         except BaseException:
-            with suppress(OSError):  # it is tried again to write what could not be written
+            with suppress(OSError):  # closing writes the rest again
                 file.close()
             path.unlink(missing_ok=True)
             raise
@@ -100,7 +98,7 @@ def _make(path: Path, lapse: float) -> IO[str] | None:
 
 
 def _lock(file: IO[str], kind: int) -> bool:
-    """Lock a file while it is open; return whether that worked. Some file systems cannot."""
+    """Lock a file while it is open; return False if its file system has no locks or it is locked."""
     try:
         fcntl.flock(file, kind | fcntl.LOCK_NB)
     except OSError:
@@ -109,13 +107,13 @@ def _lock(file: IO[str], kind: int) -> bool:
 
 
 def _touch(file: IO[str]) -> None:
-    """Give an open file the file system's time, if it can."""
+    """Set an open file's time to the file system's; ignore errors."""
     with suppress(OSError):
         os.utime(file.fileno())
 
 
 def _judge(path: Path) -> Literal["free", "held", "lapsed"]:
-    """Look at a claim. Opening a file also asks a file server for the newest time of it."""
+    """Return the state of a claim. Opening its file makes a file server report its newest time."""
     try:
         with path.open() as file:
             about = _read(file)
@@ -123,14 +121,14 @@ def _judge(path: Path) -> Literal["free", "held", "lapsed"]:
                 return "lapsed" if _lock(file, fcntl.LOCK_SH) else "held"
             age = read_clock(path.parent) - os.fstat(file.fileno()).st_mtime
     except OSError as error:
-        if error.errno not in GONE:
+        if error.errno not in MISSING_FILE_ERRORS:
             raise
         return "free"
     return "lapsed" if age > float(about.get("lapse", LAPSE)) else "held"
 
 
 def _read(file: IO[str]) -> dict[str, str | float]:
-    """Return what a claim says; nothing while its holder has not come to write it."""
+    """Return the contents of a claim; empty before its holder has written them."""
     try:
         about = parse_json(file.read())
     except ValueError:
@@ -139,13 +137,13 @@ def _read(file: IO[str]) -> dict[str, str | float]:
 
 
 def _is_free(path: Path) -> bool:
-    """Return whether a claim can be made, after removing one that has lapsed.
+    """Remove the claim if it has lapsed; return whether it is free.
 
-    Removing is claimed too: of several who saw the same claim lapse, a slow one would else remove the next holder's.
+    The removal is claimed too: otherwise a slow process that saw the lapse could remove the next holder's claim.
     """
     if (state := _judge(path)) == "lapsed":
-        with claim(path.with_name(f"{path.name}~"), wait=False) as mine:
-            if mine and (state := _judge(path)) == "lapsed":
+        with claim(path.with_name(f"{path.name}~"), wait=False) as is_mine:
+            if is_mine and (state := _judge(path)) == "lapsed":
                 path.unlink(missing_ok=True)
                 state = "free"
     return state == "free"
@@ -155,6 +153,6 @@ def _is_same(file: IO[str], path: Path) -> bool:
     try:
         return os.path.samestat(os.fstat(file.fileno()), path.stat())
     except OSError as error:
-        if error.errno not in GONE:
+        if error.errno not in MISSING_FILE_ERRORS:
             raise
         return False

@@ -1,4 +1,4 @@
-"""Type checks of a configuration: its values against the fields of the objects that they configure."""
+"""Type checks of a configuration against the fields of the objects that it configures."""
 
 import importlib
 import json
@@ -13,35 +13,34 @@ from typing import Literal, Union, get_args, get_origin, get_type_hints
 CONVERSIONS = ("none", "partial", "object", "all")
 """Accepted values of Hydra's `_convert_`."""
 MAX_PROMPTS = 10**6
-"""Prompts of a run: the names of images have six digits."""
+"""Most prompts of a run: file names of samples have six digits."""
 MAX_SEED = 2**63 - 1
 
 
 class UserError(Exception):
-    """Error that a user can cause and correct; its message is one line with the remedy."""
+    """Error that a user can correct; its message is one line with the remedy."""
 
 
 class ConfigError(UserError, ValueError):
-    """A setting that cannot be used; the message starts with its key."""
+    """A setting is invalid; the message starts with its key."""
 
 
 def check_range(key: str, value: int, min_: int, max_: int) -> None:
-    """Refuse a number out of range.
+    """Check that a number is in a range.
 
     Raises:
-        ConfigError: naming the key.
+        ConfigError: names the key.
     """
     if not min_ <= value <= max_:
-        raise ConfigError(
-            f"{key}={value}: must be " + (f"at least {min_}" if value < min_ else f"at most {max_}")
-        )
+        bound = f"at least {min_}" if value < min_ else f"at most {max_}"
+        raise ConfigError(f"{key}={value}: must be {bound}")
 
 
 def check_objects(node: object, key: str) -> None:
-    """Compare every `_target_` node with the fields of the dataclass, or the parameters of the function, that it names.
+    """Check every `_target_` node against the fields of its dataclass or the parameters of its function.
 
     Raises:
-        ConfigError: naming the first key that does not fit.
+        ConfigError: names the first invalid key.
     """
     if isinstance(node, list):
         for number, item in enumerate(node):
@@ -56,7 +55,7 @@ def check_objects(node: object, key: str) -> None:
 def _check_object(node: Mapping[str, object], key: str) -> None:
     path, conversion = node["_target_"], node.get("_convert_", "none")
     if not isinstance(path, str):
-        raise ConfigError(f"{key}._target_={show(path)}: names no class")
+        raise ConfigError(f"{key}._target_={show(path)}: is not a class path")
     if conversion not in CONVERSIONS:
         raise ConfigError(f"{key}._convert_={show(conversion)}: must be one of {', '.join(CONVERSIONS)}")
     target = import_target(path, key)
@@ -71,10 +70,10 @@ def _check_object(node: Mapping[str, object], key: str) -> None:
 
 
 def check_part(value: object, target: type, key: str) -> Mapping[str, object]:
-    """Return a group of keys that stand for a dataclass's fields.
+    """Check a group of keys against a dataclass's fields and return it.
 
     Raises:
-        ConfigError: it is no group, or a key of it does not fit.
+        ConfigError: it is not a group, or a key is invalid.
     """
     if not isinstance(value, Mapping):
         raise ConfigError(f"{key}={show(value)}: must be {_describe(target)}")
@@ -83,17 +82,17 @@ def check_part(value: object, target: type, key: str) -> Mapping[str, object]:
 
 
 def check_fields(values: Mapping[str, object], target: type, prefix: str) -> None:
-    """Compare values with a dataclass's fields: every key must be known and every value of its field's type.
+    """Check that values are fields of a dataclass and have the fields' types.
 
     Raises:
-        ConfigError: naming the first key that does not fit.
+        ConfigError: names the first invalid key.
     """
     hints = get_type_hints(target)
     known = {field.name: hints[field.name] for field in fields(target) if field.init}
     for name, value in values.items():
         if name not in known:
-            there = f"there are {', '.join(known)}" if known else "there are none"
-            raise ConfigError(f"{prefix}{name}: no such key; {there}")
+            choices = f"there are {', '.join(known)}" if known else "there are none"
+            raise ConfigError(f"{prefix}{name}: no such key; {choices}")
         _check_value(value, known[name], f"{prefix}{name}")
 
 
@@ -123,7 +122,7 @@ _SCALARS: dict[object, tuple[tuple[type, ...], str]] = {
 
 
 def _fits(value: object, hint: object) -> bool:
-    """Return whether a JSON value can stand for a field annotated with `hint`; what is not listed here accepts all."""
+    """Return whether a JSON value fits a field annotated with `hint`; unknown annotations accept every value."""
     kind, parts = get_origin(hint), get_args(hint)
     if hint in _SCALARS:
         fits = isinstance(value, _SCALARS[hint][0]) and (hint is bool or not isinstance(value, bool))
@@ -143,7 +142,7 @@ def _fits(value: object, hint: object) -> bool:
 
 
 def _describe(hint: object) -> str:
-    """Return in words what a field annotated with `hint` accepts."""
+    """Describe the values that a field annotated with `hint` accepts."""
     kind, parts = get_origin(hint), get_args(hint)
     if hint in _SCALARS:
         return _SCALARS[hint][1]
@@ -162,12 +161,12 @@ def _describe(hint: object) -> str:
 
 
 def show(value: object) -> str:
-    """Return a JSON value as the command line has it."""
+    """Return a JSON value as on the command line."""
     return json.dumps(value) if value is None or isinstance(value, bool) else str(value)
 
 
 def _makes(path: object, kind: type) -> bool:
-    """Return whether a `_target_` names a class of a kind."""
+    """Return whether a `_target_` names a subclass of `kind`."""
     if not isinstance(path, str):
         return False
     try:

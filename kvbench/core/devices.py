@@ -16,9 +16,9 @@ T = TypeVar("T")
 
 
 def keep_freed_memory() -> None:
-    """Lets this process keep what it frees, where its C library gives large blocks back to the system at once (glibc).
+    """Keep freed memory in this process; glibc returns large blocks to the system at once.
 
-    Otherwise every large tensor on a CPU is faulted in anew, page by page.
+    Otherwise every large CPU tensor causes page faults again.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
     if mallopt is not None:
@@ -28,22 +28,22 @@ def keep_freed_memory() -> None:
 
 
 def check_device(name: str) -> None:
-    """Make sure that a device is there.
+    """Check that a device exists.
 
     Raises:
         ConfigError: it is a GPU that torch does not find.
     """
-    device, found = torch.device(name), torch.cuda.device_count()
-    if device.type == "cuda" and (device.index or 0) >= found:
-        there = f"cuda:0 to cuda:{found - 1} here" if found else "no GPU here; use device=cpu"
-        raise ConfigError(f"device={name}: torch finds {there}")
+    device, count = torch.device(name), torch.cuda.device_count()
+    if device.type == "cuda" and (device.index or 0) >= count:
+        gpus = f"cuda:0 to cuda:{count - 1} here" if count else "no GPU here; use device=cpu"
+        raise ConfigError(f"device={name}: torch finds {gpus}")
 
 
 def use_device(name: torch.device | str) -> None:
-    """Make a device the current one of this thread, where Triton launches its kernels whatever their tensors are.
+    """Make a device current in this thread; Triton launches kernels on the current device.
 
-    On a GPU it also sets, unless the user has, how the allocator reserves memory: of segments of a fixed size, what is
-    free would rarely fit a larger tensor. Convolutions in float32 are computed in float32, not in TF32.
+    On a GPU, the allocator uses expandable segments unless the user configures it, since free parts of fixed segments
+    rarely fit a larger tensor. Convolutions in float32 do not use TF32.
 
     Raises:
         ConfigError: see `check_device`.
@@ -59,32 +59,27 @@ def use_device(name: torch.device | str) -> None:
 
 
 def count_gpus() -> int:
-    """Return how many GPUs this process may use, without choosing them for good as a CUDA context does."""
+    """Return the number of GPUs that this process may use, without creating a CUDA context."""
     try:
         ctypes.CDLL("libnvidia-ml.so.1")
     except OSError:  # torch would ask CUDA itself
         code = "import torch; print(torch.cuda.device_count())"
-        found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-        return int(found.stdout)
+        process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+        return int(process.stdout)
     return torch.cuda.device_count()
 
 
 def take_gpu(name: str, number: int) -> None:
-    """Let this process see one GPU alone, unless it has used one already: that of `cuda:N`, or the `number`-th in turn.
-
-    Args:
-        name: torch device; nothing is done unless it is a GPU.
-        number: of the process or job among those that run side by side.
-    """
+    """Make one GPU visible to this process, unless it has used one: `cuda:N`, or the `number`-th in turn."""
     _, named, index = name.partition(":")
     if not name.startswith("cuda") or torch.cuda.is_initialized() or not (count := count_gpus()):
         return
-    seen = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(count)))).split(",")
-    os.environ["CUDA_VISIBLE_DEVICES"] = seen[(int(index) if named else number) % count]
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(count)))).split(",")
+    os.environ["CUDA_VISIBLE_DEVICES"] = visible[(int(index) if named else number) % count]
 
 
 def reserve(size: int, device: torch.device | str) -> None:
-    """Make a GPU's allocator reserve so many bytes as one block, from which it serves later requests.
+    """Reserve `size` bytes as one block of a GPU's allocator.
 
     Tensors that grow from scale to scale would otherwise each need a new block.
     """
@@ -93,35 +88,30 @@ def reserve(size: int, device: torch.device | str) -> None:
 
 
 def release_unused(device: torch.device | str) -> None:
-    """Give a GPU's memory that the allocator holds and no tensor uses back, so that peaks begin at what is used."""
+    """Return unused memory of the allocator to the GPU, so that peaks count used memory alone."""
     if torch.device(device).type == "cuda":
         with torch.cuda.device(device):
             torch.cuda.empty_cache()
 
 
 def pin(numbers: Tensor, device: torch.device | str) -> Tensor:
-    """Return numbers on the CPU in memory that a GPU copies from while the host goes on; for a CPU as they are."""
+    """Return a CPU tensor in pinned memory if the device is a GPU, else unchanged."""
     return numbers.pin_memory() if torch.device(device).type == "cuda" else numbers
 
 
 def send(numbers: Tensor, device: torch.device | str) -> Tensor:
-    """Copy numbers from the CPU to a device; the copy to a GPU is asynchronous, from pinned memory."""
+    """Copy a CPU tensor to a device; the copy to a GPU is asynchronous, from pinned memory."""
     return pin(numbers, device).to(device, non_blocking=True)
 
 
 def if_it_fits(work: Callable[[], T], release: Callable[[], object] = lambda: None) -> T | None:
-    """Return the result of some work; None when it ran out of memory. Any other error is raised.
-
-    Args:
-        work: what may run out of memory.
-        release: drops what the work left behind, before the GPU's cache is emptied.
-    """
+    """Return the result of `work`; None if it runs out of memory, after `release`. Other errors are raised."""
     try:
         return work()
     except (RuntimeError, MemoryError) as error:
         if not _is_out_of_memory(error):
             raise
-    # Past the handler, so that the traceback no longer holds the tensors.
+    # After the handler, when the traceback no longer holds the tensors.
     release()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
@@ -129,6 +119,8 @@ def if_it_fits(work: Callable[[], T], release: Callable[[], object] = lambda: No
 
 
 def _is_out_of_memory(error: BaseException) -> bool:
-    # What torch's allocator says on a CPU, and cuBLAS when there is no room for its workspace.
-    said = ("not enough memory", "CUBLAS_STATUS_ALLOC_FAILED")
-    return isinstance(error, torch.OutOfMemoryError | MemoryError) or any(one in str(error) for one in said)
+    # Messages of torch's CPU allocator, and of cuBLAS without memory for its workspace.
+    messages = ("not enough memory", "CUBLAS_STATUS_ALLOC_FAILED")
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or any(
+        one in str(error) for one in messages
+    )

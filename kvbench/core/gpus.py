@@ -1,4 +1,4 @@
-"""The device of a run that names none, found without torch, whose import takes seconds."""
+"""Default device of a run, found without importing torch, which takes seconds."""
 
 import ctypes
 import os
@@ -8,11 +8,11 @@ from importlib.util import find_spec
 from pathlib import Path
 
 AUTO = "auto"
-"""Setting that leaves the choice of the device to `resolve_device`."""
+"""Setting for the device that `resolve_device` finds."""
 
 
 def resolve_device(name: str) -> str:
-    """Return a torch device; for `auto` that is `$KVBENCH_DEVICE` if set, else `cuda` where there is a GPU, else `cpu`.
+    """Return a torch device; `auto` is `$KVBENCH_DEVICE` if set, else `cuda` if there is a GPU, else `cpu`.
 
     A GPU counts if NVIDIA's driver lists it, `CUDA_VISIBLE_DEVICES` does not hide it, and torch is built for CUDA.
     """
@@ -20,15 +20,15 @@ def resolve_device(name: str) -> str:
         return name
     if chosen := os.environ.get("KVBENCH_DEVICE"):
         return chosen
-    count = _count_cards()
+    count = _count_gpus()
     first = os.environ.get("CUDA_VISIBLE_DEVICES", "0").partition(",")[0].strip()
-    seen = int(first) < count if first.isdecimal() else re.match("GPU-|MIG-", first) is not None
-    return "cuda" if count and seen and _is_torch_for_cuda() else "cpu"
+    visible = int(first) < count if first.isdecimal() else re.match("GPU-|MIG-", first) is not None
+    return "cuda" if count and visible and _is_torch_for_cuda() else "cpu"
 
 
 @lru_cache
-def _count_cards() -> int:
-    """Return how many GPUs the driver has; asking it makes no CUDA context."""
+def _count_gpus() -> int:
+    """Return the driver's number of GPUs, without creating a CUDA context."""
     try:
         nvml = ctypes.CDLL("libnvidia-ml.so.1")
     except OSError:

@@ -11,27 +11,24 @@ from torch import Tensor
 T = TypeVar("T")
 
 
-class Record(Protocol):
-    """Records what some work asks of the device, without it being done.
-
-    Numbers that the work reads on the host are part of the record.
-    """
+class GraphRecorder(Protocol):
+    """Records the device operations of some work without executing them; host values become constants."""
 
     def __call__(self, work: Callable[[], Tensor], /) -> tuple[Tensor, Callable[[], object]]:
-        """Return the tensor that the work returns, and what does the work.
+        """Return the output tensor of the work, and a function that repeats the work.
 
-        Each call of the latter writes that tensor anew, out of the tensors that the work has read, as they are then.
+        Each call overwrites the output, computed from the current contents of the input tensors.
         """
 
     def clear(self) -> None:
-        """Let go of the memory of what was recorded, once nothing else holds it."""
+        """Free the memory of the recordings once nothing else holds it."""
 
 
 class CudaGraphs:
-    """CUDA graphs on the current device. All take their memory from one pool.
+    """CUDA graphs on the current device, in one memory pool.
 
-    Tensors of one graph are reused by those recorded after it, unless something still holds them: graphs are to be
-    repeated in the order in which they were recorded, or one of them alone.
+    A graph may reuse the memory of earlier graphs' tensors unless something still holds them: replay graphs in the
+    order of their recording, or replay only one.
     """
 
     def __init__(self) -> None:
@@ -39,10 +36,10 @@ class CudaGraphs:
         _hold_generator(torch.cuda.current_device())
 
     def __call__(self, work: Callable[[], Tensor]) -> tuple[Tensor, Callable[[], object]]:
-        """Record work that waits for nothing and has run before, so that its kernels are compiled (`Record`)."""
+        """Record work that never synchronises and has run before, so that its kernels are compiled."""
         graph, stream = torch.cuda.CUDAGraph(), _find_stream(torch.cuda.current_device())
         stream.wait_stream(torch.cuda.current_stream())
-        # `torch.cuda.graph` would give the allocator's free memory back to the device first, at every segment.
+        # `torch.cuda.graph` would first return the allocator's free memory to the device, at every segment.
         with torch.cuda.stream(stream):
             graph.capture_begin(None if self._graph is None else self._graph.pool(), "thread_local")
             try:
@@ -54,16 +51,16 @@ class CudaGraphs:
         return out, graph.replay
 
     def clear(self) -> None:
-        """Let go of the pool."""
+        """Release the pool."""
         self._graph = None
 
 
 @cache
 def _hold_generator(device: int) -> torch.cuda.CUDAGraph:
-    """Keep the tensors by which graphs read a device's generator, as long as the process lives.
+    """Keep the tensors through which graphs read a device's generator for the life of the process.
 
-    Else torch allocates them when the first capture begins. If memory runs out just then, the destructor of that graph
-    finds itself unregistered and ends the process (seen with torch 2.11), where a smaller batch might have fitted.
+    Otherwise torch allocates them at the first capture. If memory runs out there, the destructor of that graph ends the
+    process (torch 2.11), although a smaller batch might fit.
     """
     graph = torch.cuda.CUDAGraph()
     graph.register_generator_state(torch.cuda.default_generators[device])
@@ -72,18 +69,18 @@ def _hold_generator(device: int) -> torch.cuda.CUDAGraph:
 
 @cache
 def _find_stream(device: int) -> torch.cuda.Stream:
-    """Return the stream that a device captures on: cuBLAS keeps a workspace for every stream it has seen."""
+    """Return the one stream that a device captures on: cuBLAS keeps a workspace for every stream."""
     return torch.cuda.Stream(device)
 
 
 class Recording(NamedTuple):
-    """Work that was recorded.
+    """Recorded work.
 
     Attributes:
-        inputs: tensors that it reads, which stay where they are.
-        out: what it writes.
-        repeat: does it again.
-        restore: brings the host's bookkeeping to where it was after the work.
+        inputs: tensors that the work reads, at fixed addresses.
+        out: tensor that the work writes.
+        repeat: repeats the work.
+        restore: restores the host's state after the work.
     """
 
     inputs: Sequence[Tensor]
@@ -93,42 +90,39 @@ class Recording(NamedTuple):
 
 
 class Repetitions:
-    """Pieces of work that come again and again on other numbers of the same shapes, such as the scales of a generation.
+    """Work that is repeated on new inputs of the same shapes, such as the scales of a generation.
 
-    The first time a piece runs as it is, which compiles its kernels; the second time it is recorded, and repeated from
-    then on. Work must not wait for the device, and what it reads beside its inputs must stay where it is.
+    The first time, work runs normally, which compiles its kernels; the second time it is recorded, and later the
+    recording is replayed. Work must not synchronise, and tensors other than its inputs must stay at their addresses.
 
     Args:
-        record: records a piece.
-        save: notes the host's bookkeeping that the work changes, and returns what restores it.
+        record: records work.
+        save: saves the host's state that the work changes; returns a function that restores it.
     """
 
-    def __init__(self, record: Record, save: Callable[[], Callable[[], None]]) -> None:
+    def __init__(self, record: GraphRecorder, save: Callable[[], Callable[[], None]]) -> None:
         self._record, self._save = record, save
         self.clear()
 
     def clear(self) -> None:
-        """Forget all work: what it reads is no longer where it was."""
+        """Forget all work, after tensors that it reads have moved."""
         self._held: dict[Hashable, Any] = {}
         self._seen: set[Hashable] = set()
         self._recorded: dict[Hashable, Recording] = {}
 
     def hold(self, value: T) -> T:
-        """Return the value with its tensors where those of the first value of the same shapes are."""
+        """Copy tensors into those of the first value of the same shapes, and return that value."""
         tensors = [*list_tensors(value)]
         key = tuple((tensor.shape, tensor.dtype) for tensor in tensors)
-        held: T = self._held.setdefault(key, value)
-        if held is not value:
-            torch._foreach_copy_([*list_tensors(held)], tensors)
-        return held
+        first: T = self._held.setdefault(key, value)
+        if first is not value:
+            torch._foreach_copy_([*list_tensors(first)], tensors)
+        return first
 
     def run(self, key: Hashable, work: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
-        """Return what `work` makes of the inputs; once recorded, a tensor that the next repetition overwrites.
+        """Return `work(*inputs)`; once recorded, the next repetition overwrites the result.
 
-        Args:
-            key: says which piece of work it is, and on what beside the inputs.
-            work: maps the inputs to a tensor.
-            inputs: tensors of the same shapes at every call.
+        `key` identifies the work and everything else that it depends on. Inputs have the same shapes at every call.
         """
         if key not in self._seen:
             self._seen.add(key)

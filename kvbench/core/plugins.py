@@ -1,4 +1,4 @@
-"""Installed packages that bring methods, models, prompts or metrics of their own."""
+"""Installed packages that add methods, models, prompts or metrics."""
 
 import sys
 from functools import lru_cache
@@ -6,7 +6,7 @@ from importlib.metadata import entry_points
 from typing import NamedTuple
 
 GROUP = "kvbench.plugins"
-"""Entry point group in which a package names its folder of configuration files."""
+"""Entry point group in which a package names its configuration folder."""
 
 
 class Plugin(NamedTuple):
@@ -24,13 +24,13 @@ class Plugin(NamedTuple):
 
 
 def find_plugins() -> list[Plugin]:
-    """Return every plugin of this environment, ordered by package; nothing of theirs is imported."""
+    """Return the plugins of this environment, ordered by package, without importing them."""
     return list(_find_plugins(tuple(sys.path)))
 
 
 @lru_cache(1)
 def _find_plugins(_: tuple[str, ...]) -> tuple[Plugin, ...]:
-    """Search the folders of `sys.path` once: Hydra asks for every job of a sweep."""
+    """Search the folders of `sys.path` once; Hydra calls this for every job of a sweep."""
     return tuple(
         sorted(
             Plugin(entry.dist.name, entry.dist.version, entry.value)

@@ -1,4 +1,4 @@
-"""Groups of processes that hold one model together; the first one leads."""
+"""Process groups that share one model; process 0 leads."""
 
 import os
 from collections.abc import Iterator
@@ -15,58 +15,56 @@ from kvbench.core.config import UserError
 
 T = TypeVar("T")
 
-ANSWER = timedelta(minutes=10)
-"""Time limit for other processes to start, or to reach the same layer."""
-PATIENCE = timedelta(days=30)
-"""Timeout of the wait for the next command: the first process may be scoring, or waiting for another run."""
+PEER_TIMEOUT = timedelta(minutes=10)
+"""Timeout for other processes to start, or to reach the same layer."""
+COMMAND_TIMEOUT = timedelta(days=30)
+"""Timeout for the next command: process 0 may be scoring, or waiting for another run."""
 
 
 class ProcessLost(UserError, RuntimeError):
-    """Another process ended, or does not answer."""
+    """Another process ended or does not answer."""
 
 
 @dataclass(frozen=True)
 class Processes:
-    """The processes that hold a model together, as one of them sees them; by itself it is the whole.
-
-    All of them call the same of these in the same order.
+    """Processes that share a model, seen from one of them. All call the same methods in the same order.
 
     Attributes:
         rank: number of this process; 0 leads.
-        count: how many there are.
-        words: torch's group for what is said; what is computed goes through the default one.
+        count: number of processes.
+        messages: torch's group for messages; tensors use the default group.
 
     Raises:
-        ProcessLost: another process ended, or does not answer. Every call can raise it.
+        ProcessLost: another process ended or does not answer; every call can raise it.
     """
 
     rank: int = 0
     count: int = 1
-    words: dist.ProcessGroup | None = None
+    messages: dist.ProcessGroup | None = None
 
     def add(self, x: Tensor) -> Tensor:
-        """Return the sum of the processes' tensors, the same bits in each of them; x may be overwritten."""
+        """Return the sum of the processes' tensors, bitwise equal in all of them; x may be overwritten."""
         if self.count > 1:
             with self._explaining():
                 dist.all_reduce(x)
         return x
 
     def broadcast(self, message: T) -> T:
-        """Return what the process that leads has given, in all of them."""
-        said = [message]
+        """Return the message of process 0."""
+        messages = [message]
         if self.count > 1:
             with self._explaining():
-                dist.broadcast_object_list(said, src=0, group=self.words)
-        return said[0]
+                dist.broadcast_object_list(messages, src=0, group=self.messages)
+        return messages[0]
 
     def gather(self, value: T) -> list[T]:
-        """Return what every process has given, in order, in the one that leads; in the others their own alone."""
+        """Return the values of all processes by rank in process 0, and only the own value in the others."""
         if self.count == 1:
             return [value]
-        found: list[T] | None = [value] * self.count if self.rank == 0 else None
+        values: list[T] | None = [value] * self.count if self.rank == 0 else None
         with self._explaining():
-            dist.gather_object(value, found, dst=0, group=self.words)
-        return [value] if found is None else found
+            dist.gather_object(value, values, dst=0, group=self.messages)
+        return [value] if values is None else values
 
     @contextmanager
     def _explaining(self) -> Iterator[None]:
@@ -86,31 +84,29 @@ ALONE = Processes()
 
 
 def join(count: int, device: str) -> Processes:
-    """Meet the other processes that torchrun, or whoever sets the same variables, has started.
+    """Join the process group that torchrun started, or a launcher that sets the same variables.
 
-    Args:
-        count: how many there must be.
-        device: torch device of this one, which talks through NCCL on a GPU and Gloo on a CPU.
+    GPUs use NCCL, CPUs Gloo.
 
     Raises:
-        ProcessLost: they do not come.
+        ProcessLost: the others did not join.
     """
     if count == 1:
         return ALONE
     on_gpu = torch.device(device).type == "cuda"
     try:
-        dist.init_process_group("nccl" if on_gpu else "gloo", timeout=ANSWER)
-        words = dist.new_group(backend="gloo", timeout=PATIENCE)
+        dist.init_process_group("nccl" if on_gpu else "gloo", timeout=PEER_TIMEOUT)
+        messages = dist.new_group(backend="gloo", timeout=COMMAND_TIMEOUT)
     except RuntimeError as error:
         reason = str(error).splitlines()[0]
         raise ProcessLost(
             f"process {os.environ.get('RANK')} of {count}: the others did not join ({reason})"
         ) from None
-    assert isinstance(words, dist.ProcessGroup)  # of which this process is one
-    return Processes(dist.get_rank(), count, words)
+    assert isinstance(messages, dist.ProcessGroup)  # this process is a member
+    return Processes(dist.get_rank(), count, messages)
 
 
 def leave() -> None:
-    """Part from the other processes, if there are any; nothing more is said."""
+    """Leave the process group, if there is one."""
     if dist.is_initialized():
         dist.destroy_process_group()

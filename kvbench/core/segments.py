@@ -1,4 +1,4 @@
-"""Segments and model shapes, from which budgets, schedules and caches are computed."""
+"""Segments and model shapes: the inputs of budgets, schedules and caches."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -6,7 +6,7 @@ from functools import cached_property
 from typing import Literal, NamedTuple
 
 Family = Literal["next-scale", "next-token"]
-"""A model makes an image in whole scales, each larger than the one before, or one token after the other."""
+"""Generation of growing scales, or of one token after another."""
 
 
 class Segment(NamedTuple):
@@ -17,12 +17,12 @@ class Segment(NamedTuple):
         start: position of its first token.
         height: rows of tokens.
         width: tokens of a row.
-        last: nothing attends to its tokens later, so that they are never cached.
-        causal: a token sees those before it in the segment, and the tokens may come in several steps; otherwise all
-            tokens come at once and see each other.
+        last: no later segment attends to its tokens, so they are never cached.
+        causal: a token sees earlier tokens of the segment, and tokens may come in several steps; otherwise all tokens
+            come in one step and see each other.
     """
 
-    index: int  # type: ignore[assignment]  # hides tuple.index, which nobody asks a segment for
+    index: int  # type: ignore[assignment]  # shadows tuple.index
     start: int
     height: int
     width: int
@@ -41,7 +41,7 @@ class Segment(NamedTuple):
 
 
 def next_scale(sizes: Sequence[tuple[int, int]]) -> tuple[Segment, ...]:
-    """Return the segments of a next-scale model, one per (height, width); nothing attends to the last one later.
+    """Return the segments of a next-scale model, one per (height, width).
 
     >>> [(segment.start, segment.length) for segment in next_scale([(1, 1), (2, 2), (3, 3)])]
     [(0, 1), (1, 4), (5, 9)]
@@ -55,12 +55,7 @@ def next_scale(sizes: Sequence[tuple[int, int]]) -> tuple[Segment, ...]:
 
 
 def next_token(prompt: int, rows: Sequence[int]) -> tuple[Segment, ...]:
-    """Return the segments of a next-token model: a prompt, then rows (or chunks) whose tokens come one at a time.
-
-    Args:
-        prompt: tokens of the prompt, at least 1.
-        rows: tokens of each image row or decode chunk.
-    """
+    """Return the segments of a next-token model: `prompt` >= 1 tokens, then rows (or chunks) of single tokens."""
     segments: list[Segment] = []
     start = 0
     for index, length in enumerate((prompt, *rows)):
@@ -70,9 +65,9 @@ def next_token(prompt: int, rows: Sequence[int]) -> tuple[Segment, ...]:
 
 
 def next_token_image(prompt: int, tokens: int, chunk: int) -> tuple[Segment, ...]:
-    """Return the segments of a model that draws so many tokens after a prompt, a method being asked after each chunk.
+    """Return the segments of a model that draws `tokens` tokens after a prompt, in chunks.
 
-    The last token is drawn and never fed back, so that the last segment lacks it.
+    The last token is never fed back, so the last segment lacks it.
 
     >>> [segment.length for segment in next_token_image(5, 12, 4)]
     [5, 4, 4, 3]
@@ -83,7 +78,7 @@ def next_token_image(prompt: int, tokens: int, chunk: int) -> tuple[Segment, ...
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """Shapes of a model, which caches and methods need; no weights.
+    """Shapes of a model, without weights.
 
     Attributes:
         name: model name as in `conf/model`.
@@ -94,13 +89,11 @@ class ModelSpec:
         branches: sequences per prompt (2 with classifier-free guidance).
         logit_scale: factor on q k^T (1 for Infinity, whose queries carry a learned scale).
         equal_branches: both branches of a prompt hold tokens of the same positions.
-        first_head: number, in every layer of the whole model, of the first of these heads, of which other processes
-            may have more.
-        line: tokens of a row of the image, of a model that draws it token by token; 0 of scales and of texts.
-        padding_counts: tokens in front of a short prompt that do not exist take of a row's share of the budget.
+        first_head: index of the first head in the whole model's layer; other processes may hold more heads.
+        line: tokens of an image row in next-token models; 0 for scales and texts.
+        padding_counts: padding in front of a short prompt counts as held.
         group: query heads that share a KV head.
-        rope_base: base of the rotary frequencies where tokens rotate with their position; 0 where they rotate with row
-            and column, or not at all.
+        rope_base: base of the rotary frequencies of 1D RoPE; 0 for 2D RoPE or none.
     """
 
     name: str
@@ -118,7 +111,7 @@ class ModelSpec:
     rope_base: float = 0.0
 
     def take_share(self, rank: int, count: int) -> "ModelSpec":
-        """Return share `rank` of `count` equal shares of every layer's heads, which follow each other."""
+        """Return share `rank` of `count` equal shares of consecutive heads in every layer."""
         heads = self.heads // count
         return replace(self, heads=heads, first_head=rank * heads)
 
@@ -129,7 +122,7 @@ class ModelSpec:
 
     @cached_property
     def ends(self) -> tuple[int, ...]:
-        """c_k, tokens of segments 0..k together."""
+        """c_k, tokens of segments 0..k."""
         return tuple(segment.end for segment in self.segments)
 
     @property
@@ -139,17 +132,17 @@ class ModelSpec:
 
     @property
     def writes_text(self) -> bool:
-        """Whether the model writes texts, whose words stand elsewhere in every prompt."""
+        """Whether the model writes texts, in which positions have no common meaning across prompts."""
         return self.family == "next-token" and not self.line
 
     @property
     def drawn_tokens(self) -> int:
-        """Tokens of an image: those of all scales, or, after a prompt, those fed back and the last, which is not."""
+        """Tokens of an image: all scales, or all tokens after the prompt with the last, which is not fed back."""
         last = self.segments[-1].end
         return last if self.family == "next-scale" else last - self.segments[0].end + 1
 
     def leading_tokens(self, scales: int) -> int:
-        """Tokens of the first so many scales, per head."""
+        """Return the tokens of the first `scales` scales, per head."""
         return self.ends[scales - 1] if scales else 0
 
     @property
@@ -169,5 +162,5 @@ class ModelSpec:
 
     @property
     def full_bytes(self) -> int:
-        """Bytes of the full cache per sequence, keys and values in 16 bits: what budgets in bytes are measured by."""
+        """Bytes of the full cache per sequence in 16 bits, the base of byte budgets."""
         return self.full_tokens * 2 * self.head_dim * 2

@@ -1,4 +1,4 @@
-"""Settings of one run, validated when they are read; other code never sees a raw configuration."""
+"""Settings of a run, validated when they are read; other code never sees a raw configuration."""
 
 import re
 from collections.abc import Mapping
@@ -21,33 +21,19 @@ from kvbench.core.files import find_obstacle
 from kvbench.core.storage import CHANNEL, CODE_DTYPES, StorageConfig
 
 TASKS = (
-    "run",
-    "evaluate",
-    "bounds",
-    "plan",
-    "check",
-    "doctor",
-    "weights",
-    "calibrate",
-    "profile",
-    "train",
-    "report",
-    "export",
-    "merge",
-    "dashboard",
-    "work",
-    "status",
-)
+    "run", "evaluate", "bounds", "plan", "check", "doctor", "weights", "calibrate", "profile", "train", "report",
+    "export", "merge", "dashboard", "work", "status",
+)  # fmt: skip
 CACHE_DTYPES = ("auto", "float32", "bfloat16", "float16", *CODE_DTYPES)
 MAX_CALIBRATED = 10**4
 MAX_WORKERS = 10**4
 MAX_REPEATS = 10**9
 GROUPS = ("model", "method", "protect", "prompts", "eval", "logger", "train", "sampling", "sweeps")
 """Keys of a configuration that hold objects (`_target_`), names or nothing."""
-READERS = ("report", "dashboard", "export")
-"""Tasks that read runs and write what they make of them."""
-CHOSEN = (*GROUPS, "storage")
-"""Keys of a configuration whose values are the names of files."""
+READING_TASKS = ("report", "dashboard", "export")
+"""Tasks that read runs and write to `output`."""
+CHOICE_KEYS = (*GROUPS, "storage")
+"""Keys of a configuration whose values name configuration files."""
 
 
 @dataclass(frozen=True)
@@ -61,13 +47,13 @@ class Shard:
         check_range("shard.count", self.count, 1, MAX_PROMPTS)
         if not 0 <= self.index < self.count:
             raise ConfigError(
-                f"shard.index={self.index}: must lie in 0..{self.count - 1} (shard.count={self.count})"
+                f"shard.index={self.index}: must be in 0..{self.count - 1} (shard.count={self.count})"
             )
 
 
 @dataclass(frozen=True)
 class PlanSettings:
-    """Settings of `task=plan`: memory that the largest batch fills, a file for the schedule (.npz), a paper's table."""
+    """Settings of `task=plan`: GPU memory for the largest batch, file of the schedule (.npz), a paper's table."""
 
     gpu_gib: float = 80.0
     export: str | None = None
@@ -80,13 +66,13 @@ class PlanSettings:
 
 @dataclass(frozen=True)
 class CalibrateSettings:
-    """Calibration.
+    """Settings of calibrations.
 
     Attributes:
-        count: prompts.
-        prompts: file of them.
-        seed: of their choice and noise.
-        batch_size: how many are drawn together; texts, which end apart, are drawn one by one.
+        count: number of prompts.
+        prompts: file of prompts.
+        seed: of the choice of prompts and of their noise.
+        batch_size: prompts generated together; texts are generated one by one.
         orders: order file to write (JSON).
     """
 
@@ -109,12 +95,12 @@ class ProfileSettings:
     """Settings of `task=profile`.
 
     Attributes:
-        batch_sizes: prompts at a time, each measured.
-        warmup: generations that are not timed, per batch size and cache.
-        repeats: generations that are.
-        against_full: time the full cache beside the method, in turns.
-        largest: look for the largest batch that fits the GPU.
-        trace: file for a Chrome trace of one batch, .json.
+        batch_sizes: batch sizes to measure.
+        warmup: untimed generations per batch size and cache.
+        repeats: timed generations per batch size and cache.
+        against_full: also time the full cache, in turns.
+        largest: find the largest batch that fits the GPU.
+        trace: file of a Chrome trace of one batch, .json.
     """
 
     batch_sizes: tuple[int, ...] = (1, 2, 4, 8)
@@ -126,7 +112,7 @@ class ProfileSettings:
 
     def __post_init__(self) -> None:
         if not self.batch_sizes or min(self.batch_sizes) < 1:
-            raise ConfigError(f"profile.batch_sizes={list(self.batch_sizes)}: name numbers of at least 1")
+            raise ConfigError(f"profile.batch_sizes={list(self.batch_sizes)}: give numbers of at least 1")
         check_range("profile.warmup", self.warmup, 0, MAX_REPEATS)
         check_range("profile.repeats", self.repeats, 1, MAX_REPEATS)
         if self.trace is not None and not Path(self.trace).expanduser().parent.is_dir():
@@ -138,8 +124,8 @@ class ExportSettings:
     """Settings of `task=export`.
 
     Attributes:
-        format: of frames of runs and samples.
-        policy: file for what a static method decided, which is written in place of frames (.safetensors).
+        format: file format of the tables of runs and samples.
+        policy: policy file of a static method, written in place of tables (.safetensors).
     """
 
     format: Literal["parquet", "csv"] = "parquet"
@@ -152,7 +138,7 @@ class ExportSettings:
 
 @dataclass(frozen=True)
 class DashboardSettings:
-    """Settings of `task=dashboard`: write the page again every `every` seconds until all sweeps are done."""
+    """Settings of `task=dashboard`: rewrite the page every `every` seconds until all sweeps are done."""
 
     watch: bool = False
     every: float = 30.0
@@ -167,16 +153,15 @@ class WorkSettings:
     """Settings of processes that share the jobs of a sweep.
 
     Attributes:
-        workers: of `task=work`, how many a launcher starts.
-        lapse: seconds without a sign of life after which others take over what a process claimed.
-        wait: whether a sweep's command returns at its end; otherwise it goes on in the background, in Slurm's
-            queue or on a Ray cluster.
-        number: which of these this one is; of several GPUs it takes that one.
-        folder: the sweep's; None for that of the jobs that the command lists.
-        do: what workers of the sweep are asked to do; None to work beside them.
+        workers: workers that a launcher starts for `task=work`.
+        lapse: seconds without a touch after which other processes take over a claim.
+        wait: return when the sweep ends; otherwise it continues in the background, in Slurm's queue or on Ray.
+        number: number of this worker; selects its GPU.
+        folder: folder of the sweep; None finds it by the listed jobs.
+        do: command to the workers of the sweep; None starts a worker.
         grace: seconds after SIGTERM in which a worker may finish its block.
-        jitter: seconds within which a worker starts, at a random time.
-        run: which runs `drop` leaves out or `requeue` tries again: number, name of the folder, or overrides.
+        jitter: a worker starts at a random time within these seconds.
+        run: runs that `drop` leaves out or `requeue` repeats: number, folder name, or overrides.
     """
 
     workers: int = 1
@@ -204,33 +189,27 @@ class Settings:
     """Settings that belong to no group.
 
     Attributes:
-        task: what to do.
-        budget: fraction of the full cache or, above 1, tokens per head or bytes of a sequence; as written.
+        task: name of the task.
+        budget: fraction of the full cache or, above 1, tokens per head or bytes per sequence; as written.
         sinks: leading scales that methods never prune.
         seed: seed of the noise.
         batch_size: prompts generated together; changes rounding only.
         device: torch device.
-        cache_dtype: of stored keys and values; auto is float32 on a CPU and what the model computes in on a GPU.
-        storage: how keys and values of fewer than 16 bits are stored.
-        budget_unit: what the budget counts, `tokens` or `bytes`.
-        cuda_graph: record a segment's steps as a CUDA graph and repeat it; of models that draw scale by scale, every
-            scale of a batch size, under methods that know their schedule. `auto` does where it can.
+        cache_dtype: dtype of stored keys and values; auto is float32 on a CPU and the model's dtype on a GPU.
+        storage: low-bit storage of keys and values.
+        budget_unit: unit of the budget, `tokens` or `bytes`.
+        cuda_graph: record the steps of a segment, or every scale of a static method, as CUDA graphs; `auto` does if it
+            can.
         batch_invariant: on a GPU, attention of a row has the same bytes in every batch.
-        runs_dir: where run folders are.
-        runs_dirs: further folders of runs, from which finished runs, references and calibrations are copied.
-        sources: folders of runs that `task=merge` copies from, `from` in a configuration.
+        runs_dir: folder of runs.
+        runs_dirs: more folders, from which finished runs, references and calibrations are copied.
+        sources: folders from which `task=merge` copies runs; `from` in a configuration.
         require: evaluators (names in `eval`) that must not be skipped.
-        published: table of a paper that the end of a sweep prints beside what it measured.
-        against: method that `task=report` compares all others with, sample by sample.
+        published: table of a paper to print with a sweep's results.
+        against: method with which `task=report` compares all others, sample by sample.
         verbose: print every metric of a run.
-        output: folder of what `task=report`, `dashboard` and `export` write; None for beside the runs.
+        output: folder for the files of `task=report`, `dashboard` and `export`; None for `runs_dir`.
         shard: share of the prompts.
-        work: how processes share the jobs of a sweep.
-        plan: of `task=plan`.
-        calibrate: of calibrations.
-        profile: of `task=profile`.
-        export: of `task=export`.
-        dashboard: of `task=dashboard`.
     """
 
     task: str
@@ -273,27 +252,26 @@ class Settings:
             raise ConfigError(f"cuda_graph=true: device={self.device} has no CUDA graphs; use device=cuda")
         if self.batch_invariant and not self.device.startswith("cuda"):
             raise ConfigError(
-                f"batch_invariant=true: fixes how kernels of a GPU divide attention, and device={self.device} has none "
-                "of them; use device=cuda"
+                f"batch_invariant=true: applies to GPU kernels only, not to device={self.device}; use device=cuda"
             )
         if self.task == "profile" and self.profile.largest and not self.device.startswith("cuda"):
             raise ConfigError(
-                f"profile.largest=true: finds what fits a GPU's memory and device={self.device}; use device=cuda"
+                f"profile.largest=true: searches GPU memory, and device={self.device}; use device=cuda"
             )
 
     @property
     def writes(self) -> Path:
-        """Folder that the task writes to: `output` of those that only read runs, else `runs_dir`."""
-        if self.output is not None and self.task in READERS:
+        """Folder that the task writes to: `output` for tasks that only read runs, else `runs_dir`."""
+        if self.output is not None and self.task in READING_TASKS:
             return Path(self.output).expanduser()
         return self.runs_dir
 
     @classmethod
     def of(cls, values: Mapping[str, object]) -> "Settings":
-        """Make settings out of a resolved configuration, and check the configuration's objects too.
+        """Read settings from a resolved configuration, and check the configuration's objects.
 
         Raises:
-            ConfigError: a key that is unknown or missing, a value of the wrong type or out of range.
+            ConfigError: a key is unknown or missing, or a value has the wrong type or is out of range.
         """
         own = {key: value for key, value in values.items() if key not in (*GROUPS, "from")}
         own["sources"] = _read_sources(values.get("from"))  # `from` is a keyword of Python
@@ -302,22 +280,22 @@ class Settings:
         if missing := [
             field.name for field in fields(cls) if field.default is MISSING and field.name not in own
         ]:
-            raise ConfigError(f"{missing[0]}: missing; set it, or leave it as it stands in conf/config.yaml")
+            raise ConfigError(f"{missing[0]}: missing; set it, or keep it as in conf/config.yaml")
         for group in GROUPS:
             if group != "train" or values["task"] == "train":  # its modules take long to import
                 check_objects(values.get(group), group)
         for key, part in parts.items():
-            given = check_part(own.get(key, {}), part, key)
-            own[key] = part(**{k: tuple(v) if isinstance(v, list) else v for k, v in given.items()})
+            section = check_part(own.get(key, {}), part, key)
+            own[key] = part(**{k: tuple(v) if isinstance(v, list) else v for k, v in section.items()})
         for key in ("require", "runs_dirs", "sources"):
             own[key] = tuple(own.get(key, ()))  # type: ignore[arg-type]
         if not own["runs_dir"]:
-            raise ConfigError("runs_dir=: names no folder; runs_dir=. is the current one")
+            raise ConfigError("runs_dir is empty; use runs_dir=. for the current folder")
         return cls(**{**own, "runs_dir": Path(str(own["runs_dir"])).expanduser()})  # type: ignore[arg-type]
 
 
 def _read_sources(given: object) -> list[str]:
-    """Return the folders that `from` names, one or a list.
+    """Return the folders of `from`, which is a folder or a list.
 
     Raises:
         ConfigError: it is something else.

@@ -1,4 +1,4 @@
-"""Storage of keys and values in fewer than 16 bits: the settings of a run, and the precisions that a method chooses."""
+"""Low-bit storage of keys and values: settings of a run, and precisions that a method chooses."""
 
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
@@ -6,18 +6,17 @@ from typing import Literal, NamedTuple
 from kvbench.core.config import ConfigError
 
 CODE_DTYPES = {"int8": 8, "int4": 4, "int3": 3, "int2": 2, "fp8": 8}
-"""Values of `cache_dtype` below 16 bits, and the bits of a number."""
+"""Bits of each low-bit `cache_dtype`."""
 LEVELS = (16, 8, 4, 3, 2)
-"""Bits that a `Precision` may have."""
+"""Bits of a `Precision`."""
 
 
 class Precision(NamedTuple):
     """Storage of one segment's tokens in one head.
 
     Attributes:
-        bits: of a number: 16, 8, 4, 3 or 2; fewer than 16 are codes of static codebooks, but in a segment of a single
-            token, which has 16 in any case.
-        shared: the unconditional sequences do not store them, they read those of their conditional twins.
+        bits: 16, 8, 4, 3 or 2; below 16, codes of static codebooks. A segment of one token always has 16.
+        shared: unconditional sequences read the tokens of their conditional twins and store none.
     """
 
     bits: int
@@ -25,29 +24,29 @@ class Precision(NamedTuple):
 
 
 def find_stored_bits(bits: int, tokens: int) -> int:
-    """Return the bits of a number in a segment of so many tokens that codebooks store, for the bits that are chosen.
+    """Return the bits of a segment of `tokens` tokens that is stored with codebooks of `bits` bits.
 
-    A single token, such as the first scale, stays in 16: a calibration sees one number a prompt in each of its
-    channels, and it is a sink, whose error every later token sees.
+    A single token, such as the first scale, stays in 16 bits: it gives calibration one value per prompt and channel,
+    and as a sink its error reaches every later token.
     """
     return 16 if tokens == 1 else bits
 
 
 @dataclass(frozen=True)
 class StorageConfig:
-    """Settings of storage for a `cache_dtype` of fewer than 16 bits; fp8 uses `before_rotation` alone.
+    """Settings of low-bit storage; fp8 uses `residual` and `before_rotation` only.
 
-    The numbers of a block share scales. A block is the tokens that a head keeps of a segment, or of each run of `group`
-    positions of it. A block whose codes and scales take no fewer bytes than its numbers in 16 bits, as one of a single
-    token may, stays in 16 bits. So does a segment of a single token that codebooks would code.
+    A block is the tokens that a head keeps of a segment, or of each `group` positions of it; its values share scales.
+    A block whose codes and scales would take no fewer bytes stays in 16 bits, and so does a segment of one token with
+    codebooks.
 
     Attributes:
-        keys: codes are steps on a scale of each channel of a block (`channel`), of each token (`token`), or name levels
-            of a static codebook of each channel (`codebook`), which a calibration makes once per model.
-        values: the same choice, `token` or `codebook`.
-        group: positions that share the scale of a channel; null: those of the whole segment.
-        residual: a segment stays in 16 bits until so many newer tokens are there (KIVI, arXiv:2402.02750).
-        before_rotation: the model's rotation is undone before keys are quantised, and applied again when they are read.
+        keys: one scale per channel of a block (`channel`), per token (`token`), or levels of a static codebook per
+            channel (`codebook`), calibrated once per model.
+        values: `token` or `codebook`.
+        group: positions that share the scale of a channel; null for the whole segment.
+        residual: a segment stays in 16 bits until this many newer tokens exist (KIVI, arXiv:2402.02750).
+        before_rotation: RoPE is undone before keys are quantised, and applied again when they are read.
     """
 
     keys: Literal["channel", "token", "codebook"] = "channel"
@@ -64,11 +63,11 @@ class StorageConfig:
 
     @property
     def calibrated(self) -> bool:
-        """Whether a calibration must make codebooks."""
+        """Whether codebooks must be calibrated."""
         return "codebook" in (self.keys, self.values)
 
 
 CHANNEL = StorageConfig()
-"""The default of a run."""
+"""Default of a run."""
 CODEBOOKS = StorageConfig(keys="codebook", values="codebook")
 """Storage settings of every `Precision` below 16 bits."""

@@ -1,4 +1,4 @@
-"""Generations of one model timed in turns: latency, memory and phases of every cache at one batch size."""
+"""Timed generations of one model: latency, memory and phases of several caches at one batch size."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from kvbench.core.budget import Budget
 from kvbench.core.devices import if_it_fits
 from kvbench.core.segments import ModelSpec
 from kvbench.engine.cache import KVCache
-from kvbench.engine.coding.formats import Books, Packing
+from kvbench.engine.coding.formats import CodebookTensors, Packing
 from kvbench.engine.memory import cache_bytes
 from kvbench.methods.shared.base import Method
 from kvbench.models.noise import PromptNoise
@@ -21,21 +21,21 @@ from kvbench.profile.paths import watch_paths
 from kvbench.profile.stopwatch import HostClock, Phases, StreamClock
 from kvbench.runs.job import Job
 
-LARGEST = 4096
-"""Prompts at which the search for the largest batch stops."""
+MAX_BATCH = 4096
+"""Batch size at which the search for the largest batch stops."""
 
-Row = dict[str, object]
+ProfileRow = dict[str, object]
 
 
 @dataclass
 class Candidate:
-    """A cache that is timed: a prepared method under its name, and how it stores numbers in few bits, if it does."""
+    """A cache to time: a prepared method with its name, budget and low-bit storage."""
 
     name: str
     method: Method
     budget: Budget
     packing: Packing | None = None
-    books: Books | None = None
+    books: CodebookTensors | None = None
 
 
 class Bench:
@@ -44,7 +44,7 @@ class Bench:
     Args:
         job: model, prompts and settings.
         advance: called after every generation.
-        clock: of latencies and phases; the device's wall clock, and its stream's for phases, if None.
+        clock: for latencies and phases; None uses the host's clock, and the CUDA stream's for phases.
     """
 
     def __init__(self, job: Job, advance: Callable[[], object], clock: HostClock | None = None) -> None:
@@ -54,46 +54,42 @@ class Bench:
         self._clock = clock or HostClock(device)
         self._stream = clock or (StreamClock(device) if self._gpu else self._clock)
 
-    def measure(self, candidates: list[Candidate], batch: int, lacking: set[str]) -> list[Row]:
+    def measure(self, candidates: list[Candidate], batch: int, too_large: set[str]) -> list[ProfileRow]:
         """Measure every candidate at one batch size and return a row for each.
 
-        Args:
-            candidates: what to time, in turns.
-            batch: prompts at a time.
-            lacking: names of those that a smaller batch was too much for; grows.
+        `too_large` has the names of candidates that ran out of memory at a smaller batch; it is updated.
         """
-        rows = {c.name: Row(batch=batch, cache=c.name, status="ok") for c in candidates}
+        rows = {c.name: ProfileRow(batch=batch, cache=c.name, status="ok") for c in candidates}
         for c in candidates:
-            if c.name in lacking:
+            if c.name in too_large:
                 rows[c.name]["status"] = "left out"
         for work in (self._measure_memories, self._measure_latencies, self._measure_phases):
             trying = [c for c in candidates if rows[c.name]["status"] == "ok"]
             for name, measured in work(trying, batch).items():
                 rows[name] |= measured or {"status": "out of memory"}
-        lacking |= {name for name, row in rows.items() if row["status"] == "out of memory"}
+        too_large |= {name for name, row in rows.items() if row["status"] == "out of memory"}
         full = rows.get("full", {})
         for row in rows.values():
             row["ratio_to_full"] = _compare(row, full)
         return list(rows.values())
 
     def make_generation(self, candidate: Candidate, batch: int) -> Callable[[], object]:
-        """Return a generation to run, with a new cache of its own."""
+        """Return a function that generates once with a new cache."""
         return lambda: self._generate(self._make_cache(candidate), batch)
 
     def fits(self, candidate: Candidate, batch: int) -> bool:
-        """Return whether memory suffices for a batch size."""
+        """Return whether a batch fits in memory."""
         return if_it_fits(partial(self._measure_memory, candidate, batch)) is not None
 
     def _make_cache(self, candidate: Candidate, *, watched: bool = False) -> KVCache:
-        """Make a cache; if its calls are `watched` no step is recorded, since a repetition makes no calls."""
-        job = self._job
-        record, device = None if watched else job.record, job.settings.device
+        """Make a cache; if its calls are `watched`, no graphs are recorded, since replays make no calls."""
+        job, plan = self._job, self._job.cache_plan
         return KVCache(
             job.model.spec,
             candidate.method,
-            dtype=job.dtype,
-            device=device,
-            record=record,
+            dtype=plan.dtype,
+            device=job.settings.device,
+            record=None if watched else plan.make_recorder(),
             projection=job.model.output_projection,
             packing=candidate.packing,
             rotation=job.model.key_rotation(),
@@ -114,11 +110,11 @@ class Bench:
         self._advance()
         return seconds
 
-    def _measure_memories(self, candidates: list[Candidate], batch: int) -> dict[str, Row | None]:
+    def _measure_memories(self, candidates: list[Candidate], batch: int) -> dict[str, ProfileRow | None]:
         """Measure the ledger, the allocator's peak and the time of a first generation, each candidate alone."""
         return {c.name: if_it_fits(partial(self._measure_memory, c, batch)) for c in candidates}
 
-    def _measure_memory(self, candidate: Candidate, batch: int) -> Row:
+    def _measure_memory(self, candidate: Candidate, batch: int) -> ProfileRow:
         job, device = self._job, self._job.settings.device
         before = 0
         if self._gpu:
@@ -128,7 +124,7 @@ class Bench:
         cache = self._make_cache(candidate)
         seconds = self._time(cache, batch)
         peak = torch.cuda.max_memory_allocated(device) if self._gpu else 0
-        ledger, itemsize = cache.ledger, torch.empty((), dtype=job.dtype).element_size()
+        ledger, itemsize = cache.ledger, job.cache_plan.dtype.itemsize
         full = cache_bytes(job.model.spec.full_tokens, job.model.spec, batch, itemsize)
         allowed = _count_allowed(candidate.budget, job.model.spec, batch, itemsize)
         kv = {
@@ -148,8 +144,8 @@ class Bench:
         )
         return {"first_seconds": seconds, "kv": kv, "allocator": allocator}
 
-    def _measure_latencies(self, candidates: list[Candidate], batch: int) -> dict[str, Row | None]:
-        """Time warmed-up generations in turns; who begins changes every round."""
+    def _measure_latencies(self, candidates: list[Candidate], batch: int) -> dict[str, ProfileRow | None]:
+        """Time warmed-up generations in turns; the order is reversed every round."""
         settings = self._job.settings.profile
         caches = {c.name: self._make_cache(c) for c in candidates}
         seconds: dict[str, list[float]] = {name: [] for name in caches}
@@ -167,7 +163,7 @@ class Bench:
             for name, values in seconds.items()
         }
 
-    def _summarise(self, seconds: list[float], batch: int) -> Row:
+    def _summarise(self, seconds: list[float], batch: int) -> ProfileRow:
         low, median, high = (float(np.quantile(seconds, share)) for share in (0.1, 0.5, 0.9))
         return {
             "latency": {"median": median, "p10": low, "p90": high, "seconds": seconds},
@@ -176,12 +172,12 @@ class Bench:
             "tokens_per_second": batch * self._job.model.spec.drawn_tokens / median,
         }
 
-    def _measure_phases(self, candidates: list[Candidate], batch: int) -> dict[str, Row | None]:
+    def _measure_phases(self, candidates: list[Candidate], batch: int) -> dict[str, ProfileRow | None]:
         return {c.name: if_it_fits(partial(self._split_phases, c, batch)) for c in candidates}
 
-    def _split_phases(self, candidate: Candidate, batch: int) -> Row:
+    def _split_phases(self, candidate: Candidate, batch: int) -> ProfileRow:
         cache, phases = self._make_cache(candidate, watched=True), Phases(self._stream)
-        # Makes the tables of the schedule too.
+        # Also builds the tables of the schedule.
         paths = watch_paths(cache, lambda: self._generate(cache, batch))
         watched = [(cache, name) for name in ("reset", "begin", "attend")]
         phases.run(lambda: self._generate(cache, batch), {**self._job.model.calls, "cache": watched})
@@ -190,35 +186,24 @@ class Bench:
 
 
 def _count_allowed(budget: Budget, spec: ModelSpec, batch: int, itemsize: int) -> int:
-    """Return the bytes that a budget lets the cache of so many prompts have."""
+    """Return the bytes that a budget allows the cache of a batch."""
     if budget.bytes is None:
         return cache_bytes(float(budget.capacity), spec, batch, itemsize)
     return floor(budget.bytes * spec.branches * batch)
 
 
-def find_largest(fits: Callable[[int], bool], known: int, limit: int = LARGEST) -> int:
-    """Return the largest batch that fits, by doubling, then bisection.
-
-    Args:
-        fits: whether a batch does.
-        known: one that does, 0 if none is known.
-        limit: where to stop looking.
-    """
+def find_largest(fits: Callable[[int], bool], known: int, limit: int = MAX_BATCH) -> int:
+    """Return the largest batch up to `limit` that fits, by doubling from a known one (or 0), then bisection."""
     good = known
     while good < limit and fits(bad := min(max(1, 2 * good), limit)):
         good = bad
-    if good >= limit:
-        return good
-    while bad - good > 1:
+    while good < limit and bad - good > 1:
         middle = (good + bad) // 2
-        if fits(middle):
-            good = middle
-        else:
-            bad = middle
+        good, bad = (middle, bad) if fits(middle) else (good, middle)
     return good
 
 
-def _compare(row: Row, full: Row) -> float | None:
+def _compare(row: ProfileRow, full: ProfileRow) -> float | None:
     if row["status"] != "ok" or full.get("status") != "ok":
         return None
     return float(str(row["seconds_per_image"])) / float(str(full["seconds_per_image"]))

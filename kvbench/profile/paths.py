@@ -3,17 +3,17 @@
 from collections.abc import Callable, Sequence
 
 from kvbench.engine.cache import KVCache
-from kvbench.kernels.attention_choices import Choice, watch_choices
+from kvbench.kernels.attention_choices import AttentionChoice, watch_choices
 
 
 def watch_paths(cache: KVCache, work: Callable[[], object]) -> list[dict[str, object]]:
-    """Do some work and return the paths that attention took in it, in the order of their first segments.
+    """Run some work and return the attention paths that it used, ordered by their first segments.
 
     Returns:
-        Per path and reasons: `path`, `segments` (indices, ascending), `calls` (of all layers), and `others` (name and
-        reason of each path that was not taken).
+        For each path and reasons: `path`, `segments` (ascending indices), `calls` (over all layers), and `others` (name
+        of each other path, and why it was not used).
     """
-    calls: dict[Choice, list[int]] = {}
+    calls: dict[AttentionChoice, list[int]] = {}
     with watch_choices(lambda choice: calls.setdefault(choice, []).append(cache.segment.index)):
         work()
     return [

@@ -11,25 +11,21 @@ import torch
 from kvbench.models.base import Calls
 
 REST = "rest"
-"""Phase of everything that is not inside a watched call."""
+"""Phase of everything outside watched calls."""
 
 
 class HostClock:
-    """Wall-clock time of the host; on a GPU `wait` before a mark, or launches are timed instead of work.
-
-    Args:
-        device: what `wait` waits for.
-    """
+    """Wall-clock time of the host; on a GPU, call `wait` before `mark`, otherwise kernel launches are timed."""
 
     def __init__(self, device: torch.device | str = "cpu") -> None:
         self._device = torch.device(device)
 
     def mark(self) -> float:
-        """Return seconds since some fixed moment."""
+        """Return the time in seconds."""
         return time.perf_counter()
 
     def wait(self) -> None:
-        """Synchronise a GPU, so that `between` may be called; on a CPU nothing is pending."""
+        """Synchronise a GPU, as `between` requires."""
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
 
@@ -39,7 +35,7 @@ class HostClock:
 
 
 class StreamClock(HostClock):
-    """Time on the current CUDA stream: marks are events, so that nothing waits until all of them are taken."""
+    """Time on the current CUDA stream: marks are events, which do not synchronise."""
 
     def mark(self) -> Any:
         """Record an event on the stream and return it."""
@@ -48,18 +44,14 @@ class StreamClock(HostClock):
         return event
 
     def between(self, start: Any, stop: Any) -> float:
-        """Return the seconds between two events that the device has passed."""
+        """Return the seconds between two completed events."""
         return float(start.elapsed_time(stop)) / 1e3
 
 
 class Phases:
-    """A split of a stretch of time: every moment belongs to the innermost watched call, or to `REST`.
+    """Time of some work by phase: every moment counts for the innermost watched call, or for `REST`.
 
-    The parts therefore add up to the whole, and a call inside another is not counted twice. On a stream, time during
-    which the device waits for the host belongs to the phase that it waits in.
-
-    Args:
-        clock: takes the marks.
+    Phases add up to the total. On a stream, time in which the device waits for the host counts for the current phase.
     """
 
     def __init__(self, clock: HostClock) -> None:
@@ -68,7 +60,7 @@ class Phases:
         self._stop: Any = None
 
     def run(self, work: Callable[[], object], calls: Calls) -> None:
-        """Do some work and watch the calls in it."""
+        """Run some work and watch its calls."""
         self._clock.wait()
         self._marks = [(REST, self._clock.mark())]
         with _replace(calls, self._watch):
@@ -77,12 +69,12 @@ class Phases:
         self._clock.wait()
 
     def seconds(self) -> dict[str, float]:
-        """Return the seconds of every phase that occurred, `REST` always among them."""
+        """Return the seconds of `REST` and every phase that occurred."""
         stops = [mark for _, mark in self._marks[1:]] + [self._stop]
-        found = {REST: 0.0}
+        seconds = {REST: 0.0}
         for (phase, start), stop in zip(self._marks, stops, strict=True):
-            found[phase] = found.get(phase, 0.0) + self._clock.between(start, stop)
-        return found
+            seconds[phase] = seconds.get(phase, 0.0) + self._clock.between(start, stop)
+        return seconds
 
     def total(self) -> float:
         """Return the seconds from start to end."""
@@ -91,7 +83,7 @@ class Phases:
     def _watch(self, phase: str, call: Callable[..., object]) -> Callable[..., object]:
         @functools.wraps(call)
         def watched(*args: object, **kwargs: object) -> object:
-            outer = self._open
+            outer = self._marks[-1][0]
             self._enter(phase)
             try:
                 return call(*args, **kwargs)
@@ -100,17 +92,13 @@ class Phases:
 
         return watched
 
-    @property
-    def _open(self) -> str:
-        return self._marks[-1][0]
-
     def _enter(self, phase: str) -> None:
         self._marks.append((phase, self._clock.mark()))
 
 
 @contextmanager
 def _replace(calls: Calls, wrap: Callable[[str, Callable[..., object]], object]) -> Iterator[None]:
-    """Wrap methods of these very objects, not of their classes, and undo it at the end."""
+    """Wrap methods of these objects (not of their classes) until the block ends."""
     owners = [(phase, owner, name) for phase, pairs in calls.items() for owner, name in pairs]
     try:
         for phase, owner, name in owners:

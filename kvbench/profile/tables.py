@@ -13,11 +13,11 @@ from kvbench.profile.paths import format_segments
 from kvbench.profile.task import announce, profile
 from kvbench.runs.job import Job
 
-Found = Mapping[str, Any]
+ProfileContents = Mapping[str, Any]
 """Contents of a profile's file (`kvbench.profile.task`)."""
 PHASES = ("text", "transformer", "cache", "decode", "rest")
 Columns = Mapping[str, tuple[str, float, str]]
-"""By heading: a value's place in a row, what it is multiplied by, and its format."""
+"""By heading: path of a value in a row, its factor, and its format."""
 LATENCY: Columns = {
     "ms/batch": ("latency.median", 1e3, ".1f"),
     "p10": ("latency.p10", 1e3, ".1f"),
@@ -42,45 +42,45 @@ MEMORY: Columns = {
 
 
 def profile_and_show(console: Console, job: Job) -> None:
-    """Say what is about to be measured, measure it, print the tables and where they were written."""
+    """Measure, and print the tables and the path of the file."""
     console.print(announce(job), highlight=False, soft_wrap=True)
-    path, found = profile(job)
-    show_profile(console, found)
+    path, contents = profile(job)
+    show_profile(console, contents)
     console.print(f"written: {path}", highlight=False, soft_wrap=True)
 
 
-def show_profile(console: Console, found: Found) -> None:
-    """Print everything that a profile found."""
-    made = found["provenance"]
-    device = made["gpu"] or f"{made['cpu']}, {made['threads']} threads"
-    random = " (random weights)" if found["weights"] == "random" else ""
-    counted = " in bytes" if found["budget"].get("unit") == "bytes" else ""
+def show_profile(console: Console, contents: ProfileContents) -> None:
+    """Print the contents of a profile."""
+    machine = contents["provenance"]
+    device = machine["gpu"] or f"{machine['cpu']}, {machine['threads']} threads"
+    random = " (random weights)" if contents["weights"] == "random" else ""
+    counted = " in bytes" if contents["budget"].get("unit") == "bytes" else ""
     share = (
-        "" if found["method"] == "full" else f" at {found['budget']['fraction']:g} of the full cache{counted}"
+        ""
+        if contents["method"] == "full"
+        else f" at {contents['budget']['fraction']:g} of the full cache{counted}"
     )
-    title = (
-        f"{found['model']}{random}, {found['method']}{share}   {device}, torch {made['versions']['torch']}"
-    )
-    console.print(tabulate_latencies(title, found["rows"]))
-    console.print(tabulate_memory(found["rows"]))
-    console.print(tabulate_phases(found["rows"]))
-    console.print(tabulate_paths(found["rows"]))
+    title = f"{contents['model']}{random}, {contents['method']}{share}   {device}, torch {machine['versions']['torch']}"
+    console.print(tabulate_latencies(title, contents["rows"]))
+    console.print(tabulate_memory(contents["rows"]))
+    console.print(tabulate_phases(contents["rows"]))
+    console.print(tabulate_paths(contents["rows"]))
     lines = []
-    if found["calibration"] is not None:
-        lines.append(f"calibration: {found['calibration']}")
-    if any(row["status"] == "ok" and row["allocator"] is None for row in found["rows"]):
+    if contents["calibration"] is not None:
+        lines.append(f"calibration: {contents['calibration']}")
+    if any(row["status"] == "ok" and row["allocator"] is None for row in contents["rows"]):
         lines.append("allocator peak: not measured on a CPU")
-    if found["largest"] is not None:
-        fits = ", ".join(f"{batch} {name}" for name, batch in found["largest"].items())
+    if contents["largest"] is not None:
+        fits = ", ".join(f"{batch} {name}" for name, batch in contents["largest"].items())
         lines.append(f"largest batch that fits: {fits}")
     for line in lines:
         console.print(line, highlight=False, markup=False, soft_wrap=True)
-    if found["operators"] is not None:
-        console.print(tabulate_operators(found["operators"]))
+    if contents["operators"] is not None:
+        console.print(tabulate_operators(contents["operators"]))
 
 
-def tabulate_latencies(title: str, rows: Sequence[Found]) -> Table:
-    """Return the table of latencies, a line per batch size and cache."""
+def tabulate_latencies(title: str, rows: Sequence[ProfileContents]) -> Table:
+    """Return the table of latencies, with a row per batch size and cache."""
     table = _make_table(title, ("batch", "cache", *LATENCY))
     for row in rows:
         cells = _format_cells(row, LATENCY, "") if row["status"] == "ok" else (row["status"],)
@@ -88,8 +88,8 @@ def tabulate_latencies(title: str, rows: Sequence[Found]) -> Table:
     return table
 
 
-def tabulate_memory(rows: Sequence[Found]) -> Table:
-    """Return the table of memory in MiB, a line per batch size and cache."""
+def tabulate_memory(rows: Sequence[ProfileContents]) -> Table:
+    """Return the table of memory in MiB, with a row per batch size and cache."""
     title = (
         "memory, MiB: the cache's ledger; the GPU allocator's peak, what it reserved, and its level before"
     )
@@ -100,8 +100,8 @@ def tabulate_memory(rows: Sequence[Found]) -> Table:
     return table
 
 
-def tabulate_phases(rows: Sequence[Found]) -> Table:
-    """Return the table of phases, a line per batch size and cache: milliseconds, shares, and what watching cost."""
+def tabulate_phases(rows: Sequence[ProfileContents]) -> Table:
+    """Return the table of phases: milliseconds and shares per batch size and cache, and the cost of watching."""
     names = ("batch", "cache", *PHASES, "total", "of the latency")
     table = _make_table("phases of one generation, ms (rest: sampling, codes, pixels)", names)
     for row in rows:
@@ -114,8 +114,8 @@ def tabulate_phases(rows: Sequence[Found]) -> Table:
     return table
 
 
-def tabulate_paths(rows: Sequence[Found]) -> Table:
-    """Return the table of attention's paths, for each cache at its largest batch: segments, and why no other path."""
+def tabulate_paths(rows: Sequence[ProfileContents]) -> Table:
+    """Return the table of attention paths of each cache at its largest batch, with reasons against the others."""
     table = Table(title="attention by segment", title_justify="left", box=SIMPLE_HEAD)
     for name in ("batch", "cache", "segments", "calls", "path", "why no other"):
         table.add_column(name, overflow="fold")
@@ -128,10 +128,10 @@ def tabulate_paths(rows: Sequence[Found]) -> Table:
     return table
 
 
-def tabulate_operators(found: Sequence[Found]) -> Table:
-    """Return the table of operators, a line for each."""
+def tabulate_operators(contents: Sequence[ProfileContents]) -> Table:
+    """Return the table of operators."""
     table = _make_table("operators by their own time, one batch", ("operator", "calls", "ms"))
-    for one in found:
+    for one in contents:
         table.add_row(escape(one["name"]), str(one["calls"]), f"{1e3 * one['self_seconds']:.2f}")
     return table
 
@@ -143,8 +143,8 @@ def _make_table(title: str, names: Sequence[str]) -> Table:
     return table
 
 
-def _format_cells(row: Found, columns: Columns, absent: str) -> Iterator[str]:
-    """Yield a row's values as text, `absent` for those that were not measured."""
+def _format_cells(row: ProfileContents, columns: Columns, absent: str) -> Iterator[str]:
+    """Yield a row's values as text; `absent` if not measured."""
     for place, factor, form in columns.values():
         value: Any = row
         for key in place.split("."):

@@ -1,4 +1,4 @@
-"""One generation under torch's profiler: a trace for a browser and the operators that cost most."""
+"""Trace of one generation by torch's profiler, and its most expensive operators."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -8,16 +8,10 @@ from torch.profiler import ProfilerActivity, profile
 
 
 def trace(work: Callable[[], object], path: Path, device: str, max_: int = 15) -> list[dict[str, object]]:
-    """Write a Chrome trace (chrome://tracing, ui.perfetto.dev) of some work.
+    """Write a Chrome trace (chrome://tracing, ui.perfetto.dev) of some work and return its operators.
 
-    Args:
-        work: what to trace.
-        path: a .json file.
-        device: torch device; on a GPU seconds are the device's, else the CPU's.
-        max_: operators to return.
-
-    Returns:
-        Name, calls and own seconds (without callees) of each operator, longest first; on a GPU kernels are operators.
+    At most `max_` operators with name, calls and own seconds (without callees) are returned, longest first; on a GPU
+    kernels are operators.
 
     Raises:
         OSError: the file cannot be written.

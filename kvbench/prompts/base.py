@@ -1,4 +1,4 @@
-"""Prompts, the interface of their sources, and the hash of a list of prompts."""
+"""Prompts, the interface of their sources, and checks of their settings."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -15,9 +15,9 @@ class Prompt:
 
     Attributes:
         index: its number among the prompts of a run, from 0.
-        text: what the model receives.
-        meta: what evaluators may want to know, such as a GenEval line; JSON values.
-        place: key, file and line that it comes from, for messages; empty if it comes from no file.
+        text: the model's input.
+        meta: metadata for evaluators, such as a GenEval line; JSON values.
+        place: key, file and line of its source, for messages; empty without a file.
     """
 
     index: int
@@ -30,37 +30,37 @@ class PromptSource(Protocol):
     """Source of a run's prompts."""
 
     def load(self) -> list[Prompt]:
-        """Return the prompts that are evaluated."""
+        """Return the prompts to evaluate."""
         ...
 
     def load_others(self, count: int, seed: int) -> list[Prompt]:
-        """Return up to `count` prompts of the kind to calibrate on, none of which `load` returns; drawn by `seed`."""
+        """Return up to `count` calibration prompts, none of which `load` returns; drawn by `seed`."""
         ...
 
 
 def leave_out(candidates: Iterable[Prompt], evaluated: Iterable[Prompt], count: int) -> list[Prompt]:
-    """Return the first `count` candidates whose text is not evaluated, numbered from 0."""
+    """Return the first `count` candidates with texts that are not evaluated, numbered from 0."""
     known = {prompt.text for prompt in evaluated}
     others = (prompt for prompt in candidates if prompt.text not in known)
     return [replace(prompt, index=index) for index, prompt in enumerate(islice(others, count))]
 
 
 def repeat(entries: Iterable[tuple[str, dict[str, object]]], times: int) -> list[Prompt]:
-    """Return every text with its metadata several times, one after another, numbered by `image_index`."""
+    """Return each text with its metadata `times` times in a row, numbered by `image_index`."""
     repeated = ((text, {**meta, "image_index": image}) for text, meta in entries for image in range(times))
     return [Prompt(index, text, meta) for index, (text, meta) in enumerate(repeated)]
 
 
 def hash_prompts(prompts: list[Prompt]) -> str:
-    """Return the SHA-256 of the texts in their order."""
+    """Return the SHA-256 of the texts in order."""
     return hash_content("\0".join(prompt.text for prompt in prompts))
 
 
 def check_counts(**counts: int | None) -> None:
-    """Refuse numbers of prompts that cannot be; None stands for all.
+    """Check numbers of prompts; None means all.
 
     Raises:
-        ConfigError: naming the key of `prompts`.
+        ConfigError: names the key of `prompts`.
     """
     for name, value in counts.items():
         if value is not None:
@@ -68,20 +68,20 @@ def check_counts(**counts: int | None) -> None:
 
 
 def check_choices(name: str, chosen: Sequence[str], known: Sequence[str]) -> None:
-    """Refuse parts of a set that it does not have, and none at all.
+    """Check that at least one part of a set is chosen, and that the set has all chosen parts.
 
     Raises:
-        ConfigError: naming the key of `prompts`.
+        ConfigError: names the key of `prompts`.
     """
     if not chosen or not set(chosen) <= set(known):
         raise ConfigError(f"prompts.{name}={list(chosen)}: choose from {', '.join(known)}")
 
 
 def check_total(total: int, name: str, each: int) -> None:
-    """Refuse more prompts than a run can have, before they are made.
+    """Check that a run can have this many prompts, before they are made.
 
     Raises:
-        ConfigError: naming the key of `prompts` that repeats them.
+        ConfigError: names the key of `prompts` that repeats them.
     """
     if total > MAX_PROMPTS:
         raise ConfigError(f"prompts.{name}={each}: makes {total} prompts, a run has at most {MAX_PROMPTS}")

@@ -1,4 +1,4 @@
-"""Benchmark prompt sets: COCO, GenEval, UniGenBench, OneIG, HPSv2, DPG, PartiPrompts. No sentence is shipped here."""
+"""Benchmark prompt sets: COCO, GenEval, UniGenBench, OneIG, HPSv2, DPG, PartiPrompts. Their texts are not included."""
 
 import csv
 import io
@@ -15,9 +15,9 @@ from kvbench.eval.files.samples import REWRITTEN_FROM
 from kvbench.eval.files.weights import Weight
 from kvbench.eval.geneval.rules import Line
 from kvbench.prompts.base import check_choices
-from kvbench.prompts.sets import Entry, PromptSet, read_file
+from kvbench.prompts.sets import PromptEntry, PromptSet, read_file
 
-REWRITTEN = (
+REWRITTEN_SOURCE = (
     "Needed: a JSON object with a text for every prompt, such as Infinity's prompt_rewrite_cache.json "
     "(https://github.com/user-attachments/files/18260941/prompt_rewrite_cache.json)"
 )
@@ -34,10 +34,10 @@ ONEIG_CLASSES = dict(
 
 @dataclass(frozen=True)
 class Coco(PromptSet):
-    """The first caption of every image of a COCO captions file (JSON), in the file's order.
+    """The first caption of every image in a COCO captions file (JSON), in the file's order.
 
-    HeatKV and ScaleKV take the 5000 images of val2017; FID-30K is usually drawn from the 40 504 of val2014. `count`
-    without `draw` takes the first ones.
+    HeatKV and ScaleKV use the 5000 images of val2017; FID-30K usually the 40 504 of val2014. `count` without `draw`
+    takes the first images.
     """
 
     source: ClassVar[str] = (
@@ -45,18 +45,18 @@ class Coco(PromptSet):
         "annotations_trainval2014.zip at http://images.cocodataset.org/annotations/"
     )
 
-    def entries(self, place: Path) -> list[Entry]:
+    def entries(self, path: Path) -> list[PromptEntry]:
         """Read the captions, each with its image's number."""
-        held = read_file(place, parse_json)
+        contents = read_file(path, parse_json)
         try:
             first: dict[int, str] = {}
-            for annotation in held["annotations"]:
+            for annotation in contents["annotations"]:
                 first.setdefault(annotation["image_id"], str(annotation["caption"]).strip())
-            numbers = [image["id"] for image in held["images"]]
+            numbers = [image["id"] for image in contents["images"]]
             return [(first[number], {"image_id": number}) for number in numbers]
         except (KeyError, TypeError) as error:
             raise ConfigError(
-                f"prompts.path={place}: not a COCO captions file ({type(error).__name__} {error}); needed: `images` "
+                f"prompts.path={path}: not a COCO captions file ({type(error).__name__} {error}); needed: `images` "
                 "with id, and `annotations` with image_id and caption for each of them"
             ) from None
 
@@ -69,8 +69,8 @@ class GenEval(PromptSet):
     """The 553 prompts of GenEval (Ghosh et al., arXiv:2310.11513) with their lines.
 
     Attributes:
-        rewritten: JSON file of each prompt's text for the model by the prompt itself, as Infinity's program reads; the
-            line, by which images are judged, stays that of the prompt. Null gives the model the prompts.
+        rewritten: JSON file of rewritten texts by prompt, as Infinity's program reads; images are still judged by the
+            prompt's line. Null uses the prompts.
     """
 
     per_prompt: int = 4
@@ -83,16 +83,16 @@ class GenEval(PromptSet):
         ),
     )
 
-    def entries(self, place: Path) -> list[Entry]:
-        """Read the prompts, each with its line: tag, include and exclude; of a rewritten one also what it was."""
-        lines = _read_lines(place, Line.parse, "a GenEval line (JSON with tag, include, prompt)")
+    def entries(self, path: Path) -> list[PromptEntry]:
+        """Read the prompts, each with its line (tag, include, exclude) and, if rewritten, the original prompt."""
+        lines = _read_lines(path, Line.parse, "a GenEval line (JSON with tag, include, prompt)")
         if self.rewritten is None:
             return lines
         texts = self._read_rewritten(Path(self.rewritten).expanduser())
         if unknown := [text for text, _ in lines if text not in texts]:
             raise ConfigError(
-                f"prompts.rewritten={self.rewritten}: does not have {unknown[0]!r} ({len(unknown)} of {len(lines)} "
-                f"prompts are missing). {REWRITTEN}"
+                f"prompts.rewritten={self.rewritten}: lacks {unknown[0]!r} ({len(unknown)} of {len(lines)} prompts "
+                f"are missing). {REWRITTEN_SOURCE}"
             )
         return [(texts[text], {**line, REWRITTEN_FROM: text}) for text, line in lines]
 
@@ -100,9 +100,13 @@ class GenEval(PromptSet):
         try:
             texts = parse_json(path.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
-            raise ConfigError(f"prompts.rewritten={path}: cannot be read ({error}). {REWRITTEN}") from None
+            raise ConfigError(
+                f"prompts.rewritten={path}: cannot be read ({error}). {REWRITTEN_SOURCE}"
+            ) from None
         if not isinstance(texts, dict) or not all(isinstance(t, str) and t.strip() for t in texts.values()):
-            raise ConfigError(f"prompts.rewritten={path}: not texts by prompt. {REWRITTEN}")
+            raise ConfigError(
+                f"prompts.rewritten={path}: not an object of texts by prompt. {REWRITTEN_SOURCE}"
+            )
         return texts
 
 
@@ -114,10 +118,10 @@ class GenEval2(PromptSet):
         "geneval2_data.jsonl of https://github.com/facebookresearch/GenEval2 (licence CC BY-NC 4.0, not commercial)"
     )
 
-    def entries(self, place: Path) -> list[Entry]:
+    def entries(self, path: Path) -> list[PromptEntry]:
         """Read the prompts, each with its questions: vqa_list, skills and atom_count."""
         return _read_lines(
-            place, parse_line, "a GenEval2 line (JSON with vqa_list, skills, atom_count, prompt)"
+            path, parse_line, "a GenEval2 line (JSON with vqa_list, skills, atom_count, prompt)"
         )
 
 
@@ -130,11 +134,11 @@ class UniGenBench(PromptSet):
         "data/test_prompts_en.csv of https://github.com/CodeGoat24/UniGenBench (CC BY 4.0)"
     )
 
-    def entries(self, place: Path) -> list[Entry]:
+    def entries(self, path: Path) -> list[PromptEntry]:
         """Read the prompts, each with its number in the table, `unigenbench_index`."""
-        rows = read_file(place, lambda text: list(csv.DictReader(io.StringIO(text, newline=""))))
+        rows = read_file(path, lambda text: list(csv.DictReader(io.StringIO(text, newline=""))))
         return [
-            (_read_cell(place, row, "prompt_en"), {"unigenbench_index": _read_cell(place, row, "index")})
+            (_read_cell(path, row, "prompt_en"), {"unigenbench_index": _read_cell(path, row, "index")})
             for row in rows
         ]
 
@@ -157,23 +161,21 @@ class OneIg(PromptSet):
         super().__post_init__()
         check_choices("classes", self.classes, tuple(ONEIG_CLASSES.values()))
 
-    def entries(self, place: Path) -> list[Entry]:
+    def entries(self, path: Path) -> list[PromptEntry]:
         """Read the prompts, each with the folder of its class, `oneig_class`, and its number in it, `oneig_id`."""
-        rows = read_file(place, lambda text: list(csv.DictReader(io.StringIO(text, newline=""))))
-        found: list[Entry] = []
+        rows = read_file(path, lambda text: list(csv.DictReader(io.StringIO(text, newline=""))))
+        entries: list[PromptEntry] = []
         for row in rows:
-            category = _read_cell(place, row, "category")
+            category = _read_cell(path, row, "category")
             if category not in ONEIG_CLASSES:
-                raise ConfigError(
-                    f"prompts.path={place}: {category} is not one of {', '.join(ONEIG_CLASSES)}"
-                )
+                raise ConfigError(f"prompts.path={path}: {category} is not one of {', '.join(ONEIG_CLASSES)}")
             meta: dict[str, object] = {
                 "oneig_class": ONEIG_CLASSES[category],
-                "oneig_id": _read_cell(place, row, "id"),
+                "oneig_id": _read_cell(path, row, "id"),
             }
             if meta["oneig_class"] in self.classes:
-                found.append((_read_cell(place, row, "prompt_en"), meta))
-        return found
+                entries.append((_read_cell(path, row, "prompt_en"), meta))
+        return entries
 
 
 @dataclass(frozen=True)
@@ -201,18 +203,18 @@ class HpsV2(PromptSet):
         super().__post_init__()
         check_choices("styles", self.styles, STYLES)
 
-    def entries(self, place: Path) -> list[Entry]:
+    def entries(self, path: Path) -> list[PromptEntry]:
         """Read the prompts style by style, each with its style."""
-        found: list[Entry] = []
+        entries: list[PromptEntry] = []
         for style in self.styles:
-            file = place / f"{style}.json"
+            file = path / f"{style}.json"
             if not file.is_file():
-                raise ConfigError(f"prompts.path={place}: {file.name} is not there. {self.remedy()}")
+                raise ConfigError(f"prompts.path={path}: {file.name} is missing. {self.remedy()}")
             texts = read_file(file, parse_json)
             if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
                 raise ConfigError(f"prompts.path={file}: not a list of texts")
-            found += [(text, {"style": style}) for text in texts]
-        return found
+            entries += [(text, {"style": style}) for text in texts]
+        return entries
 
 
 @dataclass(frozen=True)
@@ -224,11 +226,11 @@ class Dpg(PromptSet):
         "the folder dpg_bench/prompts (1065 .txt) of https://github.com/TencentQQGYLab/ELLA"
     )
 
-    def entries(self, place: Path) -> list[Entry]:
+    def entries(self, path: Path) -> list[PromptEntry]:
         """Read the prompts in the order of their files' names, each with its file's name as `item_id`."""
-        if not place.is_dir():
-            raise ConfigError(f"prompts.path={place}: is not a folder. {self.remedy()}")
-        return [(read_file(file, str.strip), {"item_id": file.stem}) for file in sorted(place.glob("*.txt"))]
+        if not path.is_dir():
+            raise ConfigError(f"prompts.path={path}: is not a folder. {self.remedy()}")
+        return [(read_file(file, str.strip), {"item_id": file.stem}) for file in sorted(path.glob("*.txt"))]
 
 
 @dataclass(frozen=True)
@@ -242,38 +244,38 @@ class Parti(PromptSet):
         ),
     )
 
-    def entries(self, place: Path) -> list[Entry]:
+    def entries(self, path: Path) -> list[PromptEntry]:
         """Read the prompts, each with category and challenge."""
-        rows = read_file(place, _split_columns)
+        rows = read_file(path, _split_columns)
         return [
             (
-                _read_cell(place, row, "Prompt"),
-                {key.lower(): _read_cell(place, row, key) for key in ("Category", "Challenge")},
+                _read_cell(path, row, "Prompt"),
+                {key.lower(): _read_cell(path, row, key) for key in ("Category", "Challenge")},
             )
             for row in rows
         ]
 
 
-def _read_lines(place: Path, check: Callable[[dict[str, object]], object], what: str) -> list[Entry]:
+def _read_lines(path: Path, check: Callable[[dict[str, object]], object], what: str) -> list[PromptEntry]:
     """Read a file of JSON lines, each with `prompt`; `check` raises for one that is not `what`."""
-    found: list[Entry] = []
+    entries: list[PromptEntry] = []
     # `splitlines` would also cut at separators that JSON strings may hold.
-    for number, text in enumerate(read_file(place, lambda text: text.split("\n")), 1):
+    for number, text in enumerate(read_file(path, lambda text: text.split("\n")), 1):
         if not text.strip():
             continue
         try:
             line = parse_json(text)
             check(line)
-            found.append((str(line["prompt"]), line))
+            entries.append((str(line["prompt"]), line))
         except (ValueError, KeyError, TypeError, AttributeError):
-            raise ConfigError(f"prompts.path={place}: line {number} is not {what}") from None
-    return found
+            raise ConfigError(f"prompts.path={path}: line {number} is not {what}") from None
+    return entries
 
 
-def _read_cell(place: Path, row: Mapping[str, str | None], column: str) -> str:
+def _read_cell(path: Path, row: Mapping[str, str | None], column: str) -> str:
     value = row.get(column)
     if value is None:
-        raise ConfigError(f"prompts.path={place}: no column {column}, or a line without it")
+        raise ConfigError(f"prompts.path={path}: no column {column}, or a line without it")
     return value.strip()
 
 

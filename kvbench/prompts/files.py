@@ -1,4 +1,4 @@
-"""Prompts of a text, JSON lines or CSV file."""
+"""Prompts from a text, JSON lines or CSV file."""
 
 import csv
 import io
@@ -9,18 +9,18 @@ from kvbench.core.config import ConfigError
 from kvbench.core.files import parse_json
 from kvbench.prompts.base import Prompt, check_counts, check_total, leave_out, repeat
 
-Entry = tuple[int, str, dict[str, object]]
+FileEntry = tuple[int, str, dict[str, object]]
 """Line number, text and metadata of a prompt."""
 
 
 @dataclass(frozen=True)
 class PromptFile:
-    """Prompts of a file: lines of a .txt, or .jsonl or .csv with `prompt` (a line's rest is metadata).
+    """Prompts from a file: lines of a .txt, or `prompt` of a .jsonl or .csv, whose other fields are metadata.
 
     Attributes:
         path: .txt, .jsonl or .csv.
-        count: number of prompts, from the first on, at most those of the file; None takes all.
-        per_prompt: images of every prompt, one after another, numbered by `image_index` in their metadata.
+        count: number of prompts, from the start of the file; None takes all.
+        per_prompt: consecutive images of every prompt, numbered by `image_index` in their metadata.
     """
 
     path: str
@@ -33,7 +33,7 @@ class PromptFile:
             raise ConfigError(f"prompts.path={self.path}: must be .txt, .jsonl or .csv")
 
     def load_others(self, count: int, seed: int) -> list[Prompt]:
-        """Return the first `count` prompts of the file that are not evaluated: they come behind those that are."""
+        """Return the first `count` prompts of the file that are not evaluated."""
         return leave_out(replace(self, count=None, per_prompt=1).load(), self.load(), count)
 
     def load(self) -> list[Prompt]:
@@ -44,20 +44,20 @@ class PromptFile:
         """
         path = Path(self.path).expanduser()
         try:
-            special = path.exists() and not path.is_file()  # a pipe would wait for whoever writes
+            special = path.exists() and not path.is_file()  # a pipe would block
             text = "" if special else path.read_text(encoding="utf-8")
         except (OSError, ValueError) as error:
             raise ConfigError(f"prompts.path={path}: cannot be read ({error})") from None
         if special:
             raise ConfigError(f"prompts.path={path}: is not a regular file")
         if "\0" in text:
-            raise ConfigError(f"prompts.path={path}: is no text")
+            raise ConfigError(f"prompts.path={path}: is not text")
         entries = PARSERS[path.suffix](path, text)
         if not entries:
-            raise ConfigError(f"prompts.path={path}: holds no prompts")
+            raise ConfigError(f"prompts.path={path}: contains no prompts")
         if self.count is not None and self.count > len(entries):
             raise ConfigError(
-                f"prompts.count={self.count}: {path} holds {len(entries)} prompts; prompts.count=null takes all"
+                f"prompts.count={self.count}: {path} has {len(entries)} prompts; prompts.count=null takes all"
             )
         entries = entries[: self.count]
         check_total(self.per_prompt * len(entries), "per_prompt", self.per_prompt)
@@ -72,12 +72,12 @@ class PromptFile:
         return [replace(prompt, place=place) for prompt, place in zip(prompts, places, strict=True)]
 
 
-def _parse_lines(path: Path, text: str) -> list[Entry]:  # noqa: ARG001 - as other parsers
+def _parse_lines(path: Path, text: str) -> list[FileEntry]:  # noqa: ARG001 - as other parsers
     return [(number, line.strip(), {}) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
 
 
-def _parse_json_lines(path: Path, text: str) -> list[Entry]:
-    found = []
+def _parse_json_lines(path: Path, text: str) -> list[FileEntry]:
+    entries: list[FileEntry] = []
     for number, line in enumerate(text.split("\n"), 1):
         if line.strip():
             try:
@@ -88,28 +88,26 @@ def _parse_json_lines(path: Path, text: str) -> list[Entry]:
                     f"prompts.path={path}: line {number} is not a JSON object with `prompt`"
                 ) from None
             if not isinstance(prompt, str) or not prompt.strip():
-                raise ConfigError(
-                    f"prompts.path={path}: line {number}: `prompt` must be a text that is not empty"
-                )
-            found.append((number, prompt, record))
-    return found
+                raise ConfigError(f"prompts.path={path}: line {number}: `prompt` must be a non-empty text")
+            entries.append((number, prompt, record))
+    return entries
 
 
-def _parse_table(path: Path, text: str) -> list[Entry]:
+def _parse_table(path: Path, text: str) -> list[FileEntry]:
     rows = csv.DictReader(io.StringIO(text, newline=""))
     try:
         lines = [(rows.line_num, row) for row in rows]
     except csv.Error as error:
         raise ConfigError(f"prompts.path={path}: line {rows.line_num} cannot be read ({error})") from None
     if "prompt" not in (rows.fieldnames or ()):
-        raise ConfigError(f"prompts.path={path}: its first line names no column `prompt`")
-    found: list[Entry] = []
+        raise ConfigError(f"prompts.path={path}: the first line has no column `prompt`")
+    entries: list[FileEntry] = []
     for number, row in lines:
         if None in row or not (row["prompt"] or "").strip():
             raise ConfigError(f"prompts.path={path}: line {number} has no prompt, or too many columns")
-        found.append((number, row["prompt"].strip(), dict(row)))
-    return found
+        entries.append((number, row["prompt"].strip(), dict(row)))
+    return entries
 
 
 PARSERS = {"": _parse_lines, ".txt": _parse_lines, ".jsonl": _parse_json_lines, ".csv": _parse_table}
-"""Readers of prompt files, by suffix."""
+"""Parsers of prompt files by suffix."""

@@ -13,14 +13,14 @@ IMAGENET_CLASSES = 1000
 
 @dataclass(frozen=True)
 class ImageNet:
-    """Class numbers of ImageNet in turn, so that the first prompts of any number cover the classes evenly.
+    """Class numbers of ImageNet in turn, so that any number of prompts covers the classes evenly.
 
-    A prompt is the number alone; the class's name goes with it as metadata where torchvision is installed.
+    A prompt is the number alone; its metadata has the class's name if torchvision is installed.
 
     Attributes:
         classes: numbers from 0 to 999; None takes all.
         per_class: prompts of every class.
-        count: number of prompts, from the first on; None takes all.
+        count: number of prompts; None takes all.
     """
 
     classes: tuple[int, ...] | None = None
@@ -42,7 +42,7 @@ class ImageNet:
         return tuple(range(IMAGENET_CLASSES)) if self.classes is None else tuple(self.classes)
 
     def load(self) -> list[Prompt]:
-        """Return the prompts: number i is of class i modulo the number of classes."""
+        """Return the prompts: number i has class i modulo the number of classes."""
         classes = self._classes
         total = min(len(classes) * self.per_class, self.count or sys.maxsize)
         check_total(total, "per_class", self.per_class)
@@ -54,18 +54,18 @@ class ImageNet:
         ]
 
     def load_others(self, count: int, seed: int) -> list[Prompt]:
-        """Return one prompt each of `count` classes drawn from these; if there are fewer, every class has several.
+        """Return one prompt of each of `count` random classes; several per class if there are fewer classes.
 
-        Classes are evaluated too, since a model knows no others; the images differ by their noise.
+        The classes are evaluated too, since a model has no others; images differ by their noise.
         """
         classes = random.Random(seed).sample(self._classes, min(count, len(self._classes)))
         return ImageNet(tuple(classes), -(-count // len(classes)), count).load()
 
 
 def read_class_names() -> list[str]:
-    """Return the names of the 1000 classes as torchvision's weights list them; empty without torchvision."""
+    """Return the names of the 1000 classes from torchvision; empty without torchvision."""
     try:
         from torchvision.models import AlexNet_Weights
-    except (ImportError, RuntimeError):  # not installed, or built for another torch: names are a courtesy
+    except (ImportError, RuntimeError):  # not installed, or built for another torch
         return []
     return list(AlexNet_Weights.IMAGENET1K_V1.meta["categories"])

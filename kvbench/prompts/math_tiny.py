@@ -1,4 +1,4 @@
-"""Problems that the embedded language model solves, drawn by a seed."""
+"""Random problems for the embedded language model."""
 
 import random
 from collections.abc import Iterator
@@ -7,23 +7,23 @@ from typing import ClassVar
 
 from kvbench.core.config import MAX_SEED, ConfigError, check_range
 from kvbench.prompts.base import Prompt, check_counts, check_total, leave_out, repeat
-from kvbench.puzzles.noted_walk import MAX_ASKED, NotedWalk
+from kvbench.puzzles.noted_walk import MAX_QUERIES, NotedWalk
 from kvbench.puzzles.room_walk import MAX_MOVES, ROOMS, WALKERS, RoomWalk
 
 
 @dataclass(frozen=True)
 class MathTiny:
-    """Problems of three walkers (`kvbench.puzzles.room_walk`), each with its `answer`; all prompts are equally long.
+    """Problems of three walkers (`kvbench.puzzles.room_walk`) with their `answer`; all prompts have equal lengths.
 
-    No walk comes back to where it began before it is over.
+    No walk returns to its start before its end.
 
     Attributes:
         count: number of problems.
-        seed: seed of the set; training draws from seeds that no set can have.
-        rooms: of every house.
+        seed: seed of the set; training uses other seeds.
+        rooms: rooms of every house.
         min_moves: fewest moves of a problem.
         max_moves: most moves, 3 tokens each.
-        per_prompt: texts written of every problem, with noise of their own.
+        per_prompt: texts generated per problem, with different noise.
     """
 
     puzzle: ClassVar[type[RoomWalk]] = RoomWalk
@@ -43,7 +43,7 @@ class MathTiny:
         if self.max_moves > self.rooms**WALKERS * 3 // 4:
             raise ConfigError(
                 f"prompts.max_moves={self.max_moves}: {self.rooms} rooms have {self.rooms**WALKERS} states, and a walk "
-                "that is not to repeat them has three quarters of that many moves at most; raise prompts.rooms"
+                "may have at most three quarters of that many moves; raise prompts.rooms"
             )
         check_range("prompts.max_moves", self.max_moves, 1, MAX_MOVES)
         if not 1 <= self.min_moves <= self.max_moves:
@@ -52,11 +52,11 @@ class MathTiny:
             )
 
     def load(self) -> list[Prompt]:
-        """Return the problems; `prompt_index` in their metadata is the number of the problem."""
+        """Return the problems, numbered by `prompt_index` in their metadata."""
         return repeat(self._draw(), self.per_prompt)
 
     def load_others(self, count: int, seed: int) -> list[Prompt]:
-        """Return `count` problems of another seed, none of which is evaluated."""
+        """Return `count` problems of another seed that are not evaluated."""
         more = replace(self, count=2 * count + self.count, seed=self.seed + seed, per_prompt=1)
         return leave_out(more.load(), self.load(), count)
 
@@ -71,7 +71,7 @@ class MathTiny:
                 "moves": problem.moves,
                 "prompt_index": number,
             }
-            yield "".join(problem.ask()), meta
+            yield "".join(problem.write_problem()), meta
 
     def _suits(self, problem: RoomWalk) -> bool:
         return not problem.goes_in_circles()
@@ -79,7 +79,7 @@ class MathTiny:
 
 @dataclass(frozen=True)
 class NotesTiny(MathTiny):
-    """Problems whose answers are four notes of the solution (`kvbench.puzzles.noted_walk`), all equally long.
+    """Problems whose answers are four notes of the solution (`kvbench.puzzles.noted_walk`), with equal lengths.
 
     See `MathTiny` for the attributes; a move takes 4 tokens.
     """
@@ -89,4 +89,4 @@ class NotesTiny(MathTiny):
     max_moves: int = 240
 
     def _suits(self, problem: RoomWalk) -> bool:
-        return super()._suits(problem) and len(problem.answer()) == 2 * MAX_ASKED
+        return super()._suits(problem) and len(problem.answer()) == 2 * MAX_QUERIES

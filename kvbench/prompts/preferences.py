@@ -1,4 +1,4 @@
-"""Prompt sets for looks and preference: MJHQ-30K, ImageReward's benchmark. Their sentences are not shipped here."""
+"""Prompt sets for preference metrics: MJHQ-30K, ImageReward's benchmark. Their texts are not included."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from kvbench.core.files import parse_json
 from kvbench.eval.distribution.mjhq import CATEGORIES
 from kvbench.eval.files.weights import Weight
 from kvbench.prompts.base import check_choices
-from kvbench.prompts.sets import Entry, PromptSet, read_file
+from kvbench.prompts.sets import PromptEntry, PromptSet, read_file
 
 
 @dataclass(frozen=True)
@@ -18,7 +18,7 @@ class Mjhq30k(PromptSet):
     """The 30 000 prompts of MJHQ-30K (Li et al., arXiv:2402.17245), 3000 of each of ten categories.
 
     Attributes:
-        categories: those to take; the order stays that of the file.
+        categories: categories to take, in the file's order.
     """
 
     categories: tuple[str, ...] = CATEGORIES
@@ -33,21 +33,21 @@ class Mjhq30k(PromptSet):
         super().__post_init__()
         check_choices("categories", self.categories, CATEGORIES)
 
-    def entries(self, place: Path) -> list[Entry]:
+    def entries(self, path: Path) -> list[PromptEntry]:
         """Read the prompts, each with its category and the name of its real image, `image_id`."""
-        held = read_file(place, parse_json)
+        contents = read_file(path, parse_json)
         try:
-            every = [
+            entries = [
                 (str(entry["prompt"]).strip(), {"category": str(entry["category"]), "image_id": name})
-                for name, entry in held.items()
+                for name, entry in contents.items()
             ]
         except (AttributeError, KeyError, TypeError):
             raise ConfigError(
-                f"prompts.path={place}: not MJHQ-30K's meta_data.json (a JSON object of category and prompt by image)"
+                f"prompts.path={path}: not MJHQ-30K's meta_data.json (a JSON object of category and prompt by image)"
             ) from None
-        if unknown := {meta["category"] for _, meta in every} - set(CATEGORIES):
-            raise ConfigError(f"prompts.path={place}: {min(unknown)} is no category of MJHQ-30K")
-        return [(text, {**meta}) for text, meta in every if meta["category"] in self.categories]
+        if unknown := {meta["category"] for _, meta in entries} - set(CATEGORIES):
+            raise ConfigError(f"prompts.path={path}: {min(unknown)} is not a category of MJHQ-30K")
+        return [(text, {**meta}) for text, meta in entries if meta["category"] in self.categories]
 
 
 @dataclass(frozen=True)
@@ -62,11 +62,11 @@ class ImageReward(PromptSet):
         ),
     )
 
-    def entries(self, place: Path) -> list[Entry]:
+    def entries(self, path: Path) -> list[PromptEntry]:
         """Read the prompts, each with its `id`."""
-        held = read_file(place, parse_json)
-        if not isinstance(held, list) or not all(
-            isinstance(entry, Mapping) and {"id", "prompt"} <= set(entry) for entry in held
+        contents = read_file(path, parse_json)
+        if not isinstance(contents, list) or not all(
+            isinstance(entry, Mapping) and {"id", "prompt"} <= set(entry) for entry in contents
         ):
-            raise ConfigError(f"prompts.path={place}: not a JSON list of objects with id and prompt")
-        return [(str(entry["prompt"]), {"id": str(entry["id"])}) for entry in held]
+            raise ConfigError(f"prompts.path={path}: not a JSON list of objects with id and prompt")
+        return [(str(entry["prompt"]), {"id": str(entry["id"])}) for entry in contents]

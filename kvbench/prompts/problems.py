@@ -1,4 +1,4 @@
-"""Problems with an answer: AIME, MATH-500, GSM8K, U-MATH. Their texts are not shipped here."""
+"""Problems with answers: AIME, MATH-500, GSM8K, U-MATH. Their texts are not included."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -8,21 +8,21 @@ from typing import ClassVar
 from kvbench.core.config import ConfigError
 from kvbench.core.files import parse_json
 from kvbench.eval.files.weights import Weight
-from kvbench.prompts.sets import Entry, PromptSet, read_file
+from kvbench.prompts.sets import PromptEntry, PromptSet, read_file
 
-QUESTIONS = ("problem", "question", "problem_statement", "Problem")
-ANSWERS = ("answer", "golden_answer", "Answer")
-KEPT = ("id", "unique_id", "uuid", "subject", "level", "year")
-"""Optional fields of a problem."""
+QUESTION_KEYS = ("problem", "question", "problem_statement", "Problem")
+ANSWER_KEYS = ("answer", "golden_answer", "Answer")
+OPTIONAL_KEYS = ("id", "unique_id", "uuid", "subject", "level", "year")
+"""Optional fields of a problem that become metadata."""
 
 
 @dataclass(frozen=True)
 class Problems(PromptSet):
-    """A set of problems, JSON lines with a text and an answer each; `per_prompt` texts are written of each problem.
+    """A set of problems, JSON lines with a text and an answer; `per_prompt` texts are generated for each problem.
 
     Attributes:
-        instruction: what is said after every problem, on a line of its own; null says nothing.
-        frame: the whole prompt, with {question} where the problem stands, in place of problem and instruction.
+        instruction: text after every problem, on a separate line; null for none.
+        frame: template of the whole prompt with {question} in place of the problem; excludes `instruction`.
     """
 
     instruction: str | None = None
@@ -33,54 +33,54 @@ class Problems(PromptSet):
         if self.frame is not None and "{question}" not in self.frame:
             raise ConfigError(f"prompts.frame={self.frame[:40]!r}: must contain {{question}}")
 
-    def entries(self, place: Path) -> list[Entry]:
+    def entries(self, path: Path) -> list[PromptEntry]:
         """Read the problems, each with its `answer`."""
-        lines = read_file(place, lambda text: [line for line in text.split("\n") if line.strip()])
-        read = [self._read_line(place, number, line) for number, line in enumerate(lines, 1)]
-        return [entry for entry in read if entry is not None]
+        lines = read_file(path, lambda text: [line for line in text.split("\n") if line.strip()])
+        entries = [self._read_line(path, number, line) for number, line in enumerate(lines, 1)]
+        return [entry for entry in entries if entry is not None]
 
-    def _read_line(self, place: Path, number: int, text: str) -> Entry | None:
+    def _read_line(self, path: Path, number: int, text: str) -> PromptEntry | None:
         try:
             line = parse_json(text)
-            question, answer = (_find(line, names) for names in (QUESTIONS, ANSWERS))
+            question, answer = (_find(line, names) for names in (QUESTION_KEYS, ANSWER_KEYS))
         except (ValueError, TypeError) as error:
             raise ConfigError(
-                f"prompts.path={place}: line {number} is no problem ({error}); needed: JSON with {QUESTIONS[0]} and "
-                f"{ANSWERS[0]}. {self.remedy()}"
+                f"prompts.path={path}: line {number} is not a problem ({error}); needed: JSON with {QUESTION_KEYS[0]} "
+                f"and {ANSWER_KEYS[0]}. {self.remedy()}"
             ) from None
         if not self.takes(line):
             return None
-        kept = {name: line[name] for name in KEPT if name in line}
-        asked = question.strip() if self.instruction is None else f"{question.strip()}\n{self.instruction}"
+        meta = {name: line[name] for name in OPTIONAL_KEYS if name in line}
+        text = question.strip() if self.instruction is None else f"{question.strip()}\n{self.instruction}"
         if self.frame is not None:
-            asked = self.frame.replace("{question}", question.strip())
-        return asked, {**kept, "answer": self.read_answer(answer).strip()}
+            text = self.frame.replace("{question}", question.strip())
+        return text, {**meta, "answer": self.read_answer(answer).strip()}
 
     def takes(self, line: Mapping[str, object]) -> bool:
-        """Return whether a line's problem is one of the set."""
+        """Return whether a line's problem belongs to the set."""
         return True
 
     def read_answer(self, text: str) -> str:
-        """Return the answer out of what a line calls so."""
+        """Extract the answer from a line's answer field."""
         return text
 
 
 def _find(line: Mapping[str, object], names: tuple[str, ...]) -> str:
-    """Return the text or number under the first of some names that a line has.
+    """Return the text or number of the first of some fields that a line has.
 
     Raises:
-        ValueError: it has none of them, or something else there.
+        ValueError: the line has no such field, or another type in it.
     """
     if not isinstance(line, Mapping):
         raise ValueError("not an object")
-    found = next((line[name] for name in names if name in line), None)
-    if not isinstance(found, str | int | float) or isinstance(found, bool):
+    value = next((line[name] for name in names if name in line), None)
+    if not isinstance(value, str | int | float) or isinstance(value, bool):
         raise ValueError(f"no {names[0]}")
-    return str(found)
+    return str(value)
 
 
 def _name_dataset(repo: str, split: str, file: str) -> str:
-    """Return how to get a set of the Hub as JSON lines."""
+    """Return instructions for exporting a Hub data set as JSON lines."""
     return (
         f"{file}, which `datasets` writes: load_dataset({repo!r}, split={split!r}).to_json({file!r}), "
         f"https://huggingface.co/datasets/{repo}"
@@ -121,19 +121,19 @@ class Gsm8k(Problems):
     )
 
     def read_answer(self, text: str) -> str:
-        """Return the number behind the solution, without commas."""
+        """Return the number after the solution, without commas."""
         return text.rpartition("####")[2].strip().replace(",", "")
 
 
 @dataclass(frozen=True)
 class UMath(Problems):
-    """U-MATH (Chernyshev et al., arXiv:2412.03205) without the problems that show an image.
+    """U-MATH (Chernyshev et al., arXiv:2412.03205) without problems that have an image.
 
-    Its answers are sentences that its authors let a language model compare; by rules fewer right ones are found.
+    Answers are sentences. Its authors compare them with a language model; rules find fewer correct ones.
     """
 
     source: ClassVar[str] = _name_dataset("toloka/u-math", "test", "umath.jsonl")
 
     def takes(self, line: Mapping[str, object]) -> bool:
-        """Return whether a problem is text alone."""
+        """Return whether a problem has no image."""
         return not line.get("has_image")

@@ -10,9 +10,9 @@ from kvbench.scenes import grammar
 
 @dataclass(frozen=True)
 class SceneClasses:
-    """Pairs of a colour and a shape in turn, so that the first prompts of any number cover the classes evenly.
+    """Pairs of a colour and a shape in turn, so that any number of prompts covers the classes evenly.
 
-    A prompt is the pair's number among all (`grammar.PAIRS`) and its name; a GenEval line goes with it as metadata.
+    A prompt is the index in `grammar.PAIRS` and the pair's name; its metadata is a GenEval line.
 
     Attributes:
         count: number of prompts.
@@ -24,13 +24,13 @@ class SceneClasses:
         check_counts(count=self.count)
 
     def load(self) -> list[Prompt]:
-        """Return the prompts: number i is of class i modulo the number of classes."""
+        """Return the prompts: number i has class i modulo the number of classes."""
         return [_make_prompt(index) for index in range(self.count)]
 
     def load_others(self, count: int, seed: int) -> list[Prompt]:
-        """Return `count` prompts, from a class on that the seed chooses.
+        """Return `count` prompts, starting at class `seed`.
 
-        Classes are evaluated too, since a model knows no others; the images differ by their noise.
+        The classes are evaluated too, since a model has no others; images differ by their noise.
         """
         return [_make_prompt(index, seed) for index in islice(numbers(), count)]
 

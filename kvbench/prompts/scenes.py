@@ -6,8 +6,8 @@ from kvbench.core.config import MAX_SEED, ConfigError, check_range
 from kvbench.prompts.base import Prompt, check_counts, check_total, leave_out, repeat
 from kvbench.scenes import grammar
 
-MORE = 64
-"""Prompts that are drawn for every one that is wanted, since many of them may be evaluated."""
+CANDIDATES_PER_PROMPT = 64
+"""Candidates per calibration prompt, since many of them may be evaluated."""
 
 
 @dataclass(frozen=True)
@@ -17,9 +17,9 @@ class Scenes:
     Attributes:
         count: number of prompts.
         seed: seed of the set.
-        held_out: only prompts with a colour-shape pair that training never showed.
-        relations: spatial relations that position prompts use.
-        per_prompt: images of every prompt, one after another; several are numbered by `image_index` in their metadata.
+        held_out: only prompts with a colour-shape pair outside the training data.
+        relations: spatial relations of position prompts.
+        per_prompt: consecutive images of every prompt, numbered by `image_index` in their metadata.
     """
 
     count: int = 96
@@ -46,6 +46,6 @@ class Scenes:
         return [Prompt(index, str(line["prompt"]), line) for index, line in enumerate(lines)]
 
     def load_others(self, count: int, seed: int) -> list[Prompt]:
-        """Return up to `count` prompts of another seed, none of which is evaluated; few where nearly all are."""
-        more = replace(self, count=MORE * count, seed=self.seed + seed, per_prompt=1)
+        """Return up to `count` prompts of another seed that are not evaluated."""
+        more = replace(self, count=CANDIDATES_PER_PROMPT * count, seed=self.seed + seed, per_prompt=1)
         return leave_out(more.load(), self.load(), count)

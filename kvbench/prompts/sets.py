@@ -1,4 +1,4 @@
-"""A published set of prompts: where its files are, how many prompts are taken, how many images of each."""
+"""Base of published prompt sets: their files, and the choice of prompts."""
 
 import random
 from collections.abc import Callable
@@ -13,22 +13,22 @@ from kvbench.prompts.base import Prompt, check_counts, check_total, leave_out, r
 
 CACHE = "~/.cache/kvbench/prompts"
 
-Entry = tuple[str, dict[str, object]]
-"""A prompt's text and what is known of it."""
+PromptEntry = tuple[str, dict[str, object]]
+"""Text and metadata of a prompt."""
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class PromptSet:
-    """A published set of prompts: where its files are, how many prompts are taken, how many images of each.
+    """Base of published prompt sets.
 
     Attributes:
         path: the set's file or folder; null looks in `CACHE`.
-        download: fetch what is missing to `CACHE`, where the set has an address.
+        download: download missing files to `CACHE`, if the set has an address.
         count: number of prompts, spread evenly over the set; null takes all.
-        per_prompt: images of every prompt, one after another, numbered by `image_index` in their metadata.
-        draw: seed of a random choice of `count` prompts, in place of the even spread.
+        per_prompt: consecutive images of every prompt, numbered by `image_index` in their metadata.
+        draw: seed of a random choice of `count` prompts; null spreads them evenly.
     """
 
     path: str | None = None
@@ -38,24 +38,24 @@ class PromptSet:
     draw: int | None = None
     files: ClassVar[tuple[Weight, ...]] = ()
     source: ClassVar[str] = ""
-    """Instructions for sets that have no single address."""
+    """Instructions for sets without a single address."""
 
     def __post_init__(self) -> None:
         check_counts(count=self.count, per_prompt=self.per_prompt)
 
-    def entries(self, place: Path) -> list[Entry]:
-        """Read every prompt of the set, in the order of its files."""
+    def entries(self, path: Path) -> list[PromptEntry]:
+        """Read all prompts of the set, in the order of its files."""
         raise NotImplementedError
 
     def load(self) -> list[Prompt]:
         """Read the prompts; `prompt_index` in their metadata is the number in the set.
 
         Raises:
-            ConfigError: a file is missing, unreadable, empty or malformed, or holds too few prompts.
+            ConfigError: a file is missing, unreadable, empty or malformed, or has too few prompts.
         """
         entries = self._read_all()
         if self.count is not None and self.count > len(entries):
-            raise ConfigError(f"prompts.count={self.count}: the set holds {len(entries)} prompts")
+            raise ConfigError(f"prompts.count={self.count}: the set has {len(entries)} prompts")
         check_total(self.per_prompt * (self.count or len(entries)), "per_prompt", self.per_prompt)
         chosen = [(number, *entries[number]) for number in self._choose(len(entries))]
         return repeat(
@@ -63,18 +63,18 @@ class PromptSet:
         )
 
     def load_others(self, count: int, seed: int) -> list[Prompt]:
-        """Return up to `count` prompts of the set that are not evaluated, drawn at random, in the order of the set."""
+        """Return up to `count` random prompts of the set that are not evaluated, in the order of the set."""
         others = leave_out(replace(self, count=None, per_prompt=1).load(), self.load(), len(self._read_all()))
         drawn = sorted(random.Random(seed).sample(range(len(others)), min(count, len(others))))
         return [replace(others[number], index=index) for index, number in enumerate(drawn)]
 
-    def _read_all(self) -> list[Entry]:
-        place = self._find_files()
-        entries = self.entries(place)
+    def _read_all(self) -> list[PromptEntry]:
+        path = self._find_files()
+        entries = self.entries(path)
         if not entries:
-            raise ConfigError(f"prompts.path={place}: holds no prompts")
+            raise ConfigError(f"prompts.path={path}: contains no prompts")
         if blank := [number for number, (text, _) in enumerate(entries) if not text.strip()]:
-            raise ConfigError(f"prompts.path={place}: prompt {blank[0]} is empty")
+            raise ConfigError(f"prompts.path={path}: prompt {blank[0]} is empty")
         return entries
 
     def _choose(self, total: int) -> list[int]:
@@ -85,12 +85,12 @@ class PromptSet:
         return [row * total // self.count for row in range(self.count)]
 
     def _find_files(self) -> Path:
-        """Return the file or folder that holds the set; what is missing may be fetched."""
+        """Return the file or folder of the set; missing files may be downloaded."""
         if self.path is not None:
-            place = Path(self.path).expanduser()
-            if not place.exists():
+            path = Path(self.path).expanduser()
+            if not path.exists():
                 raise ConfigError(f"prompts.path={self.path}: does not exist. {self.remedy()}")
-            return place
+            return path
         folder = Path(CACHE).expanduser()
         for file in self.files:
             target = folder / file.file
@@ -109,17 +109,17 @@ class PromptSet:
             raise ConfigError(f"prompts.download=true: {error}. {self.remedy()}") from None
 
     def remedy(self) -> str:
-        """Return how to get the set, and which key to set."""
+        """Return instructions for getting the set."""
         fetched = ", or set prompts.download=true" if self.files else ""
         source = self.source or f"{Path(self.files[0].url).name} from {self.files[0].url}"
         return f"Get {source} and set prompts.path to it{fetched}"
 
 
 def read_file(path: Path, parse: Callable[[str], T]) -> T:
-    """Return what a file of `prompts.path` holds.
+    """Read and parse a file of `prompts.path`.
 
     Raises:
-        ConfigError: it cannot be read or is malformed.
+        ConfigError: the file cannot be read or is malformed.
     """
     try:
         return parse(path.read_text(encoding="utf-8"))

@@ -3,7 +3,6 @@
 import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -15,13 +14,13 @@ from kvbench.core.budget import Budget
 from kvbench.core.config import ConfigError
 from kvbench.core.devices import if_it_fits
 from kvbench.core.files import hash_values
-from kvbench.core.segments import ModelSpec
+from kvbench.core.segments import ModelSpec, Segment
 from kvbench.core.settings import CalibrateSettings
 from kvbench.engine.cache import KVCache
 from kvbench.engine.coding.codebooks import Codebooks
-from kvbench.engine.coding.formats import Books
+from kvbench.engine.coding.formats import CodebookTensors
 from kvbench.methods.shared.base import Artifact, Method, Observer
-from kvbench.methods.shared.capabilities import ComparesKeys, ObservesLast, ReadsCodebooks
+from kvbench.methods.shared.uses import Uses
 from kvbench.methods.shared.view import View
 from kvbench.models.base import Model
 from kvbench.models.noise import PromptNoise
@@ -31,13 +30,13 @@ from kvbench.prompts.files import PromptFile
 log = logging.getLogger(__name__)
 
 FOLDS = 2
-"""Parts of the calibration prompts of which each is read through the codebooks of the others."""
+"""Folds of the calibration prompts; each is read through codebooks that were fitted to the others."""
 
 
 def choose_calibration(
     settings: CalibrateSettings, source: PromptSource, evaluated: Sequence[Prompt]
 ) -> list[Prompt]:
-    """Return the prompts to calibrate on: those of the file that is named, else others of the evaluated kind.
+    """Return calibration prompts: from the configured file, else prompts of the set that are not evaluated.
 
     Prompts of a file that are evaluated too are used, with a warning.
 
@@ -50,47 +49,54 @@ def choose_calibration(
         chosen = PromptFile(settings.prompts, settings.count).load()
     except ConfigError as error:
         raise ConfigError("calibrate." + str(error).replace("prompts.path=", "prompts=", 1)) from None
-    known = {prompt.text for prompt in evaluated}
-    if both := [prompt.text for prompt in chosen if prompt.text in known]:
+    evaluated_texts = {prompt.text for prompt in evaluated}
+    if both := [prompt.text for prompt in chosen if prompt.text in evaluated_texts]:
         log.warning(
-            "calibrate.prompts=%s: %d of its %d prompts are evaluated too, such as %r",
-            settings.prompts,
-            len(both),
-            len(chosen),
-            both[0],
+            f"calibrate.prompts={settings.prompts}: {len(both)} of its {len(chosen)} prompts are evaluated too, such "
+            f"as {both[0]!r}"
         )
     return chosen
 
 
 def check_calibration(prompts: Sequence[Prompt]) -> None:
-    """Check that there are prompts to calibrate on.
+    """Check that there are calibration prompts.
 
     Raises:
         ConfigError: the run evaluates all prompts of its set.
     """
     if not prompts:
         raise ConfigError(
-            "calibrate.prompts=null: every prompt of the set is evaluated, none is left to calibrate on; name a file "
-            "of others, one a line: calibrate.prompts=my.txt, or evaluate fewer: prompts.count=..."
+            "calibrate.prompts=null: every prompt of the set is evaluated, so none is left for calibration; set "
+            "calibrate.prompts=my.txt, a file with one prompt per line, or evaluate fewer: prompts.count=..."
         )
 
 
-@dataclass
-class _Watching(ObservesLast, ComparesKeys, Method):
-    """Several observers of the same generations."""
+class Observation(Method):
+    """Keep everything and show each layer to observers.
 
-    observers: Sequence[Observer]
+    Args:
+        observers: prepared for the model.
+        spec: the model's shapes.
+    """
 
-    def prepare(self, spec: ModelSpec, budget: Budget, artifact: Artifact | None = None) -> None:
-        """Prepares each."""
-        for observer in self.observers:
-            observer.prepare(spec, budget)
-        super().prepare(spec, budget)
+    def __init__(self, observers: Sequence[Observer], spec: ModelSpec) -> None:
+        self.observers = observers
+        self.prepare(spec, Budget.parse(1, spec))
+
+    @property
+    def uses(self) -> Uses:
+        """The last segment, and what the observers use."""
+        previous_keys = any(observer.uses.previous_keys for observer in self.observers)
+        return Uses(last_segment=True, previous_keys=previous_keys)
+
+    def capacity(self, layer: int, segment: Segment) -> int:
+        """Return the tokens so far: nothing is dropped."""
+        return segment.end
 
     def keep(self, view: View) -> None:
-        """Shows each the layer."""
+        """Show the layer to each observer and keep everything."""
         for observer in self.observers:
-            observer.keep(view)
+            observer.observe(view)
 
 
 def calibrate(
@@ -104,45 +110,43 @@ def calibrate(
 ) -> list[dict[str, Tensor]]:
     """Show full-cache generations to observers.
 
-    Observers that read codebooks are shown what those make of each prompt that were fitted to other prompts: noise on
-    the prompts that codebooks were fitted to is less than on any that will come. They see prompts one by one, apart
-    from observers that do not: what these find depends on no other observer.
+    Observers that read codebooks see each prompt through codebooks that were fitted to other prompts, since error on
+    the fitted prompts is lower than on new ones. They see prompts one by one, separately from other observers, whose
+    statistics depend on no other observer.
 
     Args:
         model: loaded model.
         prompts: calibration prompts.
-        observers: what to watch for.
+        observers: the observers.
         seed: seed of the prompts' noise.
         device: torch device.
-        advance: called after every batch, with its prompts' number.
-        batch: prompts at a time; changes nothing but rounding. Official programs take one.
+        advance: called after every batch with its number of prompts.
+        batch: prompts at a time; changes rounding only. Official programs use 1.
 
     Returns:
-        What each observer found.
+        The calibrated tensors of each observer.
 
     Raises:
-        ConfigError: there are no prompts, or memory does not suffice for a batch.
+        ConfigError: there are no prompts, or a batch does not fit in memory.
     """
     check_calibration(prompts)
-    readers = [observer for observer in observers if isinstance(observer, ReadsCodebooks)]
-    others = [observer for observer in observers if not isinstance(observer, ReadsCodebooks)]
-    full, watch = Budget.parse(1, model.spec), partial(_watch, model, seed, device)
-    watching, codebooks, reading = _Watching(others), Codebooks(), _Watching(readers)
-    for observer in (watching, codebooks, reading):
-        observer.prepare(model.spec, full)
+    readers = [observer for observer in observers if observer.uses.codebooks]
+    others = [observer for observer in observers if not observer.uses.codebooks]
+    codebooks, watch = Codebooks(), partial(_watch, model, seed, device)
+    for observer in (*observers, codebooks):
+        observer.prepare(model.spec)
+    progress = (lambda _: None) if others else advance  # `others` count each prompt once
     if others:
-        watch(prompts, watching, advance, batch=batch)
-    while again := [observer for observer in watching.observers if observer.look_again()]:
-        watching.observers = again
-        watch(prompts, watching, lambda _: None, batch=batch)
+        watch(prompts, others, advance, batch=batch)
+    while others := [observer for observer in others if observer.look_again()]:
+        watch(prompts, others, lambda _: None, batch=batch)
     if readers:
-        watch(prompts, codebooks, lambda _: None)
+        watch(prompts, [codebooks], lambda _: None)
         folds = min(FOLDS, len(prompts))
         for fold in range(folds):
             own = range(fold, len(prompts), folds)
             books = codebooks.fit(without=[number + 1 for number in own] if folds > 1 else ())
-            progress = advance if not others else lambda _: None  # of every prompt once
-            watch([prompts[number] for number in own], reading, progress, books)
+            watch([prompts[number] for number in own], readers, progress, books)
     return [observer.average() for observer in observers]
 
 
@@ -151,15 +155,15 @@ def _watch(
     seed: int,
     device: str,
     prompts: Sequence[Prompt],
-    observer: Method,
+    observers: Sequence[Observer],
     advance: Callable[[int], object],
-    books: Books | None = None,
+    books: CodebookTensors | None = None,
     batch: int = 1,
 ) -> None:
-    """Show an observer the generations of some prompts, so many at a time."""
+    """Show generations to an observer, `batch` prompts at a time."""
     cache = KVCache(
         model.spec,
-        observer,
+        Observation(observers, model.spec),
         dtype=model.compute_dtype(device),
         device=device,
         projection=model.output_projection,
@@ -167,28 +171,28 @@ def _watch(
         books=books,
     )
     for start in range(0, len(prompts), batch):
-        part = prompts[start : start + batch]
-        noise = PromptNoise(seed, [prompt.index for prompt in part])
-        work = partial(model.generate, [prompt.text for prompt in part], cache, noise)
-        if len(part) == 1:
+        chunk = prompts[start : start + batch]
+        noise = PromptNoise(seed, [prompt.index for prompt in chunk])
+        work = partial(model.generate, [prompt.text for prompt in chunk], cache, noise)
+        if len(chunk) == 1:
             work()
         elif if_it_fits(work, cache.forget) is None:
             raise ConfigError(
-                f"calibrate.batch_size={batch}: out of memory; set calibrate.batch_size={len(part) // 2}"
+                f"calibrate.batch_size={batch}: out of memory; set calibrate.batch_size={len(chunk) // 2}"
             )
-        advance(len(part))
+        advance(len(chunk))
 
 
 def save_artifact(path: Path, artifact: Artifact) -> None:
-    """Write an artifact as safetensors with its metadata, whole or not at all."""
+    """Write an artifact with its metadata as safetensors, atomically."""
     checkpoint.save(path, artifact.tensors, {"kind": artifact.kind, **artifact.metadata})
 
 
 def load_artifact(path: Path, kind: str, expected: Mapping[str, object]) -> Artifact:
-    """Read an artifact and check that it belongs to this model, schedule and settings.
+    """Read an artifact and check that its metadata has the expected values.
 
     Raises:
-        ConfigError: unreadable, or made for something else; names the first field that differs.
+        ConfigError: the file is unreadable, or a field differs; names the first one.
     """
     try:
         tensors, metadata = checkpoint.load(path)
@@ -205,5 +209,5 @@ def load_artifact(path: Path, kind: str, expected: Mapping[str, object]) -> Arti
 
 
 def artifact_name(metadata: Mapping[str, object]) -> str:
-    """Return the file name of the artifact that belongs to some metadata."""
+    """Return the file name of an artifact."""
     return f"calibration-{hash_values(metadata)[:10]}.safetensors"

@@ -1,7 +1,7 @@
-"""Cache of finished calls: a repeated call is answered from its results without importing torch.
+"""Cache of finished calls: a repeated call returns its results without importing torch.
 
-A full call finds a finished run by the hashes of its weights, prompts and calibration, and hashes its images. Here the
-sizes and times of everything that these depend on are compared instead; after any difference the full call is made.
+A full call finds a finished run by the hashes of weights, prompts, calibration and images. The cache compares sizes and
+times of the files instead; if any differs, the full call is made.
 """
 
 import json
@@ -20,12 +20,12 @@ from kvbench.runs.record.results import Outcome, read_results
 if TYPE_CHECKING:  # imports torch
     from kvbench.runs.job import Job
 
-ENVIRONMENT = ("HOME", "KVBENCH_", "HF_", "TORCH_HOME")
+VARIABLE_PREFIXES = ("HOME", "KVBENCH_", "HF_", "TORCH_HOME")
 """Prefixes of environment variables that locate weights."""
 
 
 @dataclass(frozen=True)
-class _Record:
+class _Call:
     """Path of the run in `runs_dir`, and the state of everything that the call depends on."""
 
     folder: str
@@ -34,37 +34,27 @@ class _Record:
 
 
 def recall(runs_dir: Path, config: Mapping[str, object], method: str) -> Outcome | None:
-    """Find the run that the same call finished, if nothing that it depends on has changed since.
-
-    Args:
-        runs_dir: where runs lie.
-        config: the resolved configuration, JSON values.
-        method: name in `conf/method`.
+    """Return the outcome of an earlier equal call if nothing that it depends on has changed.
 
     Raises:
         ConfigError: the run's results are damaged.
     """
     try:
-        record = read_fields(_Record, parse_json(_path(runs_dir, config, method).read_text(encoding="utf-8")))
+        call = read_fields(_Call, parse_json(_path(runs_dir, config, method).read_text(encoding="utf-8")))
     except (OSError, ValueError):
         return None
-    if any(_stamp(Path(path)) != stamp for path, stamp in record.stamps.items()):
+    if any(_stamp(Path(path)) != stamp for path, stamp in call.stamps.items()):
         return None
-    if any(_installed(name) != there for name, there in record.packages.items()):
+    if any((find_spec(name) is not None) != known for name, known in call.packages.items()):
         return None
-    folder = runs_dir / record.folder
+    folder = runs_dir / call.folder
     return Outcome(folder, read_results(folder), reused=True)
 
 
 def remember(job: "Job", outcome: Outcome, *used: Path | None) -> None:
-    """Write down a finished call beside the runs, for `recall`.
+    """Write a finished call to `runs_dir` for `recall`, unless it has a logger or a metric failed.
 
-    A call is always made again when it is logged elsewhere or a metric failed.
-
-    Args:
-        job: what was asked for.
-        outcome: the finished run.
-        used: the calibration or order file of its method, its codebooks; None for what it does not use.
+    `used` are the calibration or order file of its method, and its codebooks; None is ignored.
     """
     assert outcome.results is not None
     failed = any(one.status == "failed" for one in outcome.results.evaluated.values())
@@ -77,27 +67,27 @@ def remember(job: "Job", outcome: Outcome, *used: Path | None) -> None:
         *(path for path in used if path is not None),
         *_named_files(job.config),
         *_source_files({target.partition(".")[0] for target in _find(job.config, "_target_")} | {"kvbench"}),
-        *(_place(path) for one in evaluators for weight in one.weights for path in weight.candidates),
+        *(_watch_path(path) for one in evaluators for weight in one.weights for path in weight.candidates),
     ]
     packages = {name for one in evaluators for name in one.packages}
-    record = _Record(
+    call = _Call(
         str(outcome.folder.relative_to(job.settings.runs_dir)),
         {str(path.absolute()): _stamp(path) for path in watched},
-        {name: _installed(name) for name in sorted(packages)},
+        {name: find_spec(name) is not None for name in sorted(packages)},
     )
     path = _path(job.settings.runs_dir, job.config, job.method_name)
-    write_whole(path, json.dumps(asdict(record), indent=1) + "\n")
+    write_whole(path, json.dumps(asdict(call), indent=1) + "\n")
 
 
 def _path(runs_dir: Path, config: Mapping[str, object], method: str) -> Path:
-    variables = {name: value for name, value in os.environ.items() if name.startswith(ENVIRONMENT)}
+    variables = {name: value for name, value in os.environ.items() if name.startswith(VARIABLE_PREFIXES)}
     return runs_dir / ".calls" / f"{hash_values([config, method, str(Path.cwd()), variables])[:16]}.json"
 
 
 def _stamp(path: Path) -> str:
-    """Return names, sizes and times of a file or of a folder's files as one hash; empty when nothing is there.
+    """Return a hash of the names, sizes and times of a file or a folder's files; empty if the path does not exist.
 
-    Hidden files are left out: they are locks, and parts of what is being written.
+    Hidden files, which are claims and unfinished files, are left out.
     """
     if not path.exists():
         return ""
@@ -106,25 +96,21 @@ def _stamp(path: Path) -> str:
     return hash_values([(name, state.st_size, state.st_mtime_ns) for name, state in states])
 
 
-def _place(candidate: Path) -> Path:
-    """Return what changes when a file or folder that is looked for appears."""
-    in_hub = candidate.parent.name == "snapshots"  # there a download is a new folder beside the others
+def _watch_path(candidate: Path) -> Path:
+    """Return the path whose stamp changes when a searched file or folder appears."""
+    in_hub = candidate.parent.name == "snapshots"  # a download adds a folder there
     return candidate.parent.parent if in_hub else candidate
 
 
-def _installed(package: str) -> bool:
-    return find_spec(package) is not None
-
-
 def _named_files(config: Mapping[str, object]) -> Iterator[Path]:
-    """Yield what the groups of a configuration name and what exists: weights, prompts, order files, datasets."""
+    """Yield existing files and folders named in a configuration: weights, prompts, order files, datasets."""
     for group in config.values():
         if isinstance(group, Mapping):
             yield from (path for path in map(resolve_path, _find(group)) if path.exists())
 
 
 def _find(node: object, key: str | None = None) -> Iterator[str]:
-    """Yield every string below a node of a configuration, or those under one key."""
+    """Yield all strings below a node of a configuration, or only the strings under one key."""
     items = node.items() if isinstance(node, Mapping) else enumerate(node) if isinstance(node, list) else ()
     for name, value in items:
         if isinstance(value, str) and value and key in (None, name):
@@ -133,7 +119,7 @@ def _find(node: object, key: str | None = None) -> Iterator[str]:
 
 
 def _source_files(packages: set[str]) -> Iterator[Path]:
-    """Yield the files of the modules that were imported from some packages."""
+    """Yield the files of all imported modules of some packages."""
     for name, module in list(sys.modules.items()):
         if name.partition(".")[0] in packages and (file := getattr(module, "__file__", None)):
             yield Path(file)

@@ -1,18 +1,19 @@
-"""Calibrations, given files and codebooks of a job: found or made, and its method prepared with them."""
+"""Calibrations of a job, found or made, and the preparation of its method."""
 
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from tqdm import tqdm
 
+from kvbench.core.budget import Budget
 from kvbench.core.files import hash_path
 from kvbench.engine.coding.codebooks import Codebooks
-from kvbench.engine.coding.formats import CODEBOOK_REVISION, Books
+from kvbench.engine.coding.formats import CODEBOOK_REVISION, CodebookTensors
 from kvbench.engine.packed.bytes import prepare_to_fit
 from kvbench.methods.shared.base import Artifact, Observer
-from kvbench.methods.shared.capabilities import ReadsCodebooks
 from kvbench.prompts.base import hash_prompts
 from kvbench.runs.calibrate import artifact_name, calibrate, load_artifact, save_artifact
 from kvbench.runs.job import Job
@@ -20,76 +21,86 @@ from kvbench.runs.record.kinds import TEXTS, find_sample_kind
 from kvbench.runs.record.merge import import_calibration
 
 
-def prepare_method(job: Job) -> str | None:
-    """Calibrate and prepare a job's method; return the SHA-256 of the calibration or file that it uses.
+class Calibrations(NamedTuple):
+    """Calibrations of a job, and the SHA-256 of their files.
 
-    The model is loaded if anything is to be calibrated.
+    Attributes:
+        artifact: calibration of the method; None if it needs none.
+        artifact_sha256: of its file, or of the file that the method reads instead.
+        books: static codebooks; None if none are needed.
+        books_sha256: of their file.
     """
-    artifact, used = artifact_for(job)
-    read_books(job)
-    prepare_to_fit(job.method, job.shard_spec, job.allowance.shard, artifact, job.packing)
-    return used
+
+    artifact: Artifact | None
+    artifact_sha256: str | None
+    books: CodebookTensors | None
+    books_sha256: str | None
 
 
-def artifact_for(job: Job) -> tuple[Artifact | None, str | None]:
-    """Return the calibration a method needs, found or made, and the SHA-256 of the artifact or given file it uses."""
-    needs = job.method.needs()
+def calibrate_job(job: Job) -> Calibrations:
+    """Return the calibrations of a job; make and save those that are missing. The model is loaded.
+
+    Raises:
+        Busy: another process makes one, and the job does not wait.
+    """
+    needs, codebooks = job.method.needs(), job.cache_plan.codebooks
     artifact = observe(job, [needs])[0] if isinstance(needs, Observer) else None
-    used = file_used(job)
-    return artifact, None if used is None else hash_path(used)
+    books = None if codebooks is None else observe(job, [codebooks])[0].tensors
+    hashes = [None if path is None else hash_path(path) for path in find_used_files(job)]
+    return Calibrations(artifact, hashes[0], books, hashes[1])
 
 
-def file_used(job: Job) -> Path | None:
-    """Return the calibration or the given file that a job's method works with; the model is loaded."""
-    needs = job.method.needs()
-    return calibration_file(job, needs)[0] if isinstance(needs, Observer) else needs
+def find_used_files(job: Job) -> tuple[Path | None, Path | None]:
+    """Return the files of the method (calibrated or given) and of static codebooks; None if not needed.
+
+    The model is loaded if anything is calibrated.
+    """
+    needs, codebooks = job.method.needs(), job.cache_plan.codebooks
+    return (
+        locate_calibration(job, needs)[0] if isinstance(needs, Observer) else needs,
+        None if codebooks is None else locate_calibration(job, codebooks)[0],
+    )
 
 
-def read_books(job: Job) -> Books | None:
-    """Return the static codebooks that a job wants, found or made; None if it wants none. The model is loaded."""
-    codebooks = job.codebooks
-    return None if codebooks is None else observe(job, [codebooks])[0].tensors
-
-
-def books_used(job: Job) -> Path | None:
-    """Return the file of the static codebooks that a job works with; the model is loaded."""
-    codebooks = job.codebooks
-    return None if codebooks is None else calibration_file(job, codebooks)[0]
+def prepare_method(job: Job, artifact: Artifact | None) -> Budget:
+    """Prepare a job's method; return its budget, whose capacity in low-bit storage may exceed the requested one."""
+    plan, allowance = job.cache_plan, job.allowance
+    prepare_to_fit(job.method, plan.spec, allowance.shard, artifact, plan.packing)
+    return allowance.requested if plan.packing is None else job.method.budget
 
 
 def observe(job: Job, observers: Sequence[Observer]) -> list[Artifact]:
     """Return calibrations of a loaded model; missing ones are made in one pass and saved.
 
-    Processes that miss the same calibration wait for the first of them to make it.
+    Processes that need the same calibration wait for the first one to make it.
 
     Raises:
-        Busy: another one makes it, and the job does not wait.
+        Busy: another process makes one, and the job does not wait.
     """
-    files = [calibration_file(job, observer) for observer in observers]
+    files = [locate_calibration(job, observer) for observer in observers]
     for path, _ in files:
         import_calibration(path, job.settings.runs_dirs)
     with ExitStack() as claims:
-        for path in sorted(
-            {path for path, _ in files if not path.is_file()}
-        ):  # in order: no two wait for each other
+        # Sorted, so that no two processes wait for each other.
+        for path in sorted({path for path, _ in files if not path.is_file()}):
             claims.enter_context(job.hold(path.with_name(f".{path.stem}")))
         if missing := [i for i, (path, _) in enumerate(files) if not path.is_file()]:
             prompts, settings = job.calibration_prompts, job.settings
             with tqdm(total=len(prompts), desc="calibration", unit="prompt", leave=None) as bar:
-                watching = [observers[i] for i in missing]
-                seed, batch = settings.calibrate.seed, _choose_batch(job)
-                tensors = calibrate(job.model, prompts, watching, seed, settings.device, bar.update, batch)
-            for i, made in zip(missing, tensors, strict=True):
+                chosen = [observers[i] for i in missing]
+                seed, batch = settings.calibrate.seed, _choose_batch_size(job)
+                results = calibrate(job.model, prompts, chosen, seed, settings.device, bar.update, batch)
+            for i, tensors in zip(missing, results, strict=True):
                 path, metadata = files[i]
-                save_artifact(path, Artifact(observers[i].kind, made, metadata))
+                save_artifact(path, Artifact(observers[i].kind, tensors, metadata))
     return [
         load_artifact(path, observer.kind, metadata)
         for observer, (path, metadata) in zip(observers, files, strict=True)
     ]
 
 
-def calibration_file(job: Job, observer: Observer) -> tuple[Path, dict[str, object]]:
-    """Return the path of a calibration and the metadata it must have; the model is loaded."""
+def locate_calibration(job: Job, observer: Observer) -> tuple[Path, dict[str, object]]:
+    """Return the path and the expected metadata of a calibration; the model is loaded."""
     metadata: dict[str, object] = {
         "kind": observer.kind,
         "observer": repr(observer),
@@ -102,18 +113,18 @@ def calibration_file(job: Job, observer: Observer) -> tuple[Path, dict[str, obje
         "seed": job.settings.calibrate.seed,
         "device": torch.device(job.settings.device).type,
     }
-    if isinstance(observer, ReadsCodebooks):
+    if observer.uses.codebooks:
         metadata["codebooks"] = f"{Codebooks()!r}, revision {CODEBOOK_REVISION}"
     if job.settings.batch_invariant:
         metadata["batch_invariant"] = True
-    # Earlier versions took one prompt at a time, as observers of codebooks do.
-    if (batch := _choose_batch(job)) > 1 and not isinstance(observer, ReadsCodebooks):
+    # Earlier versions took one prompt at a time; observers of codebooks still do.
+    if (batch := _choose_batch_size(job)) > 1 and not observer.uses.codebooks:
         metadata["batch"] = batch
     return job.settings.runs_dir / job.model.name / artifact_name(metadata), metadata
 
 
-def _choose_batch(job: Job) -> int:
-    """Return how many prompts a calibration draws together: of texts one, since those of a batch end apart."""
+def _choose_batch_size(job: Job) -> int:
+    """Return the batch size of a calibration; 1 for texts, which end at different lengths."""
     if find_sample_kind(job.model) is TEXTS:
         return 1
     return min(job.settings.calibrate.batch_size, len(job.calibration_prompts))

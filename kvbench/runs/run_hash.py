@@ -1,4 +1,4 @@
-"""Identity of a run: everything that can change its samples, and the hash that names its folder."""
+"""Identity of a run: everything that can change its samples, and the hash in its folder's name."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -8,22 +8,21 @@ from kvbench.core.files import hash_values
 
 @dataclass(frozen=True)
 class Identity:
-    """Everything that can change a run's images, as JSON values; its hash names the folder.
+    """Everything that can change a run's samples, as JSON values.
 
     Attributes:
         model: settings of the model, sampling included.
-        weights: SHA-256 of its weights.
+        weights: SHA-256 of the weights.
         method: class and settings of the method.
-        calibration: SHA-256 of the artifact or order file it used.
-        budget: capacity B as an exact fraction; of a budget in bytes these, `7344/5 bytes`.
+        calibration: SHA-256 of the calibration or order file.
+        budget: capacity B as an exact fraction, or exact bytes: `7344/5 bytes`.
         prompts: SHA-256 of the prompts' texts.
         seed: seed of the noise.
-        cache_dtype: dtype of stored keys and values, or how the configuration names numbers of fewer bits.
+        cache_dtype: dtype of stored keys and values, or the low-bit `cache_dtype`.
         label: readable start of the folder's name; not hashed.
-        storage: how numbers of fewer than 16 bits are stored, and the SHA-256 of their codebooks; None of others.
-        batch_invariant: whether kernels of a GPU divide attention alike in every batch; hashed only if they do, so that
-            other runs keep their names.
-        bound: what sets a bound's run apart from the reference, which it equals in everything above; None otherwise.
+        bound: name of a bound's run, which otherwise equals the reference; None for other runs.
+        storage: settings of low-bit storage and the SHA-256 of its codebooks; None for other storage.
+        batch_invariant: whether attention is batch invariant; hashed only if it is, so other runs keep their names.
     """
 
     model: Mapping[str, object]
@@ -41,6 +40,6 @@ class Identity:
 
     @property
     def hash(self) -> str:
-        """Ten hex digits."""
+        """The first ten hex digits of the SHA-256 of all but the label."""
         left_out = {"label"} if self.batch_invariant else {"label", "batch_invariant"}
         return hash_values({name: value for name, value in vars(self).items() if name not in left_out})[:10]

@@ -54,8 +54,8 @@ def test_a_whole_number_counts_bytes_of_a_sequence(size: int) -> None:
         ("much", "give a fraction in .0, 1. or a number of bytes of a sequence"),
         ("0", "must be positive"),
         ("-1", "must be positive"),
-        ("2.5", "above 1 it counts bytes of a sequence and must be whole"),
-        ("29953", "a sequence of small has 29952 bytes in 16 bits at most"),
+        ("2.5", "above 1 it is a number of bytes of a sequence and must be whole"),
+        ("29953", "a sequence of small has at most 29952 bytes in 16 bits"),
     ],
 )
 def test_what_is_no_number_of_bytes_is_refused(value: str, message: str) -> None:
@@ -102,9 +102,7 @@ def test_bisection_finds_the_most_tokens_that_fit(value: Decimal, size: int, mor
 
 
 @given(decimals, st.lists(st.integers(0, 500), min_size=1, max_size=1000))
-def test_what_bisection_finds_fits_although_more_capacity_may_hold_less(
-    value: Decimal, waste: list[int]
-) -> None:
+def test_bisection_fits_although_more_capacity_may_hold_less(value: Decimal, waste: list[int]) -> None:
     """Whole blocks leave some of a capacity unused, one more than another."""
     budget = Budget.parse_bytes(str(value), SPEC, TOKEN)
 

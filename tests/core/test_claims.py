@@ -141,9 +141,7 @@ def test_who_was_taken_over_leaves_the_next_holder_alone(tmp_path: Path) -> None
     assert not path.exists()
 
 
-def test_a_claim_that_another_machine_removed_while_it_was_looked_at_is_free(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_claim_removed_by_another_machine_is_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / ".work"
     monkeypatch.setattr(claims, "MACHINE", "here")
 

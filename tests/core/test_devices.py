@@ -11,6 +11,7 @@ import torch
 from kvbench.core import devices
 from kvbench.core.config import ConfigError
 from kvbench.core.devices import count_gpus, take_gpu, use_device
+from tests.support.command_line import run_python
 from tests.support.places import ROOT
 
 FAULTS = """
@@ -30,10 +31,9 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 @pytest.mark.slow
 @pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallopt"), reason="the C library has no mallopt")
 def test_large_tensors_are_not_faulted_in_anew() -> None:
-    found = subprocess.run(
-        [sys.executable, "-c", FAULTS], capture_output=True, text=True, check=True, cwd=ROOT
-    )
-    assert int(found.stdout) < 4096  # a single one of them has as many pages, of 4 KiB
+    assert (
+        int(run_python(ROOT, "-c", FAULTS).stdout) < 4096
+    )  # a single one of them has as many pages, of 4 KiB
 
 
 @pytest.mark.parametrize(

@@ -53,7 +53,7 @@ def _statistics(folder: Path, version: int) -> None:
 
 def _features(folder: Path, version: int) -> None:
     rows = 1 + version  # another number of images than the file has: it is made anew
-    found = store.held(
+    found = store.load_features(
         "d", "p", "0" * 64, range(rows), lambda: {"x": np.full((rows, 2), version, np.float32)}
     )
     assert found.arrays["x"].tolist() == [[version, version]] * rows
@@ -94,7 +94,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where writers write; features and converted weights go there too, and nothing is remembered."""
     for variable in ("KVBENCH_FEATURES", "KVBENCH_WEIGHTS"):
         monkeypatch.setenv(variable, str(tmp_path / "out"))
-    store.forget()
+    store.clear_memory()
     return tmp_path / "out"
 
 
@@ -123,7 +123,7 @@ def test_features_survive_a_full_disk_in_memory(
 ) -> None:
     _features(folder, 0)
     before = tree(folder)
-    store.forget()
+    store.clear_memory()
     monkeypatch.setattr(os, "fsync", full_disk)
     _features(folder, 1)
     assert tree(folder) == before != {}
@@ -156,7 +156,7 @@ def test_hashes_are_sha256_of_the_content_and_a_folder_hashes_as_its_files_in_or
     known = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"  # FIPS 180-2: "abc"
     assert {files.hash_content("abc"), files.hash_content("a", b"b", memoryview(b"c"))} == {known}
     (tmp_path / "b").mkdir()
-    long = bytes(range(256)) * (files.CHUNK // 256) + b"end"  # longer than a block
+    long = bytes(range(256)) * (files.CHUNK_BYTES // 256) + b"end"  # longer than a block
     for name, content in (("c", b"3"), ("b/z", long), ("a", b"1")):
         (tmp_path / name).write_bytes(content)
     assert (

@@ -32,7 +32,7 @@ def test_auto_is_the_gpu_that_torch_can_use(
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if seen is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", seen)
-    monkeypatch.setattr(gpus, "_count_cards", lambda: cards)
+    monkeypatch.setattr(gpus, "_count_gpus", lambda: cards)
     monkeypatch.setattr(gpus, "_is_torch_for_cuda", lambda: built)
     assert resolve_device("auto") == device
     assert resolve_device("cuda:3") == "cuda:3"
@@ -55,7 +55,7 @@ def test_the_driver_counts_the_cards(
         return SimpleNamespace(**driver)
 
     monkeypatch.setattr(ctypes, "CDLL", load)
-    assert gpus._count_cards.__wrapped__() == found
+    assert gpus._count_gpus.__wrapped__() == found
 
 
 def test_the_build_of_torch_is_known_without_its_import() -> None:

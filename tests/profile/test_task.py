@@ -156,7 +156,7 @@ def test_latencies_are_of_the_timed_rounds_and_in_turns(tmp_path: Path) -> None:
     job = timed_job(tmp_path, Timed(cost=cost))
     job.model.load("cpu")
     job.method.prepare(job.model.spec, job.allowance.requested)
-    reference = job.as_reference()
+    reference = job.reference
     reference.method.prepare(job.model.spec, reference.allowance.requested)
     candidates = [
         Candidate("streaming_llm", job.method, job.allowance.requested),
@@ -309,15 +309,15 @@ def test_missing_weights_name_the_remedy(tmp_path: Path) -> None:
         def load(self, device: str) -> None:
             raise WeightsError("model.sources.transformer: weights missing")
 
-    with pytest.raises(WeightsError, match=r"weights missing; model\.weights=random fills"):
+    with pytest.raises(WeightsError, match=r"weights missing; to time the model without weights"):
         profiler.profile(timed_job(tmp_path, Missing()))
 
 
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"batch_sizes": []}, r"profile\.batch_sizes=\[\]: name numbers of at least 1"),
-        ({"batch_sizes": [4, 0]}, r"profile\.batch_sizes=\[4, 0\]: name numbers of at least 1"),
+        ({"batch_sizes": []}, r"profile\.batch_sizes=\[\]: give numbers of at least 1"),
+        ({"batch_sizes": [4, 0]}, r"profile\.batch_sizes=\[4, 0\]: give numbers of at least 1"),
         ({"batch_sizes": ["x"]}, r"profile\.batch_sizes=\['x'\]: must be a list \(a whole number each\)"),
         ({"warmup": -1}, r"profile\.warmup=-1: must be at least 0"),
         ({"repeats": 0}, r"profile\.repeats=0: must be at least 1"),

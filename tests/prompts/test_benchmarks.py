@@ -145,11 +145,11 @@ def test_bad_rewritten_prompts_are_one_error_that_names_key_and_file(tmp_path: P
     path = tmp_path / "texts.json"
     every = {str(line["prompt"]): "a text" for line in LINES}
     lacking = dict.fromkeys(list(every)[2:], "a text")
-    missing = r"does not have 'single_object of a dog, take 0' \(2 of 9 prompts are missing\)"
+    missing = r"lacks 'single_object of a dog, take 0' \(2 of 9 prompts are missing\)"
     for content, complaint in (
         (json.dumps(lacking), missing),
-        (json.dumps({**every, "x": " "}), "not texts by prompt"),
-        (json.dumps([*every]), "not texts by prompt"),
+        (json.dumps({**every, "x": " "}), "not an object of texts by prompt"),
+        (json.dumps([*every]), "not an object of texts by prompt"),
         ('{"a": ', "cannot be read"),
     ):
         path.write_text(content)
@@ -196,16 +196,14 @@ def test_a_missing_set_says_what_to_get_and_which_key_to_set(kind: type[PromptSe
         kind().load()
     with pytest.raises(ConfigError, match=r"^prompts\.path=.*nowhere: does not exist\. Get .*prompts\.path"):
         kind(str(tmp_path / "nowhere")).load()
-    with pytest.raises(ConfigError, match=r"^prompts\.count=999: the set holds \d+ prompts"):
+    with pytest.raises(ConfigError, match=r"^prompts\.count=999: the set has \d+ prompts"):
         kind(make(kind, tmp_path), count=999).load()
     for name in ("count", "per_prompt"):
         with pytest.raises(ConfigError, match=rf"^prompts\.{name}=0: must be at least 1"):
             kind(**{name: 0})
 
 
-def test_sets_with_an_address_are_downloaded_when_asked(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_sets_with_an_address_are_downloaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = Path(make(GenEval, tmp_path))
     real = Weight("lines.jsonl", source.as_uri(), file_sha256(source))
     monkeypatch.setattr(GenEval, "files", (real,))
@@ -225,25 +223,25 @@ BAD: list[tuple[type[PromptSet], str | bytes, str]] = [
     (Coco, '{"images": [{"id": 1}]}', "not a COCO captions file .KeyError 'annotations'"),
     (Coco, '{"images": [{"id": 1}], "annotations": []}', "not a COCO captions file .KeyError 1"),
     (Coco, "[1, 2]", "not a COCO captions file"),
-    (Coco, '{"images": [], "annotations": []}', "holds no prompts"),
-    (GenEval, "", "holds no prompts"),
+    (Coco, '{"images": [], "annotations": []}', "contains no prompts"),
+    (GenEval, "", "contains no prompts"),
     (GenEval, b"\xff\xfe\x00", "cannot be read"),
     (GenEval, json.dumps(LINES[0]) + "\n" + json.dumps(LINES[1])[:40], "line 2 is not a GenEval line"),
     (GenEval, '{"prompt": "a dog"}\n', "line 1 is not a GenEval line"),
     (GenEval, "a plain text\n", "line 1 is not a GenEval line"),
     (GenEval, "3\n", "line 1 is not a GenEval line"),
     (GenEval2, json.dumps(LINES[0]), "line 1 is not a GenEval2 line"),
-    (Parti, "", "holds no prompts"),
+    (Parti, "", "contains no prompts"),
     (UniGenBench, "index,prompt\n1,x\n", "no column prompt_en"),
-    (Mjhq30k, "{}", "holds no prompts"),
+    (Mjhq30k, "{}", "contains no prompts"),
     (Mjhq30k, '{"a": ', "cannot be read"),
     (Mjhq30k, '[{"prompt": "a"}]', "not MJHQ-30K's meta_data.json"),
     (Mjhq30k, '{"a": {"prompt": "a"}}', "not MJHQ-30K's meta_data.json"),
-    (Mjhq30k, '{"a": {"prompt": "a", "category": "cats"}}', "cats is no category of MJHQ-30K"),
+    (Mjhq30k, '{"a": {"prompt": "a", "category": "cats"}}', "cats is not a category of MJHQ-30K"),
     (ImageReward, '{"id": "a", "prompt": "b"}', "not a JSON list of objects"),
     (ImageReward, '[{"prompt": "b"}]', "not a JSON list of objects"),
-    (ImageReward, "[]", "holds no prompts"),
-    (Parti, "Prompt\tCategory\tChallenge\n", "holds no prompts"),
+    (ImageReward, "[]", "contains no prompts"),
+    (Parti, "Prompt\tCategory\tChallenge\n", "contains no prompts"),
     (Parti, "prompt,category\na,b\n", "no column Prompt"),
     (Parti, "Prompt\tCategory\tChallenge\na dog\n", "no column Category, or a line without it"),
     (Parti, "Prompt\tCategory\tChallenge\n \tArts\tBasic\n", "prompt 0 is empty"),
@@ -266,8 +264,8 @@ def test_bad_folders_are_one_error_that_names_them(tmp_path: Path) -> None:
     (styles / "photo.json").write_text('{"photo": []}')
     (texts / "x.txt").write_text("\n")
     for kind, place, complaint in (
-        (Dpg, empty, "empty: holds no prompts"),
-        (HpsV2, empty, r"empty: anime\.json is not there\. Get anime\.json"),
+        (Dpg, empty, "empty: contains no prompts"),
+        (HpsV2, empty, r"empty: anime\.json is missing\. Get anime\.json"),
         (HpsV2, styles, r"photo\.json: not a list of texts"),
         (Dpg, styles / "anime.json", r"anime\.json: is not a folder"),
         (Dpg, texts, "prompt 3 is empty"),
@@ -300,15 +298,15 @@ def test_prompt_files_of_every_kind(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "complaint"),
     [
-        ("p.csv", "", "names no column `prompt`"),
-        ("p.csv", "text\na\n", "names no column `prompt`"),
-        ("p.csv", "prompt\n", "holds no prompts"),
+        ("p.csv", "", "has no column `prompt`"),
+        ("p.csv", "text\na\n", "has no column `prompt`"),
+        ("p.csv", "prompt\n", "contains no prompts"),
         ("p.csv", "id,prompt\n1,\n", "line 2 has no prompt"),
         ("p.csv", "id,prompt\n1\n", "line 2 has no prompt"),
         ("p.csv", "id,prompt\n1,a dog, wet\n", "line 2 has no prompt, or too many columns"),
         ("p.jsonl", '{"prompt": "a"}\n{"promp', "line 2 is not a JSON object"),
         ("p.jsonl", '"prompt"\n', "line 1 is not a JSON object"),
-        ("p.txt", " \n", "holds no prompts"),
+        ("p.txt", " \n", "contains no prompts"),
     ],
 )
 def test_bad_prompt_files_are_named(name: str, content: str, complaint: str, tmp_path: Path) -> None:

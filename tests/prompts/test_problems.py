@@ -69,7 +69,7 @@ def test_a_problem_is_asked_several_times(tmp_path: Path) -> None:
         ('{"problem": "p", "answer": null}', "no answer"),
         ('{"problem": "p", "answer": true}', "no answer"),
         ("[1]", "not an object"),
-        ("{", "line 2 is no problem"),
+        ("{", "line 2 is not a problem"),
     ],
 )
 def test_a_line_that_is_no_problem_is_named(line: str, why: str, tmp_path: Path) -> None:
@@ -77,14 +77,12 @@ def test_a_line_that_is_no_problem_is_named(line: str, why: str, tmp_path: Path)
     path.write_text('{"problem": "p", "answer": "1"}\n' + line + "\n")
     with pytest.raises(ConfigError) as error:
         Math500(path=str(path)).load()
-    assert str(error.value).startswith(f"prompts.path={path}: line 2 is no problem")
+    assert str(error.value).startswith(f"prompts.path={path}: line 2 is not a problem")
     assert why in str(error.value)
 
 
 @pytest.mark.parametrize("name", ["aime24", "aime25", "math500", "umath", "gsm8k"])
-def test_what_is_not_there_says_how_to_get_it(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_file_says_its_source(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     source = instantiate(composed(f"prompts={name}").prompts)
     assert source.instruction == "Please reason step by step, and put your final answer within \\boxed{}."

@@ -21,9 +21,7 @@ from kvbench.scenes.exact import count_named
     per_class=st.integers(1, 5),
     count=st.none() | st.integers(1, 60),
 )
-def test_the_first_prompts_cover_the_classes_evenly(
-    classes: list[int], per_class: int, count: int | None
-) -> None:
+def test_the_first_prompts_cover_all_classes(classes: list[int], per_class: int, count: int | None) -> None:
     prompts = ImageNet(tuple(classes), per_class, count).load()
     assert len(prompts) == min(count or 10**6, len(classes) * per_class)
     assert [prompt.index for prompt in prompts] == list(range(len(prompts)))

@@ -14,9 +14,8 @@ from kvbench.core.budget import Budget
 from kvbench.core.config import ConfigError
 from kvbench.core.segments import ModelSpec, next_scale
 from kvbench.core.settings import CalibrateSettings
-from kvbench.engine.cache import KVCache
 from kvbench.engine.coding.codebooks import Codebooks
-from kvbench.engine.coding.formats import Books
+from kvbench.engine.coding.formats import CodebookTensors
 from kvbench.methods.ams_kv import KeySimilarity
 from kvbench.methods.hack.classes import ColumnVariance, HeadPatterns
 from kvbench.methods.heatkv.method import HeatKV
@@ -24,7 +23,7 @@ from kvbench.methods.heatkv.scores import AttentionByScale
 from kvbench.methods.pricekv.errors import SubsetError
 from kvbench.methods.scalekv import AttentionSelectivity
 from kvbench.methods.shared.base import Artifact, Observer
-from kvbench.methods.shared.capabilities import ReadsCodebooks
+from kvbench.methods.shared.uses import Uses
 from kvbench.methods.shared.view import View
 from kvbench.models.base import Cache, Model
 from kvbench.models.noise import Noise, PromptNoise
@@ -33,7 +32,8 @@ from kvbench.prompts.scenes import Scenes
 from kvbench.runs import execute
 from kvbench.runs.calibrate import calibrate, choose_calibration
 from kvbench.runs.job import Job
-from kvbench.runs.prepare import calibration_file, observe
+from kvbench.runs.prepare import locate_calibration, observe
+from tests.support.engine import open_cache
 from tests.support.fake_run import SPEC as FAKE_SPEC
 from tests.support.fake_run import Fake, job_in
 
@@ -79,8 +79,7 @@ class Attending(Model):
 @pytest.mark.parametrize("prompts", [1, 3])
 def test_the_observer_equals_an_explicit_computation(prompts: int) -> None:
     observer, model = AttentionByScale(), Attending()
-    observer.prepare(SPEC, Budget.parse(1, SPEC))
-    cache = KVCache(SPEC, observer, dtype=torch.float32)
+    cache = open_cache(observer, SPEC)
     expected = torch.zeros(SPEC.layers, SPEC.heads, 4, 4, dtype=torch.float64)
     for seed in range(2):
         model.generate(["a"] * prompts, cache, PromptNoise(seed, range(prompts)))
@@ -103,10 +102,11 @@ def test_calibrate_reports_progress_and_makes_a_usable_artifact() -> None:
     assert method.schedule.cached_after.max() <= method.budget.capacity
 
 
-class OwnTokens(ReadsCodebooks, Observer):
+class OwnTokens(Observer):
     """Counts by how much codebooks of 8 bits miss the tokens that they are shown."""
 
     kind = "own_tokens"
+    uses = Uses(codebooks=True)
 
     def tensor_shapes(self, spec: ModelSpec) -> dict[str, tuple[int, ...]]:
         return {"missed": ()}
@@ -119,9 +119,7 @@ class OwnTokens(ReadsCodebooks, Observer):
             ).square().sum()
 
 
-def test_codebooks_were_fitted_to_other_prompts_than_they_are_read_for(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_codebooks_are_fitted_to_other_prompts(monkeypatch: pytest.MonkeyPatch) -> None:
     left_out: list[list[int]] = []
     fit = Codebooks.fit
 
@@ -143,10 +141,9 @@ def test_codebooks_were_fitted_to_other_prompts_than_they_are_read_for(
     assert expected > 0
 
 
-def watched(observer: Observer, lines: Sequence[Prompt], books: Books | None = None) -> Observer:
+def watched(observer: Observer, lines: Sequence[Prompt], books: CodebookTensors | None = None) -> Observer:
     """Show an observer one prompt after the other."""
-    observer.prepare(SPEC, Budget.parse(1, SPEC))
-    cache = KVCache(SPEC, observer, dtype=torch.float32, books=books)
+    cache = open_cache(observer, SPEC, books=books)
     for line in lines:
         Attending().generate([line.text], cache, PromptNoise(7, [line.index]))
     return observer
@@ -180,7 +177,7 @@ def test_prompts_at_a_time_change_rounding_and_the_name_of_the_artifact(tmp_path
         job = replace(job, calibration_prompts=job.prompts[:3])
         job.model.load("cpu")
         found.append(observe(job, [AttentionByScale()])[0].tensors["mass"])
-        names.add(calibration_file(job, AttentionByScale())[0])
+        names.add(locate_calibration(job, AttentionByScale())[0])
         assert job.model.batches == {1: [1, 1, 1], 2: [2, 1], 3: [3], 8: []}[size]  # 8 finds what 3 made
     for mass in found[1:]:
         torch.testing.assert_close(mass, found[0], atol=1e-6, rtol=1e-5)
@@ -220,7 +217,7 @@ def test_one_pass_makes_every_artifact(tmp_path: Path) -> None:
         "subset_error",
     ]  # fmt: skip
     for observer, artifact in zip(every(), artifacts, strict=True):
-        path, metadata = calibration_file(job, observer)
+        path, metadata = locate_calibration(job, observer)
         assert path.is_file()
         assert artifact.metadata == metadata
         assert metadata["observer"] == repr(observer)
@@ -245,7 +242,7 @@ def test_calibrations_are_reused_and_repeat_to_the_byte(tmp_path: Path) -> None:
     assert first.model.batches == [2] * 2
     observe(again, every())
     for observer in every():
-        one, other = (calibration_file(job, observer)[0].read_bytes() for job in (first, again))
+        one, other = (locate_calibration(job, observer)[0].read_bytes() for job in (first, again))
         assert one == other
 
 
@@ -274,7 +271,7 @@ def test_a_calibration_of_something_else_is_neither_found_nor_taken(
 ) -> None:
     own, other = calibrating(tmp_path), calibrating(tmp_path, **more)
     observe(own, [observer])
-    (mine, _), (theirs, _) = calibration_file(own, observer), calibration_file(other, wanted)
+    (mine, _), (theirs, _) = locate_calibration(own, observer), locate_calibration(other, wanted)
     assert mine != theirs
     theirs.parent.mkdir(exist_ok=True)
     shutil.copy(mine, theirs)
@@ -286,7 +283,7 @@ def test_a_calibration_of_one_kind_is_not_taken_for_another(tmp_path: Path) -> N
     job = calibrating(tmp_path)
     observe(job, every())
     for observer, next_one in zip(every()[-2::-1], every()[:0:-1], strict=True):
-        (mine, _), (theirs, _) = (calibration_file(job, one) for one in (observer, next_one))
+        (mine, _), (theirs, _) = (locate_calibration(job, one) for one in (observer, next_one))
         shutil.copy(mine, theirs)
         with pytest.raises(ConfigError, match=f"made for kind='{observer.kind}'"):
             observe(job, [next_one])
@@ -312,9 +309,7 @@ def test_the_command_makes_every_artifact(
     assert all((tmp_path / path).is_file() for _, path in lines)
 
 
-def test_a_file_of_calibration_prompts_is_used_and_its_overlap_told(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_overlap_of_calibration_prompts_is_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     file = tmp_path / "own.txt"
     file.write_text("a dog\na cat\na red circle\n")
     settings = CalibrateSettings(count=2, prompts=str(file))

@@ -11,12 +11,12 @@ import pytest
 
 from kvbench.eval.files.images import ImageSet
 from kvbench.eval.files.weights import Snapshot, Weight
-from kvbench.eval.paired.metrics import Psnr
+from kvbench.eval.paired.psnr import Psnr
 from kvbench.eval.protocol.base import Result
 from kvbench.runs.calls import recall, remember
 from kvbench.runs.execute import run
 from kvbench.runs.job import Job
-from kvbench.runs.prepare import file_used
+from kvbench.runs.prepare import find_used_files
 from kvbench.runs.record.results import Outcome
 from tests.support.fake_run import job_in
 from tests.support.marks import slow_but_every
@@ -61,7 +61,7 @@ def asked_again(job: Job) -> Outcome | None:
 def test_the_same_call_finds_its_run(job: Job) -> None:
     assert asked_again(job) is None
     outcome = run(job)
-    remember(job, outcome, file_used(job))
+    remember(job, outcome, *find_used_files(job))
     assert asked_again(job) == replace(outcome, reused=True)
     again = run(job)  # the long way looks at every file, and changes none
     assert asked_again(job) == again
@@ -105,16 +105,14 @@ CHANGES: dict[str, Callable[[Path], object]] = {
 def test_a_change_sends_the_call_the_long_way(job: Job, change: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(job.settings.runs_dir.parent))
     outcome = run(job)
-    remember(job, outcome, file_used(job))
+    remember(job, outcome, *find_used_files(job))
     assert asked_again(job) is not None
     CHANGES[change](outcome.folder)
     assert asked_again(job) is None
 
 
-def test_another_configuration_environment_or_place_is_another_call(
-    job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    remember(job, run(job), file_used(job))
+def test_what_makes_another_call(job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    remember(job, run(job), *find_used_files(job))
     assert asked_again(replace(job, config={**job.config, "seed": 1})) is None
     assert asked_again(replace(job, method_name="swa")) is None
     with monkeypatch.context() as patch:
@@ -129,5 +127,5 @@ def test_another_configuration_environment_or_place_is_another_call(
 )
 def test_a_call_that_is_logged_or_failed_is_made_again(job: Job, more: dict[str, Any]) -> None:
     job = replace(job, **more)
-    remember(job, run(replace(job, logger=None)), file_used(job))
+    remember(job, run(replace(job, logger=None)), *find_used_files(job))
     assert asked_again(job) is None

@@ -17,7 +17,7 @@ from PIL import Image
 
 from kvbench.core.config import ConfigError
 from kvbench.eval.files.images import ImageSet
-from kvbench.eval.paired.metrics import Psnr
+from kvbench.eval.paired.psnr import Psnr
 from kvbench.eval.protocol.base import Result, make_result
 from kvbench.eval.protocol.scores import MetricSpec, Score
 from kvbench.methods.heatkv.method import HeatKV
@@ -72,7 +72,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of finished runs: a compressed one, its reference and its calibration."""
     root = tmp_path_factory.mktemp("whole")
     job = make_job(root)
-    remember(job, execute.run(job), prepare.file_used(job))
+    remember(job, execute.run(job), *prepare.find_used_files(job))
     return root
 
 

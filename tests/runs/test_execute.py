@@ -14,11 +14,12 @@ from PIL import Image
 from torch import Tensor
 
 from kvbench.core.budget import InfeasibleBudget
-from kvbench.core.config import ConfigError
+from kvbench.core.config import ConfigError, import_target
 from kvbench.core.settings import Shard
 from kvbench.engine.ledger import BudgetExceeded
 from kvbench.eval.files.images import ImageSet
-from kvbench.eval.paired.metrics import Lpips, Psnr
+from kvbench.eval.paired.lpips import Lpips
+from kvbench.eval.paired.psnr import Psnr
 from kvbench.eval.protocol.base import Result, SkipEvaluation, make_result
 from kvbench.eval.protocol.scores import MetricSpec, Score
 from kvbench.methods.full import Full
@@ -31,12 +32,13 @@ from kvbench.methods.streaming_llm import StreamingLLM
 from kvbench.prompts.base import Prompt
 from kvbench.prompts.files import PromptFile
 from kvbench.runs import execute
+from kvbench.runs.check import check_job
 from kvbench.runs.job import Job
 from kvbench.runs.record.provenance import provenance
 from kvbench.runs.record.results import Evaluated, Results
 from kvbench.runs.score import scoring
 from kvbench.runs.score.scoring import find_pending
-from tests.support.fake_run import Fake, images_of, job_in
+from tests.support.fake_run import Fake, images_of, job_in, open_folder
 from tests.support.results import made_up
 
 
@@ -56,7 +58,7 @@ class Broken(Psnr):
 
 def identity(job: Job) -> str:
     job.model.load("cpu")
-    return execute.open_run(job).path.name
+    return open_folder(job).path.name
 
 
 def weights_of_fake() -> str:
@@ -174,12 +176,12 @@ def test_scales_are_repeated_under_methods_that_know_their_schedule(tmp_path: Pa
         job = job_in(tmp_path, method=method)
         job = replace(job, settings=replace(job.settings, device="cuda", cuda_graph=True))
         if method.static:
-            job.check()
+            check_job(job)
             continue
         with pytest.raises(
             ConfigError, match=r"^cuda_graph=true: H2O looks at data after every layer of fake"
         ):
-            job.check()
+            check_job(job)
 
 
 @pytest.mark.parametrize(
@@ -210,15 +212,15 @@ def test_graphs_are_recorded_where_they_can_be(
     more: dict[str, object],
     expected: str,
 ) -> None:
-    monkeypatch.setattr("kvbench.runs.job.CudaGraphs", object)  # the real one asks the driver
+    monkeypatch.setattr("kvbench.runs.cache_plan.CudaGraphs", object)  # the real one asks the driver
     job = job_in(tmp_path, method=method)
     job = replace(job, settings=replace(job.settings, device=device, **more))
-    assert (job.record is not None) == (expected == "on")
-    found = provenance("cpu", job.graph_obstacle)["cuda_graph"]
+    assert (job.cache_plan.make_recorder() is not None) == (expected == "on")
+    found = provenance("cpu", job.cache_plan.graph_obstacle)["cuda_graph"]
     assert found == expected
     if expected != "on" and "cuda_graph" not in more:
         with pytest.raises(ConfigError, match=f"^cuda_graph=true: {expected.removeprefix('off: ')}; "):
-            replace(job, settings=replace(job.settings, cuda_graph=True)).check()
+            check_job(replace(job, settings=replace(job.settings, cuda_graph=True)))
 
 
 def test_graphs_do_not_name_a_run(tmp_path: Path) -> None:
@@ -294,6 +296,17 @@ def test_an_evaluator_is_pending_if_its_result_is_not_current(
     assert bool(find_pending({"psnr": Psnr()}, {"psnr": {"works": True}}, known)) == pending
 
 
+@pytest.mark.parametrize("old", scoring.MOVED_TARGETS)
+def test_a_result_stays_current_if_only_its_class_moved(old: str) -> None:
+    new = scoring.MOVED_TARGETS[old]
+    assert import_target(new, "eval").__name__ == old.rpartition(".")[2]
+    for stored, pending in ((old, False), (new, False), (f"other.{old}", True)):
+        entry = Evaluated({"batch": 8, "space": {"_target_": stored, "path": None}}, "ok", "p")
+        settings = {"psnr": {"batch": 8, "space": {"_target_": new, "path": None}}}
+        known = made_up("m", 0.1, {}, evaluated={"psnr": entry})
+        assert bool(find_pending({"psnr": Psnr()}, settings, known)) == pending
+
+
 def test_progress_counts_every_image_of_a_prompt(tmp_path: Path) -> None:
     path = tmp_path / "prompts.txt"
     path.write_text("a red disc\na blue square\n")
@@ -324,13 +337,11 @@ def test_finished_run_is_sent_to_the_logger(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("evaluators", "named"),
     [
-        ({"psnr": Psnr()}, "require=lpips: it is not in eval, which has psnr"),
+        ({"psnr": Psnr()}, "require=lpips: not in eval, which has psnr"),
         ({"lpips": Lpips(path="nowhere.pth")}, "require=lpips: weights missing: nowhere.pth"),
     ],
 )
-def test_what_is_required_and_missing_stops_a_run_before_it_starts(
-    tmp_path: Path, evaluators: dict[str, object], named: str
-) -> None:
+def test_a_missing_requirement_stops_a_run(tmp_path: Path, evaluators: dict[str, object], named: str) -> None:
     job = job_in(tmp_path, evaluators=evaluators)
     job = replace(job, settings=replace(job.settings, require=("lpips",)))
     with pytest.raises(ConfigError, match=named):
@@ -350,9 +361,7 @@ def test_what_is_required_must_have_been_scored(tmp_path: Path) -> None:
         execute.run(replace(job, settings=replace(job.settings, require=("broken",))))
 
 
-def test_a_method_without_a_budget_has_one_run_for_all(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_method_without_budget_has_one_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     make = partial(ScaleGroups, "local", condensed=1, local=1)
     job = job_in(tmp_path, 2, make(), method_name="scale_groups", budget=0.5)
     with caplog.at_level("WARNING"):
@@ -385,9 +394,7 @@ def test_results_tell_what_is_held_when_it_counts(tmp_path: Path) -> None:
     assert memory.least_share == pytest.approx(5 / 14)
 
 
-def test_a_method_that_keeps_other_tokens_than_before_has_other_runs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_other_kept_tokens_make_another_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = execute.run(job_in(tmp_path, 2))
     monkeypatch.setattr(StreamingLLM, "revision", StreamingLLM.revision + 1)
     again = execute.run(job_in(tmp_path, 2))

@@ -10,12 +10,13 @@ from kvbench.core.config import ConfigError
 from kvbench.core.storage import CHANNEL, CODEBOOKS, Precision, StorageConfig
 from kvbench.methods.full import Full
 from kvbench.methods.hardkv.method import HardKV
-from kvbench.methods.shared.capabilities import MixedPrecision
+from kvbench.methods.shared.uses import Uses
 from kvbench.methods.streaming_llm import StreamingLLM
 from kvbench.runs import execute, prepare
+from kvbench.runs.check import check_job
 from kvbench.runs.job import Job
 from tests.support import fake_run
-from tests.support.fake_run import SPEC, Fake, images_of, job_in
+from tests.support.fake_run import SPEC, Fake, images_of, job_in, open_folder
 
 
 @pytest.fixture(autouse=True)
@@ -32,7 +33,7 @@ def job_of(root: Path, **more: Any) -> Job:
 
 def folder_of(job: Job) -> Path:
     job.model.load("cpu")
-    return execute.open_run(job).path
+    return open_folder(job).path
 
 
 def test_storage_names_a_run_where_it_decides(tmp_path: Path) -> None:
@@ -71,7 +72,7 @@ def test_codebooks_are_calibrated_once_and_belong_to_the_identity(tmp_path: Path
     job = job_of(tmp_path, cache_dtype="int4", storage=CODEBOOKS)
     first = execute.run(job)
     (calibration,) = (tmp_path / "fake").glob("calibration-*.safetensors")
-    used = prepare.books_used(job)
+    _, used = prepare.find_used_files(job)
     assert used == calibration
     written = calibration.stat().st_mtime_ns
     images = images_of(first.folder)
@@ -93,8 +94,10 @@ def test_a_budget_in_bytes_buys_more_tokens_in_fewer_bits(tmp_path: Path) -> Non
     assert held[0] < held[1] <= held[2]
 
 
-class Formed(MixedPrecision, StreamingLLM):
+class Formed(StreamingLLM):
     """Stores everything in four bits of codebooks."""
+
+    uses = Uses(precisions=True)
 
     def precisions(self, layer: int, at: object) -> list[Precision]:
         return [Precision(4, shared=True)]
@@ -106,23 +109,21 @@ def test_a_method_with_forms_gets_codebooks_whatever_the_dtype(tmp_path: Path) -
     lone = job.model.spec.all_heads  # every head's first scale is one token, in 16 bits
     bits = lone * 16 + (memory.peak_tokens - lone) * 4
     assert memory.sequence_bytes == 2 * 8 * bits // 8 // 2  # a pair of branches stores it once
-    assert prepare.books_used(job_of(tmp_path, method=Formed(sinks=1))) is not None
+    assert prepare.find_used_files(job_of(tmp_path, method=Formed(sinks=1)))[1] is not None
 
 
 @pytest.mark.parametrize(
     ("more", "told"),
     [
-        ({"method": HardKV(sinks=1, merge="fixed")}, "replaces what is stored"),
-        ({"model": Fake()}, "no multiple of 8"),
+        ({"method": HardKV(sinks=1, merge="fixed")}, "low-bit values would be requantised"),
+        ({"model": Fake()}, "not a multiple of 8"),
     ],
     ids=["merging", "channels"],
 )
-def test_what_few_bits_cannot_do_is_refused_in_one_line(
-    tmp_path: Path, more: dict[str, Any], told: str
-) -> None:
+def test_what_few_bits_cannot_do_is_refused(tmp_path: Path, more: dict[str, Any], told: str) -> None:
     job = replace(job_of(tmp_path, cache_dtype="int4"), **more)
     with pytest.raises(ConfigError, match=f"cache_dtype=int4: .*{told}") as error:
-        job.check()
+        check_job(job)
     assert "\n" not in str(error.value)
 
 

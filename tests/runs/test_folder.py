@@ -117,9 +117,7 @@ def test_records_are_read_again_when_another_process_wrote(tmp_path: Path) -> No
     assert list(second.samples()) == [3, 2, 1, 0]
 
 
-def test_only_new_lines_of_another_process_are_parsed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_new_lines_of_another_are_parsed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     writer, reader = RunFolder(tmp_path, "m", IDENTITY), RunFolder(tmp_path, "m", IDENTITY)
     parsed: list[int] = []
 

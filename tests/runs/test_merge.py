@@ -82,7 +82,7 @@ def test_samples_that_differ_are_named_and_stay(tmp_path: Path) -> None:
     before = read_all(tmp_path / "a")
     merged = merge_run(theirs.path, tmp_path / "a")
     name = f"m/{theirs.path.name}"
-    assert merged == Merged(name, 1, 1, "sample 1 and 1 more differ; those that were there are kept")
+    assert merged == Merged(name, 1, 1, "sample 1 and 1 more differ; the existing samples are kept")
     after = read_all(tmp_path / "a")
     assert {key for key in before if after[key] != before[key]} == {f"{name}/samples.jsonl"}
     assert set(after) - set(before) == {f"{name}/texts/000002.txt"}
@@ -96,7 +96,7 @@ def test_scores_against_another_reference_are_left_out(tmp_path: Path) -> None:
     merged = merge_run(theirs.path, tmp_path / "a")
     assert (
         merged.problem
-        == f"scores are left out, since {ours.path.name} differs; the same command scores it anew"
+        == f"scores are left out, since {ours.path.name} differs; repeat the command to score the run"
     )
     copied = RunFolder(tmp_path / "a", "m", IDENTITY, kind=TEXTS)
     assert (sorted(copied.samples()), copied.finished()) == ([0], False)
@@ -117,7 +117,7 @@ def test_another_calibration_of_the_same_name_is_a_conflict(tmp_path: Path) -> N
         (tmp_path / name / "m").mkdir(parents=True)
         (tmp_path / name / "m/calibration-0123456789.safetensors").write_text(name)
     [merged] = merge_runs(tmp_path / "b", tmp_path / "a")
-    assert merged.problem == "is another calibration; the one that was there is kept"
+    assert merged.problem == "differs from the existing calibration, which is kept"
     assert (tmp_path / "a/m/calibration-0123456789.safetensors").read_text() == "a"
 
 

@@ -74,9 +74,7 @@ def leave_everything_once(monkeypatch: pytest.MonkeyPatch, after: int, calls: Ca
 
 
 @pytest.mark.slow
-def test_stopped_at_any_write_it_resumes_to_the_same_bytes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_stopped_at_any_write_it_ends_in_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = execute.run(job_in(tmp_path / "whole", count=4)).folder
     expected, after, stopped = images_of(whole), 0, True
     while stopped:
@@ -146,9 +144,7 @@ def test_altered_image_is_made_again(tmp_path: Path, whole: Path) -> None:
     assert job.model.batches == [2]
 
 
-def test_out_of_memory_goes_on_with_half(
-    tmp_path: Path, whole: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_out_of_memory_halves_batches(tmp_path: Path, whole: Path, caplog: pytest.LogCaptureFixture) -> None:
     model = Fake(max_prompts=2)
     outcome = execute.run(job_in(tmp_path, model=model, batch_size=8))
     assert model.batches[:3] == [8, 4, 2]

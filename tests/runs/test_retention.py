@@ -80,13 +80,7 @@ def test_heads_of_several_processes_follow_each_other(whole: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "change",
-    [
-        {"kept": [[[0.5]]]},
-        {"tokens": [1]},
-        {"schema_version": 2},
-        {"segment": "last"},
-    ],
+    "change", [{"kept": [[[0.5]]]}, {"tokens": [1]}, {"schema_version": 2}, {"segment": "last"}]
 )
 def test_damage_is_told_in_a_line(tmp_path: Path, whole: Path, change: dict[str, object]) -> None:
     values = json.loads((whole / FILE).read_text())

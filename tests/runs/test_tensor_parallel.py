@@ -24,6 +24,7 @@ from kvbench.methods.headkv import HeadKV
 from kvbench.methods.heatkv.method import HeatKV
 from kvbench.methods.shared.base import Method
 from kvbench.methods.shared.select import share_evenly
+from kvbench.runs.check import check_job
 from tests.support.fake_run import count_records, job_in
 from tests.support.parallel import CASES, SAMPLED, collect, make_model
 from tests.support.places import ROOT
@@ -49,9 +50,7 @@ def alone() -> Mapping[str, Any]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("key", KEYS)
-def test_two_processes_write_the_texts_of_one(
-    together: Mapping[str, Any], alone: Mapping[str, Any], key: str
-) -> None:
+def test_two_processes_write_as_one(together: Mapping[str, Any], alone: Mapping[str, Any], key: str) -> None:
     ours, theirs = together[key], alone[key]
     assert ours["equal"], "logits and texts are the same bits in both processes"
     assert ours["texts"] == theirs["texts"]
@@ -75,10 +74,7 @@ def test_tokens_of_several_ledgers_are_those_of_each_sequence() -> None:
 
 
 @given(
-    layers=st.integers(1, 4),
-    heads=st.integers(1, 4),
-    count=st.integers(1, 4),
-    capacity=st.fractions(0.05, 1),
+    layers=st.integers(1, 4), heads=st.integers(1, 4), count=st.integers(1, 4), capacity=st.fractions(0.05, 1)
 )
 def test_a_head_has_the_same_room_in_its_share(layers: int, heads: int, count: int, capacity: Any) -> None:
     spec = ModelSpec("small", layers, heads * count, 8, next_token(5, [4, 4]), 1)
@@ -105,9 +101,7 @@ def texts_in(runs: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.slow
-def test_a_run_of_two_processes_resumes_to_the_run_of_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_two_processes_resume_to_the_run_of_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("questions.txt").write_text("".join(f"what is {number} plus one\n" for number in range(6)))
     both = start_together([str(ROOT / "run.py"), *SPLIT], 2, tmp_path)
@@ -187,12 +181,12 @@ def test_methods_that_compare_all_heads_want_one_process(tmp_path: Path, method:
     job = job_in(tmp_path, model=make_model(ALONE, 0), method=method, method_name="joint")
     job.model.processes = Processes(0, 2)
     with pytest.raises(ConfigError, match=r"model.tensor_parallel=2: method=joint compares all heads"):
-        job.check()
+        check_job(job)
 
 
 def test_other_methods_do_not(tmp_path: Path) -> None:
     job = job_in(tmp_path, model=make_model(ALONE, 0), method=HeadKV(sinks=1, match_mean=False), budget=20)
     job.model.processes = Processes(1, 2)
-    job.check()
-    assert (job.shard_spec.heads, job.shard_spec.first_head) == (2, 2)
+    check_job(job)
+    assert (job.cache_plan.spec.heads, job.cache_plan.spec.first_head) == (2, 2)
     assert job.allowance.shard.capacity * 2 == job.allowance.requested.capacity

@@ -17,7 +17,7 @@ from torch import Tensor
 from kvbench.core.claims import claim
 from kvbench.core.files import hash_path
 from kvbench.eval.files.images import ImageSet
-from kvbench.eval.paired.metrics import Psnr
+from kvbench.eval.paired.psnr import Psnr
 from kvbench.eval.protocol.base import Result, make_result
 from kvbench.eval.protocol.scores import MetricSpec, Score
 from kvbench.methods.heatkv.method import HeatKV
@@ -27,7 +27,7 @@ from kvbench.models.noise import Noise
 from kvbench.runs import execute, prepare
 from kvbench.runs.job import Busy, Job
 from kvbench.runs.record.results import Outcome
-from tests.support.fake_run import Fake, images_of, job_in
+from tests.support.fake_run import Fake, images_of, job_in, open_folder
 
 
 class Killed(BaseException):
@@ -158,9 +158,7 @@ def test_a_process_that_comes_late_leaves_the_results_as_they_are(tmp_path: Path
     assert {path: path.read_bytes() for path in sorted(folder.rglob("[!.]*")) if path.is_file()} == before
 
 
-def test_an_error_while_scoring_takes_nothing_from_a_finished_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_scoring_error_leaves_a_finished_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = execute.run(job_in(tmp_path, count=4)).folder
     with monkeypatch.context() as patch:
         patch.setattr("kvbench.runs.score.finish.score", lambda *_, **__: 1 / 0)
@@ -171,14 +169,14 @@ def test_an_error_while_scoring_takes_nothing_from_a_finished_run(
 
 
 def test_who_does_not_wait_does_all_that_nobody_else_does(tmp_path: Path) -> None:
-    job = job_in(tmp_path, method=HeatKV(sinks=1), patient=False)
+    job = job_in(tmp_path, method=HeatKV(sinks=1), wait_for_others=False)
     job.model.load("cpu")
-    calibration = prepare.calibration_file(job, job.method.needs())[0]
+    calibration = prepare.locate_calibration(job, job.method.needs())[0]
     with claim(calibration.with_name(f".{calibration.stem}")), pytest.raises(Busy):
         execute.run(job)
     assert job.model.batches == []
     opened: dict[str, int] = {}
-    full = execute.open_run(job.as_reference())
+    full = open_folder(job.reference)
     with claim(full.place("block-2-4")):
         outcome = execute.run(job, lambda folder, count: opened.update({folder.name: count}))
     assert outcome.results is None
@@ -192,9 +190,9 @@ def test_who_does_not_wait_does_all_that_nobody_else_does(tmp_path: Path) -> Non
 
 
 def test_who_does_not_wait_looks_at_samples_once_all_are_recorded(tmp_path: Path) -> None:
-    job = job_in(tmp_path, method=StreamingLLM(sinks=1), patient=False)
+    job = job_in(tmp_path, method=StreamingLLM(sinks=1), wait_for_others=False)
     job.model.load("cpu")
-    folder = execute.open_run(job)
+    folder = open_folder(job)
     with claim(folder.place("block-2-4")):
         assert execute.run(job).results is None
         assert made([job]) == 5 + 4
@@ -210,15 +208,13 @@ def test_who_does_not_wait_looks_at_samples_once_all_are_recorded(tmp_path: Path
     assert image.read_bytes() == before
 
 
-def test_who_helps_reads_no_sample_before_it_scores_and_leaves_damage_to_who_leads(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_helper_leaves_damage_to_the_leader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def helper() -> Job:
-        return job_in(tmp_path, method=StreamingLLM(sinks=1), patient=False, leads=False)
+        return job_in(tmp_path, method=StreamingLLM(sinks=1), wait_for_others=False, is_leader=False)
 
     first = helper()
     first.model.load("cpu")
-    folder = execute.open_run(first)
+    folder = open_folder(first)
     with claim(folder.place("block-2-4")):
         assert execute.run(first).results is None
     image = folder.path / "images/000008.png"
@@ -236,7 +232,7 @@ def test_who_helps_reads_no_sample_before_it_scores_and_leaves_damage_to_who_lea
     assert execute.run(third).results is None  # all is drawn
     assert made([third]) == 0
     assert looked == []
-    leader = job_in(tmp_path, method=StreamingLLM(sinks=1), patient=False)
+    leader = job_in(tmp_path, method=StreamingLLM(sinks=1), wait_for_others=False)
     assert execute.run(leader).results is not None
     assert made([leader]) == 1
     assert image.read_bytes() != before
@@ -245,11 +241,16 @@ def test_who_helps_reads_no_sample_before_it_scores_and_leaves_damage_to_who_lea
 def test_who_helps_scores_after_its_block_what_is_undamaged(tmp_path: Path) -> None:
     for damaged in (False, True):
         jobs = [
-            job_in(tmp_path / str(damaged), method=StreamingLLM(sinks=1), patient=False, leads=leads)
-            for leads in (True, False)
+            job_in(
+                tmp_path / str(damaged),
+                method=StreamingLLM(sinks=1),
+                wait_for_others=False,
+                is_leader=is_leader,
+            )
+            for is_leader in (True, False)
         ]
         jobs[0].model.load("cpu")
-        folder = execute.open_run(jobs[0])
+        folder = open_folder(jobs[0])
         with claim(folder.place("block-2-4")):
             assert execute.run(jobs[0]).results is None
         if damaged:

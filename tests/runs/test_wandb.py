@@ -61,9 +61,7 @@ def test_wandb_gets_config_and_numbers(
 
 
 @pytest.mark.slow
-def test_a_run_arrives_with_its_group_intervals_and_worst_samples(
-    whole: Path, tmp_path: Path, offline_wandb: None
-) -> None:
+def test_a_run_arrives_with_group_and_samples(whole: Path, tmp_path: Path, offline_wandb: None) -> None:
     results = read_results(whole)
     shutil.copytree(whole.parent, tmp_path / "fake")  # W&B writes beside what it sends
     copy = tmp_path / "fake" / whole.name

@@ -1,4 +1,4 @@
-"""One batch of a run: its samples and their costs, in one process or several together."""
+"""One batch of a run: its samples and their costs, in one process or several."""
 
 import time
 from dataclasses import asdict
@@ -6,11 +6,11 @@ from typing import NamedTuple
 
 import torch
 
+from kvbench.core.budget import Budget
 from kvbench.core.config import ConfigError
 from kvbench.engine.cache import KVCache
-from kvbench.engine.coding.formats import Books
+from kvbench.engine.coding.formats import CodebookTensors
 from kvbench.engine.ledger import Ledger, add_ledgers
-from kvbench.methods.shared.capabilities import count_lse_queries
 from kvbench.models.noise import PromptNoise
 from kvbench.models.outputs import Outputs
 from kvbench.runs.generate.retention import Retention, join_heads, measure_retention
@@ -18,126 +18,121 @@ from kvbench.runs.job import Job
 from kvbench.runs.record.costs import Cost
 from kvbench.runs.record.steps import describe_rows
 
-COUNTED = (
+LEDGER_COSTS = (
     "peak_tokens", "peak_bytes", "rebuild_bytes", "transient_bytes", "state_bytes", "last_tokens", "sequence_bytes",
     "last_bytes",
 )  # fmt: skip
 """Costs that the ledger counts."""
 
 
-class Drawn(NamedTuple):
-    """Outcome of a batch of prompts.
+class Batch(NamedTuple):
+    """Samples of a batch of prompts, with their costs.
 
     Attributes:
-        records: a line of samples.jsonl each.
-        made: images or texts.
-        retention: what was kept of them, where the run's first prompt is among them; None of all others.
+        records: the lines of samples.jsonl.
+        outputs: images or texts.
+        retention: of the batch with the run's first prompt; None for all others.
     """
 
     records: list[dict[str, object]]
-    made: Outputs
+    outputs: Outputs
     retention: Retention | None
 
 
-class _Share(NamedTuple):
-    """One process's part of a batch."""
+class _ProcessBatch(NamedTuple):
+    """A batch in one of the processes that hold the model together."""
 
-    made: Outputs
+    outputs: Outputs
     ledger: Ledger
     gpu_peak_bytes: int
     gpu_reserved_bytes: int
     retention: Retention | None
 
 
-def open_cache(job: Job, books: Books | None = None) -> KVCache:
-    """Return a cache for this process's heads; the method is prepared.
-
-    Args:
-        job: the run.
-        books: static codebooks, if it wants them.
-    """
+def open_cache(job: Job, books: CodebookTensors | None = None) -> KVCache:
+    """Return a cache for this process's heads; the method is prepared, `books` are static codebooks if needed."""
+    plan = job.cache_plan
     return KVCache(
-        job.shard_spec,
+        plan.spec,
         job.method,
-        dtype=job.dtype,
+        dtype=plan.dtype,
         device=job.settings.device,
-        record=job.record,
+        record=plan.make_recorder(),
         projection=job.model.output_projection,
-        packing=job.packing,
+        packing=plan.packing,
         rotation=job.model.key_rotation(),
         books=books,
     )
 
 
-def draw(job: Job, cache: KVCache, part: range) -> Drawn:
-    """Generate the samples of some prompts and record their costs; the other processes generate the same.
+def draw(job: Job, cache: KVCache, budget: Budget, chunk: range) -> Batch:
+    """Generate the samples of a chunk of prompts and record their costs; the other processes generate the same.
 
     Raises:
-        ConfigError: they made something else.
-        ProcessLost: one of them ended.
+        ConfigError: another process made something else.
+        ProcessLost: another process ended.
     """
-    settings, processes = job.settings, job.processes
-    prompts = [job.prompts[index] for index in part]
-    processes.broadcast((job.reference, part))
+    settings, processes, spec = job.settings, job.processes, job.model.spec
+    processes.broadcast((job.is_reference, chunk))
     started = time.perf_counter()
-    shares = processes.gather(_make(job, cache, part))
+    batches = processes.gather(_generate_batch(job, cache, chunk))
     seconds = time.perf_counter() - started
-    made = shares[0].made
-    for rank, share in enumerate(shares[1:], 1):
-        if share.made != made:
+    outputs = batches[0].outputs
+    for rank, batch in enumerate(batches[1:], 1):
+        if batch.outputs != outputs:
             raise ConfigError(
-                f"model.tensor_parallel={processes.count}: process {rank} wrote another text than process 0; their "
-                "processors must be of one kind"
+                f"model.tensor_parallel={processes.count}: process {rank} wrote another text than process 0; use "
+                "processors of one kind"
             )
-    ledger = add_ledgers([share.ledger for share in shares])
+    ledger = add_ledgers([batch.ledger for batch in batches])
     drift = ledger.lse_drift
-    counted: dict[str, int] = {name: getattr(ledger, name) for name in COUNTED}
+    counts: dict[str, int] = {name: getattr(ledger, name) for name in LEDGER_COSTS}
     cost = Cost(
-        **counted,
-        batch=len(part),
-        seconds=round(seconds / len(part), 5),
-        least_share=round(ledger.find_least_share(job.model.spec, job.allowance.final), 6),
-        gpu_peak_bytes=sum(share.gpu_peak_bytes for share in shares),
-        gpu_reserved_bytes=sum(share.gpu_reserved_bytes for share in shares) or None,
+        **counts,
+        batch=len(chunk),
+        seconds=round(seconds / len(chunk), 5),
+        least_share=round(ledger.find_least_share(spec, budget), 6),
+        gpu_peak_bytes=sum(batch.gpu_peak_bytes for batch in batches),
+        gpu_reserved_bytes=sum(batch.gpu_reserved_bytes for batch in batches) or None,
         lse_drift=None if drift is None else round(drift, 6),
         processes=processes.count if processes.count > 1 else None,
     )
     # Costs that a sample does not have are left out.
-    known = {name: value for name, value in asdict(cost).items() if value is not None}
-    shared = {"seed": settings.seed, **known}
+    shared = {"seed": settings.seed} | {k: v for k, v in asdict(cost).items() if v is not None}
+    watched = job.method.uses.lse_queries > 0
     records = [
         {"index": prompt.index, "prompt": prompt.text, "meta": prompt.meta, **shared}
-        | describe_rows(ledger, job.model.spec, number, made, count_lse_queries(job.method) > 0)
-        for number, prompt in enumerate(prompts)
+        | describe_rows(ledger, spec, number, outputs, watched)
+        for number, prompt in enumerate(job.prompts[index] for index in chunk)
     ]
-    kept = [share.retention for share in shares if share.retention is not None]
-    return Drawn(records, made, join_heads(kept) if kept else None)
+    retentions = [batch.retention for batch in batches if batch.retention is not None]
+    return Batch(records, outputs, join_heads(retentions) if retentions else None)
 
 
-def follow(job: Job) -> None:
-    """Load a share of the model and make what the process that leads makes, until it has no more; write nothing.
+def run_follower(job: Job) -> None:
+    """Load a share of the model and generate every batch that process 0 generates, until it ends; write nothing.
 
     Raises:
         ProcessLost: another process ended.
         ConfigError, ValueError, WeightsError, BudgetExceeded, NotFinite: see where they are defined.
     """
     load(job)
-    cache, known = None, None
+    cache, was_reference = None, None
     while (order := job.processes.broadcast(None)) is not None:
-        reference, part = order
-        if cache is None or reference != known:
-            cache, known = None, reference  # the old one is gone before the new one is made
-            one = job.as_reference() if reference else job
-            one.method.prepare(one.shard_spec, one.allowance.shard)
+        is_reference, chunk = order
+        if cache is None or is_reference != was_reference:
+            cache, was_reference = None, is_reference  # free the old cache before the new one is made
+            one = job.reference if is_reference else job
+            one.method.prepare(one.cache_plan.spec, one.allowance.shard)
             cache = open_cache(one)
-        job.processes.gather(_make(one, cache, part))
+        job.processes.gather(_generate_batch(one, cache, chunk))
 
 
 def load(job: Job) -> None:
-    """Load this process's share of the model unless it is loaded, and wait for the others to have theirs.
+    """Load this process's share of the model unless it is loaded, and wait for the other processes.
 
     Raises:
-        ConfigError: not all of them read the same weights.
+        ConfigError: processes read different weights.
         ProcessLost, WeightsError: see where they are defined.
     """
     if not job.model.weights_sha256:
@@ -148,15 +143,15 @@ def load(job: Job) -> None:
         )
 
 
-def _make(job: Job, cache: KVCache, part: range) -> _Share:
+def _generate_batch(job: Job, cache: KVCache, chunk: range) -> _ProcessBatch:
     device = torch.device(job.settings.device)
     gpu = device.type == "cuda"
     if gpu:
         torch.cuda.reset_peak_memory_stats(device)
-    cache.prompts = part
-    texts = [job.prompts[index].text for index in part]
-    made = job.model.generate(texts, cache, PromptNoise(job.settings.seed, part))
+    cache.prompts = chunk
+    texts = [job.prompts[index].text for index in chunk]
+    outputs = job.model.generate(texts, cache, PromptNoise(job.settings.seed, chunk))
     peak = torch.cuda.max_memory_allocated(device) if gpu else 0
     reserved = torch.cuda.max_memory_reserved(device) if gpu else 0
-    retention = None if part.start else measure_retention(cache.held, job.shard_spec, len(part))
-    return _Share(made, cache.ledger, peak, reserved, retention)
+    retention = None if chunk.start else measure_retention(cache.held, job.cache_plan.spec, len(chunk))
+    return _ProcessBatch(outputs, cache.ledger, peak, reserved, retention)

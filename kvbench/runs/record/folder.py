@@ -1,4 +1,4 @@
-"""Run folders: identity, samples that survive any interruption, whole files.
+"""Run folders: samples that survive interruptions, and files that are written atomically.
 
 runs/<model>/<method>-<budget>-<hash>/
     config.yaml provenance.json samples.jsonl images/000017.png retention.json metrics/*.json contact_sheet.png
@@ -25,11 +25,11 @@ from kvbench.runs.run_hash import Identity
 
 RECORDS = "samples.jsonl"
 
-Record = Mapping[str, object]
+SampleRecord = Mapping[str, object]
 """A line of samples.jsonl."""
 
-State = tuple[int, int, int]
-"""Signature of a file's state: inode, size and time."""
+FileState = tuple[int, int, int]
+"""Inode, size and time of a file."""
 
 
 class RunName(NamedTuple):
@@ -40,23 +40,23 @@ class RunName(NamedTuple):
 
     @classmethod
     def of(cls, name: str) -> "RunName":
-        """Take a name apart."""
-        label, _, hashed = name.rpartition("-")
-        return cls(label, hashed)
+        """Split a folder's name."""
+        label, _, digest = name.rpartition("-")
+        return cls(label, digest)
 
 
 class RunFolder:
-    """One run on disk; any number of processes may hold it.
+    """A run on disk, which any number of processes may share.
 
     Args:
         root: `runs_dir`.
         model: name of the model.
-        identity: what the run is, or the name of its folder.
+        identity: identity of the run, or the name of its folder.
         kind: kind of its samples.
-        make: make the folder where it is not there yet.
+        make: create the folder if it does not exist.
 
     Raises:
-        ConfigError: the folder cannot be made.
+        ConfigError: the folder cannot be created.
     """
 
     def __init__(
@@ -68,14 +68,13 @@ class RunFolder:
         kind: SampleKind = IMAGES,
         make: bool = True,
     ) -> None:
-        known = sorted(
-            (root / model).glob(f"*-{identity.hash}")
-        )  # made under another name of the same method
-        self.path = known[0] if known else root / model / f"{identity.label}-{identity.hash}"
+        # It may exist under another name of the same method.
+        paths = sorted((root / model).glob(f"*-{identity.hash}"))
+        self.path = paths[0] if paths else root / model / f"{identity.label}-{identity.hash}"
         self.kind = kind
-        self._known: dict[int, Record] = {}
-        self._known_at: State | None = None
-        self._written: dict[int, State | None] = {}  # of files written here, whose content is known
+        self._known: dict[int, SampleRecord] = {}
+        self._known_at: FileState | None = None
+        self._written: dict[int, FileState | None] = {}  # files written by this object, with known contents
         try:
             if make:
                 (self.path / kind.kind).mkdir(parents=True, exist_ok=True)
@@ -83,7 +82,7 @@ class RunFolder:
             raise ConfigError(f"runs_dir={root}: cannot be written ({error})") from None
 
     def write(self, name: str, content: str | bytes) -> Path:
-        """Write a file of the folder, whole or not at all."""
+        """Write a file of the folder atomically."""
         path = self.path / name
         write_whole(path, content)
         return path
@@ -92,7 +91,7 @@ class RunFolder:
         """Return the object in a JSON file; None if the file does not exist.
 
         Raises:
-            ConfigError: it holds something else.
+            ConfigError: the file is damaged.
         """
         path = self.path / name
         if not path.is_file():
@@ -100,17 +99,17 @@ class RunFolder:
         try:
             values = parse_json(path.read_text(encoding="utf-8"), finite=True)
             if not isinstance(values, dict):
-                raise ValueError("it holds no object")
+                raise ValueError("not an object")
         except ValueError as error:
             raise ConfigError(f"{path}: damaged ({error}); delete it: the run resumes without it") from None
         return values
 
     def finished(self) -> bool:
-        """Whether the run was completed: its results are written last, and removed when its samples change."""
+        """Return whether the run is complete: results are written last, and removed when samples change."""
         return (self.path / FILE).is_file()
 
     def note(self, status: str) -> None:
-        """Write the status unless it is there; a finished run stays `done` when another process fails."""
+        """Write the status if it changes; a finished run stays `done` when another process fails."""
         with self.locked():
             line = f"{'done' if self.finished() else status}\n".encode()
             path = self.path / "status"
@@ -118,22 +117,22 @@ class RunFolder:
                 write_whole(path, line)
 
     def place(self, work: str) -> Path:
-        """Return the file that a claim on a piece of the run's work is; see `kvbench.core.claims.claim`."""
+        """Return the path of the claim on a piece of the run's work (`kvbench.core.claims.claim`)."""
         return self.path / f".{slug(work)}"
 
     def is_whole(self, count: int, *, read: bool = True) -> bool:
-        """Return whether the first `count` samples are recorded and, if they are to be read, there and undamaged.
+        """Return whether the first `count` samples are recorded and, with `read`, undamaged.
 
         Raises:
             ConfigError: samples.jsonl is damaged.
         """
-        records, every = self.recorded(), range(count)
-        if not records.keys() >= {*every}:
+        records = self.recorded()
+        if not records.keys() >= {*range(count)}:
             return False
-        return not read or all(self._intact(records[index]) for index in every)
+        return not read or all(self._intact(records[index]) for index in range(count))
 
-    def recorded(self) -> dict[int, Record]:
-        """Return recorded samples by index, without a look at their files.
+    def recorded(self) -> dict[int, SampleRecord]:
+        """Return recorded samples by index, without reading their files.
 
         Raises:
             ConfigError: samples.jsonl is damaged.
@@ -141,8 +140,8 @@ class RunFolder:
         with self.locked():
             return dict(self._records())
 
-    def samples(self, among: Iterable[int] | None = None) -> dict[int, Record]:
-        """Return recorded samples by index, all or some, whose file is there and is the recorded one.
+    def samples(self, among: Iterable[int] | None = None) -> dict[int, SampleRecord]:
+        """Return recorded samples by index, all or some, whose files are undamaged.
 
         Raises:
             ConfigError: samples.jsonl is damaged.
@@ -151,25 +150,20 @@ class RunFolder:
         chosen = records if among is None else [index for index in among if index in records]
         return {index: records[index] for index in chosen if self._intact(records[index])}
 
-    def add(self, records: Sequence[Record], made: Iterable[object]) -> None:
-        """Save a block: its samples first, then its lines in one write.
+    def add(self, records: Sequence[SampleRecord], outputs: Iterable[object]) -> None:
+        """Save a block: its samples (images uint8 [H, W, 3] or texts) first, then its records in one write.
 
-        Records get their `sha256` here. A sample that another process saved in the meantime stays as it is: with
-        another batch size it may differ in rounding, and a record must belong to its file. Results of samples that are
-        others now are removed.
-
-        Args:
-            records: one a sample.
-            made: the samples, images uint8 [H, W, 3] or texts.
+        Records get their `sha256` here. A sample that another process has saved is kept: with another batch size it may
+        differ by rounding, and a record must match its file. Results are removed if samples change.
 
         Raises:
             ConfigError: samples.jsonl is damaged.
         """
-        encoded = [(self.kind.describe(one), self.kind.encode(one)) for one in made]
+        encoded = [(self.kind.describe(one), self.kind.encode(one)) for one in outputs]
         path = self.path / RECORDS
         with self.locked():
             known = self._records()
-            fresh: dict[int, tuple[Record, bytes]] = {}
+            fresh: dict[int, tuple[SampleRecord, bytes]] = {}
             for record, (more, content) in zip(records, encoded, strict=True):
                 index = int(str(record["index"]))
                 if index not in known or not self._intact(known[index]):
@@ -179,9 +173,9 @@ class RunFolder:
             ):
                 (self.path / FILE).unlink(missing_ok=True)
             for index, (record, content) in fresh.items():
-                place = self._file(record)
-                write_whole(place, content)
-                self._written[index] = _state(place)
+                target = self._file(record)
+                write_whole(target, content)
+                self._written[index] = _state(target)
             with naming(path), path.open("a") as file:
                 file.write("".join(json.dumps(record) + "\n" for record, _ in fresh.values()))
                 file.flush()
@@ -189,8 +183,8 @@ class RunFolder:
             self._known = known | {index: record for index, (record, _) in fresh.items()}
             self._known_at = _state(path)
 
-    def tidy(self, expected: Sequence[int]) -> list[Record]:
-        """Rewrite samples.jsonl in order, one line per sample, so that equal runs have equal records; return them.
+    def tidy(self, expected: Sequence[int]) -> list[SampleRecord]:
+        """Sort samples.jsonl, one line per sample, so that equal runs have equal records; return the records.
 
         Raises:
             RuntimeError: a sample is missing.
@@ -207,15 +201,15 @@ class RunFolder:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Keep every other process from records, results and status, for instants."""
+        """Lock records, results and status against other processes."""
         with claim(self.path / ".lock"):
             yield
 
-    def _file(self, record: Record) -> Path:
+    def _file(self, record: SampleRecord) -> Path:
         return self.kind.find(self.path, int(str(record["index"])))
 
-    def _intact(self, record: Record) -> bool:
-        """Return whether a record's file is there and is the recorded one."""
+    def _intact(self, record: SampleRecord) -> bool:
+        """Return whether a record's file exists and has the recorded hash."""
         path = self._file(record)
         if (state := _state(path)) is None:
             return False
@@ -223,10 +217,10 @@ class RunFolder:
             return True
         return _hash_once(path.absolute(), state) == record["sha256"]
 
-    def _records(self) -> dict[int, Record]:
-        """Lines of samples.jsonl by index, the last one of each; cuts off the torn end a killed process may leave.
+    def _records(self) -> dict[int, SampleRecord]:
+        """Return the last record of each index; cut off an unfinished line of a killed process.
 
-        What another process has added is read when it has; all lines are read again where the file is another one.
+        Only lines that were added since the last call are read; all lines if the file was replaced.
 
         Raises:
             ConfigError: a line is not a record.
@@ -238,15 +232,15 @@ class RunFolder:
             inode, size, _ = self._known_at or (None, 0, 0)
             start = size if state[0] == inode and state[1] > size else 0
             content = path.read_bytes()
-            whole = content[: content.rfind(b"\n") + 1]
-            if whole != content:
-                os.truncate(path, len(whole))
+            lines = content[: content.rfind(b"\n") + 1]
+            if lines != content:
+                os.truncate(path, len(lines))
             known = self._known if start else {}
-            self._known, self._known_at = known | _read_records(path, whole, start), _state(path)
+            self._known, self._known_at = known | _read_records(path, lines, start), _state(path)
         return self._known
 
 
-def read_records(folder: Path) -> dict[int, Record]:
+def read_records(folder: Path) -> dict[int, SampleRecord]:
     """Return the records of a run's folder by index, in order, without looking at samples; nothing is written.
 
     Raises:
@@ -257,9 +251,9 @@ def read_records(folder: Path) -> dict[int, Record]:
     return dict(sorted(_read_records(path, content[: content.rfind(b"\n") + 1], 0).items()))
 
 
-def _read_records(path: Path, content: bytes, start: int) -> dict[int, Record]:
+def _read_records(path: Path, content: bytes, start: int) -> dict[int, SampleRecord]:
     """Return the records of the lines from byte `start` on."""
-    found: dict[int, Record] = {}
+    records: dict[int, SampleRecord] = {}
     lines = content[start:].split(b"\n")[:-1]
     for number, line in enumerate(lines, content[:start].count(b"\n") + 1):
         try:
@@ -271,17 +265,17 @@ def _read_records(path: Path, content: bytes, start: int) -> dict[int, Record]:
                 f"{path}: damaged (line {number}: {type(error).__name__} {error}); delete it, or that line, to "
                 "generate its samples again"
             ) from None
-        found[record["index"]] = record
-    return found
+        records[record["index"]] = record
+    return records
 
 
 @lru_cache(maxsize=1 << 18)
-def _hash_once(path: Path, _: State) -> str:
-    """Return the SHA-256 of a file; it is read once per change, though every job of a sweep looks at the reference."""
+def _hash_once(path: Path, _: FileState) -> str:
+    """Return the SHA-256 of a file, read once per change: every job of a sweep checks the reference."""
     return hash_path(path)
 
 
-def _state(path: Path) -> State | None:
+def _state(path: Path) -> FileState | None:
     try:
         status = path.stat()
     except FileNotFoundError:
@@ -290,17 +284,17 @@ def _state(path: Path) -> State | None:
 
 
 def blocks(count: int, size: int, shard: int, shards: int) -> list[range]:
-    """Return the blocks of consecutive prompt indices that belong to a shard; a block is generated as one batch.
+    """Return the blocks (ranges of prompt indices) of a shard; a block is generated as one batch.
 
     >>> blocks(count=10, size=4, shard=0, shards=2)
     [range(0, 4), range(8, 10)]
     >>> blocks(count=10, size=4, shard=1, shards=2)
     [range(4, 8)]
     """
-    every = [range(start, min(start + size, count)) for start in range(0, count, size)]
-    return every[shard::shards]
+    starts = range(0, count, size)[shard::shards]
+    return [range(start, min(start + size, count)) for start in starts]
 
 
 def slug(text: str) -> str:
-    """Return a text as part of a file name."""
+    """Return a text for a file name, with other characters replaced by `-`."""
     return re.sub(r"[^A-Za-z0-9_.]+", "-", text).strip("-")

@@ -22,7 +22,7 @@ class SampleKind:
         kind: name of the folder of samples, and the model's `output`.
         suffix: file name suffix.
         encode: returns the content of a sample's file.
-        describe: returns the sample's own fields of its line in samples.jsonl, JSON values.
+        describe: returns a sample's additional fields in samples.jsonl, JSON values.
     """
 
     kind: str
@@ -31,7 +31,7 @@ class SampleKind:
     describe: Callable[[Any], Mapping[str, object]]
 
     def find(self, folder: Path, index: int) -> Path:
-        """Return the file of a sample in a run's folder."""
+        """Return the path of a sample in a run's folder."""
         return folder / self.kind / name_sample(index, self.suffix)
 
 

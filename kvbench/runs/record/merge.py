@@ -1,4 +1,4 @@
-"""Merge of run folders from elsewhere: what is missing is copied, and nothing that is there is overwritten."""
+"""Merge of run folders: missing files are copied, and existing ones are never overwritten."""
 
 import re
 import shutil
@@ -9,14 +9,14 @@ from typing import NamedTuple
 
 from kvbench.core.claims import claim
 from kvbench.core.files import hash_content, hash_path, write_beside
-from kvbench.runs.record.folder import RECORDS, Record, RunFolder, RunName, read_records
+from kvbench.runs.record.folder import RECORDS, RunFolder, RunName, SampleRecord, read_records
 from kvbench.runs.record.kinds import SAMPLE_KINDS, SampleKind
 from kvbench.runs.record.results import FILE, read_results
 from kvbench.runs.run_hash import Identity
 
-CHUNK = 64
-"""Samples that are read at a time."""
-DESCRIBING = ("config.yaml", "provenance.json", "retention.json")
+BATCH_SIZE = 64
+"""Samples that are read together."""
+DESCRIPTION_FILES = ("config.yaml", "provenance.json", "retention.json")
 """Files that describe a run before it is finished."""
 
 
@@ -25,9 +25,9 @@ class Merged(NamedTuple):
 
     Attributes:
         name: model and name.
-        added: samples that were copied.
-        known: samples that were there and are the same.
-        problem: what was not merged and why; None if nothing is missing.
+        added: number of copied samples.
+        known: number of samples that existed and are equal.
+        problem: what was not merged and why; None if everything was.
     """
 
     name: str
@@ -52,28 +52,24 @@ def merge_runs(source: Path, runs_dir: Path) -> Iterator[Merged]:
 
 
 def merge_file(path: Path, runs_dir: Path) -> Merged:
-    """Copy a calibration unless there is one of its name."""
+    """Copy a calibration unless a file of its name exists."""
     name, target = f"{path.parent.name}/{path.name}", runs_dir / path.parent.name / path.name
     if not target.is_file():
         _copy(path, target)
     elif hash_path(path) != hash_path(target):
-        return Merged(name, problem="is another calibration; the one that was there is kept")
+        return Merged(name, problem="differs from the existing calibration, which is kept")
     return Merged(name)
 
 
 def merge_run(path: Path, runs_dir: Path) -> Merged:
-    """Copy the samples of a run that are missing in `runs_dir`, and its results if all samples are the same then.
+    """Copy the samples of a run that are missing in `runs_dir`, and its results if all samples are then equal.
 
-    Samples of the same prompt that differ, as those of other hardware may by rounding, are a conflict. Results are
-    also left out if they compare with a reference that differs from the one in `runs_dir`.
-
-    Args:
-        path: a run's folder, which is only read; nothing is done where there is none.
-        runs_dir: where the run is merged.
+    Different samples of one prompt (by rounding on other hardware) are a conflict. Results are also left out if their
+    reference differs from the one in `runs_dir`.
     """
     kind = find_kind(path)
     if kind is None:
-        return Merged(f"{path.parent.name}/{path.name}", problem="is no run")
+        return Merged(f"{path.parent.name}/{path.name}", problem="is not a run")
     stored = replace(kind, encode=bytes, describe=lambda _: {})
     folder = RunFolder(runs_dir, path.parent.name, RunName.of(path.name), kind=stored)
     name = f"{path.parent.name}/{folder.path.name}"
@@ -82,14 +78,14 @@ def merge_run(path: Path, runs_dir: Path) -> Merged:
         ours = folder.samples()
         differing = [int(str(one["index"])) for one in theirs if not _is_same(one, ours)]
         missing = [one for one in theirs if one["index"] not in ours]
-        starts = range(0, len(missing), CHUNK)
-        added = sum(_add(folder, path, kind, missing[start : start + CHUNK]) for start in starts)
-        _copy_missing(path, folder.path, DESCRIBING)
+        starts = range(0, len(missing), BATCH_SIZE)
+        added = sum(_add(folder, path, kind, missing[start : start + BATCH_SIZE]) for start in starts)
+        _copy_missing(path, folder.path, DESCRIPTION_FILES)
         merged = Merged(name, added, len(theirs) - len(missing) - len(differing))
         if differing:
             more = f" and {len(differing) - 1} more" if len(differing) > 1 else ""
             return merged._replace(
-                problem=f"sample {differing[0]}{more} differ; those that were there are kept"
+                problem=f"sample {differing[0]}{more} differ; the existing samples are kept"
             )
         if added < len(missing):
             return merged._replace(problem=f"{len(missing) - added} samples of {path} are damaged or missing")
@@ -99,31 +95,31 @@ def merge_run(path: Path, runs_dir: Path) -> Merged:
 
 
 def import_run(model: str, identity: Identity, runs_dir: Path, others: Sequence[str]) -> None:
-    """Copy a run and its reference from the first of other folders where it is finished, unless it is finished here."""
+    """Copy a run and its reference from the first folder where it is finished, unless it is finished here."""
     pattern = f"{model}/*-{identity.hash}/{FILE}"
-    found = [path.parent for folder in others for path in sorted(Path(folder).expanduser().glob(pattern))]
-    if not found or any(runs_dir.glob(pattern)):
+    folders = [path.parent for folder in others for path in sorted(Path(folder).expanduser().glob(pattern))]
+    if not folders or any(runs_dir.glob(pattern)):
         return
-    results = read_results(found[0])
+    results = read_results(folders[0])
     if results is not None and results.reference is not None:
-        merge_run(found[0].with_name(results.reference), runs_dir)
-    merge_run(found[0], runs_dir)
+        merge_run(folders[0].with_name(results.reference), runs_dir)
+    merge_run(folders[0], runs_dir)
 
 
 def import_calibration(path: Path, others: Sequence[str]) -> None:
-    """Copy a calibration from the first of other folders that has it, unless it is here."""
-    found = [Path(folder).expanduser() / path.parent.name / path.name for folder in others]
-    if not path.is_file() and (there := next(filter(Path.is_file, found), None)) is not None:
-        _copy(there, path)
+    """Copy a calibration from the first folder that has it, unless it exists here."""
+    candidates = [Path(folder).expanduser() / path.parent.name / path.name for folder in others]
+    if not path.is_file() and (source := next(filter(Path.is_file, candidates), None)) is not None:
+        _copy(source, path)
 
 
 def find_kind(path: Path) -> SampleKind | None:
-    """Return the kind of samples that a run's folder has; None if it is no run's."""
+    """Return the kind of samples in a run's folder; None for other folders."""
     return next((kind for kind in SAMPLE_KINDS.values() if (path / kind.kind).is_dir()), None)
 
 
 def _merge_results(path: Path, folder: RunFolder, indices: Sequence[int]) -> str | None:
-    """Copy what a finished run has beside its samples, results last; return why not, None if there is no problem."""
+    """Copy the other files of a finished run, results last; return the problem, None if there is none."""
     results = read_results(path)
     same = set(folder.samples()) == set(indices) and folder.path.name == path.name
     if results is None or folder.finished() or not same:
@@ -131,7 +127,9 @@ def _merge_results(path: Path, folder: RunFolder, indices: Sequence[int]) -> str
     if results.reference is not None:
         known = read_records(folder.path.parent / results.reference)
         if not all(_is_same(one, known) for one in read_records(path.parent / results.reference).values()):
-            return f"scores are left out, since {results.reference} differs; the same command scores it anew"
+            return (
+                f"scores are left out, since {results.reference} differs; repeat the command to score the run"
+            )
     folder.tidy(sorted(indices))
     others = [file.relative_to(path).as_posix() for file in sorted(path.rglob("[!.]*")) if file.is_file()]
     samples = (f"{folder.kind.kind}/", RECORDS, FILE, "status")
@@ -141,21 +139,21 @@ def _merge_results(path: Path, folder: RunFolder, indices: Sequence[int]) -> str
     return None
 
 
-def _is_same(record: Record, known: dict[int, Record]) -> bool:
-    """Return whether a record's sample is the known one of its index, or there is none."""
+def _is_same(record: SampleRecord, known: dict[int, SampleRecord]) -> bool:
+    """Return whether a record's sample equals the known one of its index, or none is known."""
     other = known.get(int(str(record["index"])))
     return other is None or other["sha256"] == record["sha256"]
 
 
-def _add(folder: RunFolder, path: Path, kind: SampleKind, records: Iterable[Record]) -> int:
-    """Add samples whose files are those that were recorded; return how many."""
-    whole: list[tuple[Record, bytes]] = []
+def _add(folder: RunFolder, path: Path, kind: SampleKind, records: Iterable[SampleRecord]) -> int:
+    """Add the samples whose files are undamaged; return their number."""
+    samples: list[tuple[SampleRecord, bytes]] = []
     for record in records:
         file = kind.find(path, int(str(record["index"])))
         if file.is_file() and hash_content(content := file.read_bytes()) == record["sha256"]:
-            whole.append((record, content))
-    folder.add([record for record, _ in whole], [content for _, content in whole])
-    return len(whole)
+            samples.append((record, content))
+    folder.add([record for record, _ in samples], [content for _, content in samples])
+    return len(samples)
 
 
 def _copy_missing(source: Path, target: Path, names: Iterable[str]) -> None:

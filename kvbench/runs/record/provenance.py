@@ -18,19 +18,14 @@ from kvbench.kernels.batch_invariance import FLAGS, MATMUL, is_batch_invariant
 
 LIBRARIES = ("kvbench", "torch", "numpy", "safetensors", "hydra-core", "pillow", "scipy")
 NOT_INSTALLED = "not installed"
-COMMIT = "KVBENCH_COMMIT"
-"""Environment variable by which an image names the commit that it was built from."""
+COMMIT_VARIABLE = "KVBENCH_COMMIT"
+"""Environment variable with the commit that a container image was built from."""
 
 
 def provenance(device: str, graph_obstacle: str | None) -> dict[str, object]:
-    """Return the state of the checkout, versions of libraries and plugins, and the machine, in JSON values.
+    """Return the checkout, versions of libraries and plugins, and the machine, JSON values.
 
-    `rebuild` is a line for a shell that makes the environment anew, in a container if the commit is known. `load` is
-    the mean number of processes ready to run in the minute before.
-
-    Args:
-        device: torch device.
-        graph_obstacle: why no CUDA graphs were recorded; None where they were.
+    `rebuild` is a shell command that rebuilds the environment. `load` is the load average of the last minute.
     """
     versions = {"python": platform.python_version()}
     for name in (*LIBRARIES, *(plugin.package for plugin in find_plugins())):
@@ -52,19 +47,10 @@ def provenance(device: str, graph_obstacle: str | None) -> dict[str, object]:
 
 
 def describe_rebuild(code: Mapping[str, str] | None, versions: Mapping[str, str]) -> str:
-    """Return a line for a shell that rebuilds the environment of a run.
-
-    Args:
-        code: commit, and SHA-256 of the changes to it; None for a package that was installed without its checkout.
-        versions: of Python and of packages.
-    """
+    """Return a shell command that rebuilds the environment of a run, in a container if the commit is known."""
     if code is None:
-        wanted = [
-            f"{name}=={found}"
-            for name, found in versions.items()
-            if name != "python" and found != NOT_INSTALLED
-        ]
-        return f"python{versions['python'].rpartition('.')[0]} -m pip install {' '.join(wanted)}"
+        packages = [f"{k}=={v}" for k, v in versions.items() if k != "python" and v != NOT_INSTALLED]
+        return f"python{versions['python'].rpartition('.')[0]} -m pip install {' '.join(packages)}"
     commit = code["commit"]
     line = f"git checkout {commit} && docker build --build-arg COMMIT={commit} --tag kvbench:{commit[:12]} ."
     changes = code["diff_sha256"]
@@ -72,13 +58,7 @@ def describe_rebuild(code: Mapping[str, str] | None, versions: Mapping[str, str]
 
 
 def describe_arithmetic(device: str, head_dim: int, dtype: torch.dtype) -> dict[str, object]:
-    """Return what decides how numbers are rounded on a device, in JSON values.
-
-    Args:
-        device: where a model computes.
-        head_dim: its channels per head.
-        dtype: of its keys and values.
-    """
+    """Return the settings that determine rounding on a device, JSON values; `dtype` is of keys and values."""
     return {
         "batch_invariant": is_batch_invariant(),
         "matmul": {flag: getattr(MATMUL, flag) for flag in FLAGS},
@@ -98,18 +78,15 @@ def find_version(name: str) -> str | None:
 
 @cache
 def _checkout() -> dict[str, str] | None:
-    """Return the commit of the checkout and the hash of what differs from it, as they were when first asked for."""
+    """Return the commit of the checkout and the hash of its changes, as of the first call."""
     root = Path(__file__).resolve().parents[3]
     if not (root / ".git").exists():
-        return {"commit": built, "diff_sha256": ""} if (built := os.environ.get(COMMIT)) else None
+        return {"commit": built, "diff_sha256": ""} if (built := os.environ.get(COMMIT_VARIABLE)) else None
     commit = _git(root, "rev-parse", "HEAD")
     changes = _git(root, "diff", "HEAD")
     if commit is None or changes is None:
         return None
-    return {
-        "commit": commit.strip(),
-        "diff_sha256": hash_content(changes) if changes else "",
-    }
+    return {"commit": commit.strip(), "diff_sha256": hash_content(changes) if changes else ""}
 
 
 def _git(root: Path, *arguments: str) -> str | None:

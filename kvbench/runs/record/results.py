@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from kvbench.core.budget import Unit
+from kvbench.core.budget import BudgetUnit
 from kvbench.core.config import ConfigError
 from kvbench.core.files import parse_json
 from kvbench.engine.ledger import Step
@@ -14,43 +14,43 @@ from kvbench.eval.protocol.scores import Metric, Status
 
 SCHEMA_VERSION = 1
 FILE = "results.json"
-SIGNED = ("lse_drift",)
-"""Costs that may be negative; of all others that is a sign of damage."""
+SIGNED_COSTS = ("lse_drift",)
+"""Costs that may be negative; other negative costs mean damage."""
 WELL_USED = 0.97
-"""Share of the budget below which a method is at a disadvantage that the peak does not show."""
+"""Share of the budget below which a method has a disadvantage that the peak does not show."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Memory:
-    """Memory of the cache. Tokens are summed over layers and heads, for one sequence; bytes are of the largest batch.
+    """Memory of the cache: tokens of one sequence over all layers and heads, bytes of the largest batch.
 
     Attributes:
-        budget_tokens: capacity B; of a budget in bytes the tokens that a method was given for them.
-        peak_tokens: most tokens held, measured after every layer.
-        full_tokens: what the full cache holds.
-        peak_bytes: storage of keys and values at the peak, as allocated.
+        budget_tokens: capacity B; for a byte budget, the tokens that the method was given.
+        peak_tokens: peak tokens, measured after every layer.
+        full_tokens: tokens of the full cache.
+        peak_bytes: peak storage of keys and values, as allocated.
         full_bytes: storage of the full cache at the same dtype and batch.
-        rebuild_bytes: storage at the worst instant of a rebuild.
-        transient_bytes: most bytes of keys and values in flight.
-        state_bytes: most bytes a method keeps beside keys and values.
+        rebuild_bytes: peak storage during a rebuild.
+        transient_bytes: peak bytes of keys and values in flight.
+        state_bytes: peak bytes of a method's state.
         gpu_peak_bytes: the allocator's peak on a GPU; 0 on a CPU.
-        gpu_reserved_bytes: the most that the allocator reserved there, what is in use among it; None on a CPU.
-        batch: largest batch that was generated together, prompts.
+        gpu_reserved_bytes: peak bytes that the allocator reserved on a GPU; None on a CPU.
+        batch: largest batch, prompts.
         paper_full_mib: `full_tokens` in MiB as HeatKV and ScaleKV count them.
         paper_peak_mib: `peak_tokens` in MiB as HeatKV and ScaleKV count them.
-        last_tokens: tokens held while the last segment runs, the least of all batches.
-        least_share: least share of min(B, all tokens so far) held after any segment.
-        lse_drift: nats by which a drop changes the log-sum-exp of watched queries, the lowest mean of all batches; None
-            where the method watches none or a batch dropped nothing.
-        utilisation: slot utilisation (SU), tokens held over slots of rows as long as the longest one of a sequence, a
-            mean over samples; None where no token left.
-        regular_tokens: the most that one sequence held if all its rows were as long as the longest, which is what
-            Hard-KV's HA-Max allocates for what is kept; None where a sample had no row.
-        budget_unit: what the budget counts.
-        budget_bytes: the bytes that one sequence may hold; None of a budget in tokens.
-        sequence_bytes: most bytes of keys and values that one sequence held, as they are stored.
+        last_tokens: tokens held while the last segment runs, minimum over batches.
+        least_share: minimum share of min(B, all tokens so far) held after a segment.
+        lse_drift: mean change, in nats, of the log-sum-exp of watched queries by drops, minimum over batches; None if
+            the method watches none or a batch dropped nothing.
+        utilisation: slot utilisation (SU): tokens held over slots if all rows were as long as the sequence's longest,
+            mean over samples; None if no token was held.
+        regular_tokens: peak tokens of a sequence if all rows were as long as the longest, as Hard-KV's HA-Max
+            allocates; None if a sample had no rows.
+        budget_unit: unit of the budget.
+        budget_bytes: bytes that one sequence may hold; None for a token budget.
+        sequence_bytes: peak bytes of keys and values of one sequence, as stored.
         full_sequence_bytes: bytes of one sequence's full cache in 16 bits.
-        last_bytes: bytes that one sequence held while the last segment ran, the least of all batches.
+        last_bytes: bytes that one sequence held while the last segment ran, minimum over batches.
     """
 
     budget_tokens: float
@@ -71,7 +71,7 @@ class Memory:
     lse_drift: float | None = None
     utilisation: float | None = None
     regular_tokens: int | None = None
-    budget_unit: Unit = "tokens"
+    budget_unit: BudgetUnit = "tokens"
     budget_bytes: float | None = None
     sequence_bytes: int
     full_sequence_bytes: int
@@ -79,71 +79,67 @@ class Memory:
 
     @property
     def budget(self) -> float:
-        """Budget as a fraction of the full cache: of its tokens, or, if it is in bytes, of its bytes in 16 bits."""
+        """Budget as a fraction of the full cache: of its tokens, or of its bytes in 16 bits."""
         if self.budget_bytes is None:
             return self.budget_tokens / self.full_tokens
         return self.budget_bytes / self.full_sequence_bytes
 
     @property
     def budget_text(self) -> str:
-        """The budget as tables have it: a share of the full cache, and the unit of one in bytes."""
+        """Budget for tables: a fraction of the full cache, with its unit if in bytes."""
         return f"{self.budget:.4g}" + (" bytes" if self.budget_unit == "bytes" else "")
 
     @property
-    def allowed(self) -> tuple[float, Unit]:
-        """Key of runs at the same budget: the rounded fraction and its unit."""
+    def allowed(self) -> tuple[float, BudgetUnit]:
+        """Key of runs with equal budgets: the rounded fraction and its unit."""
         return round(self.budget, 6), self.budget_unit
 
     @property
     def byte_peak(self) -> float:
-        """Most bytes held as a fraction of the full cache's in 16 bits."""
+        """Peak bytes as a fraction of the full cache's in 16 bits."""
         return self.sequence_bytes / self.full_sequence_bytes
 
     @property
     def at_once_bytes(self) -> int:
-        """Bytes of the largest batch that the cache may have needed at one time.
-
-        The worst instant of a rebuild, what is in flight and what the method keeps beside, although these may not
-        coincide.
-        """
+        """Upper bound of the cache's bytes: rebuild, data in flight and state at their peaks."""
         return max(self.peak_bytes, self.rebuild_bytes) + self.transient_bytes + self.state_bytes
 
     @property
     def exceeded(self) -> bool:
-        """Whether more was held than the budget, in its unit."""
+        """Whether the peak exceeds the budget, in its unit."""
         if self.budget_bytes is None:
             return self.peak_tokens > self.budget_tokens
         return self.sequence_bytes > self.budget_bytes
 
     @property
     def peak(self) -> float:
-        """Most tokens held as a fraction of the full cache."""
+        """Peak tokens as a fraction of the full cache."""
         return self.peak_tokens / self.full_tokens
 
     @property
     def last_share(self) -> float:
-        """Tokens, or bytes, held while the last segment runs as a fraction of the budget."""
+        """Tokens (or bytes) held while the last segment runs, as a fraction of the budget."""
         if self.budget_bytes is None:
             return self.last_tokens / self.budget_tokens
         return self.last_bytes / self.budget_bytes
 
     @property
     def well_used(self) -> bool:
-        """Whether all but 3 % of the budget was in use whenever there was so much to hold."""
+        """Whether at least 97 % of the budget was used whenever enough tokens existed."""
         return self.least_share >= WELL_USED
 
 
 @dataclass(frozen=True)
 class Latency:
-    """Wall-clock time of generation alone, text to pixels or to text; a text counts as an image.
+    """Wall-clock time of generation, from text to pixels or to text; a text counts as an image.
 
     Attributes:
-        seconds_per_image: mean over images of the time of the batch over the prompts in it.
+        seconds_per_image: mean time of a batch divided by its prompts.
         seconds_per_image_median: median of the same.
         images_per_second: images over total time.
         batch: largest batch, prompts.
         device: torch device.
-        tokens_per_second: tokens of all texts over total time; None of images.
+        tokens_per_second: tokens of all texts over total time; None for images.
     """
 
     seconds_per_image: float
@@ -161,8 +157,8 @@ class Evaluated:
     Attributes:
         settings: its settings, JSON values.
         status: ok, skipped or failed.
-        protocol: which definition it follows.
-        lacking: what a skipped one missed, each with its remedy.
+        protocol: definition that it follows.
+        lacking: missing requirements of a skipped evaluator, each with its remedy.
     """
 
     settings: object
@@ -182,11 +178,11 @@ class Results:
         n: samples.
         config: the resolved configuration, JSON values.
         provenance: code, versions and machine; None if it was not recorded.
-        memory: what the cache held.
-        latency: how long it took.
+        memory: memory of the cache.
+        latency: times of generation.
         evaluated: by name in the configuration.
         metrics: by name.
-        steps: what a sequence held after each segment, a mean over samples; empty where no queries are watched.
+        steps: contents of a sequence after each segment, mean over samples; empty if no queries are watched.
         finished: UTC time of the last evaluation.
     """
 
@@ -209,7 +205,7 @@ class Results:
         return json.dumps(values, indent=1, allow_nan=False) + "\n"
 
     def setting(self, path: str) -> object:
-        """Look a setting up by its dotted path in the configuration; None if there is none."""
+        """Return a setting by its dotted path in the configuration; None if it is missing."""
         node: object = self.config
         for part in path.split("."):
             node = node.get(part) if isinstance(node, Mapping) else None
@@ -217,7 +213,7 @@ class Results:
 
     @property
     def stored(self) -> str:
-        """The `cache_dtype` of stored keys and values; `auto` where the device decided."""
+        """The configured `cache_dtype`."""
         return str(self.setting("cache_dtype") or "auto")
 
     @property
@@ -227,12 +223,12 @@ class Results:
 
     @property
     def model_label(self) -> str:
-        """Name of the model, and that its weights are random where they are."""
+        """Name of the model, marked if its weights are random."""
         return self.model + (" (random weights)" if self.setting("model.weights") == "random" else "")
 
     @property
     def prompts_label(self) -> str:
-        """Name of the prompt set: that of its file, or of its class in small letters."""
+        """Name of the prompt set: its file's stem, or its class in lower case."""
         path = self.setting("prompts.path")
         if path is not None:
             return Path(str(path)).stem
@@ -241,12 +237,12 @@ class Results:
 
 @dataclass(frozen=True)
 class Outcome:
-    """A finished run, or this process's share of one.
+    """Outcome of a run, or of this process's share.
 
     Attributes:
-        folder: where it is.
-        results: None while other shards are at work.
-        reused: nothing had to be done.
+        folder: folder of the run.
+        results: None while other processes work on the run.
+        reused: whether the run was already finished.
     """
 
     folder: Path
@@ -255,7 +251,7 @@ class Outcome:
 
 
 def read_results(folder: Path) -> Results | None:
-    """Read the results of a run folder; None while there are none.
+    """Read the results of a run folder; None if there are none yet.
 
     Raises:
         ConfigError: the file is damaged, or of another schema version.
@@ -276,7 +272,7 @@ def read_results(folder: Path) -> Results | None:
     try:
         results = read_fields(Results, values)
         for name, number in (vars(results.memory) | vars(results.latency) | {"n": results.n}).items():
-            if name not in SIGNED and isinstance(number, int | float) and number < 0:
+            if name not in SIGNED_COSTS and isinstance(number, int | float) and number < 0:
                 raise ValueError(f"{name} is {number}")
     except ValueError as error:
         raise ConfigError(f"{path}: damaged ({error}); {remedy}") from None

@@ -15,30 +15,25 @@ DIGITS = 5
 
 @dataclass(frozen=True)
 class Trace:
-    """The part of a sample's record that says what it held after each segment; empty where no queries are watched."""
+    """Contents of a sample's rows after each segment, in its record; empty if no queries are watched."""
 
     steps: tuple[Step, ...] = ()
 
 
 def describe_rows(
-    ledger: Ledger, spec: ModelSpec, number: int, made: Outputs, watched: bool
+    ledger: Ledger, spec: ModelSpec, number: int, outputs: Outputs, watched: bool
 ) -> dict[str, object]:
-    """Return what the record of one sample of a batch says of its rows, JSON values.
+    """Return the fields about rows in the record of sample `number` of a batch, JSON values.
 
-    Args:
-        ledger: of the batch.
-        spec: the whole model's shapes.
-        number: of the sample in the batch, whose first sequence this is about.
-        made: what became of the batch.
-        watched: whether queries were watched; otherwise segments are not recorded.
+    They describe the sample's first sequence. Segments are recorded only if queries are `watched`.
     """
-    steps = ledger.trace(spec, number, None if isinstance(made, Tensor) else made[number].tokens)
+    steps = ledger.trace(spec, number, None if isinstance(outputs, Tensor) else outputs[number].tokens)
     if not steps:
         return {}
     used = find_utilisation(steps)
-    found: dict[str, object] = {"longest": max(step.longest for step in steps)}
-    found |= {} if used is None else {"utilisation": round(used, DIGITS)}
-    return found | ({"steps": [_write_step(step) for step in steps]} if watched else {})
+    fields: dict[str, object] = {"longest": max(step.longest for step in steps)}
+    fields |= {} if used is None else {"utilisation": round(used, DIGITS)}
+    return fields | ({"steps": [_write_step(step) for step in steps]} if watched else {})
 
 
 def _write_step(step: Step) -> dict[str, object]:
@@ -47,7 +42,7 @@ def _write_step(step: Step) -> dict[str, object]:
 
 
 def average_steps(traces: Sequence[Sequence[Step]]) -> tuple[Step, ...]:
-    """Return the mean of several samples' steps, segment by segment, each over the samples that came so far."""
+    """Return the mean of several samples' steps by segment, over the samples that reached it."""
     together: dict[int, list[Step]] = {}
     for step in (step for trace in traces for step in trace):
         together.setdefault(step.tokens, []).append(step)

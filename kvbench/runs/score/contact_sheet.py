@@ -1,4 +1,4 @@
-"""The contact sheet of a run: reference beside compressed image, the worst pairs first."""
+"""Contact sheet of a run: pairs of reference and compressed image, the worst first."""
 
 import io
 import math
@@ -8,12 +8,12 @@ from PIL import Image, ImageDraw
 
 from kvbench.eval.files.images import ImageSet
 
-PAIRS, COLUMNS, GAP = 24, 4, 8
-TITLE, LINE = 24, 13
-"""Height in pixels of the title and of a line of a caption."""
-CAPTION = 3 * LINE + 4
-SMALLEST, LARGEST = 128, 256
-"""Pixels of the longer side of a picture: smaller ones are enlarged by whole factors, larger ones reduced."""
+MAX_PAIRS, COLUMNS, GAP = 24, 4, 8
+TITLE_HEIGHT, LINE_HEIGHT = 24, 13
+"""Pixels of the title and of a line of a caption."""
+CAPTION_HEIGHT = 3 * LINE_HEIGHT + 4
+MIN_SIDE, MAX_SIDE = 128, 256
+"""Pixels of an image's longer side: smaller images are enlarged by whole factors, larger ones reduced."""
 
 
 def draw_contact_sheet(
@@ -22,33 +22,35 @@ def draw_contact_sheet(
     """Draw up to 24 pairs (reference left, compressed right) under their prompts, the lowest PSNR first.
 
     Args:
-        images: compressed ones.
-        reference: the same samples, uncompressed.
-        psnr: dB by index of the sample, infinite for equal images; without it pairs stand by index.
-        run: what the title calls the run: its method and budget.
+        images: compressed images.
+        reference: images of the reference.
+        psnr: dB by sample index, infinite for equal images; if empty, pairs are ordered by index.
+        run: method and budget for the title.
         method: caption of the compressed images.
 
     Returns:
         A PNG file.
     """
-    chosen = sorted(images.indices, key=lambda index: psnr.get(index, float(index)))[:PAIRS]
+    chosen = sorted(images.indices, key=lambda index: psnr.get(index, float(index)))[:MAX_PAIRS]
     size = _fit(*images.image(chosen[0]).shape[1::-1])
-    cell = (2 * size[0] + GAP, size[1] + CAPTION + GAP)
+    cell = (2 * size[0] + GAP, size[1] + CAPTION_HEIGHT + GAP)
     rows, columns = -(-len(chosen) // COLUMNS), min(COLUMNS, len(chosen))
-    sheet = Image.new("RGB", (columns * (cell[0] + GAP) + GAP, TITLE + rows * cell[1] + GAP), "white")
+    sheet = Image.new("RGB", (columns * (cell[0] + GAP) + GAP, TITLE_HEIGHT + rows * cell[1] + GAP), "white")
     draw = ImageDraw.Draw(sheet)
     title = f"{run}: lowest PSNR first, {len(chosen)} of n = {len(images.indices)}; {_average(psnr)}"
     draw.text((GAP, GAP), _shorten(draw, title, sheet.width - 2 * GAP), fill="black")
     for place, index in enumerate(chosen):
         left = GAP + place % COLUMNS * (cell[0] + GAP)
-        top = TITLE + GAP + place // COLUMNS * cell[1]
+        top = TITLE_HEIGHT + GAP + place // COLUMNS * cell[1]
         label = f"#{index}  {psnr[index]:.1f} dB" if index in psnr else f"#{index}"
         draw.text((left, top), label, fill="black")
-        draw.text((left, top + LINE), _shorten(draw, images.samples[index].prompt, cell[0]), fill="#555555")
+        draw.text(
+            (left, top + LINE_HEIGHT), _shorten(draw, images.samples[index].prompt, cell[0]), fill="#555555"
+        )
         for column, (side, name) in enumerate(((reference, "reference"), (images, method))):
             across = left + column * (size[0] + 2)
-            draw.text((across, top + 2 * LINE), _shorten(draw, name, size[0]), fill="#555555")
-            sheet.paste(_resize(Image.fromarray(side.image(index)), size), (across, top + CAPTION))
+            draw.text((across, top + 2 * LINE_HEIGHT), _shorten(draw, name, size[0]), fill="#555555")
+            sheet.paste(_resize(Image.fromarray(side.image(index)), size), (across, top + CAPTION_HEIGHT))
     buffer = io.BytesIO()
     sheet.save(buffer, "PNG")
     return buffer.getvalue()
@@ -56,7 +58,7 @@ def draw_contact_sheet(
 
 def _fit(width: int, height: int) -> tuple[int, int]:
     longer = max(width, height)
-    scale = min(1.0, LARGEST / longer) if longer >= SMALLEST else -(-SMALLEST // longer)
+    scale = min(1.0, MAX_SIDE / longer) if longer >= MIN_SIDE else -(-MIN_SIDE // longer)
     return round(width * scale), round(height * scale)
 
 
@@ -66,13 +68,13 @@ def _resize(picture: Image.Image, size: tuple[int, int]) -> Image.Image:
 
 
 def _average(psnr: Mapping[int, float]) -> str:
-    """Return the mean PSNR of the pairs that differ, which is that of the run's results."""
+    """Return the mean PSNR of the pairs that differ, as in the run's results."""
     finite = [value for value in psnr.values() if math.isfinite(value)]
     return f"psnr {math.fsum(finite) / len(finite):.2f} dB" if finite else "all equal to the reference"
 
 
 def _shorten(draw: ImageDraw.ImageDraw, text: str, width: int) -> str:
-    """Cut off the end of a text that is wider than `width` pixels."""
+    """Shorten a text to `width` pixels."""
     while text and draw.textlength(text) > width:
         text = text[:-4] + "..." if not text.endswith("...") else text[:-7] + "..."
     return text

@@ -1,4 +1,4 @@
-"""Last stage of a run: metrics and results.json, shared by any number of processes."""
+"""Last step of a run: metrics and results.json, shared by any number of processes."""
 
 import math
 from contextlib import ExitStack
@@ -6,46 +6,39 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
+from kvbench.core.budget import Budget
 from kvbench.core.config import ConfigError
 from kvbench.eval.protocol.records import read_fields
 from kvbench.runs.job import Busy, Job
 from kvbench.runs.record.costs import Cost, summarise_latency, summarise_memory
-from kvbench.runs.record.folder import RECORDS, Record, RunFolder
-from kvbench.runs.record.results import FILE, SIGNED, Results, read_results
+from kvbench.runs.record.folder import RECORDS, RunFolder, SampleRecord
+from kvbench.runs.record.results import FILE, SIGNED_COSTS, Results, read_results
 from kvbench.runs.record.steps import Trace, average_steps
 from kvbench.runs.score.scoring import find_pending, score
 
 
-def finish(job: Job, folder: RunFolder, reference: Path | None) -> Results:
-    """Score a complete run, write its results, then `done` into its status.
+def finish(job: Job, folder: RunFolder, reference: Path | None, budget: Budget) -> Results:
+    """Score a complete run against its finished reference, write its results, then set its status to `done`.
 
-    Metrics that are there already stay. Processes with the same evaluators wait for each other; what any of them finds
-    is kept.
-
-    Args:
-        job: the run.
-        folder: its folder, every sample there.
-        reference: folder of its finished reference.
-
-    Returns:
-        What was written.
+    Metrics that exist are kept. Processes with the same evaluators wait for each other, and the metrics of all of them
+    are kept.
 
     Raises:
         ConfigError: a file of the folder is damaged.
-        Busy: another process scores, and the job does not wait; or a sample is damaged, and another one leads.
+        Busy: another process scores, and the job does not wait; or a sample is damaged, and the job does not lead.
     """
     settings, device = job.section("eval"), job.settings.device
     seeds = job.bounded is None or job.bounded.settings.seed == job.settings.seed
     with ExitStack() as claims:
         for name in sorted(job.evaluators):  # in order: no two wait for each other
             claims.enter_context(job.hold(folder.place(f"eval-{name}")))
-        if not job.leads and not folder.is_whole(len(job.prompts)):
-            raise Busy(f"{folder.path}: who leads it draws damaged samples again")
-        summary, known = _summarise(job, folder, reference), read_results(folder.path)
-        todo = find_pending(job.evaluators, settings, known)
-        if known is not None and not todo:  # another process was faster
+        if not job.is_leader and not folder.is_whole(len(job.prompts)):
+            raise Busy(f"{folder.path}: waiting for its leader to redraw damaged samples")
+        summary, known = _summarise(job, folder, reference, budget), read_results(folder.path)
+        pending = find_pending(job.evaluators, settings, known)
+        if known is not None and not pending:  # another process was faster
             return known
-        evaluated, metrics = score(folder.path, reference, todo, settings, device, same_seeds=seeds)
+        evaluated, metrics = score(folder.path, reference, pending, settings, device, same_seeds=seeds)
         with folder.locked():
             known = read_results(folder.path) or summary  # others may have added to it in the meantime
             results = replace(
@@ -60,8 +53,8 @@ def finish(job: Job, folder: RunFolder, reference: Path | None) -> Results:
     return results
 
 
-def _summarise(job: Job, folder: RunFolder, reference: Path | None) -> Results:
-    """Return the results of a complete run before any metric; its records are put in order."""
+def _summarise(job: Job, folder: RunFolder, reference: Path | None, budget: Budget) -> Results:
+    """Sort the records of a complete run; return its results before any metric."""
     samples = folder.tidy([prompt.index for prompt in job.prompts])
     try:
         costs = [_read_cost(job, sample) for sample in samples]
@@ -77,21 +70,23 @@ def _summarise(job: Job, folder: RunFolder, reference: Path | None) -> Results:
         n=len(samples),
         config=job.config,
         provenance=folder.read_json("provenance.json"),
-        memory=summarise_memory(costs, job.model.spec, job.allowance.final, job.dtype.itemsize),
+        memory=summarise_memory(costs, job.model.spec, budget, job.cache_plan.dtype.itemsize),
         latency=summarise_latency(costs, job.settings.device),
         steps=average_steps(traces),
     )
 
 
-def _read_cost(job: Job, sample: Record) -> Cost:
-    """Read what a sample cost; its record must be one of this run."""
+def _read_cost(job: Job, sample: SampleRecord) -> Cost:
+    """Return the costs of a sample, whose record must belong to this run."""
     index = int(str(sample["index"]))
     for name, value in (("prompt", job.prompts[index].text), ("seed", job.settings.seed)):
         if sample.get(name) != value:
             raise ValueError(f"sample {index}: {name} is {sample.get(name)!r}, not {value!r}")
     cost = read_fields(Cost, sample, f"sample {index}")
     known = {name: value for name, value in vars(cost).items() if value is not None}
-    possible = all(math.isfinite(value) and (value >= 0 or name in SIGNED) for name, value in known.items())
-    if not possible or cost.seconds == 0:
-        raise ValueError(f"sample {index}: a cost is not a possible number")
+    valid = all(
+        math.isfinite(value) and (value >= 0 or name in SIGNED_COSTS) for name, value in known.items()
+    )
+    if not valid or cost.seconds == 0:
+        raise ValueError(f"sample {index}: a cost is negative or not finite, or seconds are 0")
     return cost

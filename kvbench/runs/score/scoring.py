@@ -12,51 +12,61 @@ from kvbench.eval.protocol.scores import Metric
 from kvbench.runs.record.results import Evaluated, Results
 from kvbench.runs.score.contact_sheet import draw_contact_sheet
 
+MOVED_TARGETS = {
+    "kvbench.eval.paired.metrics.Psnr": "kvbench.eval.paired.psnr.Psnr",
+    "kvbench.eval.paired.metrics.Ssim": "kvbench.eval.paired.ssim.Ssim",
+    "kvbench.eval.paired.metrics.Lpips": "kvbench.eval.paired.lpips.Lpips",
+    "kvbench.eval.spaces.base.Clean": "kvbench.eval.spaces.inception.Clean",
+    "kvbench.eval.spaces.base.Adm": "kvbench.eval.spaces.inception.Adm",
+    "kvbench.eval.spaces.base.AdmSpatial": "kvbench.eval.spaces.inception.AdmSpatial",
+}
+"""New `_target_` of each class that moved without a change: results stored under the old one stay current."""
+
 
 def find_pending(
     evaluators: Mapping[str, Evaluator], settings: Mapping[str, object], known: Results | None
 ) -> dict[str, Evaluator]:
-    """Return evaluators whose result is not there, was made with other settings, failed, or lacked what is there now.
+    """Return evaluators whose results are missing, failed, have other settings, or lacked what exists now.
 
-    Args:
-        evaluators: by config name.
-        settings: their settings by the same names, JSON values.
-        known: results of an earlier call, None if there are none.
+    Evaluators and their settings (JSON values) are by config name.
     """
-    entries = {} if known is None else known.evaluated
-    return {
-        name: one
-        for name, one in evaluators.items()
-        if not _is_current(one, settings.get(name), entries.get(name))
-    }
+
+    def is_current(name: str) -> bool:
+        entry = None if known is None else known.evaluated.get(name)
+        if entry is None or _update_targets(entry.settings) != settings.get(name) or entry.status == "failed":
+            return False
+        return not entry.lacking or bool(find_missing(evaluators[name]))
+
+    return {name: one for name, one in evaluators.items() if not is_current(name)}
 
 
-def _is_current(evaluator: Evaluator, settings: object, entry: Evaluated | None) -> bool:
-    if entry is None or entry.settings != settings or entry.status == "failed":
-        return False
-    return not entry.lacking or bool(find_missing(evaluator))
+def _update_targets(stored: object) -> object:
+    """Return stored settings with the new `_target_` of each moved class."""
+    if not isinstance(stored, Mapping):
+        return stored
+    updated = {name: _update_targets(value) for name, value in stored.items()}
+    target = updated.get("_target_")
+    return updated | {"_target_": MOVED_TARGETS.get(str(target), target)} if target else updated
 
 
 def check_required(evaluators: Mapping[str, Evaluator], required: Sequence[str]) -> None:
-    """Make sure that evaluators have what they need.
+    """Check that required evaluators are configured and have what they need.
 
     Raises:
-        ConfigError: a required one is not in `eval`, or lacks packages or files.
+        ConfigError: one is not in `eval`, or lacks packages or files.
     """
     for name in required:
         if name not in evaluators:
-            raise ConfigError(
-                f"require={name}: it is not in eval, which has {', '.join(evaluators) or 'nothing'}"
-            )
+            raise ConfigError(f"require={name}: not in eval, which has {', '.join(evaluators) or 'nothing'}")
         if lacking := find_missing(evaluators[name]):
             raise ConfigError(f"require={name}: {'; '.join(lacking)}")
 
 
 def check_scored(evaluators: Mapping[str, Evaluator], required: Sequence[str], results: Results) -> None:
-    """Make sure that required evaluators were neither skipped nor failed.
+    """Check that required evaluators succeeded.
 
     Raises:
-        ConfigError: one was; its metrics' reasons say why.
+        ConfigError: one was skipped or failed; the message has the reasons of its metrics.
     """
     for name in required:
         if (status := results.evaluated[name].status) != "ok":
@@ -76,15 +86,15 @@ def score(
     *,
     same_seeds: bool = True,
 ) -> tuple[dict[str, Evaluated], dict[str, Metric]]:
-    """Run evaluators on a complete run and write what they found under metrics/; also draw the contact sheet.
+    """Run evaluators on a complete run; write metrics/ and the contact sheet.
 
     Args:
         folder: the run.
-        reference: the run it is compared with.
+        reference: the run to compare with.
         evaluators: by config name.
-        settings: their settings by the same names, JSON values.
+        settings: settings of evaluators by config name, JSON values.
         device: torch device.
-        same_seeds: refuse a reference whose samples had other seeds.
+        same_seeds: refuse a reference whose samples have other seeds.
 
     Returns:
         `evaluated`, by config name, and `metrics`, by metric name, of results.json.
@@ -97,8 +107,8 @@ def score(
     for (name, evaluator), result in zip(evaluators.items(), results, strict=True):
         result.save(folder / "metrics")
         metrics |= result.entries()
-        lacking = tuple(find_missing(evaluator)) if result.status == "skipped" else ()
-        evaluated[name] = Evaluated(settings.get(name), result.status, result.protocol, lacking)
+        missing = tuple(find_missing(evaluator)) if result.status == "skipped" else ()
+        evaluated[name] = Evaluated(settings.get(name), result.status, result.protocol, missing)
     psnr = _psnr_by_index(results)
     if psnr and isinstance(samples, ImageSet) and isinstance(other, ImageSet):
         run = folder.name.rpartition("-")[0]

@@ -17,17 +17,17 @@ from kvbench.runs.record.samples import find_sample, find_stored_kind, order_wor
 
 log = logging.getLogger(__name__)
 
-Number = float | int | str | None
+LoggedValue = float | int | str | None
 
 
 @dataclass(frozen=True)
 class WandB:
-    """Sends finished runs and sweeps to Weights & Biases; offline when no key is known.
+    """Sends finished runs and sweeps to Weights & Biases; offline without a key.
 
     Attributes:
         project: project name.
         entity: team or user, None for the default.
-        images: samples of a run that are sent beside those of its reference, the most changed first; 0 for none.
+        images: samples of a run to send with the reference's, the most changed first; 0 for none.
     """
 
     project: str = "kvbench"
@@ -39,12 +39,7 @@ class WandB:
             raise ConfigError(f"images={self.images}: must be at least 0")
 
     def send(self, folder: Path, results: Results, sweep: str | None = None) -> None:
-        """Send the results of one run, its contact sheet and samples; sent again, its entry changes.
-
-        Args:
-            folder: the run's.
-            results: of the run.
-            sweep: name of the sweep that it belongs to, which groups its runs; None for a run by itself.
+        """Send or update the results, contact sheet and samples of a run, grouped by the name of its sweep.
 
         Raises:
             ConfigError: the `wandb` extra is not installed.
@@ -65,13 +60,7 @@ class WandB:
             run.log(values)
 
     def send_sweep(self, folder: Path, name: str, runs: Sequence[Results], page: Path | None) -> None:
-        """Send the table of a sweep's runs, and its dashboard, as an entry of their group.
-
-        Args:
-            folder: the sweep's.
-            name: the sweep's, which its runs were sent with.
-            runs: its finished runs.
-            page: an HTML file, None if there is none.
+        """Send the table of a sweep's finished runs, and its dashboard (an HTML file), as an entry of their group.
 
         Raises:
             ConfigError: the `wandb` extra is not installed.
@@ -89,7 +78,7 @@ class WandB:
 
     @contextmanager
     def _open(self, folder: Path, key: str, title: str, **about: object) -> Iterator[tuple[Any, Any]]:
-        """Give the module and an entry of the project, which ends with the block."""
+        """Yield the module and an entry of the project, which is finished when the block ends."""
         try:
             import wandb
         except ImportError:
@@ -114,20 +103,24 @@ class WandB:
         log.info("sent to W&B (%s): %s", mode, key)
 
 
-def list_numbers(results: Results) -> dict[str, Number]:
-    """Return which run it is, memory, latency, and each metric with the ends of its 95 % interval, by name."""
+def list_numbers(results: Results) -> dict[str, LoggedValue]:
+    """Return the names, memory, latency and metrics (with 95 % intervals) of a run."""
     about = {"run": results.run, "model": results.model_label, "method": results.method}
-    found: dict[str, Number] = {**about, "prompts": results.prompts_label, "budget": results.memory.budget}
-    found |= {f"memory/{key}": value for key, value in asdict(results.memory).items()}
-    found |= {f"latency/{key}": value for key, value in asdict(results.latency).items()}
+    numbers: dict[str, LoggedValue] = {
+        **about,
+        "prompts": results.prompts_label,
+        "budget": results.memory.budget,
+    }
+    numbers |= {f"memory/{key}": value for key, value in asdict(results.memory).items()}
+    numbers |= {f"latency/{key}": value for key, value in asdict(results.latency).items()}
     for name, metric in results.metrics.items():
         low, high = metric.interval or (None, None)
-        found |= {name: metric.value, f"{name}/low": low, f"{name}/high": high}
-    return found
+        numbers |= {name: metric.value, f"{name}/low": low, f"{name}/high": high}
+    return numbers
 
 
 def _make_sample_table(wandb: Any, folder: Path, results: Results, count: int) -> Any:
-    """Return a table of a run's samples beside the reference's, the most changed first."""
+    """Return a table of a run's samples and the reference's, the most changed first."""
     samples, scores = read_samples(folder / "samples.jsonl"), read_scores(folder, results)
     order = [*order_worst_first(results, scores), *(index for index in samples if index not in scores)]
     names = list(dict.fromkeys(name for one in scores.values() for name in one))

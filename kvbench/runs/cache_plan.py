@@ -1,0 +1,143 @@
+"""Storage and budget of a run's cache, computed from settings, model and method."""
+
+from dataclasses import dataclass, replace
+
+import torch
+
+from kvbench.core.budget import Budget
+from kvbench.core.graphs import CudaGraphs, GraphRecorder
+from kvbench.core.segments import ModelSpec
+from kvbench.core.settings import Settings
+from kvbench.core.storage import CHANNEL, CODE_DTYPES, CODEBOOKS
+from kvbench.engine.coding.codebooks import Codebooks
+from kvbench.engine.coding.formats import Packing, wants_books
+from kvbench.engine.memory import token_bytes
+from kvbench.engine.packed.bytes import bound_token_bytes, find_sure_capacity
+from kvbench.methods.shared.base import Method
+from kvbench.models.base import Model
+
+
+@dataclass(frozen=True)
+class CachePlan:
+    """Storage of a run's keys and values.
+
+    Attributes:
+        spec: shapes of the heads that this process holds.
+        dtype: dtype of stored keys and values; for low-bit storage, the dtype they are decoded to.
+        packing: low-bit storage; None if values are stored in `dtype`.
+        codebooks: observer that calibrates static codebooks; None if none are needed.
+        graph_obstacle: why no CUDA graphs are recorded; None if they are.
+    """
+
+    spec: ModelSpec
+    dtype: torch.dtype
+    packing: Packing | None
+    codebooks: Codebooks | None
+    graph_obstacle: str | None
+
+    def make_recorder(self) -> GraphRecorder | None:
+        """Make a recorder of CUDA graphs; None if steps are not recorded."""
+        return CudaGraphs() if self.graph_obstacle is None else None
+
+
+@dataclass(frozen=True)
+class Allowance:
+    """Budget of a run before its method is prepared.
+
+    Attributes:
+        requested: the configured budget; its capacity fits whatever the method keeps.
+        upper: the same bytes with the largest capacity in tokens that may fit.
+        shard: this process's share of `requested`.
+    """
+
+    requested: Budget
+    upper: Budget
+    shard: Budget
+
+
+def plan_cache(settings: Settings, model: Model, method: Method) -> CachePlan:
+    """Return the storage of a run; the method need not be prepared."""
+    packing, codebooks = find_packing(settings, method), None
+    if packing is not None and wants_books(packing, method):
+        codebooks = Codebooks(before_rotation=packing.storage.before_rotation)
+    mixed = method.uses.precisions
+    return CachePlan(
+        spec=model.spec.take_share(model.processes.rank, model.processes.count),
+        dtype=model.compute_dtype(settings.device) if mixed else find_dtype(settings, model),
+        packing=packing,
+        codebooks=codebooks,
+        graph_obstacle=_find_graph_obstacle(settings, model, method, packing),
+    )
+
+
+def _find_graph_obstacle(
+    settings: Settings, model: Model, method: Method, packing: Packing | None
+) -> str | None:
+    name = type(method).__name__
+    if settings.cuda_graph is False:
+        return "cuda_graph=false"
+    if not settings.device.startswith("cuda"):
+        return f"device={settings.device} has no CUDA graphs"
+    if model.processes.count > 1:
+        return f"steps of several processes are not recorded (model.tensor_parallel={model.processes.count})"
+    if packing is not None:
+        return "steps that read numbers of few bits are not recorded"
+    if model.spec.family != "next-token" and not method.static:
+        return f"{name} looks at data after every layer of {model.name}, so that no scale can be repeated"
+    if method.uses.sparse_reads:
+        return f"{name} selects what every step attends to, so that no step can be repeated"
+    return None
+
+
+def find_dtype(settings: Settings, model: Model) -> torch.dtype:
+    """Return the dtype of stored keys and values; for low-bit storage, the dtype they are decoded to."""
+    name = settings.cache_dtype
+    if name == "auto" or name in CODE_DTYPES:
+        return model.compute_dtype(settings.device)
+    return {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[name]
+
+
+def find_packing(settings: Settings, method: Method) -> Packing | None:
+    """Return the low-bit storage of keys and values; None if they are stored in the dtype of `find_dtype`."""
+    name, storage = settings.cache_dtype, settings.storage
+    if method.uses.precisions:
+        return Packing(16, CODEBOOKS)
+    if name == "fp8":  # has no scales to choose
+        plain = replace(CHANNEL, residual=storage.residual, before_rotation=storage.before_rotation)
+        return Packing(8, plain, fp8=True)
+    return Packing(CODE_DTYPES[name], storage) if name in CODE_DTYPES else None
+
+
+def find_allowance(settings: Settings, model: Model, method: Method, plan: CachePlan) -> Allowance:
+    """Return the budget of a run: the full cache for a method without a budget, whose configured value is checked too.
+
+    Raises:
+        ValueError: the configured value is not a valid budget.
+    """
+    requested = read_budget(settings, model, method, plan.packing)
+    if not method.budgeted:
+        requested = Budget.parse(1, model.spec)
+    upper = requested
+    predictable = method.static and not method.uses.precisions
+    if plan.packing is not None and requested.bytes is not None and predictable:
+        min_bytes, _ = bound_token_bytes(model.spec, plan.packing)
+        upper = Budget.parse_bytes(settings.budget, model.spec, min_bytes)
+    return Allowance(requested, upper, requested.take_share(model.spec, plan.spec))
+
+
+def read_budget(settings: Settings, model: Model, method: Method, packing: Packing | None) -> Budget:
+    """Return the configured budget, in tokens or in bytes of keys and values as they are stored.
+
+    Its capacity fits whatever the method keeps.
+
+    Raises:
+        ValueError: the configured value is not a valid budget.
+    """
+    if settings.budget_unit == "tokens":
+        return Budget.parse(settings.budget, model.spec)
+    if packing is not None and not method.uses.precisions:
+        return find_sure_capacity(Budget.parse_bytes(settings.budget, model.spec, 1), model.spec, packing)
+    # A method's own precisions have 16 bits at most.
+    itemsize = 2 if method.uses.precisions else find_dtype(settings, model).itemsize
+    each = token_bytes(model.spec, itemsize, biased=method.uses.bias)
+    return Budget.parse_bytes(settings.budget, model.spec, each)

@@ -1,0 +1,102 @@
+"""Checks of a job before its weights are loaded."""
+
+import logging
+import reprlib
+from collections.abc import Sequence
+
+from kvbench.core.config import ConfigError
+from kvbench.methods.shared.base import Observer
+from kvbench.prompts.base import Prompt
+from kvbench.runs.calibrate import check_calibration
+from kvbench.runs.job import Job
+
+log = logging.getLogger(__name__)
+
+PROMPT_REPR = reprlib.Repr()
+"""Form of prompts in messages."""
+PROMPT_REPR.maxstring = 60
+
+
+def check_job(job: Job) -> None:
+    """Check budget, method and prompts before weights are loaded.
+
+    Raises:
+        ValueError: names the setting or prompt that does not fit.
+    """
+    obstacle = job.cache_plan.graph_obstacle
+    if job.settings.cuda_graph is True and obstacle is not None:
+        raise ConfigError(f"cuda_graph=true: {obstacle}; set cuda_graph=auto")
+    if job.processes.count > 1 and not job.method.heads_independent:
+        raise ConfigError(
+            f"model.tensor_parallel={job.processes.count}: method={job.method_name} compares all heads, and each "
+            "process holds some of them; set model.tensor_parallel=1"
+        )
+    if job.cache_plan.packing is not None:
+        _check_packed(job)
+    _check_method(job)
+    is_calibrated = isinstance(job.method.needs(), Observer) or job.cache_plan.codebooks is not None
+    if is_calibrated:
+        check_calibration(job.calibration_prompts)
+    if not job.method.budgeted and job.settings.budget != 1 and not job.is_reference:
+        log.warning(
+            "method=%s has no budget: budget=%s changes nothing", job.method_name, job.settings.budget
+        )
+    _check_prompts(job, [*job.prompts, *(job.calibration_prompts if is_calibrated else ())])
+    _check_metadata(job)
+
+
+def _check_packed(job: Job) -> None:
+    """Refuse what low-bit storage does not support."""
+    storage = f"cache_dtype={job.settings.cache_dtype}"
+    if job.method.uses.precisions:
+        storage = f"method={job.method_name} sets the precision of each token"
+    if job.method.uses.replaces:
+        raise ConfigError(
+            f"{storage}: method={job.method_name} merges tokens, so low-bit values would be requantised at each step; "
+            "set cache_dtype=auto or disable merging"
+        )
+    if job.processes.count > 1:
+        raise ConfigError(f"{storage}: low-bit storage is for one process; set model.tensor_parallel=1")
+    if job.model.spec.head_dim % 8:
+        raise ConfigError(
+            f"{storage}: codes fill whole bytes, and {job.model.spec.head_dim} channels per head of {job.model.name} "
+            "are not a multiple of 8; set cache_dtype=auto"
+        )
+
+
+def _check_method(job: Job) -> None:
+    try:
+        job.method.check(job.model.spec, job.allowance.upper)
+    except ValueError as error:  # methods know `sinks`, not which of two keys it came from
+        own = job.section("method").get("sinks", job.settings.sinks) != job.settings.sinks
+        if own and str(error).startswith("sinks="):
+            raise ConfigError(f"method.{error}") from None
+        raise
+
+
+def _check_prompts(job: Job, prompts: Sequence[Prompt]) -> None:
+    """Refuse prompts that the model cannot read; the message names the line of their file and cuts long ones."""
+    try:
+        job.model.check_prompts([prompt.text for prompt in prompts])
+    except ValueError:
+        for prompt in prompts:
+            try:
+                job.model.check_prompts([prompt.text])
+            except ValueError as error:
+                line = str(error).replace(repr(prompt.text), PROMPT_REPR.repr(prompt.text))
+                raise ConfigError(f"{prompt.place}: {line}" if prompt.place else line) from None
+        raise
+
+
+def _check_metadata(job: Job) -> None:
+    """Refuse prompts if only some of them have the metadata that an evaluator reads."""
+    for name, evaluator in job.evaluators.items():
+        key = evaluator.required_meta
+        if key is None or all(prompt.meta.get(key) is None for prompt in job.prompts):
+            continue
+        for prompt in job.prompts:
+            try:
+                evaluator.check_meta(prompt.meta)
+            except ValueError as error:
+                place = prompt.place or f"prompt {prompt.index}"
+                raise ConfigError(f"{place}: eval={name}: {error}") from None
