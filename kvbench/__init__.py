@@ -3,21 +3,24 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from kvbench.core import moved
+
 if TYPE_CHECKING:
     from kvbench.data.frames import runs_df as runs_df
     from kvbench.data.frames import samples_df as samples_df
 
 __version__ = "0.1.0"
 
-# In a checkout kernels/, eval/ and conf/ lie beside this folder, in a wheel inside it; both import as kvbench.<name>.
+# kernels/, eval/ and conf/ are next to this folder in a checkout, inside it in a wheel; they import as kvbench.<name>.
 # A top-level package called `kernels` would shadow the one that transformers looks for.
 _ROOT = Path(__file__).resolve().parent.parent
 if (_ROOT / "run.py").is_file():
     __path__.append(str(_ROOT))
+moved.install()
 
 
 def __getattr__(name: str) -> object:
-    """Return what the package offers itself, `runs_df` and `samples_df`, which import more than most commands need."""
+    """Return `runs_df` or `samples_df`, imported on first use."""
     if name in ("runs_df", "samples_df"):
         from kvbench.data import frames
 

@@ -35,7 +35,7 @@
 from pathlib import Path
 
 from kvbench.cli.config.compose import compose_job, hydra_of_kvbench, read_settings
-from kvbench.cli.tasks.table import make_job
+from kvbench.cli.tasks.job import make_job
 from kvbench.runs.execute import run
 
 words = ["method=snapkv", "budget=0.1", "prompts.count=16", "eval=[psnr,lpips_scenes,geneval]"]

@@ -72,7 +72,7 @@ ConfigStore.instance().store(
 
 # %%
 from kvbench.cli.config.compose import compose_job, hydra_of_kvbench, read_settings
-from kvbench.cli.tasks.table import make_job
+from kvbench.cli.tasks.job import make_job
 from kvbench.runs.execute import run
 
 shared = ["budget=0.1", "prompts.count=16", "calibrate.count=4", "eval=[psnr,lpips_scenes,geneval]"]

@@ -19,7 +19,7 @@
 
 # %%
 from kvbench.cli.config.compose import compose_job, hydra_of_kvbench, read_settings
-from kvbench.cli.tasks.table import make_job
+from kvbench.cli.tasks.job import make_job
 from kvbench.methods.heatkv.scores import AttentionByScale
 from kvbench.runs.prepare import observe
 

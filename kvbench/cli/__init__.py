@@ -1,1 +1,1 @@
-"""The command line; the only room that knows Hydra."""
+"""The command line; the only package that imports Hydra."""

@@ -10,9 +10,14 @@ from kvbench.core.gpus import AUTO, resolve_device
 CONSOLE = Console(width=None if sys.stdout.isatty() else 160)
 
 
+def say(line: str, style: str | None = None) -> None:
+    """Print a line as it is: without markup, highlights or breaks at the terminal's width."""
+    CONSOLE.print(line, style=style, highlight=False, markup=False, soft_wrap=True)
+
+
 def show_device(name: str) -> None:
-    """Print the device that `device=auto` stands for; nothing if the device is named."""
+    """Print the device that `device=auto` resolves to; nothing for other values."""
     if name == AUTO:
         device = resolve_device(name)
-        found = f"{'no ' if device == 'cpu' else ''}GPU found"
-        CONSOLE.print(f"device: {device} ({'KVBENCH_DEVICE' if os.environ.get('KVBENCH_DEVICE') else found})")
+        reason = f"{'no ' if device == 'cpu' else ''}GPU found"
+        say(f"device: {device} ({'KVBENCH_DEVICE' if os.environ.get('KVBENCH_DEVICE') else reason})")

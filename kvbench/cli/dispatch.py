@@ -22,25 +22,26 @@ from kvbench.cli.console import CONSOLE, show_device
 from kvbench.cli.sweeps.jobs import Recorder, note_run
 from kvbench.cli.sweeps.outcomes import describe_failure
 from kvbench.cli.sweeps.sweeper import extend_sweeper
+from kvbench.cli.tasks.table import find_task
 from kvbench.cli.workers.sigterm import TERMINATED, wait_to_be_killed
 from kvbench.cli.workers.status import show_status
 
 COMPUTING = ("run", "evaluate", "bounds", "check", "calibrate", "profile", "train", "work")
-"""Tasks that use the device."""
+"""Tasks that compute on the device."""
 
 
 def prepare() -> None:
     """Prepare this process and Hydra for the command line."""
-    # Read when torch is loaded. Threads that wait in a loop take the processor from other runs on this machine.
+    # Read when torch is loaded. Spinning threads would take processors from other runs on this machine.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # Ray would tell its makers of every sweep
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # disable Ray's telemetry
     logging.captureWarnings(capture=True)
     Plugins.instance().register(PluginSearchPath)
     extend_sweeper()
 
 
 def read_job(overrides: list[str]) -> DictConfig:
-    """Compose one job, and have this process log as it says; Hydra must be initialised."""
+    """Compose one job and configure logging; Hydra must be initialised."""
     check_search_path()
     cfg, hydra_cfg = compose_job(overrides)
     configure_log(hydra_cfg.job_logging, hydra_cfg.verbose)  # type: ignore[arg-type]
@@ -48,13 +49,12 @@ def read_job(overrides: list[str]) -> DictConfig:
 
 
 def run_worker(words: list[str]) -> None:
-    """Work in a process that Slurm started, and print what goes wrong.
+    """Run a worker in a process of Slurm or Ray, and print its error.
 
-    A worker that ends on SIGTERM stays until Slurm kills it: Slurm does not requeue a preempted job whose processes
-    have all ended.
+    After SIGTERM the process waits to be killed: Slurm requeues no preempted job whose processes have all ended.
 
     Args:
-        words: of the command line, without lists of values.
+        words: command-line words without lists of values.
     """
     prepare()
     try:
@@ -69,11 +69,11 @@ def run_worker(words: list[str]) -> None:
 
 
 def run_task(cfg: DictConfig) -> object:
-    """Run the task that a composed configuration asks for, and return what the task leaves.
+    """Run the task of a composed configuration and return its result.
 
     Raises:
         ConfigError: a setting is wrong, or `runs_dir` cannot be written.
-        Exception: whatever the task raises.
+        Exception: any error of the task.
     """
     if cfg.get("task") == "status":
         show_status(CONSOLE, Path(cfg.work.folder), verbose=cfg.verbose)
@@ -81,30 +81,31 @@ def run_task(cfg: DictConfig) -> object:
     count_processes(cfg)
     if cfg.get("task") in COMPUTING and Recorder.current is None and os.environ.get("RANK", "0") == "0":
         show_device(cfg.device)
-    # Finished calls come first and what imports torch comes last: seconds that neither they nor a typo need wait for.
+    # Importing torch takes seconds, so it comes after finished calls and checks of settings.
     if cfg.get("task") == "run" and (folder := show_finished(cfg)) is not None:
         return folder
     settings = read_settings(cfg)
     check_runs_dir(settings)
-    from kvbench.cli.tasks.table import TASKS
-    from kvbench.cli.workers.work import work
-    from kvbench.core.devices import keep_freed_memory
+    if settings.task in COMPUTING:
+        from kvbench.core.devices import keep_freed_memory  # imports torch
 
-    keep_freed_memory()
+        keep_freed_memory()
     if settings.task == "work":
+        from kvbench.cli.workers.work import work
+
         work(settings)
         return None
-    return TASKS[settings.task](cfg, settings)
+    return find_task(settings.task)(cfg, settings)
 
 
 def show_finished(cfg: DictConfig) -> Path | None:
-    """Print the run that the same call has finished before, and return its folder; None if it must be made.
+    """Print the finished run of the same call and return its folder; None if there is none.
 
-    Of several processes the first prints it.
+    If several processes share the model, only the first one prints.
     """
     if (outcome := find_finished(cfg)) is None or outcome.results is None:
         return None
-    from kvbench.report.one_run import show_outcome  # imports numpy, which `--help` does without
+    from kvbench.report.one_run import show_outcome  # imports numpy, which `--help` does not need
 
     note_run(outcome.folder, outcome.results.n)
     if os.environ.get("RANK", "0") == "0":

@@ -1,17 +1,13 @@
 """The command line, on the model that ships."""
 
 import json
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.support.command_line import Command, errors
+from tests.support.command_line import RUN, Command, errors, run_python
 from tests.support.marks import slow_but_every
-from tests.support.places import ROOT
 
 
 def results_in(runs_dir: Path, pattern: str) -> list[dict[str, dict[str, float]]]:
@@ -116,9 +112,7 @@ def test_sweep_of_a_table_prints_it_beside_what_was_measured(command: Command, t
 
 
 @pytest.mark.slow
-def test_sweep_of_calibrations_ends_with_the_stability_of_their_rankings(
-    command: Command, tmp_path: Path
-) -> None:
+def test_sweep_of_calibrations_ends_with_their_stability(command: Command, tmp_path: Path) -> None:
     sweep = ("sweeps=heatkv_fig6", "calibrate.seed=1,2", "calibrate.count=1")
     status, out, _ = command("-m", *sweep)
     assert status == 0
@@ -168,10 +162,13 @@ def test_calibrate_writes_an_order_file_that_heatkv_reads(command: Command, tmp_
         [
             (["budgt=0.04"], "error: budgt: no such key; did you mean budget?"),
             (["--cfg", "job", "budgt=0.04"], "error: budgt: no such key; did you mean budget?"),
-            (["budget=0.1,0.2"], "error: budget=0.1,0.2: several values make a sweep, which -m asks for"),
-            (["method=glob(*)"], "error: method=glob(*): several values make a sweep, which -m asks for"),
+            (["budget=0.1,0.2"], "error: budget=0.1,0.2: several values are a sweep; add -m"),
+            (["method=glob(*)"], "error: method=glob(*): several values are a sweep; add -m"),
             (["method=heatkv", "budget=0.001"], "the smallest feasible budget is 0.00393, or lower `sinks`"),
-            (["budget=3.5"], "error: budget=3.5: above 1 it counts tokens per head and must be whole"),
+            (
+                ["budget=3.5"],
+                "error: budget=3.5: above 1 it is a number of tokens per head and must be whole",
+            ),
             (["method=heatkv", "sinks=9"], "error: sinks=9"),
             (
                 ["method=heatkv", "method.orders=nowhere.json"],
@@ -194,13 +191,10 @@ def test_calibrate_writes_an_order_file_that_heatkv_reads(command: Command, tmp_
                 ["task=plan", "plan.export=nowhere/x.npz"],
                 "error: plan.export=nowhere/x.npz: Full has no schedule",
             ),
-            (
-                ["task=profile", "profile.largest=true"],
-                "error: profile.largest=true: finds what fits a GPU's memory",
-            ),
+            (["task=profile", "profile.largest=true"], "error: profile.largest=true: searches GPU memory"),
             (
                 ["task=profile", "model=infinity_2b"],
-                "model.weights=random fills the model with random numbers",
+                "to time the model without weights, set model.weights=random",
             ),
             (["task=profile", "budget=0.001", "method=heatkv"], "the smallest feasible budget is 0.00393"),
             (["model.sources.text.path=nowhere"], "error: model.sources.text.path=nowhere: does not exist"),
@@ -221,9 +215,7 @@ def test_user_errors_are_one_line(command: Command, arguments: list[str], messag
 
 @pytest.mark.parametrize("model", ["infinity_tiny", "llamagen_tiny"])
 @pytest.mark.parametrize("per_prompt", [1, 2])
-def test_a_prompt_that_the_model_cannot_read_is_refused_before_any_work(
-    command: Command, tmp_path: Path, model: str, per_prompt: int
-) -> None:
+def test_unknown_words_are_refused(command: Command, tmp_path: Path, model: str, per_prompt: int) -> None:
     (tmp_path / "mine.txt").write_text("a red circle\n\nan astronaut" + 20 * " on a horse" + "\n")
     words = (f"model={model}", "prompts=file", "prompts.path=mine.txt", f"prompts.per_prompt={per_prompt}")
     status, _, err = command(*words, "eval=none")
@@ -260,9 +252,7 @@ def test_classes_from_end_to_end(command: Command, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("prompts", ["imagenet", "scenes"])
-def test_prompts_that_are_no_classes_are_told_before_any_work(
-    command: Command, tmp_path: Path, prompts: str
-) -> None:
+def test_prompts_that_are_no_classes_are_refused(command: Command, tmp_path: Path, prompts: str) -> None:
     status, _, err = command("model=var_tiny", f"prompts={prompts}", "eval=none")
     assert status == 1
     assert "var_tiny needs a class number from 0 to 29 (-1 for none)" in err
@@ -313,29 +303,17 @@ def test_configuration_is_shown(command: Command) -> None:
 
 
 @pytest.mark.slow
-def test_program_starts_from_anywhere(tmp_path: Path) -> None:
-    program = [sys.executable, str(ROOT / "run.py"), "task=plan", "method=streaming_llm", "budget=0.1"]
-    done = subprocess.run(
-        program,
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        env={
-            **{name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"},
-            "OMP_NUM_THREADS": "1",
-            "OMP_DISPLAY_ENV": "true",
-        },
-        timeout=120,
-    )
+def test_program_starts_from_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+    words = ("task=plan", "method=streaming_llm", "budget=0.1")
+    done = run_python(tmp_path, RUN, *words, OMP_DISPLAY_ENV="true", PYTHONPATH="")
     assert done.returncode == 0
     assert re.search(r"OMP_WAIT_POLICY\W+PASSIVE", done.stderr), (
         "threads that wait take the processor from others"
     )
     assert "infinity_tiny" in done.stdout
     assert list(tmp_path.iterdir()) == []
-    wrong = subprocess.run(
-        [*program[:2], "-m", "sweeps=nothing"], cwd=tmp_path, capture_output=True, text=True, timeout=120
-    )
+    wrong = run_python(tmp_path, RUN, "-m", "sweeps=nothing")
     assert wrong.returncode == 1
     assert wrong.stderr.startswith("error: sweeps=nothing: no such choice; choose from ams_kv_table1, ")
     assert wrong.stderr.count("\n") == 1

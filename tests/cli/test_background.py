@@ -30,7 +30,7 @@ def test_a_sweep_goes_on_in_the_background(words: tuple[str, ...], tmp_path: Pat
     done = run_program(tmp_path, *words, "work.wait=false")
     assert done.returncode == 0, done.stderr
     line = done.stdout.strip().splitlines()[-1]
-    told = re.search(r"task=status (work\.folder=(\S+)) .*kill -INT -- -(\d+) ", line)
+    told = re.search(r"task=status (work\.folder=(\S+)); .*kill -INT -- -(\d+);", line)
     assert told is not None
     assert not (tmp_path / told[2] / "job-00001.json").is_file()  # it has returned before the end
     folder = wait_for_end(tmp_path)
@@ -43,15 +43,13 @@ def test_a_sweep_goes_on_in_the_background(words: tuple[str, ...], tmp_path: Pat
 
 
 @pytest.mark.slow
-def test_what_is_wrong_is_told_before_the_command_returns(
-    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_errors_precede_the_return(command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
     for words, said in {
         ("-m", "method=swa", "budgit=0.2"): "budgit: no such key",
         ("-m", *SWEEP, "hydra/launcher=submitit_slurm"): "hydra/launcher=submitit_slurm: ",
         ("task=work", *SWEEP, "hydra/launcher=submitit_slurm"): "hydra/launcher=submitit_slurm: ",
-        ("method=swa", "budget=0.2"): "work.wait=false: is for sweeps (-m) and for task=work",
+        ("method=swa", "budget=0.2"): "work.wait=false: only for sweeps (-m) and task=work",
     }.items():
         status, _, err = command(*words, "work.wait=false")
         assert status == 1

@@ -14,9 +14,9 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from kvbench.cli import app as cli
 from kvbench.cli.config.compose import check_runs_dir, compose_job, hydra_of_kvbench, read_settings
 from kvbench.cli.config.messages import describe_error, is_expected
-from kvbench.cli.tasks.table import make_job
-from kvbench.core.budget import Budget
+from kvbench.cli.tasks.job import make_job
 from kvbench.methods.shared.base import Artifact, Observer
+from kvbench.runs.check import check_job
 from tests.support.marks import slow_but_every
 
 DEEP = "[" * 100_000
@@ -48,21 +48,21 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     slow_but_every(
         8,
         [
-            ("model=null", "model=null: names no choice; choose from infinity_2b, "),
-            ("method=null", "method=null: names no choice; choose from adakv, "),
-            ("prompts=null", "prompts=null: names no choice; choose from aime24, "),
-            ("eval=null", "eval=null: names no choice; "),
-            ("method=3", "method=3: names no choice; "),
-            ("model=[infinity_tiny,var_tiny]", "model=[infinity_tiny,var_tiny]: names no choice; "),
-            ("hydra/job_logging=null", "hydra/job_logging=null: names no choice; "),
+            ("model=null", "model=null: not a choice; choose from infinity_2b, "),
+            ("method=null", "method=null: not a choice; choose from adakv, "),
+            ("prompts=null", "prompts=null: not a choice; choose from aime24, "),
+            ("eval=null", "eval=null: not a choice; "),
+            ("method=3", "method=3: not a choice; "),
+            ("model=[infinity_tiny,var_tiny]", "model=[infinity_tiny,var_tiny]: not a choice; "),
+            ("hydra/job_logging=null", "hydra/job_logging=null: not a choice; "),
             ("~seed", "seed: missing; "),
             ("~shard", "shard: missing; "),
-            ("-m --cfg job", "--multirun and --cfg: only one at a time; leave out --multirun"),
-            ("--info all --cfg job", "--cfg and --info: only one at a time; "),
+            ("-m --cfg job", "--multirun and --cfg: exclude each other; leave out --multirun"),
+            ("--info all --cfg job", "--cfg and --info: exclude each other; "),
             ("~shard.count", "shard.count: missing; "),
             ("~method", "method: missing; "),
-            ("~eval", "eval: missing; set it, or eval=none"),
-            ("~method._target_", "method._target_=null: names no class; "),
+            ("~eval", "eval: missing; set it, or set eval=none"),
+            ("~method._target_", "method._target_=null: not a class; "),
             ("shard=3", "shard=3: must be a group of keys (index, count)"),
             ("shard=null", "shard=null: must be a group of keys"),
             (
@@ -74,7 +74,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             ("budget_unit=null", "budget_unit=null: must be text"),
             (
                 "budget_unit=bytes budget=2.5",
-                "budget=2.5 budget_unit=bytes: above 1 it counts bytes of a sequence",
+                "budget=2.5 budget_unit=bytes: above 1 it is a number of bytes of a sequence",
             ),
             ("device=mps", "device=mps: only auto, cpu, cuda and cuda:N are supported"),
             ("device=meta", "device=meta: only auto, cpu, cuda"),
@@ -88,21 +88,15 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
                 "model._target_=builtins.dict: not a class with spec, load, generate",
             ),
             ("prompts._target_=builtins.dict", "prompts._target_=builtins.dict: not a class with load"),
-            (
-                "method._target_=kvbench.models.base.Model",
-                "method._target_=kvbench.models.base.Model: not",
-            ),
-            (
-                "model._target_=kvbench.models.base.Model",
-                "model._target_=kvbench.models.base.Model: not",
-            ),
+            ("method._target_=kvbench.models.base.Model", "method._target_=kvbench.models.base.Model: not"),
+            ("model._target_=kvbench.models.base.Model", "model._target_=kvbench.models.base.Model: not"),
             (
                 "method=lookm method@method.base=streaming_llm",
                 "method.base._target_=kvbench.methods.streaming_llm.StreamingLLM: must derive from Scored; choose "
                 "another",
             ),
             ("+eval.x._target_=os.getcwd", "eval.x._target_=os.getcwd: not a class with metrics, run"),
-            ("+eval.x=3", "eval.x._target_=null: names no class"),
+            ("+eval.x=3", "eval.x._target_=null: not a class"),
             ("model.sources=null", "model.sources=null: must be a group of keys"),
             ("model.sources.text=null", "model.sources.text=null: must be a group of keys"),
             (
@@ -129,7 +123,10 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
                 "prompts=file prompts.path=../files/x.pdf",
                 "prompts.path=../files/x.pdf: must be .txt, .jsonl or .csv",
             ),
-            ("prompts=file prompts.path=../files/binary.txt", "prompts.path=../files/binary.txt: is no text"),
+            (
+                "prompts=file prompts.path=../files/binary.txt",
+                "prompts.path=../files/binary.txt: is not text",
+            ),
             (
                 "prompts=file prompts.path=../files/deep.jsonl",
                 "prompts.path=../files/deep.jsonl: line 1 is not",
@@ -172,7 +169,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             ),
             (
                 "prompts=file prompts.path=../files/null.jsonl",
-                "prompts.path=../files/null.jsonl: line 2: `prompt` must be a text",
+                "prompts.path=../files/null.jsonl: line 2: `prompt` must be a non-empty text",
             ),
             (
                 "prompts=file prompts.path=../files/half.jsonl eval=geneval",
@@ -180,11 +177,11 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             ),
             (
                 "prompts=file prompts.path=../files/tags.jsonl eval=geneval",
-                "prompts.path=../files/tags.jsonl: line 2: eval=geneval: not a GenEval line (tag of single_object, ",
+                "prompts.path=../files/tags.jsonl: line 2: eval=geneval: not a GenEval line (needs a tag of single_obj",
             ),
             (
                 "prompts=file prompts.path=../files/good.txt prompts.count=3",
-                "prompts.count=3: ../files/good.txt holds 1 prompts; prompts.count=null takes all",
+                "prompts.count=3: ../files/good.txt has 1 prompts; prompts.count=null takes all",
             ),
             ("-m method=glob(zz*)", "method=glob(zz*): matches no choice; choose from adakv, "),
             (
@@ -217,11 +214,11 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
                 "model=reasoner_tiny prompts=math_tiny method=hard_kv budget=0.2 method.protected=-1",
                 "method.protected=-1: must be at least 0",
             ),
-            ("model.name=../../evil", "model.name=../../evil: names a folder in runs_dir"),
-            ("model.name=a/b", "model.name=a/b: names a folder in runs_dir"),
-            ("model.name=..", "model.name=..: names a folder in runs_dir"),
-            ('model.name=""', "model.name=: names a folder in runs_dir"),
-            ('runs_dir=""', "runs_dir=: names no folder"),
+            ("model.name=../../evil", "model.name=../../evil: must be a folder name"),
+            ("model.name=a/b", "model.name=a/b: must be a folder name"),
+            ("model.name=..", "model.name=..: must be a folder name"),
+            ('model.name=""', "model.name=: must be a folder name"),
+            ('runs_dir=""', "runs_dir is empty"),
             ("runs_dir=../files/plain/runs", "runs_dir=../files/plain/runs: cannot be written"),
             (
                 "calibrate.orders=../files/plain/x.json",
@@ -232,9 +229,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ],
     ),
 )
-def test_bad_command_is_one_line(
-    folder: Path, command: str, told: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_bad_command(folder: Path, command: str, told: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["run.py", *command.split()])
     with pytest.raises(SystemExit) as leaving:
         cli.main()
@@ -300,12 +295,12 @@ def prepare_job(cfg: DictConfig) -> None:
     settings = read_settings(cfg)
     check_runs_dir(settings)
     job = make_job(cfg, settings)
-    job.check()
+    check_job(job)
     json.dumps(dict(job.config), allow_nan=False)
     needs, spec = job.method.needs(), job.model.spec
     artifact = None
     if isinstance(needs, Observer):
-        needs.prepare(spec, Budget.parse(1, spec))
+        needs.prepare(spec)
         artifact = Artifact(needs.kind, needs.average())
     job.method.prepare(spec, job.allowance.requested, artifact)
     assert (settings.runs_dir / job.model.name).resolve().parent == settings.runs_dir.resolve()

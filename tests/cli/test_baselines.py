@@ -109,7 +109,7 @@ def test_a_preset_sets_what_its_file_says(preset: str) -> None:
     ],
 )
 def test_a_preset_of_the_model_s_own_settings_leaves_the_run_what_it_is(preset: str, model: str) -> None:
-    own = yaml.safe_load((CONF / "model" / f"{model}.yaml").read_text())
+    own = compose(f"model={model}")["model"]
     for group, stated in read_preset(preset)["model"].items():
         assert stated == own[group] or stated.items() <= own[group].items()
 
@@ -134,7 +134,7 @@ def test_every_preset_names_its_source() -> None:
             "sampling=var_paper: is for model=var_*, not qwen3_8b; choose another, or set model.sampling.* by hand",
         ),
         (["sampling=nothing"], "sampling=nothing: no such choice; choose from headkv_dpg, heatkv_paper"),
-        (["+sampling.x=1"], "sampling={'x': 1}: names no choice of conf/sampling"),
+        (["+sampling.x=1"], "sampling={'x': 1}: not a choice of conf/sampling"),
     ],
 )
 def test_a_preset_that_does_not_fit_is_one_line(arguments: list[str], problem: str) -> None:

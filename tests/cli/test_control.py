@@ -48,8 +48,10 @@ def on_pause(monkeypatch: pytest.MonkeyPatch) -> OnPause:
     sleep = time.sleep
 
     def use(action: Callable[[], object]) -> None:
-        monkeypatch.setattr(work, "LOOK", 12345.0)
-        monkeypatch.setattr(time, "sleep", lambda pause: action() if pause == work.LOOK else sleep(pause))
+        monkeypatch.setattr(work, "PAUSED_INTERVAL", 12345.0)
+        monkeypatch.setattr(
+            time, "sleep", lambda pause: action() if pause == work.PAUSED_INTERVAL else sleep(pause)
+        )
 
     return use
 
@@ -59,7 +61,7 @@ def outcomes(folder: Path) -> list[str]:
 
 
 def test_a_verb_is_one_command_that_prints_one_line(command: Command, folder: Path) -> None:
-    said = f"{folder}: paused: workers stop after their blocks; work.do=resume lets them go on\n"
+    said = f"{folder}: paused: workers stop after their blocks; resume with work.do=resume\n"
     assert command("task=work", f"work.folder={folder}", "work.do=pause") == (0, said, "")
     status, out, _ = command("task=work", f"work.folder={folder}", "work.do=drop", "work.run='budget=0.3'")
     assert (status, out.startswith(f"{folder}: dropped 1 run (method=swa budget=0.3); ")) == (0, True)
@@ -87,7 +89,7 @@ def test_verbs_say_what_they_did(folder: Path) -> None:
     ("words", "message"),
     [
         (["work.do=end"], "work.do=end: must be one of pause, resume, requeue, drop, stop or null"),
-        (["work.do=stop", "work.run=1"], "work.run=1: is for work.do=drop and requeue"),
+        (["work.do=stop", "work.run=1"], "work.run=1: only for work.do=drop and work.do=requeue"),
         (
             ["work.do=drop"],
             "work.run: missing; choose from 0 (method=swa budget=0.2), 1 (method=swa budget=0.3), 2",
@@ -97,13 +99,11 @@ def test_verbs_say_what_they_did(folder: Path) -> None:
             ["work.do=requeue", "work.run=h2o"],
             "work.run=h2o: names no run of this sweep; choose from 0 (method",
         ),
-        (["work.do=pause", "work.run=1"], "work.run=1: is for work.do=drop and requeue"),
+        (["work.do=pause", "work.run=1"], "work.run=1: only for work.do=drop and work.do=requeue"),
     ],
     ids=str,
 )
-def test_bad_names_are_one_line_with_the_choices(
-    command: Command, folder: Path, words: list[str], message: str
-) -> None:
+def test_bad_names_are_one_line(command: Command, folder: Path, words: list[str], message: str) -> None:
     status, _, err = command("task=work", f"work.folder={folder}", *words)
     [line] = err.splitlines()
     assert (status, line.startswith(f"error: {message}")) == (1, True), line
@@ -136,9 +136,7 @@ def test_runs_are_named_by_number_folder_or_words(folder: Path) -> None:
         control(folder, "drop", "full-cd")
 
 
-def test_a_paused_sweep_is_left_alone_until_it_is_resumed(
-    folder: Path, run_worker: Callable[[Do], list[int]], on_pause: OnPause
-) -> None:
+def test_a_paused_sweep_waits(folder: Path, run_worker: Callable[[Do], list[int]], on_pause: OnPause) -> None:
     seen: list[list[str]] = []
 
     def resume() -> None:
@@ -155,18 +153,14 @@ def test_a_paused_sweep_is_left_alone_until_it_is_resumed(
     assert seen == [["finished", "missing", "missing"]]
 
 
-def test_stopped_workers_end_after_their_blocks_and_later_ones_work(
-    folder: Path, run_worker: Callable[[Do], list[int]]
-) -> None:
+def test_stopped_workers_end_after_their_block(folder: Path, run_worker: Callable[[Do], list[int]]) -> None:
     time.sleep(0.01)  # than which times of files are finer
     assert run_worker(lambda _: control(folder, "stop") and folder) == [0]
     assert outcomes(folder) == ["finished", "missing", "missing"]
     assert sorted(run_worker(lambda _: folder)) == [0, 1, 2]
 
 
-def test_a_paused_worker_can_be_stopped(
-    folder: Path, run_worker: Callable[[Do], list[int]], on_pause: OnPause
-) -> None:
+def test_a_paused_worker_ends(folder: Path, run_worker: Callable[[Do], list[int]], on_pause: OnPause) -> None:
     on_pause(lambda: control(folder, "stop"))
     assert run_worker(lambda _: control(folder, "pause") and folder) == [0]
 
@@ -180,9 +174,7 @@ def test_a_dropped_run_is_left_out_of_work_and_table(
     assert (status, "failed" in out) == (0, False)
 
 
-def test_a_failed_run_is_tried_again_by_workers_that_run(
-    folder: Path, run_worker: Callable[[Do], list[int]]
-) -> None:
+def test_a_failed_run_is_tried_again(folder: Path, run_worker: Callable[[Do], list[int]]) -> None:
     def do(number: int) -> Path:
         if not tried:
             tried.append(number)

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from kvbench.cli.tasks import doctor
 from kvbench.cli.tasks.doctor import list_extras, list_gpus
-from kvbench.cli.tasks.table import doctor
 from tests.support.command_line import Command
 
 

@@ -1,5 +1,6 @@
 """Real processes that are killed, interrupted, or run out of disk: what was done is kept, and one line tells why."""
 
+import os
 import re
 import signal
 import subprocess
@@ -10,19 +11,16 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.command_line import RUN, run_python
 from tests.support.kills import read_files
 from tests.support.places import ROOT
 
 ARGUMENTS = ("method=random", "budget=0.1", "prompts.count=3", "batch_size=1", "eval=none")
 
 
-def command(*arguments: str) -> list[str]:
-    return [sys.executable, str(ROOT / "run.py"), *arguments]
-
-
 def run(folder: Path, *arguments: str) -> tuple[int, list[str]]:
     """Run a command to its end; gives its exit status and the lines it wrote to stderr, without progress bars."""
-    done = subprocess.run(command(*arguments), cwd=folder, capture_output=True, text=True, timeout=300)
+    done = run_python(folder, RUN, *arguments)
     return done.returncode, told(done.stderr)
 
 
@@ -47,16 +45,12 @@ def test_killed_at_random_moments_a_sweep_ends_with_the_same_bytes() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("sweep", [False, True])
-def test_interrupted_it_says_so_in_one_line_and_goes_on(
-    tmp_path: Path, undisturbed: dict[str, bytes], sweep: bool
-) -> None:
+def test_an_interrupted_run_resumes(tmp_path: Path, undisturbed: dict[str, bytes], sweep: bool) -> None:
     arguments = ("-m", *ARGUMENTS) if sweep else ARGUMENTS
-    before = signal.signal(
-        signal.SIGINT, signal.SIG_DFL
-    )  # a shell in the background has it ignored, and children too
-    process = subprocess.Popen(
-        command(*arguments), cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+    before = signal.signal(signal.SIGINT, signal.SIG_DFL)  # a shell may ignore it
+    outputs = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}  # which runs record
+    process = subprocess.Popen([sys.executable, RUN, *arguments], cwd=tmp_path, env=env, **outputs)
     signal.signal(signal.SIGINT, before)
     deadline = time.monotonic() + 120
     while not [*tmp_path.rglob("samples.jsonl")] and time.monotonic() < deadline:
@@ -64,7 +58,7 @@ def test_interrupted_it_says_so_in_one_line_and_goes_on(
     process.send_signal(signal.SIGINT)
     stderr = process.communicate(timeout=120)[1]
     assert process.returncode == 130
-    assert told(stderr) == ["interrupted: what was done is kept, and the same command goes on with the rest"]
+    assert told(stderr) == ["interrupted; run the same command again to resume"]
     statuses = {path.read_text() for path in tmp_path.rglob("status")}
     assert "interrupted\n" in statuses <= {"interrupted\n", "done\n"}
     assert run(tmp_path, *arguments)[0] == 0
@@ -78,7 +72,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     folder.mkdir()
     try:
         subprocess.run(
-            ["mount", "-t", "tmpfs", "-o", "size=160k", "tmpfs", folder], check=True, capture_output=True
+            ["mount", "-t", "tmpfs", "-o", "size=128k", "tmpfs", folder], check=True, capture_output=True
         )
     except (OSError, subprocess.CalledProcessError) as error:
         pytest.skip(f"a small file system cannot be mounted here: {error}")
@@ -87,14 +81,13 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.mark.slow
-def test_a_full_disk_is_told_and_with_room_the_run_goes_on(
-    small_disk: Path, undisturbed: dict[str, bytes]
-) -> None:
+def test_a_run_resumes_after_a_full_disk(small_disk: Path, undisturbed: dict[str, bytes]) -> None:
     status, lines = run(small_disk, *ARGUMENTS)
     assert status == 1
     [line] = lines
     assert re.fullmatch(
-        r"error: \[Errno 28\] No space left on device: 'runs/\S+'; make room: .+ goes on .+", line
+        r"error: \[Errno 28\] No space left on device: 'runs/\S+'; free disk space and run the same command again .+",
+        line,
     )
     assert [*small_disk.rglob("images/*.png")]
     subprocess.run(["mount", "-o", "remount,size=4m", small_disk], check=True)

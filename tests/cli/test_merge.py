@@ -32,7 +32,7 @@ def test_the_command_tells_conflicts_in_one_line_each(command: Command, tmp_path
     )
     status, out, err = command("task=merge", "from=[b,c]")
     assert out.splitlines() == [
-        f"conflict: m/{name}: sample 0 differ; those that were there are kept",
+        f"conflict: m/{name}: sample 0 differ; the existing samples are kept",
         "merged 2 runs and calibrations: 0 samples added, 2 known; 1 conflicts",
     ]
     assert (status, err) == (1, "error: task=merge: 1 conflicts; what was in runs is unchanged\n")
@@ -55,9 +55,7 @@ def test_bad_folders_are_one_line(command: Command, tmp_path: Path, words: list[
 
 
 @pytest.mark.slow
-def test_shards_of_two_clusters_are_one_run_and_found_in_further_folders(
-    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_shards_merge_into_one_run(command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     job = ("method=random", "budget=0.2", "prompts.count=2", "batch_size=1", "eval=[psnr]")
     for index in (0, 1):
         assert command(*job, f"shard.index={index}", "shard.count=2", f"runs_dir=part{index}")[0] == 0

@@ -1,11 +1,10 @@
 """The command line under the newest Hydra of the registry, release candidates included."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.support.command_line import RUN, run_python
 
 pytestmark = pytest.mark.slow
 
@@ -43,28 +42,20 @@ for path in ("os.remove", "kvbench.core.files.Path.unlink"):
 def newest(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """Environment whose Hydra is the newest that the registry has."""
     target = tmp_path_factory.mktemp("hydra")
-    done = subprocess.run(
-        [sys.executable, *INSTALL, str(target), "hydra-core"], capture_output=True, text=True, timeout=300
-    )
+    done = run_python(target, *INSTALL, str(target), "hydra-core")
     if done.returncode:
         lines = done.stderr.strip().splitlines() or ["pip failed"]
         pytest.skip(f"the newest hydra-core cannot be installed here: {lines[-1]}")
-    return {**os.environ, "PYTHONPATH": str(target)}
+    return {"PYTHONPATH": str(target)}
 
 
 def call(newest: dict[str, str], folder: Path, *words: str) -> str:
     """Standard output of Python with the newest Hydra; the test fails where the program does or will."""
-    done = run(newest, folder, *words)
+    done = run_python(folder, *words, **newest)
     assert done.returncode == 0, done.stderr[-2000:]
     assert "will become an error in Hydra" not in done.stdout + done.stderr
     assert "will be removed in Hydra" not in done.stdout + done.stderr
     return done.stdout
-
-
-def run(newest: dict[str, str], folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, *words], cwd=folder, env=newest, capture_output=True, text=True, timeout=300
-    )
 
 
 def test_every_choice_composes(newest: dict[str, str], root: Path) -> None:
@@ -77,7 +68,7 @@ def test_every_choice_composes(newest: dict[str, str], root: Path) -> None:
 def test_a_sweep_runs(newest: dict[str, str], root: Path, tmp_path: Path) -> None:
     """One of its methods is that of a plugin, whose classes are of another package."""
     example = root / "docs" / "examples" / "plugin"
-    environment = {**newest, "PYTHONPATH": f"{newest['PYTHONPATH']}:{example}"}
+    environment = {"PYTHONPATH": f"{newest['PYTHONPATH']}:{example}"}
     words = (
         "-m",
         "method=random_tokens,heatkv",
@@ -87,12 +78,12 @@ def test_a_sweep_runs(newest: dict[str, str], root: Path, tmp_path: Path) -> Non
         "eval=none",
     )
     path = f"hydra.searchpath=[file://{example / 'kvbench_example' / 'conf'}]"
-    call(environment, tmp_path, str(root / "run.py"), *words, path)
+    call(environment, tmp_path, RUN, *words, path)
     runs = sorted(path.parent.name for path in tmp_path.glob("runs/*/*/results.json"))
     assert [name.split("-")[0] for name in runs] == ["full", "heatkv", "random_tokens"]
 
 
-def test_an_error_of_a_class_names_its_key(newest: dict[str, str], root: Path, tmp_path: Path) -> None:
-    done = run(newest, tmp_path, str(root / "run.py"), "model.sizes=[[1,1],[2,2]]")
+def test_an_error_of_a_class_names_its_key(newest: dict[str, str], tmp_path: Path) -> None:
+    done = run_python(tmp_path, RUN, "model.sizes=[[1,1],[2,2]]", **newest)
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1].startswith("error: model.sizes=[[1, 1], [2, 2]]: must end with ")

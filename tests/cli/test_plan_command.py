@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from kvbench.core import checkpoint
-from kvbench.report.papers import memory as paper_memory
+from kvbench.report.papers import memory
 from tests.support.command_line import Command, errors
 
 
@@ -17,7 +17,7 @@ def test_memory_column_of_a_paper_from_shapes(command: Command) -> None:
     assert status == 0
     assert out.count("reproduced") == 8
     assert "17062.5 MiB" in out
-    for name in paper_memory.TABLES:
+    for name in memory.TABLES:
         status, out, err = command("task=plan", f"plan.table={name}")
         assert (status, errors(err)) == (0, [])
         assert "reproduced" in out or "left out: model=var_d30 has no configuration here" in out
@@ -103,9 +103,7 @@ def test_plan_of_a_class_conditional_model(command: Command) -> None:
         ("var_d30", "scale", {"ams_kv", "hack", "hackpp", "heatkv", "scalekv"}, {"headkv", "linear_ar"}),
     ],
 )
-def test_a_plan_lists_the_methods_for_the_model(
-    command: Command, model: str, family: str, there: set[str], others: set[str]
-) -> None:
+def test_listed_methods(command: Command, model: str, family: str, there: set[str], others: set[str]) -> None:
     status, out, _ = command("task=plan", f"model={model}", "method=full")
     assert status == 0
     line = out.split(f"methods for {model}, a next-{family} model: ")[1]

@@ -2,8 +2,6 @@
 
 import importlib
 import json
-import os
-import subprocess
 import sys
 import tomllib
 from collections.abc import Callable, Iterator
@@ -15,11 +13,11 @@ from hydra.core.plugins import Plugins
 
 from kvbench.cli.config.messages import check_arguments
 from kvbench.cli.config.search_path import PluginSearchPath
-from kvbench.cli.tasks.table import every_observer
+from kvbench.cli.tasks.calibrate import list_observers
 from kvbench.core.plugins import GROUP, Plugin, find_plugins
 from kvbench.methods.ams_kv import KeySimilarity
 from kvbench.runs.record.provenance import provenance
-from tests.support.command_line import Command, run_program
+from tests.support.command_line import Command, run_program, run_python
 from tests.support.places import ROOT
 
 EXAMPLE = ROOT / "docs" / "examples" / "plugin"
@@ -67,9 +65,7 @@ def test_a_package_on_the_path_takes_part_in_a_sweep(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_an_installed_package_needs_no_word_on_the_command_line(
-    install: Install, monkeypatch: pytest.MonkeyPatch, command: Command
-) -> None:
+def test_installed_plugins(install: Install, monkeypatch: pytest.MonkeyPatch, command: Command) -> None:
     declared = tomllib.loads((EXAMPLE / "pyproject.toml").read_text())["project"]["entry-points"][GROUP]
     install(declared["example"])
     monkeypatch.syspath_prepend(str(EXAMPLE))
@@ -90,19 +86,14 @@ def test_an_installed_package_needs_no_word_on_the_command_line(
 @pytest.mark.slow
 def test_conformance_tests_cover_installed_plugins(install: Install, tmp_path: Path) -> None:
     install("kvbench_example.conf")
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "random_tokens and small",
-         "tests/methods/test_conformance.py"],
-        cwd=ROOT, capture_output=True, text=True, timeout=300,
-        env={**os.environ, "PYTHONPATH": f"{tmp_path / 'site'}:{EXAMPLE}"},
-    )  # fmt: skip
+    words = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "random_tokens and small")
+    path = f"{tmp_path / 'site'}:{EXAMPLE}"
+    done = run_python(ROOT, *words, "tests/methods/test_conformance.py", PYTHONPATH=path)
     assert done.returncode == 0, done.stdout
     assert int(done.stdout.rpartition(" passed")[0].rpartition("\n")[2]) > 5
 
 
-def test_the_search_path_of_the_command_line_counts_for_lists_of_choices(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_lists_of_choices_include_the_search_path(monkeypatch: pytest.MonkeyPatch) -> None:
     Plugins.instance().register(PluginSearchPath)
     named = f"hydra.searchpath=[file://{EXAMPLE}/kvbench_example/conf]"
     monkeypatch.setattr(sys, "argv", ["run.py", named, "method=randomly"])
@@ -122,7 +113,7 @@ def test_calibrations_of_plugins_are_made_with_all_others(install: Install, tmp_
         "defaults: [ams_kv_fixed, _self_]\nmetric: neg_l2\n",
     )
     with hydra.initialize_config_module("kvbench.conf", version_base="1.3"):
-        observers = every_observer(hydra.compose("config"))
+        observers = list_observers(hydra.compose("config"))
     assert KeySimilarity(metric="neg_l2") in observers
     assert KeySimilarity(metric="neg_mse") in observers
     assert len({repr(observer) for observer in observers}) == len(observers)
@@ -132,14 +123,12 @@ BROKEN = {
     "brought.nowhere": "cannot be imported (ModuleNotFoundError: No module named 'brought.nowhere'); repair the",
     "brought.raises": "cannot be imported (RuntimeError: not today); repair the package or uninstall it",
     "brought.plain": "has no __init__.py; repair the package or uninstall it",
-    "brought.again": "method=heatkv of pkg://brought.again is there already, in pkg://kvbench.conf; rename the file",
+    "brought.again": "method=heatkv of pkg://brought.again exists already in pkg://kvbench.conf; rename the file",
 }
 
 
 @pytest.mark.parametrize("module", BROKEN)
-def test_a_broken_plugin_is_one_line_that_names_the_package(
-    install: Install, tmp_path: Path, module: str
-) -> None:
+def test_a_broken_plugin_is_one_line(install: Install, tmp_path: Path, module: str) -> None:
     install(module)
     site = tmp_path / "site" / "brought"
     write(site, "__init__.py")
@@ -160,13 +149,11 @@ def test_a_broken_plugin_is_one_line_that_names_the_package(
         ("pkg://nowhere", "hydra.searchpath: pkg://nowhere cannot be imported (ModuleNotFoundError: "),
         (
             "file://nowhere",
-            "hydra.searchpath: file://nowhere is no folder; name a folder (file://folder), or a ",
+            "hydra.searchpath: file://nowhere is not a folder; name a folder (file://folder), or a ",
         ),
     ],
 )
-def test_a_search_path_that_leads_nowhere_is_one_line(
-    monkeypatch: pytest.MonkeyPatch, folder: str, message: str
-) -> None:
+def test_a_bad_search_path_is_one_line(monkeypatch: pytest.MonkeyPatch, folder: str, message: str) -> None:
     Plugins.instance().register(PluginSearchPath)
     named = f"hydra.searchpath=[{folder}]"
     monkeypatch.setattr(sys, "argv", ["run.py", named])

@@ -49,9 +49,7 @@ def test_a_run_that_can_start_is_estimated_from_those_before(tmp_path: Path, com
         (("require=[lpips]",), "eval=lpips", "weights missing: alexnet"),
     ],
 )
-def test_what_stands_against_a_run_ends_the_check(
-    tmp_path: Path, command: Command, words: tuple[str, ...], subject: str, text: str
-) -> None:
+def test_obstacles(tmp_path: Path, command: Command, words: tuple[str, ...], subject: str, text: str) -> None:
     status, out, err = command(*CHECK, f"runs_dir={tmp_path}", *words)
     assert status == 1
     assert err.endswith(f"task=check: the run cannot start: {subject}\n")
@@ -60,9 +58,7 @@ def test_what_stands_against_a_run_ends_the_check(
 
 
 @pytest.mark.slow
-def test_weights_are_listed_before_they_are_fetched_and_after(
-    tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_weights_are_listed(tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KVBENCH_WEIGHTS", str(tmp_path / "weights"))
     assets = ROOT / "kvbench" / "assets" / "infinity_tiny"
     files = {f"{part}.safetensors": (assets / f"{part}.safetensors").read_bytes() for part in PARTS}

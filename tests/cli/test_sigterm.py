@@ -1,10 +1,8 @@
 """SIGTERM and the start of a worker: it ends between two blocks, holds no claim then, and starts at a random time."""
 
-import os
 import random
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -15,15 +13,12 @@ from kvbench.cli.workers import work
 from kvbench.cli.workers.sigterm import deferring_sigterm
 from kvbench.core.claims import is_held
 from kvbench.runs.job import Busy
-from tests.support.command_line import Command
-from tests.support.places import ROOT
+from tests.support.command_line import RUN, Command, start_python
 
 JOBS = [(f"seed={seed}",) for seed in range(3)]
 
 
-def test_sigterm_ends_a_worker_after_its_block(
-    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_sigterm_ends_a_worker(command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = open_folder(tmp_path / "runs", JOBS)
 
     def do_job(overrides: tuple[str, ...], _: object, around_block: work.AroundBlock, **__: object) -> object:
@@ -64,9 +59,7 @@ def test_a_launcher_keeps_its_own_handler() -> None:
         signal.signal(signal.SIGTERM, before)
 
 
-def test_workers_start_at_random_times(
-    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_workers_start_randomly(command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[float, float]] = []
     monkeypatch.setattr(random, "uniform", lambda *ends: asked.append(ends) or 0.0)
     monkeypatch.setattr(work, "do_job", lambda *_, **__: tmp_path)
@@ -76,13 +69,7 @@ def test_workers_start_at_random_times(
 
 def start_command(folder: Path, *words: str, runs: int) -> subprocess.Popen[str]:
     """Start a command in a folder, and return it when so many runs have a sample."""
-    process = subprocess.Popen(
-        [sys.executable, str(ROOT / "run.py"), *words, "prompts.count=40", "batch_size=1", "eval=none"],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+    process = start_python(folder, RUN, *words, "prompts.count=40", "batch_size=1", "eval=none")
     while len(list(folder.glob("runs/*/*/samples.jsonl"))) < runs and process.poll() is None:
         time.sleep(0.05)
     return process

@@ -9,7 +9,7 @@ import hydra
 import pytest
 from hydra.core.plugins import Plugins
 
-from kvbench.cli import app
+from kvbench.cli import dispatch
 from kvbench.cli.config.compose import compose_job, hydra_of_kvbench, read_settings
 from kvbench.cli.sweeps.jobs import open_folder, read_entries
 from kvbench.cli.sweeps.launchers import check_launcher
@@ -63,8 +63,8 @@ def test_workers_are_submitted_by_whole_nodes(
     assert (
         f"submitted {workers} workers, 8 to a job, as array 7, output in {tmp_path}/runs/.submitit/7*;" in out
     )
-    assert f"task=status work.folder={named} shows" in out
-    assert "scancel 7 stops them" in out
+    assert f"watch: task=status work.folder={named}; " in out
+    assert "stop: scancel 7;" in out
     options = {line.removeprefix("#SBATCH --") for line in (queue / "7.sh").read_text().splitlines()}
     assert {f"array={array}", "nodes=1", "ntasks-per-node=8", "gpus-per-node=8"} <= options
     assert {"requeue", "mail-type=END", "signal=USR2@120", "export OMP_NUM_THREADS=1"} <= options
@@ -99,8 +99,11 @@ def test_each_task_of_a_node_takes_a_card_of_its_own(tmp_path: Path, monkeypatch
             ("task=work", "work.workers=16", "hydra.launcher.tasks_per_node=16"),
             r"tasks_per_node=16: more workers than GPUs of a node .*gpus_per_node=8\); set .*tasks_per_node=8",
         ),
-        (("task=work", "work.workers=12"), r"^work\.workers=12: no multiple of the 8 .*set work\.workers=16"),
-        (("method=swa",), r"tasks_per_node=8: is for workers; use task=work or work\.wait=false"),
+        (
+            ("task=work", "work.workers=12"),
+            r"^work\.workers=12: not a multiple of the 8 .*set work\.workers=16",
+        ),
+        (("method=swa",), r"tasks_per_node=8: only for workers; set task=work or work\.wait=false"),
     ],
     ids=("cards", "workers", "jobs"),
 )
@@ -117,7 +120,7 @@ def test_what_slurm_refuses_is_told(queue: Path, command: Command) -> None:
     status, _, err = command("task=work", *SWEEP, *SLURM, "work.workers=8", "work.wait=false")
     assert status == 1
     assert err.splitlines()[-1].startswith(
-        "error: hydra/launcher=submitit_slurm: Slurm refuses the job (invalid"
+        "error: hydra/launcher=submitit_slurm: Slurm rejects the job (invalid"
     )
 
 
@@ -125,9 +128,7 @@ class KilledError(BaseException):
     """What ends a worker in place of Slurm."""
 
 
-def test_a_worker_that_got_sigterm_holds_nothing_and_waits_for_slurm_to_kill_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_worker_waits_for_slurm_to_kill_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Were all processes of a preempted job to end by themselves, Slurm would not queue it again."""
     folder = open_folder(tmp_path / "runs", [("seed=1",), ("seed=2",)])
 
@@ -139,12 +140,12 @@ def test_a_worker_that_got_sigterm_holds_nothing_and_waits_for_slurm_to_kill_it(
         raise KilledError
 
     monkeypatch.setattr(work, "do_job", do_job)
-    monkeypatch.setattr(app, "wait_to_be_killed", wait)
+    monkeypatch.setattr(dispatch, "wait_to_be_killed", wait)
     monkeypatch.setenv("SUBMITIT_EXECUTOR", "slurm")
     before = signal.signal(signal.SIGTERM, print)  # submitit's only logs the signal
     try:
         with pytest.raises(KilledError):
-            app.run_worker(["task=work", f"work.folder={folder}"])
+            dispatch.run_worker(["task=work", f"work.folder={folder}"])
         assert signal.getsignal(signal.SIGTERM) is print
     finally:
         signal.signal(signal.SIGTERM, before)
@@ -152,11 +153,9 @@ def test_a_worker_that_got_sigterm_holds_nothing_and_waits_for_slurm_to_kill_it(
     assert [path for path in folder.rglob(".*") if path.is_file()] == []
 
 
-def test_a_command_that_waits_ends_with_the_table_of_what_workers_have_left(
-    queue: Path, command: Command, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_waiting_command_ends(queue: Path, command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     ended: list[str] = []
     monkeypatch.setattr(SlurmJob, "wait", lambda job: ended.append(job.job_id))
     status, out, _ = command("task=work", *SWEEP, *SLURM, "work.workers=16")
     assert (status, ended) == (1, ["7_0", "7_1"])
-    assert out.count("was not started") == 2
+    assert out.count("not started") == 2

@@ -1,8 +1,6 @@
 """What a command imports before it does its work: seconds that a mistyped key need not wait for."""
 
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -11,6 +9,7 @@ from omegaconf import OmegaConf
 
 from kvbench.cli.app import main
 from kvbench.core.settings import TASKS
+from tests.support.command_line import run_python
 from tests.support.places import ROOT
 
 SLOW = ("torch", "scipy", "matplotlib", "transformers", "torchvision", "torchmetrics", "torch._dynamo")
@@ -25,14 +24,7 @@ main()
 
 def slow_imports(folder: Path, *arguments: str) -> tuple[list[str], str]:
     """Which slow packages a command imported, and what it printed."""
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM, *arguments],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "KVBENCH_FEATURES": str(folder)},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    done = run_python(folder, "-c", PROGRAM, *arguments, KVBENCH_FEATURES=str(folder))
     return json.loads(done.stderr.splitlines()[-1]), done.stdout + done.stderr
 
 
@@ -65,11 +57,11 @@ def test_help_begins_with_examples_and_every_task() -> None:
 
 def test_verbose_is_a_setting_and_a_short_word(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
-    monkeypatch.setattr("kvbench.cli.app.run_arguments", seen.append)
+    monkeypatch.setattr("kvbench.cli.app.run_command", seen.append)
     for word in ("-v", "--verbose", "verbose=true"):
         monkeypatch.setattr(sys, "argv", ["run.py", "seed=1", word])
         main()
-    assert seen == [["seed=1", "verbose=true"]] * 3
+    assert [command.words for command in seen] == [("seed=1", "verbose=true")] * 3
 
 
 @pytest.mark.slow

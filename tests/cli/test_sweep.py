@@ -50,7 +50,7 @@ def test_a_killed_process_is_told_of_and_the_same_command_goes_on(tmp_path: Path
     status, out, entries = sweep(tmp_path, *arguments)
     assert status == 1
     assert "started" in {entry.outcome for entry in entries} <= {"started", "missing"}
-    assert "did not come to its end: its process was killed" in " ".join(out.split())
+    assert "did not finish: its process was killed" in " ".join(out.split())
     alive = DYING.replace("os.kill(os.getpid(), signal.SIGKILL)", "return Scenes(count=2).load()")
     (tmp_path / "dying.py").write_text(f"from kvbench.prompts.scenes import Scenes\n{alive}")
     status, out, entries = sweep(tmp_path, *arguments)
@@ -112,9 +112,7 @@ def test_only_jobs_that_did_not_finish_start_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_sweep_without_its_gpu_ends_once_and_leaves_nothing(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, command: Command
-) -> None:
+def test_a_sweep_without_gpu_ends(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, command: Command) -> None:
     monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
     status, out, err = command("-m", "method=random,swa", "device=cuda")
     assert (status, err) == (1, "error: device=cuda: torch finds no GPU here; use device=cpu\n")
@@ -129,9 +127,7 @@ def test_refused_words_of_work_leave_no_folder(tmp_path: Path, command: Command,
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_sweep_whose_jobs_cannot_be_listed_ends_at_once(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_sweep_without_a_folder_ends_at_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def refuse(*_: object) -> None:
         raise OSError("disk full")
 

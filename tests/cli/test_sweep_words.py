@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from kvbench.cli.sweeps.folder import find_reading_words, find_words
+from kvbench.cli.config.command import Command as Words
 from kvbench.cli.sweeps.jobs import Entry, find_folder, write_entry
 from tests.support.command_line import Command
 
@@ -12,24 +12,27 @@ WORDS = ("method=random,swa", "budget=0.1")
 
 
 @pytest.mark.parametrize(
-    ("arguments", "of_sweep", "reading"),
+    ("arguments", "of_sweep", "of_all_runs"),
     [
-        (("-m", "task=report", *WORDS), True, None),
-        (("task=report", *WORDS), True, None),
-        (("task=report", "sweeps=budget"), True, None),
-        (("-m", "task=report"), False, ["task=report"]),
-        (("task=report",), False, None),
-        (("-m", "task=dashboard"), False, ["task=dashboard"]),
-        (("-m", *WORDS), False, None),
+        (("-m", "task=report", *WORDS), True, False),
+        (("task=report", *WORDS), True, False),
+        (("task=report", "sweeps=budget"), True, False),
+        (("task=report", "sweeps=null"), False, True),
+        (("task=report", "work.folder=x"), True, False),
+        (("-m", "task=report"), False, True),
+        (("task=report",), False, True),
+        (("-m", "task=dashboard"), False, True),
+        (("task=export", "sweeps=budget"), False, True),
+        (("task=status",), True, False),
+        (("task=work", "--cfg", "job"), False, False),
+        (("-m", *WORDS), False, False),
     ],
     ids=str,
 )
-def test_what_a_reading_task_is_about(
-    arguments: tuple[str, ...], of_sweep: bool, reading: list[str] | None
-) -> None:
-    assert (find_words(arguments) is not None) == of_sweep
-    if not of_sweep:
-        assert find_reading_words(arguments) == reading
+def test_what_a_command_is_about(arguments: tuple[str, ...], of_sweep: bool, of_all_runs: bool) -> None:
+    words = Words.parse(arguments)
+    assert (words.is_about_sweep, words.is_about_all_runs) == (of_sweep, of_all_runs)
+    assert words.overrides == tuple(word for word in arguments if word != "-m")
 
 
 def read_all(folder: Path) -> dict[str, bytes]:

@@ -7,7 +7,8 @@ from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.plugins import Plugins
 
-from kvbench.cli.sweeps.sweeper import extend_sweeper, name_base, split_product
+from kvbench.cli.config.command import name_base
+from kvbench.cli.sweeps.sweeper import extend_sweeper, split_product
 
 
 def jobs(*words: str) -> list[set[str]]:

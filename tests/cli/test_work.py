@@ -15,14 +15,14 @@ import pytest
 from kvbench.cli.sweeps import progress
 from kvbench.cli.sweeps.jobs import Entry, claim_of, find_folder, open_folder, read_entries, write_entry
 from kvbench.cli.sweeps.progress import measure, watch
-from kvbench.cli.tasks.table import models
+from kvbench.cli.tasks import job
 from kvbench.cli.workers.log import read_logs
 from kvbench.cli.workers.work import Numbered, order_work
 from kvbench.core.claims import claim
 from kvbench.models.infinity.model import InfinityModel
 from tests.cli.test_start import slow_imports
 from tests.support.command_line import Command as Call
-from tests.support.command_line import run_program
+from tests.support.command_line import run_program, start_python
 from tests.support.kills import drop_keys
 from tests.support.places import ROOT
 
@@ -58,15 +58,8 @@ def contents(runs_dir: Path) -> dict[str, object]:
 
 
 def start(folder: Path, *arguments: str, machine: str, stop: int = 0) -> subprocess.Popen[str]:
-    program = [sys.executable, str(ROOT / "tests/support/worker.py"), machine, str(stop)]
-    return subprocess.Popen(
-        [*program, "task=work", *arguments, "work.lapse=3"],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
+    program = (str(ROOT / "tests/support/worker.py"), machine, str(stop))
+    return start_python(folder, *program, "task=work", *arguments, "work.lapse=3")
 
 
 @pytest.mark.slow
@@ -105,15 +98,13 @@ def test_killed_added_and_restarted_workers_leave_the_bytes_of_one(command: Comm
 
 
 @pytest.mark.slow
-def test_a_sweep_is_one_command_that_loads_its_model_once_and_can_be_amended(
-    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_sweep_can_be_amended(command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     loads: list[str] = []
     load = InfinityModel.load
     monkeypatch.setattr(
         InfinityModel, "load", lambda model, device: loads.append(device) or load(model, device)
     )
-    monkeypatch.setattr(models, "_KEPT", {})
+    monkeypatch.setattr(job, "_LOADED", {})
     sweep = ("sweeps=heatkv_table1", "method=full,streaming_llm", "prompts.count=1", "eval=[psnr]")
     status, out = command(*sweep, "budget=0.2")
     assert status == 0
@@ -142,9 +133,7 @@ def test_a_sweep_is_one_command_that_loads_its_model_once_and_can_be_amended(
 
 
 @pytest.mark.slow
-def test_a_failure_is_told_of_and_tried_again_by_the_next_command_alone(
-    command: Command, tmp_path: Path
-) -> None:
+def test_a_failure_is_tried_again_by_the_next_command(command: Command, tmp_path: Path) -> None:
     sweep = ("method=swa,random", "budget=0.2,1e-5", "prompts.count=1", "eval=none")
     for _ in range(2):
         status, out = command("task=work", *sweep)
@@ -172,7 +161,7 @@ def test_a_launcher_starts_workers(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["task=work", "work.workers=2"], "work.workers=2: hydra/launcher=basic starts one after the other"),
+        (["task=work", "work.workers=2"], "work.workers=2: hydra/launcher=basic starts one worker"),
         (["task=work", "work.lapse=0"], "work.lapse=0: must be a positive number of seconds"),
         (["task=work", "work.grace=-1"], "work.grace=-1: must be a number of seconds, 0 or more"),
         (["task=work", "work.jitter=-1"], "work.jitter=-1: must be a number of seconds, 0 or more"),
@@ -230,7 +219,7 @@ def test_a_terminal_has_a_line_about_the_sweep_below_what_jobs_print(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = open_folder(tmp_path, [("method=a",), ("method=b",)])
-    monkeypatch.setattr(progress, "LOOK", 0.001)
+    monkeypatch.setattr(progress, "REFRESH_INTERVAL", 0.001)
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     monkeypatch.setenv("COLUMNS", "150")
     with watch(folder):

@@ -1,1 +1,1 @@
-"""Configuration of a command: composed, searched, checked, instantiated."""
+"""Configuration of a command: composition, search path, checks and objects."""

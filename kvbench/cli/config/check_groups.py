@@ -1,4 +1,4 @@
-"""Checks of the groups of a configuration; imports only what the configuration names."""
+"""Checks of the groups of a configuration; imports only the classes that it names."""
 
 import re
 from collections.abc import Mapping
@@ -7,21 +7,18 @@ from inspect import isabstract
 
 from kvbench.core.config import ConfigError, import_target, show
 
-PARTS: Mapping[str, tuple[str, ...]] = {
+REQUIRED_ATTRIBUTES: Mapping[str, tuple[str, ...]] = {
     "model": ("spec", "load", "generate"),
     "method": ("needs", "prepare", "keep"),
     "prompts": ("load", "load_others"),
     "eval": ("metrics", "run"),
     "logger": ("send", "send_sweep"),
 }
-"""Attributes that the class of a group's object has; `eval` holds any number of objects."""
+"""Attributes that the class of each group's object must have; `eval` holds any number of objects."""
 
 
 def check_kinds(values: Mapping[str, object]) -> None:
-    """Make sure that every group holds what it is for, and that the model's name is one.
-
-    Args:
-        values: the resolved configuration, JSON values whose `_target_` can be imported.
+    """Check that every group holds an object of its kind and that the model's name is valid.
 
     Raises:
         ConfigError: naming the key.
@@ -30,7 +27,7 @@ def check_kinds(values: Mapping[str, object]) -> None:
         _check_kind(values.get(group), group, group)
     evaluators = values.get("eval") or {}
     if not isinstance(evaluators, Mapping):
-        raise ConfigError(f"eval={show(evaluators)}: names no evaluators; eval=none for none")
+        raise ConfigError(f"eval={show(evaluators)}: not a group of evaluators; set eval=none for none")
     for name, node in evaluators.items():
         _check_kind(node, f"eval.{name}", "eval")
     if values.get("logger"):
@@ -41,7 +38,7 @@ def check_kinds(values: Mapping[str, object]) -> None:
 
 
 def check_protected(values: Mapping[str, object]) -> None:
-    """Make sure that the group `protect`, which methods take their leading scales from, holds numbers of scales.
+    """Check that the group `protect`, the leading scales that methods keep, holds numbers of scales.
 
     Raises:
         ConfigError: naming the key.
@@ -52,16 +49,13 @@ def check_protected(values: Mapping[str, object]) -> None:
             f"protect={show(protected)}: must be a group of keys (sinks, condensed, initial, leading)"
         )
     for name, scales in protected.items():
-        mended_elsewhere = show(scales) == show(values.get("sinks"))  # the group takes them from there
-        if not mended_elsewhere and (type(scales) is not int or scales < 0):
+        is_sinks = show(scales) == show(values.get("sinks"))  # interpolated, and checked as `sinks`
+        if not is_sinks and (type(scales) is not int or scales < 0):
             raise ConfigError(f"protect.{name}={show(scales)}: must be a whole number of scales")
 
 
 def check_preset(values: Mapping[str, object]) -> None:
-    """Make sure that a file of `conf/sampling`, if one is chosen, is for the model.
-
-    Args:
-        values: the resolved configuration; `sampling.models` holds patterns of names, `*` for any letters.
+    """Check that the choice of `sampling`, if any, is for the model; its patterns of names have `*` for any letters.
 
     Raises:
         ConfigError: it is for other models.
@@ -70,7 +64,7 @@ def check_preset(values: Mapping[str, object]) -> None:
     if preset is None or not isinstance(model, Mapping):
         return
     if not isinstance(preset, Mapping) or preset.keys() != {"name", "models"}:
-        raise ConfigError(f"sampling={show(preset)}: names no choice of conf/sampling")
+        raise ConfigError(f"sampling={show(preset)}: not a choice of conf/sampling")
     name, models = model.get("name"), preset["models"]
     if not any(fnmatch(str(name), str(pattern)) for pattern in models):
         raise ConfigError(
@@ -83,24 +77,24 @@ def _check_kind(node: object, key: str, group: str) -> None:
     path = node.get("_target_") if isinstance(node, Mapping) else None
     if not isinstance(path, str):
         raise ConfigError(
-            f"{key}._target_={show(path)}: names no class; choose with {group}=, as --help lists"
+            f"{key}._target_={show(path)}: not a class; choose with {group}= from the choices in --help"
         )
     if isinstance(node, Mapping) and node.get("_partial_"):
-        raise ConfigError(f"{key}._partial_={show(node['_partial_'])}: the object itself is needed")
-    target, names = import_target(path, key), PARTS[group]
-    given = {*dir(target), *getattr(target, "__dataclass_fields__", ())}
+        raise ConfigError(f"{key}._partial_={show(node['_partial_'])}: must be left out")
+    target, names = import_target(path, key), REQUIRED_ATTRIBUTES[group]
+    attributes = {*dir(target), *getattr(target, "__dataclass_fields__", ())}
     if (
         not isinstance(target, type)
         or getattr(target, "_is_protocol", False)
         or isabstract(target)
-        or not given.issuperset(names)
+        or not attributes.issuperset(names)
     ):
-        raise ConfigError(f"{key}._target_={path}: not a class with {', '.join(names)}, as {group}= takes it")
+        raise ConfigError(f"{key}._target_={path}: not a class with {', '.join(names)}, which {group}= needs")
 
 
 def _check_name(name: object) -> None:
     if not isinstance(name, str) or not re.fullmatch(r"\w[^/\0\n]{0,99}", name):
         raise ConfigError(
-            f"model.name={show(name)}: names a folder in runs_dir: up to 100 characters, none of them a slash, and a "
-            "letter or digit first"
+            f"model.name={show(name)}: must be a folder name: up to 100 characters without a slash, a letter or "
+            "digit first"
         )

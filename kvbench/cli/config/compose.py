@@ -25,7 +25,7 @@ from kvbench.cli.config.search_path import list_choices
 from kvbench.core.config import ConfigError
 from kvbench.core.files import find_obstacle
 from kvbench.core.gpus import resolve_device
-from kvbench.core.settings import CHOSEN, GROUPS, READERS, Settings
+from kvbench.core.settings import CHOICE_KEYS, GROUPS, READING_TASKS, Settings
 
 if TYPE_CHECKING:  # imports numpy
     from kvbench.runs.record.results import Outcome
@@ -42,8 +42,8 @@ def compose_job(overrides: list[str]) -> tuple[DictConfig, HydraConf]:
     """Compose the configuration of one job, as `hydra.main` does for its task; also return Hydra's own part.
 
     Raises:
-        HydraException, OmegaConfBaseException: an override that fits nothing.
-        ConfigError: an override that leaves out what every job has.
+        HydraException, OmegaConfBaseException: an override matches no key.
+        ConfigError: an override removes a required key.
     """
     parsed = OverridesParser.create().parse_overrides(overrides)
     _check_overrides(parsed)
@@ -55,10 +55,10 @@ def compose_job(overrides: list[str]) -> tuple[DictConfig, HydraConf]:
 
 
 def _compose(overrides: Sequence[Override]) -> DictConfig:
-    """Compose what `hydra.compose` does, with Hydra's own part.
+    """Compose as `hydra.compose` does, with Hydra's own part.
 
-    Reading and merging the files takes a third of a second. It is done once for all overrides that make the same
-    choices of groups; new values are set on a copy. `hydra.job.override_dirname` names only the choices.
+    Reading and merging the files takes a third of a second; the result is cached by choices of groups, and other
+    values are set on a copy. `hydra.job.override_dirname` names only the choices.
     """
     values = [override for override in overrides if _sets_value(override)]
     choices = [str(override.input_line) for override in overrides if not _sets_value(override)]
@@ -67,7 +67,7 @@ def _compose(overrides: Sequence[Override]) -> DictConfig:
         cfg = deepcopy(_compose_choices(tuple(choices), search_path))
         for override in values:
             OmegaConf.update(cfg, override.key_or_group, override.value(), merge=True)
-    except OmegaConfBaseException:  # Hydra says it in its own words
+    except OmegaConfBaseException:  # raised again with Hydra's message
         words = [str(override.input_line) for override in overrides]
         return hydra.compose("config", overrides=words, return_hydra_config=True)
     cfg.hydra.runtime.cwd = str(Path.cwd())
@@ -79,56 +79,52 @@ def _compose(overrides: Sequence[Override]) -> DictConfig:
 
 @lru_cache(maxsize=64)  # a third of a megabyte each
 def _compose_choices(choices: tuple[str, ...], _search_path: str) -> DictConfig:
-    """Compose a configuration; Hydra knows the search path, which is here for the sake of the cache."""
+    """Compose a configuration; the search path is only a key of the cache."""
     return hydra.compose("config", overrides=list(choices), return_hydra_config=True)
 
 
 def _sets_value(override: Override) -> bool:
-    """Return whether an override gives a new value to a key outside Hydra's part, and that is all it does."""
+    """Return whether an override only changes the value of a key outside Hydra's part."""
     if override.is_hydra_override() or override.is_sweep_override() or _is_about_group(override):
         return False
     return override.type is OverrideType.CHANGE and override.package is None
 
 
 def _check_overrides(overrides: Sequence[Override]) -> None:
-    """Make sure that overrides leave out no key, and name choices for groups; Hydra must be initialised.
-
-    Raises:
-        ConfigError: naming the key.
-    """
+    """Check that overrides remove no key and name choices for groups; Hydra must be initialised."""
     for override in overrides:
         key, _, inner = override.key_or_group.partition(".")
         if override.is_delete() and key != "hydra" and not (inner and key in GROUPS):
-            kept = f"{key}=none" if key in ("eval", "logger") else "leave it as it stands in conf/config.yaml"
-            raise ConfigError(f"{override.key_or_group}: missing; set it, or {kept}")
-        if override.key_or_group == "hydra.launcher.n_jobs" and override.value() == 0:
-            raise ConfigError(
-                "hydra.launcher.n_jobs=0: must be at least 1, or -1 for as many as there are cores"
+            remedy = (
+                f"set {key}=none" if key in ("eval", "logger") else "keep the default of conf/config.yaml"
             )
+            raise ConfigError(f"{override.key_or_group}: missing; set it, or {remedy}")
+        if override.key_or_group == "hydra.launcher.n_jobs" and override.value() == 0:
+            raise ConfigError("hydra.launcher.n_jobs=0: must be at least 1, or -1 for the number of cores")
         if _is_about_group(override) and not override.is_delete() and not _names_choices(override):
             choices = ", ".join(list_choices(key))
-            raise ConfigError(f"{override.input_line}: names no choice; choose from {choices}")
+            raise ConfigError(f"{override.input_line}: not a choice; choose from {choices}")
 
 
 def _is_about_group(override: Override) -> bool:
     key, _, inner = override.key_or_group.partition(".")
-    return not inner and (key in CHOSEN or key.partition("/")[0] == "hydra")
+    return not inner and (key in CHOICE_KEYS or key.partition("/")[0] == "hydra")
 
 
 def _names_choices(override: Override) -> bool:
     if override.is_sweep_override():
         return True
-    value, many = override.value(), override.key_or_group in ("eval", "sweeps")  # others are one object
-    if isinstance(value, list) and many:
+    value, takes_list = override.value(), override.key_or_group in ("eval", "sweeps")
+    if isinstance(value, list) and takes_list:
         return all(isinstance(name, str) for name in value)
     return isinstance(value, str)
 
 
 def read_settings(cfg: DictConfig) -> Settings:
-    """Read and check what belongs to no group.
+    """Read and check the settings, and check the groups.
 
     Raises:
-        ConfigError: an unknown key, a value of the wrong type or out of range, a table that nobody published.
+        ConfigError: an unknown key, a value of the wrong type or out of range, an unknown table.
     """
     values = read_values(cfg)
     check_protected(values)
@@ -141,7 +137,7 @@ def read_settings(cfg: DictConfig) -> Settings:
         if settings.plan.table not in TABLES:
             choices = ", ".join(TABLES)
             raise ConfigError(
-                f"plan.table={settings.plan.table}: no memory column is worked out for it; choose from {choices}"
+                f"plan.table={settings.plan.table}: no such memory column; choose from {choices}"
             )
     if settings.published is not None:
         from kvbench.report.papers.published import find
@@ -151,29 +147,27 @@ def read_settings(cfg: DictConfig) -> Settings:
 
 
 def find_finished(cfg: DictConfig) -> "Outcome | None":
-    """Return the run that the same call has finished before, if nothing that it depends on has changed since."""
-    from kvbench.runs.calls import recall  # imports numpy, which `--help` does without
+    """Return the finished run of the same call if nothing that it depends on has changed."""
+    from kvbench.runs.calls import recall  # imports numpy, which `--help` does not need
 
     values, method = read_values(cfg), HydraConfig.get().runtime.choices["method"]
     return recall(Path(str(values.get("runs_dir"))).expanduser(), values, method)
 
 
 def count_processes(cfg: DictConfig) -> int:
-    """Return how many processes hold the model together, all of which must have been started.
+    """Return the number of processes that share the model (`model.tensor_parallel`), all of them started.
 
     Raises:
-        ConfigError: there are more of them, or fewer, or they are asked for what one process does.
+        ConfigError: another number of processes was started, or the task is for one process.
     """
     node = OmegaConf.select(cfg, "model.tensor_parallel", default=1)
-    count = (
-        node if type(node) is int and node > 0 else 1
-    )  # what is no number of processes is refused with its type
+    count = node if type(node) is int and node > 0 else 1  # other values are refused later, with their type
     started = int(os.environ.get("WORLD_SIZE", "1"))
     key = f"model.tensor_parallel={count}"
     for name in ("heads", "kv_heads", "hidden"):
-        parts = OmegaConf.select(cfg, f"model.transformer.{name}", default=0)
-        if type(parts) is int and parts % count:
-            raise ConfigError(f"{key}: must divide model.transformer.{name}={parts}")
+        size = OmegaConf.select(cfg, f"model.transformer.{name}", default=0)
+        if type(size) is int and size % count:
+            raise ConfigError(f"{key}: must divide model.transformer.{name}={size}")
     if count != started:
         start = (
             f"torchrun --nproc-per-node {count} run.py ... {key}" if count > 1 else f"python run.py ... {key}"
@@ -182,18 +176,18 @@ def count_processes(cfg: DictConfig) -> int:
     if count > 1 and cfg.task != "run":
         raise ConfigError(f"{key}: task={cfg.task} is for one process; set model.tensor_parallel=1")
     if count > 1 and HydraConfig.get().mode is RunMode.MULTIRUN:
-        raise ConfigError(f"{key}: start every run of a sweep by itself, without -m")
+        raise ConfigError(f"{key}: start each run of a sweep separately, without -m")
     return count
 
 
 def check_runs_dir(settings: Settings) -> None:
-    """Make sure that runs can be written where they should lie, without making a folder yet.
+    """Check that the output folder is writable, without creating it.
 
     Raises:
-        ConfigError: they cannot.
+        ConfigError: it is not.
     """
     if settings.task not in ("plan", "check") and (problem := find_obstacle(settings.writes)) is not None:
-        key, hint = "runs_dir", "; output=... names another folder" * (settings.task in READERS)
+        key, hint = "runs_dir", "; output=... names another folder" * (settings.task in READING_TASKS)
         if settings.writes != settings.runs_dir:
             key, hint = "output", ""
         raise ConfigError(f"{key}={settings.writes}: cannot be written ({problem}){hint}")
@@ -202,7 +196,7 @@ def check_runs_dir(settings: Settings) -> None:
 def read_values(cfg: DictConfig) -> Mapping[str, object]:
     """Resolve every interpolation of a configuration and `device=auto`, and return JSON values."""
     if "device" in cfg and (device := resolve_device(cfg.device)) != cfg.device:
-        chosen, cfg.device = cfg.device, device  # a copy of all would take longer than what follows
+        chosen, cfg.device = cfg.device, device  # faster than a copy of `cfg`
         try:
             return read_values(cfg)
         finally:

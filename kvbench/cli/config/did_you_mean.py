@@ -10,14 +10,14 @@ def did_you_mean(name: str | None) -> str:
 
 
 def suggest_choice(choice: str, choices: Sequence[str]) -> str | None:
-    """Return the choice of a configuration group that is most like a misspelt one; None if none is."""
+    """Return the choice of a group closest to a misspelt one; None if none is close."""
     return next(iter(get_close_matches(choice, choices, 1)), None)
 
 
 def suggest_key(key: str, keys: Sequence[str]) -> str | None:
-    """Return the configuration key that is most like a misspelt one; None if none is.
+    """Return the configuration key closest to a misspelt one; None if none is close.
 
-    The group of a nested key is no suggestion for it: `method` for `method.x`.
+    A nested key such as `method.x` never suggests its group `method`.
     """
     group, _, inner = key.rpartition(".")
     near = (one for one in get_close_matches(key, keys, 3) if not inner or one != group)

@@ -1,4 +1,4 @@
-"""Objects that a configuration describes, made alike by Hydra 1.3 and 1.4."""
+"""Objects of a configuration, instantiated by Hydra 1.3 or 1.4."""
 
 import sys
 from collections.abc import Iterator, Mapping
@@ -17,7 +17,7 @@ def instantiate(node: DictConfig) -> Any:
     """Return the object of a node with `_target_`, nested nodes included.
 
     Raises:
-        InstantiationException: naming the node's key; its cause is what the class raised.
+        InstantiationException: the class raised an error, which is the cause; the message names the key.
     """
     with allow_targets(node):
         try:
@@ -30,10 +30,10 @@ def instantiate(node: DictConfig) -> Any:
 
 
 def allow_targets(node: DictConfig | None = None) -> AbstractContextManager[object]:
-    """Return a context in which Hydra 1.4 makes objects of a node's packages and of kvbench; 1.3 has no such limit.
+    """Return a context in which Hydra 1.4 may instantiate classes of kvbench and a node's packages; 1.3 has no limit.
 
-    A plugin may name classes of any package, since it is code that the user installed or named in `hydra.searchpath`.
-    Functions of Python's standard library, which can run programs or delete files, are never allowed.
+    A plugin may name classes of any package, because the user installed it or named it in `hydra.searchpath`. The
+    standard library is never allowed: its functions can run programs or delete files.
     """
     allow = getattr(hydra.utils, "execution_whitelist", None)
     if allow is None:

@@ -12,6 +12,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException, InstantiationException, OverrideParseException
 from omegaconf.errors import OmegaConfBaseException
 
+from kvbench.cli.config.command import Command
 from kvbench.cli.config.compose import (
     check_runs_dir,
     compose_job,
@@ -22,31 +23,26 @@ from kvbench.cli.config.compose import (
 from kvbench.cli.config.did_you_mean import did_you_mean, suggest_choice, suggest_key
 from kvbench.cli.config.search_path import check_search_path, list_choices
 from kvbench.core.config import ConfigError, UserError
-from kvbench.core.settings import CHOSEN
+from kvbench.core.settings import CHOICE_KEYS
 
 EXPECTED = (UserError, ValueError, HydraException, OmegaConfBaseException, OSError)
-"""Errors that a user can cause, beside out-of-memory errors."""
+"""Errors that a user can cause, besides out-of-memory errors."""
 COMMANDS = ("run", "multirun", "cfg", "info", "shell_completion")
-"""Options of Hydra of which a command has one at most."""
+"""Options of Hydra that exclude each other."""
 
 
 def is_expected(error: BaseException) -> bool:
-    """Return whether a user can cause an error, which is then shown in one line; others show its traceback."""
-    torch = sys.modules.get("torch")  # what is not imported has raised nothing
+    """Return whether a user can cause an error; it is then shown in one line, otherwise with a traceback."""
+    torch = sys.modules.get("torch")  # if not imported, it raised nothing
     return isinstance(error, EXPECTED) or (torch is not None and isinstance(error, torch.OutOfMemoryError))
 
 
-def is_one_job(arguments: list[str]) -> bool:
-    """Return whether a command holds nothing but overrides: neither `-m` nor a command of Hydra's own."""
-    return not any(word.startswith("-") for word in arguments)
-
-
 def check_arguments(arguments: list[str]) -> str | None:
-    """Compose what a command names, every value of every list once; return what is wrong with it, None for nothing."""
+    """Compose the jobs of a command, every value of every list once; return the first error as a line, or None."""
     parsed = get_args_parser().parse_args(arguments)
     if len(commands := [f"--{name}" for name in COMMANDS if getattr(parsed, name)]) > 1:
-        return f"{' and '.join(commands)}: only one at a time; leave out {commands[0]}"
-    runs = parsed.multirun or is_one_job(arguments)  # rather than shows something
+        return f"{' and '.join(commands)}: exclude each other; leave out {commands[0]}"
+    runs = parsed.multirun or Command.parse(arguments).is_one_job
     try:
         with hydra_of_kvbench():
             check_search_path()
@@ -62,7 +58,7 @@ def check_arguments(arguments: list[str]) -> str | None:
 
 
 def cover_values(arguments: list[str]) -> list[list[str]]:
-    """Return overrides of some jobs of a sweep, in which every value of every list occurs; Hydra must be initialised.
+    """Return overrides of as few jobs as contain every value of every list; Hydra must be initialised.
 
     Raises:
         ConfigError: a list is empty.
@@ -72,10 +68,10 @@ def cover_values(arguments: list[str]) -> list[list[str]]:
         for o in OverridesParser.create(GlobalHydra.instance().config_loader()).parse_overrides(arguments)
         if not o.key_or_group.startswith("hydra") or o.key_or_group == "hydra.searchpath"
     ]
-    listed = [o for o in parsed if o.is_choice_sweep()]
+    lists = [o for o in parsed if o.is_choice_sweep()]
     fixed = [str(o.input_line) for o in parsed if not o.is_sweep_override()]
-    swept = [[f"{o.get_key_element()}={value}" for value in o.sweep_string_iterator()] for o in listed]
-    for override, values in zip(listed, swept, strict=True):
+    swept = [[f"{o.get_key_element()}={value}" for value in o.sweep_string_iterator()] for o in lists]
+    for override, values in zip(lists, swept, strict=True):
         if not values:
             choices = ", ".join(list_choices(override.key_or_group))
             raise ConfigError(f"{override.input_line}: matches no choice; choose from {choices}")
@@ -84,21 +80,21 @@ def cover_values(arguments: list[str]) -> list[list[str]]:
 
 
 def describe_error(error: BaseException, arguments: Sequence[str] = ()) -> str:
-    """Put an expected error into one line; raise its cause where that is our fault.
+    """Return an expected error as one line; raise its cause if no user can cause it.
 
     Args:
-        error: what was raised.
-        arguments: words of the command; their choices say which keys there are.
+        error: the error.
+        arguments: words of the command; their choices of groups determine the valid keys.
     """
     if isinstance(error, OverrideParseException):
-        return f"{error.override}: cannot be read as key=value; quote values that hold one of = , [ ] {{ }} ~"
+        return f"{error.override}: not a valid key=value; quote values with any of = , [ ] {{ }} ~"
     if isinstance(error, InstantiationException) and error.__cause__ is not None:
         return _describe_cause(error, error.__cause__)
     if isinstance(error, HydraException | OmegaConfBaseException):
         return _describe_composition(str(error), arguments)
     line = " ".join(str(error).split())
     if isinstance(error, OSError) and error.errno == errno.ENOSPC:
-        return f"{line}; make room: what was done is kept, and the same command goes on with the rest"
+        return f"{line}; free disk space and run the same command again to resume"
     if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
         name = Path(str(error.filename)).name
         key = next((word.partition("=")[0] for word in arguments if name in word), "a path")
@@ -107,7 +103,7 @@ def describe_error(error: BaseException, arguments: Sequence[str] = ()) -> str:
 
 
 def _describe_cause(error: InstantiationException, cause: BaseException) -> str:
-    """Return why an object could not be made out of its configuration."""
+    """Return one line about an object that could not be instantiated."""
     key = re.search(r"full_key: (\S+)", str(error))
     if isinstance(cause, TypeError | ImportError) and key is not None:
         return f"{key[1]}: {' '.join(str(cause).split())}"
@@ -118,39 +114,39 @@ def _describe_cause(error: InstantiationException, cause: BaseException) -> str:
         return line
     return (
         key[1] + ("." if re.match(r"\w+=", line) else ": ") + line
-    )  # objects know fields, not where they stand
+    )  # an object knows its fields, not their key
 
 
 def _describe_composition(message: str, arguments: Sequence[str]) -> str:
-    """Return one line that names the key, out of Hydra's several."""
+    """Return one line that names the key, from the lines of Hydra's message."""
     lines = [line.strip() for line in message.splitlines() if line.strip()]
-    if found := re.match(r"Could not override '(.+)'", lines[0]):
-        key = found[1].rpartition("@")[2]
+    if match := re.match(r"Could not override '(.+)'", lines[0]):
+        key = match[1].rpartition("@")[2]
         near = suggest_key(key, _list_keys(arguments))
         if near == key:
-            return f"{key}: no such key in what was chosen for {key.partition('.')[0]}"
+            return f"{key}: no such key in the choice of {key.partition('.')[0]}"
         return f"{key}: no such key{did_you_mean(near)}"
-    if found := re.match(r"Missing mandatory value: (\S+)", lines[0]):
-        key = next((line.partition(" ")[2] for line in lines if line.startswith("full_key")), found[1])
+    if match := re.match(r"Missing mandatory value: (\S+)", lines[0]):
+        key = next((line.partition(" ")[2] for line in lines if line.startswith("full_key")), match[1])
         return f"{key}: missing; set {key}=..."
-    if found := re.search(r"Could not (?:find|load) '([\w/]+)/(.*?)'", lines[0]):
-        group, choice = found.groups()
+    if match := re.search(r"Could not (?:find|load) '([\w/]+)/(.*?)'", lines[0]):
+        group, choice = match.groups()
         with hydra_of_kvbench():
             choices = list_choices(group)
         listed = f"; choose from {', '.join(choices)}" if choices else ""
         return f"{group}={choice}: no such choice{listed}{did_you_mean(suggest_choice(choice, choices))}"
-    if found := re.match(r"(?:Ambiguous value for argument|Sweep parameters) '(.+?)'", lines[0]):
-        return f"{found[1]}: several values make a sweep, which -m asks for; a list stands in [ ]"
+    if match := re.match(r"(?:Ambiguous value for argument|Sweep parameters) '(.+?)'", lines[0]):
+        return f"{match[1]}: several values are a sweep; add -m, or write a list as [ ]"
     named = [line for line in lines if line.startswith(("Key '", "full_key"))]
     return " ".join(dict.fromkeys([lines[0], *named]))
 
 
 def _list_keys(arguments: Sequence[str]) -> list[str]:
-    choices = [word for word in arguments if word.partition("=")[0] in CHOSEN]
+    choices = [word for word in arguments if word.partition("=")[0] in CHOICE_KEYS]
     with hydra_of_kvbench():
         try:
             values = read_values(compose_job(choices)[0])
-        except EXPECTED:  # they have an error of their own, or are several
+        except EXPECTED:  # wrong choices, or lists
             values = read_values(compose_job([])[0])
     inner = [
         f"{key}.{name}"

@@ -4,15 +4,15 @@ from hydra.core.config_store import ConfigStore
 from hydra.core.plugins import Plugins
 
 EXTRAS = {"joblib": "joblib", "submitit_slurm": "slurm", "ray": "ray"}
-"""Presets, and the extra of kvbench that has what each of them starts."""
+"""Extra of kvbench that each preset needs."""
 
 
 def use_presets() -> None:
-    """Make each preset the only configuration of its name.
+    """Remove the configurations that the launchers' packages store under the presets' names.
 
-    The launchers' packages store theirs under the same names, and Hydra would take those for the presets' schemas.
+    Hydra would take them for schemas of the presets.
     """
-    Plugins.instance()  # imports the packages, which store theirs
+    Plugins.instance()  # imports the packages
     stored = ConfigStore.instance().repo["hydra"]["launcher"]
     for name in EXTRAS:
         stored.pop(f"{name}.yaml", None)

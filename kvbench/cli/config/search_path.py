@@ -1,4 +1,4 @@
-"""Search path of configuration files: kvbench's own, those of plugins, those named on the command line."""
+"""Search path of configuration files: kvbench's, plugins', and `hydra.searchpath`."""
 
 import importlib
 import sys
@@ -19,10 +19,9 @@ from kvbench.core.plugins import find_plugins
 
 
 class PluginSearchPath(SearchPathPlugin):
-    """Append the folders of plugins and of `hydra.searchpath` to Hydra's search path; kvbench's own files win.
+    """Appends the folders of plugins and of `hydra.searchpath` to Hydra's search path, after kvbench's own.
 
-    Hydra reads `hydra.searchpath` only while it composes; here it counts for `--help`, `method=glob(*)` and the choices
-    that messages list as well.
+    Hydra itself reads `hydra.searchpath` only for composition, not for `--help`, `method=glob(*)` and lists of choices.
     """
 
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
@@ -43,31 +42,31 @@ def _list_folders() -> Iterator[tuple[str, str]]:
 
 
 def list_choices(group: str) -> list[str]:
-    """Return the names that `group=` accepts, plugins' included; Hydra must be initialised."""
+    """Return the choices of `group=`, including plugins'; Hydra must be initialised."""
     return GlobalHydra.instance().config_loader().get_group_options(group, ObjectType.CONFIG)
 
 
 def list_methods(family: str) -> list[str]:
-    """Return the names that `method=` accepts for models of a family; Hydra must be initialised.
+    """Return the choices of `method=` for models of a family; Hydra must be initialised.
 
-    A file is composed only if it takes its class from another: composing all takes seconds.
+    Only a file without its own `_target_` is composed, because composing all takes seconds.
     """
     loader: Any = GlobalHydra.instance().config_loader()
-    found = []
+    names = []
     for name in list_choices("method"):
         own = loader.repository.load_config(f"method/{name}").config
         target = own.get("_target_") or hydra.compose(f"method/{name}").method._target_
         kind: Any = hydra.utils.get_class(target)
         if family in kind.families:
-            found.append(name)
-    return found
+            names.append(name)
+    return names
 
 
 def check_search_path() -> None:
-    """Check that every folder beside kvbench's own can be read and brings new names; Hydra must be initialised.
+    """Check that every added folder is readable and brings new names only; Hydra must be initialised.
 
     Raises:
-        ConfigError: naming the package or path, the fault and the remedy.
+        ConfigError: a folder is not readable, or a name exists already.
     """
     own, *others = [
         source
@@ -81,7 +80,7 @@ def check_search_path() -> None:
             for choice in source.list(group, ObjectType.CONFIG):
                 if first := next((other for other in known if other.is_config(f"{group}/{choice}")), None):
                     raise ConfigError(
-                        f"{source.provider}: {group}={choice} of {source.full_path()} is there already, in "
+                        f"{source.provider}: {group}={choice} of {source.full_path()} exists already in "
                         f"{first.full_path()}; rename the file"
                     )
         known.append(source)
@@ -90,12 +89,12 @@ def check_search_path() -> None:
 def _check_readable(source: ConfigSource) -> None:
     where, remedy = f"{source.provider}: {source.full_path()}", "repair the package or uninstall it"
     if source.provider == "hydra.searchpath":
-        remedy = "name a folder (file://folder), or a package (pkg://package.conf) that PYTHONPATH leads to"
+        remedy = "name a folder (file://folder), or a package (pkg://package.conf) on PYTHONPATH"
     try:
         if source.scheme() == "pkg":
             importlib.import_module(source.path)
     except Exception as error:  # a package may raise anything while it is imported
         raise ConfigError(f"{where} cannot be imported ({type(error).__name__}: {error}); {remedy}") from None
     if not source.available():
-        lacking = "has no __init__.py" if source.scheme() == "pkg" else "is no folder"
-        raise ConfigError(f"{where} {lacking}; {remedy}")
+        problem = "has no __init__.py" if source.scheme() == "pkg" else "is not a folder"
+        raise ConfigError(f"{where} {problem}; {remedy}")

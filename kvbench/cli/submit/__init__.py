@@ -1,1 +1,1 @@
-"""Start of a sweep's workers on Slurm, Ray or in the background, and its summary."""
+"""Start of a sweep's workers on Slurm, on Ray or in the background; summary of the sweep."""

@@ -1,4 +1,4 @@
-"""Workers on a Ray cluster that runs by itself: one detached actor each, which outlives the command."""
+"""Workers on a standing Ray cluster, each a detached actor that outlives the command."""
 
 import math
 import os
@@ -10,25 +10,19 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from kvbench.cli.console import CONSOLE
+from kvbench.cli.console import say
 from kvbench.cli.dispatch import run_worker
 from kvbench.core.config import ConfigError
 
-RAY = "ray"
-"""Choice of `hydra/launcher`."""
 NAMESPACE = "kvbench"
 """Ray's namespace of the workers."""
 
 
-class Start:
-    """Start of a worker in an actor of its own; Ray starts it again where its process or its node dies.
+class RayWorker:
+    """Worker in its own actor; Ray restarts it if its process or node dies.
 
-    The worker is a thread: Ray takes an actor for started when its constructor returns.
-
-    Args:
-        words: of the command line of the worker.
-        folder: where the command was started.
-        log: file for what the worker prints.
+    The worker is a thread, because an actor has started only when its constructor returns. `folder` is its
+    working directory, and `log` the file of its output.
     """
 
     def __init__(self, words: list[str], folder: str, log: str) -> None:
@@ -51,26 +45,21 @@ class Start:
 
 
 def runs_by_itself(config: DictConfig) -> bool:
-    """Return whether a sweep's launcher is a Ray cluster that was there before the sweep.
-
-    Args:
-        config: composed for the sweep, with Hydra's part.
-    """
-    if config.hydra.runtime.choices["hydra/launcher"] != RAY:
-        return False
-    return config.hydra.launcher.ray.init.address not in (None, "local")
+    """Return whether a sweep's launcher is a Ray cluster that the sweep does not start itself."""
+    is_ray = config.hydra.runtime.choices["hydra/launcher"] == "ray"
+    return is_ray and config.hydra.launcher.ray.init.address not in (None, "local")
 
 
 def submit_actors(config: DictConfig, words: Sequence[str], workers: int) -> None:
-    """Start workers as detached actors, and print how to look and how to stop.
+    """Start workers as detached actors and print how to watch and stop them.
 
     Args:
-        config: composed for the workers or for their sweep, with Hydra's part; `work.folder` is the sweep's.
-        words: of the command line of a worker.
-        workers: how many; those that do not fit into the cluster start when there is room.
+        config: configuration of the workers or the sweep, with Hydra's part; `work.folder` is the sweep's.
+        words: command-line words of a worker.
+        workers: number of workers; the ones beyond the cluster's capacity wait in Ray's queue.
 
     Raises:
-        ConfigError: Ray cannot be reached, or no machine of the cluster has room for a worker.
+        ConfigError: Ray cannot be reached, or a worker fits no machine of the cluster.
     """
     import ray
 
@@ -83,8 +72,8 @@ def submit_actors(config: DictConfig, words: Sequence[str], workers: int) -> Non
     except (ConnectionError, ValueError) as error:
         raise ConfigError(f"hydra.launcher.ray.init.address={address}: {error}") from None
     try:
-        room = sum(count_fitting(node["Resources"], remote) for node in ray.nodes() if node["Alive"])
-        if room == 0:
+        capacity = sum(count_fitting(node["Resources"], remote) for node in ray.nodes() if node["Alive"])
+        if capacity == 0:
             raise ConfigError(
                 f"hydra.launcher.ray.remote: no machine of the cluster at {address} has num_cpus={remote['num_cpus']} "
                 f"and num_gpus={remote['num_gpus']}"
@@ -99,25 +88,19 @@ def submit_actors(config: DictConfig, words: Sequence[str], workers: int) -> Non
         for number in range(workers):
             name = f"{folder.name}-{number}-{uuid.uuid4().hex[:8]}"
             log = folder.resolve() / f"ray-{number:03}.log"
-            start = ray.remote(Start).options(name=name, **options)
-            start.remote([*words, f"work.number={number}"], str(Path.cwd()), str(log))
+            worker = ray.remote(RayWorker).options(name=name, **options)
+            worker.remote([*words, f"work.number={number}"], str(Path.cwd()), str(log))
     finally:
         ray.shutdown()
-    waiting = f" ({workers - room} of them when there is room)" if workers > room else ""
-    line = (
+    waiting = f" ({workers - capacity} of them when others end)" if workers > capacity else ""
+    say(
         f"submitted {workers} workers{waiting} to the Ray cluster at {address}, output in {folder}/ray-*.log; "
-        f"task=status work.folder={folder} shows how far they are, task=work work.folder={folder} work.do=stop ends "
-        "them after their blocks, and the same command goes on"
+        f"watch: task=status work.folder={folder}; stop: task=work work.folder={folder} work.do=stop; resume: run the "
+        "same command again"
     )
-    CONSOLE.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
 def count_fitting(node: Mapping[str, float], remote: Mapping[str, Any]) -> int:
-    """Return how many workers fit into a machine.
-
-    Args:
-        node: what the machine has, by Ray's names of resources.
-        remote: settings of `hydra.launcher.ray.remote`.
-    """
-    wanted = {"CPU": remote["num_cpus"], "GPU": remote["num_gpus"], **(remote.get("resources") or {})}
-    return min((math.floor(node.get(name, 0) / size) for name, size in wanted.items() if size), default=1)
+    """Return the number of workers with settings `remote` that fit on a machine with resources by Ray's names."""
+    required = {"CPU": remote["num_cpus"], "GPU": remote["num_gpus"], **(remote.get("resources") or {})}
+    return min((math.floor(node.get(name, 0) / size) for name, size in required.items() if size), default=1)

@@ -1,4 +1,4 @@
-"""Sweeps: independent jobs, where one failure does not stop the others, and a common table at the end."""
+"""Hydra callback of a sweep: records its jobs and prints one table at the end."""
 
 import logging
 import math
@@ -18,7 +18,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from kvbench.cli.config.instantiate import instantiate
 from kvbench.cli.config.messages import describe_error, is_expected
 from kvbench.cli.console import CONSOLE, show_device
-from kvbench.cli.submit.background import leave
+from kvbench.cli.submit.background import start_in_background
 from kvbench.cli.submit.ray import runs_by_itself, submit_actors
 from kvbench.cli.submit.slurm import submit
 from kvbench.cli.sweeps.folder import list_worker_words
@@ -37,12 +37,7 @@ log = logging.getLogger(__name__)
 
 
 def end_or_describe(error: Exception) -> str:
-    """Return why a job of a sweep failed, see `describe_failure`; outside a sweep the program ends.
-
-    Raises:
-        SystemExit: there is no other job to save.
-        Exception: neither is there, and the error is our fault.
-    """
+    """Return the reason of a job's failure; outside a sweep exit for a user's error and raise any other."""
     if HydraConfig.get().mode is RunMode.MULTIRUN:
         return describe_failure(error)
     if not is_expected(error):
@@ -51,31 +46,26 @@ def end_or_describe(error: Exception) -> str:
 
 
 @contextmanager
-def _ending_if_broken() -> Iterator[None]:
-    """End the program where a callback breaks: Hydra would warn, and a sweep without its jobs' list seem to be well."""
+def _exiting_on_error() -> Iterator[None]:
+    """Exit if a callback fails; Hydra only warns, and the sweep would look successful."""
     try:
         yield
     except Exception as error:
         if not is_expected(error):
-            log.exception("the sweep broke")
+            log.exception("the sweep failed")
         sys.exit(f"error: {describe_error(error, sys.argv[1:])}")
 
 
 def show_sweep(config: DictConfig, folder: Path, name: str) -> bool:
-    """Print the tables of what a sweep's jobs have left, and send them where its runs were sent.
+    """Print the tables of a sweep's runs and send them to its logger; return whether every job is finished.
 
-    Args:
-        config: composed for the sweep.
-        folder: the sweep's.
-        name: the choice of `sweeps`, or the folder's name.
-
-    Returns:
-        Whether every job is finished.
+    `name` is the choice of `sweeps`, or the folder's name.
     """
     from kvbench.report.calibrations import show_calibrations
     from kvbench.report.collect import read_runs, read_with_bounds, read_with_references
-    from kvbench.report.papers import (
-        comparison as published_comparison,  # imports torch, and Hydra makes the callback for `--help` too
+    from kvbench.report.papers import (  # imports torch; Hydra makes the callback for `--help` too
+        comparison,
+        stability,
     )
     from kvbench.report.papers.published import find
     from kvbench.report.runs_table import show_runs
@@ -90,16 +80,16 @@ def show_sweep(config: DictConfig, folder: Path, name: str) -> bool:
         if table.figure == "stability":
             model, sinks = str(config.model.name), int(config.sinks)
             artifacts = [Path(file) for entry in entries for file in entry.files]
-            published_comparison.show_stability(CONSOLE, table, artifacts, sinks, model, runs_dir)
+            stability.show_stability(CONSOLE, table, artifacts, sinks, model, runs_dir)
         else:
-            published_comparison.show_beside(CONSOLE, table, read_with_references(folders), runs_dir)
+            comparison.show_comparison(CONSOLE, table, read_with_references(folders), runs_dir)
     if config.logger and (runs := read_runs(folders)):
         _send(config, folder, name, runs)
     return not failures
 
 
 def _send(config: DictConfig, folder: Path, name: str, runs: "Sequence[Results]") -> None:
-    """Send a sweep and the page of all runs to its logger."""
+    """Send a sweep and the dashboard of all runs to the logger."""
     from kvbench.dashboard.page import write_dashboard
 
     page = None
@@ -108,10 +98,10 @@ def _send(config: DictConfig, folder: Path, name: str, runs: "Sequence[Results]"
     instantiate(config.logger).send_sweep(folder, name, runs, page)
 
 
-def leave_sweep(config: DictConfig, folder: Path) -> None:
-    """Have a sweep's jobs done by workers that nobody waits for.
+def start_sweep_workers(config: DictConfig, folder: Path) -> None:
+    """Start workers for a sweep's jobs without waiting for them.
 
-    There are as many workers as jobs; in Slurm's queue, as many as fit into the Slurm jobs that may run at a time.
+    One worker per job; on Slurm at most as many as the array runs at a time.
     """
     with open_dict(config):
         config.work.folder = str(folder)
@@ -119,34 +109,27 @@ def leave_sweep(config: DictConfig, folder: Path) -> None:
     if config.hydra.runtime.choices["hydra/launcher"] == LAUNCHER:
         tasks = count_tasks(launcher)
         workers = min(math.ceil(workers / tasks), launcher.array_parallelism) * tasks
-    leave_workers(config, folder, list_worker_words(config, config.hydra.overrides.hydra), workers)
+    start_workers(config, folder, list_worker_words(config, config.hydra.overrides.hydra), workers)
 
 
-def leave_workers(config: DictConfig, folder: Path, words: Sequence[str], workers: int) -> None:
-    """Have a sweep done without this process: by workers of Slurm or of a Ray cluster, else in the background.
-
-    Args:
-        config: composed for the workers or for their sweep, with Hydra's part.
-        folder: the sweep's.
-        words: of the command line of a worker.
-        workers: how many Slurm or Ray is given; in the background the same command chooses.
-    """
+def start_workers(config: DictConfig, folder: Path, words: Sequence[str], workers: int) -> None:
+    """Start a number of workers on Slurm or a Ray cluster, else repeat this command in the background."""
     if config.hydra.runtime.choices["hydra/launcher"] == LAUNCHER:
         submit(config, words, workers)
     elif runs_by_itself(config):
         submit_actors(config, words, workers)
     else:
-        leave(folder)
+        start_in_background(folder)
 
 
 class Summary(Callback):
-    """After a sweep: one table of all jobs, a published one beside it, and a failing exit status if any job failed.
+    """Prints one table of all jobs after a sweep, next to a published one; exits with 1 if a job failed.
 
-    Every job writes its outcome into the sweep's folder (`kvbench.cli.sweeps.jobs`), in whatever process it runs: a
-    launcher gives each a copy of this object.
+    Every job writes its outcome into the sweep's folder (`kvbench.cli.sweeps.jobs`), in any process: a launcher gives
+    each job a copy of this object.
 
     Attributes:
-        running: the sweep that has begun and not ended; its launcher may break.
+        running: callback of the sweep in progress; its tables are printed even if the launcher fails.
     """
 
     running: ClassVar["Summary | None"] = None
@@ -157,25 +140,25 @@ class Summary(Callback):
         self._folder: Path | None = None
 
     def on_multirun_start(self, config: DictConfig, **kwargs: object) -> None:
-        """Make sure that the launcher can start, and write down which jobs there will be."""
-        with _ending_if_broken():
+        """Check the launcher and write the list of jobs."""
+        with _exiting_on_error():
             check_launcher(config)
-        if config.hydra.runtime.choices["hydra/launcher"] in LOCAL:  # others choose where they run
+        if config.hydra.runtime.choices["hydra/launcher"] in LOCAL:  # other launchers choose the machine
             show_device(config.device)
-        if config.get("task") == "work":  # the sweep is not this one, of workers
+        if config.get("task") == "work":  # this is a multirun of workers, not the sweep
             return
-        with _ending_if_broken():
+        with _exiting_on_error():
             self._config = config
             self._folder = open_folder(Path(config.runs_dir).expanduser(), list_jobs(config))
             if not config.work.wait:
-                leave_sweep(config, self._folder)
+                start_sweep_workers(config, self._folder)
                 sys.exit()
             Summary.running = self
             Summary._sweep.enter_context(watch(self._folder))
 
     def on_job_start(self, config: DictConfig, **kwargs: object) -> None:
-        """Write that a job runs."""
-        if self._folder is None:  # one job by itself
+        """Record the start of a job."""
+        if self._folder is None:  # a single job
             return
         number, overrides = config.hydra.job.num, tuple(config.hydra.overrides.task)
         if (
@@ -189,7 +172,7 @@ class Summary(Callback):
         Summary._job.enter_context(recording(self._folder, number, overrides))
 
     def on_job_end(self, config: DictConfig, job_return: JobReturn, **kwargs: object) -> None:
-        """Write what a job left: its run folder, its calibrations, or why it failed."""
+        """Record the result of a job."""
         if (recorder := Recorder.current) is None:
             return
         recorder.note_end(job_return._return_value)
@@ -197,11 +180,11 @@ class Summary(Callback):
 
     def on_multirun_end(self, config: DictConfig, **kwargs: object) -> None:
         """Print the tables."""
-        with _ending_if_broken():
+        with _exiting_on_error():
             self.show()
 
     def show(self) -> None:
-        """Print the tables of what is there; the program ends with a failing status if a job failed or is missing."""
+        """Print the tables of all finished jobs; exit with 1 if a job failed or is missing."""
         if self._folder is None:
             return
         Summary.running = None

@@ -13,32 +13,31 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig
 
+from kvbench.cli.config.command import SWEEP_TASKS
 from kvbench.cli.sweeps.sweeper import split_product
 from kvbench.core.files import hash_values, parse_json, remove_unfinished, write_whole
 
 PLAN = "sweep.json"
 REQUEUED = "requeued"
-"""File whose time says when jobs of a sweep were last given back."""
-OWN = ("against", "output", "verbose")
-"""Keys, beside those of `work`, that are about what is done with a sweep, not about its jobs."""
-TASKS = ("work", "status", "report")
-"""Tasks that are about a sweep as a whole."""
+"""File whose modification time is the time of the latest requeue."""
+SWEEP_KEYS = ("against", "output", "verbose")
+"""Keys, besides `work.*`, that are about the whole sweep and not about its jobs."""
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A job of a sweep and what is known of it.
+    """State of a job of a sweep.
 
     Attributes:
-        number: the job's place in the sweep, from 0.
-        overrides: of this job alone, and those that all jobs share.
-        outcome: `missing` has left nothing yet; `started` runs, or was killed; `dropped` is left out of the sweep.
-        folder: its run folder, if it made one.
-        files: what else it left, such as calibrations.
-        error: why it failed, in one line.
-        samples: how many samples its run and the reference of that have in the end, by run folder.
-        starts: how often it began; Ray and Slurm start a job again whose process or machine died.
-        host: name of the machine on which it began last.
+        number: index of the job in the sweep.
+        overrides: overrides of the job, including the ones that all jobs share.
+        outcome: `missing`: no result yet; `started`: running or killed; `dropped`: excluded from the sweep.
+        folder: run folder of the job, if any.
+        files: other files that the job wrote, such as calibrations.
+        error: reason of a failure, in one line.
+        samples: final number of samples of its run and of the reference, by run folder.
+        starts: number of starts; Ray and Slurm restart a job whose process or machine died.
+        host: name of the machine of the latest start.
     """
 
     number: int
@@ -53,11 +52,11 @@ class Entry:
 
 
 class Recorder:
-    """Writes what is known of the job that this process works at.
+    """Writes the entry of the job that this process works on.
 
     Attributes:
-        current: of that job; None outside a sweep.
-        folder: the sweep's.
+        current: recorder of the current job; None outside a sweep.
+        folder: folder of the sweep.
     """
 
     current: ClassVar["Recorder | None"] = None
@@ -68,16 +67,16 @@ class Recorder:
         self.folder, self._entry = folder, Entry(number, overrides, starts=starts, host=gethostname())
 
     def is_dropped(self) -> bool:
-        """Return whether the job is left out of its sweep."""
+        """Return whether the job is excluded from its sweep."""
         return drop_of(self.folder, self._entry.number).is_file()
 
     def note(self, **changes: object) -> None:
-        """Change some attributes of the job's entry."""
+        """Change attributes of the job's entry and write it."""
         self._entry = replace(self._entry, **changes)  # type: ignore[arg-type]
         write_entry(self.folder, self._entry)
 
     def note_end(self, value: object) -> None:
-        """Write what the job left: its run folder, its calibrations, or why it failed."""
+        """Write the job's result: its run folder, its calibrations, or the reason of its failure."""
         if isinstance(value, str | BaseException):
             self.note(outcome="failed", error=" ".join(str(value).split()))
         else:
@@ -86,13 +85,13 @@ class Recorder:
             self.note(outcome="finished", folder=folder, files=files)
 
     def note_run(self, folder: Path, samples: int) -> None:
-        """Add a run that the job makes, or its reference."""
+        """Add the job's run or its reference, with its final number of samples."""
         self.note(samples={**self._entry.samples, str(folder): samples})
 
 
 @contextmanager
 def recording(folder: Path, number: int, overrides: tuple[str, ...]) -> Iterator[Recorder]:
-    """Write that a job has started, and give what writes the rest while the block lasts."""
+    """Record the start of a job; yield its recorder."""
     Recorder.current = Recorder(folder, number, overrides)
     try:
         Recorder.current.note(outcome="started")
@@ -102,65 +101,55 @@ def recording(folder: Path, number: int, overrides: tuple[str, ...]) -> Iterator
 
 
 def note_run(folder: Path, samples: int) -> None:
-    """Write into the entry of the job that this process works at, if there is one, a run that it makes or needs."""
+    """Add a run to the entry of the current job, if there is one."""
     if Recorder.current is not None:
         Recorder.current.note_run(folder, samples)
 
 
 def list_jobs(config: DictConfig) -> list[tuple[str, ...]]:
-    """Return the overrides of every job of a sweep, in the order of its numbers.
-
-    Args:
-        config: composed for the sweep, with Hydra's part.
-    """
+    """Return the overrides of every job of a sweep's configuration, with Hydra's part, in the order of its numbers."""
     return split_jobs(config.hydra.sweeper.params, config.hydra.overrides.task)
 
 
 def split_jobs(params: Mapping[str, object] | None, overrides: Sequence[str]) -> list[tuple[str, ...]]:
     """Return the overrides of every job, in the order of its numbers.
 
-    What is about the sweep as a whole is left out, and so is which of several GPUs one process takes.
+    Keys about the whole sweep are left out, and so is the number of the GPU.
 
     Args:
-        params: of Hydra's sweeper.
-        overrides: of the command line, without those of Hydra itself.
+        params: `hydra.sweeper.params`.
+        overrides: overrides of the command line, without Hydra's.
     """
-    given = [f"{key}={value}" for key, value in (params or {}).items()]
-    loader = GlobalHydra.instance().config_loader()  # knows the choices that a pattern stands for
-    words = OverridesParser.create(loader).parse_overrides([*given, *overrides])
-    kept = [word for word in words if not _is_own(word)]
+    defaults = [f"{key}={value}" for key, value in (params or {}).items()]
+    loader = GlobalHydra.instance().config_loader()  # resolves patterns of choices
+    words = OverridesParser.create(loader).parse_overrides([*defaults, *overrides])
+    swept = [word for word in words if not _is_about_whole_sweep(word)]
     return [
         tuple("device=cuda" if word.startswith("device=cuda:") else word for word in job)
-        for job in split_product(kept)
+        for job in split_product(swept)
     ]
 
 
-def _is_own(word: Override) -> bool:
+def _is_about_whole_sweep(word: Override) -> bool:
     key = word.key_or_group
-    return key in OWN or key.startswith("work.") or is_about_sweep(str(word.input_line))
-
-
-def is_about_sweep(word: str) -> bool:
-    """Return whether a word of the command line asks for something that is done with a sweep as a whole."""
-    key, _, value = word.partition("=")
-    return key == "task" and value in TASKS
+    return key in SWEEP_KEYS or key.startswith("work.") or (key == "task" and word.value() in SWEEP_TASKS)
 
 
 def name_folder(runs_dir: Path, jobs: Sequence[tuple[str, ...]]) -> Path:
-    """Return the path of a sweep's folder, which the same jobs always have, in whatever order their overrides stand."""
+    """Return the path of a sweep's folder, a hash of its jobs; the order of overrides within a job does not matter."""
     return runs_dir / "sweeps" / hash_values([sorted(job) for job in jobs])[:12]
 
 
 def find_folder(runs_dir: Path, jobs: Sequence[tuple[str, ...]]) -> Path:
-    """Return the folder of a sweep, made if need be.
+    """Return the folder of a sweep, created if necessary.
 
-    A folder that is made now begins with what other sweeps have finished of the same jobs: a sweep that was amended.
+    A new folder starts with the jobs that other sweeps have finished, so that an extended sweep repeats nothing.
     """
     folder = name_folder(runs_dir, jobs)
     if not (folder / PLAN).is_file():
-        known = _find_finished(folder.parent)
+        finished = _find_finished(folder.parent)
         for number, job in enumerate(jobs):
-            if (entry := known.get(frozenset(job))) is not None:
+            if (entry := finished.get(frozenset(job))) is not None:
                 write_entry(folder, replace(entry, number=number, overrides=job))
         write_whole(folder / PLAN, json.dumps(jobs, indent=1) + "\n")
     return folder
@@ -176,7 +165,7 @@ def _find_finished(sweeps: Path) -> dict[frozenset[str], Entry]:
 
 
 def open_folder(runs_dir: Path, jobs: Sequence[tuple[str, ...]]) -> Path:
-    """Return the folder of a sweep that begins or goes on: what failed or came to no end before is tried again."""
+    """Return the folder of a sweep that starts or resumes; unfinished and failed jobs become missing."""
     folder = find_folder(runs_dir, jobs)
     remove_unfinished(folder)
     for entry in read_entries(folder):
@@ -186,12 +175,12 @@ def open_folder(runs_dir: Path, jobs: Sequence[tuple[str, ...]]) -> Path:
 
 
 def forget(folder: Path, number: int) -> None:
-    """Remove what is known of a job, which is then tried again."""
+    """Remove the entry of a job, which is then tried again."""
     _name(folder, number).unlink(missing_ok=True)
 
 
 def write_entry(folder: Path, entry: Entry) -> None:
-    """Write what is known of a job, in place of what was known before."""
+    """Write the entry of a job, replacing the previous one."""
     write_whole(_name(folder, entry.number), json.dumps(asdict(entry)) + "\n")
 
 
@@ -202,7 +191,7 @@ def read_entries(folder: Path) -> list[Entry]:
 
 
 def read_entry(folder: Path, number: int, overrides: tuple[str, ...]) -> Entry:
-    """Return what is known of a job that has a number and overrides."""
+    """Return the entry of a job; a missing one if none was written."""
     entry = Entry(number, overrides)
     with suppress(FileNotFoundError):
         values = parse_json(_name(folder, number).read_text())
@@ -211,29 +200,29 @@ def read_entry(folder: Path, number: int, overrides: tuple[str, ...]) -> Entry:
 
 
 def is_newer(folder: Path, number: int, since: float) -> bool:
-    """Return whether a job's entry was written at a time of the file system's clock or later."""
+    """Return whether a job's entry was written at or after a time of the file system's clock."""
     path = _name(folder, number)
     return path.is_file() and path.stat().st_mtime >= since
 
 
 def claim_of(folder: Path, number: int) -> Path:
-    """Return the file that a claim on a job is; see `kvbench.core.claims.claim`."""
+    """Return the path of the claim on a job; see `kvbench.core.claims.claim`."""
     return folder / f".job-{number:05}"
 
 
 def drop_of(folder: Path, number: int) -> Path:
-    """Return the file that leaves a job out of its sweep while it exists."""
+    """Return the path of the file that excludes a job from its sweep."""
     return folder / f"dropped-{number:05}"
 
 
 def read_requeue(folder: Path) -> float:
-    """Return when jobs of a sweep were last given back, by the file system's clock; 0 if none was."""
+    """Return the time of the latest requeue, by the file system's clock; 0 if there was none."""
     path = folder / REQUEUED
     return path.stat().st_mtime if path.is_file() else 0.0
 
 
 def note_requeue(folder: Path) -> None:
-    """Have running workers look at all jobs of a sweep again."""
+    """Make running workers list all jobs of a sweep again."""
     (folder / REQUEUED).touch()
 
 

@@ -1,43 +1,56 @@
-"""What became of a sweep's jobs: failures and run folders."""
+"""Outcomes of a sweep's jobs: failures and run folders."""
 
 import logging
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from kvbench.cli.config.messages import describe_error, is_expected
-from kvbench.cli.console import CONSOLE
+from kvbench.cli.console import say
 from kvbench.cli.sweeps.jobs import Entry
 
 log = logging.getLogger(__name__)
 
-UNTOLD = {
-    "missing": "was not started; the same command goes on with it",
-    "started": "did not come to its end: its process was killed, or still runs",
+UNRECORDED_ERRORS = {
+    "missing": "not started; run the same command again to start it",
+    "started": "did not finish: its process was killed, or still runs",
 }
-"""Error of jobs that ended without recording an outcome."""
+"""Error of jobs that recorded none."""
 
 
 def describe_failure(error: Exception) -> str:
-    """Print and return, in one line, why a job of a sweep failed; the log gets the traceback where it is our fault."""
+    """Print and return one line about the failure of a job; log the traceback of an error that no user can cause."""
     if is_expected(error):
         line = describe_error(error)
     else:
-        log.error("a job of the sweep broke", exc_info=error)
+        log.error("a job of the sweep failed", exc_info=error)
         line = f"{type(error).__name__}: {' '.join(str(error).split())}"
-    CONSOLE.print(f"error: {line}", style="red", highlight=False, markup=False, soft_wrap=True)
+    say(f"error: {line}", "red")
     return line
 
 
+@contextmanager
+def exiting_on_error() -> Iterator[None]:
+    """Exit with a one-line message if a user caused the error."""
+    try:
+        yield
+    except Exception as error:
+        if not is_expected(error):
+            raise
+        sys.exit(f"error: {describe_error(error, sys.argv[1:])}")
+
+
 def list_failures(entries: Sequence[Entry]) -> list[tuple[str, str]]:
-    """Return which jobs of a sweep are not finished, and why."""
+    """Return the overrides and the error of each unfinished job of a sweep."""
     return [
-        (" ".join(entry.overrides), entry.error or UNTOLD[entry.outcome])
+        (" ".join(entry.overrides), entry.error or UNRECORDED_ERRORS[entry.outcome])
         for entry in entries
         if entry.outcome not in ("finished", "dropped")
     ]
 
 
 def list_runs(entries: Sequence[Entry]) -> list[Path]:
-    """Return the run folders of a sweep's jobs, each once; dropped jobs have none."""
-    kept = [entry for entry in entries if entry.outcome != "dropped"]
-    return list(dict.fromkeys(Path(entry.folder) for entry in kept if entry.folder))
+    """Return the distinct run folders of a sweep's jobs, without dropped jobs."""
+    folders = [entry.folder for entry in entries if entry.folder and entry.outcome != "dropped"]
+    return list(map(Path, dict.fromkeys(folders)))

@@ -15,12 +15,12 @@ from kvbench.cli.sweeps.jobs import Entry, claim_of, read_entries
 from kvbench.core.background import repeating
 from kvbench.core.claims import is_held, read_clock
 
-LATELY = 600.0
+PACE_WINDOW = 600.0
 """Seconds over which the pace is measured."""
-BLOCK = 1.0
-"""Seconds in which the samples of one block are written."""
-LOOK = 2.0
-"""Seconds between two looks at a sweep that runs."""
+BLOCK_SPREAD = 1.0
+"""Seconds within which the samples of one block are written."""
+REFRESH_INTERVAL = 2.0
+"""Seconds between two updates of the progress line."""
 
 
 @dataclass(frozen=True)
@@ -28,14 +28,14 @@ class Progress:
     """Progress of a sweep.
 
     Attributes:
-        finished: jobs that are done.
-        running: jobs that some process works at.
-        failed: jobs that failed.
-        missing: jobs that nobody works at: not begun, or not brought to an end.
-        drawn: samples that are there, of all runs and references that did not fail.
-        samples: how many there will be; of jobs that have not begun as many as the largest run has.
-        seconds: time left, as what was drawn lately took; None while nobody works or nothing was drawn.
-        dropped: jobs that are left out.
+        finished: number of finished jobs.
+        running: number of jobs that a process works on.
+        failed: number of failed jobs.
+        missing: number of idle jobs without an outcome: not started, or interrupted.
+        drawn: number of samples of all runs and references that did not fail.
+        samples: final number of samples; a job that has not started counts as the largest run.
+        seconds: estimate of the time left from the recent pace; None if no job runs or there is no pace yet.
+        dropped: number of excluded jobs.
     """
 
     finished: int
@@ -55,19 +55,19 @@ class Progress:
 
 
 def format_seconds(seconds: float | None) -> str:
-    """Return a time as hours, minutes and seconds; a dash if it is not known."""
+    """Format a time as hours, minutes and seconds; None as a dash."""
     return "-" if seconds is None else str(timedelta(seconds=round(seconds)))
 
 
 def find_running(folder: Path, entries: Sequence[Entry]) -> list[Entry]:
-    """Return the jobs of a sweep that some process works at."""
-    begun = {path.name for path in folder.glob(".job-*")}
+    """Return the jobs of a sweep that a process works on."""
+    claimed = {path.name for path in folder.glob(".job-*")}
     claims = [(entry, claim_of(folder, entry.number)) for entry in entries]
-    return [entry for entry, place in claims if place.name in begun and is_held(place)]
+    return [entry for entry, place in claims if place.name in claimed and is_held(place)]
 
 
 def measure(folder: Path) -> Progress:
-    """Return how far the sweep of a folder is."""
+    """Return the progress of the sweep in a folder."""
     entries = read_entries(folder)
     running = {entry.number for entry in find_running(folder, entries)}
     idle = [entry for entry in entries if entry.number not in running]
@@ -93,7 +93,7 @@ def measure(folder: Path) -> Progress:
 
 
 def count_drawn(run: Path, count: int) -> int:
-    """Return how many samples of a run that will have `count` of them are there."""
+    """Return the number of samples that a run of `count` samples has so far."""
     if (run / "results.json").is_file():
         return count
     records = run / "samples.jsonl"
@@ -101,26 +101,26 @@ def count_drawn(run: Path, count: int) -> int:
 
 
 def measure_pace(folder: Path, runs: Sequence[Path]) -> float | None:
-    """Return the seconds that a sample took lately, whoever drew it; the first block's own time is not known."""
+    """Return the recent seconds per sample of all workers together; None before the second block."""
     now = read_clock(folder)
-    lately = [
+    times = [
         time
         for run in runs
         if _is_recent(run / "samples.jsonl", now)
         for kind in ("images", "texts")
-        for time in _list_times(run / kind, now - LATELY)
+        for time in _list_times(run / kind, now - PACE_WINDOW)
     ]
-    first = min(lately, default=now)
-    later = sum(time > first + BLOCK for time in lately)
+    first = min(times, default=now)
+    later = sum(time > first + BLOCK_SPREAD for time in times)
     return (now - first) / later if later else None
 
 
 def _is_recent(path: Path, now: float) -> bool:
-    return path.is_file() and now - path.stat().st_mtime < LATELY
+    return path.is_file() and now - path.stat().st_mtime < PACE_WINDOW
 
 
 def _list_times(folder: str | Path, since: float) -> Iterator[float]:
-    """Yield the times of the samples in a folder and below that were written since a time."""
+    """Yield the modification times, after `since`, of the samples in a folder and its subfolders."""
     if not Path(folder).is_dir():
         return
     with os.scandir(folder) as entries:
@@ -133,8 +133,8 @@ def _list_times(folder: str | Path, since: float) -> Iterator[float]:
                 yield time
 
 
-class _Above:
-    """A stream whose texts, whole lines each, appear above the bars of stderr."""
+class _AboveBars:
+    """Stream that prints whole lines above the progress bars of stderr."""
 
     def __init__(self, stream: IO[str]) -> None:
         self._stream = stream
@@ -149,20 +149,20 @@ class _Above:
 
 @contextmanager
 def watch(folder: Path) -> Iterator[None]:
-    """Keep one line about a sweep below what it prints, where errors go to a terminal."""
+    """Show a progress line below the output of a sweep if stderr is a terminal."""
     if not sys.stderr.isatty():
         yield
         return
 
-    def look(bar: "tqdm[object]") -> None:
+    def update(bar: "tqdm[object]") -> None:
         now = measure(folder)
         bar.total, bar.n = max(now.samples, 1), now.drawn
         bar.set_description_str(str(now))
 
-    above = cast(IO[str], _Above(sys.stdout))
+    above = cast(IO[str], _AboveBars(sys.stdout))
     with tqdm(total=1, bar_format="{desc} {bar} {elapsed}") as bar, redirect_stdout(above):
         try:
-            with repeating(lambda: look(bar), LOOK):
+            with repeating(lambda: update(bar), REFRESH_INTERVAL):
                 yield
         finally:
-            look(bar)
+            update(bar)

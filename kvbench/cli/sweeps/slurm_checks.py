@@ -9,15 +9,12 @@ LAUNCHER = "submitit_slurm"
 
 
 def count_tasks(launcher: DictConfig) -> int:
-    """Return how many processes a Slurm job of a launcher's settings has."""
+    """Return the number of processes in one Slurm job of a launcher."""
     return int(launcher.nodes * launcher.tasks_per_node)
 
 
 def check_tasks(config: DictConfig) -> None:
-    """Make sure that each process of a Slurm job can be a worker with a GPU of its own.
-
-    Args:
-        config: composed for a sweep, with Hydra's part.
+    """Check that each process of a Slurm job can be a worker with its own GPU.
 
     Raises:
         ConfigError: a job would run in several processes, a node has fewer GPUs than processes, or the number of
@@ -26,7 +23,7 @@ def check_tasks(config: DictConfig) -> None:
     launcher, tasks = config.hydra.launcher, count_tasks(config.hydra.launcher)
     key = f"hydra.launcher.tasks_per_node={launcher.tasks_per_node}"
     if tasks > 1 and config.get("task") != "work" and config.work.wait:
-        raise ConfigError(f"{key}: is for workers; use task=work or work.wait=false, or leave it out")
+        raise ConfigError(f"{key}: only for workers; set task=work or work.wait=false, or leave it out")
     cards = launcher.get("gpus_per_node")
     if cards and launcher.tasks_per_node > cards:
         raise ConfigError(
@@ -36,6 +33,6 @@ def check_tasks(config: DictConfig) -> None:
     if config.get("task") == "work" and config.work.workers % tasks:
         up = -(-config.work.workers // tasks) * tasks
         raise ConfigError(
-            f"work.workers={config.work.workers}: no multiple of the {tasks} workers of a job ({key}, "
+            f"work.workers={config.work.workers}: not a multiple of the {tasks} workers of a job ({key}, "
             f"hydra.launcher.nodes={launcher.nodes}); set work.workers={up}"
         )

@@ -1,4 +1,4 @@
-"""`task=doctor`: what this machine and this installation can do, and what to do about the rest."""
+"""`task=doctor`: what this machine and this installation can do, with remedies for what is missing."""
 
 import importlib.metadata
 import platform
@@ -6,12 +6,17 @@ import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+import hydra
 import torch
+from omegaconf import DictConfig
 
-from kvbench.cli.tasks.check import Finding
+from kvbench.cli.config.instantiate import instantiate
+from kvbench.cli.config.search_path import list_choices
+from kvbench.cli.tasks.findings import Finding, show_findings
 from kvbench.core.devices import count_gpus
 from kvbench.core.files import count_free_bytes
-from kvbench.eval.files.weights import FETCH
+from kvbench.core.settings import Settings
+from kvbench.eval.files.weights import FETCH_COMMAND
 from kvbench.eval.protocol.base import Evaluator, find_missing
 from kvbench.runs.record.provenance import find_version
 
@@ -22,13 +27,16 @@ NAME = re.compile(r"[\w.-]+")
 EXTRA = re.compile(r"extra == ['\"](\w+)['\"]")
 
 
-def examine(evaluators: Mapping[str, Evaluator], runs_dir: Path) -> Iterator[Finding]:
-    """Yield what is found of versions, GPUs, extras, metrics and disk, and a command to go on with.
+def doctor(_: DictConfig, settings: Settings) -> None:
+    """Do `task=doctor`: describe this machine and this installation; nothing is loaded."""
+    chosen = [name for name in list_choices("eval") if name != "none"]
+    every = hydra.compose("config", overrides=[f"eval=[{','.join(chosen)}]"]).eval
+    evaluators = {name: instantiate(node) for name, node in every.items()}
+    show_findings(list(examine(evaluators, settings.runs_dir)))
 
-    Args:
-        evaluators: every metric by its name in `conf/eval`.
-        runs_dir: where runs will be.
-    """
+
+def examine(evaluators: Mapping[str, Evaluator], runs_dir: Path) -> Iterator[Finding]:
+    """Yield findings about versions, GPUs, extras, metrics by name and disk, and a first command."""
     versions = [f"{name} {find_version(name) or 'not installed'}" for name in LIBRARIES]
     yield Finding("versions", "ok", f"Python {platform.python_version()}, {', '.join(versions)}")
     gpus = list(list_gpus())
@@ -41,7 +49,7 @@ def examine(evaluators: Mapping[str, Evaluator], runs_dir: Path) -> Iterator[Fin
 
 
 def list_gpus() -> Iterator[Finding]:
-    """Yield each GPU's name, compute capability, memory, and shared memory of a block; or why there is none."""
+    """Yield the name, compute capability, memory and shared memory per block of each GPU, or why there is none."""
     if not (count := count_gpus()):
         built = f"built for CUDA {torch.version.cuda}" if torch.version.cuda else "built without CUDA"
         yield Finding(
@@ -55,36 +63,40 @@ def list_gpus() -> Iterator[Finding]:
 
 
 def _find_extras() -> Iterator[Finding]:
-    """Yield the extras that lack a package; of a checkout that is run without an installation nothing is known."""
+    """Yield the extras with missing packages; unknown in a checkout that is not installed."""
     if find_version("kvbench") is None:
         yield Finding("extras", "note", "kvbench runs from its checkout: pip install -e .")
         return
-    lacking = {extra: names for extra, names in list_extras().items() if names}
-    for extra, names in lacking.items():
+    missing = {extra: names for extra, names in list_extras().items() if names}
+    for extra, names in missing.items():
         yield Finding(f"extra {extra}", "note", f"{', '.join(names)} missing: pip install 'kvbench[{extra}]'")
-    if not lacking:
+    if not missing:
         yield Finding("extras", "ok", "all are installed")
 
 
 def list_extras() -> dict[str, list[str]]:
-    """Return what is not installed of each extra of kvbench but `dev`, by the extra's name."""
-    lacking: dict[str, list[str]] = {}
+    """Return the missing packages of each extra of kvbench except `dev`, by the extra's name."""
+    missing: dict[str, list[str]] = {}
     for line in importlib.metadata.requires("kvbench") or ():
         name, extra = NAME.match(line), EXTRA.search(line)
         if name and extra and extra[1] != "dev":
-            lacking.setdefault(extra[1], [])
+            missing.setdefault(extra[1], [])
             if find_version(name[0]) is None:
-                lacking[extra[1]].append(name[0])
-    return lacking
+                missing[extra[1]].append(name[0])
+    return missing
 
 
 def _list_metrics(evaluators: Mapping[str, Evaluator]) -> Iterator[Finding]:
-    """Yield the metrics that can be computed here, and what others lack; those that one command helps together."""
-    lacking = {name: find_missing(evaluator) for name, evaluator in evaluators.items()}
-    yield Finding("metrics", "ok", ", ".join(name for name, reasons in lacking.items() if not reasons))
-    fetched = [name for name, reasons in lacking.items() if any(FETCH in reason for reason in reasons)]
+    """Yield the metrics that can be computed here and what the others need, grouped if one command provides it."""
+    missing = {name: find_missing(evaluator) for name, evaluator in evaluators.items()}
+    yield Finding("metrics", "ok", ", ".join(name for name, reasons in missing.items() if not reasons))
+    fetched = [
+        name for name, reasons in missing.items() if any(FETCH_COMMAND in reason for reason in reasons)
+    ]
     if fetched:
-        yield Finding("metrics", "note", f"{', '.join(fetched)}: weights missing; get them with: {FETCH}")
-    for name, reasons in lacking.items():
-        if others := [reason for reason in reasons if FETCH not in reason]:
+        yield Finding(
+            "metrics", "note", f"{', '.join(fetched)}: weights missing; get them with: {FETCH_COMMAND}"
+        )
+    for name, reasons in missing.items():
+        if others := [reason for reason in reasons if FETCH_COMMAND not in reason]:
             yield Finding(f"eval={name}", "note", "; ".join(others))

@@ -5,21 +5,21 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from kvbench.cli.console import CONSOLE
+from kvbench.cli.console import say
 from kvbench.core.config import ConfigError
 
 USAGE = "kvbench publish RUN... [out=FOLDER] [repo=USER/NAME] [license=NAME]"
 KEYS = ("out", "repo", "license")
 
 
-class Request(NamedTuple):
+class PublishRequest(NamedTuple):
     """Request to publish runs.
 
     Attributes:
         runs: folders of runs.
         out: folder of the dataset; None for one in published/.
         repo: dataset on the Hub, user/name; None to upload nothing.
-        licence: as the Hub names it; None where it was not stated.
+        licence: identifier on the Hub; None if not given.
     """
 
     runs: tuple[Path, ...]
@@ -29,17 +29,17 @@ class Request(NamedTuple):
 
 
 def publish(words: Sequence[str]) -> None:
-    """Prepare a dataset, and upload it if a repository is named and a token is known.
+    """Prepare a dataset, and upload it if a repository is named and a token is available.
 
     Args:
-        words: the command after `publish`.
+        words: words of the command after `publish`.
 
     Raises:
-        ConfigError: a word is none of the command's, a folder is no finished run, or something is not installed.
-        OSError: the disk or the Hub refuses.
+        ConfigError: a word is unknown, a folder is not a finished run, or a package is not installed.
+        OSError: an error of the disk or the Hub.
     """
     if {"-h", "--help"} & set(words):
-        CONSOLE.print(f"usage: {USAGE}", markup=False, highlight=False)
+        say(f"usage: {USAGE}")
         return
     request = parse_words(words)
     from kvbench.report.dataset import choose_name, prepare_dataset, read_published
@@ -48,22 +48,18 @@ def publish(words: Sequence[str]) -> None:
     runs = read_published(request.runs)
     out = request.out or Path("published", choose_name(runs))
     prepare_dataset(runs, out, request.licence, request.repo)
-    CONSOLE.print(f"prepared: {out} ({len(runs)} runs)", highlight=False, soft_wrap=True)
+    say(f"prepared: {out} ({len(runs)} runs)")
     place = None if request.repo is None else upload(out, request.repo)
     repo = request.repo or "USER/NAME"
-    message = (
-        f"uploaded: {place}"
-        if place
-        else f"upload: hf auth login; hf upload {repo} {out} --repo-type dataset"
-    )
-    CONSOLE.print(message, highlight=False, soft_wrap=True)
+    upload_command = f"hf auth login; hf upload {repo} {out} --repo-type dataset"
+    say(f"uploaded: {place}" if place else f"upload: {upload_command}")
 
 
-def parse_words(words: Sequence[str]) -> Request:
-    """Return what a command asks for.
+def parse_words(words: Sequence[str]) -> PublishRequest:
+    """Parse the words of the command.
 
     Raises:
-        ConfigError: naming the word.
+        ConfigError: a word is unknown, or no run is named.
     """
     runs, values = [], {}
     for word in words:
@@ -75,9 +71,9 @@ def parse_words(words: Sequence[str]) -> Request:
         else:
             values[key] = value
     if not runs:
-        raise ConfigError(f"publish: names no run; {USAGE}")
+        raise ConfigError(f"publish: no run given; {USAGE}")
     repo = values.get("repo")
     if repo is not None and not re.fullmatch(r"[\w.-]+/[\w.-]+", repo):
         raise ConfigError(f"repo={repo}: must be USER/NAME, a dataset on the Hub")
     out = Path(values["out"]).expanduser() if "out" in values else None
-    return Request(tuple(runs), out, repo, values.get("license"))
+    return PublishRequest(tuple(runs), out, repo, values.get("license"))

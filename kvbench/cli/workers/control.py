@@ -1,4 +1,4 @@
-"""Control of a running sweep by small files in its folder, which every worker reads between two blocks."""
+"""Control of a running sweep by marker files in its folder; workers read them between two blocks."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,55 +10,55 @@ from kvbench.core.config import ConfigError
 from kvbench.core.files import write_whole
 
 HELD = "held"
-"""File in a sweep's folder while workers are to wait or, with the line `STOP`, those that began before it to end."""
+"""Marker file. Empty: workers pause. With `STOP`: workers started before it end."""
 STOP = "stop"
-LISTED = 8
-"""Runs that an error message offers."""
+MAX_LISTED = 8
+"""Runs that an error message lists."""
 
 
 def control(folder: Path, verb: str, run: str | int | None = None) -> str:
-    """Do what `work.do` asks for with a sweep and return one line that says what happened.
+    """Carry out `work.do` on a sweep and return a line about the result.
 
     Args:
-        folder: the sweep's.
+        folder: folder of the sweep.
         verb: `pause`, `resume`, `stop`, `requeue` or `drop`.
-        run: which runs are meant, see `find_runs`; None for all that failed, and for hosts that were stopped.
+        run: name of runs, see `find_runs`; None for all failed runs and stopped hosts.
 
     Raises:
-        ConfigError: no run of the sweep is meant, or a verb without runs is given one.
+        ConfigError: no run has the name, or the verb takes no run.
     """
-    if verb in (whole := {"pause": _pause, "resume": _resume, "stop": _stop}):
+    if verb in (verbs := {"pause": _pause, "resume": _resume, "stop": _stop}):
         if run is not None:
-            raise ConfigError(f"work.run={run}: is for work.do=drop and requeue; leave it out")
-        return whole[verb](folder)
+            raise ConfigError(f"work.run={run}: only for work.do=drop and work.do=requeue; leave it out")
+        return verbs[verb](folder)
     entries = read_entries(folder)
     if verb == "drop":
         return _drop(folder, find_runs(entries, run))
     if run is not None:
         return _requeue(folder, find_runs(entries, run))
     line, hosts = _requeue(folder, [e for e in entries if e.outcome == "failed"]), readmit_hosts(folder)
-    return line + f"; hosts let back: {', '.join(hosts)}" * bool(hosts)
+    return line + f"; hosts readmitted: {', '.join(hosts)}" * bool(hosts)
 
 
 def find_runs(entries: Sequence[Entry], name: str | int | None) -> list[Entry]:
-    """Return the jobs that a name means: a number, the name of a run folder, or words that they all have.
+    """Return the jobs with a number, the name of a run folder, or words that are among their overrides.
 
     Raises:
         ConfigError: there is none.
     """
     if isinstance(name, int):
-        found = [entry for entry in entries if entry.number == name]
+        matches = [entry for entry in entries if entry.number == name]
     else:
         words = set((name or "").split())
-        found = [
+        matches = [
             entry for entry in entries if name and (name == name_run(entry) or words <= {*entry.overrides})
         ]
-    if not found:
-        shown = [f"{entry.number} ({' '.join(entry.overrides)})" for entry in entries[:LISTED]]
-        rest = f", ... (task=status lists {len(entries)})" if len(entries) > LISTED else ""
-        said = ": missing" if name is None else f"={name}: names no run of this sweep"
-        raise ConfigError(f"work.run{said}; choose from {', '.join(shown)}{rest}")
-    return found
+    if not matches:
+        shown = [f"{entry.number} ({' '.join(entry.overrides)})" for entry in entries[:MAX_LISTED]]
+        rest = f", ... (task=status lists {len(entries)})" if len(entries) > MAX_LISTED else ""
+        problem = ": missing" if name is None else f"={name}: names no run of this sweep"
+        raise ConfigError(f"work.run{problem}; choose from {', '.join(shown)}{rest}")
+    return matches
 
 
 def name_run(entry: Entry) -> str | None:
@@ -68,11 +68,11 @@ def name_run(entry: Entry) -> str | None:
 
 
 def read_hold(folder: Path, since: float = 0.0) -> Literal["pause", "stop"] | None:
-    """Return what workers of a sweep are to do instead of work; None if nothing.
+    """Return whether workers of a sweep have to pause or stop; None if neither.
 
     Args:
-        folder: the sweep's.
-        since: when the worker began, by the file system's clock.
+        folder: folder of the sweep.
+        since: start of the worker, by the file system's clock.
     """
     path = folder / HELD
     try:
@@ -84,10 +84,10 @@ def read_hold(folder: Path, since: float = 0.0) -> Literal["pause", "stop"] | No
 
 
 def _pause(folder: Path) -> str:
-    known = read_hold(folder) == "pause"
+    was_paused = read_hold(folder) == "pause"
     write_whole(folder / HELD, "")
-    said = "is paused already" if known else "paused: workers stop after their blocks"
-    return f"{folder}: {said}; work.do=resume lets them go on"
+    state = "is paused already" if was_paused else "paused: workers stop after their blocks"
+    return f"{folder}: {state}; resume with work.do=resume"
 
 
 def _resume(folder: Path) -> str:
@@ -99,7 +99,7 @@ def _resume(folder: Path) -> str:
 
 def _stop(folder: Path) -> str:
     write_whole(folder / HELD, f"{STOP}\n")
-    return f"{folder}: stopped: workers end after their blocks; the command that started them goes on with the rest"
+    return f"{folder}: stopped: workers end after their blocks; run the command that started them again to resume"
 
 
 def _drop(folder: Path, entries: Sequence[Entry]) -> str:
@@ -109,13 +109,13 @@ def _drop(folder: Path, entries: Sequence[Entry]) -> str:
 
 
 def _requeue(folder: Path, entries: Sequence[Entry]) -> str:
-    tried = [entry for entry in entries if entry.outcome in ("failed", "dropped")]
-    for entry in tried:
+    requeued = [entry for entry in entries if entry.outcome in ("failed", "dropped")]
+    for entry in requeued:
         drop_of(folder, entry.number).unlink(missing_ok=True)
         if entry.error is not None:
             forget(folder, entry.number)
     note_requeue(folder)
-    return f"{folder}: requeued {_describe(tried)}"
+    return f"{folder}: requeued {_describe(requeued)}"
 
 
 def _describe(entries: Sequence[Entry]) -> str:

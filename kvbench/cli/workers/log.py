@@ -1,56 +1,44 @@
-"""Logs of a sweep's workers, one file each: the blocks that a worker generated and the seconds that they took."""
+"""Logs of a sweep's workers, one file each: generated blocks and their seconds."""
 
 import json
 import os
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from socket import gethostname
-from statistics import median
 from typing import IO, Any
 
 from kvbench.core.claims import claim, is_held, read_clock
 from kvbench.core.files import parse_json
 
 FOLDER = "workers"
-"""Folder of the logs in that of a sweep."""
-LATEST = 20
-"""Blocks over which a worker's rate is measured."""
-SLOW_WORKER = 2.0
-"""Times what other workers take for a sample of the same run, from which a worker is slow."""
-SLOW_BLOCK = 10.0
-"""Times the median of a run's blocks, from which a block is slow."""
-FEWEST = 3
-"""Blocks of a run whose median another block is compared with, at least."""
+"""Subfolder of a sweep's folder."""
+RATE_WINDOW = 20
+"""Latest blocks over which a worker's rate is measured."""
 
 
 @dataclass(frozen=True)
 class Block:
-    """A block that a worker generated: name of the run's folder, number of samples, seconds."""
+    """A generated block: name of the run's folder, number of samples, seconds."""
 
     run: str
     samples: int
     seconds: float
 
-    @property
-    def pace(self) -> float:
-        """Seconds a sample."""
-        return self.seconds / self.samples
-
 
 @dataclass(frozen=True)
 class WorkerLog:
-    """Work that a worker has done.
+    """Log of one worker.
 
     Attributes:
-        name: host, process and four digits.
+        name: host, process id and four hex digits.
         host: name of its machine.
         device: torch device.
-        blocks: in the order in which they were generated.
-        seconds: since the worker began, until it ended or was last heard of.
+        blocks: in order of generation.
+        seconds: from the worker's start to its end or latest heartbeat.
         alive: whether it runs.
     """
 
@@ -63,13 +51,13 @@ class WorkerLog:
 
     @property
     def samples(self) -> int:
-        """Number of samples that it generated."""
+        """Number of generated samples."""
         return sum(block.samples for block in self.blocks)
 
     @property
     def rate(self) -> float | None:
-        """Samples a second of its latest blocks; None before the first."""
-        latest = self.blocks[-LATEST:]
+        """Samples per second of the latest blocks; None before the first."""
+        latest = self.blocks[-RATE_WINDOW:]
         return (
             sum(block.samples for block in latest) / sum(block.seconds for block in latest)
             if latest
@@ -78,28 +66,18 @@ class WorkerLog:
 
 
 class LogWriter:
-    """Writes the log of this worker.
+    """Writes the log of this worker: a line with a header, then one for each block."""
 
-    Args:
-        file: open for appending.
-        about: what the first line says.
-    """
-
-    def __init__(self, file: IO[str], about: Mapping[str, str]) -> None:
+    def __init__(self, file: IO[str], header: Mapping[str, str]) -> None:
         self._file, self._began = file, time.monotonic()
-        self._paces: dict[str, list[float]] = {}
-        self._write(about)
+        self._write(header)
 
-    def note_block(self, block: Block) -> float | None:
-        """Add a block; return how many times the median of the run's earlier ones it took if it is slow, else None."""
+    def note_block(self, block: Block) -> None:
+        """Append a block."""
         self._write(vars(block))
-        paces = self._paces.setdefault(block.run, [])
-        times = block.pace / median(paces) if len(paces) >= FEWEST else 0.0
-        paces.append(block.pace)
-        return times if times >= SLOW_BLOCK else None
 
     def note_end(self) -> None:
-        """Write that the worker ends."""
+        """Append a line with the time of the worker's end."""
         self._write({})
 
     def _write(self, values: Mapping[str, object]) -> None:
@@ -110,13 +88,7 @@ class LogWriter:
 
 @contextmanager
 def writing_log(folder: Path, device: str, lapse: float) -> Iterator[LogWriter]:
-    """Log the work of this process on a sweep, under a claim that shows whether the process runs.
-
-    Args:
-        folder: the sweep's.
-        device: torch device of the worker.
-        lapse: see `kvbench.core.claims.claim`.
-    """
+    """Log the work of this process in a sweep's folder; a claim on a file shows other processes that it runs."""
     host = gethostname()
     name = f"{host}-{os.getpid()}-{uuid.uuid4().hex[:4]}"
     with (
@@ -134,7 +106,7 @@ def writing_log(folder: Path, device: str, lapse: float) -> Iterator[LogWriter]:
 
 
 def read_logs(folder: Path) -> list[WorkerLog]:
-    """Return the logs of all workers that a sweep has had, by name."""
+    """Return the logs of all workers of a sweep, sorted by name."""
     now = read_clock(folder)
     return [
         log for path in sorted((folder / FOLDER).glob("*.jsonl")) if (log := _read(path, now)) is not None
@@ -157,45 +129,9 @@ def _read(path: Path, now: float) -> WorkerLog | None:
 
 
 def _parse(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the lines of a log; the last may be torn."""
+    """Yield the lines of a log up to an incomplete one."""
     for line in path.read_text().splitlines():
         try:
             yield parse_json(line)
         except ValueError:
             return
-
-
-def find_slow_workers(logs: Sequence[WorkerLog]) -> dict[str, float]:
-    """Return the workers that take longer than others for the runs that they share, and how many times as long."""
-    by_run: dict[str, dict[str, float]] = {}
-    for log in logs:
-        for run, paces in _group_paces(log.blocks).items():
-            by_run.setdefault(run, {})[log.name] = median(paces)
-    ratios: dict[str, list[float]] = {}
-    for medians in by_run.values():
-        for name, own in medians.items():
-            if others := [pace for other, pace in medians.items() if other != name]:
-                ratios.setdefault(name, []).append(own / median(others))
-    return {name: median(found) for name, found in ratios.items() if median(found) >= SLOW_WORKER}
-
-
-def find_slow_blocks(logs: Sequence[WorkerLog]) -> list[tuple[str, Block, float]]:
-    """Return blocks that took far longer than their run's median: worker, block, times the median."""
-    medians = {
-        run: median(paces)
-        for run, paces in _group_paces([block for log in logs for block in log.blocks]).items()
-        if len(paces) > FEWEST
-    }
-    return [
-        (log.name, block, block.pace / medians[block.run])
-        for log in logs
-        for block in log.blocks
-        if block.run in medians and block.pace >= SLOW_BLOCK * medians[block.run]
-    ]
-
-
-def _group_paces(blocks: Sequence[Block]) -> dict[str, list[float]]:
-    groups: dict[str, list[float]] = {}
-    for block in blocks:
-        groups.setdefault(block.run, []).append(block.pace)
-    return groups

@@ -1,4 +1,4 @@
-"""SIGTERM: a worker ends between two blocks, and a command that waits for other processes ends with them."""
+"""Handlers of SIGTERM: a worker ends between two blocks, a waiting command ends with its processes."""
 
 import os
 import signal
@@ -9,19 +9,19 @@ from types import FrameType
 from typing import NoReturn
 
 TERMINATED = 128 + signal.SIGTERM
-"""Exit status after SIGTERM, as shells have it."""
+"""Exit status after SIGTERM, as in shells."""
 
 
 class Terminated(KeyboardInterrupt):
-    """SIGTERM, for code that handles Ctrl-C."""
+    """SIGTERM, raised for code that handles Ctrl-C."""
 
 
 @contextmanager
 def interrupting_on_sigterm() -> Iterator[None]:
-    """Have SIGTERM interrupt the process as Ctrl-C does, so that joblib ends the processes that it started.
+    """Have SIGTERM interrupt the process as Ctrl-C does, so that joblib ends its processes.
 
     Raises:
-        Terminated: the process got SIGTERM.
+        Terminated: the process received SIGTERM.
     """
     before = signal.signal(signal.SIGTERM, _terminate)
     try:
@@ -38,22 +38,22 @@ def _terminate(_: int, __: FrameType | None) -> NoReturn:
 def deferring_sigterm(grace: float) -> Iterator[threading.Event]:
     """Have SIGTERM set an event instead of ending the process.
 
-    A launcher that handles SIGTERM by itself keeps its handler, and the event is never set; submitit, which only logs
-    the signal, gets its handler back at the end.
+    If a launcher has its own handler, it is kept and the event is never set; submitit's handler, which only logs the
+    signal, is replaced and restored.
 
     Args:
-        grace: seconds after the signal until the process is interrupted as by Ctrl-C, which also releases its claims.
+        grace: seconds from the signal to an interrupt as by Ctrl-C, which also releases claims.
 
     Yields:
         The event.
     """
-    asked = threading.Event()
+    received = threading.Event()
 
     def interrupt(_: int, __: FrameType | None) -> NoReturn:
         raise KeyboardInterrupt
 
-    def ask(number: int, frame: FrameType | None) -> None:
-        asked.set()
+    def handle(number: int, frame: FrameType | None) -> None:
+        received.set()
         if grace == 0:
             interrupt(number, frame)
         signal.setitimer(signal.ITIMER_REAL, grace)
@@ -61,12 +61,12 @@ def deferring_sigterm(grace: float) -> Iterator[threading.Event]:
     main = threading.current_thread() is threading.main_thread()
     before = signal.getsignal(signal.SIGTERM)
     if not main or not (before in (signal.SIG_DFL, _terminate) or "SUBMITIT_EXECUTOR" in os.environ):
-        yield asked
+        yield received
         return
     alarm = signal.signal(signal.SIGALRM, interrupt)
-    signal.signal(signal.SIGTERM, ask)
+    signal.signal(signal.SIGTERM, handle)
     try:
-        yield asked
+        yield received
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGTERM, before)
@@ -74,6 +74,6 @@ def deferring_sigterm(grace: float) -> Iterator[threading.Event]:
 
 
 def wait_to_be_killed() -> NoReturn:
-    """Do nothing but handle signals."""
+    """Handle signals until the process is killed."""
     while True:
         signal.pause()

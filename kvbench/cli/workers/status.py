@@ -1,7 +1,6 @@
 """`task=status`: tables of a sweep's runs and workers; imports no torch."""
 
 from collections.abc import Iterable, Sequence
-from itertools import starmap
 from pathlib import Path
 from typing import NamedTuple
 
@@ -12,15 +11,15 @@ from rich.text import Text
 from kvbench.cli.sweeps.jobs import Entry, read_entries
 from kvbench.cli.sweeps.progress import count_drawn, find_running, format_seconds, measure, measure_pace
 from kvbench.cli.workers.control import read_hold
-from kvbench.cli.workers.hosts import describe_host, describe_stop, read_stopped_hosts
-from kvbench.cli.workers.log import WorkerLog, find_slow_blocks, find_slow_workers, read_logs
+from kvbench.cli.workers.hosts import describe_host, read_stopped_hosts
+from kvbench.cli.workers.log import WorkerLog, read_logs
 
-SHOWN = 40
-"""Rows of a table, unless all are asked for."""
+MAX_ROWS = 40
+"""Rows of a table without `verbose`."""
 ORDER = ("running", "failed", "interrupted", "dropped", "missing", "done")
-"""States of runs as the table has them."""
+"""States of runs in the order of the table."""
 STATES = {"started": "interrupted", "finished": "done"}
-"""States of jobs that nobody works at, where they differ from the outcome."""
+"""States of idle jobs, if other than the outcome."""
 COLOURS = {"running": "green", "failed": "red", "interrupted": "yellow", "dropped": "yellow"}
 
 
@@ -35,13 +34,7 @@ class Row(NamedTuple):
 
 
 def show_status(console: Console, folder: Path, *, verbose: bool = False) -> None:
-    """Print how far a sweep is: its jobs, its runs, and what its workers do.
-
-    Args:
-        console: where to print.
-        folder: the sweep's.
-        verbose: list all runs and workers.
-    """
+    """Print the progress of a sweep, its runs and its workers; `verbose` lists all of them."""
 
     def say(line: str, style: str | None = None) -> None:
         console.print(line, style=style, highlight=False, markup=False, soft_wrap=True)
@@ -50,24 +43,16 @@ def show_status(console: Console, folder: Path, *, verbose: bool = False) -> Non
     shared = set.intersection(*(set(entry.overrides) for entry in entries)) if len(entries) > 1 else set()
     say(f"{folder}: {len(entries)} jobs")
     if shared:
-        say("of each: " + " ".join(word for word in entries[0].overrides if word in shared))
+        say("all jobs: " + " ".join(word for word in entries[0].overrides if word in shared))
     say(str(measure(folder)))
-    stopped = read_stopped_hosts(folder)
-    for line in filter(None, [describe_stop(stopped), *starmap(describe_host, stopped.items())]):
-        say(line, "red")
+    for host, reason in read_stopped_hosts(folder).items():
+        say(describe_host(host, reason), "red")
     if read_hold(folder) == "pause":
         say("paused: work.do=resume lets workers go on", "yellow")
-    console.print(_list_runs(_make_rows(folder, entries), shared, SHOWN * (not verbose) or len(entries)))
+    console.print(_list_runs(_make_rows(folder, entries), shared, MAX_ROWS * (not verbose) or len(entries)))
     if logs:
         say(_count_hours(logs))
-        if (shares := _divide_time(logs)) is not None:
-            say(shares)
-        console.print(_list_workers(logs, SHOWN * (not verbose) or len(logs)))
-    for name, block, times in find_slow_blocks(logs):
-        say(
-            f"slow: a block of {block.run} took {block.seconds:.1f} s, {times:.0f} times the median ({name})",
-            "yellow",
-        )
+        console.print(_list_workers(logs, MAX_ROWS * (not verbose) or len(logs)))
 
 
 def _make_rows(folder: Path, entries: Sequence[Entry]) -> list[Row]:
@@ -107,8 +92,7 @@ def _list_runs(rows: Sequence[Row], shared: Iterable[str], shown: int) -> Table:
 
 
 def _list_workers(logs: Sequence[WorkerLog], shown: int) -> Table:
-    slow = find_slow_workers(logs)
-    first = sorted(logs, key=lambda log: (log.name not in slow, not log.alive))
+    first = sorted(logs, key=lambda log: not log.alive)
     table = Table(
         box=None, pad_edge=False, caption=_count_rest(len(logs), shown, "workers"), caption_justify="left"
     )
@@ -117,7 +101,6 @@ def _list_workers(logs: Sequence[WorkerLog], shown: int) -> Table:
         table.add_column(name, no_wrap=True, justify="left" if name in ("device", "state") else "right")
     table.add_column("latest run", overflow="fold")
     for log in first[:shown]:
-        remark = f"\nslow: {slow[log.name]:.1f} times as long as others" if log.name in slow else ""
         table.add_row(
             Text(log.name),
             log.device,
@@ -125,28 +108,18 @@ def _list_workers(logs: Sequence[WorkerLog], shown: int) -> Table:
             str(log.samples),
             "-" if log.rate is None else f"{log.rate:.3g}",
             f"{log.seconds / 3600:.2f}",
-            Text(log.blocks[-1].run if log.blocks else "-").append(remark, "yellow"),
+            Text(log.blocks[-1].run if log.blocks else "-"),
         )
     return table
 
 
 def _count_hours(logs: Sequence[WorkerLog]) -> str:
-    """Return how many workers there are and the hours that they have used, those with a GPU apart."""
+    """Return the number of workers and their hours, GPU and CPU apart."""
     used = {"GPU-hours": [log for log in logs if log.device.startswith("cuda")]}
     used["CPU worker-hours"] = [log for log in logs if log not in used["GPU-hours"]]
     hours = [f"{sum(log.seconds for log in some) / 3600:.2f} {unit}" for unit, some in used.items() if some]
     working = sum(log.alive for log in logs)
     return f"workers: {working} working, {len(logs) - working} ended; used: {', '.join(hours)}"
-
-
-def _divide_time(logs: Sequence[WorkerLog]) -> str | None:
-    """Return how much of the workers' time went into blocks, and the rest by run; None before the first block."""
-    blocks = [block for log in logs for block in log.blocks]
-    if not blocks:
-        return None
-    seconds, generating = sum(log.seconds for log in logs), sum(block.seconds for block in blocks)
-    rest = (seconds - generating) / len({block.run for block in blocks})
-    return f"generation: {generating / seconds:.0%} of the workers' time; all else: {rest:.2g} s a run"
 
 
 def _count_rest(count: int, shown: int, what: str) -> str | None:

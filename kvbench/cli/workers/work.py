@@ -1,7 +1,7 @@
-"""Workers of a sweep: any number of processes, each of which takes jobs that no other process works on.
+"""Workers of a sweep: any number of processes that share its jobs.
 
-A job is led by one worker, who claims it; where every job that is left is led, others help with its blocks. A worker
-waits for nobody while there is something else to do.
+One worker leads a job by claiming it. When every open job has a leader, the other workers help with its blocks.
+A worker waits only if it can do nothing else.
 """
 
 import os
@@ -18,7 +18,7 @@ from socket import gethostname
 from typing import NamedTuple
 
 from kvbench.cli.config.compose import compose_job, count_processes, find_finished, read_settings
-from kvbench.cli.console import CONSOLE
+from kvbench.cli.console import say
 from kvbench.cli.sweeps.jobs import (
     claim_of,
     drop_of,
@@ -30,16 +30,10 @@ from kvbench.cli.sweeps.jobs import (
     recording,
 )
 from kvbench.cli.sweeps.outcomes import describe_failure
-from kvbench.cli.tasks.table import TASKS, make_job
+from kvbench.cli.tasks.job import make_job
+from kvbench.cli.tasks.table import find_task
 from kvbench.cli.workers.control import read_hold
-from kvbench.cli.workers.hosts import (
-    MAX_BROKEN,
-    blames_host,
-    describe_host,
-    describe_stop,
-    read_stopped_hosts,
-    stop_host,
-)
+from kvbench.cli.workers.hosts import MAX_FAILURES, blames_host, describe_host, read_stopped_hosts, stop_host
 from kvbench.cli.workers.log import Block, LogWriter, writing_log
 from kvbench.cli.workers.sigterm import TERMINATED, deferring_sigterm
 from kvbench.core.claims import claim, read_clock
@@ -49,82 +43,77 @@ from kvbench.core.settings import Settings
 from kvbench.runs.calls import remember
 from kvbench.runs.execute import run
 from kvbench.runs.job import Busy
-from kvbench.runs.prepare import books_used, file_used
+from kvbench.runs.prepare import find_used_files
 
-SHORTEST, LONGEST = 0.1, 5.0
-"""Seconds between two looks at jobs that are all in other hands, at first and at last."""
-LATER = {"finished": 1, "failed": 2}
-"""Outcomes of jobs that are tried last."""
-
-LOOK = 1.0
-"""Seconds between two looks at a sweep that is paused."""
+MIN_PAUSE, MAX_PAUSE = 0.1, 5.0
+"""Shortest and longest polling interval, in seconds, while other workers hold every job."""
+RETRY_ORDER = {"finished": 1, "failed": 2}
+"""Rank of the outcomes of jobs that are tried last."""
+PAUSED_INTERVAL = 1.0
+"""Polling interval of a paused sweep, in seconds."""
 
 AroundBlock = Callable[[Path, range], AbstractContextManager[object]]
-"""Makes the context of a block, see `Job.around_block`."""
+"""Returns the context in which a block is generated, see `Job.around_block`."""
 Numbered = tuple[int, tuple[str, ...]]
-"""A job: its number and its overrides."""
+"""Number and overrides of a job."""
 
 
 class Attempt(NamedTuple):
-    """A job that a worker tries to lead or, if `joining`, to help with where another worker leads."""
+    """A job that a worker tries to lead or, if `joining`, to help with."""
 
     job: Numbered
     joining: bool
 
 
 def work(settings: Settings) -> None:
-    """Do what is missing of a sweep, until every job is finished or has failed.
+    """Work on a sweep until every job has finished or failed.
 
-    What is missing comes first; then what was finished before is looked at again, and what failed is tried again.
+    Missing jobs come first, then finished ones are verified and failed ones tried again.
 
     Args:
-        settings: of the worker; `work.folder` is the sweep's.
+        settings: settings of the worker; `work.folder` is the folder of the sweep.
 
     Raises:
-        UserError: this host or the whole sweep was stopped, see `kvbench.cli.workers.hosts`.
-        SystemExit: the process got SIGTERM.
+        UserError: this host is stopped, see `kvbench.cli.workers.hosts`.
+        SystemExit: the process received SIGTERM.
     """
     time.sleep(random.uniform(0, settings.work.jitter))
     folder = Path(str(settings.work.folder))
     take_gpu(settings.device, settings.work.number + int(os.environ.get("SLURM_LOCALID", "0")))
     lapse, grace = settings.work.lapse, settings.work.grace
-    with deferring_sigterm(grace) as asked, writing_log(folder, settings.device, lapse) as log:
-        do_jobs(Worker(folder, settings, log, asked, read_clock(folder)))
-    if asked.is_set():
-        CONSOLE.print("ended by SIGTERM; the same command resumes this worker's runs", highlight=False)
+    with deferring_sigterm(grace) as ending, writing_log(folder, settings.device, lapse) as log:
+        do_jobs(Worker(folder, settings, log, ending, read_clock(folder)))
+    if ending.is_set():
+        say("ended by SIGTERM; the same command resumes this worker's runs")
         sys.exit(TERMINATED)
 
 
 def do_jobs(worker: "Worker") -> None:
-    """Have a worker do or help with jobs until all are settled or it is asked to end.
-
-    Raises:
-        UserError: this host or the whole sweep was stopped.
-    """
+    """Have a worker attempt jobs until all are settled or it has to end; raise UserError if this host is stopped."""
     for step in order_work(worker.list_left, random.random()):
         if isinstance(step, Attempt):
             worker.attempt(step.job, joining=step.joining)
             continue
         time.sleep(step)
         worker.wait_while_paused()
-        if worker.is_asked():
+        if worker.must_end():
             return
-        if (reason := worker.find_end()) is not None:
+        if (reason := worker.find_stop()) is not None:
             raise UserError(reason)
 
 
 def order_work(
     list_left: Callable[[Sequence[Numbered]], list[Numbered]], place: float
 ) -> Iterator[Attempt | float]:
-    """Yield what a worker does next, until no job is left: attempts at jobs, and before each look at all, a pause.
+    """Yield the steps of a worker until no job is left: attempts at jobs and, before each round, a pause in seconds.
 
-    It tries to lead each job and, if that settled none, helps others with theirs. The pause, seconds, is 0 while jobs
-    get settled, and doubles from `SHORTEST` to `LONGEST` while they do not.
+    A round tries to lead each job; if that settles none, it joins jobs of other workers. The pause is 0 while rounds
+    settle jobs; otherwise it doubles from `MIN_PAUSE` to `MAX_PAUSE`.
 
     Args:
         list_left: see `Worker.list_left`.
-        place: where in the list it begins to help, from 0 to below 1. Workers with places of their own spread over the
-            jobs, instead of being refused one block after another of the first.
+        place: position in the list where joining begins, in [0, 1). Workers with random positions spread over the jobs
+            instead of competing for the blocks of the first one.
     """
     left, pause = list_left(()), 0.0
     while left:
@@ -137,11 +126,11 @@ def order_work(
             left = list_left(left)
             if len(left) < before:
                 break
-        pause = 0.0 if len(left) < before else min(max(SHORTEST, 2 * pause), LONGEST)
+        pause = 0.0 if len(left) < before else min(max(MIN_PAUSE, 2 * pause), MAX_PAUSE)
 
 
 def list_model(overrides: tuple[str, ...]) -> list[str]:
-    """Return the words of a job that choose its model."""
+    """Return the overrides of a job that choose its model."""
     return [word for word in overrides if word.startswith(("model=", "model."))]
 
 
@@ -150,165 +139,144 @@ class Worker:
     """State of a worker.
 
     Attributes:
-        folder: the sweep's.
-        settings: of the worker.
-        log: of what it does.
-        asked: set when it is to end, and the other workers are not.
-        since: when it began, by the file system's clock.
-        broken: jobs that broke, none finished between them.
-        requeued: when jobs were given back that the worker has looked at.
+        folder: folder of the sweep.
+        settings: settings of the worker.
+        log: log of the worker.
+        ending: set when this worker alone has to end.
+        since: start of the worker, by the file system's clock.
+        failures: consecutive failures that the host may have caused.
+        requeued: time of the latest requeue that the worker has seen.
     """
 
     folder: Path
     settings: Settings
     log: LogWriter
-    asked: threading.Event
+    ending: threading.Event
     since: float
-    broken: list[Numbered] = field(default_factory=list)
+    failures: list[Numbered] = field(default_factory=list)
     requeued: float = -1.0
 
     def list_left(self, left: Sequence[Numbered] = ()) -> list[Numbered]:
-        """Return the jobs that are not settled, of those that were left or, at first and after a requeue, of all."""
+        """Return the jobs of `left` that are not settled; of all jobs at first and after a requeue."""
         if (requeued := read_requeue(self.folder)) != self.requeued:
             self.requeued = requeued
-            # A model is loaded once when its jobs come one after another.
+            # Jobs of one model are adjacent, so that it is loaded once.
             entries = sorted(
-                read_entries(self.folder), key=lambda e: (LATER.get(e.outcome, 0), list_model(e.overrides))
+                read_entries(self.folder),
+                key=lambda e: (RETRY_ORDER.get(e.outcome, 0), list_model(e.overrides)),
             )
             left = [(entry.number, entry.overrides) for entry in entries]
         return [job for job in left if not self.is_settled(job)]
 
     def is_settled(self, job: Numbered) -> bool:
-        """Return whether a job was dropped, or has finished or failed since the worker began."""
+        """Return whether a job is dropped, or finished or failed since the worker began."""
         if drop_of(self.folder, job[0]).is_file():
             return True
         newer = is_newer(self.folder, job[0], self.since)
         return newer and read_entry(self.folder, *job).outcome in ("finished", "failed")
 
-    def is_asked(self) -> bool:
-        """Return whether this worker is to end."""
-        return self.asked.is_set() or read_hold(self.folder, self.since) == "stop"
+    def must_end(self) -> bool:
+        """Return whether this worker has to end."""
+        return self.ending.is_set() or read_hold(self.folder, self.since) == "stop"
 
     def wait_while_paused(self) -> None:
-        """Return when the sweep is not paused or the worker is to end."""
+        """Block while the sweep is paused and the worker need not end."""
         if read_hold(self.folder, self.since) == "pause":
-            CONSOLE.print("paused; work.do=resume lets this worker go on")
-            while read_hold(self.folder, self.since) == "pause" and not self.asked.is_set():
-                time.sleep(LOOK)
+            say("paused; work.do=resume lets this worker go on")
+            while read_hold(self.folder, self.since) == "pause" and not self.ending.is_set():
+                time.sleep(PAUSED_INTERVAL)
 
-    def is_wanted(self, number: int) -> bool:
-        """Return whether this worker may go on with a job."""
-        if self.asked.is_set() or read_hold(self.folder, self.since) is not None:
+    def may_continue(self, number: int) -> bool:
+        """Return whether this worker may continue a job."""
+        if self.ending.is_set() or read_hold(self.folder, self.since) is not None:
             return False
-        return not drop_of(self.folder, number).is_file() and self.find_end() is None
+        return not drop_of(self.folder, number).is_file() and self.find_stop() is None
 
-    def find_end(self) -> str | None:
-        """Return why this worker takes no more work, in one line; None while it does."""
-        stopped = read_stopped_hosts(self.folder)
-        if describe_stop(stopped) is not None:
-            return "the sweep was stopped; task=status says why"
-        if (host := gethostname()) in stopped:
-            return describe_host(host, stopped[host])
-        return None
+    def find_stop(self) -> str | None:
+        """Return one line about why this host is stopped; None if it is not."""
+        host, stopped = gethostname(), read_stopped_hosts(self.folder)
+        return describe_host(host, stopped[host]) if host in stopped else None
 
     @contextmanager
     def around_block(self, number: int, run: Path, block: range) -> Iterator[None]:
-        """Surround the generation of a block of a job's run or reference: log it, and tell if it was slow.
+        """Return a context that logs the generation of a block of a job's run or reference.
 
         Raises:
-            Busy: the job is not wanted any more.
+            Busy: the sweep is paused or the job is dropped.
         """
-        if not self.is_wanted(number):
+        if not self.may_continue(number):
             raise Busy("paused or dropped")
         started = time.monotonic()
         yield
-        done = Block(run.name, len(block), round(time.monotonic() - started, 6))
-        if (times := self.log.note_block(done)) is not None:
-            line = f"slow: prompts {block.start} to {block.stop - 1} of {run} took {done.seconds:.1f} s, "
-            line += f"{times:.0f} times the median of this worker's blocks"
-            CONSOLE.print(line, highlight=False, soft_wrap=True)
+        self.log.note_block(Block(run.name, len(block), round(time.monotonic() - started, 6)))
 
     def attempt(self, job: Numbered, *, joining: bool) -> None:
-        """Do what can be done of a job now; its entry records the outcome.
+        """Do the part of a job that is free, and record the outcome in its entry.
 
-        Args:
-            job: the job.
-            joining: help where another worker leads.
+        With `joining`, the worker helps if another one leads the job.
 
         Raises:
-            UserError: the job broke, and so did the one before it: this host is stopped.
+            UserError: this and the previous job failed, so this host is stopped.
         """
         number, overrides = job
         place = claim_of(self.folder, number)
-        if (
-            not joining and place.exists()
-        ):  # one call where most are refused; what has lapsed is taken when helping
+        # Most jobs are claimed, and this check is one call. A lapsed claim is taken over when joining.
+        if not joining and place.exists():
             return
-        if not self.is_wanted(number):
+        if not self.may_continue(number):
             return
-        with claim(place, wait=False, lapse=self.settings.work.lapse) as leads:
-            if not (leads or joining) or self.is_settled(job):
+        with claim(place, wait=False, lapse=self.settings.work.lapse) as is_leader:
+            if not (is_leader or joining) or self.is_settled(job):
                 return
             with recording(self.folder, number, overrides) as recorder:
                 try:
-                    left = do_job(overrides, self.settings, partial(self.around_block, number), leads=leads)
-                except Busy:  # the rest is in other hands
+                    result = do_job(
+                        overrides, self.settings, partial(self.around_block, number), is_leader=is_leader
+                    )
+                except Busy:  # other workers do the rest
                     return
                 except Exception as error:
                     line = describe_failure(error)
                     recorder.note_end(line)
-                    self.note_failure(job, line, theirs=blames_host(error))
+                    if blames_host(error):
+                        self.note_failure(job, line)
                     return
-                self.broken.clear()
-                recorder.note_end(left)
-                if isinstance(left, Path):
-                    CONSOLE.print(f"finished: {left}", highlight=False, soft_wrap=True)
+                self.failures.clear()
+                recorder.note_end(result)
+                if isinstance(result, Path):
+                    say(f"finished: {result}")
 
-    def note_failure(self, job: Numbered, line: str, *, theirs: bool) -> None:
-        """Stop this host if it broke several jobs in a row.
-
-        Args:
-            job: the job that failed.
-            line: why.
-            theirs: whether it may be the host's fault.
-
-        Raises:
-            UserError: the host is stopped.
-        """
-        if theirs:
-            self.broken.append(job)
-        if len(self.broken) == MAX_BROKEN:
-            raise UserError(stop_host(self.folder, gethostname(), line, self.broken))
+    def note_failure(self, job: Numbered, line: str) -> None:
+        """Count a failure that the host may have caused; stop the host and raise UserError after `MAX_FAILURES`."""
+        self.failures.append(job)
+        if len(self.failures) == MAX_FAILURES:
+            raise UserError(stop_host(self.folder, gethostname(), line, self.failures))
 
 
 def do_job(
-    overrides: tuple[str, ...], settings: Settings, around_block: AroundBlock, *, leads: bool
+    overrides: tuple[str, ...], settings: Settings, around_block: AroundBlock, *, is_leader: bool
 ) -> object:
-    """Do what is missing of a job and return what it leaves.
-
-    Args:
-        overrides: of the job.
-        settings: of the worker.
-        around_block: see `Job`.
-        leads: whether the worker holds the claim on the job.
+    """Do the missing part of a job and return the result of its task.
 
     Raises:
-        Busy: others do what is left of it.
-        Exception: whatever the job raises.
+        Busy: other workers do the rest.
+        Exception: any error of the job.
     """
     cfg, _ = compose_job(list(overrides))
     count_processes(cfg)
     if cfg.task == "run" and (outcome := find_finished(cfg)) is not None and outcome.results is not None:
         note_run(outcome.folder, outcome.results.n)
         return outcome.folder
-    own = replace(read_settings(cfg), work=settings.work)
-    if own.task != "run":
-        if not leads:
-            raise Busy("one worker does it")
-        return TASKS[own.task](cfg, own)
-    made = replace(make_job(cfg, own), patient=False, leads=leads, around_block=around_block)
-    outcome = run(made, note_run)
+    job_settings = replace(read_settings(cfg), work=settings.work)
+    if job_settings.task != "run":
+        if not is_leader:
+            raise Busy("its leader does it")
+        return find_task(job_settings.task)(cfg, job_settings)
+    job = replace(
+        make_job(cfg, job_settings), wait_for_others=False, is_leader=is_leader, around_block=around_block
+    )
+    outcome = run(job, note_run)
     if outcome.results is None:
         raise Busy("others draw or score the rest")
-    remember(made, outcome, file_used(made), books_used(made))
+    remember(job, outcome, *find_used_files(job))
     return outcome.folder

@@ -1,0 +1,96 @@
+"""Words of a command line, parsed once."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException
+
+MULTIRUN = ("-m", "--multirun")
+SHORT_FORMS = dict.fromkeys(("-v", "--verbose"), "verbose=true")
+"""Words that abbreviate an override."""
+SWEEP_TASKS = ("work", "status", "report")
+"""Tasks about a sweep as a whole."""
+ALL_RUNS_TASKS = ("dashboard", "export")
+"""Tasks about every run, even if the command names a sweep."""
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command line of overrides and options.
+
+    Attributes:
+        words: all words, short forms expanded.
+        overrides: `words` without `-m`.
+        options: options of Hydra other than `-m`, such as `--cfg`.
+        task: value of `task=`; None without it.
+        names_sweep: whether `sweeps=` chooses a sweep and the task is about its jobs.
+        names_folder: whether `work.folder=` is given.
+    """
+
+    words: tuple[str, ...]
+    overrides: tuple[str, ...]
+    options: tuple[str, ...]
+    task: str | None
+    names_sweep: bool
+    names_folder: bool
+
+    @classmethod
+    def parse(cls, arguments: Sequence[str]) -> "Command":
+        """Parse the words of a command line."""
+        words = tuple(name_base(SHORT_FORMS.get(word, word)) for word in arguments)
+        overrides = tuple(word for word in words if word not in MULTIRUN)
+        values = dict(word.split("=", 1) for word in overrides if "=" in word)
+        task = values.get("task")
+        return cls(
+            words=words,
+            overrides=overrides,
+            options=tuple(word for word in overrides if word.startswith("-")),
+            task=task,
+            names_sweep=values.get("sweeps", "null") != "null" and task not in ALL_RUNS_TASKS,
+            names_folder="work.folder" in values,
+        )
+
+    @property
+    def multirun(self) -> bool:
+        """Whether `-m` is given."""
+        return len(self.overrides) < len(self.words)
+
+    @property
+    def is_one_job(self) -> bool:
+        """Whether the command consists of overrides only: no `-m` and no option of Hydra."""
+        return not (self.multirun or self.options)
+
+    @property
+    def is_about_sweep(self) -> bool:
+        """Whether the task is about a sweep as a whole, with or without `-m`.
+
+        `task=report` is about all finished runs unless words or a folder name a sweep.
+        """
+        if self.options or self.task not in SWEEP_TASKS:
+            return False
+        return self.task != "report" or self.names_sweep or self.names_folder or self.lists_values()
+
+    @property
+    def is_about_all_runs(self) -> bool:
+        """Whether the task reads all runs, so that `-m` makes no sweep of it."""
+        reads_all = self.task in ("report", *ALL_RUNS_TASKS)
+        return reads_all and not (self.options or self.is_about_sweep)
+
+    def lists_values(self) -> bool:
+        """Return whether an override lists several values, as in a sweep."""
+        try:
+            parsed = OverridesParser.create().parse_overrides(list(self.overrides))
+        except HydraException:  # composition reports it
+            return False
+        return any(override.is_sweep_override() for override in parsed)
+
+
+def name_base(word: str) -> str:
+    """Return an override that chooses a method's base by name in Hydra's syntax; any other unchanged.
+
+    >>> name_base("method.base=h2o"), name_base("method.base.base=rkv,h2o"), name_base("method.base.sinks=2")
+    ('method@method.base=h2o', 'method@method.base.base=rkv,h2o', 'method.base.sinks=2')
+    """
+    return re.sub(r"^method((?:\.base)+)=(?=[a-z_])", r"method@method\1=", word)

@@ -1,0 +1,51 @@
+"""`task=calibrate`: the calibrations of a method, or of every method of a model."""
+
+from pathlib import Path
+
+import hydra
+from omegaconf import DictConfig, OmegaConf
+
+from kvbench.cli.config.instantiate import instantiate
+from kvbench.cli.config.search_path import list_methods
+from kvbench.cli.console import say
+from kvbench.cli.tasks.job import make_job
+from kvbench.core.settings import Settings
+from kvbench.methods.heatkv.order_file import write_orders
+from kvbench.methods.heatkv.scores import AttentionByScale, rank_heads, scas
+from kvbench.methods.shared.base import Observer
+from kvbench.runs.generate.batch import load
+from kvbench.runs.prepare import locate_calibration, observe
+
+
+def calibrate(cfg: DictConfig, settings: Settings) -> list[Path]:
+    """Do `task=calibrate`: calibrate the method, or every method of the model if the method needs nothing.
+
+    Returns:
+        The calibrations' files.
+    """
+    job = make_job(cfg, settings)
+    needs = job.method.needs()
+    observers = [needs] if isinstance(needs, Observer) else list_observers(cfg)
+    observers += [] if job.cache_plan.codebooks is None else [job.cache_plan.codebooks]
+    load(job)
+    artifacts = observe(job, observers)
+    paths = [locate_calibration(job, observer)[0] for observer in observers]
+    for observer, path in zip(observers, paths, strict=True):
+        say(f"{observer.kind}: {path}")
+    orders = job.settings.calibrate.orders
+    for artifact in artifacts if orders is not None else ():
+        if artifact.kind == AttentionByScale.kind:
+            ranks = rank_heads(scas(artifact.tensors["mass"]))
+            write_orders(Path(str(orders)), ranks, job.settings.sinks, artifact.metadata)
+            say(f"orders: {orders}")
+    return paths
+
+
+def list_observers(cfg: DictConfig) -> list[Observer]:
+    """Return the observers of the methods for the model, each method at its defaults, without duplicates."""
+    other, needs = cfg.copy(), []
+    OmegaConf.set_struct(other, False)
+    for name in list_methods(instantiate(cfg.model).spec.family):
+        other.method = hydra.compose(f"method/{name}").method
+        needs.append(instantiate(other.method).needs())
+    return list({repr(one): one for one in needs if isinstance(one, Observer)}.values())

@@ -1,0 +1,56 @@
+"""`task=run`, `task=evaluate` and `task=bounds`."""
+
+from pathlib import Path
+
+from omegaconf import DictConfig
+
+from kvbench.cli.console import CONSOLE, say
+from kvbench.cli.sweeps.jobs import note_run
+from kvbench.cli.tasks.job import make_job
+from kvbench.core.processes import leave
+from kvbench.core.settings import Settings
+from kvbench.report.collect import read_runs
+from kvbench.report.one_run import show_outcome, show_run
+from kvbench.report.runs_table import show_runs
+from kvbench.runs.calls import remember
+from kvbench.runs.execute import rescore
+from kvbench.runs.execute import run as execute
+from kvbench.runs.generate.batch import run_follower
+from kvbench.runs.prepare import find_used_files
+
+
+def run(cfg: DictConfig, settings: Settings) -> Path | None:
+    """Do `task=run`: one run with its reference and calibration.
+
+    If several processes share the model, the first one conducts the run and the others follow.
+
+    Returns:
+        The run's folder; None while other shards generate, and in a process that follows.
+    """
+    job = make_job(cfg, settings)
+    if job.processes.rank > 0:
+        run_follower(job)
+        leave()
+        return None
+    outcome = execute(job, note_run)
+    job.processes.broadcast(None)
+    leave()
+    if outcome.results is None:
+        say(f"this shard's share is done; the run is complete when the others are: {outcome.folder}")
+        return None
+    remember(job, outcome, *find_used_files(job))
+    return show_outcome(CONSOLE, outcome, verbose=settings.verbose)
+
+
+def evaluate(cfg: DictConfig, settings: Settings) -> Path:
+    """Do `task=evaluate`: add metrics to a finished run without generating again; return its folder."""
+    outcome = rescore(make_job(cfg, settings))
+    assert outcome.results is not None
+    show_run(CONSOLE, outcome.results, verbose=settings.verbose)
+    return outcome.folder
+
+
+def run_bounds(cfg: DictConfig, settings: Settings) -> None:
+    """Do `task=bounds`: run the full cache in another batch size and with other seeds, against the full cache."""
+    job = make_job(cfg, settings)
+    show_runs(CONSOLE, read_runs([execute(bound).folder for bound in job.bounds()]))

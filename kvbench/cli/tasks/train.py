@@ -1,0 +1,14 @@
+"""`task=train`: training of an embedded model from scratch."""
+
+from omegaconf import DictConfig
+
+from kvbench.cli.config.instantiate import instantiate
+from kvbench.cli.console import say
+from kvbench.core.settings import Settings
+
+
+def train(cfg: DictConfig, settings: Settings) -> None:
+    """Do `task=train`: train an embedded model from scratch."""
+    cfg.device = settings.device  # recipes read it from the configuration
+    out = instantiate(cfg.train).train(instantiate(cfg.model))
+    say(f"trained weights: {out}")
