@@ -1,4 +1,4 @@
-"""Base class of models, the cache as they see it, and checks of prompts and logits."""
+"""Base class of models, the interface of their cache, and checks of prompts and logits."""
 
 import re
 from abc import ABC, abstractmethod
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from kvbench.core.config import UserError
-from kvbench.core.graphs import Record, Repetitions
+from kvbench.core.graphs import GraphRecorder, Repetitions
 from kvbench.core.processes import ALONE, Processes
 from kvbench.core.segments import ModelSpec, Segment
 from kvbench.models.files.weights import Source
@@ -22,7 +22,7 @@ Calls = Mapping[str, Sequence[tuple[object, str]]]
 
 
 class NotFinite(UserError, FloatingPointError):
-    """Logits with NaN or infinity; the message names prompt and scale."""
+    """Logits contain NaN or infinity; the message names prompt and scale."""
 
 
 def require_finite(logits: Tensor, scale: int) -> None:
@@ -38,35 +38,35 @@ def require_finite(logits: Tensor, scale: int) -> None:
 
 
 class FiniteCheck:
-    """Checks that the logits of all scales are finite; a GPU is asked at the end, so that the host never waits."""
+    """Checks that the logits of all scales are finite; on a GPU at the end, so that the host never waits."""
 
     def __init__(self) -> None:
-        self._worst: list[Tensor] = []
+        self._maxima: list[Tensor] = []
 
     def note(self, logits: Tensor, scale: int) -> None:
-        """Check the logits [prompts, ...] of the next scale: on a CPU now, else with all the others.
+        """Check the logits [prompts, ...] of the next scale: at once on a CPU, in `conclude` on a GPU.
 
         Raises:
             NotFinite: some are not finite.
         """
         if logits.is_cuda:
-            self._worst.append(logits.abs().flatten(1).amax(1, keepdim=True))  # NaN if one is
+            self._maxima.append(logits.abs().flatten(1).amax(1, keepdim=True))  # NaN if one is
         else:
             require_finite(logits, scale)
 
     def conclude(self) -> None:
-        """Wait for what a GPU has noted.
+        """Check the logits noted on a GPU.
 
         Raises:
             NotFinite: some were not finite.
         """
-        if self._worst:
-            for scale, worst in enumerate(torch.stack(self._worst).cpu()):
-                require_finite(worst, scale)
+        if self._maxima:
+            for scale, maximum in enumerate(torch.stack(self._maxima).cpu()):
+                require_finite(maximum, scale)
 
 
 def require_positive(key: str, **sizes: int) -> None:
-    """Check that sizes are at least 1; `key` is the config key that they stand under.
+    """Check that the sizes under a config key are at least 1.
 
     Raises:
         ValueError: naming the first one that is not.
@@ -77,10 +77,10 @@ def require_positive(key: str, **sizes: int) -> None:
 
 
 def refuse(key: str, config: object, **rules: tuple[bool, str]) -> None:
-    """Refuse settings that stand under `key`: by name whether the value in `config` is wrong, and what it must be.
+    """Raise if a setting under `key` is wrong; each rule is whether the value in `config` is wrong and what it must be.
 
     Raises:
-        ValueError: naming the first wrong one.
+        ValueError: naming the first wrong setting.
     """
     for name, (wrong, rule) in rules.items():
         if wrong:
@@ -88,14 +88,9 @@ def refuse(key: str, config: object, **rules: tuple[bool, str]) -> None:
 
 
 def read_labels(prompts: Sequence[str], classes: int, model: str) -> list[int]:
-    """Return the class that the first word of each prompt names; -1, no class, is `classes`.
+    """Return the class number that begins each prompt; -1 (no class) becomes `classes`.
 
-    Words after it (the class's name) are for people.
-
-    Args:
-        prompts: one an image.
-        classes: classes there are.
-        model: name of the model, for the message.
+    Later words, such as the class's name, are ignored. `model` is the model's name for the message.
 
     Raises:
         ValueError: naming the first prompt that names no class.
@@ -104,13 +99,13 @@ def read_labels(prompts: Sequence[str], classes: int, model: str) -> list[int]:
 
 
 def _read_label(prompt: str, classes: int, model: str) -> int:
-    found = re.match(r"\s*(-1|[0-9]{1,9})(?:\s|$)", prompt)
-    if found is None or int(found[1]) >= classes:
+    match = re.match(r"\s*(-1|[0-9]{1,9})(?:\s|$)", prompt)
+    if match is None or int(match[1]) >= classes:
         raise ValueError(
             f"prompt {prompt!r}: {model} needs a class number from 0 to {classes - 1} (-1 for none) "
             "as the first word, as prompts=imagenet with prompts.classes gives, or prompts=scene_classes for var_tiny"
         )
-    return classes if int(found[1]) < 0 else int(found[1])
+    return classes if int(match[1]) < 0 else int(match[1])
 
 
 @dataclass(frozen=True)
@@ -126,14 +121,14 @@ class TextFeatures:
     lengths: tuple[int, ...]
 
     def pad(self, words: int, *, front: bool = False) -> tuple[Tensor, Tensor]:
-        """Return values [prompts, words, channels], zero beyond a prompt, and which exist, bool [prompts, words].
+        """Return values [prompts, words, channels] padded with zeros, and a mask of words, bool [prompts, words].
 
-        Zeros follow a prompt, or come before it with `front`.
+        Padding follows the words, or precedes them with `front`.
         """
         values = self.values.new_zeros(len(self.lengths), words, self.values.shape[1])
         lengths = torch.tensor(self.lengths, device=self.values.device).unsqueeze(1)
-        place = torch.arange(words, device=self.values.device)
-        mask = place >= words - lengths if front else place < lengths
+        positions = torch.arange(words, device=self.values.device)
+        mask = positions >= words - lengths if front else positions < lengths
         values[mask] = self.values
         return values, mask
 
@@ -142,40 +137,40 @@ class Cache(Protocol):
     """Interface of a cache for models; implemented by `kvbench.engine.cache.KVCache`.
 
     Attributes:
-        record: records the steps of a segment, so that they can be repeated; None where each is to run by itself.
-        repetitions: keeps records of whole segments, from generation to generation; None where none can be repeated.
+        record: records a step, so that it can be replayed; None to run every step.
+        repetitions: records of whole segments, kept between generations; None if no segment can be replayed.
     """
 
-    record: Record | None
+    record: GraphRecorder | None
     repetitions: Repetitions | None
 
     def reset(self, sequences: int, padding: Sequence[int] | None = None) -> None:
-        """Start a generation of `sequences` sequences; `padding` counts the tokens in front of each that do not exist.
+        """Start a generation of `sequences` sequences.
 
-        Padded prompts come in one step. None where all prompts are equally long.
+        `padding` is the number of padding tokens in front of each; None if all prompts are equally long. A padded
+        prompt is attended to in one step.
         """
         ...
 
     def begin(self, segment: Segment) -> None:
-        """Announce the segment whose tokens come next."""
+        """Begin the segment of the next tokens."""
         ...
 
     def attend(
         self, layer: int, q: Tensor, k: Tensor, v: Tensor, raw_queries: Callable[[], Tensor] | None = None
     ) -> Tensor:
-        """Attend from q to the layer's cached past and the current k, v; all [sequences, heads, tokens, D].
+        """Attend from q to the layer's cached keys and values and the current k, v; all [sequences, heads, tokens, D].
 
-        `raw_queries` computes the queries as projected (before bias, norm, scale, rotation), for methods that score by
-        them.
+        `raw_queries` computes the projected queries (before bias, norm, scale, rotation) for methods that need them.
         """
         ...
 
     def release(self) -> None:
-        """Give back the storage of keys and values, once no token is left to attend to them."""
+        """Free the storage of keys and values after the last token."""
         ...
 
     def advance(self) -> None:
-        """Count a token of the segment whose step was recorded and repeated, so that `attend` was not called."""
+        """Count a token of the segment whose step was replayed without calling `attend`."""
         ...
 
 
@@ -187,8 +182,8 @@ class Model(ABC):
     Attributes:
         name: as in `conf/model`.
         output: kind of its samples, `images` or `texts`.
-        half: dtype of its blocks on a GPU, that of the official program's autocast.
-        processes: processes that hold the model together; set before `load`.
+        half: dtype of its blocks on a GPU, as in the official program's autocast.
+        processes: processes that share the model; set before `load`.
         weights_sha256: hash of the loaded weights, part of a run's identity; empty until `load`.
     """
 
@@ -212,14 +207,14 @@ class Model(ABC):
         """Return the samples of a batch of prompts: images uint8 [B, H, W, 3] RGB on the CPU, or texts."""
 
     def list_sources(self) -> Mapping[str, Source]:
-        """Return where the weights of each part come from; nothing of random weights."""
+        """Return the source of each part's weights; empty for random weights."""
         return {}
 
     def prepare(self) -> None:  # noqa: B027 - a default
-        """Download, convert and copy to the node's disk what `load` will read.
+        """Download, convert and copy to the node's disk the files that `load` reads.
 
         Raises:
-            WeightsError: naming all that is missing.
+            WeightsError: naming all missing files.
         """
 
     @property
@@ -233,15 +228,15 @@ class Model(ABC):
         return {}
 
     def activation_bytes(self, prompts: int) -> int:
-        """Return the peak bytes of a generation on a GPU beside weights and cache, from shapes alone."""
+        """Return the peak bytes of a generation on a GPU without weights and cache, from shapes alone."""
         return 0
 
     def decoding_bytes(self, prompts: int) -> int:
-        """Return the peak bytes of decoding on a GPU beside weights, after the cache is released."""
+        """Return the peak bytes of decoding on a GPU without weights, after the cache is released."""
         return 0
 
     def check_prompts(self, prompts: Sequence[str]) -> None:  # noqa: B027 - a default
-        """Check prompts before weights are read.
+        """Check prompts before weights are loaded.
 
         Raises:
             ValueError: naming a prompt that the model cannot read.

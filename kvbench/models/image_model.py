@@ -1,4 +1,4 @@
-"""Base class of image models: a transformer that draws latents and a tokenizer that decodes them."""
+"""Base class of image models: a transformer draws latents, a tokenizer decodes them."""
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -46,10 +46,9 @@ class ImageModel(Model, Generic[N, T]):
         tokenizer: shape of the image tokenizer.
         sampling: guidance, temperature and truncation.
         sources: where the weights of each part come from.
-        weights: `files`, or `random` numbers in the model's shape (and a hash in place of what reads prompts), for
-            timing and tests.
-        decoder_dtype: what latents are decoded to pixels in; `bfloat16` also lays channels last, as tensor cores read
-            them.
+        weights: `files`, or `random` numbers in the model's shape (and a hash in place of the text encoder), for timing
+            and tests.
+        decoder_dtype: dtype in which latents are decoded; `bfloat16` also uses the channels-last layout.
     """
 
     name: str
@@ -71,10 +70,10 @@ class ImageModel(Model, Generic[N, T]):
     @property
     @abstractmethod
     def _cleans(self) -> dict[str, Clean]:
-        """Conversion of the transformer's and the tokenizer's source, or of one that holds both by these names."""
+        """Conversions of the transformer's and the tokenizer's source, or of one source with both under these names."""
 
     def _read_text(self, device: torch.device | str) -> tuple[Any, str]:
-        """Return what encodes prompts, None for classes, and the SHA-256 of its file, empty without one."""
+        """Return the encoder of prompts, None for classes, and the SHA-256 of its file, empty without one."""
         return None, ""
 
     @abstractmethod
@@ -87,7 +86,7 @@ class ImageModel(Model, Generic[N, T]):
         return sum(p.numel() for module in self._build() for p in module.parameters())
 
     def decoding_bytes(self, prompts: int) -> int:
-        """Return the peak bytes of decoding on a GPU beside weights."""
+        """Return the peak bytes of decoding on a GPU without weights."""
         size = 4 if self.decoder_dtype == "float32" else 2
         return count_decoding_bytes(self.tokenizer.networks, prompts, self.cells, size)
 
@@ -106,7 +105,7 @@ class ImageModel(Model, Generic[N, T]):
         """Calls of the transformer."""
 
     def load(self, device: torch.device | str) -> None:
-        """Build the networks and fill them: float32 on a CPU; on a GPU the blocks are in `half`.
+        """Build and fill the networks, in float32 on a CPU, with blocks in `half` on a GPU.
 
         Raises:
             WeightsError: a checkpoint is missing, unreadable or does not fit.
@@ -131,7 +130,7 @@ class ImageModel(Model, Generic[N, T]):
 
         Raises:
             NotFinite: the model produced NaN or infinite logits.
-            ValueError: a prompt that the model cannot read.
+            ValueError: the model cannot read a prompt.
         """
         with torch.inference_mode():
             latents = self._draw(prompts, cache, noise)
@@ -155,9 +154,9 @@ class ImageModel(Model, Generic[N, T]):
             prefixes = [""]
 
         def place(prefix: str, name: str, tensor: Tensor) -> Tensor:
-            part, _, own = f"{prefix}{name}".partition(".")
-            dtype = self._find_dtype(own, device) if part == "transformer" else torch.float32
-            return tensor.to(device).to(dtype)  # cast on the device: files of 16 bits are sent as they are
+            part, _, leaf = f"{prefix}{name}".partition(".")
+            dtype = self._find_dtype(leaf, device) if part == "transformer" else torch.float32
+            return tensor.to(device).to(dtype)  # cast on the device, so that 16-bit files are sent in 16 bits
 
         parts = zip(networks, prefixes, self._cleans.items(), strict=True)
         return "".join(
@@ -166,14 +165,14 @@ class ImageModel(Model, Generic[N, T]):
         )
 
     def list_sources(self) -> Mapping[str, Source]:
-        """Return where the weights of each part come from; nothing of random weights."""
+        """Return the source of each part's weights; empty for random weights."""
         return self.sources if self.weights == "files" else {}
 
     def prepare(self) -> None:
-        """Download, convert and copy to the node's disk what `load` will read.
+        """Download, convert and copy to the node's disk the files that `load` reads.
 
         Raises:
-            WeightsError: naming all that is missing.
+            WeightsError: naming all missing files.
         """
         sources = self.list_sources()
         locate_all(list(sources.values()))

@@ -1,4 +1,4 @@
-"""Base classes of next-token models: one decoder that draws token by token, for texts and for images."""
+"""Base classes of next-token models, whose decoder draws texts or images token by token."""
 
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
@@ -12,20 +12,17 @@ from torch import Tensor
 
 from kvbench.core.segments import ModelSpec, Segment
 from kvbench.models.base import Cache, Model, require_positive
+from kvbench.models.image_loop import draw_image_tokens
 from kvbench.models.image_model import ImageModel
-from kvbench.models.janus.transformer import JanusConfig
-from kvbench.models.llamagen.loop import generate
-from kvbench.models.llamagen.sampling import LlamaGenSampling
-from kvbench.models.llamagen.tokenizer import VQ, VQConfig
-from kvbench.models.lumina.tokenizer import Chameleon
-from kvbench.models.lumina.transformer import LuminaConfig
 from kvbench.models.noise import Noise
-from kvbench.models.parts.decoder import Decoder, DecoderConfig, ImageDecoderConfig
+from kvbench.models.parts.codebook import VQGAN, VQGANConfig
+from kvbench.models.parts.decoder import Decoder, DecoderConfig, ImageDecoderConfig, PromptedImageConfig
+from kvbench.models.parts.sampling import TokenSampling
 from kvbench.models.parts.tensor_parallel import split_config
 from kvbench.models.parts.tokens import encode_prompts, lay_out
 
 N = TypeVar("N", bound=Decoder)
-T = TypeVar("T", VQ, Chameleon)
+T = TypeVar("T", bound=VQGAN)
 
 
 class NextTokenModel(Model, Generic[N]):
@@ -33,7 +30,7 @@ class NextTokenModel(Model, Generic[N]):
 
     Attributes:
         transformer: shape of the decoder.
-        prompt_tokens: capacity for prompts, which are padded in front to as many tokens.
+        prompt_tokens: capacity for prompts, which are padded in front to this length.
     """
 
     transformer: DecoderConfig
@@ -42,7 +39,7 @@ class NextTokenModel(Model, Generic[N]):
 
     @abstractmethod
     def _read_text(self, device: torch.device | str) -> tuple[Any, str]:
-        """Return what encodes prompts, None for classes, and the SHA-256 of its file, empty without one."""
+        """Return the encoder of prompts, None for classes, and the SHA-256 of its file, empty without one."""
 
     @property
     def _passes(self) -> list[tuple[object, str]]:
@@ -50,9 +47,9 @@ class NextTokenModel(Model, Generic[N]):
         return [(self._transformer, name) for name in ("embed", "forward", "logits")]
 
     def activation_bytes(self, prompts: int) -> int:
-        """Return the peak bytes of a generation on a GPU beside weights and cache.
+        """Return the peak bytes of a generation on a GPU without weights and cache.
 
-        The peak is in a layer over the prompts, or while a token is drawn.
+        The peak is in a layer over the prompts or in the draw of a token.
         """
         config = split_config(self.transformer, self.processes.count)
         sequences = prompts * self.spec.branches
@@ -63,7 +60,7 @@ class NextTokenModel(Model, Generic[N]):
         """Check that every prompt fits.
 
         Raises:
-            ValueError: naming the longest prompt and the tokens that it needs.
+            ValueError: naming the longest prompt and its number of tokens.
             WeightsError: the tokenizer is missing.
         """
         encode_prompts(prompts, self._read_text("cpu")[0], self.prompt_tokens)
@@ -82,13 +79,13 @@ class NextTokenImageModel(NextTokenModel[N], ImageModel[N, T]):
     """Settings of a model that draws the codes of an image token by token; see `ImageModel` for the others.
 
     Attributes:
-        chunk: tokens after which a method is asked what to keep; None for a row of the image.
+        chunk: number of tokens between two decisions of a method; None for a row of the image.
         default_sinks: sink segments when the config names none; the prompt is the first segment.
     """
 
     transformer: ImageDecoderConfig
-    tokenizer: VQConfig
-    sampling: LlamaGenSampling
+    tokenizer: VQGANConfig
+    sampling: TokenSampling
     chunk: int | None = None
     default_sinks: int = 1
 
@@ -107,7 +104,7 @@ class NextTokenImageModel(NextTokenModel[N], ImageModel[N, T]):
     @property
     @abstractmethod
     def _segments(self) -> tuple[Segment, ...]:
-        """The prompt, then the image."""
+        """Segments of the prompt and of the image."""
 
     @cached_property
     def spec(self) -> ModelSpec:
@@ -123,10 +120,10 @@ class NextTokenImageModel(NextTokenModel[N], ImageModel[N, T]):
 
     @abstractmethod
     def _embed(self, prompts: Sequence[str]) -> tuple[Tensor, Sequence[int] | None]:
-        """Embed prompts, [sequences, tokens, width], and count the padding in front of each; None for none."""
+        """Embed prompts, [sequences, tokens, width], and return the padding in front of each, or None."""
 
     def _forbid(self) -> Callable[[int], Tensor] | None:
-        """Return `forbidden` of the loop; None where each token can be any code."""
+        """Return the `forbidden` argument of the loop; None if every code is allowed."""
         return None
 
     def _find_codes(self, tokens: Tensor) -> Tensor:
@@ -135,7 +132,7 @@ class NextTokenImageModel(NextTokenModel[N], ImageModel[N, T]):
 
     def _draw(self, prompts: Sequence[str], cache: Cache, noise: Noise) -> Tensor:
         condition, padding = self._embed(prompts)
-        tokens = generate(
+        tokens = draw_image_tokens(
             self._transformer,
             condition,
             self.spec.segments,
@@ -151,15 +148,15 @@ class NextTokenImageModel(NextTokenModel[N], ImageModel[N, T]):
 
 @dataclass
 class PromptedImageModel(NextTokenImageModel[N, T]):
-    """A next-token image model whose prompts are tokens of the same decoder.
+    """Settings of a next-token image model whose prompts are tokens of the same decoder.
 
-    Positions count from the first token of a padded prompt: attention depends on their differences alone.
+    Positions count from the first token of a padded prompt, because attention depends on their differences alone.
 
     Attributes:
-        prompt_tokens: tokens of the longest prompt, special ones included; shorter ones are padded in front.
+        prompt_tokens: tokens of the longest prompt, special ones included; shorter prompts are padded in front.
     """
 
-    transformer: JanusConfig | LuminaConfig
+    transformer: PromptedImageConfig
     prompt_tokens: int = 64
 
     truncate: ClassVar[bool] = True

@@ -1,4 +1,4 @@
-"""Randomness of a batch: one stream of numbers per prompt."""
+"""Random numbers of a batch, one stream per prompt."""
 
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -12,15 +12,15 @@ from torch import Tensor
 from kvbench.core.devices import pin, use_device
 from kvbench.core.files import derive_seed
 
-MANY = 2**14
-"""Numbers of one prompt that take longer to draw than a thread to start."""
+MIN_THREADED = 2**14
+"""Count of numbers from which drawing takes longer than starting a thread."""
 
 
 class Noise(Protocol):
     """Source of a batch's random numbers."""
 
     def draw(self, count: int) -> Tensor:
-        """Draw Exp(1) variables float32 [prompts, count], the next of each prompt's stream, on the CPU."""
+        """Draw the next Exp(1) variables of each prompt's stream, float32 [prompts, count], on the CPU."""
         ...
 
 
@@ -31,33 +31,33 @@ class PromptNoise:
         self._generators = [torch.Generator().manual_seed(prompt_seed(seed, index)) for index in indices]
 
     def draw(self, count: int) -> Tensor:
-        """Draw Exp(1) variables float32 [prompts, count]; many of them in threads, since a GPU may be waiting."""
+        """Draw Exp(1) variables float32 [prompts, count], in threads if there are many and a GPU may be waiting."""
 
         def row(generator: torch.Generator) -> Tensor:
             return torch.empty(count).exponential_(generator=generator)
 
-        if count < MANY or len(self._generators) == 1:
+        if count < MIN_THREADED or len(self._generators) == 1:
             return torch.stack([row(generator) for generator in self._generators])
         with ThreadPoolExecutor(min(len(self._generators), os.cpu_count() or 1)) as threads:
             return torch.stack(list(threads.map(row, self._generators)))
 
 
 class AheadNoise:
-    """Noise whose next numbers are drawn by a second thread, while the first one uses those before.
+    """Noise that a second thread draws one step ahead.
 
     Args:
         draw: draws the numbers of one step.
-        times: steps; no more are drawn.
-        thread: where they are drawn, in order.
+        steps: number of steps to draw.
+        thread: executor that draws them in order.
     """
 
-    def __init__(self, draw: Callable[[], Tensor], times: int, thread: ThreadPoolExecutor) -> None:
-        self._draw, self._left, self._thread = draw, times, thread
+    def __init__(self, draw: Callable[[], Tensor], steps: int, thread: ThreadPoolExecutor) -> None:
+        self._draw, self._left, self._thread = draw, steps, thread
         self._next: Future[Tensor] | None = None
         self._start()
 
     def draw(self, count: int) -> Tensor:
-        """Return the numbers of the next step, float32 [prompts, count], and have those after it drawn."""
+        """Return the numbers of the next step, float32 [prompts, count], and start drawing the step after it."""
         assert self._next is not None
         numbers = self._next.result()
         assert numbers.shape[1] == count
@@ -70,21 +70,16 @@ class AheadNoise:
 
 
 @contextmanager
-def draw_ahead(noise: Noise, prompts: int, count: int, times: int, device: torch.device) -> Iterator[Noise]:
-    """Yield the same noise, drawn a step ahead in a second thread if there are enough numbers, and pinned for a GPU.
+def draw_ahead(noise: Noise, prompts: int, count: int, steps: int, device: torch.device) -> Iterator[Noise]:
+    """Yield the same noise, drawn a step ahead in a second thread if there are many numbers, and pinned for a GPU.
 
-    Args:
-        noise: of so many `prompts`; used by nobody else until the block ends.
-        prompts: rows of a draw.
-        count: numbers a prompt and step.
-        times: steps.
-        device: where the numbers go.
+    Each step draws [prompts, count]. Only the block may use `noise` until it ends.
     """
-    if prompts * count < MANY:
+    if prompts * count < MIN_THREADED:
         yield noise
         return
     with ThreadPoolExecutor(1, initializer=use_device, initargs=(device,)) as thread:
-        yield AheadNoise(lambda: pin(noise.draw(count), device), times, thread)
+        yield AheadNoise(lambda: pin(noise.draw(count), device), steps, thread)
 
 
 def prompt_seed(seed: int, index: int) -> int:

@@ -12,8 +12,8 @@ class Text:
 
     Attributes:
         text: without the prompt.
-        tokens: how many were drawn, the one that ends the text included.
-        ended: whether the text came to its end; otherwise it was cut at the most tokens it may have.
+        tokens: number of tokens drawn, the end token included.
+        ended: whether the model ended the text; False if it was cut at the maximum length.
     """
 
     text: str
@@ -22,4 +22,4 @@ class Text:
 
 
 Outputs = Tensor | Sequence[Text]
-"""Of a batch of prompts: images uint8 [B, H, W, 3] RGB on the CPU, or a text each."""
+"""Outputs of a batch of prompts: images uint8 [B, H, W, 3] RGB on the CPU, or texts."""

@@ -1,1 +1,1 @@
-"""Training of the embedded models and of the feature network: one folder per family, what they share beside them."""
+"""Training of the embedded models and of the feature network, with one package per family."""

@@ -1,4 +1,4 @@
-"""Settings, initialisation and batches shared by the trainings of all tokenizers."""
+"""Settings, initialisation and batches of the trainings of all tokenizers."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -16,9 +16,9 @@ Network = TypeVar("Network", bound=nn.Module)
 
 @dataclass(frozen=True)
 class AutoencoderRecipe(Recipe):
-    """Settings that every tokenizer's training has; see `Recipe` for those that are not listed.
+    """Settings of every tokenizer's training; see `Recipe` for the others.
 
-    AdamW trains the first and last convolutions and what belongs to the codes.
+    AdamW trains the first and last convolutions and the parameters of the codes.
 
     Attributes:
         steps: optimiser steps.
@@ -36,7 +36,7 @@ class AutoencoderRecipe(Recipe):
 
 
 def start(make: Callable[[], Network], seed: int) -> Network:
-    """Make a network to train: drawn from a seed, residual branches closed."""
+    """Build a network to train, with random weights from a seed and closed residual branches."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         network = make()
@@ -53,7 +53,7 @@ def draw_images(
 
 
 def compile_parts(*parts: Callable[[Tensor], Tensor], compiled: bool) -> list[Callable[[Tensor], Tensor]]:
-    """Return an encoder and a decoder, compiled if asked for, which needs a C++ compiler."""
+    """Return an encoder and a decoder, compiled on request, which needs a C++ compiler."""
     return [torch.compile(part, dynamic=False) if compiled else part for part in parts]
 
 
@@ -66,7 +66,7 @@ def draw_latents(
     device: torch.device,
     batches: int,
 ) -> Tensor:
-    """Encode some batches of `draw_images` in bfloat16; return their latents float32 [n, channels, h, w]."""
+    """Encode batches of `draw_images` in bfloat16 and return their latents float32 [n, channels, h, w]."""
     with torch.autocast(device.type, torch.bfloat16):
         return torch.cat([encode(draw_images(images, recipe, rng, device)) for _ in range(batches)]).float()
 
@@ -81,20 +81,20 @@ def encode_latents(
     """Return the latents float16 [N, channels, h, w] of uint8 [N, H, W, 3] images, both on the CPU."""
     shape = (config.latents, images.shape[1] // config.patch, images.shape[2] // config.patch)
     latents = torch.empty(len(images), *shape, dtype=torch.float16)
-    for some, found in encode_images(encode, images, device, batch):
-        latents[some] = found
+    for rows, encoded in encode_images(encode, images, device, batch):
+        latents[rows] = encoded
     return latents
 
 
 def encode_images(
     encode: Callable[[Tensor], Tensor], images: Tensor, device: torch.device, batch: int = 256
 ) -> Iterator[tuple[slice, Tensor]]:
-    """Encode images uint8 [N, H, W, 3] in bfloat16, some at a time; yield which ones, and their latents on the device.
+    """Encode batches of images uint8 [N, H, W, 3] in bfloat16; yield their rows, and their latents on the device.
 
-    The caller fills a tensor in place: what is kept between large blocks that come and go would hold them apart.
+    The caller copies them into one tensor, because small tensors between large blocks fragment memory.
     """
     for first in range(0, len(images), batch):
-        some = slice(first, first + batch)
+        rows = slice(first, first + batch)
         with torch.autocast(device.type, torch.bfloat16):
-            latents = encode(to_signed(images[some].to(device)))
-        yield some, latents
+            latents = encode(to_signed(images[rows].to(device)))
+        yield rows, latents

@@ -1,4 +1,4 @@
-"""Base classes of the trainings of `task=train`, and the weight files that ship."""
+"""Base classes of the trainings of `task=train`, and their weight files."""
 
 import logging
 import time
@@ -24,15 +24,15 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class Training(ABC):
-    """Base class of `task=train`; a subclass has a recipe for every network, and `_train`.
+    """Base class of trainings; a subclass has a recipe for every network, and `_train`.
 
     Attributes:
-        kind: class of the models that the recipe is for.
-        out: folder of checkpoints and of the finished weights; training resumes from what lies there.
+        kind: class of the models to train.
+        out: folder of checkpoints, from which training resumes, and of the finished weights.
         transformer: recipe of the transformer.
-        pool: rendered scenes to train on.
+        pool: number of rendered scenes to train on.
         seed: seed of the scenes.
-        device: where networks are trained; a CPU and a GPU do not give the same weights.
+        device: training device; a CPU and a GPU give different weights.
         threads: torch threads, on a CPU.
         compiled: use torch.compile (needs a C++ compiler).
     """
@@ -63,14 +63,14 @@ class Training(ABC):
         """Train the networks of a model of `kind` and write their weights."""
 
     def _prepare(self, model: Model) -> Path:
-        """Check the kind of model, set torch's threads and return the folder, which exists from then on.
+        """Check the kind of model, set torch's threads, and create and return the folder.
 
         Raises:
             ConfigError: the recipe is for another kind of model.
         """
         if not isinstance(model, self.kind):
             raise ConfigError(
-                f"train: the recipe is for a {self.kind.__name__}; take train={model.name} for model={model.name}"
+                f"train: the recipe is for a {self.kind.__name__}; use train={model.name} for model={model.name}"
             )
         torch.set_num_threads(self.threads)
         keep_freed_memory()
@@ -85,7 +85,7 @@ class Training(ABC):
         out: Path,
         rate: Callable[[int], float] | None = None,
     ) -> dict[str, Tensor]:
-        """Train a transformer and what reads its prompts; arguments are those of `fit_transformer`."""
+        """Train a transformer and its text encoder; see `fit_transformer` for the arguments."""
         path, network = out / "transformer.checkpoint.safetensors", network.to(self.device)
         return fit_transformer(network, draw, self.transformer, path, rate, compiled=self.compiled)
 
@@ -108,14 +108,7 @@ class ImageTraining(Training):
 
 
 def write_weights(path: Path, weights: Mapping[str, Tensor], recipe: Recipe, part: str = "") -> None:
-    """Write weights as float16 safetensors with their recipe, all of them or those of a part under their own names.
-
-    Args:
-        path: the file.
-        weights: by name.
-        recipe: what they were trained with.
-        part: attribute of the trained module whose weights are written; empty for all.
-    """
-    chosen = checkpoint.group(weights, part, ".") if part else weights
-    half = {name: tensor.cpu().half() for name, tensor in chosen.items()}
+    """Write weights, or the weights of an attribute `part` of the module, as float16 safetensors with their recipe."""
+    selected = checkpoint.group(weights, part, ".") if part else weights
+    half = {name: tensor.cpu().half() for name, tensor in selected.items()}
     checkpoint.save(path, half, {"recipe": asdict(recipe)})

@@ -1,29 +1,21 @@
-"""A codebook's start: k-means over what is to be quantised, seeded far apart."""
+"""Initial codebooks by k-means++."""
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-ENOUGH = 2**17
-"""Vectors that k-means looks at, drawn from all."""
+MAX_VECTORS = 2**17
+"""Maximum number of vectors for k-means, drawn from all."""
 
 
 def find_codes(
     vectors: Tensor, count: int, rng: torch.Generator, *, sphere: bool = False, rounds: int = 10
 ) -> Tensor:
-    """Find codes by k-means, seeded far apart (k-means++), so that rare vectors have codes too.
+    """Return `count` codes of vectors float32 [n, channels] by k-means, seeded by k-means++ so that rare vectors count.
 
-    Args:
-        vectors: float32 [n, channels]; of unit length where codes are.
-        count: codes to find.
-        rng: chooses the vectors and the seeds.
-        sphere: codes have unit length.
-        rounds: of assignment and mean.
-
-    Returns:
-        float32 [count, channels].
+    With `sphere`, vectors and codes have unit length. Each of the rounds assigns vectors and takes means.
     """
-    vectors = vectors[torch.randperm(len(vectors), generator=rng)[:ENOUGH]]
+    vectors = vectors[torch.randperm(len(vectors), generator=rng)[:MAX_VECTORS]]
     codes = vectors[:1]
     nearest = _distances(vectors, codes)[:, 0]
     for _ in range(count - 1):
@@ -31,7 +23,7 @@ def find_codes(
         codes = torch.cat((codes, chosen))
         nearest = torch.minimum(nearest, _distances(vectors, chosen)[:, 0])
     for _ in range(rounds):
-        owner = torch.cat([_distances(part, codes).argmin(1) for part in vectors.split(2**14)])
+        owner = torch.cat([_distances(chunk, codes).argmin(1) for chunk in vectors.split(2**14)])
         sums = torch.zeros_like(codes).index_add_(0, owner, vectors)
         owned = torch.bincount(owner, minlength=count)[:, None]
         means = F.normalize(sums, dim=1) if sphere else sums / owned.clamp(min=1)

@@ -1,4 +1,4 @@
-"""Training of the scenes feature network: it counts the objects of every colour and shape."""
+"""Training of the scenes feature network, which counts the objects of every colour and shape."""
 
 import logging
 from dataclasses import asdict, dataclass
@@ -12,7 +12,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from kvbench.core import checkpoint
-from kvbench.eval.spaces.scenes import SceneFeatures, to_unit
+from kvbench.eval.networks import to_unit
+from kvbench.eval.spaces.scenes import SceneFeatures
 from kvbench.scenes.grammar import TASKS, sample
 from kvbench.scenes.world import COLORS, SHAPES, SIDE, Scene, render
 from kvbench.training.loop import Recipe, fit, generator
@@ -20,20 +21,20 @@ from kvbench.training.loop import Recipe, fit, generator
 log = logging.getLogger(__name__)
 
 PAIRS = tuple((color, shape) for color in COLORS for shape in SHAPES)
-MAX_COUNT = 4  # objects of one kind a scene may hold
+MAX_COUNT = 4  # objects of one kind in a scene
 OUTPUTS = len(PAIRS) * MAX_COUNT + 1
 
 
 @dataclass(frozen=True)
 class FeatureRecipe(Recipe):
-    """Settings of the feature network's training; see `Recipe` for those that are not listed.
+    """Settings of the feature network's training; see `Recipe` for the others.
 
     Attributes:
         steps: optimiser steps.
-        batch: freshly drawn scenes per step.
+        batch: new scenes per step.
         noise: highest standard deviation of the noise added to an image, uniform on [0, noise].
-        shift: largest shift of an image in pixels, so that layouts are not learnt by heart.
-        test: scenes of the accuracy measurement.
+        shift: largest shift of an image in pixels, so that layouts are not memorised.
+        test: number of scenes for the accuracy.
     """
 
     outer: ClassVar[tuple[str, ...]] = ("layers.0", "head")
@@ -48,10 +49,10 @@ class FeatureRecipe(Recipe):
 
 
 def labels(scene: Scene) -> NDArray[np.float32]:
-    """Return what a network should say of a scene: float32 [121] of zeros and ones.
+    """Return the targets of a scene, float32 [121] of zeros and ones.
 
-    Four entries per pair of colour and shape say whether the scene holds at least one, two, three, four of it; the last
-    entry says whether the background is dark.
+    Four entries per pair of colour and shape are 1 if the scene has at least one, two, three, four of it; the last
+    entry is 1 if the background is dark.
     """
     counts = [sum((item.color, item.shape) == pair for item in scene.objects) for pair in PAIRS]
     steps = np.arange(1, MAX_COUNT + 1)[None] <= np.array(counts)[:, None]
@@ -61,7 +62,7 @@ def labels(scene: Scene) -> NDArray[np.float32]:
 def train_features(path: Path, recipe: FeatureRecipe, device: str = "cpu") -> dict[str, float]:
     """Train the network, write it to `path` (float16 safetensors) and return its accuracy on new scenes.
 
-    A checkpoint beside `path` lets an interrupted training go on.
+    An interrupted training resumes from a checkpoint in the same folder.
 
     Raises:
         ValueError, FloatingPointError: see `fit`.
@@ -89,21 +90,21 @@ def train_features(path: Path, recipe: FeatureRecipe, device: str = "cpu") -> di
 
 @torch.inference_mode()
 def measure(model: SceneFeatures, count: int, seed: int) -> dict[str, float]:
-    """Return the shares of `count` new scenes that are read right: as a whole, in their counts, in their background."""
-    right = torch.zeros(count, 2, dtype=torch.bool)
+    """Return the shares of `count` new scenes with correct outputs: all, counts, background."""
+    correct = torch.zeros(count, 2, dtype=torch.bool)
     for start in range(0, count, 100):
         size = min(100, count - start)
         images, targets = _draw(size, [seed, 3, start])
         agree = (model(images) > 0) == (targets > 0.5)
-        right[start : start + size] = torch.stack([agree[:, :-1].all(1), agree[:, -1]], 1)
-    counts, background = right.float().mean(0).tolist()
-    scenes = float(right.all(1).float().mean())
+        correct[start : start + size] = torch.stack([agree[:, :-1].all(1), agree[:, -1]], 1)
+    counts, background = correct.float().mean(0).tolist()
+    scenes = float(correct.all(1).float().mean())
     return {"scenes": scenes, "counts": counts, "background": background, "n": count}
 
 
 @torch.no_grad()
 def _rescale(model: SceneFeatures, recipe: FeatureRecipe) -> None:
-    """Scale the features to unit mean variance over scenes, which sets the unit of distances; logits stay."""
+    """Scale the features to unit mean variance over scenes, the unit of distances, without changing the logits."""
     images, _ = _draw(recipe.test, [recipe.seed, 5])
     parts = [model.features(images[start : start + 100]) for start in range(0, recipe.test, 100)]
     scale = torch.cat(parts).var(0).mean().sqrt()
@@ -127,7 +128,7 @@ def _draw(size: int, key: list[int]) -> tuple[Tensor, Tensor]:
 
 
 def _disturb(images: Tensor, recipe: FeatureRecipe, step: int) -> Tensor:
-    """Shift the batch cyclically (its borders are background) and add noise of a strength drawn per image."""
+    """Shift the batch cyclically (borders are background) and add noise with a random deviation per image."""
     rng = generator(recipe.seed, 4, step)
     dy, dx = torch.randint(-recipe.shift, recipe.shift + 1, (2,), generator=rng).tolist()
     strength = torch.rand(len(images), 1, 1, 1, generator=rng) * recipe.noise

@@ -1,4 +1,4 @@
-"""The training loop of every network: resumable, deterministic in its step number, with a progress bar."""
+"""Resumable training loop of all networks, deterministic in the step number."""
 
 import json
 import logging
@@ -23,15 +23,15 @@ CHECKPOINT_EVERY = 100
 
 @dataclass(frozen=True)
 class Recipe:
-    """Settings that the training of every network has, and its schedule.
+    """Settings and schedule of the training of any network.
 
     Attributes:
-        inner: Muon trains the parameters of two or more dimensions whose name contains one of these; empty: any.
-        outer: parts of names that Muon leaves to AdamW.
-        muon: peak learning rate of Muon's parameters.
-        adamw: peak learning rate of everything else.
+        inner: Muon trains parameters of two or more dimensions whose name contains one of these; "" matches all.
+        outer: parts of names that AdamW trains instead.
+        muon: peak learning rate of Muon.
+        adamw: peak learning rate of AdamW.
         average: decay of the averaged weights.
-        seed: seed of the weights and of every draw.
+        seed: seed of the weights and of all draws.
     """
 
     inner: ClassVar[tuple[str, ...]] = ("",)
@@ -76,22 +76,22 @@ def fit(
     """Train a network in place, from its last checkpoint if there is one, and return its averaged weights by name.
 
     Args:
-        name: what the progress bar calls the network.
-        model: freshly initialised, on the device to train on.
-        recipe: learning rates, schedule and decay of the average; all its fields must agree with the checkpoint's.
-        loss: gives the scalar loss of a step; it draws everything random from the step number, so that a resumed
-            training repeats nothing.
-        path: checkpoint file, read when it exists.
-        rate: gives the factor of a step by which both learning rates are multiplied; None for the recipe's.
+        name: label of the progress bar.
+        model: newly initialised, on the device to train on.
+        recipe: learning rates, schedule and decay of the average; must equal the checkpoint's.
+        loss: returns the scalar loss of a step; all its randomness depends on the step number alone, so that a resumed
+            training continues exactly.
+        path: checkpoint file, read if it exists.
+        rate: learning-rate factor of a step; None for the recipe's.
 
     Raises:
-        ValueError: the checkpoint was made with another recipe.
-        FloatingPointError: the loss is infinite or not a number.
+        ValueError: the checkpoint has another recipe.
+        FloatingPointError: the loss is not finite.
     """
     optimizer = Optimizer(model, recipe.is_hidden, muon=recipe.muon, adamw=recipe.adamw, decay=recipe.decay)
     steps, rate = recipe.steps, rate or recipe.rate
     average = Average(model, recipe.average)
-    settings = json.loads(json.dumps(asdict(recipe)))  # as the checkpoint gives them back: tuples as lists
+    settings = json.loads(json.dumps(asdict(recipe)))  # as in the checkpoint, with tuples as lists
     first = _resume(path, settings, model, optimizer, average)
     smooth = 0.0
     with tqdm(total=steps, initial=first, desc=name, mininterval=2.0) as bar:
@@ -114,7 +114,7 @@ def fit(
 
 
 def generator(*key: int) -> torch.Generator:
-    """Return a CPU generator seeded by whole numbers (seed, purpose, step), so that any step is drawn on its own."""
+    """Return a CPU generator seeded by integers (seed, purpose, step), so that steps are drawn independently."""
     state = 0x9E3779B97F4A7C15
     for number in key:
         state = ((state ^ number) * 0xBF58476D1CE4E5B9 + 0x94D049BB133111EB) % 2**63
@@ -122,7 +122,7 @@ def generator(*key: int) -> torch.Generator:
 
 
 def _gather_tensors(model: nn.Module, optimizer: Optimizer, average: Average) -> dict[str, Tensor]:
-    """Return all tensors that a training resumes from, by name."""
+    """Return the tensors of a checkpoint by name."""
     tensors = {f"model/{name}": tensor for name, tensor in model.state_dict().items()}
     tensors |= {f"average/{name}": tensor for name, tensor in average.tensors.items()}
     return tensors | {f"optimizer/{name}": tensor for name, tensor in optimizer.state().items()}
@@ -131,7 +131,7 @@ def _gather_tensors(model: nn.Module, optimizer: Optimizer, average: Average) ->
 def _resume(
     path: Path, settings: Mapping[str, object], model: nn.Module, optimizer: Optimizer, average: Average
 ) -> int:
-    """Load a checkpoint that `fit` left, and return the number of steps it has behind it: 0 without a checkpoint."""
+    """Load a checkpoint and return its number of finished steps, 0 without a checkpoint."""
     if not path.is_file():
         return 0
     tensors, metadata = checkpoint.load(path)

@@ -1,4 +1,4 @@
-"""Muon for hidden matrices, AdamW for the rest, one learning-rate factor over both, and averaged weights."""
+"""Muon for hidden matrices and AdamW for the rest with one learning-rate factor, and averaged weights."""
 
 from collections.abc import Callable, Mapping
 
@@ -7,17 +7,11 @@ from torch import Tensor, nn
 
 
 class Optimizer:
-    """Two optimisers behind one step.
+    """Muon and AdamW in one step.
 
-    Muon (orthogonalised momentum) takes every parameter of two or more dimensions that `hidden` accepts; convolution
-    kernels [out, in, h, w] are updated as [out, in*h*w] matrices. AdamW takes the rest.
-
-    Args:
-        model: module whose parameters are trained.
-        hidden: name -> whether Muon may take the parameter.
-        muon: peak learning rate of Muon.
-        adamw: peak learning rate of AdamW.
-        decay: weight decay of Muon's matrices.
+    Muon (orthogonalised momentum) updates the parameters of two or more dimensions whose names `hidden` accepts;
+    convolution kernels [out, in, h, w] as matrices [out, in*h*w]. AdamW updates the others. `muon` and `adamw` are the
+    peak learning rates, `decay` is the weight decay of Muon.
     """
 
     def __init__(
@@ -30,9 +24,9 @@ class Optimizer:
         decay: float = 0.0,
     ) -> None:
         matrices = [p for name, p in model.named_parameters() if p.ndim >= 2 and hidden(name)]
-        taken = {id(p) for p in matrices}
-        rest = [p for p in model.parameters() if id(p) not in taken]
-        # Muon wants two dimensions. `view` and not `flatten`: a copy (of a channels-last kernel) would train in vain.
+        matrix_ids = {id(p) for p in matrices}
+        rest = [p for p in model.parameters() if id(p) not in matrix_ids]
+        # Muon needs two dimensions. `view`, not `flatten`, which would train a copy of a channels-last kernel.
         self._pairs = [(p, nn.Parameter(p.data.view(len(p), -1))) for p in matrices]
         self._muon = torch.optim.Muon([flat for _, flat in self._pairs], lr=muon, weight_decay=decay)
         self._adamw = torch.optim.AdamW(rest, lr=adamw, betas=(0.9, 0.97), weight_decay=0.0)
@@ -40,10 +34,7 @@ class Optimizer:
         self._parameters = [*matrices, *rest]
 
     def step(self, factor: float) -> None:
-        """Update all parameters at `factor` times the peak rates and clear the gradients.
-
-        Gradients are clipped to a norm of 1 over all parameters before.
-        """
+        """Clip gradients to a total norm of 1, update at `factor` times the peak rates, and clear the gradients."""
         nn.utils.clip_grad_norm_(self._parameters, 1.0)
         for parameter, flat in self._pairs:
             flat.grad = None if parameter.grad is None else parameter.grad.flatten(1)
@@ -55,7 +46,7 @@ class Optimizer:
             parameter.grad = None
 
     def state(self) -> dict[str, Tensor]:
-        """Return every state tensor of both optimisers under a flat name, for a checkpoint."""
+        """Return the state tensors of both optimisers by flat names, for a checkpoint."""
         return {
             f"{label}.{index}.{key}": torch.as_tensor(value)
             for label, optimizer in (("muon", self._muon), ("adamw", self._adamw))
@@ -64,7 +55,7 @@ class Optimizer:
         }
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """Take over tensors that `state` returned, by name."""
+        """Load the tensors that `state` returned."""
         for label, optimizer in (("muon", self._muon), ("adamw", self._adamw)):
             state: dict[int, dict[str, Tensor]] = {}
             for name, tensor in tensors.items():
@@ -75,14 +66,10 @@ class Optimizer:
 
 
 class Average:
-    """Exponential moving average of a module's parameters.
-
-    Args:
-        model: module whose parameters are averaged as they change.
-        decay: share of the average that a step keeps, in [0, 1).
+    """Exponential moving average of a module's parameters, with a decay in [0, 1).
 
     Attributes:
-        tensors: averaged parameters by name; the parameters themselves before the first update.
+        tensors: averaged parameters by name; before the first update the parameters themselves.
     """
 
     def __init__(self, model: nn.Module, decay: float) -> None:
@@ -92,16 +79,16 @@ class Average:
 
     @torch.no_grad()
     def update(self, step: int) -> None:
-        """Move the average towards the parameters as they are after `step`, which counts from 0.
+        """Move the average towards the parameters after a step, counted from 0.
 
-        The decay is at most (1 + step) / (10 + step): the random start is forgotten within the first steps.
+        The decay is at most (1 + step) / (10 + step), so that the first steps discard the random start.
         """
         weight = 1 - min(self.decay, (1 + step) / (10 + step))
         torch._foreach_lerp_(list(self.tensors.values()), [p.data for p in self._live.values()], weight)
 
     @torch.no_grad()
     def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """Copy averaged parameters by name, such as an earlier `tensors`, in place."""
+        """Copy averaged parameters by name in place."""
         for name, tensor in tensors.items():
             self.tensors[name].copy_(tensor)
 
@@ -109,14 +96,10 @@ class Average:
 def warm_hold_decay(
     step: int, progress: float, *, warm: int = 40, hold: float = 0.4, floor: float = 0.02
 ) -> float:
-    """Return the learning-rate factor of a step: it rises over `warm` steps, stays at 1, then falls linearly.
+    """Return the learning-rate factor of a step.
 
-    Args:
-        step: number of the step, from 0.
-        progress: share of the whole training done before the step, in [0, 1].
-        warm: steps of the linear rise, the first of which has the factor 1 / warm.
-        hold: progress at which the fall begins.
-        floor: factor at the end.
+    It rises linearly over the first `warm` steps, stays at 1 until the share `progress` of the training reaches `hold`,
+    then falls linearly to `floor`.
     """
     if step < warm:
         return (step + 1) / warm

@@ -1,4 +1,4 @@
-"""Scenes as networks are trained on them: pixels, captions, and what a wrong picture costs."""
+"""Scenes for training: pixels, captions, classes and the reconstruction loss."""
 
 import torch
 from torch import Tensor
@@ -7,13 +7,13 @@ from kvbench.scenes import grammar
 
 
 def draw_scenes(count: int, seed: int, processes: int) -> tuple[Tensor, list[str]]:
-    """Draw scenes uint8 [count, 96, 96, 3] and their captions; the number of processes changes nothing."""
+    """Draw scenes uint8 [count, 96, 96, 3] and their captions, independent of the number of processes."""
     pixels, captions = grammar.pool(count, seed, processes=processes)
     return torch.from_numpy(pixels), captions
 
 
 def draw_classes(count: int, seed: int, processes: int) -> tuple[Tensor, Tensor]:
-    """Draw scenes of one object uint8 [count, 96, 96, 3], of all colours and shapes, and the numbers of their pairs."""
+    """Draw scenes of one object uint8 [count, 96, 96, 3] and the numbers of their pairs of colour and shape."""
     pixels, captions = grammar.pool(
         count, seed, mix={"colors": 1.0}, pairs=grammar.PAIRS, processes=processes
     )
@@ -28,7 +28,7 @@ def to_signed(images: Tensor) -> Tensor:
 
 
 def reconstruction_loss(decoded: Tensor, images: Tensor) -> Tensor:
-    """Return L1 + 4 MSE + 1/4 L1 of the differences between neighbours, a scalar, of [B, 3, H, W] in [-1, 1]."""
+    """Return L1 + 4 MSE + 1/4 L1 of neighbours' differences for images [B, 3, H, W] in [-1, 1], a scalar."""
     error = decoded - images
     edges = error.diff(dim=2).abs().mean() + error.diff(dim=3).abs().mean()
     return error.abs().mean() + 4 * error.square().mean() + 0.25 * edges

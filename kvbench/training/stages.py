@@ -1,4 +1,4 @@
-"""Stages of a training; of a next-scale one they are scales: the coarse ones decide the picture and cost little."""
+"""Stages of a training; next-scale models train coarse scales first, which determine the image and cost little."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from kvbench.training.transformer import BaseTransformerRecipe
 
 
 class Timed(Protocol):
-    """A stretch of any training: it has a number of steps."""
+    """Any stage of a training."""
 
     @property
     def steps(self) -> int:
@@ -26,7 +26,7 @@ T = TypeVar("T", bound=Timed)
 
 @dataclass(frozen=True)
 class Stage:
-    """A stretch of training on the first `scales` scales: `steps` steps of `batch` samples."""
+    """Stage on the first `scales` scales, with `steps` steps of `batch` samples."""
 
     scales: int
     batch: int
@@ -35,10 +35,10 @@ class Stage:
 
 @dataclass(frozen=True)
 class StagedRecipe(BaseTransformerRecipe):
-    """Settings that every next-scale transformer's training has; see `BaseTransformerRecipe` for the others.
+    """Settings of a next-scale transformer's training; see `BaseTransformerRecipe` for the others.
 
     Attributes:
-        stages: scale prefixes in order; the schedule is weighted by their cost.
+        stages: stages in order; the learning rate follows their cost.
     """
 
     inner: ClassVar[tuple[str, ...]] = ("block",)
@@ -51,12 +51,12 @@ class StagedRecipe(BaseTransformerRecipe):
         return sum(stage.steps for stage in self.stages)
 
     def rate_by_cost(self, segments: Sequence[Segment], step: int) -> float:
-        """Return the learning-rate factor of a step, which falls with the cost spent on a whole schedule of scales."""
+        """Return the learning-rate factor of a step, which falls with the cost spent so far."""
         return warm_hold_decay(step, find_progress(self.stages, segments, step), hold=self.hold)
 
 
 def find_stage(stages: Sequence[T], step: int) -> T:
-    """Return the stage that a step belongs to, counted from 0.
+    """Return the stage of a step, counted from 0.
 
     Raises:
         IndexError: the stages have fewer steps.
@@ -69,7 +69,7 @@ def find_stage(stages: Sequence[T], step: int) -> T:
 
 
 def find_progress(stages: Sequence[Stage], segments: Sequence[Segment], step: int) -> float:
-    """Return the share of the training's whole cost, counted in tokens, that is spent before a step."""
+    """Return the share of the training's cost in tokens that is spent before a step."""
     spent, total, start = 0.0, 0.0, 0
     for stage in stages:
         cost = stage.batch * segments[stage.scales - 1].end
@@ -82,7 +82,7 @@ def find_progress(stages: Sequence[Stage], segments: Sequence[Segment], step: in
 def token_weights(segments: Sequence[Segment]) -> Tensor:
     """Return the weight of every token, float32 [sum t_k] with mean 1.
 
-    A token of a scale of t_k tokens weighs in proportion to t_k^-1/4, so that large scales do not drown the small ones.
+    Weights are proportional to t_k^-1/4 for scales of t_k tokens, so that large scales do not dominate.
     """
     weights = torch.cat([torch.full((s.length,), s.length**-0.25) for s in segments])
     return weights / weights.mean()

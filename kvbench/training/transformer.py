@@ -1,4 +1,4 @@
-"""Settings and steps that the trainings of all transformers share."""
+"""Settings and steps of the trainings of all transformers."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from kvbench.training.loop import Recipe, fit
 
 @dataclass(frozen=True)
 class BaseTransformerRecipe(Recipe):
-    """Settings of a transformer's training; see `Recipe` for those that are not listed.
+    """Settings of a transformer's training; see `Recipe` for the others.
 
     Attributes:
         decay: weight decay of hidden matrices.
@@ -36,15 +36,10 @@ def fit_transformer(
     *,
     compiled: bool,
 ) -> dict[str, Tensor]:
-    """Train a transformer and what reads its prompts in place and return their averaged weights by name.
+    """Train a transformer and its text encoder in place and return their averaged weights by name.
 
-    Args:
-        model: maps what `draw` gives to a scalar loss; freshly initialised, on the device to train on.
-        draw: returns the arguments of a step; tensors may be on the CPU.
-        recipe: settings.
-        path: checkpoint file, read when it exists.
-        rate: learning-rate factor of a step; None for the recipe's.
-        compiled: use torch.compile, which needs a C++ compiler and is about 1.5 times faster on a CPU.
+    `model` maps the arguments of a step, which `draw` returns on any device, to a scalar loss. `compiled` uses
+    torch.compile, which needs a C++ compiler and is about 1.5 times faster on a CPU. For the others see `fit`.
 
     Raises:
         ValueError, FloatingPointError: see `fit`.
@@ -53,7 +48,7 @@ def fit_transformer(
     device = next(model.parameters()).device
 
     def loss(step: int) -> Tensor:
-        arguments = [one.to(device) if isinstance(one, Tensor) else one for one in draw(step)]
+        arguments = [value.to(device) if isinstance(value, Tensor) else value for value in draw(step)]
         with torch.autocast(device.type, torch.bfloat16):
             return forward(*arguments)
 
@@ -62,7 +57,7 @@ def fit_transformer(
 
 @torch.no_grad()
 def init_decoder(decoder: Decoder, rng: torch.Generator) -> None:
-    """Set the weights of a decoder to train from: unit-variance layers, zero residual branches and logits."""
+    """Initialise a decoder for training: unit-variance layers, zero residual branches and logits."""
     for name, parameter in decoder.named_parameters():
         if name.endswith(("wo.weight", "w2.weight")) or name == "output.weight":
             parameter.zero_()

@@ -12,7 +12,7 @@ from kvbench.kernels.qk_norm_rope import rotate
 from kvbench.methods.full import Full
 from kvbench.models.base import Cache
 from kvbench.models.files.parameters import build_on_meta, fill_random
-from kvbench.models.parts.decoder import Decoder, DecoderConfig, HeadNorm, RMSNorm
+from kvbench.models.parts.decoder import Decoder, DecoderConfig, PerHeadNorm, RMSNorm
 from kvbench.models.parts.rotary import rotate_grid, rotate_line
 from tests.support.engine import open_cache
 from tests.support.reference_llamagen import PlainCache, golden, slow_decoder
@@ -38,9 +38,9 @@ def decoder(config: DecoderConfig) -> Decoder:
     fill_random(model)
     generator = torch.Generator().manual_seed(1)
     for module in model.modules():
-        if isinstance(module, RMSNorm | HeadNorm):
+        if isinstance(module, RMSNorm | PerHeadNorm):
             module.weight.data = 1 + 0.3 * torch.randn(module.weight.shape, generator=generator)
-        if isinstance(module, HeadNorm):
+        if isinstance(module, PerHeadNorm):
             module.bias.data = 0.3 * torch.randn(module.bias.shape, generator=generator)
     return model.requires_grad_(False)
 

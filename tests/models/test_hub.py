@@ -52,9 +52,7 @@ def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[FakeHub]:
     hub.close()
 
 
-def test_only_what_is_read_is_fetched_and_told_beforehand(
-    hub: FakeHub, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_only_what_is_read_is_fetched_and_listed(hub: FakeHub, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):
         text, net, folder = locate_all([TEXT, NET, FOLDER])
     assert hub.names == sorted([*NEEDED, "net.pth", "in/model.safetensors"])
@@ -103,10 +101,8 @@ def test_a_download_resumes_in_the_middle_of_a_file(hub: FakeHub) -> None:
     assert not list(hub.cache.rglob("*.incomplete"))
 
 
-def test_files_that_were_whole_stay_when_a_download_ends(
-    hub: FakeHub, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(downloads, "STREAMS", 1)
+def test_whole_files_stay_when_a_download_ends(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(downloads, "MAX_STREAMS", 1)
     hub.breaks_at = "model-00002-of-00002.safetensors"
     with pytest.raises(WeightsError, match=r"the files of owner/t5 ended early"):
         TEXT.locate()
@@ -173,9 +169,7 @@ def test_all_that_is_missing_is_told_at_once(hub: FakeHub) -> None:
     assert hub.sent == []
 
 
-def test_a_full_disk_is_told_before_anything_is_fetched(
-    hub: FakeHub, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_full_disk_is_reported_before_a_download(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
     usage: Any = shutil.disk_usage("/")
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=5))
     with pytest.raises(WeightsError, match=r"to download, 0\.0 MB free in .*: set HF_HOME to a larger disk"):

@@ -74,7 +74,7 @@ def test_logits_are_truncated_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_images_are_decoded_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kvbench.models.parts.autoencoder.DECODED", 2 * 3 * 4 * 25)
+    monkeypatch.setattr("kvbench.models.parts.autoencoder.PIXELS_PER_CALL", 2 * 3 * 4 * 25)
     seen: list[int] = []
 
     def decode(latents: Tensor) -> Tensor:
@@ -100,6 +100,6 @@ def test_a_cpu_is_asked_at_once() -> None:
 
 def test_a_gpu_is_asked_in_the_end() -> None:
     check = FiniteCheck()
-    check._worst = [torch.ones(3, 1), torch.tensor([[1.0], [torch.nan], [torch.inf]])]
+    check._maxima = [torch.ones(3, 1), torch.tensor([[1.0], [torch.nan], [torch.inf]])]
     with pytest.raises(NotFinite, match="prompt 1 of the batch, scale 1"):
         check.conclude()

@@ -22,22 +22,13 @@ BF16, FP16 = torch.bfloat16, torch.float16
 
 
 class Published(NamedTuple):
-    """What is known of a published model.
-
-    Attributes:
-        keys: names of its files' keys: a folder of goldens, then one name for each source of the networks.
-        parameters: of transformer and tokenizer, in millions.
-        shape: layers, KV heads, channels of a head, branches.
-        lengths: tokens of the first, the second and the last segment, and of all.
-        sources: repository and file of each source.
-        half: dtype on a GPU.
-    """
+    """What is known of a published model; a file's key is a golden folder and one name for each source."""
 
     keys: tuple[str, ...]
-    parameters: float
-    shape: tuple[int, int, int, int]
-    lengths: tuple[int, int, int, int]
-    sources: set[str]
+    parameters: float  # of transformer and tokenizer, in millions
+    shape: tuple[int, int, int, int]  # layers, KV heads, channels of a head, branches
+    lengths: tuple[int, int, int, int]  # tokens of the first, second and last segment, and of all
+    sources: set[str]  # repository and file of each
     half: torch.dtype = BF16
 
 

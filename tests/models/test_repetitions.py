@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.support.tape import Tape
-from kvbench.core.graphs import Record, Repetitions
+from kvbench.core.graphs import GraphRecorder, Repetitions
 from kvbench.engine.cache import KVCache
 from kvbench.methods.full import Full
 from kvbench.methods.h2o import H2O
@@ -18,7 +18,7 @@ from tests.support.engine import open_cache
 from tests.support.scale_models import SIDES, SPEC, Draw, infinity, var
 
 
-def cache_of(method: Method, record: Record | None = None) -> KVCache:
+def cache_of(method: Method, record: GraphRecorder | None = None) -> KVCache:
     return open_cache(method, SPEC, 1 if isinstance(method, Full) else 0.6, record=record)
 
 

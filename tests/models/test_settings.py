@@ -13,15 +13,15 @@ LACKING = object()
 """In place of a source: there is none."""
 SAMPLING = [
     ("sampling.top_k", -1, "must not be negative (0 turns it off)"),
-    ("sampling.top_p", 1.5, "must lie in "),
-    ("sampling.top_p", -0.5, "must lie in "),
+    ("sampling.top_p", 1.5, "must be in "),
+    ("sampling.top_p", -0.5, "must be in "),
 ]
 REFUSED = {
     "var_d16": [
         ("sources.tokenizer", LACKING, "model.sources names no tokenizer; use model.weights=random"),
         ("tokenizer.codes", 64, "model.transformer.codes=4096: model.tokenizer.codes is 64"),
         ("transformer.channels", 4, "model.tokenizer.channels is 32"),
-        ("transformer.sides", [1], "there must be at least 2 scales"),
+        ("transformer.sides", [1], "must have at least 2 scales"),
         ("transformer.heads", 5, "model.transformer.width=1024: must be a multiple of heads=5"),
         ("sampling.cfg", -1.0, "must not be negative"),
         *SAMPLING,
@@ -36,7 +36,7 @@ REFUSED = {
         ("sampling.cfg", 0.5, "must be at least 1"),
         ("sampling.cfg_interval", -2, "must not be negative, or -1"),
         ("sampling.temperature", 0, "must be positive"),
-        ("sampling.top_p", 0, "must lie in (0, 1]"),
+        ("sampling.top_p", 0, "must be in (0, 1]"),
         *SAMPLING,
     ],
     "llamagen_xl_t2i": [("sources.text", LACKING, "model.sources names no text; use model.weights=random")],
@@ -53,18 +53,18 @@ REFUSED = {
         ("sources.weights", LACKING, "model.sources names no weights; use model.weights=random"),
         ("tokenizer.codes", 64, "model.transformer.codes=8192: model.tokenizer.codes is 64"),
         *(("transformer.image", image, "two even numbers") for image in ([3, 4], [4, 5], [0, 4], [-2, -2])),
-        ("transformer.vocabulary", 8198, "codes=8192 and 6 special tokens leave no word"),
+        ("transformer.vocabulary", 8198, "codes=8192 and 6 special tokens leave no words"),
     ],
     "qwen3_8b": [
         ("sources.weights", LACKING, "model.sources names no weights; use model.weights=random"),
         ("max_tokens", 1, "must be at least 2"),
         ("chunk", 0, "must be at least 1"),
         ("prompt_tokens", 0, "must be at least 1"),
-        ("transformer.kv_heads", 3, "heads=32 is no multiple of it"),
+        ("transformer.kv_heads", 3, "must divide heads=32"),
         ("transformer.head_dim", 7, "must be a multiple of 2"),
         ("transformer.depth", 0, "must be at least 1"),
         ("sampling.temperature", -1, "must not be negative"),
-        ("sampling.top_p", 0, "must lie in (0, 1]"),
+        ("sampling.top_p", 0, "must be in (0, 1]"),
         *SAMPLING,
     ],
     "infinity_2b": [
@@ -80,8 +80,8 @@ REFUSED = {
         ("sampling.cfg", 0, "must be positive"),
         ("sampling.cfg", [], "must be positive"),
         ("sampling.tau", [1.0, -1.0], "must be positive"),
-        ("sampling.top_p", 0, "must lie in (0, 1]"),
-        ("sampling.top_p", 1.1, "must lie in (0, 1]"),
+        ("sampling.top_p", 0, "must be in (0, 1]"),
+        ("sampling.top_p", 1.1, "must be in (0, 1]"),
         ("sampling.top_k", 0, "must be at least 1"),
     ],
 }
@@ -102,9 +102,7 @@ def changed(name: str, key: str, value: object) -> object:
 @pytest.mark.parametrize(
     ("name", "key", "value", "message"), [(name, *row) for name, rows in REFUSED.items() for row in rows]
 )
-def test_settings_that_cannot_be_are_refused_in_one_line(
-    name: str, key: str, value: object, message: str
-) -> None:
+def test_bad_settings_are_refused_in_one_line(name: str, key: str, value: object, message: str) -> None:
     with pytest.raises(InstantiationException) as caught:
         changed(name, key, value)
     told = describe_error(caught.value)

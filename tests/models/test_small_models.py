@@ -28,20 +28,12 @@ METHODS = methods_for("next-token")
 
 @dataclass(frozen=True)
 class Case:
-    """A small model.
-
-    Attributes:
-        overrides: its configuration.
-        size: pixels of its images.
-        prompts: two for a batch, and one more.
-        capacity: tokens of its longest prompt, one less than eight words need; 0 where prompts are not tokens.
-        alike: a batch of the first two prompts in other words.
-    """
+    """A small model and its prompts: two for a batch and one more, and `alike`, the two in other words."""
 
     overrides: tuple[str, ...]
     size: tuple[int, int]
     prompts: list[str]
-    capacity: int = 0
+    capacity: int = 0  # one token less than eight words need; 0 where prompts are no tokens
     alike: tuple[str, str] | None = None
 
 

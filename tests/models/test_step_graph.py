@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.support.tape import Tape
-from kvbench.core.graphs import Record
+from kvbench.core.graphs import GraphRecorder
 from kvbench.core.segments import next_token_image
 from kvbench.engine import plain
 from kvbench.engine.cache import KVCache
@@ -19,11 +19,11 @@ from kvbench.methods.headkv import HeadKV
 from kvbench.methods.shared.base import Method
 from kvbench.methods.snapkv import SnapKV
 from kvbench.methods.streaming_llm import StreamingLLM
-from kvbench.models.llamagen.loop import generate
+from kvbench.models.image_loop import draw_image_tokens
 from kvbench.models.llamagen.sampling import LlamaGenSampling
 from kvbench.models.llamagen.transformer import LlamaGen, LlamaGenConfig
 from kvbench.models.noise import PromptNoise
-from kvbench.models.qwen3.loop import generate as write
+from kvbench.models.qwen3.loop import draw_text_tokens
 from kvbench.models.qwen3.sampling import TextSampling
 from kvbench.models.qwen3.transformer import Qwen3, Qwen3Config
 from tests.support.engine import open_cache
@@ -40,14 +40,7 @@ def transformer() -> LlamaGen:
     return LlamaGen(CONFIG).eval()
 
 
-def decode(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    past: Past,
-    filled: Tensor,
-    scale: float,
-) -> Tensor:
+def decode(q: Tensor, k: Tensor, v: Tensor, past: Past, filled: Tensor, scale: float) -> Tensor:
     """The kernel in torch: only the device knows how many free slots are filled."""
     keys, values, layout = past
     slots = layout.offsets + layout.lengths + filled
@@ -74,14 +67,16 @@ def on_device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plain, "prepare_rows", as_on_cuda)
 
 
-def draw(method: Method, record: Record | None = None, chunk: int | None = None) -> tuple[Tensor, KVCache]:
+def draw(
+    method: Method, record: GraphRecorder | None = None, chunk: int | None = None
+) -> tuple[Tensor, KVCache]:
     spec = CONFIG.describe("small", CONFIG.segments(CONFIG.condition, chunk), SAMPLING.branches)
     budget = 1 if isinstance(method, Full) else 18
     cache = open_cache(method, spec, budget, record=record)
     with torch.inference_mode():
         condition = transformer().cls_embedding(torch.tensor([1, 4]), guided=True)
     noise = PromptNoise(3, range(2))
-    return generate(transformer(), condition, spec.segments, cache, noise, SAMPLING), cache
+    return draw_image_tokens(transformer(), condition, spec.segments, cache, noise, SAMPLING), cache
 
 
 @pytest.mark.parametrize(
@@ -90,9 +85,7 @@ def draw(method: Method, record: Record | None = None, chunk: int | None = None)
     ids=lambda method: type(method).__name__,
 )
 @pytest.mark.parametrize("chunk", [None, 9])
-def test_recorded_steps_draw_the_same_tokens(
-    method: Method, chunk: int | None, request: pytest.FixtureRequest
-) -> None:
+def test_recorded_steps_draw_alike(method: Method, chunk: int | None, request: pytest.FixtureRequest) -> None:
     plain, _ = draw(method, chunk=chunk)
     request.getfixturevalue("on_device")
     one_by_one, before = draw(method, chunk=chunk)
@@ -123,7 +116,7 @@ def test_recorded_steps_write_the_same_texts() -> None:
             prompts = network.embed(torch.tensor([[0, 0, 3, 4, 5], [6, 7, 8, 9, 1]]))
         noise, sampling = PromptNoise(3, range(2)), TextSampling(temperature=1.0)
         texts.append(
-            write(
+            draw_text_tokens(
                 network, prompts, spec.segments, cache, noise, sampling, ends=[2], pad=0, padding=[2, 0]
             ).rows()
         )

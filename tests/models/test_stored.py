@@ -1,9 +1,6 @@
 """Weights on disk: remembered digests, one conversion, in bounded memory, and copies on a node's disk."""
 
 import os
-import subprocess
-import sys
-from collections.abc import Mapping
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -19,6 +16,7 @@ from kvbench.models.files import checkpoints, parameters, stored, weights
 from kvbench.models.files.checkpoints import split_layers
 from kvbench.models.files.weights import Source
 from kvbench.models.janus.files import clean_janus
+from tests.support.command_line import run_python
 from tests.support.places import ROOT
 from tests.support.published import make_raw_state
 
@@ -30,10 +28,8 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "home"
 
 
-def test_digests_are_remembered_until_a_file_changes(
-    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(stored, "REMEMBERED", 1)
+def test_digests_are_kept_for_a_file(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stored, "MIN_CACHED_BYTES", 1)
     hashed: list[int] = []
     monkeypatch.setattr(stored, "hash_files", lambda files: hashed.append(1) or hash_path(files[0]))
     path = tmp_path / "net.safetensors"
@@ -53,9 +49,7 @@ def test_digests_are_remembered_until_a_file_changes(
     assert stored.find_digest(path) == hash_path(path)
 
 
-def test_one_of_several_converts_and_the_file_keeps_its_dtypes(
-    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_of_several_converts(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     state = {"a": torch.randn(3, 5).bfloat16(), "layers.0.b": torch.randn(4), "layers.1.b": torch.arange(3)}
     state |= {"empty": torch.zeros(0, 2), "one": torch.tensor(2.5).half()}
     path = tmp_path / "net.pth"
@@ -183,22 +177,13 @@ print(sum(2 * p.numel() for p in make(40).parameters()))
 
 @pytest.mark.slow
 def test_conversion_and_loading_in_16_bits_hold_the_file_once(home: Path, tmp_path: Path) -> None:
-    """At Infinity-8B's shapes, the peak beyond the file is that of one layer and does not grow with depth.
-
-    So with all 40 layers peak memory is at most 1.15 of the file.
-    """
+    """At Infinity-8B's shapes the peak beyond the file is one layer; 40 layers take at most 1.15 of the file."""
     small = tmp_path / "small.safetensors"
     save_file({"weight": torch.ones(1, 1), "bias": torch.ones(1)}, small)
-    done = subprocess.run(
-        [sys.executable, "-c", MEASURE, str(small), str(tmp_path)],
-        capture_output=True, text=True, check=True, cwd=ROOT, env=_environment(home),
-    )  # fmt: skip
+    done = run_python(ROOT, "-c", MEASURE, str(small), str(tmp_path), KVBENCH_WEIGHTS=str(home))
+    assert done.returncode == 0, done.stderr
     *beyond, whole = map(int, done.stdout.split())
     one, two = beyond[:2], beyond[2:]  # of one layer and of two: converted, and loaded again
     assert whole > 16e9
     assert all(b - a < 0.005 * whole for a, b in zip(one, two, strict=True)), beyond
     assert max(beyond) <= 0.15 * whole, beyond
-
-
-def _environment(home: Path) -> Mapping[str, str]:
-    return {**os.environ, "KVBENCH_WEIGHTS": str(home), "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}

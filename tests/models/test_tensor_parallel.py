@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from kvbench.core.processes import Processes
 from kvbench.models.files.parameters import build_on_meta, fill_random
 from kvbench.models.files.weights import Source
-from kvbench.models.parts.decoder import Decoder, DecoderConfig, HeadNorm
+from kvbench.models.parts.decoder import Decoder, DecoderConfig, PerHeadNorm
 from kvbench.models.parts.tensor_parallel import split_config, split_state
 from kvbench.models.qwen3.model import Qwen3Model
 from kvbench.models.qwen3.sampling import TextSampling
@@ -32,7 +32,7 @@ def whole(config: DecoderConfig) -> Decoder:
     model = build_on_meta(lambda: Decoder(config))
     fill_random(model)
     for module in model.modules():
-        if isinstance(module, HeadNorm):
+        if isinstance(module, PerHeadNorm):
             module.weight.data = torch.rand(module.weight.shape) + 0.5
             module.bias.data = torch.randn(module.bias.shape)
     return model.requires_grad_(False)

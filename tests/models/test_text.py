@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from kvbench.models.base import TextFeatures
-from kvbench.models.infinity.positive_prompt import FACES, add_faces
+from kvbench.models.infinity.positive_prompt import FACES_SUFFIX, add_positive_prompt
 from kvbench.models.parts.text import HashedText, T5Encoder
 
 transformers = pytest.importorskip("transformers")
@@ -100,4 +100,4 @@ def test_half_precision_is_close_and_returned_in_float32(folder: Path) -> None:
     [("a woman", True), ("many cats", True), ("a cat", False), ("A Man", False), ("", False)],
 )
 def test_faces_are_for_prompts_that_hold_a_word_for_people(prompt: str, faces: bool) -> None:
-    assert add_faces(prompt) == prompt + FACES * faces
+    assert add_positive_prompt(prompt) == prompt + FACES_SUFFIX * faces

@@ -99,9 +99,7 @@ def _network() -> TextToBits:
 RECIPE = TransformerRecipe(stages=(Stage(2, 4, 3), Stage(4, 4, 3)), text_dropout=0.5)
 
 
-def test_resumed_training_equals_uninterrupted_training(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_resumed_training_equals_a_whole_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     draw = partial(draw_batch, _corpus(), SEGMENTS, RECIPE)
     check_resumed(monkeypatch, _network, draw, RECIPE, tmp_path, partial(RECIPE.rate_by_cost, SEGMENTS))
     with pytest.raises(ValueError, match="another recipe"):

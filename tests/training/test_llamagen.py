@@ -14,12 +14,7 @@ from kvbench.methods.full import Full
 from kvbench.models.llamagen.tokenizer import VQ, VQConfig
 from kvbench.models.llamagen.transformer import LlamaGen, LlamaGenConfig
 from kvbench.training.llamagen.tokenizer import VQRecipe, encode, make_loss
-from kvbench.training.llamagen.transformer import (
-    CaptionToTokens,
-    NextTokenRecipe,
-    TokenCorpus,
-    draw_batch,
-)
+from kvbench.training.llamagen.transformer import CaptionToTokens, NextTokenRecipe, TokenCorpus, draw_batch
 from tests.support.trainings import (
     check_resumed,
     check_tokenizer,
@@ -106,9 +101,7 @@ def test_wrong_tokens_are_read_and_never_learnt() -> None:
     assert torch.equal(again[2], inputs)
 
 
-def test_resumed_training_equals_uninterrupted_training(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_resumed_training_equals_a_whole_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = NextTokenRecipe(steps=6, batch=4, text_dropout=0.5)
     check_resumed(monkeypatch, _network, partial(draw_batch, _corpus(), recipe, CODES), recipe, tmp_path)
 

@@ -16,13 +16,7 @@ from kvbench.models.qwen3.transformer import Qwen3, Qwen3Config
 from kvbench.training.attention import attend_causally
 from kvbench.training.loop import generator
 from kvbench.training.qwen3.run import Qwen3Training
-from kvbench.training.qwen3.transformer import (
-    UNSAID,
-    NextWord,
-    WalkRecipe,
-    WalkStage,
-    draw_batch,
-)
+from kvbench.training.qwen3.transformer import IGNORED_TARGET, NextWord, WalkRecipe, WalkStage, draw_batch
 from kvbench.training.transformer import init_decoder
 from tests.puzzles.test_room_walk import follow
 from tests.support.trainings import check_resumed, check_traced
@@ -48,10 +42,10 @@ def test_a_batch_asks_for_solutions_alone() -> None:
     assert len(rotation) == tokens.shape[1]
     ended = 0
     for read, said in zip(tokens.tolist(), targets.tolist(), strict=True):
-        assert all(after in (UNSAID, follows) for after, follows in zip(said, read[1:], strict=False))
+        assert all(after in (IGNORED_TARGET, follows) for after, follows in zip(said, read[1:], strict=False))
         asked, solution = (
-            words.decode(read[: next(i for i, t in enumerate(said) if t != UNSAID) + 1]),
-            words.decode([token for token in said if token != UNSAID]),
+            words.decode(read[: next(i for i, t in enumerate(said) if t != IGNORED_TARGET) + 1]),
+            words.decode([token for token in said if token != IGNORED_TARGET]),
         )
         assert asked.count(" in ") == 3
         assert asked.startswith("doors ")
@@ -59,7 +53,7 @@ def test_a_batch_asks_for_solutions_alone() -> None:
         if "answer:" in solution:
             ended += 1
             assert solution.split("answer: ")[1] == follow(asked)
-            assert [token for token in said if token != UNSAID][-1] == VOCABULARY.index("<end>")
+            assert [token for token in said if token != IGNORED_TARGET][-1] == VOCABULARY.index("<end>")
     assert 3 <= ended <= 20
 
 
@@ -70,9 +64,7 @@ def test_stages_follow_each_other_and_steps_draw_the_same_again() -> None:
     assert not torch.equal(draw(4)[0], draw(5)[0])
 
 
-def test_an_interrupted_training_goes_on_where_it_was(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_an_interrupted_training_resumes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     check_resumed(monkeypatch, network, partial(draw_batch, ROTATION, RECIPE), RECIPE, tmp_path)
 
 

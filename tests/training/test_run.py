@@ -46,7 +46,7 @@ def test_a_training_writes_weights_that_the_model_reads(name: str, tmp_path: Pat
         one.load("cpu")
     assert trained.weights_sha256 != shipped.weights_sha256
     with pytest.raises(
-        ConfigError, match=r"^train: the recipe is for a \w+Model; take train=fake for model=fake"
+        ConfigError, match=r"^train: the recipe is for a \w+Model; use train=fake for model=fake"
     ):
         instantiate(composed(f"train={name}", f"train.out={tmp_path / 'new'}", "device=cpu").train).train(
             SimpleNamespace(name="fake")

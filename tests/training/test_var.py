@@ -22,13 +22,7 @@ from kvbench.scenes.exact import exact
 from kvbench.training.scenes import draw_classes
 from kvbench.training.stages import Stage
 from kvbench.training.var.run import VARTraining
-from kvbench.training.var.tokenizer import (
-    VARTokenizerRecipe,
-    encode,
-    make_loss,
-    make_tokenizer,
-    walk_scales,
-)
+from kvbench.training.var.tokenizer import VARTokenizerRecipe, encode, make_loss, make_tokenizer, walk_scales
 from kvbench.training.var.transformer import (
     ClassCorpus,
     ClassToTokens,
@@ -148,9 +142,7 @@ def test_a_batch_follows_from_its_step() -> None:
     assert draw_batch(_corpus(), _vq(), segments, recipe, 1)[2].shape == (8, 30)
 
 
-def test_resumed_training_equals_uninterrupted_training(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_resumed_training_equals_a_whole_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = VARRecipe(stages=(Stage(2, 4, 3), Stage(4, 4, 3)), class_dropout=0.5)
     segments = _network().transformer.config.segments
     draw = partial(draw_batch, _corpus(), _vq(), segments, recipe)
@@ -183,6 +175,6 @@ def test_scenes_of_classes_hold_what_their_number_says() -> None:
 
 
 def test_a_recipe_for_another_kind_of_model_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"^train: the recipe is for a VARModel; take train=fake"):
+    with pytest.raises(ConfigError, match=r"^train: the recipe is for a VARModel; use train=fake"):
         VARTraining(out=str(tmp_path / "new")).train(SimpleNamespace(name="fake"))
     assert not (tmp_path / "new").exists()

@@ -1,1 +1,1 @@
-"""Weight files: found, downloaded, converted, read."""
+"""Weight files: their location, download, conversion and contents."""

@@ -16,38 +16,38 @@ from kvbench.core.files import parse_json
 
 State = dict[str, Tensor]
 Clean = Callable[[Mapping[str, object]], State]
-"""From a file's contents to a module's state: names as the module has them, nothing else."""
+"""Maps a file's contents to a module's state, which has the module's names and no others."""
 LAYER = re.compile(r"(?:.*\.)?(?:layers|blocks|block_chunks)\.\d+(?:\.module\.\d+)?(?=\.)")
-"""Start of the names of a transformer layer's parameters in any published file."""
+"""Prefix of the names of a transformer layer's parameters in published files."""
 WHOLE = "model.safetensors"
-"""The one file of a model's folder, or the start of the name of its index."""
+"""The single file of a model's folder, or the prefix of its index's name."""
 
 
 class WeightsError(UserError, RuntimeError):
-    """A checkpoint that is missing, unreadable or not what it should be; the message says what to do."""
+    """A checkpoint is missing, unreadable or of another model; the message says what to do."""
 
 
 def read(path: Path) -> State:
-    """Return the raw contents of a safetensors file, a torch file, or a folder as the Hugging Face Hub has it.
+    """Return the raw contents of a safetensors file, a torch file, or a folder in the Hugging Face Hub's layout.
 
-    Torch files are read with `weights_only=True`: nothing in them is executed.
+    Torch files are read with `weights_only=True`, so that no code in them runs.
 
     Raises:
-        WeightsError: truncated, foreign or unsafe.
+        WeightsError: the file is truncated, of another format or unsafe.
     """
     try:
         if path.is_dir():
             return _read_shards(path)
         if path.suffix == ".safetensors":
             return load_file(path)
-        mapped = zipfile.is_zipfile(path)  # files of old versions of torch cannot be
+        mapped = zipfile.is_zipfile(path)  # older torch files cannot be mapped
         raw = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
         if not isinstance(raw, Mapping):
-            raise ValueError(f"it holds a {type(raw).__name__}, not tensors by name")
+            raise ValueError(f"it contains a {type(raw).__name__}, not tensors by name")
         return dict(raw)
-    except UnpicklingError:  # torch's own words advise to unpickle it all the same
+    except UnpicklingError:  # torch's message recommends unsafe loading
         raise WeightsError(
-            f"{path}: not a readable checkpoint (it is damaged, or holds more than tensors)"
+            f"{path}: not a readable checkpoint (it is damaged or contains more than tensors)"
         ) from None
     except (OSError, RuntimeError, ValueError, KeyError, EOFError, SafetensorError) as error:
         reason = (str(error) or type(error).__name__).splitlines()[0]
@@ -70,16 +70,16 @@ def _read_shards(folder: Path) -> State:
 
 
 def is_safe(path: Path) -> bool:
-    """Return whether a file, or a folder's files, can be read without being converted first."""
+    """Return whether a file or folder can be read without conversion."""
     return path.suffix == ".safetensors" or any(
         (path / name).is_file() for name in (WHOLE, f"{WHOLE}.index.json")
     )
 
 
 def split_layers(raw: Mapping[str, object]) -> Iterator[Mapping[str, object]]:
-    """Yield the contents of a checkpoint layer by layer, what belongs to no layer first; nesting stays.
+    """Yield the contents of a checkpoint layer by layer, tensors of no layer first, with their nesting.
 
-    Conversions of one layer need no other, so that one at a time is in memory.
+    Layers are converted independently, so that only one is in memory.
     """
     layers = dict.fromkeys(_list_layers(raw))
     for layer in [None, *(layer for layer in layers if layer is not None)]:
@@ -103,5 +103,5 @@ def _take_layer(raw: Mapping[str, object], layer: str | None) -> dict[str, objec
 
 
 def _find_layer(name: str) -> str | None:
-    found = LAYER.match(str(name))
-    return None if found is None else found[0]
+    match = LAYER.match(str(name))
+    return None if match is None else match[0]

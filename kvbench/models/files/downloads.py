@@ -1,8 +1,8 @@
-"""Downloads of large files to the Hub's cache that resume where an interrupted one ended.
+"""Resumable downloads of large files to the Hub's cache.
 
-`huggingface_hub` drops what an interrupted download has received: not every file system tells whether another process
-writes to the same file. Here a claim is held (`kvbench.models.files.hub.fetch`), so files in Git LFS are received into
-one partial file each. Their SHA-256, which names them in the cache, is compared after a resumed download.
+`huggingface_hub` discards an interrupted download, because some file systems do not show whether another process writes
+to the same file. Here `kvbench.models.files.hub.fetch` holds a claim, so each file in Git LFS has one partial file.
+After a resumed download its SHA-256, which is its name in the cache, is compared.
 """
 
 import io
@@ -15,8 +15,8 @@ from threading import Event
 
 from kvbench.core.files import hash_path
 
-STREAMS = 4
-"""Files that are downloaded at a time."""
+MAX_STREAMS = 4
+"""Number of concurrent downloads."""
 
 
 @dataclass(frozen=True)
@@ -24,11 +24,11 @@ class Blob:
     """A file in Git LFS.
 
     Attributes:
-        name: of the file in its repository.
-        url: its address.
-        size: bytes.
-        sha256: of its contents.
-        path: its place in the Hub's cache.
+        name: name in the repository.
+        url: address.
+        size: number of bytes.
+        sha256: hash of the contents.
+        path: path in the Hub's cache.
     """
 
     name: str
@@ -39,26 +39,26 @@ class Blob:
 
     @property
     def partial(self) -> Path:
-        """File that holds what was received so far."""
+        """File of the bytes received so far."""
         return self.path.with_name(f"{self.path.name}.kvbench.incomplete")
 
     @property
     def received(self) -> int:
-        """Bytes that need not be downloaded again."""
+        """Number of bytes that need not be downloaded again."""
         if self.path.is_file():
             return self.size
-        found = self.partial.stat().st_size if self.partial.is_file() else 0
-        return found if found <= self.size else 0
+        size = self.partial.stat().st_size if self.partial.is_file() else 0
+        return size if size <= self.size else 0
 
 
 def download(blobs: Sequence[Blob]) -> None:
-    """Download what is missing of files, several at a time; after an error or Ctrl-C all stop and keep their parts.
+    """Download files concurrently; after an error or Ctrl-C all stop and keep their partial files.
 
     Raises:
-        OSError: a download ended early, or its contents are not those of the Hub.
+        OSError: a download is incomplete or damaged.
     """
     stop = Event()
-    with ThreadPoolExecutor(STREAMS) as pool:
+    with ThreadPoolExecutor(MAX_STREAMS) as pool:
         try:
             for done in as_completed([pool.submit(_download, blob, stop) for blob in blobs]):
                 done.result()
@@ -69,7 +69,7 @@ def download(blobs: Sequence[Blob]) -> None:
 
 
 class _Partial(io.BufferedWriter):
-    """File that refuses to grow once its download is to stop."""
+    """File whose writes raise after `stop` is set."""
 
     def __init__(self, path: Path, mode: str, stop: Event) -> None:
         super().__init__(io.FileIO(path, mode))
@@ -88,20 +88,20 @@ def _download(blob: Blob, stop: Event) -> None:
     if blob.path.is_file():
         return
     blob.path.parent.mkdir(parents=True, exist_ok=True)
-    begun = blob.received
+    start = blob.received
     headers = {**build_hf_headers(), "Accept-Encoding": "identity"}  # bytes are counted as they are stored
-    with _Partial(blob.partial, "a" if begun else "w", stop) as file:
+    with _Partial(blob.partial, "a" if start else "w", stop) as file:
         http_get(
             blob.url,
             file,
-            resume_size=begun,
+            resume_size=start,
             headers=headers,
             expected_size=blob.size,
             displayed_filename=blob.name,
         )
         file.flush()
         os.fsync(file.fileno())
-    if begun and hash_path(blob.partial) != blob.sha256:
+    if start and hash_path(blob.partial) != blob.sha256:
         blob.partial.unlink()
         raise OSError(f"{blob.name} is damaged and is downloaded again")
     blob.partial.replace(blob.path)

@@ -1,7 +1,7 @@
-"""Files of models on the Hugging Face Hub: which of them a source needs, how much that is, and fetching them.
+"""Files of models on the Hugging Face Hub: the files that a source needs, their size, and their download.
 
-A branch or tag is resolved to a commit when it is fetched first. The commit and the names of its files are recorded
-beside the converted weights, so that later runs ask no network and every node of a shared home reads the same commit.
+The first download resolves a branch or tag to a commit and records it, with the names of the files, in the weights
+cache. Later runs need no network, and all nodes with a shared home read the same commit.
 """
 
 import json
@@ -21,11 +21,11 @@ log = logging.getLogger(__name__)
 
 
 class HubError(UserError, RuntimeError):
-    """Files that the Hub does not give; the message says why and what to do."""
+    """Files cannot be obtained from the Hub; the message says why and what to do."""
 
 
 @dataclass(frozen=True)
-class Part:
+class RepoPart:
     """Files of a repository that a source reads.
 
     Attributes:
@@ -49,17 +49,17 @@ class Part:
 
 @dataclass(frozen=True)
 class Listing:
-    """Files of a part at a commit.
+    """Files of a repository's part at a commit.
 
     Attributes:
-        part: what they are of.
-        commit: what the revision stands for.
+        part: part of the repository.
+        commit: commit of the revision.
         sizes: bytes by name.
-        folder: snapshot in the Hub's cache that holds them once they are fetched.
-        hashes: SHA-256 by name, of files in Git LFS; empty of what is fetched.
+        folder: snapshot in the Hub's cache.
+        hashes: SHA-256 by name of files in Git LFS; empty once they are downloaded.
     """
 
-    part: Part
+    part: RepoPart
     commit: str
     sizes: dict[str, int]
     folder: Path
@@ -67,7 +67,7 @@ class Listing:
 
     @property
     def missing(self) -> dict[str, int]:
-        """Files that are not in the cache, with the bytes that are still to be downloaded of each."""
+        """Files that are not in the cache, with the bytes that remain to be downloaded."""
         received = {blob.name: blob.received for blob in self.blobs}
         return {
             name: size - received.get(name, 0)
@@ -77,7 +77,7 @@ class Listing:
 
     @property
     def blobs(self) -> list[Blob]:
-        """The files in Git LFS."""
+        """Files in Git LFS."""
         if not self.hashes:
             return []
         from huggingface_hub import hf_hub_url
@@ -95,18 +95,18 @@ class Listing:
 
     @property
     def path(self) -> Path:
-        """The local file or folder."""
+        """Local file or folder."""
         return self.folder / (self.part.file or "")
 
 
-def find_fetched(part: Part) -> Listing | None:
-    """Return what was fetched of a part, without asking the network; None unless every file is there."""
+def find_fetched(part: RepoPart) -> Listing | None:
+    """Return the listing of a downloaded part, without network access; None unless every file exists."""
     listing = _read_record(part)
     return None if listing is None or listing.missing else listing
 
 
-def list_part(part: Part) -> Listing:
-    """Ask the Hub which files a part has and how large they are; a revision that was resolved before keeps its commit.
+def list_part(part: RepoPart) -> Listing:
+    """Query the Hub for the files of a part and their sizes; a resolved revision keeps its commit.
 
     Raises:
         HubError: the Hub cannot be reached, or has no such repository, revision or file.
@@ -126,7 +126,7 @@ def list_part(part: Part) -> Listing:
         raise HubError(f"{part.repo}: accept its conditions on its page, then `hf auth login`") from None
     except OfflineModeIsEnabled:
         return _list_cached(part, cache)
-    except Exception as error:  # the library's transport has errors of its own
+    except Exception as error:  # the library's transport has its own errors
         try:
             return _list_cached(part, cache)
         except HubError:
@@ -134,16 +134,14 @@ def list_part(part: Part) -> Listing:
     siblings = info.siblings or ()
     sizes = {one.rfilename: one.size or 0 for one in siblings}
     hashes = {one.rfilename: one.lfs.sha256 for one in siblings if one.lfs is not None}
-    return _choose(part, str(info.sha), sizes, cache / "snapshots" / str(info.sha), hashes)
+    return _choose_files(part, str(info.sha), sizes, cache / "snapshots" / str(info.sha), hashes)
 
 
 def fetch(listings: Sequence[Listing]) -> None:
-    """Download what is missing, after saying how much that is and where it goes.
-
-    Files that are whole stay, and an interrupted download of a file resumes.
+    """Log the size of missing files and download them; an interrupted download resumes.
 
     Raises:
-        HubError: the disk has no room, or a download fails; the same command goes on where it ended.
+        HubError: the disk is full, or a download fails; the same command resumes it.
     """
     from huggingface_hub import constants, snapshot_download
 
@@ -166,7 +164,7 @@ def fetch(listings: Sequence[Listing]) -> None:
 
 
 def format_bytes(size: int) -> str:
-    """Write a number of bytes in GB or MB.
+    """Format a number of bytes in GB or MB.
 
     >>> format_bytes(4_640_000_000)
     '4.6 GB'
@@ -188,16 +186,16 @@ def _announce(todo: Sequence[Listing], cache: Path) -> None:
         )
 
 
-def _read_record(part: Part) -> Listing | None:
+def _read_record(part: RepoPart) -> Listing | None:
     try:
-        found = parse_json(part.record.read_text())
-        return Listing(part, found["commit"], found["sizes"], Path(found["folder"]))
+        record = parse_json(part.record.read_text())
+        return Listing(part, record["commit"], record["sizes"], Path(record["folder"]))
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
 
-def _list_cached(part: Part, cache: Path) -> Listing:
-    """Return what the Hub's own cache holds of a part, where no network is; another program may have fetched it."""
+def _list_cached(part: RepoPart, cache: Path) -> Listing:
+    """Return the listing of a part in the Hub's own cache, which other programs may have filled."""
     branch = cache / "refs" / part.revision
     commit = branch.read_text().strip() if branch.is_file() else part.revision
     folder = cache / "snapshots" / commit
@@ -205,22 +203,22 @@ def _list_cached(part: Part, cache: Path) -> Listing:
         str(path.relative_to(folder)): path.stat().st_size for path in folder.rglob("*") if path.is_file()
     }
     try:
-        return _choose(part, commit, names, folder)
+        return _choose_files(part, commit, names, folder)
     except HubError:
         raise HubError(
             f"HF_HUB_OFFLINE is set or there is no network, and {part} is not in {cache.parent}; "
-            "run task=weights where there is one"
+            "run task=weights on a machine with network"
         ) from None
 
 
-def _choose(
-    part: Part,
+def _choose_files(
+    part: RepoPart,
     commit: str,
     sizes: Mapping[str, int],
     folder: Path,
     hashes: Mapping[str, str] = MappingProxyType({}),
 ) -> Listing:
-    """Keep the files that are needed.
+    """Return the listing of the files that are read.
 
     Raises:
         HubError: there are none.
@@ -233,5 +231,5 @@ def _choose(
         names = [prefix + name for name in choose_files(inside)]
     if not names:
         raise HubError(f"{part.repo} has no {part.file or 'weights'} at {part.revision}")
-    kept = {name: hashes[name] for name in names if name in hashes}
-    return Listing(part, commit, {name: sizes[name] for name in names}, folder, kept)
+    lfs = {name: hashes[name] for name in names if name in hashes}
+    return Listing(part, commit, {name: sizes[name] for name in names}, folder, lfs)

@@ -1,4 +1,4 @@
-"""Conversion of the names of files in LLaMA's form, as transformers writes them, for `kvbench.models.parts.decoder`."""
+"""Conversion between files in the LLaMA format of transformers and `kvbench.models.parts.decoder`."""
 
 import re
 from collections.abc import Mapping
@@ -8,7 +8,7 @@ from torch import Tensor
 
 from kvbench.models.files.checkpoints import State
 
-RENAMED = {
+NAMES_BY_FILE = {
     "embed_tokens": "tok_embeddings",
     "self_attn.o_proj": "attention.wo",
     "self_attn.q_norm": "attention.q_norm",
@@ -27,10 +27,7 @@ PREFIX, HEAD = "model.", "lm_head.weight"
 def strip_prefix(raw: Mapping[str, object]) -> State:
     """Return a file's tensors without the prefix `model.`, the head as `output.weight`.
 
-    Other tensors keep a name that no module has, so that `kvbench.models.files.parameters.check` refuses them.
-
-    Args:
-        raw: contents of a file.
+    Other tensors get a name that no module has, so that `kvbench.models.files.parameters.check` refuses them.
     """
     state: State = {}
     for name, tensor in raw.items():
@@ -43,12 +40,9 @@ def strip_prefix(raw: Mapping[str, object]) -> State:
 def clean_llama(state: State, head_dim: int) -> State:
     """Return a language model's state under the decoder's names.
 
-    Files pair channel j of a head with j + D/2, and keep its projections apart (`kvbench.models.parts.rotary`).
-    Projections that cannot be joined stay apart, so that `kvbench.models.files.parameters.check` refuses them by name.
-
-    Args:
-        state: tensors by the file's names from `layers.` and `embed_tokens.` on.
-        head_dim: channels of a head.
+    The state has the file's names from `layers.` and `embed_tokens.` on. Files have separate projections and pair
+    channel j of a head with j + D/2 (`kvbench.models.parts.rotary`). Projections that cannot be joined stay separate,
+    so that `kvbench.models.files.parameters.check` refuses them by name.
     """
     joined = dict(state)
     for name in [name for name in state if name.endswith("self_attn.q_proj.weight")]:
@@ -58,38 +52,33 @@ def clean_llama(state: State, head_dim: int) -> State:
             q, k, v = (joined.pop(part) for part in parts)
             joint = torch.cat((pair_neighbours(q, head_dim), pair_neighbours(k, head_dim), v))
             joined[name.replace("self_attn.q_proj", "attention.wqkv")] = joint
-    pattern = re.compile("|".join(map(re.escape, RENAMED)))
-    return {pattern.sub(lambda found: RENAMED[found[0]], name): tensor for name, tensor in joined.items()}
+    pattern = re.compile("|".join(map(re.escape, NAMES_BY_FILE)))
+    return {
+        pattern.sub(lambda match: NAMES_BY_FILE[match[0]], name): tensor for name, tensor in joined.items()
+    }
 
 
 def split_llama(state: Mapping[str, Tensor], heads: int, kv_heads: int, head_dim: int) -> State:
-    """Return a decoder's state under the names of files: what `clean_llama` undoes.
-
-    Args:
-        state: of a `kvbench.models.parts.decoder.Decoder`.
-        heads: query heads.
-        kv_heads: heads of keys, and of values.
-        head_dim: channels of a head.
-    """
+    """Return a decoder's state under the names of files; the inverse of `clean_llama`."""
     split: State = {}
     for name, tensor in state.items():
         if name.endswith("attention.wqkv.weight"):
             parts = tensor.unflatten(0, (-1, head_dim)).split((heads, kv_heads, kv_heads))
             for part, rows in zip("qkv", parts, strict=True):
                 flat = rows.flatten(0, 1)
-                kept = flat if part == "v" else pair_halves(flat, head_dim)
-                split[name.replace("attention.wqkv", f"self_attn.{part}_proj")] = kept
+                weight = flat if part == "v" else pair_halves(flat, head_dim)
+                split[name.replace("attention.wqkv", f"self_attn.{part}_proj")] = weight
         else:
             split[name] = tensor
-    back = {ours: file for file, ours in RENAMED.items()}
+    back = {ours: file for file, ours in NAMES_BY_FILE.items()}
     pattern = re.compile("|".join(map(re.escape, back)))
-    return {pattern.sub(lambda found: back[found[0]], name): tensor for name, tensor in split.items()}
+    return {pattern.sub(lambda match: back[match[0]], name): tensor for name, tensor in split.items()}
 
 
 def pair_neighbours(weight: Tensor, head_dim: int) -> Tensor:
     """Reorder rows [heads x D, ...] so that a head's channels j and j + D/2 become 2 j and 2 j + 1."""
     if not weight.ndim or len(weight) % head_dim:
-        return weight  # of another model: its shape will be refused
+        return weight  # of another model; `check` refuses its shape
     return weight.unflatten(0, (-1, 2, head_dim // 2)).transpose(1, 2).flatten(0, 2)
 
 

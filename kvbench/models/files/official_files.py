@@ -1,4 +1,4 @@
-"""Conversion of official checkpoints of image models to the names of the modules."""
+"""Conversion of official checkpoints of image models to the modules' names."""
 
 import re
 from collections.abc import Mapping
@@ -10,14 +10,14 @@ from kvbench.models.files.checkpoints import State
 
 
 def _find_tensors(raw: Mapping[str, object], *wrappers: str) -> State:
-    """Return the tensors by name, of the first wrapper that there is if any."""
+    """Return the tensors by name, inside the first wrapper that exists."""
     inner = next((raw[key] for key in wrappers if key in raw), raw)
     assert isinstance(inner, Mapping)
     return {name: tensor for name, tensor in inner.items() if isinstance(tensor, Tensor)}
 
 
 def clean_transformer(raw: Mapping[str, object]) -> State:
-    """Return a transformer's state out of any published form: flat, nested by a trainer, with constant buffers."""
+    """Return a transformer's state from a published file: flat or nested by a trainer, with constant buffers."""
     nested = raw.get("trainer")
     if isinstance(nested, Mapping):
         raw = nested.get("gpt_fsdp", nested)  # type: ignore[assignment]
@@ -27,12 +27,12 @@ def clean_transformer(raw: Mapping[str, object]) -> State:
 
 
 def clean_tokenizer(raw: Mapping[str, object]) -> State:
-    """Return the tokenizer's state: under `vae` in official files, convolutions and norms wrapped or not.
+    """Return the tokenizer's state, which official files have under `vae`, convolutions and norms wrapped or not.
 
-    What else official files hold is left out; learned amplitudes are the embedded model's.
+    Other tensors of official files are dropped; the embedded model has learned amplitudes.
     """
-    kept = ("encoder.", "decoder.", "amplitudes")
-    return {_wrapped(k): v for k, v in _find_tensors(raw, "vae").items() if k.startswith(kept)}
+    prefixes = ("encoder.", "decoder.", "amplitudes")
+    return {_wrapped(k): v for k, v in _find_tensors(raw, "vae").items() if k.startswith(prefixes)}
 
 
 def clean_vqvae(raw: Mapping[str, object]) -> State:
@@ -49,25 +49,25 @@ def clean_decoder(raw: Mapping[str, object]) -> State:
 def clean_vqgan(raw: Mapping[str, object]) -> State:
     """Return the state of a VQGAN (LlamaGen's, Chameleon's) under the names of `kvbench.models.parts.autoencoder`.
 
-    Files keep the projections of an attention apart, and LlamaGen's count the decoder's levels from the lowest
-    resolution; statistics of code use are left out.
+    Files have separate projections of an attention, and LlamaGen's number the decoder's levels from the lowest
+    resolution. Statistics of code use are dropped.
     """
-    found = _find_tensors(raw, "model", "state_dict")
-    state = {k: v for k, v in found.items() if not k.endswith("codebook_used")}
+    tensors = _find_tensors(raw, "model", "state_dict")
+    state = {k: v for k, v in tensors.items() if not k.endswith("codebook_used")}
     for name in [name for name in state if re.search(r"\.q\.(weight|bias)$", name)]:
         parts = [name.replace(".q.", f".{part}.") for part in "qkv"]
         if all(part in state for part in parts):
             state[name.replace(".q.", ".qkv.")] = torch.cat([state.pop(part) for part in parts])
     levels = [re.match(r"decoder\.conv_blocks\.(\d+)\.", name) for name in state]
-    last = max((int(found[1]) for found in levels if found), default=0)
+    last = max((int(level[1]) for level in levels if level), default=0)
 
     def rename(name: str) -> str:
         name = re.sub(
-            r"^decoder\.conv_blocks\.(\d+)", lambda found: f"decoder.up.{last - int(found[1])}", name
+            r"^decoder\.conv_blocks\.(\d+)", lambda level: f"decoder.up.{last - int(level[1])}", name
         )
         name = re.sub(r"^encoder\.conv_blocks\.", "encoder.down.", name).replace(".res.", ".block.")
         middle = ("block_1", "attn_1", "block_2")
-        return re.sub(r"\.mid\.([012])\.", lambda found: f".mid.{middle[int(found[1])]}.", name)
+        return re.sub(r"\.mid\.([012])\.", lambda match: f".mid.{middle[int(match[1])]}.", name)
 
     return {_wrapped(rename(name)): tensor for name, tensor in state.items()}
 

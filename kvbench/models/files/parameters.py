@@ -1,4 +1,4 @@
-"""Parameters of modules: built without memory, filled from a checkpoint or with random numbers, compared by name."""
+"""Parameters of modules: building without memory, filling from a checkpoint or with random numbers, comparing."""
 
 import math
 import os
@@ -17,13 +17,13 @@ from kvbench.models.files.weights import Source, prepare
 
 M = TypeVar("M", bound=nn.Module)
 Place = Callable[[str, Tensor], Tensor]
-"""From a parameter's name and a tensor to that tensor on its device, in its dtype."""
+"""Maps a parameter's name and a tensor to the tensor on its device, in its dtype."""
 RANDOM_RECIPE = 2
-"""Version of `fill_random`; it and the shapes stand for the numbers in a run's identity."""
+"""Version of `fill_random`, hashed together with the shapes into a run's identity."""
 
 
 class _NoInit(TorchFunctionMode):
-    """Turns the functions of `torch.nn.init` into no-ops."""
+    """Replaces the functions of `torch.nn.init` by no-ops."""
 
     def __torch_function__(
         self,
@@ -32,50 +32,46 @@ class _NoInit(TorchFunctionMode):
         args: tuple[object, ...] = (),
         kwargs: Mapping[str, object] | None = None,
     ) -> object:
-        given = dict(kwargs or {})
+        named = dict(kwargs or {})
         if getattr(func, "__module__", None) == "torch.nn.init":
-            return args[0] if args else given["tensor"]
-        return func(*args, **given)
+            return args[0] if args else named["tensor"]
+        return func(*args, **named)
 
 
 def build_on_meta(make: Callable[[], M]) -> M:
-    """Build a module in evaluation mode whose parameters have shapes and no memory, for `load_into` or `fill_random`.
+    """Build a module in evaluation mode on the meta device, for `load_into` or `fill_random`.
 
-    Nothing is initialised: random numbers on the meta device would make torch import its compiler, two seconds long.
+    Initialisation is skipped: random numbers on the meta device make torch import its compiler, which takes 2 s.
     """
     with torch.device("meta"), _NoInit():
         return make().eval()
 
 
 def check(state: Mapping[str, Tensor], module: nn.Module, name: str, path: Path | None = None) -> None:
-    """Compare names and shapes strictly with those of a module, which may live on the meta device.
+    """Check that a state has a module's names and shapes.
 
-    Args:
-        state: tensors by name.
-        module: what they are for.
-        name: config key, for the message.
-        path: file or folder, for the message.
+    The config key `name` and the file or folder `path` are for the message.
 
     Raises:
-        WeightsError: lists what is missing, unexpected, or of another shape.
+        WeightsError: lists tensors that are missing, unexpected or of another shape.
     """
     expected = {k: tuple(v.shape) for k, v in module.state_dict().items()}
-    found = {k: tuple(v.shape) for k, v in state.items()}
-    problems = [f"missing {k}" for k in expected.keys() - found.keys()]
-    problems += [f"unexpected {k} {found[k]}" for k in found.keys() - expected.keys()]
+    shapes = {k: tuple(v.shape) for k, v in state.items()}
+    problems = [f"missing {k}" for k in expected.keys() - shapes.keys()]
+    problems += [f"unexpected {k} {shapes[k]}" for k in shapes.keys() - expected.keys()]
     problems += [
-        f"{k} is {found[k]}, should be {expected[k]}"
-        for k in expected.keys() & found.keys()
-        if expected[k] != found[k]
+        f"{k} is {shapes[k]}, should be {expected[k]}"
+        for k in expected.keys() & shapes.keys()
+        if expected[k] != shapes[k]
     ]
     if problems:
-        shown = "; ".join(sorted(problems)[:8])
+        listed = "; ".join(sorted(problems)[:8])
         where = "" if path is None else f" (in {path})"
-        raise WeightsError(f"{name}: the checkpoint does not fit in {len(problems)} places: {shown}{where}")
+        raise WeightsError(f"{name}: the checkpoint does not fit in {len(problems)} places: {listed}{where}")
 
 
 def put(module: nn.Module, name: str, tensor: Tensor) -> None:
-    """Give a parameter, built on the meta device, its numbers."""
+    """Replace a parameter on the meta device by a tensor."""
     owner, _, leaf = name.rpartition(".")
     part = module.get_submodule(owner)
     old = getattr(part, leaf)
@@ -83,24 +79,20 @@ def put(module: nn.Module, name: str, tensor: Tensor) -> None:
 
 
 def to_float32(_: str, tensor: Tensor) -> Tensor:
-    """Leave a tensor where it is, in float32."""
+    """Convert a tensor to float32 on its device."""
     return tensor.float()
 
 
 def load_into(module: nn.Module, source: Source, clean: Clean, place: Place = to_float32) -> str:
-    """Fill a module built on the meta device layer by layer and return the SHA-256 of the source.
+    """Fill a module on the meta device layer by layer and return the SHA-256 of the source.
 
-    Args:
-        module: what to fill.
-        source: where the checkpoint lies.
-        clean: from its contents to the module's state.
-        place: from the name of a parameter and its tensor, a mapped part of the file, to its device and dtype.
+    `place` receives tensors that are mapped from the file.
 
     Raises:
         WeightsError: see `Source.locate`, `read` and `check`.
     """
-    given = source.locate()
-    safe = is_safe(given)
+    original = source.locate()
+    safe = is_safe(original)
     try:
         path, digest = prepare(source, clean)
         raw = read(path)
@@ -115,14 +107,12 @@ def load_into(module: nn.Module, source: Source, clean: Clean, place: Place = to
             if name in whole and whole[name].shape == tensor.shape:
                 put(module, name, place(name, tensor))
             state[name] = tensor.to("meta")
-    check(state, module, source.key, given)
+    check(state, module, source.key, original)
     return digest
 
 
 def fill(module: nn.Module, source: Source | None, clean: Clean, place: Place = to_float32) -> str:
-    """Fill a module built on the meta device, with random numbers if it has no source, and return their SHA-256.
-
-    For the arguments see `load_into`.
+    """Fill a module from a source, or with random numbers without one, and return the SHA-256.
 
     Raises:
         WeightsError: see `load_into`.
@@ -131,18 +121,11 @@ def fill(module: nn.Module, source: Source | None, clean: Clean, place: Place = 
 
 
 def fill_random(module: nn.Module, place: Place = to_float32) -> str:
-    """Fill a module built on the meta device with random numbers, drawn in float32, the same ones every time.
+    """Fill a module on the meta device with random numbers and return the SHA-256 of names, shapes and recipe.
 
-    Layers keep the variance of what they get, norms start as the identity, biases at 0, attention is sharpened
-    eightfold and gates are open: activations stay finite, and what attention returns can be seen in the images. Every
-    parameter has a generator of its own, seeded by its name: processor cores draw billions of numbers side by side.
-
-    Args:
-        module: what to fill.
-        place: from the name of a parameter and its tensor to its device and dtype.
-
-    Returns:
-        SHA-256 of names, shapes and recipe, which determine the numbers.
+    These determine the numbers, which are drawn in float32. Layers preserve variance, norms are the identity, biases 0,
+    attention is sharpened eightfold and gates are open, so that activations stay finite and attention affects the
+    images. Each parameter has its own generator, seeded by its name, so that threads can draw them in parallel.
     """
     listed = [[name, list(parameter.shape)] for name, parameter in module.named_parameters()]
     parts = [
@@ -157,12 +140,12 @@ def fill_random(module: nn.Module, place: Place = to_float32) -> str:
         put(module, full, place(full, _draw(owner, name, torch.empty(shape), generator)))
 
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
-        list(pool.map(fill, *zip(*parts, strict=True)))  # raises what a thread raised
+        list(pool.map(fill, *zip(*parts, strict=True)))  # raises the errors of threads
     return hash_values([RANDOM_RECIPE, listed])
 
 
 def _draw(owner: nn.Module, name: str, numbers: Tensor, generator: torch.Generator) -> Tensor:
-    """Write the random numbers of a layer's parameter."""
+    """Write random numbers into a layer's parameter."""
     if name.endswith("bias"):
         return numbers.zero_()
     if name == "scale_mul_1H11":

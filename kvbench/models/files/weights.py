@@ -1,4 +1,4 @@
-"""Sources of weights: a local path or a part of a Hub repository, found, fetched, converted and staged."""
+"""Sources of weights: a local path or files of a Hub repository, and their download, conversion and staging."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from pathlib import Path
 from kvbench.core.claims import claim
 from kvbench.core.files import resolve_path
 from kvbench.models.files.checkpoints import Clean, WeightsError, is_safe, read, split_layers
-from kvbench.models.files.hub import HubError, Listing, Part, fetch, find_fetched, list_part
+from kvbench.models.files.hub import HubError, Listing, RepoPart, fetch, find_fetched, list_part
 from kvbench.models.files.stored import find_digest, find_home, stage, write_tensors
 
 
@@ -17,8 +17,8 @@ class Source:
 
     Attributes:
         key: config key, for messages.
-        path: local file or folder (`pkg://package/inside/it` for one that ships with a package); wins over the Hub.
-        repo: Hub id, None where only a local copy will do.
+        path: local file or folder (`pkg://package/inside/it` for package data); takes precedence over the Hub.
+        repo: Hub id; None if only a local copy exists.
         file: file or folder inside the repository, None for the files at its top.
         revision: branch, tag or commit of the repository; None for `main`.
     """
@@ -30,16 +30,16 @@ class Source:
     revision: str | None = None
 
     @property
-    def part(self) -> Part:
-        """Files of the Hub that it reads; only for a source without a path."""
+    def part(self) -> RepoPart:
+        """Files on the Hub, for a source without a path."""
         assert self.repo is not None
-        return Part(self.repo, self.revision or "main", self.file)
+        return RepoPart(self.repo, self.revision or "main", self.file)
 
     def find(self) -> Path | None:
-        """Return the local file or folder without asking the network; None if it is to be downloaded.
+        """Return the local file or folder without network access; None if it must be downloaded.
 
         Raises:
-            WeightsError: a path where nothing is, or neither a path nor a repository.
+            WeightsError: the path does not exist, or there is neither a path nor a repository.
         """
         if self.path is not None:
             path = resolve_path(self.path)
@@ -54,7 +54,7 @@ class Source:
         return None if listing is None else listing.path
 
     def locate(self) -> Path:
-        """Return the local file or folder, downloaded from the Hub if need be.
+        """Return the local file or folder, after downloading it if necessary.
 
         Raises:
             WeightsError: see `locate_all`.
@@ -62,7 +62,7 @@ class Source:
         return locate_all([self])[0]
 
     def describe(self) -> dict[str, str | None]:
-        """Return where it was read from, the commit behind its revision, and the SHA-256 of what was read."""
+        """Return the origin, the commit of the revision, and the SHA-256 of the files."""
         path = self.locate()
         origin = (
             {"path": self.path}
@@ -78,16 +78,16 @@ class Source:
 
 
 def survey(sources: Iterable[Source]) -> list[Path | Listing]:
-    """Return the local file or folder of each source, or what the Hub has of it.
+    """Return the local file or folder of each source, or its listing on the Hub.
 
     Raises:
-        WeightsError: naming all that is missing.
+        WeightsError: naming all missing sources.
     """
-    found: list[Path | Listing] = []
+    places: list[Path | Listing] = []
     problems = []
     for source in sources:
         try:
-            found.append(source.find() or list_part(source.part))
+            places.append(source.find() or list_part(source.part))
         except WeightsError as error:
             problems.append(str(error))
         except HubError as error:
@@ -96,48 +96,44 @@ def survey(sources: Iterable[Source]) -> list[Path | Listing]:
             )
     if problems:
         raise WeightsError("; ".join(problems))
-    return found
+    return places
 
 
 def locate_all(sources: Sequence[Source]) -> list[Path]:
-    """Return the local files or folders of sources; what is missing is downloaded after it was told how much that is.
+    """Return the local files or folders of sources, after downloading missing ones.
 
     Raises:
-        WeightsError: naming all that is missing, or why a download failed.
+        WeightsError: naming all missing sources, or why a download failed.
     """
-    found = survey(sources)
+    places = survey(sources)
     try:
-        if listings := [one for one in found if isinstance(one, Listing)]:
+        if listings := [place for place in places if isinstance(place, Listing)]:
             fetch(listings)
     except HubError as error:
         raise WeightsError(str(error)) from None
-    return [one.path if isinstance(one, Listing) else one for one in found]
+    return [place.path if isinstance(place, Listing) else place for place in places]
 
 
 def check_sources(weights: str, sources: Mapping[str, Source], *needed: str) -> None:
-    """Check that a model whose `weights` are `files` names a source for each part.
+    """Check that a model with `weights=files` has a source for each part.
 
     Raises:
-        ValueError: naming the parts of the model that `model.sources` lacks.
+        ValueError: naming the parts without a source.
     """
-    if weights == "files" and (lacking := set(needed) - set(sources)):
+    if weights == "files" and (missing := set(needed) - set(sources)):
         raise ValueError(
-            f"model.weights=files: model.sources names no {' and no '.join(sorted(lacking))}; use model.weights=random"
+            f"model.weights=files: model.sources names no {' and no '.join(sorted(missing))}; use model.weights=random"
         )
 
 
 def prepare(source: Source, clean: Clean | None = None) -> tuple[Path, str]:
-    """Return the file or folder of a source as it is to be read, and the SHA-256 of the source.
+    """Download, convert and stage a source as necessary; return the file or folder to read and the source's SHA-256.
 
-    It is downloaded, converted and copied to the node's disk if need be.
-
-    Args:
-        source: where the checkpoint lies.
-        clean: from its contents to a module's state, None for what needs no conversion.
+    `clean` is None for a source that needs no conversion.
 
     Raises:
         WeightsError: see `Source.locate` and `read`.
-        ConfigError: the node's disk has no room.
+        ConfigError: the node's disk is full.
     """
     path = source.locate()
     digest = find_digest(path)
@@ -147,9 +143,9 @@ def prepare(source: Source, clean: Clean | None = None) -> tuple[Path, str]:
 
 
 def convert(path: Path, clean: Clean, digest: str) -> Path:
-    """Return a safetensors file with the cleaned state of a checkpoint, in its dtypes, made once in the weights cache.
+    """Return a safetensors file in the weights cache with the cleaned state of a checkpoint, in its dtypes.
 
-    Of processes that want the same one, one converts and the others wait.
+    One process converts, others wait.
     """
     target = find_home() / f"{path.stem}-{digest[:16]}.safetensors"
     if not target.is_file():

@@ -1,4 +1,4 @@
-"""The next-scale loop: bits of one scale, their codes, the input of the next."""
+"""Infinity's next-scale loop: draw the bits of a scale, add their codes, resize the sum to the next scale's input."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -10,22 +10,22 @@ from torch.nn import functional as F
 from kvbench.core.devices import reserve
 from kvbench.core.segments import Segment
 from kvbench.models.base import Cache, FiniteCheck, TextFeatures
-from kvbench.models.infinity.sampling import Sampling, choose
+from kvbench.models.infinity.sampling import Sampling, draw_bits, guide
 from kvbench.models.infinity.tokenizer import BSQ
-from kvbench.models.infinity.transformer import Condition, Infinity
+from kvbench.models.infinity.transformer import Infinity, TextCondition
 from kvbench.models.noise import Noise
 from kvbench.models.parts.autoencoder import resize
 
-WORDS = 64
-"""Texts are padded to a multiple of so many words where scales are recorded, of which each number takes a record."""
+PADDING_MULTIPLE = 64
+"""With CUDA graphs, texts are padded to a multiple of this number of words: each length needs its own graph."""
 
 
 def pair_text(
     transformer: Infinity, text: TextFeatures, negative: TextFeatures | None, fill: int = 1
 ) -> tuple[Tensor, Tensor]:
-    """Return values and mask of the conditional prompts followed by their unconditional twins, as `pad_text` pads them.
+    """Return values and mask of conditional texts followed by their unconditional ones, padded by `pad_text`.
 
-    Without negative prompts the twin of a prompt of n words is the first n rows of the learned unconditional text.
+    Without negative prompts, the unconditional text of a prompt of n words is the first n learned rows.
     """
     if negative is None:
         rows = [transformer.cfg_uncond[:length] for length in text.lengths]
@@ -40,7 +40,7 @@ def pad_text(text: TextFeatures, fill: int) -> tuple[Tensor, Tensor]:
 
 
 @torch.inference_mode()
-def generate(
+def draw_bit_scales(
     transformer: Infinity,
     tokenizer: BSQ,
     text: TextFeatures,
@@ -56,14 +56,14 @@ def generate(
 
     Args:
         transformer: the model; its blocks' dtype decides the rounding.
-        tokenizer: gives codes their amplitude; decoding is left to the caller.
+        tokenizer: maps bits to codes; the caller decodes the result.
         text: encoded prompts.
         segments: the scale schedule in tokens.
-        cache: holds keys and values; sequences are all conditional prompts, then all unconditional ones.
+        cache: cache of keys and values; all conditional sequences come before all unconditional ones.
         noise: randomness, per prompt.
         sampling: guidance, temperature, truncation.
-        negative: encoded negative prompts in place of the learned unconditional text.
-        activations: bytes that a GPU's allocator takes as one piece beforehand, for what a layer works on.
+        negative: encoded negative prompts; None for the learned unconditional text.
+        activations: bytes for a layer's activations, which a GPU's allocator reserves as one block.
 
     Returns:
         Sum of all codes, float32 [B, d, H, W], the tokenizer's decoder input.
@@ -73,8 +73,8 @@ def generate(
     """
     scales = sampling.per_scale(len(segments))
     guided = sampling.branches(len(segments)) == 2
-    again = cache.repetitions
-    fill = 1 if again is None else WORDS
+    repetitions = cache.repetitions
+    fill = 1 if repetitions is None else PADDING_MULTIPLE
     values, mask = pair_text(transformer, text, negative, fill) if guided else pad_text(text, fill)
     condition = transformer.condition(values, mask)
     rotation = transformer.rotation(segments, values.device)
@@ -85,20 +85,20 @@ def generate(
     features: Tensor | None = None
     finite = FiniteCheck()
     cache.reset(len(values))
-    if again is not None:
-        condition, rotation = again.hold((condition, rotation))
-    # After what lives as long as the generation, which would else be cut from the same piece.
+    if repetitions is not None:
+        condition, rotation = repetitions.hold((condition, rotation))
+    # After tensors that live as long as the generation, which would otherwise be cut from the same block.
     reserve(activations, values.device)
     for segment, (cfg, tau) in zip(segments, scales, strict=True):
         cache.begin(segment)
         work = partial(
             compute_logits, transformer, segment, condition, rotation, cache, cfg, tau, sampling, guided
         )
-        given = () if features is None else (features,)
+        inputs = () if features is None else (features,)
         key = segment.index, id(condition)
-        logits = work(*given) if again is None else again.run(key, work, *given)
-        # The host draws its noise while a GPU is still at the logits, and waits for nothing.
-        bits = choose(logits.unflatten(-1, (-1, 2)), sampling, noise)
+        logits = work(*inputs) if repetitions is None else repetitions.run(key, work, *inputs)
+        # The host draws noise while a GPU computes the logits, and does not wait.
+        bits = draw_bits(logits.unflatten(-1, (-1, 2)), sampling, noise)
         finite.note(logits, segment.index)
         bits = bits.unflatten(1, (segment.height, segment.width))
         if patch == 2:
@@ -119,7 +119,7 @@ def make_features(summed: Tensor, segment: Segment, patch: int) -> Tensor:
 def compute_logits(
     transformer: Infinity,
     segment: Segment,
-    condition: Condition,
+    condition: TextCondition,
     rotation: Tensor,
     cache: Cache,
     cfg: float,
@@ -134,20 +134,15 @@ def compute_logits(
     if features is not None and guided:
         features = features.repeat(2, 1, 1)
     x = transformer.embed(segment.index, condition, features)
-    here = rotation[segment.start : segment.end]
+    rotation = rotation[segment.start : segment.end]
     layers = transformer.layers
-    mixed = (
-        {len(layers) + offset for offset in sampling.cfg_layers if offset < 0}
-        if guided and cfg != 1
-        else set()
-    )
+    cfg_layers = sampling.cfg_layers if guided and cfg != 1 else ()
     for layer, block in enumerate(layers):
-        x = block(x, layer, condition.layers[layer], here, cache.attend)
-        if layer in mixed:
-            x = (cfg * x[:prompts] + (1 - cfg) * x[prompts:]).repeat(2, 1, 1)
-    if guided and cfg != 1 and 0 in sampling.cfg_layers:
-        logits = transformer.logits(x, condition) * (1 / tau)
-        return cfg * logits[:prompts] + (1 - cfg) * logits[prompts:]
+        x = block(x, layer, condition.layers[layer], rotation, cache.attend)
+        if layer - len(layers) in cfg_layers:
+            x = guide(x, cfg).repeat(2, 1, 1)
+    if 0 in cfg_layers:
+        return guide(transformer.logits(x, condition) * (1 / tau), cfg)
     factor, shift = condition.head
-    conditional = Condition(condition.start, (factor[:prompts], shift[:prompts]), condition.layers)
+    conditional = TextCondition(condition.start, (factor[:prompts], shift[:prompts]), condition.layers)
     return transformer.logits(x[:prompts], conditional) * (1 / tau)

@@ -13,8 +13,8 @@ from kvbench.models.base import Cache
 from kvbench.models.files.checkpoints import Clean
 from kvbench.models.files.official_files import clean_tokenizer, clean_transformer
 from kvbench.models.image_model import ImageModel
-from kvbench.models.infinity.loop import generate
-from kvbench.models.infinity.positive_prompt import add_faces
+from kvbench.models.infinity.loop import draw_bit_scales
+from kvbench.models.infinity.positive_prompt import add_positive_prompt
 from kvbench.models.infinity.rope import compute_rotations
 from kvbench.models.infinity.sampling import Sampling
 from kvbench.models.infinity.scales import rotary_grid, schedule
@@ -33,15 +33,14 @@ class InfinityModel(ImageModel[Infinity, BSQ]):
     """Infinity at any size; sources are `transformer`, `tokenizer` and `text`.
 
     Attributes:
-        sizes: the scale schedule, empty to take it from `aspect` and `pixels`.
-        aspect: height / width, one of the published ratios; positions are stretched onto its grid where `transformer`
-            names none.
+        sizes: scale schedule; empty for the schedule of `aspect` and `pixels`.
+        aspect: height / width, one of the published ratios; its grid is the default of `transformer.rope_grid`.
         pixels: 0.06M, 0.25M, 0.60M or 1M.
-        text: `t5` (Flan-T5 through transformers) or `vocabulary` (the scenes grammar's closed vocabulary).
+        text: `t5` (Flan-T5 of transformers) or `vocabulary` (the closed vocabulary of the scenes grammar).
         text_layers: layers of the vocabulary encoder.
         text_heads: heads of the vocabulary encoder.
-        positive_prompt: the official faces suffix, on prompts that mention people; never on the negative prompt.
-        negative_prompt: text in place of the learned unconditional one, which None and an empty text stand for.
+        positive_prompt: whether prompts that mention people get the official suffix; the negative prompt never does.
+        negative_prompt: unconditional text; None or an empty text for the learned one.
         default_sinks: sink scales when the config names none.
         default_alpha: share of heads that HACK and HACK++ call contextual when the config names none.
         default_tau: how sharply HACK++ shares its budget when the config names nothing.
@@ -102,16 +101,16 @@ class InfinityModel(ImageModel[Infinity, BSQ]):
         )
 
     def check_prompts(self, prompts: Sequence[str]) -> None:
-        """Check that every prompt has only words of the vocabulary, if the model reads by one.
+        """Check that every prompt has only words of the vocabulary, if the model has one.
 
         Raises:
-            ValueError: naming the first one that does not.
+            ValueError: naming the first wrong prompt.
         """
         if self.text == "vocabulary":
             grammar.check_captions(prompts)
 
     def activation_bytes(self, prompts: int) -> int:
-        """Return the bytes beside weights and cache that drawing holds at its worst, in a layer of the last scale."""
+        """Return the peak bytes of a generation on a GPU without weights and cache, in a layer of the last scale."""
         spec, config = self.spec, self.transformer
         rows = prompts * spec.branches * spec.segments[-1].length
         return count_layer_bytes(rows, config.width, config.feed_forward)
@@ -128,13 +127,13 @@ class InfinityModel(ImageModel[Infinity, BSQ]):
         return [*passes, *((block, "forward") for block in transformer.layers)]
 
     def key_rotation(self) -> Tensor:
-        """Return what keys are turned by at every position, complex64 [positions, D/2], for storage in few bits."""
+        """Return the RoPE factors of keys, complex64 [positions, D/2]."""
         config, grid = self.transformer, self.transformer.rope_grid
         assert grid is not None
         return compute_rotations(self.spec.segments, grid, self.spec.head_dim, config.rope_base, "cpu")
 
     def output_projection(self, layer: int) -> Tensor:
-        """Return W_o of a layer of the loaded model, [width, query heads x D], for methods that ask a view for it."""
+        """Return W_o of a layer of the loaded model, [width, query heads x D]."""
         return self._transformer.layers[layer].sa.proj.weight
 
     @property
@@ -146,10 +145,10 @@ class InfinityModel(ImageModel[Infinity, BSQ]):
 
     def _draw(self, prompts: Sequence[str], cache: Cache, noise: Noise) -> Tensor:
         text = self._text.encode(
-            [add_faces(prompt) for prompt in prompts] if self.positive_prompt else prompts
+            [add_positive_prompt(prompt) for prompt in prompts] if self.positive_prompt else prompts
         )
         negative = self._text.encode([self.negative_prompt] * len(prompts)) if self.negative_prompt else None
-        return generate(
+        return draw_bit_scales(
             self._transformer,
             self._tokenizer,
             text,

@@ -1,14 +1,14 @@
-"""The suffix of Infinity's official `positive prompt` option."""
+"""Infinity's official `positive prompt` option, a suffix for prompts that mention people."""
 
 import re
 
-PEOPLE = (
+PEOPLE_PATTERN = (
     "man|woman|men|women|boy|girl|child|person|human|adult|teenager|employee|employer|worker|mother|father|sister|"
     "brother|grandmother|grandfather|son|daughter"
 )
-FACES = ". very smooth faces, good looking faces, face to the camera, perfect facial features"
+FACES_SUFFIX = ". very smooth faces, good looking faces, face to the camera, perfect facial features"
 
 
-def add_faces(prompt: str) -> str:
-    """Append the suffix of the official `positive prompt` option to prompts that mention people (as a substring)."""
-    return prompt + FACES if re.search(PEOPLE, prompt) else prompt
+def add_positive_prompt(prompt: str) -> str:
+    """Append the suffix to a prompt that contains one of the words, also inside another word."""
+    return prompt + FACES_SUFFIX if re.search(PEOPLE_PATTERN, prompt) else prompt

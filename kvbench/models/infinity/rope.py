@@ -1,4 +1,4 @@
-"""2-D rotary positions of Infinity: every scale is stretched onto one grid; rows and columns turn half a head each."""
+"""2-D rotary positions of Infinity: scales are stretched onto one grid; rows and columns rotate half a head each."""
 
 from collections.abc import Sequence
 
@@ -6,13 +6,13 @@ import torch
 from torch import Tensor
 
 from kvbench.core.segments import Segment
-from kvbench.models.parts.rotary import compute_frequencies, turn
+from kvbench.models.parts.rotary import compute_frequencies, make_rotations
 
 
 def place_tokens(height: int, width: int, grid: tuple[int, int]) -> Tensor:
-    """Return (row, column) on `grid` of every token of a scale, row-major: float32 [height*width, 2].
+    """Return each token's (row, column) on `grid`, row-major: float32 [height*width, 2].
 
-    Index i of n goes to round(i * N / n), halves to the even number, as the official tables do.
+    Index i of n maps to round(i * N / n), halves to even, as in the official tables.
     """
     rows = torch.round(torch.arange(height) * (grid[0] / height))
     columns = torch.round(torch.arange(width) * (grid[1] / width))
@@ -22,8 +22,8 @@ def place_tokens(height: int, width: int, grid: tuple[int, int]) -> Tensor:
 def compute_rotations(
     segments: Sequence[Segment], grid: tuple[int, int], head_dim: int, base: float, device: torch.device | str
 ) -> Tensor:
-    """Return rotations complex64 [sum t_k, head_dim/2], cos + i sin; the first half of a head turns with the row."""
+    """Return rotations cos + i sin, complex64 [sum t_k, head_dim/2]; the row rotates the first half of a head."""
     frequencies = compute_frequencies(head_dim // 2, base).to(device)
-    where = torch.cat([place_tokens(s.height, s.width, grid) for s in segments]).to(device)
-    angles = torch.cat([where[:, :1] * frequencies, where[:, 1:] * frequencies], 1)
-    return turn(angles)
+    positions = torch.cat([place_tokens(s.height, s.width, grid) for s in segments]).to(device)
+    angles = torch.cat([positions[:, :1] * frequencies, positions[:, 1:] * frequencies], 1)
+    return make_rotations(angles)

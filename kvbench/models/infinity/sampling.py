@@ -1,4 +1,7 @@
-"""Sampling settings, per-prompt noise, and the choice of bits."""
+"""Infinity's sampling: guidance, the probabilities of bits, the draw of bits.
+
+Shapes: B prompts, t tokens of a scale, C bits of a token.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,8 +18,8 @@ class Sampling:
     """Sampling of bits (Infinity's inference; official defaults).
 
     Attributes:
-        cfg: classifier-free guidance, one for all scales or one per scale; 1 everywhere turns it off.
-        tau: temperature, one for all scales or one per scale.
+        cfg: classifier-free guidance, one number or one per scale; 1 everywhere turns it off.
+        tau: temperature, one number or one per scale.
         top_k: 1 is greedy; with two classes per bit anything above is no restriction.
         top_p: a bit value whose probability is at most 1 - top_p is never drawn.
         cfg_layers: where guidance acts: 0 on the logits, -n (less than the depth) on the hidden state after layer
@@ -34,15 +37,15 @@ class Sampling:
             if min([value] if isinstance(value, int | float) else value, default=0) <= 0:
                 raise ValueError(f"model.sampling.{name}={value}: must be positive")
         if not 0 < self.top_p <= 1:
-            raise ValueError(f"model.sampling.top_p={self.top_p}: must lie in (0, 1]")
+            raise ValueError(f"model.sampling.top_p={self.top_p}: must be in (0, 1]")
         if self.top_k < 1:
             raise ValueError(f"model.sampling.top_k={self.top_k}: must be at least 1")
 
     def check_layers(self, depth: int) -> None:
-        """Make sure that guidance acts somewhere in a transformer of `depth` layers.
+        """Check `cfg_layers` against a transformer of `depth` layers.
 
         Raises:
-            ValueError: a layer that is not there, or none at all.
+            ValueError: a layer that does not exist, or none at all.
         """
         if not self.cfg_layers or not all(-depth < layer <= 0 for layer in self.cfg_layers):
             raise ValueError(
@@ -69,11 +72,17 @@ class Sampling:
         return tuple(zip(*columns, strict=True))
 
 
+def guide(x: Tensor, cfg: float) -> Tensor:
+    """Return cfg x conditional + (1 - cfg) x unconditional of [2 x B, t, channels], all conditional ones first."""
+    conditional, unconditional = x.chunk(2)
+    return cfg * conditional + (1 - cfg) * unconditional
+
+
 def probabilities(logits: Tensor, sampling: Sampling) -> Tensor:
     """Return probabilities after top-k and top-p, float32 [..., 2], from logits [..., 2].
 
-    The likelier bit value is never removed. Of two that are equally likely, greedy sampling takes 0, where the official
-    program draws, and a `top_p` of at most 1/2 leaves 1, as it does there.
+    The likelier bit value is never removed. If both are equally likely, greedy sampling takes 0, where the official
+    program draws; a `top_p` of at most 1/2 leaves 1, as in the official program.
     """
     p = logits.float().softmax(-1)
     if sampling.top_k == 1:
@@ -86,8 +95,8 @@ def probabilities(logits: Tensor, sampling: Sampling) -> Tensor:
     return p / p.sum(-1, keepdim=True)
 
 
-def choose(logits: Tensor, sampling: Sampling, noise: Noise) -> Tensor:
-    """Draw bits bool [prompts, tokens, channels] from logits [prompts, tokens, channels, 2].
+def draw_bits(logits: Tensor, sampling: Sampling, noise: Noise) -> Tensor:
+    """Draw bits bool [B, t, C] from logits [B, t, C, 2].
 
     The drawn class is argmax p / q with q ~ Exp(1), which is how a single `torch.multinomial` draw works.
     """

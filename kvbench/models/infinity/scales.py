@@ -5,7 +5,7 @@ from types import MappingProxyType
 Size = tuple[int, int]
 
 SCALES = MappingProxyType({"0.06M": 7, "0.25M": 10, "0.60M": 12, "1M": 13})
-"""Leading scales of the one-megapixel schedule that each pixel count uses."""
+"""Number of leading scales of the one-megapixel schedule for each pixel count."""
 
 _TALL = MappingProxyType(
     {
@@ -38,16 +38,16 @@ TEMPLATES = MappingProxyType(
         if key != 1 or not swap
     }
 )
-"""Height / width -> the 13 scales of one megapixel; rotary positions are stretched onto the last one at any size."""
+"""Height / width -> the 13 scales of one megapixel; rotary positions of all sizes are stretched onto the last one."""
 
 
 def nearest_ratio(aspect: float) -> float:
-    """Return the template closest to a wanted height / width, the first one on ties."""
+    """Return the ratio of the template closest to a height / width, the first one on ties."""
     return min(TEMPLATES, key=lambda ratio: abs(ratio - aspect))
 
 
 def rotary_grid(aspect: float) -> Size:
-    """Return the (rows, columns) that positions of every scale of a ratio are stretched onto, at any pixel count.
+    """Return the (rows, columns) onto which positions of all scales of a ratio are stretched, at any pixel count.
 
     >>> rotary_grid(1.5)
     (78, 52)

@@ -1,6 +1,7 @@
 """Infinity's next-scale transformer with the bitwise head (arXiv:2412.04431), for every size from tiny to 8B.
 
-Parameter names are those of the official checkpoints, so that loading can be strict.
+Shapes: B sequences, T current tokens, t_k tokens of scale k, text [B, words, text_width] with a mask bool [B, words].
+Parameters are named as in the official checkpoints, so that loading can be strict.
 """
 
 from collections.abc import Sequence
@@ -16,7 +17,13 @@ from kvbench.models.base import require_positive
 from kvbench.models.infinity import rope
 from kvbench.models.parts.cross_attention import PooledText
 from kvbench.models.parts.decoder import RMSNorm
-from kvbench.models.parts.layers import Block, HeadNorm, LayerCondition, init_linear, make_attend
+from kvbench.models.parts.layers import (
+    AdaLNBeforeHead,
+    InfinityBlock,
+    LayerCondition,
+    init_linear,
+    make_attend,
+)
 
 
 @dataclass(frozen=True)
@@ -27,12 +34,11 @@ class InfinityConfig:
         depth: layers.
         width: channels of the residual stream.
         heads: attention heads.
-        block_chunks: groups the layers' parameter names fall into (part of the checkpoint format).
+        block_chunks: number of groups in the layers' parameter names (part of the checkpoint format).
         text_width: channels of a text token.
         text_maxlen: rows of the learned unconditional text.
-        token_channels: bits a token predicts (the tokenizer's bits, four times that with patchify).
-        rope_grid: (rows, columns) that every scale's positions are stretched onto; None leaves it to the model, which
-            takes that of its ratio.
+        token_channels: bits of a token (the tokenizer's bits, four times as many with patchify).
+        rope_grid: (rows, columns) onto which positions of all scales are stretched; None for the model's aspect.
         rope_base: base of the rotary frequencies.
         levels: rows of the scale embedding.
         pool_heads: heads of the text pooling; 0 for the official rule.
@@ -67,7 +73,7 @@ class InfinityConfig:
         if self.width % (4 * self.heads):
             raise ValueError(
                 f"model.transformer.width={self.width}: must be a multiple of 4 x heads={self.heads}, "
-                "since rows and columns turn pairs of half a head each"
+                "since rows and columns rotate pairs of half a head each"
             )
         if self.depth % self.block_chunks:
             raise ValueError(
@@ -86,13 +92,13 @@ class InfinityConfig:
 
 
 @dataclass(frozen=True)
-class Condition:
-    """Tensors that the texts of a batch contribute to every scale.
+class TextCondition:
+    """Tensors of a batch's texts that all scales share.
 
     Attributes:
         start: pooled text [B, width], also the condition of the head's modulation.
         head: factor and shift of the head's norm, float32 [B, 1, width] each.
-        layers: what each layer needs.
+        layers: tensors of each layer.
     """
 
     start: Tensor
@@ -101,11 +107,7 @@ class Condition:
 
 
 class Infinity(nn.Module):
-    """The transformer: text and the running sum of codes in, bit logits out, one scale at a time or all at once.
-
-    Attributes:
-        layers: the blocks in order.
-    """
+    """Maps text and the running sum of codes to bit logits, one scale at a time or all at once."""
 
     def __init__(self, config: InfinityConfig) -> None:
         super().__init__()
@@ -122,9 +124,9 @@ class Infinity(nn.Module):
         self.lvl_embed = nn.Embedding(config.levels, width)
         self.word_embed = nn.Linear(config.token_channels, width)
         self.shared_ada_lin = nn.Sequential(nn.SiLU(), nn.Linear(width, 6 * width))
-        self.head_nm = HeadNorm(width)
+        self.head_nm = AdaLNBeforeHead(width)
         self.head = nn.Linear(width, 2 * config.token_channels)
-        blocks = [Block(width, config.heads, config.feed_forward) for _ in range(config.depth)]
+        blocks = [InfinityBlock(width, config.heads, config.feed_forward) for _ in range(config.depth)]
         self.layers = tuple(blocks)
         per_chunk = config.depth // config.block_chunks
         if config.block_chunks == 1:
@@ -137,26 +139,26 @@ class Infinity(nn.Module):
 
     @property
     def compute(self) -> torch.dtype:
-        """Dtype of the blocks, and of every linear layer the official program runs under autocast."""
+        """Dtype of the blocks and of the linear layers that the official program runs under autocast."""
         return self.layers[0].ffn.fc1.weight.dtype
 
     def rotation(self, segments: Sequence[Segment], device: torch.device | str) -> Tensor:
         """Return the rotations of all segments' tokens, complex64 [sum t_k, D/2].
 
         Raises:
-            ValueError: the configuration names no grid.
+            ValueError: the configuration has no grid.
         """
         config = self.config
         if config.rope_grid is None:
             raise ValueError(
-                "model.transformer.rope_grid: name the (rows, columns) that positions are stretched onto"
+                "model.transformer.rope_grid: set the (rows, columns) onto which positions are stretched"
             )
         return rope.compute_rotations(
             segments, config.rope_grid, config.width // config.heads, config.rope_base, device
         )
 
-    def condition(self, values: Tensor, mask: Tensor) -> Condition:
-        """Compute everything that depends on the text alone (values [B, words, text_width], mask bool [B, words])."""
+    def condition(self, values: Tensor, mask: Tensor) -> TextCondition:
+        """Compute the tensors that depend on the text alone."""
         compute = self.compute
         values = self.text_norm(values)
         start = self.text_proj_for_sos["ca"](values, mask, compute)
@@ -166,32 +168,26 @@ class Infinity(nn.Module):
         gss = self.shared_ada_lin(start.float()).unflatten(-1, (1, 6, -1))
         scale, shift = self.head_nm.ada_lin(start.float()).unflatten(-1, (1, 2, -1)).unbind(2)
         layers = tuple(block.condition(gss, context, mask) for block in self.layers)
-        return Condition(start, (1 + scale, shift), layers)
+        return TextCondition(start, (1 + scale, shift), layers)
 
-    def embed(self, scale: int, condition: Condition, features: Tensor | None) -> Tensor:
-        """Return the input of a scale: the start token for scale 0, else features [B, t_k, token_channels] embedded."""
+    def embed(self, scale: int, condition: TextCondition, features: Tensor | None) -> Tensor:
+        """Return the input of a scale: the start token for scale 0, else embedded features [B, t_k, token_channels]."""
         level = self.lvl_embed.weight[scale]
         if features is None:
             return condition.start[:, None] + self.pos_start + level
         x = linear(features, self.word_embed.weight, self.word_embed.bias, self.compute)
         return (x + level).to(x.dtype)
 
-    def logits(self, x: Tensor, condition: Condition) -> Tensor:
-        """Map hidden states [B, tokens, width] to float32 [B, tokens, 2 x bits]: channel 2j + v is bit j = v."""
+    def logits(self, x: Tensor, condition: TextCondition) -> Tensor:
+        """Map hidden states [B, T, width] to float32 [B, T, 2 x bits], where channel 2j + v is for bit j = v."""
         h = modulate(x, *condition.head, torch.float32)
         return linear(h, self.head.weight, self.head.bias, torch.float32)
 
     def forward(self, values: Tensor, mask: Tensor, features: Tensor, segments: Sequence[Segment]) -> Tensor:
-        """Run all scales in one pass, each token attending to its own and earlier scales.
+        """Run a prefix of the schedule in one pass and return bit logits float32 [B, sum t_k, 2 x token_channels].
 
-        Args:
-            values: text [B, words, text_width].
-            mask: bool [B, words], which words exist.
-            features: inputs of scales 1 and on, [B, sum t_k - t_0, token_channels].
-            segments: the scales, a prefix of the schedule.
-
-        Returns:
-            Bit logits float32 [B, sum t_k, 2 x token_channels].
+        Tokens attend to their own and earlier scales. `features` are the inputs of scales from 1 on,
+        [B, sum t_k - t_0, token_channels].
         """
         condition = self.condition(values, mask)
         lengths = [segment.length for segment in segments]
@@ -206,7 +202,7 @@ class Infinity(nn.Module):
 
     @torch.no_grad()
     def init_weights(self, generator: torch.Generator) -> None:
-        """Set weights to train from: open gates, branches that start at zero, temperature 8, drawn from `generator`."""
+        """Initialise weights for training: open gates, branches that start at zero, temperature 8."""
         init_linear(self, generator)
         for parameter in (
             self.cfg_uncond,

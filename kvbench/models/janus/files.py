@@ -1,4 +1,4 @@
-"""Conversion of Janus-Pro's files to the names of the modules."""
+"""Conversion of Janus-Pro's files to the modules' names."""
 
 from collections.abc import Mapping
 
@@ -16,15 +16,11 @@ DRAWING = ("gen_embed.", "gen_aligner.", "gen_head.")
 def clean_janus(raw: Mapping[str, object], head_dim: int) -> State:
     """Return the states of language model and image tokenizer, under `transformer` and `tokenizer`.
 
-    What only understands images or writes text is left out.
-
-    Args:
-        raw: contents of a file.
-        head_dim: channels of a head.
+    Networks that only understand images or write text are dropped.
     """
-    given = {name: tensor for name, tensor in raw.items() if isinstance(tensor, Tensor)}
-    vision = {k.removeprefix(VISION): v for k, v in given.items() if k.startswith(VISION)}
-    language = {k.removeprefix(LANGUAGE): v for k, v in given.items() if k.startswith(LANGUAGE)}
+    tensors = {name: tensor for name, tensor in raw.items() if isinstance(tensor, Tensor)}
+    vision = {k.removeprefix(VISION): v for k, v in tensors.items() if k.startswith(VISION)}
+    language = {k.removeprefix(LANGUAGE): v for k, v in tensors.items() if k.startswith(LANGUAGE)}
     state = {f"tokenizer.{name}": tensor for name, tensor in clean_vqgan(vision).items()}
     state |= {f"transformer.{name}": tensor for name, tensor in clean_llama(language, head_dim).items()}
-    return state | {f"transformer.{k}": v for k, v in given.items() if k.startswith(DRAWING)}
+    return state | {f"transformer.{k}": v for k, v in tensors.items() if k.startswith(DRAWING)}

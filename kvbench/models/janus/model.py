@@ -7,7 +7,7 @@ import torch
 
 from kvbench.models.files.checkpoints import Clean
 from kvbench.models.janus.files import clean_janus
-from kvbench.models.janus.prompt import HashedTokens, JanusTokenizer, JanusTokens
+from kvbench.models.janus.prompt import JanusTokens, hash_tokens, read_tokens
 from kvbench.models.janus.transformer import Janus, JanusConfig
 from kvbench.models.llamagen.tokenizer import VQ
 from kvbench.models.next_token import PromptedImageModel
@@ -20,7 +20,7 @@ class JanusModel(PromptedImageModel[Janus, VQ]):
 
     Sources are `weights` (language model and image tokenizer) and `text` (`tokenizer.json`).
 
-    Differs from the official program in: it rotates in float32, decodes in float32, and takes several prompts at once.
+    Differs from the official program in: rotation and decoding are in float32, and a batch can have several prompts.
     """
 
     transformer: JanusConfig
@@ -33,5 +33,5 @@ class JanusModel(PromptedImageModel[Janus, VQ]):
 
     def _read_text(self, device: torch.device | str) -> tuple[JanusTokens, str]:
         if self.weights == "random":
-            return HashedTokens(self.transformer.vocabulary), ""
-        return read_tokenizer(self.sources["text"], JanusTokenizer, "Janus-Pro")
+            return hash_tokens(self.transformer.vocabulary), ""
+        return read_tokenizer(self.sources["text"], read_tokens, "Janus-Pro")

@@ -1,5 +1,6 @@
-"""Prompts of Janus-Pro: the chat around a prompt, its tokens, and those of the unconditional branch."""
+"""Prompts of Janus-Pro: the chat around a prompt, and tokens of the conditional and unconditional branch."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -8,8 +9,8 @@ from kvbench.models.parts.tokens import Tokenizer, find_token, hash_words, open_
 BEGIN, IMAGE, PAD = "<｜begin▁of▁sentence｜>", "<begin_of_image>", "<｜▁pad▁｜>"  # noqa: RUF001
 
 
-class Marks(NamedTuple):
-    """Numbers of the tokens that begin a text, that end a prompt where an image begins, and that stand for none."""
+class JanusMarks(NamedTuple):
+    """Special tokens: the beginning of a text, the beginning of an image, and padding."""
 
     begin: int
     image: int
@@ -19,12 +20,20 @@ class Marks(NamedTuple):
 class JanusTokens(Tokenizer):
     """Tokens of a chat.
 
-    The unconditional branch is as long as the prompt: all tokens but the first and the last are the pad token. Unlike
-    padding in front they are attended to, as in the official program.
+    The unconditional branch is as long as the prompt: all tokens except the first and the last are the pad token.
+    Unlike padding in front they are attended to, as in the official program.
+
+    Args:
+        marks: special tokens.
+        read: returns the tokens of a prompt, from the beginning of the text to the beginning of the image.
     """
 
-    def __init__(self, marks: Marks) -> None:
-        self.marks, self.pad = marks, marks.pad
+    def __init__(self, marks: JanusMarks, read: Callable[[str], list[int]]) -> None:
+        self.marks, self.pad, self._read = marks, marks.pad, read
+
+    def encode(self, prompt: str) -> list[int]:
+        """Return the tokens of a prompt."""
+        return self._read(prompt)
 
     def drop_condition(self, tokens: list[int]) -> list[int]:
         """Return the tokens of a prompt's unconditional branch."""
@@ -32,48 +41,37 @@ class JanusTokens(Tokenizer):
 
 
 def chat(prompt: str) -> str:
-    r"""Return what the model reads of a prompt, its special tokens spelled out.
+    r"""Return a prompt in the chat template, with special tokens as text.
 
     >>> chat(" a red cube ")
     '<|User|>: a red cube\n\n<|Assistant|>:<begin_of_image>'
     """
     text = prompt.strip()
-    asked = f"<|User|>: {text}\n\n" if text else "<|User|>:"
-    return f"{asked}<|Assistant|>:{IMAGE}"
+    question = f"<|User|>: {text}\n\n" if text else "<|User|>:"
+    return f"{question}<|Assistant|>:{IMAGE}"
 
 
-class JanusTokenizer(JanusTokens):
-    """The byte-level tokenizer of a `tokenizer.json`.
-
-    Args:
-        path: the file.
+def read_tokens(path: Path) -> JanusTokens:
+    """Read the byte-level tokenizer of a `tokenizer.json`.
 
     Raises:
         ImportError: the `text` extra is not installed.
         ValueError: not a tokenizer, or one without the model's special tokens.
     """
+    reader = open_tokenizer(path)
+    marks = JanusMarks(*(find_token(reader, name) for name in (BEGIN, IMAGE, PAD)))
 
-    def __init__(self, path: Path) -> None:
-        self._reader = open_tokenizer(path)
-        super().__init__(Marks(*(find_token(self._reader, name) for name in (BEGIN, IMAGE, PAD))))
+    def read(prompt: str) -> list[int]:
+        return [marks.begin, *reader.encode(chat(prompt), add_special_tokens=False).ids]
 
-    def encode(self, prompt: str) -> list[int]:
-        """Return the tokens of a prompt, from the one that begins the text to the one that begins the image."""
-        return [self.marks.begin, *self._reader.encode(chat(prompt), add_special_tokens=False).ids]
+    return JanusTokens(marks, read)
 
 
-class HashedTokens(JanusTokens):
-    """A stand-in for a tokenizer without its file: one token a word, by the word's hash.
+def hash_tokens(vocabulary: int) -> JanusTokens:
+    """Return a stand-in for the tokenizer without its file, for a vocabulary of at least 4 tokens."""
+    marks = JanusMarks(0, 1, 2)
 
-    Args:
-        vocabulary: tokens there are, at least 4.
-    """
+    def read(prompt: str) -> list[int]:
+        return [marks.begin, *hash_words(prompt.split(), len(marks), vocabulary), marks.image]
 
-    def __init__(self, vocabulary: int) -> None:
-        super().__init__(Marks(0, 1, 2))
-        self._words = vocabulary - len(self.marks)
-
-    def encode(self, prompt: str) -> list[int]:
-        """Return the tokens of a prompt, from the one that begins the text to the one that begins the image."""
-        words = (len(self.marks) + word for word in hash_words(prompt.split(), self._words))
-        return [self.marks.begin, *words, self.marks.image]
+    return JanusTokens(marks, read)

@@ -1,4 +1,4 @@
-"""Janus-Pro's language model (arXiv:2501.17811) with an embedding and a head of image tokens."""
+"""Janus-Pro's language model (arXiv:2501.17811) with an embedding and a head for image tokens."""
 
 from dataclasses import dataclass
 
@@ -6,40 +6,33 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from kvbench.models.base import require_positive
-from kvbench.models.parts.decoder import Decoder, ImageDecoderConfig
+from kvbench.models.parts.decoder import Decoder, PromptedImageConfig
 
 
 @dataclass(frozen=True, kw_only=True)
-class JanusConfig(ImageDecoderConfig):
+class JanusConfig(PromptedImageConfig):
     """Shape of a language model that draws; `vocabulary` counts its text tokens.
 
+    Image tokens are rotated by their position in the sequence, as text tokens are.
+
     Attributes:
-        image: rows and columns of image tokens, which turn with their position in the sequence like those of a text.
-        codes: image tokens there are.
         code_width: channels of an image token before it is projected to the stream.
-        wide_logits: guidance, temperature and softmax are float32, where the official program has the dtype of the
-            weights.
+        wide_logits: guidance, temperature and softmax use float32; the official program uses the weights' dtype.
     """
 
-    image: tuple[int, int]
     codes: int = 16384
     code_width: int = 8
     wide_logits: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_positive("model.transformer", codes=self.codes, code_width=self.code_width)
+        require_positive("model.transformer", code_width=self.code_width)
         self._check_cells("image")
 
     @property
     def choices(self) -> int:
-        """Image tokens, the channels of the logits."""
+        """Number of image tokens, the channels of the logits."""
         return self.codes
-
-    @property
-    def cells(self) -> tuple[int, int]:
-        """Rows and columns of an image's codes."""
-        return self.image
 
 
 class Aligner(nn.Module):
@@ -85,6 +78,6 @@ class Janus(Decoder):
         return self.gen_aligner(self.gen_embed(tokens))
 
     def logits(self, x: Tensor) -> Tensor:
-        """Map residual streams [..., width] to logits [..., codes] in the dtype of the weights, or in float32."""
+        """Map residual streams [..., width] to logits [..., codes] in the weights' dtype or in float32."""
         logits = self.gen_head(self.norm(x))
         return logits.float() if self.config.wide_logits else logits

@@ -1,4 +1,4 @@
-"""Captions as LlamaGen's text encoder was given them in training: lower case, without links, markup, names of files."""
+"""Cleaning of captions as in LlamaGen's training: lower case, without links, markup and file names."""
 
 import html
 import re
@@ -16,7 +16,7 @@ DASHES = (
 )
 FILES = "(?:png|jpg|jpeg|bmp|webp|eps|pdf|apk|mp4)"
 Rules = tuple[tuple[str, str], ...]
-"""Patterns and what takes their place, in order."""
+"""Patterns and their replacements, in order."""
 
 BEFORE_MARKUP: Rules = (
     ("<person>", "person"),
@@ -66,9 +66,9 @@ AFTER_REPAIR: Rules = (
 
 
 def clean_caption(caption: str) -> str:
-    """Return a caption as the official program encodes it, which cleans it twice.
+    """Return a caption cleaned twice, as the official program encodes it.
 
-    Differs from the official program in: markup is read by Python's own parser.
+    Differs from the official program in: Python's own parser reads markup.
 
     >>> clean_caption("A  cat,dog &amp; <b>bird</b>: see www.example.com")
     'a cat, dog bird: see'
@@ -80,7 +80,7 @@ def clean_caption(caption: str) -> str:
 
 
 def clean_once(caption: str) -> str:
-    """Return a caption cleaned once; what remains may still hold something to clean.
+    """Return a caption cleaned once; the result may need cleaning again.
 
     Raises:
         ImportError: the `text` extra is not installed.
@@ -89,14 +89,14 @@ def clean_once(caption: str) -> str:
 
     text = _replace(unquote_plus(caption).strip().lower(), BEFORE_MARKUP)
     text = _replace(_read_markup(text), BEFORE_REPAIR)
-    if len(re.findall("[-_]", text)) > 3:  # words of a file's name
+    if len(re.findall("[-_]", text)) > 3:  # words of a file name
         text = re.sub("[-_]", " ", text)
     text = html.unescape(html.unescape(ftfy.fix_text(text))).strip()
     return _replace(text, AFTER_REPAIR).strip()
 
 
 def require_cleaning() -> None:
-    """Make sure that captions can be cleaned.
+    """Check that captions can be cleaned.
 
     Raises:
         WeightsError: the `text` extra is not installed.
@@ -106,13 +106,13 @@ def require_cleaning() -> None:
 
 
 def _replace(text: str, rules: Rules) -> str:
-    for pattern, other in rules:
-        text = re.sub(pattern, other, text)
+    for pattern, replacement in rules:
+        text = re.sub(pattern, replacement, text)
     return text
 
 
-class _Reader(HTMLParser):
-    """Collects what is no markup."""
+class _TextCollector(HTMLParser):
+    """Collects the text outside markup."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -123,7 +123,7 @@ class _Reader(HTMLParser):
 
 
 def _read_markup(text: str) -> str:
-    reader = _Reader()
+    reader = _TextCollector()
     reader.feed(text)
     reader.close()
     return "".join(reader.parts)

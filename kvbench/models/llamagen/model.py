@@ -23,12 +23,12 @@ from kvbench.scenes import grammar
 class LlamaGenModel(NextTokenImageModel[LlamaGen, VQ]):
     """LlamaGen at any size.
 
-    A prompt is a caption, or, of a model without text, a class number, -1 for no class; words after it (the class's
-    name) are for people. Sources are `transformer`, `tokenizer` and, of a model with text, `text`.
+    A prompt is a caption or, without a text encoder, a class number, -1 for no class; later words, such as the class's
+    name, are ignored. Sources are `transformer`, `tokenizer` and, with a text encoder, `text`.
 
     Attributes:
-        text: `t5` (Flan-T5 through transformers; captions are cleaned and padded in front, as officially), `vocabulary`
-            (the scenes grammar's closed vocabulary, captions filled up with its end); None: images are drawn by class.
+        text: `t5` (Flan-T5 of transformers; captions are cleaned and padded in front, as in the official program),
+            `vocabulary` (the closed vocabulary of the scenes grammar; end tokens pad captions), or None for classes.
         text_layers: layers of the vocabulary encoder.
         text_heads: heads of the vocabulary encoder.
     """
@@ -56,7 +56,7 @@ class LlamaGenModel(NextTokenImageModel[LlamaGen, VQ]):
 
     @property
     def text_config(self) -> VocabularyConfig:
-        """Shape of the closed-vocabulary encoder, of a model with text."""
+        """Shape of the closed-vocabulary encoder, for a model with text."""
         config = self.transformer
         assert config.text_width is not None
         return VocabularyConfig(
@@ -68,10 +68,10 @@ class LlamaGenModel(NextTokenImageModel[LlamaGen, VQ]):
         return [(self._transformer.cls_embedding, "forward"), *super()._passes]
 
     def check_prompts(self, prompts: Sequence[str]) -> None:
-        """Check that every prompt names a class, if images are drawn by class, or has only words of the vocabulary.
+        """Check that every prompt begins with a class number, or has only words of the vocabulary.
 
         Raises:
-            ValueError: naming the first one that does not.
+            ValueError: naming the first wrong prompt.
         """
         if self.text is None:
             read_labels(prompts, self.transformer.classes, self.name)
@@ -79,22 +79,22 @@ class LlamaGenModel(NextTokenImageModel[LlamaGen, VQ]):
             grammar.check_captions(prompts)
 
     def _embed(self, prompts: Sequence[str]) -> tuple[Tensor, list[int] | None]:
-        """Embed classes or captions, of which the unconditional branch has the same padding as the other."""
-        read, padding = self._read(prompts)
-        condition = self._transformer.cls_embedding(read, guided=self.sampling.branches > 1)
+        """Embed classes or captions; the unconditional branch has the same padding as the conditional one."""
+        inputs, padding = self._read(prompts)
+        condition = self._transformer.cls_embedding(inputs, guided=self.sampling.branches > 1)
         return condition, None if padding is None else padding * self.sampling.branches
 
     def _read(self, prompts: Sequence[str]) -> tuple[Tensor, list[int] | None]:
-        """Return classes int64 [B], or features of captions and the padding in front of each; None for none."""
+        """Return classes int64 [B] and None, or features of captions and the padding in front of each."""
         if self._text is None:
             labels = read_labels(prompts, self.transformer.classes, self.name)
             return torch.tensor(labels, device=self._device), None
-        room, dtype = self.transformer.text_tokens, self._transformer.output.weight.dtype
+        capacity, dtype = self.transformer.text_tokens, self._transformer.output.weight.dtype
         if self.text == "vocabulary":
-            return self._text.encode(prompts).pad(room)[0].to(dtype), None
+            return self._text.encode(prompts).pad(capacity)[0].to(dtype), None
         captions = prompts if self.weights == "random" else [clean_caption(prompt) for prompt in prompts]
         text = self._text.encode(captions)
-        return text.pad(room, front=True)[0].to(dtype), [room - length for length in text.lengths]
+        return text.pad(capacity, front=True)[0].to(dtype), [capacity - length for length in text.lengths]
 
     @property
     def _cleans(self) -> dict[str, Clean]:

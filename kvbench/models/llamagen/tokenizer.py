@@ -1,38 +1,27 @@
-"""LlamaGen's image tokenizer: a VQGAN whose codes lie on the unit sphere (arXiv:2406.06525, section 3.1)."""
+"""LlamaGen's image tokenizer: a VQGAN whose codes have unit length (arXiv:2406.06525, section 3.1)."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from kvbench.models.parts.autoencoder import Decoder, Encoder, ImageTokenizer, NetworkConfig
-from kvbench.models.parts.codebook import Codebook, CodebookConfig, find_nearest
+from kvbench.models.parts.autoencoder import ConvDecoder, ConvEncoder
+from kvbench.models.parts.codebook import VQGAN, Codebook, VQGANConfig, find_nearest
 
 
 @dataclass(frozen=True, kw_only=True)
-class VQConfig(CodebookConfig):
-    """Shape of a tokenizer.
-
-    Attributes:
-        latents: channels between the networks and the 1x1 convolutions around the codes.
-    """
-
-    latents: int
-
-    @property
-    def networks(self) -> NetworkConfig:
-        """Shape of encoder and decoder."""
-        return replace(super().networks, latents=self.latents)
+class VQConfig(VQGANConfig):
+    """Shape of the tokenizer."""
 
 
-class VQ(ImageTokenizer):
+class VQ(VQGAN):
     """The tokenizer: images to tokens and back."""
 
-    def __init__(self, config: VQConfig) -> None:
+    def __init__(self, config: VQGANConfig) -> None:
         super().__init__()
         self.patch = config.networks.patch
-        self.encoder, self.decoder = Encoder(config.networks), Decoder(config.networks)
+        self.encoder, self.decoder = ConvEncoder(config.networks), ConvDecoder(config.networks)
         self.quantize = Codebook(config)
         self.quant_conv = nn.Conv2d(config.latents, config.channels, 1)
         self.post_quant_conv = nn.Conv2d(config.channels, config.latents, 1)
@@ -43,16 +32,12 @@ class VQ(ImageTokenizer):
 
     @torch.no_grad()
     def encode(self, latents: Tensor) -> Tensor:
-        """Return the codes nearest to latents [B, channels, h, w], both of unit length: tokens int64 [B, h, w]."""
+        """Return the tokens int64 [B, h, w] of the codes nearest to normalised latents [B, channels, h, w]."""
         return find_nearest(F.normalize(latents.permute(0, 2, 3, 1), dim=-1), self._book)
 
     def codes(self, tokens: Tensor) -> Tensor:
-        """Look up the codes of tokens int64 [B, h, w], of unit length: float32 [B, channels, h, w]."""
+        """Look up the codes of tokens int64 [B, h, w], normalised: float32 [B, channels, h, w]."""
         return F.embedding(tokens, self._book).permute(0, 3, 1, 2)
-
-    def decode(self, codes: Tensor) -> Tensor:
-        """Decode codes [B, channels, h, w] to images [B, 3, h patch, w patch], not clamped."""
-        return self.decoder(self.post_quant_conv(codes))
 
     @property
     def _book(self) -> Tensor:

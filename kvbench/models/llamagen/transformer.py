@@ -1,7 +1,7 @@
-"""LlamaGen's next-token transformer (arXiv:2406.06525), for every published size: a decoder behind a condition.
+"""LlamaGen's next-token transformer (arXiv:2406.06525), for every published size: a condition, then a decoder.
 
-The condition is a class (one token) or a caption (as many tokens as the caption's room); parameter names are those of
-the official checkpoints, so that loading can be strict.
+The condition is a class (one token) or a caption (`text_tokens` tokens). Parameters are named as in the official
+checkpoints, so that loading can be strict.
 """
 
 from dataclasses import dataclass
@@ -20,10 +20,10 @@ class LlamaGenConfig(ImageDecoderConfig):
 
     Attributes:
         grid: rows and columns of image tokens.
-        classes: classes an image can be of; one more row of the embedding is for no class.
-        text_width: channels of the text encoder's features; None: images are drawn by class.
-        text_tokens: tokens of a caption's room.
-        condition_keys: whether the condition's tokens have queries and keys, which the official rotation makes zero.
+        classes: number of classes; the embedding has one more row for no class.
+        text_width: channels of the text encoder's features; None for classes.
+        text_tokens: tokens of a caption, with its padding.
+        condition_keys: whether the condition's queries and keys are kept, which the official rotation sets to zero.
     """
 
     grid: tuple[int, int]
@@ -48,9 +48,9 @@ class LlamaGenConfig(ImageDecoderConfig):
         return self.grid
 
     def rotations(self, length: int) -> Tensor:
-        """Return the rotations of a sequence, complex64 [length, head_dim/2], whose last tokens are the image's.
+        """Return the rotations of a condition and an image's tokens, complex64 [length, head_dim/2].
 
-        Those of the condition are 0, so that its queries and keys vanish, or 1 with `condition_keys`.
+        The condition's factors are 0, so that its queries and keys vanish, or 1 with `condition_keys`.
         """
         table = super().rotations(length)
         if self.condition_keys:
@@ -66,7 +66,7 @@ class ClassEmbedding(nn.Module):
         self.embedding_table = nn.Embedding(config.classes + 1, config.width)
 
     def forward(self, labels: Tensor, *, guided: bool) -> Tensor:
-        """Embed classes int64 [B], then as many times no class if `guided`: [B or 2 B, 1, width]."""
+        """Embed classes int64 [B], followed by B times no class if `guided`: [B or 2 B, 1, width]."""
         if guided:
             labels = torch.cat((labels, torch.full_like(labels, self.embedding_table.num_embeddings - 1)))
         return self.embedding_table(labels)[:, None]
@@ -83,7 +83,7 @@ class _Projection(nn.Module):
 
 
 class CaptionEmbedding(nn.Module):
-    """A caption's features as tokens; zeros stay zeros. Features for no caption are part of the weights."""
+    """A caption's features as tokens; zeros stay zeros. The weights include features for no caption."""
 
     def __init__(self, config: LlamaGenConfig) -> None:
         super().__init__()
@@ -92,7 +92,7 @@ class CaptionEmbedding(nn.Module):
         self.uncond_embedding = nn.Parameter(torch.zeros(config.text_tokens, config.text_width))
 
     def forward(self, features: Tensor, *, guided: bool) -> Tensor:
-        """Embed features [B, text_tokens, text_width], then as many times no caption if `guided`."""
+        """Embed features [B, text_tokens, text_width], followed by B times no caption if `guided`."""
         if guided:
             features = torch.cat((features, self.uncond_embedding.expand_as(features)))
         return self.cap_proj(features)

@@ -1,4 +1,4 @@
-"""Conversion of Lumina-mGPT's and Chameleon's files to the names of the modules."""
+"""Conversion of Lumina-mGPT's and Chameleon's files to the modules' names."""
 
 from collections.abc import Mapping
 
@@ -15,14 +15,9 @@ DRAWING = ("decoder.", "post_quant_conv.", "quantize.")
 def clean_lumina(raw: Mapping[str, object], config: LuminaConfig) -> State:
     """Return the language model's state.
 
-    Norms of queries and keys have a row for each part of a model that was cut for several GPUs, or one for each head;
-    here every head has its own.
-
-    Args:
-        raw: contents of a file.
-        config: shape of the model.
+    Files have a norm of queries and keys for each GPU's share of the heads, or for each head; here each head has one.
     """
-    # Some copies hold an encoder of images.
+    # Some copies contain an encoder of images.
     state = {k: v for k, v in strip_prefix(raw).items() if not k.startswith("vqmodel.")}
     for part, heads in (("q", config.heads), ("k", config.kv_heads)):
         for name in [name for name in state if f".{part}_norm." in name]:
@@ -32,10 +27,10 @@ def clean_lumina(raw: Mapping[str, object], config: LuminaConfig) -> State:
 
 def _spread(rows: Tensor, heads: int, head_dim: int) -> Tensor:
     if rows.ndim != 2 or rows.shape[1] != head_dim or not len(rows) or heads % len(rows):
-        return rows  # of another model: its shape will be refused
+        return rows  # of another model; `check` refuses its shape
     return pair_neighbours(rows.repeat_interleave(heads // len(rows), 0).flatten(), head_dim)
 
 
 def clean_chameleon(raw: Mapping[str, object]) -> State:
-    """Return the state of Chameleon's image tokenizer without what encodes images and what only training needs."""
+    """Return the state of Chameleon's image tokenizer without its encoder and tensors for training."""
     return {name: tensor for name, tensor in clean_vqgan(raw).items() if name.startswith(DRAWING)}

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from kvbench.models.files.checkpoints import Clean
 from kvbench.models.lumina.files import clean_chameleon, clean_lumina
-from kvbench.models.lumina.prompt import HashedTokens, LuminaTokenizer, LuminaTokens
+from kvbench.models.lumina.prompt import LuminaTokens, hash_tokens, read_tokens
 from kvbench.models.lumina.sampling import LuminaSampling
 from kvbench.models.lumina.tokenizer import Chameleon, ChameleonConfig
 from kvbench.models.lumina.transformer import Lumina, LuminaConfig
@@ -24,13 +24,13 @@ class LuminaModel(PromptedImageModel[Lumina, Chameleon]):
     """Lumina-mGPT at any image size; the image tokenizer is Chameleon's.
 
     Sources are `weights` (language model), `tokenizer` (image tokenizer) and `text` (`tokenizer.json`). The three
-    tokens that begin an image are part of `prompt_tokens`, and the only ones of the unconditional branch. A row of the
-    image (`chunk`) includes its newline. In bfloat16 the rounding of cosines and sines depends on the padding too.
+    tokens that begin an image are part of `prompt_tokens`; the unconditional branch has no others. A row of the image
+    (`chunk`) includes its newline. In bfloat16 the rounding of cosines and sines depends on the padding.
 
-    Differs from the official program in: every image has the size asked for, its first tokens being part of the prompt
-    instead of drawn; nothing is drawn behind an image; in bfloat16, keys are rounded when they are cached instead of at
+    Differs from the official program in: every image has the configured size, so that its first tokens are part of the
+    prompt and not drawn; no token is drawn after the image; in bfloat16, keys are rounded when they are cached, not at
     every use, which gives the same numbers in two thirds of the bytes, and cosines and sines are rounded at positions
-    that count the padding; it takes several prompts at once.
+    that include the padding; a batch can have several prompts.
     """
 
     transformer: LuminaConfig
@@ -46,12 +46,12 @@ class LuminaModel(PromptedImageModel[Lumina, Chameleon]):
 
     def _read_text(self, device: torch.device | str) -> tuple[LuminaTokens, str]:
         if self.weights == "random":
-            return HashedTokens(self.transformer), ""
-        make = partial(LuminaTokenizer, config=self.transformer)
+            return hash_tokens(self.transformer), ""
+        make = partial(read_tokens, config=self.transformer)
         return read_tokenizer(self.sources["text"], make, "Lumina-mGPT")
 
     def load(self, device: torch.device | str) -> None:
-        """Build and fill the networks as `ImageModel.load`, and read which code each token is."""
+        """Build and fill the networks as `ImageModel.load`, and set the code of each token."""
         super().load(device)
         missing = self.transformer.vocabulary - len(self._text.codes)
         self._codes = F.pad(self._text.codes, (0, missing), value=-1).to(device)
@@ -64,11 +64,11 @@ class LuminaModel(PromptedImageModel[Lumina, Chameleon]):
 
 
 def forbid(codes: Tensor, newline: int, line: int) -> Callable[[int], Tensor]:
-    """Return what tells which tokens an image's next token cannot be: bool [tokens] by its number, from 0.
+    """Return a function from an image token's number, from 0, to the tokens that it cannot be, bool [tokens].
 
     Args:
-        codes: int64 [tokens], the code that each token stands for, -1 where it is none.
-        newline: the token that ends a line, and stands nowhere else.
+        codes: int64 [tokens], the image code of each token, -1 where it is no code.
+        newline: token that ends a line, and only a line.
         line: tokens of a line, its newline included.
     """
     others, words = torch.arange(len(codes), device=codes.device) != newline, codes < 0

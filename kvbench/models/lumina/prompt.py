@@ -1,6 +1,7 @@
 """Prompts of Lumina-mGPT: the request around a prompt, its tokens, and the tokens of an image."""
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -11,21 +12,21 @@ from kvbench.models.lumina.transformer import SPECIAL, LuminaConfig
 from kvbench.models.parts.tokens import Tokenizer, find_token, hash_words, open_tokenizer
 
 CELL = 16
-"""Pixels of a code's side."""
+"""Pixels per code and side."""
 BEGIN, IMAGE, SEPARATOR, NEWLINE = "<s>", "<racm3:break>", "<reserved08706>", "<reserved08799>"
 NUMBERS = {BEGIN: 0, IMAGE: 8197, SEPARATOR: 8710, NEWLINE: 8803}
-"""Special tokens that the model was trained with, and their numbers."""
+"""Numbers of the special tokens that the model was trained with."""
 FIRST_CODE = 4
 DIGITS = str.maketrans("ABCDEFGHIJ", "0123456789")
 
 
-class Marks(NamedTuple):
-    """Numbers of special tokens.
+class LuminaMarks(NamedTuple):
+    """Special tokens.
 
     Attributes:
         begin: begins a text.
         newline: ends a line of an image.
-        prefix: begins an image: its start, its rows, its columns.
+        prefix: begins an image with its start, its rows, its columns.
     """
 
     begin: int
@@ -34,15 +35,20 @@ class Marks(NamedTuple):
 
 
 class LuminaTokens(Tokenizer):
-    """Tokens of a request. The unconditional branch has only the tokens that begin an image.
+    """Tokens of a request; the unconditional branch has only the tokens that begin an image.
 
-    Attributes:
+    Args:
         marks: special tokens.
-        codes: int64 [tokens], the image tokenizer's code of each token, -1 where it is no code.
+        codes: int64 [tokens], the image code of each token, -1 where it is no code.
+        read: returns the tokens of a prompt, from the beginning of the text to the beginning of the image.
     """
 
-    def __init__(self, marks: Marks, codes: Tensor) -> None:
-        self.marks, self.codes, self.pad = marks, codes, marks.begin
+    def __init__(self, marks: LuminaMarks, codes: Tensor, read: Callable[[str], list[int]]) -> None:
+        self.marks, self.codes, self.pad, self._read = marks, codes, marks.begin, read
+
+    def encode(self, prompt: str) -> list[int]:
+        """Return the tokens of a prompt."""
+        return self._read(prompt)
 
     def drop_condition(self, tokens: list[int]) -> list[int]:
         """Return the tokens of a prompt's unconditional branch."""
@@ -50,11 +56,7 @@ class LuminaTokens(Tokenizer):
 
 
 def write_request(prompt: str, image: tuple[int, int]) -> str:
-    r"""Return what the model reads of a prompt.
-
-    Args:
-        prompt: the text.
-        image: rows and columns of codes; width comes before height in the text.
+    r"""Return the request for an image of (rows, columns) codes; in the text, width precedes height.
 
     >>> write_request("a red cube", (48, 32))
     'Generate an image of 512x768 according to the following prompt:\na red cube<reserved08706>'
@@ -64,7 +66,7 @@ def write_request(prompt: str, image: tuple[int, int]) -> str:
 
 
 def name_size(codes: int) -> tuple[str, int]:
-    """Return name and number of the token that says of how many codes a side of the image is.
+    """Return name and number of the token for an image side of `codes` codes.
 
     >>> name_size(48)
     ('<reserved08824>', 8828)
@@ -73,8 +75,8 @@ def name_size(codes: int) -> tuple[str, int]:
     return f"<reserved{8800 + step:05d}>", 8804 + step
 
 
-class LuminaTokenizer(LuminaTokens):
-    """The byte-level tokenizer of a `tokenizer.json`.
+def read_tokens(path: Path, config: LuminaConfig) -> LuminaTokens:
+    """Read the byte-level tokenizer of a `tokenizer.json`.
 
     Args:
         path: the file.
@@ -82,51 +84,43 @@ class LuminaTokenizer(LuminaTokens):
 
     Raises:
         ImportError: the `text` extra is not installed.
-        ValueError: not a tokenizer, or one whose special tokens or codes are not those of the model.
+        ValueError: not a tokenizer, or one with other special tokens or codes than the model's.
     """
+    reader = open_tokenizer(path)
+    for name, number in (*NUMBERS.items(), *map(name_size, config.image)):
+        if (token := find_token(reader, name)) != number:
+            raise ValueError(f"its token {name} is number {token}, not {number}")
+    rows, columns = (name_size(side)[1] for side in config.image)
+    marks = LuminaMarks(NUMBERS[BEGIN], NUMBERS[NEWLINE], (NUMBERS[IMAGE], rows, columns))
 
-    def __init__(self, path: Path, config: LuminaConfig) -> None:
-        self._reader, self._image = open_tokenizer(path), config.image
-        for name, number in (*NUMBERS.items(), *map(name_size, config.image)):
-            if (found := find_token(self._reader, name)) != number:
-                raise ValueError(f"its token {name} is number {found}, not {number}")
-        rows, columns = (name_size(side)[1] for side in config.image)
-        marks = Marks(NUMBERS[BEGIN], NUMBERS[NEWLINE], (NUMBERS[IMAGE], rows, columns))
-        super().__init__(marks, _read_codes(self._reader.get_vocab(), config.codes))
-        if self.encode("")[-4] != NUMBERS[SEPARATOR]:
-            raise ValueError(f"it does not read {SEPARATOR} as one token")
+    def read(prompt: str) -> list[int]:
+        text = reader.encode(write_request(prompt, config.image), add_special_tokens=False)
+        return [marks.begin, *text.ids, *marks.prefix]
 
-    def encode(self, prompt: str) -> list[int]:
-        """Return the tokens of a prompt, from the one that begins the text to those that begin the image."""
-        text = self._reader.encode(write_request(prompt, self._image), add_special_tokens=False)
-        return [self.marks.begin, *text.ids, *self.marks.prefix]
+    if read("")[-4] != NUMBERS[SEPARATOR]:
+        raise ValueError(f"it does not read {SEPARATOR} as one token")
+    return LuminaTokens(marks, _read_codes(reader.get_vocab(), config.codes), read)
 
 
 def _read_codes(vocabulary: dict[str, int], codes: int) -> Tensor:
-    """Return the code of every token, int64 [tokens], -1 where it is none; names tell it, with letters for digits."""
-    found = {}
+    """Return the code of every token, int64 [tokens], -1 where it is none; names spell it with letters for digits."""
+    numbers = {}
     for name, number in vocabulary.items():
         if spelled := re.fullmatch(r"IMGIMG([A-J]+)Z", name):
-            found[number] = int(spelled[1].translate(DIGITS))
-    if sorted(found) != [*range(FIRST_CODE, FIRST_CODE + codes)] or sorted(found.values()) != [*range(codes)]:
+            numbers[number] = int(spelled[1].translate(DIGITS))
+    if sorted(numbers) != [*range(FIRST_CODE, FIRST_CODE + codes)] or sorted(numbers.values()) != [
+        *range(codes)
+    ]:
         raise ValueError(f"its image tokens are not {codes} codes from number {FIRST_CODE} on")
-    return torch.tensor([-1] * FIRST_CODE + [found[number] for number in sorted(found)])
+    return torch.tensor([-1] * FIRST_CODE + [numbers[number] for number in sorted(numbers)])
 
 
-class HashedTokens(LuminaTokens):
-    """A stand-in for a tokenizer without its file: one token a word, by the word's hash.
+def hash_tokens(config: LuminaConfig) -> LuminaTokens:
+    """Return a stand-in for the tokenizer without its file."""
+    marks, separator, first = LuminaMarks(0, 1, (3, 4, 5)), 2, SPECIAL + config.codes
 
-    Args:
-        config: shape of the model.
-    """
+    def read(prompt: str) -> list[int]:
+        words = hash_words(prompt.split(), first, config.vocabulary)
+        return [marks.begin, *words, separator, *marks.prefix]
 
-    def __init__(self, config: LuminaConfig) -> None:
-        super().__init__(Marks(0, 1, (3, 4, 5)), torch.arange(-SPECIAL, config.codes).clamp(min=-1))
-        self._first = SPECIAL + config.codes
-        self._words = config.vocabulary - self._first
-
-    def encode(self, prompt: str) -> list[int]:
-        """Return the tokens of a prompt, from the one that begins the text to those that begin the image."""
-        words = (self._first + word for word in hash_words(prompt.split(), self._words))
-        separator = 2
-        return [self.marks.begin, *words, separator, *self.marks.prefix]
+    return LuminaTokens(marks, torch.arange(-SPECIAL, config.codes).clamp(min=-1), read)

@@ -1,13 +1,13 @@
-"""Lumina-mGPT's sampling, which differs from LlamaGen's in one order."""
+"""Lumina-mGPT's sampling settings."""
 
 from dataclasses import dataclass
 from typing import ClassVar
 
-from kvbench.models.llamagen.sampling import LlamaGenSampling
+from kvbench.models.parts.sampling import TokenSampling
 
 
 @dataclass(frozen=True)
-class LuminaSampling(LlamaGenSampling):
-    """Sampling of tokens: truncation first, then division by the temperature."""
+class LuminaSampling(TokenSampling):
+    """Sampling as in the official program: top-k, then division by the temperature, then top-p."""
 
     temperature_first: ClassVar[bool] = False

@@ -1,7 +1,8 @@
-"""Convolutional encoder and decoder that multi-scale tokenizers share (Infinity's bitwise one, VAR's VQ-VAE).
+"""Convolutional encoder and decoder of all image tokenizers.
 
-Module names equal the keys of Infinity's files (`encoder.down.0.block.0.norm1.norm.weight`). VAR's files lack the level
-inside convolutions and norms (`norm1.weight`); `kvbench.models.files.weights` adds it.
+Shapes: B images [B, 3, H, W], latents [B, latents, h, w], C channels of a layer. Module names equal the keys of
+Infinity's files (`encoder.down.0.block.0.norm1.norm.weight`). Other files lack the level inside convolutions and norms
+(`norm1.weight`); `kvbench.models.files.official_files` adds it.
 """
 
 from abc import abstractmethod
@@ -14,16 +15,15 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 Size = tuple[int, int]
-DECODED = 2**20
-"""Pixels that are decoded at a time, as many as fill a GPU: a megapixel takes gigabytes."""
+PIXELS_PER_CALL = 2**20
+"""Pixels decoded in one call, enough to fill a GPU: a megapixel takes gigabytes."""
 
 
-@dataclass(frozen=True)
-class NetworkConfig:
-    """Shape of an encoder and a decoder.
+@dataclass(frozen=True, kw_only=True)
+class NetworkShape:
+    """Widths and depths of an encoder and a decoder.
 
     Attributes:
-        latents: channels of the latent.
         base: channels after the encoder's first convolution.
         encoder_widths: channels of each resolution level of the encoder, highest resolution first.
         decoder_widths: channels of each resolution level of the decoder, highest resolution first.
@@ -31,11 +31,8 @@ class NetworkConfig:
         stem: pixel-unshuffle factor before the first and pixel-shuffle factor after the last convolution.
         mixers: token-mixing blocks in the middle of encoder and decoder; they need a fixed `grid`.
         grid: latent (H, W), only with mixers.
-        attention: where there is attention: nowhere, once in the `middle`, or there and after every block of the
-            `lowest` resolution.
     """
 
-    latents: int
     base: int
     encoder_widths: tuple[int, ...]
     decoder_widths: tuple[int, ...]
@@ -43,6 +40,18 @@ class NetworkConfig:
     stem: int = 1
     mixers: int = 0
     grid: Size = (0, 0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class NetworkConfig(NetworkShape):
+    """Shape of an encoder and a decoder.
+
+    Attributes:
+        latents: channels of the latent.
+        attention: `none`, one layer in the `middle`, or also one after every block of the `lowest` resolution.
+    """
+
+    latents: int
     attention: Literal["none", "middle", "lowest"] = "none"
 
     @property
@@ -52,31 +61,31 @@ class NetworkConfig:
 
 
 class Conv(nn.Module):
-    """A convolution under the name `conv`."""
+    """Convolution, as the submodule `conv`."""
 
     def __init__(self, inputs: int, outputs: int, kernel: int = 3, stride: int = 1, padding: int = 1) -> None:
         super().__init__()
         self.conv = nn.Conv2d(inputs, outputs, kernel, stride, padding)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map [B, inputs, H, W] to [B, outputs, H, W]."""
+        """Convolve [B, inputs, H, W] to [B, outputs, H, W]."""
         return self.conv(x)
 
 
 class Norm(nn.Module):
-    """Group norm under the name `norm`, then SiLU."""
+    """Group norm, as the submodule `norm`, then SiLU."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
         self.norm = nn.GroupNorm(32 if channels % 32 == 0 else 24, channels, eps=1e-6)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Normalise and activate [B, channels, H, W]; without gradients no second tensor is made."""
+        """Normalise and activate [B, C, H, W]; without gradients SiLU is in place."""
         return F.silu(self.norm(x), inplace=not torch.is_grad_enabled())
 
 
 class ResBlock(nn.Module):
-    """Two convolutions and a shortcut, which is a 1x1 convolution where the channels change."""
+    """Two convolutions and a shortcut, a 1x1 convolution if the channels change."""
 
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__()
@@ -101,7 +110,7 @@ class Attention(nn.Module):
         self.proj_out = nn.Conv2d(channels, channels, 1)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map [B, channels, H, W] to [B, channels, H, W]."""
+        """Map [B, C, H, W] to [B, C, H, W]."""
         q, k, v = self.qkv(self.norm(x)).flatten(2).transpose(1, 2).chunk(3, -1)
         weights = (q @ k.transpose(1, 2) * x.shape[1] ** -0.5).softmax(-1)
         return x + self.proj_out((weights @ v).transpose(1, 2).reshape(x.shape))
@@ -118,7 +127,7 @@ class Mixer(nn.Module):
         self.conv = nn.Conv2d(channels, channels, 1)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map [B, channels, H, W] to [B, channels, H, W]."""
+        """Map [B, C, H, W] to [B, C, H, W]."""
         mixed = self.gather(F.silu(self.spread(self.norm(x).flatten(2)))).view_as(x)
         x = x + mixed
         return x + self.conv(F.silu(x))
@@ -143,7 +152,7 @@ class _Middle(nn.Module):
 
 
 class _Resample(nn.Module):
-    """A layer that halves the resolution by a strided convolution (`down`) or doubles it (nearest neighbours first)."""
+    """Halves the resolution by a strided convolution (`down`), or doubles it by upsampling and a convolution."""
 
     def __init__(self, channels: int, *, down: bool) -> None:
         super().__init__()
@@ -155,10 +164,7 @@ class _Resample(nn.Module):
 
 
 class _Level(nn.Module):
-    """Blocks of one resolution, each followed by attention if there is any, then the way to the next resolution.
-
-    The way is `downsample`, `upsample`, or None at the end.
-    """
+    """Blocks of one resolution, each with optional attention, then `downsample`, `upsample` or None as `resample`."""
 
     def __init__(self, inputs: int, outputs: int, blocks: int, resample: str | None, attention: bool) -> None:
         super().__init__()
@@ -178,11 +184,13 @@ def _make_levels(
 ) -> nn.ModuleList:
     attention = [False] * (len(outputs) - 1) + [config.attention == "lowest"]
     shapes = zip(inputs, outputs, resample, attention, strict=True)
-    return nn.ModuleList(_Level(before, after, blocks, way, has) for before, after, way, has in shapes)
+    return nn.ModuleList(
+        _Level(before, after, blocks, step, attend) for before, after, step, attend in shapes
+    )
 
 
 def _steps(levels: Iterable[nn.Module]) -> Iterator[nn.Module]:
-    """Yield the modules of all levels in order: called one by one, the input of each is freed when it is done."""
+    """Yield the modules of all levels in order; called one by one, each frees its input when it returns."""
     for level in levels:
         assert isinstance(level, _Level)
         for block, attention in zip(level.block, level.attn, strict=True):
@@ -192,8 +200,8 @@ def _steps(levels: Iterable[nn.Module]) -> Iterator[nn.Module]:
             yield level.get_submodule(level.resample)
 
 
-class Encoder(nn.Module):
-    """The encoder: images [B, 3, H, W] in [-1, 1] become latents [B, latents, H/patch, W/patch]."""
+class ConvEncoder(nn.Module):
+    """Encoder of images in [-1, 1]."""
 
     def __init__(self, config: NetworkConfig) -> None:
         super().__init__()
@@ -213,8 +221,8 @@ class Encoder(nn.Module):
         return self.conv_out(self.norm_out(self.mid(x)))
 
 
-class Decoder(nn.Module):
-    """The decoder: latents [B, latents, h, w] become images [B, 3, h*patch, w*patch], not clamped."""
+class ConvDecoder(nn.Module):
+    """Decoder of latents to images, not clamped."""
 
     def __init__(self, config: NetworkConfig) -> None:
         super().__init__()
@@ -229,7 +237,7 @@ class Decoder(nn.Module):
         self.norm_out, self.conv_out = Norm(widths[0]), Conv(widths[0], 3 * config.stem**2)
 
     def forward(self, latents: Tensor) -> Tensor:
-        """Map latents [B, latents, h, w] to images [B, 3, h*patch, w*patch], not clamped, in the weights' dtype."""
+        """Map latents [B, latents, h, w] to images [B, 3, h*patch, w*patch] in the weights' dtype."""
         x = self.conv_in(latents.to(self.conv_in.conv.weight.dtype))
         if hasattr(self, "place"):
             x = x + self.place
@@ -240,16 +248,12 @@ class Decoder(nn.Module):
 
 
 class ImageTokenizer(nn.Module):
-    """Base class of image tokenizers.
+    """Base class of image tokenizers; `decoder` is the last part of `decode`."""
 
-    Attributes:
-        decoder: the last part of `decode`.
-    """
-
-    decoder: Decoder
+    decoder: ConvDecoder
 
     def decode_in_half(self) -> None:
-        """Have the decoder compute in bfloat16, its channels last; what comes before it stays in float32."""
+        """Set the decoder to bfloat16 and channels last; layers before it stay in float32."""
         self.decoder.to(torch.bfloat16)
         self.decoder.to(memory_format=torch.channels_last)
 
@@ -260,7 +264,7 @@ class ImageTokenizer(nn.Module):
 
 @torch.no_grad()
 def close_branches(network: nn.Module) -> None:
-    """Zero the last layer of every residual branch of a network's blocks and mixers, the state to train from."""
+    """Zero the last layer of each residual branch of a network's blocks and mixers, to start training from."""
     for module in network.modules():
         if isinstance(module, ResBlock):
             module.conv2.conv.weight.zero_()
@@ -269,43 +273,30 @@ def close_branches(network: nn.Module) -> None:
 
 
 def resize(x: Tensor, size: Size, mode: str = "bilinear") -> Tensor:
-    """Resize [B, channels, H, W] without antialiasing; what has the wanted size already is returned as it is."""
+    """Resize [B, C, H, W] without antialiasing; return x itself if it has the size."""
     return x if tuple(x.shape[2:]) == size else F.interpolate(x, size, mode=mode, align_corners=False)
 
 
 def decode_pixels(
     decode: Callable[[Tensor], Tensor], latents: Tensor, patch: int, *, truncate: bool = False
 ) -> Tensor:
-    """Decode some images at a time, `DECODED` pixels or one image, and return their pixels on the CPU.
+    """Decode latents [B, C, h, w] and return pixels uint8 [B, h patch, w patch, 3] on the CPU.
 
-    Args:
-        decode: maps latents [some, channels, h, w] to images [some, 3, h patch, w patch], which are clamped to [-1, 1].
-        latents: [B, channels, h, w].
-        patch: pixels per latent cell and side.
-        truncate: round down.
-
-    Returns:
-        uint8 [B, h patch, w patch, 3], rounded half to even by default.
+    Each call of `decode` decodes at most `PIXELS_PER_CALL` pixels, or one image. Values are clamped to [-1, 1] and
+    rounded half to even, or down with `truncate`.
     """
-    some = max(1, DECODED // (latents[0, 0].numel() * patch**2))
-    return torch.cat([_to_pixels(decode(part), truncate) for part in latents.split(some)])
+    batch = max(1, PIXELS_PER_CALL // (latents[0, 0].numel() * patch**2))
+    return torch.cat([_to_pixels(decode(chunk), truncate) for chunk in latents.split(batch)])
 
 
 def count_decoding_bytes(config: NetworkConfig, images: int, cells: int, size: int = 4) -> int:
-    """Return the bytes that `decode_pixels` holds at its worst instant on a GPU.
-
-    Args:
-        config: shape of the decoder.
-        images: images to decode.
-        cells: latent cells of one image, h w.
-        size: bytes of a number of the decoder.
-    """
+    """Return the peak bytes of `decode_pixels` on a GPU for images of `cells` cells and numbers of `size` bytes."""
     widths = config.decoder_widths
-    together = min(images, max(1, DECODED // (cells * config.patch**2)))
+    batch = min(images, max(1, PIXELS_PER_CALL // (cells * config.patch**2)))
     numbers = []
     for level, (width, before) in enumerate(zip(widths, (*widths[1:], widths[-1]), strict=True)):
-        positions = together * cells * 4 ** (len(widths) - 1 - level)
-        # A block's input, normalised too, and its first output; twice as large a side around a convolution.
+        positions = batch * cells * 4 ** (len(widths) - 1 - level)
+        # A block's input, its norm, and its first output; each side doubles around a convolution.
         numbers += [positions * (2 * before + width), positions * width * (1 + 2 * 4) if level else 0]
     return size * max(numbers)
 

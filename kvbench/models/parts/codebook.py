@@ -1,15 +1,16 @@
-"""Codebook of an image tokenizer: its shape, its module and the search for the nearest code."""
+"""Codebook of an image tokenizer: its shape, its modules and the search for the nearest code."""
 
-from dataclasses import dataclass
+from abc import abstractmethod
+from dataclasses import dataclass, replace
 
 from torch import Tensor, nn
 
-from kvbench.models.parts.autoencoder import NetworkConfig
+from kvbench.models.parts.autoencoder import ImageTokenizer, NetworkConfig
 
 
 @dataclass(frozen=True)
 class CodebookConfig:
-    """Shape of a tokenizer whose encoder and decoder mirror each other.
+    """Shape of a tokenizer with a symmetric encoder and decoder.
 
     Attributes:
         codes: entries of the codebook.
@@ -17,8 +18,8 @@ class CodebookConfig:
         widths: channels of each resolution level of encoder and decoder, highest resolution first.
         blocks: residual blocks per encoder level (the decoder has one more).
         stem: pixel-unshuffle factor before the first and pixel-shuffle factor after the last convolution (official: 1).
-        base: channels after the encoder's first convolution; None for those of the first level. The official programs'
-            `ch`, from which `widths[0]` differs where `ch_mult[0]` is not 1.
+        base: channels after the encoder's first convolution (`ch` of the official programs); None for `widths[0]`,
+            which differs from it if `ch_mult[0]` is not 1.
     """
 
     codes: int
@@ -32,16 +33,54 @@ class CodebookConfig:
     def networks(self) -> NetworkConfig:
         """Shape of encoder and decoder, with attention at the lowest resolution."""
         widths = tuple(self.widths)
-        shape = (self.channels, self.base or widths[0], widths, widths, self.blocks, self.stem)
-        return NetworkConfig(*shape, attention="lowest")
+        return NetworkConfig(
+            base=self.base or widths[0],
+            encoder_widths=widths,
+            decoder_widths=widths,
+            blocks=self.blocks,
+            stem=self.stem,
+            latents=self.channels,
+            attention="lowest",
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class VQGANConfig(CodebookConfig):
+    """Shape of a tokenizer with a 1x1 convolution on either side of its codes.
+
+    Attributes:
+        latents: channels between the networks and these convolutions.
+    """
+
+    latents: int
+
+    @property
+    def networks(self) -> NetworkConfig:
+        """Shape of encoder and decoder."""
+        return replace(super().networks, latents=self.latents)
 
 
 class Codebook(nn.Module):
-    """The codes, under the name `embedding`."""
+    """Codes, as the submodule `embedding`."""
 
     def __init__(self, config: CodebookConfig) -> None:
         super().__init__()
         self.embedding = nn.Embedding(config.codes, config.channels)
+
+
+class VQGAN(ImageTokenizer):
+    """Base class of tokenizers that look up and decode one code per token."""
+
+    quantize: Codebook
+    post_quant_conv: nn.Conv2d
+
+    @abstractmethod
+    def codes(self, tokens: Tensor) -> Tensor:
+        """Look up the codes of tokens int64 [B, h, w]: float32 [B, channels, h, w]."""
+
+    def decode(self, codes: Tensor) -> Tensor:
+        """Decode codes [B, channels, h, w] to images [B, 3, h patch, w patch], not clamped."""
+        return self.decoder(self.post_quant_conv(codes))
 
 
 def find_nearest(z: Tensor, book: Tensor) -> Tensor:

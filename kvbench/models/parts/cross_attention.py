@@ -1,4 +1,7 @@
-"""Attention over the text, whose keys and values are computed once per image; parameter names are the official ones."""
+"""Attention over the text, whose keys and values are computed once per image; parameter names are the official ones.
+
+Shapes: B sequences, T current tokens, H heads of D channels, W words of a text.
+"""
 
 import math
 from typing import NamedTuple
@@ -11,13 +14,7 @@ from kvbench.kernels.products import wide_products
 
 
 class TextKeys(NamedTuple):
-    """One layer's keys and values of the text.
-
-    Attributes:
-        keys: [B, H, words, D].
-        values: [B, H, words, D].
-        absent: [B, 1, 1, words], -inf where a word is absent, else 0.
-    """
+    """A layer's keys and values of the text [B, H, W, D], and a mask [B, 1, 1, W], -inf for absent words, else 0."""
 
     keys: Tensor
     values: Tensor
@@ -25,14 +22,14 @@ class TextKeys(NamedTuple):
 
 
 class AbsorbedText(NamedTuple):
-    """One layer's keys and values of the text, with the projections of queries and output multiplied in.
+    """A layer's keys and values of the text, multiplied by the projections of queries and output.
 
-    Fewer operations per token are left where words are few.
+    For few words this takes fewer operations per token.
 
     Attributes:
-        keys: [B, H words, width], through the queries' projection and scaled by 1/sqrt(D).
-        bias: what they add to a score, [B, H words, 1]; -inf where a word is absent.
-        values: [B, H words, width], through the output's projection, its bias included.
+        keys: [B, H W, width], times the queries' projection and 1/sqrt(D).
+        bias: summand of the scores, [B, H W, 1]; -inf for absent words.
+        values: [B, H W, width], times the output's projection, its bias included.
     """
 
     keys: Tensor
@@ -52,59 +49,48 @@ class CrossAttention(nn.Module):
         self.proj = nn.Linear(width, width)
 
     def prepare(self, context: Tensor, mask: Tensor) -> TextKeys | AbsorbedText:
-        """Project a text once, for every later call of `forward`.
-
-        Args:
-            context: [B, words, width].
-            mask: bool [B, words], which words exist.
-        """
+        """Project a text [B, W, width] with a mask of words, bool [B, W], for all calls of `forward`."""
         text = project_text(context, self.mat_kv.weight, self.v_bias, self.heads, mask)
         width = len(self.v_bias)
-        # Other dtypes round the queries in between, as the official program does.
+        # Other dtypes round the queries, as the official program does.
         exact = text.keys.dtype == torch.float32
         return self._absorbed(text) if exact and mask.shape[1] * (self.heads - 1) < width else text
 
     def _absorbed(self, text: TextKeys) -> AbsorbedText:
         keys = text.keys * text.keys.shape[-1] ** -0.5
-        asking = self.mat_q.weight.unflatten(0, (self.heads, -1))  # [H, D, width]
-        telling = self.proj.weight.T.unflatten(0, (self.heads, -1))
+        query_weight = self.mat_q.weight.unflatten(0, (self.heads, -1))  # [H, D, width]
+        output_weight = self.proj.weight.T.unflatten(0, (self.heads, -1))
         with wide_products(keys.numel() * len(self.v_bias), keys.device):
-            # The probabilities of a head sum to 1, so every word of every head can carry its share of the bias.
-            values = torch.einsum("bhwd,hdc->bhwc", text.values, telling) + self.proj.bias / self.heads
+            # The probabilities of a head sum to 1, so each word of each head can contain the head's share of the bias.
+            values = torch.einsum("bhwd,hdc->bhwc", text.values, output_weight) + self.proj.bias / self.heads
             bias = keys @ self.mat_q.bias.view(self.heads, -1, 1) + text.absent.mT
-            keys = torch.einsum("bhwd,hdc->bhwc", keys, asking)
+            keys = torch.einsum("bhwd,hdc->bhwc", keys, query_weight)
             return AbsorbedText(keys.flatten(1, 2), bias.flatten(1, 2), values.flatten(1, 2))
 
     def forward(self, h: Tensor, text: TextKeys | AbsorbedText, x: Tensor) -> Tensor:
-        """Add attention over the text to the residual stream; without gradients x is overwritten.
+        """Add attention over the text to the residual stream x, float32 [B, T, width], and return the sum.
 
-        Args:
-            h: x normalised, [B, tokens, width].
-            text: what `prepare` made of the text.
-            x: residual stream, float32 [B, tokens, width].
-
-        Returns:
-            float32 [B, tokens, width].
+        `h` is x normalised. Without gradients x is overwritten.
         """
-        learning = torch.is_grad_enabled()
+        training = torch.is_grad_enabled()
         if isinstance(text, AbsorbedText):
             with wide_products(h.numel() * text.keys.shape[1], h.device):
                 scores = torch.baddbmm(text.bias, text.keys, h.mT)
                 weights = scores.unflatten(1, (self.heads, -1)).softmax(2).flatten(1, 2)
-                return torch.baddbmm(x, weights.mT, text.values, out=None if learning else x)
+                return torch.baddbmm(x, weights.mT, text.values, out=None if training else x)
         dtype = self.mat_q.weight.dtype
 
-        def ask() -> Tensor:
+        def project_queries() -> Tensor:
             q = linear(h, self.mat_q.weight, self.mat_q.bias, dtype).unflatten(-1, (self.heads, -1))
             return q.transpose(1, 2).to(text.keys.dtype)
 
-        # The queries have no name here: they are freed before the output is projected.
-        added = linear(text_attention(ask(), text), self.proj.weight, self.proj.bias, dtype)
-        return x + added if learning else x.add_(added)
+        # The queries have no name here, so that they are freed before the output is projected.
+        added = linear(text_attention(project_queries(), text), self.proj.weight, self.proj.bias, dtype)
+        return x + added if training else x.add_(added)
 
 
 class PooledText(nn.Module):
-    """One learned query attends to the text: the start token and the condition of every modulation."""
+    """Attention of one learned query to the text, for the start token and the condition of every modulation."""
 
     def __init__(self, text_width: int, width: int, heads: int) -> None:
         super().__init__()
@@ -114,16 +100,7 @@ class PooledText(nn.Module):
         self.proj = nn.Linear(width, width)
 
     def forward(self, values: Tensor, mask: Tensor, compute: torch.dtype) -> Tensor:
-        """Pool a text into one vector per sequence.
-
-        Args:
-            values: [B, words, text_width].
-            mask: bool [B, words], which words exist.
-            compute: dtype of linear layers and attention.
-
-        Returns:
-            [B, width] in the dtype `compute`.
-        """
+        """Pool texts [B, W, text_width] with a mask bool [B, W] to [B, width], in the dtype `compute`."""
         heads = self.mat_q.shape[1]
         text = project_text(values, self.mat_kv.weight, self.v_bias, heads, mask, compute)
         q = self.mat_q.unsqueeze(2).expand(len(values), -1, -1, -1).to(text.keys.dtype)
@@ -138,36 +115,36 @@ def project_text(
     mask: Tensor,
     compute: torch.dtype | None = None,
 ) -> TextKeys:
-    """Return keys (without bias) and values of a text.
+    """Project a text to keys (without bias) and values.
 
     Args:
-        context: [B, words, channels].
-        weight: of the joint projection, [2 width, channels].
+        context: [B, W, channels].
+        weight: weight of the joint projection, [2 width, channels].
         v_bias: bias of the values, [width].
-        heads: attention heads.
-        mask: bool [B, words], which words exist.
-        compute: dtype of projection and result; None: that of the weight.
+        heads: number of heads.
+        mask: mask of words, bool [B, W].
+        compute: dtype of projection and result; None for the weight's.
     """
     bias = torch.cat((torch.zeros_like(v_bias), v_bias))
     dtype = compute or weight.dtype
-    both = linear(context, weight, bias, dtype).unflatten(-1, (2, heads, -1))
-    keys, values = both.permute(2, 0, 3, 1, 4)
-    # Rows of the mask start on multiples of 16 numbers: fused attention would copy others at every call.
-    wide = torch.zeros(len(mask), 1, 1, -(-mask.shape[1] // 16) * 16, dtype=dtype, device=mask.device)
-    absent = wide[..., : mask.shape[1]].masked_fill_(~mask[:, None, None], -math.inf)
+    projected = linear(context, weight, bias, dtype).unflatten(-1, (2, heads, -1))
+    keys, values = projected.permute(2, 0, 3, 1, 4)
+    # Rows of the mask start at multiples of 16 numbers; fused attention would copy others at every call.
+    padded = torch.zeros(len(mask), 1, 1, -(-mask.shape[1] // 16) * 16, dtype=dtype, device=mask.device)
+    absent = padded[..., : mask.shape[1]].masked_fill_(~mask[:, None, None], -math.inf)
     return TextKeys(keys, values, absent)
 
 
 def text_attention(q: Tensor, text: TextKeys) -> Tensor:
-    """Attend from q [B, H, tokens, D] to the text, scaled by 1/sqrt(D), and return [B, tokens, H*D]."""
+    """Attend from q [B, H, T, D] to the text, scaled by 1/sqrt(D), and return [B, T, H*D]."""
     if q.is_cuda:
-        # Left to choose, torch takes cuDNN's on an H100, which is planned anew for every number of words and of tokens.
+        # torch would choose cuDNN's attention on an H100, which plans anew for every number of words and of tokens.
         absent = text.absent.expand(*q.shape[:3], -1)
         call = torch.ops.aten._scaled_dot_product_efficient_attention
         out = call(q, text.keys, text.values, absent, torch.is_grad_enabled())[0]
     else:
-        # What the fused kernel rounds, spelled out: its backward pass is slow on a CPU. Words come before tokens
-        # because a softmax over a few of the fastest dimension's numbers is slow as well.
+        # The fused kernel's rounding, written out because its backward pass is slow on a CPU. Words precede tokens
+        # because a softmax over a short last dimension is slow too.
         rows = (
             q.float(),
             text.keys.float(),

@@ -1,8 +1,8 @@
 """The decoder of next-token models: RMSNorm, rotary positions, grouped-query attention, SwiGLU.
 
-It holds no keys and values: what is attended to is the caller's affair (`Cache.attend`), for a whole prompt as for one
-token. Parameter names are those of LlamaGen's files. Rounding: everything is in the dtype of the weights, but for the
-statistics of the norms, the rotation and the logits, which are float32 (the official program, cast as a whole).
+It stores no keys and values: the caller supplies the attention function (`Cache.attend`). Shapes: B sequences, T
+current tokens, residual stream x [B, T, width]. Parameters are named as in LlamaGen's files. Rounding: everything uses
+the weights' dtype, except statistics of norms, rotation and logits, which are float32.
 """
 
 from abc import abstractmethod
@@ -23,11 +23,11 @@ from kvbench.models.parts.layers import Attend
 from kvbench.models.parts.rotary import rotate_grid, rotate_line
 
 Add = Callable[[Tensor], Tensor]
-"""Adds what the rest of a layer's heads or hidden channels gives, where other processes have them."""
+"""Sums a layer's output over the processes that share its heads or hidden channels."""
 
 
 def add_nothing(x: Tensor) -> Tensor:
-    """Return x: the layer is whole."""
+    """Return x, for a layer that one process holds."""
     return x
 
 
@@ -39,15 +39,15 @@ class DecoderConfig:
         depth: layers.
         width: channels of the residual stream.
         heads: query heads.
-        kv_heads: heads of keys and values, each shared by heads / kv_heads query heads that follow each other.
+        kv_heads: heads of keys and values, each shared by heads / kv_heads consecutive query heads.
         head_dim: channels of a head.
         hidden: channels of the feed-forward's hidden layer.
-        vocabulary: tokens there are.
-        grid: rows and columns of the image that ends the sequence, whose tokens turn with both; None: tokens turn with
+        vocabulary: number of tokens.
+        grid: rows and columns of the image that ends the sequence, which rotate its tokens; None to rotate tokens by
             their position.
-        qk_norm: how queries and keys are normalised, each head by itself, before they turn: not at all, by `rms`
-            (`RMSNorm`, one weight for all heads), or by `layer` (`HeadNorm`, weights and biases of every head).
-        norm_after: the norms of attention and feed-forward are behind them instead of before.
+        qk_norm: norm of each head's queries and keys before rotation: `none`, `rms` (`RMSNorm`, one weight for all
+            heads) or `layer` (`PerHeadNorm`, weight and bias of each head).
+        norm_after: whether the norms of attention and feed-forward follow them instead of preceding them.
         eps: of the norms.
         rope_base: of the rotary frequencies.
     """
@@ -69,35 +69,33 @@ class DecoderConfig:
         names = ("depth", "width", "heads", "kv_heads", "head_dim", "hidden", "vocabulary")
         require_positive("model.transformer", **{name: getattr(self, name) for name in names})
         if self.heads % self.kv_heads:
-            raise ValueError(
-                f"model.transformer.kv_heads={self.kv_heads}: heads={self.heads} is no multiple of it"
-            )
+            raise ValueError(f"model.transformer.kv_heads={self.kv_heads}: must divide heads={self.heads}")
         even = 2 if self.grid is None else 4
         if self.head_dim % even:
             raise ValueError(f"model.transformer.head_dim={self.head_dim}: must be a multiple of {even}")
 
     def count_layer_bytes(self, tokens: int) -> int:
-        """Return the most bytes that a layer works on at once on a GPU, in 16-bit numbers, for that many tokens."""
+        """Return a layer's peak bytes on a GPU in 16-bit numbers for a number of tokens."""
         number = 2
         joint = (self.heads + 2 * self.kv_heads) * self.head_dim
-        attention = joint * 2 * number  # as projected, and as attended with
-        stream = self.width * 4 * number  # the stream, its norm, what is added to it, and the sum
+        attention = joint * 2 * number  # projected, and normalised and rotated
+        stream = self.width * 4 * number  # the stream, its norm, a branch's output, and the sum
         return tokens * (stream + max(attention, 3 * number * self.hidden))
 
     @property
     def choices(self) -> int:
-        """Tokens that can be drawn, the channels of the logits."""
+        """Number of tokens that can be drawn, the channels of the logits."""
         return self.vocabulary
 
     @property
     def line(self) -> int:
-        """Tokens of a row of the image; 0 where texts are drawn."""
+        """Tokens of a row of the image; 0 for texts."""
         return 0
 
     def describe(
         self, name: str, segments: tuple[Segment, ...], branches: int, *, equal_branches: bool = True
     ) -> ModelSpec:
-        """Return what a cache and a method need to know of the decoder; see `ModelSpec` for the arguments."""
+        """Return the shapes for caches and methods; see `ModelSpec` for the arguments."""
         shape = (self.depth, self.kv_heads, self.head_dim, segments, branches, self.head_dim**-0.5)
         return ModelSpec(
             name,
@@ -111,8 +109,7 @@ class DecoderConfig:
     def rotations(self, length: int) -> Tensor:
         """Return the rotations of a sequence of `length` tokens, complex64 [length, head_dim/2].
 
-        With a `grid` the image's tokens are the last ones, and what comes before them is the condition
-        (`rotary.rotate_grid`).
+        With a `grid` the last tokens are the image's and the first ones the condition's (`rotary.rotate_grid`).
         """
         if self.grid is None:
             return rotate_line(length, self.head_dim, self.rope_base)
@@ -139,14 +136,36 @@ class ImageDecoderConfig(DecoderConfig):
         return self.cells[1]
 
     def segments(self, prompt: int, chunk: int | None = None) -> tuple[Segment, ...]:
-        """Return a prompt of so many tokens, then the image's tokens in segments of `chunk`, a row if None."""
+        """Return a segment of `prompt` tokens, then the image's tokens in segments of `chunk`, or of a row if None."""
         return next_token_image(prompt, self.tokens, self.line if chunk is None else chunk)
 
     def _check_cells(self, name: str) -> None:
         if min(self.cells) < 1 or self.tokens < 2:
             raise ValueError(
-                f"model.transformer.{name}={list(self.cells)}: rows and columns of at least 2 tokens"
+                f"model.transformer.{name}={list(self.cells)}: must be rows and columns with at least 2 tokens"
             )
+
+
+@dataclass(frozen=True, kw_only=True)
+class PromptedImageConfig(ImageDecoderConfig):
+    """Base class of shapes of decoders whose prompts are tokens too.
+
+    Attributes:
+        image: rows and columns of image codes.
+        codes: number of image codes.
+    """
+
+    image: tuple[int, int]
+    codes: int
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_positive("model.transformer", codes=self.codes)
+
+    @property
+    def cells(self) -> tuple[int, int]:
+        """Rows and columns of an image's codes."""
+        return self.image
 
 
 class RMSNorm(nn.Module):
@@ -166,10 +185,10 @@ class RMSNorm(nn.Module):
         return (x, self(x)) if h is None else add_rms_norm(x, h, self.weight, self.eps)
 
 
-class HeadNorm(nn.Module):
-    """Weights of a layer norm of every head by itself, whose result is rotated before it is rounded.
+class PerHeadNorm(nn.Module):
+    """Parameters of a layer norm over each head's channels; weight and bias are [heads x head_dim].
 
-    Weight and bias [heads x head_dim] are rows of the projection, as it were.
+    `grouped_norm_rope` rotates the result before rounding it.
     """
 
     def __init__(self, heads: int, head_dim: int, eps: float) -> None:
@@ -179,14 +198,14 @@ class HeadNorm(nn.Module):
         self.bias = nn.Parameter(torch.zeros(heads * head_dim))
 
 
-def _make_head_norm(config: DecoderConfig, heads: int) -> RMSNorm | HeadNorm:
+def _make_head_norm(config: DecoderConfig, heads: int) -> RMSNorm | PerHeadNorm:
     if config.qk_norm == "rms":
         return RMSNorm(config.head_dim, config.eps)
-    return HeadNorm(heads, config.head_dim, config.eps)
+    return PerHeadNorm(heads, config.head_dim, config.eps)
 
 
 class GroupedAttention(nn.Module):
-    """Causal self-attention with one joint projection, rotation, and norms of queries and keys if there are any."""
+    """Causal self-attention with a joint projection, rotation, and optional norms of queries and keys."""
 
     def __init__(self, config: DecoderConfig, add: Add = add_nothing) -> None:
         super().__init__()
@@ -195,19 +214,19 @@ class GroupedAttention(nn.Module):
         self.wqkv = nn.Linear(config.width, joint, bias=False)
         self.wo = nn.Linear(config.heads * config.head_dim, config.width, bias=False)
         if config.qk_norm != "none":
-            both = (config.heads, config.kv_heads)
-            self.q_norm, self.k_norm = (_make_head_norm(config, heads) for heads in both)
+            counts = (config.heads, config.kv_heads)
+            self.q_norm, self.k_norm = (_make_head_norm(config, heads) for heads in counts)
 
     @property
     def _norms(self) -> HeadNorms | None:
         if self.config.qk_norm == "none":
             return None
         q, k = self.q_norm, self.k_norm
-        q_bias, k_bias = (norm.bias if isinstance(norm, HeadNorm) else None for norm in (q, k))
+        q_bias, k_bias = (norm.bias if isinstance(norm, PerHeadNorm) else None for norm in (q, k))
         return HeadNorms(q.weight, k.weight, q_bias, k_bias, self.config.eps)
 
     def forward(self, x: Tensor, layer: int, rotation: Tensor, attend: Attend) -> Tensor:
-        """Attend from every current token; arguments are those of a block, x [B, tokens, width] after its norm."""
+        """Attend from the current tokens; x is normalised, the other arguments are as in `DecoderBlock.forward`."""
         config = self.config
         joint = linear(x, self.wqkv.weight, None).unflatten(-1, (-1, config.head_dim))
         heads = grouped_norm_rope(joint, config.kv_heads, self._norms, rotation)
@@ -225,13 +244,13 @@ class SwiGLU(nn.Module):
         self.w2 = nn.Linear(hidden, width, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map [B, tokens, width] to [B, tokens, width]."""
+        """Map [B, T, width] to [B, T, width]."""
         gated = silu_mul(linear(x, self.w1.weight, None), linear(x, self.w3.weight, None))
         return self.add(linear(gated, self.w2.weight, None))
 
 
 class DecoderBlock(nn.Module):
-    """Attention and feed-forward, each with a norm before it or behind it, added to the stream."""
+    """Attention and feed-forward, each with a norm before or after it, added to the stream."""
 
     def __init__(self, config: DecoderConfig, add: Add = add_nothing) -> None:
         super().__init__()
@@ -243,19 +262,16 @@ class DecoderBlock(nn.Module):
     def forward(
         self, x: Tensor, h: Tensor | None, layer: int, rotation: Tensor, attend: Attend
     ) -> tuple[Tensor, Tensor]:
-        """Run the layer over the current tokens.
+        """Run the layer and return the stream and the feed-forward's output, which is not yet added to it.
 
-        What a branch gives is added where the next norm is taken, so that one kernel does both.
+        One kernel adds a branch's output and computes the next norm.
 
         Args:
-            x: residual stream [B, tokens, width].
-            h: what the layer before adds to it, shaped like x; None of the first layer.
+            x: residual stream [B, T, width].
+            h: output of the previous layer's feed-forward, shaped like x; None for the first layer.
             layer: index for `attend`.
-            rotation: of the current tokens, complex64 [tokens, head_dim/2].
-            attend: what is attended to (`kvbench.models.parts.layers.Attend`).
-
-        Returns:
-            The stream, and what this layer adds to it.
+            rotation: complex64 [T, head_dim/2] of the current tokens.
+            attend: attention function (`kvbench.models.parts.layers.Attend`).
         """
         if self.norm_after:
             x = x if h is None else x + h
@@ -267,13 +283,10 @@ class DecoderBlock(nn.Module):
 
 
 class Decoder(nn.Module):
-    """Embedded tokens in, hidden states out, and their logits.
-
-    Attributes:
-        layers: the blocks in order.
+    """Maps embedded tokens to hidden states and logits.
 
     Args:
-        config: its shape; of a share of it where processes split it (`kvbench.models.parts.tensor_parallel`).
+        config: shape of the decoder, or of a process's share (`kvbench.models.parts.tensor_parallel`).
         add: see `Add`.
     """
 
@@ -286,15 +299,9 @@ class Decoder(nn.Module):
         self.output = nn.Linear(config.width, config.vocabulary, bias=False)
 
     def forward(self, x: Tensor, rotation: Tensor, attend: Attend) -> Tensor:
-        """Run the current tokens [B, tokens, width] through all layers.
+        """Run embedded tokens [B, T, width] through all layers and return the residual stream, not yet normalised.
 
-        Args:
-            x: embedded tokens.
-            rotation: their rows of `DecoderConfig.rotations`, complex64 [tokens, head_dim/2].
-            attend: what is attended to.
-
-        Returns:
-            Residual stream [B, tokens, width], not yet normalised.
+        `rotation` has the tokens' rows of `DecoderConfig.rotations`, complex64 [T, head_dim/2].
         """
         h = None
         for layer, block in enumerate(self.layers):
@@ -308,7 +315,7 @@ class Decoder(nn.Module):
         return block.attention.wo.weight
 
     def rotations(self, length: int) -> Tensor:
-        """Return the config's rotations of `length` tokens, complex64 [length, head_dim/2] beside the weights."""
+        """Return the rotations of `length` tokens, complex64 [length, head_dim/2], on the weights' device."""
         return self.config.rotations(length).to(self.norm.weight.device)
 
     def embed(self, tokens: Tensor) -> Tensor:

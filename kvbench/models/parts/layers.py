@@ -1,7 +1,8 @@
-"""Building blocks of Infinity's transformer, some of them VAR's too; parameter names are the official ones.
+"""Building blocks of Infinity's and VAR's transformers; parameter names are the official ones.
 
-Rounding: a block computes in the dtype of its own parameters (bf16 in the official runs, fp32 otherwise) and keeps
-norms, modulation, rotation and the residual stream where the official program, run under autocast, keeps them.
+Shapes: B sequences, T current tokens, H heads of D channels, residual stream x [B, T, width]. Rounding: a block
+computes in the dtype of its parameters (bf16 in the official runs, float32 otherwise) and keeps norms, modulation,
+rotation and residual stream in the dtypes of the official program under autocast.
 """
 
 import math
@@ -19,21 +20,21 @@ from kvbench.kernels.qk_norm_rope import qk_norm_rope
 from kvbench.models.parts.cross_attention import AbsorbedText, CrossAttention, TextKeys
 
 PIECE_BYTES = 128 << 20
-"""Bytes of the feed-forward's hidden layer that exist at a time; it would be the largest tensor of a generation.
+"""Bytes of a piece of the feed-forward's hidden layer, which whole would be the largest tensor of a generation.
 
-As many tokens as keep a GPU busy, and more than the embedded model has: cutting may change which routine multiplies.
+A piece keeps a GPU busy and exceeds the embedded model's layer: splitting may select another matrix routine.
 """
 
 Attend = Callable[[int, Tensor, Tensor, Tensor, Callable[[], Tensor]], Tensor]
-"""(layer, q, k, v, raw_queries) -> attention output, all [B, H, tokens, D]; `raw_queries` computes q as projected."""
+"""(layer, q, k, v, raw_queries) -> attention output, all [B, H, T, D]; `raw_queries` computes the projected queries."""
 
 
 class Projection(NamedTuple):
-    """Tensors that one self-attention computes once and uses at every scale.
+    """Tensors that a self-attention computes once for all scales.
 
     Attributes:
         bias: [3 width], added to the joint projection of queries, keys and values.
-        lengths: float32 [2, H], what queries (their temperature) and keys (1) are scaled to.
+        lengths: float32 [2, H], lengths that queries (temperature) and keys (1) are scaled to.
     """
 
     bias: Tensor
@@ -58,7 +59,7 @@ class Modulation(NamedTuple):
 
 
 class LayerCondition(NamedTuple):
-    """Tensors that one layer computes once and uses at every scale.
+    """Tensors that a layer computes once for all scales.
 
     Attributes:
         modulation: float32.
@@ -72,7 +73,7 @@ class LayerCondition(NamedTuple):
 
 
 class SelfAttention(nn.Module):
-    """Cosine attention with a learned temperature per head; what is attended to is the caller's affair (`attend`)."""
+    """Cosine attention with a learned temperature per head; the caller supplies the attention function."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -83,7 +84,7 @@ class SelfAttention(nn.Module):
         self.proj = nn.Linear(width, width)
 
     def prepare(self) -> Projection:
-        """Compute what does not change from scale to scale."""
+        """Compute the tensors that all scales share."""
         bias = torch.cat((self.q_bias, torch.zeros_like(self.q_bias), self.v_bias))
         temperature = self.scale_mul_1H11.flatten().clamp_max(math.log(100)).float().exp()
         return Projection(bias, torch.stack((temperature, torch.ones_like(temperature))))
@@ -96,18 +97,14 @@ class SelfAttention(nn.Module):
         rotation: Tensor | None,
         attend: Attend,
     ) -> Tensor:
-        """Attend from every current token to what the cache holds and to the current tokens.
+        """Attend from the current tokens and return [B, T, width] in the weights' dtype.
 
         Args:
-            modulated: computes the input [B, tokens, width]. It is computed again where a method asks for queries as
-                projected, so that it need not be kept meanwhile.
+            modulated: computes the input [B, T, width], again for raw queries, so that it need not be stored.
             layer: index for `attend`.
-            projection: of this layer.
-            rotation: of the current tokens, complex64 [tokens, D/2]; None does not rotate.
-            attend: what is attended to (`Attend`).
-
-        Returns:
-            [B, tokens, width] in the dtype of the weights.
+            projection: result of `prepare`.
+            rotation: complex64 [T, D/2] of the current tokens; None for no rotation.
+            attend: attention function.
         """
         weight = self.mat_qkv.weight
 
@@ -119,7 +116,7 @@ class SelfAttention(nn.Module):
         def raw_queries() -> Tensor:
             return project(weight[: len(self.q_bias)], None)[:, :, 0].transpose(1, 2)
 
-        # Queries, keys and values have no name here: they are freed before the output is projected.
+        # Queries, keys and values have no name here, so that they are freed before the output is projected.
         out = attend(
             layer, *qk_norm_rope(project(weight, projection.bias), projection.lengths, rotation), raw_queries
         )
@@ -134,15 +131,15 @@ class FeedForward(nn.Module):
         self.fc1, self.fc2 = nn.Linear(width, hidden), nn.Linear(hidden, width)
 
     def forward(self, h: Tensor) -> Tensor:
-        """Map h [B, tokens, width], modulated and in the weights' dtype, to [B, tokens, width].
+        """Map h [B, T, width], modulated and in the weights' dtype, to [B, T, width].
 
-        Without gradients tokens are taken in pieces of `PIECE_BYTES`, and h is overwritten if there are several.
+        Without gradients tokens are processed in pieces of `PIECE_BYTES`, and h is overwritten if there are several.
         """
         rows = h.flatten(0, 1)
-        some = max(1, PIECE_BYTES // (self.fc1.out_features * h.element_size()))
-        if torch.is_grad_enabled() or len(rows) <= some:
+        size = max(1, PIECE_BYTES // (self.fc1.out_features * h.element_size()))
+        if torch.is_grad_enabled() or len(rows) <= size:
             return self._map(h)
-        for piece in rows.split(some):
+        for piece in rows.split(size):
             piece.copy_(self._map(piece))
         return rows.view(h.shape)
 
@@ -152,7 +149,7 @@ class FeedForward(nn.Module):
         return linear(h, self.fc2.weight, self.fc2.bias, dtype)
 
 
-class Block(nn.Module):
+class InfinityBlock(nn.Module):
     """Self-attention and feed-forward under shared AdaLN, cross-attention ungated between them."""
 
     def __init__(self, width: int, heads: int, hidden: int) -> None:
@@ -165,12 +162,10 @@ class Block(nn.Module):
         self.ca_norm = nn.LayerNorm(width, eps=EPSILON)
 
     def condition(self, gss: Tensor, context: Tensor, mask: Tensor) -> LayerCondition:
-        """Compute what the layer needs at every scale.
+        """Compute the layer's tensors for all scales.
 
-        Args:
-            gss: shared modulation float32 [B, 1, 6, width].
-            context: text [B, words, width].
-            mask: bool [B, words], which words exist.
+        Arguments are the shared modulation float32 [B, 1, 6, width], the text [B, words, width] and its mask of words,
+        bool [B, words].
         """
         modulation = Modulation.split(self.ada_gss + gss)
         return LayerCondition(modulation, self.sa.prepare(), self.ca.prepare(context, mask))
@@ -178,15 +173,7 @@ class Block(nn.Module):
     def forward(
         self, x: Tensor, layer: int, condition: LayerCondition, rotation: Tensor, attend: Attend
     ) -> Tensor:
-        """Run the layer over the current tokens.
-
-        Args:
-            x: residual stream [B, tokens, width]; overwritten without gradients.
-            layer: index for `attend`.
-            condition: of this layer.
-            rotation: of the current tokens, complex64 [tokens, D/2].
-            attend: what is attended to (`Attend`).
-        """
+        """Run the layer over the current tokens; without gradients x is overwritten."""
         gate1, gate2, factor1, factor2, shift1, shift2 = condition.modulation
         dtype, norm = self.ffn.fc1.weight.dtype, self.ca_norm
         modulated = partial(modulate, x, factor1, shift1, dtype)
@@ -198,22 +185,16 @@ class Block(nn.Module):
 
 
 def count_layer_bytes(rows: int, width: int, hidden: int) -> int:
-    """Return the bytes that a layer on a GPU holds at its worst instant: bf16 in its branches, a float32 stream.
-
-    Args:
-        rows: tokens of all sequences.
-        width: channels of the residual stream.
-        hidden: channels of the feed-forward's hidden layer.
-    """
+    """Return a layer's peak bytes on a GPU for `rows` tokens of all sequences: bf16 branches, a float32 stream."""
     number, stream = 2, 4
-    # Queries, keys, values and the output of attention; the feed-forward's input, hidden layer and activated copy.
+    # Queries, keys, values and attention's output; the feed-forward's input, hidden layer and activated copy.
     attention = rows * width * (stream + 4 * number)
     piece = min(rows * hidden * number, max(PIECE_BYTES, hidden * number))
     return max(attention, rows * width * (stream + number) + 2 * piece)
 
 
-class HeadNorm(nn.Module):
-    """Scale and shift of the norm before the head, out of the condition."""
+class AdaLNBeforeHead(nn.Module):
+    """Maps the condition to scale and shift of the norm before the head."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -221,23 +202,20 @@ class HeadNorm(nn.Module):
 
 
 def add_gated(x: Tensor, h: Tensor, gate: Tensor, *, rounded: bool) -> Tensor:
-    """Return x + h gate, [B, tokens, width]; without gradients x is overwritten, and h may be.
+    """Return x + h gate with a branch's output h [B, T, width] and a gate [B, 1, width].
 
-    Args:
-        x: residual stream [B, tokens, width].
-        h: what a branch adds to it.
-        gate: [B, 1, width].
-        rounded: whether the product is rounded to h's dtype first, as the official in-place product is.
+    Without gradients x is overwritten, and h may be. With `rounded` the product is rounded to h's dtype first, as the
+    official in-place product is.
     """
-    learning = torch.is_grad_enabled()
+    training = torch.is_grad_enabled()
     if not rounded or h.dtype == torch.float32:
-        return torch.addcmul(x, h, gate) if learning else x.addcmul_(h, gate)
-    return x + (h * gate).to(h.dtype) if learning else x.add_(h.mul_(gate))
+        return torch.addcmul(x, h, gate) if training else x.addcmul_(h, gate)
+    return x + (h * gate).to(h.dtype) if training else x.add_(h.mul_(gate))
 
 
 @torch.no_grad()
 def init_linear(module: nn.Module, generator: torch.Generator) -> None:
-    """Set matrices to train from so that outputs have unit variance, and biases to 0."""
+    """Initialise matrices for training so that outputs have unit variance, and biases to 0."""
     for name, parameter in module.named_parameters():
         if parameter.ndim >= 2 and name.endswith("weight"):
             parameter.normal_(0, parameter.shape[-1] ** -0.5, generator=generator)
@@ -246,7 +224,7 @@ def init_linear(module: nn.Module, generator: torch.Generator) -> None:
 
 
 def make_attend(segments: Sequence[Segment]) -> Attend:
-    """Return attention over all scales at once: each token sees its own and earlier scales, logits are not scaled."""
+    """Return attention over all scales at once: each token attends to its own and earlier scales, logits unscaled."""
 
     def attend(layer: int, q: Tensor, k: Tensor, v: Tensor, raw_queries: Callable[[], Tensor]) -> Tensor:  # noqa: ARG001
         return torch.cat(
@@ -257,5 +235,5 @@ def make_attend(segments: Sequence[Segment]) -> Attend:
 
 
 def _attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    # Spelled out: on CPU the fused kernel's backward pass costs several times this.
+    # Written out, because the fused kernel's backward pass takes several times longer on a CPU.
     return (q @ k.transpose(-1, -2)).float().softmax(-1).to(v.dtype) @ v

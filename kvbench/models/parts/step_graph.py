@@ -1,20 +1,20 @@
-"""Steps of a next-token model: run one by one, or recorded once per segment and repeated.
+"""Steps of a next-token model, run one by one or recorded once per segment and replayed.
 
-A step asks a GPU for hundreds of small kernels, whose launches can take longer than the kernels do. Within a segment
-all steps but the first and the last are the same work on other numbers, since storage changes at its end alone.
+A step launches hundreds of small GPU kernels, and launching them can take longer than running them. All steps of a
+segment except the first and the last do the same work on other numbers, because storage only changes at its end.
 """
 
 from collections.abc import Callable
 
 from torch import Tensor
 
-from kvbench.core.graphs import Record
+from kvbench.core.graphs import GraphRecorder
 from kvbench.core.segments import Segment
 from kvbench.models.base import Cache
 from kvbench.models.parts.decoder import Decoder
 
 Step = Callable[[Tensor, Tensor], Tensor]
-"""Maps tokens [sequences, tokens, width] and their rotations [tokens, head_dim/2] to the last one's logits."""
+"""Maps tokens [sequences, tokens, width] and their rotations [tokens, head_dim/2] to the last token's logits."""
 
 
 def open_steps(transformer: Decoder, cache: Cache, segment: Segment) -> Step:
@@ -27,28 +27,28 @@ def open_steps(transformer: Decoder, cache: Cache, segment: Segment) -> Step:
 
 
 class StepGraph:
-    """A segment's steps, the inner ones recorded once and repeated.
+    """Steps of a segment, of which the second is recorded and replayed.
 
-    The first step prepares what the others share, and compiles what they launch; the last one asks the method what to
-    keep. Both run as they are.
+    The first step prepares shared state and compiles kernels, and in the last one the method decides what to keep;
+    both run directly.
 
     Args:
-        step: the model's.
+        step: the model's step.
         length: tokens of the segment.
-        record: records the second step.
-        advance: counts a step of one token that was repeated without `step` being called.
+        record: records a step.
+        advance: counts a token whose step was replayed.
     """
 
-    def __init__(self, step: Step, length: int, record: Record, advance: Callable[[], None]) -> None:
+    def __init__(self, step: Step, length: int, record: GraphRecorder, advance: Callable[[], None]) -> None:
         self._step, self._record, self._advance = step, record, advance
-        self._length, self._came = length, 0
+        self._length, self._seen = length, 0
         self._repeat: Callable[[], object] | None = None
 
     def __call__(self, x: Tensor, rotation: Tensor) -> Tensor:
-        """Run the next step (`Step`); what it returns is overwritten by the one after it."""
-        first = not self._came
-        self._came += x.shape[1]
-        if first or self._came == self._length or x.shape[1] > 1:
+        """Run the next step (`Step`); the step after it overwrites the result."""
+        first = not self._seen
+        self._seen += x.shape[1]
+        if first or self._seen == self._length or x.shape[1] > 1:
             return self._step(x, rotation)
         if self._repeat is None:
             self._x, self._rotation = x.clone(), rotation.clone()

@@ -1,8 +1,8 @@
-"""A decoder split over processes: each has some heads of every layer and some channels of every feed-forward.
+"""Tensor parallelism of a decoder: each process has some heads of every layer and some feed-forward channels.
 
-The projections into heads and hidden channels are split by rows, those back into the stream by columns, so that the
-partial sums of the latter, added over all processes, are what one process computes, but for the order of summation
-(Megatron-LM, arXiv:1909.08053, section 3). Embeddings, norms and logits are whole in every process.
+Input projections are split by rows, output projections by columns; the sum of the output projections over all processes
+equals one process's result up to the order of summation (Megatron-LM, arXiv:1909.08053, section 3). Every process has
+all embeddings, norms and logits.
 """
 
 from collections.abc import Mapping
@@ -22,10 +22,10 @@ BY_COLUMNS = ("attention.wo.weight", "feed_forward.w2.weight")
 
 
 def check_split(config: DecoderConfig, count: int) -> None:
-    """Refuse a number of processes that heads or hidden channels cannot be shared out to evenly.
+    """Check that a number of processes divides heads and hidden channels.
 
     Raises:
-        ValueError: naming what does not divide.
+        ValueError: naming the size that it does not divide.
     """
     for name in ("heads", "kv_heads", "hidden"):
         if count < 1 or getattr(config, name) % count:
@@ -35,7 +35,7 @@ def check_split(config: DecoderConfig, count: int) -> None:
 
 
 def split_config(config: C, count: int) -> C:
-    """Return the shape of one of `count` equal shares, its stream as wide as the whole's."""
+    """Return the shape of one of `count` equal shares; the residual stream keeps its width."""
     return replace(
         config,
         heads=config.heads // count,
@@ -45,15 +45,9 @@ def split_config(config: C, count: int) -> C:
 
 
 def split_state(state: Mapping[str, Tensor], config: DecoderConfig, rank: int, count: int) -> State:
-    """Return share `rank` of `count` of a whole decoder's state.
+    """Return share `rank` of `count` of the state of a decoder with the shape `config`.
 
-    Heads of a share follow each other, and its query heads are those that share its KV heads.
-
-    Args:
-        state: of the whole `kvbench.models.parts.decoder.Decoder`.
-        config: shape of the whole.
-        rank: number of the share.
-        count: how many there are.
+    A share has consecutive KV heads and the query heads that use them.
     """
     if count == 1:
         return dict(state)

@@ -1,4 +1,4 @@
-"""Text encoders: Flan-T5 for the official models, a small one over a closed vocabulary for the embedded model."""
+"""Text encoders: Flan-T5 for the official models, a small encoder of a closed vocabulary for the embedded ones."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from kvbench.models.parts.layers import init_linear
 
 
 class TextEncoder(Protocol):
-    """Anything that turns prompts into packed features."""
+    """Interface of text encoders."""
 
     def encode(self, prompts: Sequence[str]) -> TextFeatures:
         """Return the features of every prompt; an empty prompt has at least its end token."""
@@ -25,13 +25,13 @@ class TextEncoder(Protocol):
 
 
 class T5Encoder:
-    """Flan-T5 encoder through transformers: weights in half precision, float32 features, no padding kept.
+    """Flan-T5 encoder of the transformers library: weights in half precision, float32 features without padding.
 
     Args:
-        folder: the encoder's files, configuration and tokenizer included.
-        device: where it runs.
-        dtype: of weights and features until they are returned.
-        longest: tokens of a prompt, its end included; others are cut off.
+        folder: folder of the encoder's files, configuration and tokenizer included.
+        device: device of the encoder.
+        dtype: dtype of weights and computation.
+        longest: maximum tokens of a prompt, its end included; further tokens are dropped.
 
     Raises:
         OSError: the folder lacks the network.
@@ -70,12 +70,12 @@ class T5Encoder:
 
 
 class HashedText:
-    """A stand-in for a text encoder without weights: features drawn from each word's hash, and an end token.
+    """Stand-in for a text encoder without weights: random features seeded by each word's hash, and an end token.
 
     Args:
         width: channels of a word.
-        device: where the features go.
-        longest: words of a prompt, its end included; others are cut off. None for no limit.
+        device: device of the features.
+        longest: maximum words of a prompt, its end included; further words are dropped. None for no limit.
     """
 
     def __init__(self, width: int, device: torch.device | str, longest: int | None = None) -> None:
@@ -95,7 +95,7 @@ class HashedText:
 
 @dataclass(frozen=True)
 class VocabularyConfig:
-    """Shape of the closed-vocabulary encoder: words (0 pads), longest prompt, channels, layers, heads."""
+    """Shape of the closed-vocabulary encoder: words (word 0 is padding), longest prompt, channels, layers, heads."""
 
     words: int
     longest: int
@@ -124,8 +124,8 @@ class VocabularyEncoder(nn.Module):
     """A small pre-norm transformer over words, trained together with the image transformer.
 
     Args:
-        config: its shape.
-        tokenize: prompt to word numbers; may raise ValueError for an unknown word. Only `encode` needs it.
+        config: shape of the encoder.
+        tokenize: maps a prompt to word numbers, for `encode`; raises ValueError for an unknown word.
     """
 
     def __init__(self, config: VocabularyConfig, tokenize: Callable[[str], list[int]] | None = None) -> None:
@@ -137,7 +137,7 @@ class VocabularyEncoder(nn.Module):
         self.norm = nn.LayerNorm(config.width)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Map word numbers int64 [B, words], 0 where padded, to [B, words, width]."""
+        """Map word numbers int64 [B, words], 0 for padding, to [B, words, width]."""
         mask = tokens > 0
         x = self.word(tokens) + self.place.weight[: tokens.shape[1]]
         for block in self.text_blocks:
@@ -149,7 +149,7 @@ class VocabularyEncoder(nn.Module):
         """Return packed features of captions of the closed grammar.
 
         Raises:
-            ValueError: a word outside the vocabulary, or too many words.
+            ValueError: a prompt has an unknown word or too many words.
         """
         assert self._tokenize is not None
         rows = [self._tokenize(prompt) for prompt in prompts]
@@ -159,7 +159,7 @@ class VocabularyEncoder(nn.Module):
 
     @torch.no_grad()
     def init_weights(self, generator: torch.Generator) -> None:
-        """Set weights to train from: unit-variance layers, branches that start at zero."""
+        """Initialise weights for training: unit-variance layers, branches that start at zero."""
         init_linear(self, generator)
         self.word.weight.normal_(0, 1.0, generator=generator)
         self.place.weight.normal_(0, 0.5, generator=generator)
@@ -175,13 +175,9 @@ def load_t5(
     half: torch.dtype = torch.float16,
     longest: int = 512,
 ) -> tuple[TextEncoder, str]:
-    """Load Flan-T5 and return it with the SHA-256 of its files.
+    """Load Flan-T5, in `half` on a GPU and float32 on a CPU, and return it with the SHA-256 of its files.
 
-    Args:
-        source: of its files, configuration and tokenizer included.
-        device: where it runs.
-        half: dtype on a GPU; float32 on a CPU.
-        longest: tokens of a prompt, its end included; others are cut off.
+    Prompts are cut to `longest` tokens.
 
     Raises:
         WeightsError: the files are missing or not Flan-T5, or the `text` extra is not installed.
@@ -203,7 +199,7 @@ def load_vocabulary(
     tokenize: Callable[[str], list[int]],
     device: torch.device | str,
 ) -> tuple[TextEncoder, str]:
-    """Load the encoder of a closed vocabulary, random without a source, and return it with its weights' SHA-256.
+    """Load a closed-vocabulary encoder, random without a source, and return it with its weights' SHA-256.
 
     Raises:
         WeightsError: a checkpoint is missing, unreadable or does not fit.

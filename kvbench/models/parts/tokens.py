@@ -1,4 +1,4 @@
-"""Prompts as token numbers: the base class of tokenizers, their files, and padded batches of prompts."""
+"""Tokenizers of prompts: their base class, their files, and padded batches of prompts."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -20,7 +20,7 @@ class Tokenizer(ABC):
     """Base class of tokenizers.
 
     Attributes:
-        pad: token that fills the places in front of short prompts.
+        pad: token that pads short prompts in front.
     """
 
     pad: int
@@ -30,23 +30,23 @@ class Tokenizer(ABC):
         """Return the tokens of a prompt, special ones included."""
 
     def drop_condition(self, tokens: list[int]) -> list[int]:
-        """Return the tokens of a prompt's unconditional branch; models with guidance have one."""
+        """Return the tokens of a prompt's unconditional branch, for models with guidance."""
         raise NotImplementedError
 
 
 T = TypeVar("T", bound=Tokenizer)
 
 
-def hash_words(words: Sequence[str], count: int) -> list[int]:
-    """Return a number below `count` for each word, in place of a vocabulary."""
-    return [int(hash_content(word)[:14], 16) % count for word in words]
+def hash_words(words: Sequence[str], first: int, vocabulary: int) -> list[int]:
+    """Return a token from `first` to `vocabulary` - 1 for each word by its hash, in place of a tokenizer's file."""
+    return [first + int(hash_content(word)[:14], 16) % (vocabulary - first) for word in words]
 
 
 def open_tokenizer(path: Path) -> "Reader":
-    """Read a `tokenizer.json`.
+    """Read a `tokenizer.json` with the `tokenizers` library.
 
-    It is read by `tokenizers` itself: of the classes of transformers one loses every space of a byte-level file, and
-    the other does not begin a text with the token that models were trained with.
+    The classes of transformers do not fit: one loses every space of a byte-level file, the other does not begin a text
+    with the token that models were trained with.
 
     Raises:
         ImportError: the `text` extra is not installed.
@@ -58,7 +58,7 @@ def open_tokenizer(path: Path) -> "Reader":
         reader = Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises nothing more particular
         raise ValueError(str(error)) from None
-    # A file may remember how long its last text was made, which official programs set anew.
+    # A file may contain the length of its last text, which official programs reset.
     reader.no_truncation()
     reader.no_padding()
     return reader
@@ -68,7 +68,7 @@ def find_token(reader: "Reader", name: str) -> int:
     """Return the number of a token.
 
     Raises:
-        ValueError: there is none of that name.
+        ValueError: no token has the name.
     """
     number: int | None = reader.token_to_id(name)
     if number is None:
@@ -77,12 +77,9 @@ def find_token(reader: "Reader", name: str) -> int:
 
 
 def read_tokenizer(source: Source, make: Callable[[Path], T], owner: str) -> tuple[T, str]:
-    """Read a model's `tokenizer.json`, and return it with the SHA-256 of its file.
+    """Read a model's `tokenizer.json` with `make` and return the tokenizer and the SHA-256 of its file.
 
-    Args:
-        source: where the file is.
-        make: reads it; a ValueError says why it cannot be the model's.
-        owner: name of the model, for the message.
+    `make` raises a ValueError if the file is not the model's; `owner` is the model's name for the message.
 
     Raises:
         WeightsError: the file is missing or not the model's, or the `text` extra is not installed.
@@ -98,10 +95,10 @@ def read_tokenizer(source: Source, make: Callable[[Path], T], owner: str) -> tup
 
 
 def encode_prompts(prompts: Sequence[str], tokenizer: Tokenizer, capacity: int) -> list[list[int]]:
-    """Return the token numbers of every prompt, each of which must fit.
+    """Return the tokens of every prompt.
 
     Raises:
-        ValueError: naming the longest prompt and the tokens that it needs.
+        ValueError: a prompt has more than `capacity` tokens; names the longest one.
     """
     rows = [tokenizer.encode(prompt) for prompt in prompts]
     longest = max(range(len(rows)), key=lambda index: len(rows[index]), default=None)
@@ -116,23 +113,16 @@ def encode_prompts(prompts: Sequence[str], tokenizer: Tokenizer, capacity: int) 
 def lay_out(
     prompts: Sequence[str], tokenizer: Tokenizer, capacity: int, *, guided: bool = False
 ) -> tuple[Tensor, list[int]]:
-    """Encode prompts and pad them in front.
+    """Encode prompts and pad them in front: int64 [sequences, capacity], and the padding of each sequence.
 
-    Args:
-        prompts: texts.
-        tokenizer: of the model.
-        capacity: tokens of the longest prompt.
-        guided: add the unconditional branch, whose sequences come after all others.
-
-    Returns:
-        int64 [sequences, capacity], and the padding of each sequence.
+    With `guided` the unconditional sequences follow all others.
 
     Raises:
-        ValueError: a prompt of more tokens.
+        ValueError: a prompt has more than `capacity` tokens.
     """
     rows = encode_prompts(prompts, tokenizer, capacity)
     if guided:
         rows += [tokenizer.drop_condition(row) for row in rows]
     padding = [capacity - len(row) for row in rows]
-    padded = [[tokenizer.pad] * more + row for more, row in zip(padding, rows, strict=True)]
+    padded = [[tokenizer.pad] * count + row for count, row in zip(padding, rows, strict=True)]
     return torch.tensor(padded), padding

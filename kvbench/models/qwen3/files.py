@@ -1,4 +1,4 @@
-"""Conversion of Qwen3's files to the names of the modules, and back."""
+"""Conversion between Qwen3's files and the modules' names."""
 
 from collections.abc import Mapping
 
@@ -21,11 +21,7 @@ from kvbench.models.qwen3.transformer import Qwen3Config
 def clean_qwen3(raw: Mapping[str, object], config: Qwen3Config) -> State:
     """Return the language model's state.
 
-    Files of models whose embedding is tied may hold it twice; a second one that differs is kept, to be refused.
-
-    Args:
-        raw: contents of the files.
-        config: shape of the model.
+    A file with a tied embedding may contain it twice; a different second one stays, so that it is refused.
     """
     state = strip_prefix(raw)
     for name in [name for name in state if name.endswith(("q_norm.weight", "k_norm.weight"))]:
@@ -37,12 +33,7 @@ def clean_qwen3(raw: Mapping[str, object], config: Qwen3Config) -> State:
 
 
 def split_qwen3(state: Mapping[str, Tensor], config: Qwen3Config) -> State:
-    """Return the state of a language model under the names of Qwen3's files: what `clean_qwen3` undoes.
-
-    Args:
-        state: of a `Qwen3`.
-        config: its shape.
-    """
+    """Return the state of a `Qwen3` under the names of Qwen3's files; the inverse of `clean_qwen3`."""
     split = split_llama(state, config.heads, config.kv_heads, config.head_dim)
     head = split.pop("output.weight", None)
     named = {PREFIX + name: tensor for name, tensor in split.items()}

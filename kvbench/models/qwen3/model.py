@@ -20,8 +20,8 @@ from kvbench.models.outputs import Text
 from kvbench.models.parts.tensor_parallel import check_split, split_config, split_state
 from kvbench.models.parts.tokens import lay_out
 from kvbench.models.qwen3.files import clean_qwen3
-from kvbench.models.qwen3.loop import generate
-from kvbench.models.qwen3.prompt import HashedTokens, TextTokenizer, read_tokenizer
+from kvbench.models.qwen3.loop import draw_text_tokens
+from kvbench.models.qwen3.prompt import HashedTextTokenizer, TextTokenizer, read_tokenizer
 from kvbench.models.qwen3.sampling import TextSampling
 from kvbench.models.qwen3.transformer import Qwen3, Qwen3Config
 
@@ -30,36 +30,36 @@ from kvbench.models.qwen3.transformer import Qwen3, Qwen3Config
 class Qwen3Model(NextTokenModel[Qwen3]):
     """Qwen3 at any size: settings now, weights on `load`.
 
-    Prompts are padded in front to a room of `prompt_tokens` tokens. Positions count from the room's first token: what
-    is attended to depends on their differences alone.
+    Prompts are padded in front to `prompt_tokens` tokens. Positions count from the first padding token, because
+    attention depends on their differences alone.
 
-    How long a text becomes is not known beforehand, so budgets are measured by the longest there can be: a fraction is
-    one of the room for the prompt and of `max_tokens` (less the last chunk, which is never cached). Papers give tokens
-    per head, `budget=1024`, which mean the same whatever `max_tokens` is.
+    The length of a text is not known in advance, so a fractional budget refers to the longest sequence:
+    `prompt_tokens` and `max_tokens` (without the last chunk, which is never cached). Papers give tokens per head,
+    `budget=1024`, which do not depend on `max_tokens`.
 
-    Differs from transformers' program in: it rotates in float32, where that rounds cosines and sines to the dtype of
-    the weights.
+    Differs from transformers' program in: rotation is in float32, where transformers rounds cosines and sines to the
+    weights' dtype.
 
-    Split over processes, each has its share of every layer's heads and hidden channels and writes the same texts; they
-    are those of one process but for rounding, since sums are taken in another order.
+    With several processes, each has a share of every layer's heads and hidden channels. All write the same texts, which
+    equal one process's texts up to rounding, because sums have another order.
 
     Attributes:
         name: as in `conf/model`.
         transformer: shape of the language model.
         sampling: temperature and truncation.
-        sources: where `weights` come from: the model's folder, its tokenizer included.
+        sources: source of `weights`, the model's folder with its tokenizer.
         weights: `files`, or `random` numbers in the model's shape (a hash in place of the tokenizer), for timing and
             tests.
-        prompt_tokens: tokens of the longest prompt, those of the chat around it included.
-        max_tokens: tokens after which a text is cut.
-        chunk: tokens after which a method is asked what to keep.
-        thinking: whether the model thinks before it answers, if there is a chat.
-        chat: whether a prompt stands in the model's chat template; otherwise the model goes on with it as with a text.
-        stop: whether a text ends where the model ends it; otherwise it goes on to `max_tokens`, for timing.
+        prompt_tokens: tokens of the longest prompt, with its chat template.
+        max_tokens: maximum tokens of a text.
+        chunk: number of tokens between two decisions of a method.
+        thinking: whether the model thinks before it answers, with `chat`.
+        chat: whether prompts are put into the chat template; otherwise the model continues them.
+        stop: whether the model can end a text; otherwise every text has `max_tokens` tokens, for timing.
         default_sinks: sink segments when the config names none; the prompt is the first segment.
-        count_padding: whether padding in front of a short prompt takes of its share of the budget.
-        tensor_parallel: processes that hold the model together.
-        processes: those processes, set before `load`.
+        count_padding: whether the padding of a short prompt counts in its budget.
+        tensor_parallel: number of processes that share the model.
+        processes: these processes, set before `load`.
     """
 
     name: str
@@ -88,19 +88,19 @@ class Qwen3Model(NextTokenModel[Qwen3]):
 
     @cached_property
     def spec(self) -> ModelSpec:
-        """Shapes, and the schedule of the longest text; generation stops where all texts of a batch have ended."""
+        """Shapes and the schedule of the longest text; generation stops when all texts of a batch have ended."""
         segments = next_token_image(self.prompt_tokens, self.max_tokens, self.chunk)
         spec = self.transformer.describe(self.name, segments, 1)
         return replace(spec, padding_counts=self.count_padding)
 
     @property
     def parameters(self) -> int:
-        """Parameters of the whole, counted on the meta device."""
+        """Parameters of the whole model, counted on the meta device."""
         return sum(p.numel() for p in build_on_meta(lambda: Qwen3(self.transformer)).parameters())
 
     @property
     def calls(self) -> Calls:
-        """Calls of the loaded model that a profiler may watch."""
+        """Calls of the loaded model that a profiler can time."""
         return {
             "text": [(self._text, "encode")],
             "transformer": self._passes,
@@ -108,7 +108,7 @@ class Qwen3Model(NextTokenModel[Qwen3]):
         }
 
     def load(self, device: torch.device | str) -> None:
-        """Build this process's share of the network and fill it, in float32 on a CPU and bf16 on a GPU, as files are.
+        """Build and fill this process's share of the network, in float32 on a CPU and in bf16 on a GPU.
 
         Raises:
             WeightsError: a checkpoint is missing, unreadable or does not fit.
@@ -123,14 +123,14 @@ class Qwen3Model(NextTokenModel[Qwen3]):
             return split_state(state, whole, own.rank, own.count)
 
         def place(_: str, tensor: Tensor) -> Tensor:
-            return tensor.to(device).to(dtype)  # cast on the device: files of 16 bits are sent as they are
+            return tensor.to(device).to(dtype)  # cast on the device, so that 16-bit files are sent in 16 bits
 
         if self.weights == "random":
-            made = build_on_meta(lambda: Qwen3(whole))
-            self.weights_sha256 = fill_random(made, lambda _, tensor: tensor.to(dtype))
-            transformer.load_state_dict(take_share(made.state_dict()), assign=True)
+            filled = build_on_meta(lambda: Qwen3(whole))
+            self.weights_sha256 = fill_random(filled, lambda _, tensor: tensor.to(dtype))
+            transformer.load_state_dict(take_share(filled.state_dict()), assign=True)
         else:
-            # The files' digest is also that of the tokenizer, which lies among them.
+            # The digest includes the tokenizer, which is in the same folder.
             self.weights_sha256 = load_into(
                 transformer, self.sources["weights"], lambda raw: take_share(clean_qwen3(raw, whole)), place
             )
@@ -140,14 +140,14 @@ class Qwen3Model(NextTokenModel[Qwen3]):
         release_unused(device)
 
     def list_sources(self) -> Mapping[str, Source]:
-        """Return where the weights come from; nothing of random weights."""
+        """Return the source of the weights; empty for random weights."""
         return self.sources if self.weights == "files" else {}
 
     def prepare(self) -> None:
-        """Download, convert and copy to the node's disk what `load` will read.
+        """Download, convert and copy to the node's disk the files that `load` reads.
 
         Raises:
-            WeightsError: naming what is missing.
+            WeightsError: naming all missing files.
         """
         for source in self.list_sources().values():
             prepare(source, partial(clean_qwen3, config=self.transformer))
@@ -157,11 +157,11 @@ class Qwen3Model(NextTokenModel[Qwen3]):
 
         Raises:
             NotFinite: the model produced NaN or infinite logits.
-            ValueError: a prompt of more than `prompt_tokens` tokens.
+            ValueError: a prompt has more than `prompt_tokens` tokens.
         """
         rows, padding = lay_out(prompts, self._text, self.prompt_tokens)
         with torch.inference_mode():
-            drawn = generate(
+            drawn = draw_text_tokens(
                 self._transformer,
                 self._transformer.embed(rows.to(self._device)),
                 self.spec.segments,
@@ -178,5 +178,5 @@ class Qwen3Model(NextTokenModel[Qwen3]):
 
     def _read_text(self, device: torch.device | str) -> tuple[TextTokenizer, str]:
         if self.weights == "random":
-            return HashedTokens(self.transformer.vocabulary), ""
+            return HashedTextTokenizer(self.transformer.vocabulary), ""
         return read_tokenizer(self.sources["weights"], thinking=self.thinking, chat=self.chat), ""

@@ -1,4 +1,4 @@
-"""Prompts and texts of Qwen3: the chat a prompt stands in, tokens, and what ends a text."""
+"""Tokenizers of Qwen3, which encode prompts in the chat template and decode texts."""
 
 import re
 from abc import abstractmethod
@@ -11,7 +11,7 @@ from kvbench.models.files.weights import Source
 from kvbench.models.parts.tokens import Tokenizer, hash_words
 
 WORDS = "vocabulary.json"
-"""File of a model whose tokenizer is a list of words."""
+"""Name of the tokenizer's file for models with a list of words."""
 
 
 class TextTokenizer(Tokenizer):
@@ -25,20 +25,20 @@ class TextTokenizer(Tokenizer):
 
     @abstractmethod
     def decode(self, tokens: Sequence[int]) -> str:
-        """Return the text of tokens, without those that end it."""
+        """Return the text of tokens, without its end."""
 
 
 class ChatTokenizer(TextTokenizer):
-    """The tokenizer of a model's folder, with its chat template.
+    """Tokenizer of a model's folder, with its chat template.
 
     Args:
-        folder: where its files are.
-        thinking: whether the model thinks before it answers; otherwise the template closes its thoughts at once.
-        chat: whether a prompt stands in a chat; otherwise it is the beginning of a text that the model goes on with.
+        folder: folder of its files.
+        thinking: whether the model thinks before it answers; otherwise the template ends the thinking block at once.
+        chat: whether prompts are put into the chat template; otherwise the model continues them.
 
     Raises:
         ImportError: the `text` extra is not installed.
-        OSError, ValueError: no tokenizer, or one without a chat template or without a token that ends an answer.
+        OSError, ValueError: no tokenizer, or one without a chat template or an end token.
     """
 
     def __init__(self, folder: Path, *, thinking: bool, chat: bool = True) -> None:
@@ -52,12 +52,10 @@ class ChatTokenizer(TextTokenizer):
         if end is None:
             raise ValueError("it has no token that ends an answer")
         self.pad = end if pad is None else pad
-        self.ends = tuple(
-            dict.fromkeys((end, self.pad))
-        )  # a text of its own ends with the token that also pads
+        self.ends = tuple(dict.fromkeys((end, self.pad)))  # without a chat, the padding token ends a text
 
     def encode(self, prompt: str) -> list[int]:
-        """Return the tokens of a question of the user's, up to where the answer begins; of a text without a chat."""
+        """Return the tokens of a user's question up to the beginning of the answer; without a chat, of the prompt."""
         if not self._chat:
             return list(self._reader(prompt)["input_ids"])
         text = self._reader.apply_chat_template(
@@ -69,20 +67,20 @@ class ChatTokenizer(TextTokenizer):
         return list(self._reader(text, add_special_tokens=False)["input_ids"])
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """Return the text of tokens, thoughts included, without special ones."""
+        """Return the text of tokens, thoughts included, without special tokens."""
         return str(self._reader.decode(list(tokens), skip_special_tokens=True))
 
 
 class WordTokens(TextTokenizer):
-    """A tokenizer that is a list of words, `vocabulary.json`: texts are made of them and of nothing else.
+    """Tokenizer with a list of words, `vocabulary.json`.
 
-    The first word pads and the second ends a text; neither is seen in one.
+    The first word is padding and the second ends a text; both are invisible.
 
     Args:
-        words: all words, in the order of their numbers, no two of them the same.
+        words: all words in the order of their numbers.
 
     Raises:
-        ValueError: fewer than three words, or a word that occurs twice.
+        ValueError: fewer than three words, or a repeated word.
     """
 
     pad = 0
@@ -99,56 +97,51 @@ class WordTokens(TextTokenizer):
         self._pattern = re.compile("|".join(map(re.escape, longest)))
 
     def encode(self, prompt: str) -> list[int]:
-        """Return the tokens of a prompt, the longest word that fits first.
+        """Return the tokens of a prompt, at each place the longest matching word.
 
         Raises:
-            ValueError: something in it is no word.
+            ValueError: a part of the prompt is not a word.
         """
-        tokens, at = [], 0
-        while at < len(prompt):
-            found = self._pattern.match(prompt, at)
-            if found is None:
+        tokens, position = [], 0
+        while position < len(prompt):
+            match = self._pattern.match(prompt, position)
+            if match is None:
                 raise ValueError(
-                    f"prompt {prompt[:40]!r}...: {prompt[at : at + 12]!r} is not in the model's vocabulary"
+                    f"prompt {prompt[:40]!r}...: {prompt[position : position + 12]!r} is not in the model's vocabulary"
                 )
-            tokens.append(self._numbers[found[0]])
-            at = found.end()
+            tokens.append(self._numbers[match[0]])
+            position = match.end()
         return tokens
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """Return the text of tokens, without those that pad or end it."""
+        """Return the text of tokens, without padding and end."""
         return "".join(self._words[token] for token in tokens if token not in (self.pad, *self.ends))
 
 
-class HashedTokens(TextTokenizer):
-    """A stand-in for a tokenizer without its files: one token a word, by the word's hash.
+class HashedTextTokenizer(TextTokenizer):
+    """Stand-in for a tokenizer without its files.
 
     Args:
-        vocabulary: tokens there are, at least 3.
+        vocabulary: number of tokens, at least 3.
     """
 
     pad = 0
     ends: tuple[int, ...] = (1,)
 
     def __init__(self, vocabulary: int) -> None:
-        self._words = vocabulary - 2
+        self._vocabulary = vocabulary
 
     def encode(self, prompt: str) -> list[int]:
-        """Return a token for each word, one at least."""
-        return [2 + word for word in hash_words(prompt.split() or [""], self._words)]
+        """Return a token for each word, at least one."""
+        return hash_words(prompt.split() or [""], 2, self._vocabulary)
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """Return the tokens' numbers as words."""
+        """Return the token numbers as words."""
         return " ".join(f"w{token}" for token in tokens if token not in self.ends)
 
 
 def read_tokenizer(source: Source, *, thinking: bool, chat: bool = True) -> TextTokenizer:
-    """Read the tokenizer out of the folder of a model's weights: a list of words, or what transformers reads.
-
-    Args:
-        source: of the folder.
-        thinking: whether the model thinks before it answers.
-        chat: whether a prompt stands in a chat; lists of words know none.
+    """Read the tokenizer of a model's folder, a `WordTokens` or a `ChatTokenizer` with these options.
 
     Raises:
         WeightsError: its files are missing or unreadable, or the `text` extra is not installed.
@@ -163,6 +156,6 @@ def read_tokenizer(source: Source, *, thinking: bool, chat: bool = True) -> Text
     except (OSError, ValueError) as error:
         reason = str(error).splitlines()[0]
         raise WeightsError(
-            f"{source.key}: {folder} holds no tokenizer with a chat template ({reason}); it must be the model's "
+            f"{source.key}: {folder} contains no tokenizer with a chat template ({reason}); it must be the model's "
             f"folder, with tokenizer.json and tokenizer_config.json, or with {WORDS}"
         ) from None

@@ -19,9 +19,9 @@ class TextSampling:
     """Sampling of tokens; the defaults are Qwen3's for thinking.
 
     Attributes:
-        temperature: what logits are divided by; 0 takes the likeliest token.
+        temperature: divisor of logits; 0 takes the likeliest token.
         top_k: only the k likeliest tokens; 0 for all.
-        top_p: of these the fewest whose common probability is at least top_p, likeliest first; 1 for all.
+        top_p: only the likeliest of these whose total probability reaches top_p; 1 for all.
     """
 
     temperature: float = 0.6
@@ -34,49 +34,43 @@ class TextSampling:
             self,
             temperature=(self.temperature < 0, "not be negative (0 takes the likeliest)"),
             top_k=(self.top_k < 0, "not be negative (0 turns it off)"),
-            top_p=(not 0 < self.top_p <= 1, "lie in (0, 1] (1 turns it off)"),
+            top_p=(not 0 < self.top_p <= 1, "be in (0, 1] (1 turns it off)"),
         )
 
 
 def truncate(logits: Tensor, sampling: TextSampling) -> tuple[Tensor, Tensor]:
-    """Return the tokens that may be drawn, likeliest first, and their logits over the temperature.
+    """Return logits float32 [prompts, candidates] over the temperature, likeliest first, and their tokens int64.
 
-    Args:
-        logits: float32 [prompts, vocabulary].
-        sampling: temperature above 0, and limits.
-
-    Returns:
-        Logits float32 [prompts, candidates], -inf where top-p forbids a candidate, and the tokens int64 of the same
-        shape.
+    Logits are -inf where top-p forbids a candidate. The input is float32 [prompts, vocabulary], the temperature not 0.
     """
     count = min(sampling.top_k, logits.shape[-1]) or logits.shape[-1]
-    kept, tokens = (logits / sampling.temperature).topk(count)
+    candidates, tokens = (logits / sampling.temperature).topk(count)
     if sampling.top_p < 1:
-        chances = kept.softmax(-1)
-        likelier = chances.cumsum(-1) - chances
-        kept = kept.masked_fill(likelier >= sampling.top_p, -math.inf)
-    return kept, tokens
+        probabilities = candidates.softmax(-1)
+        likelier = probabilities.cumsum(-1) - probabilities
+        candidates = candidates.masked_fill(likelier >= sampling.top_p, -math.inf)
+    return candidates, tokens
 
 
-def draw(logits: Tensor, sampling: TextSampling, noise: Noise) -> Tensor:
+def draw_text_token(logits: Tensor, sampling: TextSampling, noise: Noise) -> Tensor:
     """Draw a token int64 [prompts] from logits float32 [prompts, vocabulary].
 
-    The drawn token is argmax p / q with q ~ Exp(1), a number for each token whatever its rank: runs that differ
-    slightly in their logits draw the same token nearly always. No noise is taken at temperature 0.
+    The result is argmax p / q with q ~ Exp(1), where q depends on the token, not on its rank: runs whose logits differ
+    slightly draw the same token nearly always. Temperature 0 draws no noise.
     """
     if sampling.temperature == 0:
         return logits.argmax(-1)
-    kept, tokens = truncate(logits, sampling)
-    waits = wait_for(tokens, send(noise.draw(2), logits.device))
-    best = (kept.softmax(-1) / waits).argmax(-1, keepdim=True)
+    candidates, tokens = truncate(logits, sampling)
+    exponential = mix_exponential(tokens, send(noise.draw(2), logits.device))
+    best = (candidates.softmax(-1) / exponential).argmax(-1, keepdim=True)
     return tokens.gather(-1, best).squeeze(-1)
 
 
-def wait_for(tokens: Tensor, drawn: Tensor) -> Tensor:
-    """Return Exp(1) variables float32 [prompts, candidates], one for each token, out of a few drawn numbers.
+def mix_exponential(tokens: Tensor, drawn: Tensor) -> Tensor:
+    """Return Exp(1) variables float32 [prompts, candidates], one per token, from two numbers drawn per prompt.
 
-    A vocabulary's worth of draws would take as long as a layer; the bits of two, mixed with the token's number, serve
-    as well (the finaliser of SplitMix64: Steele, Lea and Flood, OOPSLA 2014).
+    Drawing a number per token of the vocabulary would take as long as a layer. Instead the bits of two are mixed with
+    the token's number (finaliser of SplitMix64: Steele, Lea and Flood, OOPSLA 2014).
 
     Args:
         tokens: int64 [prompts, candidates].
@@ -90,5 +84,5 @@ def wait_for(tokens: Tensor, drawn: Tensor) -> Tensor:
 
 
 def _shift(bits: Tensor, by: int) -> Tensor:
-    """Shift int64 to the right without its sign."""
+    """Shift int64 logically to the right."""
     return (bits >> by) & (2 ** (64 - by) - 1)

@@ -1,4 +1,4 @@
-"""Qwen3's language model (arXiv:2505.09388): shared heads, normalised queries and keys, rotation with base 10^6."""
+"""Qwen3's language model (arXiv:2505.09388): grouped heads, normalised queries and keys, rotation with base 10^6."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -11,10 +11,10 @@ from kvbench.models.parts.decoder import Add, Decoder, DecoderConfig, add_nothin
 
 @dataclass(frozen=True, kw_only=True)
 class Qwen3Config(DecoderConfig):
-    """Shape of a language model; heads x head_dim need not be the width.
+    """Shape of a language model; heads x head_dim may differ from the width.
 
     Attributes:
-        tied: the embedding is also what maps the stream to logits.
+        tied: whether the embedding also maps the stream to logits.
     """
 
     qk_norm: Literal["none", "rms", "layer"] = "rms"

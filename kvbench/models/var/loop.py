@@ -1,4 +1,4 @@
-"""VAR's next-scale loop: tokens of one scale, their codes, the input of the next."""
+"""VAR's next-scale loop: draw the tokens of a scale, add their codes, shrink the sum to the next scale's input."""
 
 from functools import partial
 
@@ -9,13 +9,13 @@ from kvbench.core.devices import reserve
 from kvbench.core.segments import Segment
 from kvbench.models.base import Cache, FiniteCheck
 from kvbench.models.noise import Noise
-from kvbench.models.var.sampling import VARSampling, choose, guide, mix_codes, truncate
+from kvbench.models.var.sampling import VARSampling, draw_tokens, guide, mix_codes, truncate
 from kvbench.models.var.tokenizer import VQVAE, shrink
-from kvbench.models.var.transformer import VAR, Condition
+from kvbench.models.var.transformer import VAR, ClassCondition
 
 
 @torch.inference_mode()
-def generate(
+def draw_token_scales(
     transformer: VAR,
     tokenizer: VQVAE,
     labels: Tensor,
@@ -29,12 +29,12 @@ def generate(
 
     Args:
         transformer: the model; its blocks' dtype decides the rounding.
-        tokenizer: codes of the tokens and their sum; decoding is left to the caller.
+        tokenizer: maps tokens to codes and adds them; the caller decodes the result.
         labels: int64 [B], `transformer.config.classes` for no class.
-        cache: holds keys and values; sequences are all conditional prompts, then all unconditional ones.
+        cache: cache of keys and values; all conditional sequences come before all unconditional ones.
         noise: randomness, per prompt.
         sampling: guidance and truncation.
-        activations: bytes that a GPU's allocator takes as one piece beforehand, for what a layer works on.
+        activations: bytes for a layer's activations, which a GPU's allocator reserves as one block.
 
     Returns:
         Sum of all codes, float32 [B, channels, H, W], the tokenizer's decoder input.
@@ -49,20 +49,20 @@ def generate(
     features: Tensor | None = None
     finite = FiniteCheck()
     cache.reset(2 * prompts)
-    again = cache.repetitions
-    if again is not None:
-        condition = again.hold(condition)
-    # After what lives as long as the generation, which would else be cut from the same piece.
+    repetitions = cache.repetitions
+    if repetitions is not None:
+        condition = repetitions.hold(condition)
+    # After tensors that live as long as the generation, which would otherwise be cut from the same block.
     reserve(activations, labels.device)
     for segment in segments:
         cache.begin(segment)
         progress = segment.index / last.index
         work = partial(compute_logits, transformer, segment, condition, cache, sampling.cfg, progress)
-        given = () if features is None else (features,)
+        inputs = () if features is None else (features,)
         key = segment.index, id(condition)
-        logits = work(*given) if again is None else again.run(key, work, *given)
-        # The host draws its noise while a GPU is still at the logits, and waits for nothing.
-        codes = draw(logits, tokenizer, noise, sampling, progress)
+        logits = work(*inputs) if repetitions is None else repetitions.run(key, work, *inputs)
+        # The host draws noise while a GPU computes the logits, and does not wait.
+        codes = draw_codes(logits, tokenizer, noise, sampling, progress)
         finite.note(logits, segment.index)
         codes = codes.unflatten(1, (segment.height, segment.width))
         summed = tokenizer.add(summed, codes, segment.index, len(segments))
@@ -75,7 +75,7 @@ def generate(
 def compute_logits(
     transformer: VAR,
     segment: Segment,
-    condition: Condition,
+    condition: ClassCondition,
     cache: Cache,
     cfg: float,
     progress: float,
@@ -85,18 +85,20 @@ def compute_logits(
     return guide(transformer.scale(segment, condition, features, cache.attend), cfg, progress)
 
 
-def draw(logits: Tensor, tokenizer: VQVAE, noise: Noise, sampling: VARSampling, progress: float) -> Tensor:
+def draw_codes(
+    logits: Tensor, tokenizer: VQVAE, noise: Noise, sampling: VARSampling, progress: float
+) -> Tensor:
     """Draw codes float32 [prompts, t_k, channels] of one scale from its guided logits [prompts, t_k, codes].
 
-    The smooth variant draws tokens too and drops them, so that it uses as much noise as the official program.
+    The smooth variant also draws tokens and drops them, to use as much noise as the official program.
     """
     logits = truncate(logits, sampling)
-    tokens = choose(logits, noise)
+    tokens = draw_tokens(logits, noise)
     if sampling.smooth:
         return mix_codes(logits, progress, noise) @ tokenizer.quantize.embedding.weight
     return tokenizer.codes(tokens)
 
 
 def make_features(summed: Tensor, segment: Segment) -> Tensor:
-    """Average the sum of codes [B, channels, H, W] to the grid of a scale, [B, t_k, channels]."""
+    """Average the sum of codes [B, channels, H, W] over the grid of a scale, [B, t_k, channels]."""
     return shrink(summed, (segment.height, segment.width)).flatten(2).transpose(1, 2)

@@ -15,7 +15,7 @@ from kvbench.models.files.official_files import clean_transformer, clean_vqvae
 from kvbench.models.image_model import ImageModel
 from kvbench.models.noise import Noise
 from kvbench.models.parts.layers import count_layer_bytes
-from kvbench.models.var.loop import generate
+from kvbench.models.var.loop import draw_token_scales
 from kvbench.models.var.sampling import VARSampling
 from kvbench.models.var.tokenizer import VQVAE, VQConfig
 from kvbench.models.var.transformer import VAR, VARConfig, is_rounded
@@ -25,7 +25,7 @@ from kvbench.models.var.transformer import VAR, VARConfig, is_rounded
 class VARModel(ImageModel[VAR, VQVAE]):
     """VAR at any size.
 
-    A prompt is a class number, -1 for no class; words after it (the class's name) are for people. Sources are
+    A prompt is a class number, -1 for no class; later words, such as the class's name, are ignored. Sources are
     `transformer` and `tokenizer`.
 
     Attributes:
@@ -58,14 +58,14 @@ class VARModel(ImageModel[VAR, VQVAE]):
         return ModelSpec(self.name, config.depth, config.heads, config.width // config.heads, config.segments)
 
     def activation_bytes(self, prompts: int) -> int:
-        """Return the bytes beside weights and cache that drawing holds at its worst instant on a GPU.
+        """Return the peak bytes of a generation on a GPU without weights and cache.
 
-        That is at the last scale, in a layer, while logits of codes are made, or while they are drawn from.
+        The peak is at the last scale, in a layer, in the logits or in the draw.
         """
         config, cells = self.transformer, self.spec.segments[-1].length
         rows, logits = 2 * prompts * cells, 4 * prompts * cells * config.codes
         layer = count_layer_bytes(rows, config.width, 4 * config.width)
-        # The stream and its norm, and both branches in bf16 and float32; then guided and truncated logits,
+        # The stream and its norm, and logits of both branches in bf16 and float32; then guided and truncated logits,
         # probabilities, noise, and their quotient.
         return max(layer, rows * config.width * 6 + 3 * logits, 5 * logits)
 
@@ -79,15 +79,15 @@ class VARModel(ImageModel[VAR, VQVAE]):
         return [(self._transformer, name) for name in ("condition", "scale")]
 
     def check_prompts(self, prompts: Sequence[str]) -> None:
-        """Make sure that every prompt names a class.
+        """Check that every prompt begins with a class number.
 
         Raises:
-            ValueError: naming the first one that does not.
+            ValueError: naming the first wrong prompt.
         """
         read_labels(prompts, self.transformer.classes, self.name)
 
     def output_projection(self, layer: int) -> Tensor:
-        """Return W_o of a layer of the loaded model, [width, query heads x D], for methods that ask a view for it."""
+        """Return W_o of a layer of the loaded model, [width, query heads x D]."""
         return self._transformer.layers[layer].attn.proj.weight
 
     @property
@@ -99,5 +99,5 @@ class VARModel(ImageModel[VAR, VQVAE]):
 
     def _draw(self, prompts: Sequence[str], cache: Cache, noise: Noise) -> Tensor:
         labels = torch.tensor(read_labels(prompts, self.transformer.classes, self.name), device=self._device)
-        networks, room = (self._transformer, self._tokenizer), self.activation_bytes(len(prompts))
-        return generate(*networks, labels, cache, noise, self.sampling, activations=room)
+        networks, activations = (self._transformer, self._tokenizer), self.activation_bytes(len(prompts))
+        return draw_token_scales(*networks, labels, cache, noise, self.sampling, activations=activations)

@@ -1,4 +1,7 @@
-"""VAR's sampling: guidance that grows with the scale, truncation, the draw of tokens, and its smooth variant."""
+"""VAR's sampling: guidance that grows with the scale, truncation, the draw of tokens and its smooth variant.
+
+Shapes: B prompts, t tokens of a scale, V codes.
+"""
 
 import math
 from dataclasses import dataclass
@@ -11,7 +14,7 @@ from kvbench.models.base import refuse
 from kvbench.models.noise import Noise
 
 PIECE_BYTES = 64 << 20
-"""Bytes of logits that are truncated at a time."""
+"""Bytes of logits truncated in one call."""
 
 
 @dataclass(frozen=True)
@@ -19,10 +22,10 @@ class VARSampling:
     """Sampling of tokens (VAR's inference).
 
     Attributes:
-        cfg: classifier-free guidance of the last scale; that of scale k of K is cfg k / (K - 1), so none at scale 0.
+        cfg: classifier-free guidance of the last scale; scale k of K uses cfg k / (K - 1), so scale 0 has none.
         top_k: only the k most likely codes, ties with the last of them included; 0 for all.
-        top_p: least likely codes with a common probability of at most 1 - top_p are never drawn; 0 for no such limit.
-        smooth: mix codes by a Gumbel softmax in place of the drawn ones (`more_smooth`; prettier, but not for FID).
+        top_p: the least likely codes with a total probability of at most 1 - top_p are not drawn; 0 for no limit.
+        smooth: whether a Gumbel softmax mixes codes (`more_smooth`: better-looking images, not for FID).
     """
 
     cfg: float = 1.5
@@ -36,17 +39,14 @@ class VARSampling:
             self,
             cfg=(self.cfg < 0, "not be negative"),
             top_k=(self.top_k < 0, "not be negative (0 turns it off)"),
-            top_p=(not 0 <= self.top_p <= 1, "lie in [0, 1] (0 turns it off)"),
+            top_p=(not 0 <= self.top_p <= 1, "be in [0, 1] (0 turns it off)"),
         )
 
 
 def guide(logits: Tensor, cfg: float, progress: float) -> Tensor:
-    """Return (1 + t) conditional - t unconditional with t = cfg x progress.
+    """Return (1 + t) conditional - t unconditional with t = cfg x progress, where progress is k / (K - 1).
 
-    Args:
-        logits: [2 x prompts, ...], all conditional ones first.
-        cfg: guidance of the last scale.
-        progress: k / (K - 1) of the scale.
+    Logits are [2 x B, ...], all conditional ones first.
     """
     t = cfg * progress
     conditional, unconditional = logits.chunk(2)
@@ -54,17 +54,13 @@ def guide(logits: Tensor, cfg: float, progress: float) -> Tensor:
 
 
 def truncate(logits: Tensor, sampling: VARSampling) -> Tensor:
-    """Return logits with -inf where top-k, and then top-p of what it left, forbid a code.
+    """Return logits float32 [B, t, V], -inf where top-k, and then top-p of the rest, forbid a code.
 
-    Sorting takes several times the memory of the logits, so tokens are taken in pieces of `PIECE_BYTES`.
-
-    Args:
-        logits: float32 [prompts, tokens, codes].
-        sampling: the limits.
+    Sorting takes several times the memory of the logits, so tokens are split into pieces of `PIECE_BYTES`.
     """
     rows = logits.view(-1, logits.shape[-1])
-    some = max(1, PIECE_BYTES // (rows.shape[1] * rows.element_size()))
-    return torch.cat([_truncate(piece, sampling) for piece in rows.split(some)]).view(logits.shape)
+    size = max(1, PIECE_BYTES // (rows.shape[1] * rows.element_size()))
+    return torch.cat([_truncate(piece, sampling) for piece in rows.split(size)]).view(logits.shape)
 
 
 def _truncate(logits: Tensor, sampling: VARSampling) -> Tensor:
@@ -79,22 +75,16 @@ def _truncate(logits: Tensor, sampling: VARSampling) -> Tensor:
     return logits
 
 
-def choose(logits: Tensor, noise: Noise) -> Tensor:
-    """Draw tokens int64 [prompts, tokens] from truncated logits [prompts, tokens, codes].
+def draw_tokens(logits: Tensor, noise: Noise) -> Tensor:
+    """Draw tokens int64 [B, t] from truncated logits [B, t, V].
 
-    The drawn code is argmax p / q with q ~ Exp(1), which is how a single `torch.multinomial` draw works.
+    The result is argmax p / q with q ~ Exp(1), which is how a single `torch.multinomial` draw works.
     """
     return (logits.softmax(-1) / _exponential(logits, noise)).argmax(-1)
 
 
 def mix_codes(logits: Tensor, progress: float, noise: Noise) -> Tensor:
-    """Return weights [prompts, tokens, codes] that sum to 1: a Gumbel softmax whose temperature falls from 0.27.
-
-    Args:
-        logits: truncated, [prompts, tokens, codes].
-        progress: k / (K - 1) of the scale.
-        noise: drawn from after the tokens of the scale.
-    """
+    """Return a Gumbel softmax [B, t, V] of truncated logits, whose temperature decreases from 0.27 with progress."""
     gumbel = -_exponential(logits, noise).log()
     temperature = max(0.27 * (1 - 0.95 * progress), 0.005)
     return (((1 + progress) * logits + gumbel) / temperature).softmax(-1)

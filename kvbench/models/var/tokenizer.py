@@ -1,6 +1,6 @@
-"""VAR's multi-scale VQ-VAE: encoder, residual vector quantiser, decoder.
+"""VAR's multi-scale VQ-VAE (arXiv:2404.02905, section 3.2, algorithms 1 and 2).
 
-One quantiser serves every schedule of scales. Source: VAR (arXiv:2404.02905), section 3.2, algorithms 1 and 2.
+It has an encoder, a residual vector quantiser for any schedule of scales, and a decoder.
 """
 
 from collections.abc import Sequence
@@ -10,21 +10,21 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from kvbench.models.parts.autoencoder import Decoder, Encoder, ImageTokenizer, Size, resize
+from kvbench.models.parts.autoencoder import ConvDecoder, ConvEncoder, ImageTokenizer, Size, resize
 from kvbench.models.parts.codebook import Codebook, CodebookConfig, find_nearest
 
 TICKS = (0.08333333333333333, 0.36111111111111105, 0.6388888888888888, 0.9166666666666666)
 """Positions of the four convolutions between the first scale (0) and the last (1), exact in float64.
 
-Some scales of published schedules lie exactly between two of these; which one is nearer follows from the rounding.
+Some scales of published schedules are halfway between two of these; rounding decides which one is nearer.
 """
-SHARE = 0.5
+CONVOLUTION_SHARE = 0.5
 """Weight of the convolution's output in a scale's codes; the rest is its input."""
 
 
 @dataclass(frozen=True)
 class VQConfig(CodebookConfig):
-    """Shape of a tokenizer, whose latent has the channels of a code."""
+    """Shape of a tokenizer whose latents have the channels of a code."""
 
 
 class _Quantizer(Codebook):
@@ -40,7 +40,7 @@ class VQVAE(ImageTokenizer):
     def __init__(self, config: VQConfig) -> None:
         super().__init__()
         self.config = config
-        self.encoder, self.decoder = Encoder(config.networks), Decoder(config.networks)
+        self.encoder, self.decoder = ConvEncoder(config.networks), ConvDecoder(config.networks)
         self.quantize = _Quantizer(config)
         self.quant_conv = nn.Conv2d(config.channels, config.channels, 3, padding=1)
         self.post_quant_conv = nn.Conv2d(config.channels, config.channels, 3, padding=1)
@@ -54,32 +54,23 @@ class VQVAE(ImageTokenizer):
         return self.quantize.embedding(tokens)
 
     def add(self, summed: Tensor, codes: Tensor, scale: int, scales: int) -> Tensor:
-        """Add a scale's codes [B, h, w, channels] to the running sum [B, channels, H, W].
+        """Add the codes [B, h, w, channels] of a scale of `scales` to the running sum [B, channels, H, W].
 
-        Args:
-            summed: the sum over the scales before.
-            codes: codes, or a mixture of codes.
-            scale: index of the scale.
-            scales: scales of the schedule, which say with `scale` which convolution follows the bicubic resize.
+        A bicubic resize is followed by the convolution of the scale (`choose_convolution`).
         """
         grid = (summed.shape[2], summed.shape[3])
         resized = resize(codes.permute(0, 3, 1, 2), grid, "bicubic")
         convolution = self.quantize.quant_resi.get_submodule(f"qresi_ls.{choose_convolution(scale, scales)}")
-        return summed + (1 - SHARE) * resized + SHARE * convolution(resized)
+        return summed + (1 - CONVOLUTION_SHARE) * resized + CONVOLUTION_SHARE * convolution(resized)
 
     @torch.no_grad()
     def encode(self, latents: Tensor, sizes: Sequence[Size]) -> tuple[list[Tensor], Tensor]:
-        """Quantise the residuals of latents [B, channels, H, W] to the nearest codes, scale by scale.
+        """Quantise the residuals of latents float32 [B, channels, H, W] to the nearest codes, scale by scale.
 
-        Args:
-            latents: float32.
-            sizes: (h, w) per scale, the last one the latents' own; any schedule will do.
-
-        Returns:
-            Tokens per scale, int64 [B, h, w], and the sum of all codes float32 [B, channels, H, W].
+        Returns each scale's tokens, int64 [B, h, w], and the sum of all codes, float32 [B, channels, H, W].
 
         Raises:
-            ValueError: the last scale has another size than the latents.
+            ValueError: the last of the `sizes` (h, w) differs from the latents'.
         """
         if tuple(sizes[-1]) != tuple(latents.shape[2:]):
             raise ValueError(
@@ -103,11 +94,11 @@ class VQVAE(ImageTokenizer):
 
 
 def choose_convolution(scale: int, scales: int) -> int:
-    """Return which of the four convolutions a scale uses: the nearest tick, the earlier one on ties."""
-    place = scale / (scales - 1)
-    return min(range(len(TICKS)), key=lambda j: abs(TICKS[j] - place))
+    """Return the index of a scale's convolution, the nearest tick, the earlier one on ties."""
+    position = scale / (scales - 1)
+    return min(range(len(TICKS)), key=lambda j: abs(TICKS[j] - position))
 
 
 def shrink(x: Tensor, size: Size) -> Tensor:
-    """Average [B, channels, H, W] over the (overlapping, where sizes do not divide) windows of a smaller grid."""
+    """Average [B, channels, H, W] over the windows of a smaller grid, which overlap if the sizes do not divide."""
     return F.adaptive_avg_pool2d(x, size)

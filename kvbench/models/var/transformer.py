@@ -1,8 +1,8 @@
 """VAR's class-conditional next-scale transformer (arXiv:2404.02905), for every published size.
 
-Parameter names are those of the official checkpoints, so that loading can be strict. Rounding: blocks compute in the
-dtype of their linear layers, as do the linear layers around them; residual stream, norms, temperatures and logits are
-float32 (the official program under autocast).
+Shapes: B sequences, T current tokens, t_k tokens of scale k. Parameters are named as in the official checkpoints, so
+that loading can be strict. Rounding: blocks and the linear layers around them compute in the dtype of the blocks'
+linear layers; residual stream, norms, temperatures and logits are float32, as in the official program under autocast.
 """
 
 from collections.abc import Sequence
@@ -18,9 +18,9 @@ from kvbench.kernels.linear import linear
 from kvbench.kernels.modulate import modulate
 from kvbench.models.base import require_positive
 from kvbench.models.parts.layers import (
+    AdaLNBeforeHead,
     Attend,
     FeedForward,
-    HeadNorm,
     Modulation,
     Projection,
     SelfAttention,
@@ -38,11 +38,11 @@ class VARConfig:
         depth: layers.
         width: channels of the residual stream.
         heads: attention heads.
-        sides: the scale schedule, every scale a square of that many tokens a side.
-        classes: classes an image can be of; one more row of the embedding is for no class.
+        sides: the scale schedule, whose scales are squares of side x side tokens.
+        classes: number of classes; the embedding has one more row for no class.
         codes: entries of the tokenizer's codebook.
         channels: channels of a code.
-        shared_aln: one modulation for all layers, plus a learned offset in each (the 512-pixel model).
+        shared_aln: whether all layers share one modulation, plus a learned offset in each (the 512-pixel model).
     """
 
     depth: int
@@ -58,7 +58,7 @@ class VARConfig:
         names = ("depth", "width", "heads", "classes", "codes", "channels")
         require_positive("model.transformer", **{name: getattr(self, name) for name in names})
         if len(self.sides) < 2:
-            raise ValueError(f"model.transformer.sides={list(self.sides)}: there must be at least 2 scales")
+            raise ValueError(f"model.transformer.sides={list(self.sides)}: must have at least 2 scales")
         if self.width % self.heads:
             raise ValueError(
                 f"model.transformer.width={self.width}: must be a multiple of heads={self.heads}"
@@ -71,13 +71,13 @@ class VARConfig:
 
 
 @dataclass(frozen=True)
-class Condition:
-    """Tensors that the classes of a batch contribute to every scale.
+class ClassCondition:
+    """Tensors of a batch's classes that all scales share.
 
     Attributes:
         start: class embedding float32 [B, width].
-        modulation: of each layer.
-        projections: of each layer's self-attention.
+        modulation: modulation of each layer.
+        projections: projection of each layer's self-attention.
         head: factor and shift of the head's norm, [B, 1, width] each.
     """
 
@@ -88,7 +88,7 @@ class Condition:
 
 
 class VARBlock(nn.Module):
-    """Self-attention and feed-forward, both modulated and gated by the class."""
+    """Self-attention and feed-forward, modulated and gated by the class."""
 
     def __init__(self, width: int, heads: int, *, shared_aln: bool) -> None:
         super().__init__()
@@ -100,7 +100,7 @@ class VARBlock(nn.Module):
             self.ada_lin = _modulation(width)
 
     def modulation(self, start: Tensor, shared: Tensor | None) -> Tensor:
-        """Compute [B, 1, 6, width] out of the classes float32 [B, width], or out of what all layers share."""
+        """Compute [B, 1, 6, width] from the classes float32 [B, width], or from the shared modulation."""
         if shared is not None:
             return self.ada_gss + shared
         return _modulate(self.ada_lin, start, self.ffn.fc1.weight.dtype)
@@ -108,38 +108,26 @@ class VARBlock(nn.Module):
     def forward(
         self, x: Tensor, layer: int, modulation: Modulation, projection: Projection, attend: Attend
     ) -> Tensor:
-        """Run the layer over the current tokens.
-
-        Args:
-            x: residual stream float32 [B, tokens, width]; overwritten without gradients.
-            layer: index for `attend`.
-            modulation: of this layer.
-            projection: of its self-attention.
-            attend: (layer, q, k, v) -> attention output, all [B, H, tokens, D].
-        """
+        """Run the layer over the current tokens; without gradients x, float32 [B, T, width], is overwritten."""
         gate1, gate2, factor1, factor2, shift1, shift2 = modulation
         dtype = self.ffn.fc1.weight.dtype
         modulated = partial(modulate, x, factor1, shift1, dtype)
         x = add_gated(x, self.attn(modulated, layer, projection, None, attend), gate1, rounded=True)
-        # Not in place in the official program: as exact as the gate, float32 where the modulation is shared.
+        # The official program does not multiply in place: the gate's dtype counts, float32 with shared modulation.
         rounded = gate2.dtype == dtype
         return add_gated(x, self.ffn(modulate(x, factor2, shift2, dtype)), gate2, rounded=rounded)
 
 
 def is_rounded(name: str) -> bool:
-    """Return whether a parameter of `VAR` is in the dtype that blocks compute in.
+    """Return whether a parameter of `VAR` has the blocks' dtype.
 
-    Temperatures and offsets of the shared modulation stay float32: the official program never casts them.
+    Temperatures and offsets of the shared modulation stay float32, because the official program never casts them.
     """
     return name.startswith("blocks.") and not name.endswith(("scale_mul_1H11", "ada_gss"))
 
 
 class VAR(nn.Module):
-    """The transformer: a class and the running sum of codes in, logits of codes out, by scale or all at once.
-
-    Attributes:
-        layers: the blocks in order.
-    """
+    """Maps a class and the running sum of codes to logits of codes, one scale at a time or all at once."""
 
     def __init__(self, config: VARConfig) -> None:
         super().__init__()
@@ -155,61 +143,47 @@ class VAR(nn.Module):
         self.blocks = nn.ModuleList(blocks)
         if config.shared_aln:
             self.shared_ada_lin = _modulation(width)
-        self.head_nm = HeadNorm(width)
+        self.head_nm = AdaLNBeforeHead(width)
         self.head = nn.Linear(width, config.codes)
-
-    def round_blocks(self, dtype: torch.dtype) -> None:
-        """Let blocks compute in `dtype`: what autocast would cast at every use is cast once.
-
-        See `is_rounded`.
-        """
-        for name, parameter in self.named_parameters():
-            if is_rounded(name):
-                parameter.data = parameter.data.to(dtype)
 
     @property
     def compute(self) -> torch.dtype:
-        """Dtype of the blocks, and of every linear layer the official program runs under autocast."""
+        """Dtype of the blocks and of the linear layers that the official program runs under autocast."""
         return self.layers[0].ffn.fc1.weight.dtype
 
-    def condition(self, labels: Tensor) -> Condition:
-        """Compute everything that depends on the classes alone (int64 [B]; `config.classes` is no class)."""
+    def condition(self, labels: Tensor) -> ClassCondition:
+        """Compute the tensors that depend on the classes alone (int64 [B]; `config.classes` is no class)."""
         start, compute = self.class_emb(labels), self.compute
         shared = _modulate(self.shared_ada_lin, start, compute).float() if self.config.shared_aln else None
         modulation = tuple(Modulation.split(block.modulation(start, shared)) for block in self.layers)
         scale, shift = _modulate(self.head_nm.ada_lin, start, compute).unbind(2)
         projections = tuple(block.attn.prepare() for block in self.layers)
-        return Condition(start, modulation, projections, (1 + scale, shift))
+        return ClassCondition(start, modulation, projections, (1 + scale, shift))
 
-    def embed(self, segment: Segment, condition: Condition, features: Tensor | None) -> Tensor:
-        """Return the input of a scale: the class for scale 0, else features [B, t_k, channels] embedded."""
-        place = self.lvl_embed.weight[segment.index] + self.pos_1LC[:, segment.start : segment.end]
+    def embed(self, segment: Segment, condition: ClassCondition, features: Tensor | None) -> Tensor:
+        """Return the input of a scale: the class for scale 0, else embedded features [B, t_k, channels]."""
+        position = self.lvl_embed.weight[segment.index] + self.pos_1LC[:, segment.start : segment.end]
         if features is None:
-            return condition.start[:, None] + self.pos_start + place
-        return linear(features, self.word_embed.weight, self.word_embed.bias, self.compute) + place
+            return condition.start[:, None] + self.pos_start + position
+        return linear(features, self.word_embed.weight, self.word_embed.bias, self.compute) + position
 
-    def logits(self, x: Tensor, condition: Condition) -> Tensor:
-        """Map the last hidden state [B, tokens, width] to float32 [B, tokens, codes]."""
+    def logits(self, x: Tensor, condition: ClassCondition) -> Tensor:
+        """Map the last hidden state [B, T, width] to float32 [B, T, codes]."""
         x = modulate(x, *condition.head, self.compute)
         return linear(x, self.head.weight, self.head.bias, self.compute).float()
 
     def scale(
-        self, segment: Segment, condition: Condition, features: Tensor | None, attend: Attend
+        self, segment: Segment, condition: ClassCondition, features: Tensor | None, attend: Attend
     ) -> Tensor:
-        """Return the logits of one scale, float32 [B, t_k, codes]; arguments are those of `embed` and of a block."""
+        """Return the logits of one scale, float32 [B, t_k, codes]."""
         x = self.embed(segment, condition, features)
         return self.logits(self._through(x, condition, attend), condition)
 
     def forward(self, labels: Tensor, features: Tensor, scales: int | None = None) -> Tensor:
-        """Run all scales in one pass, each token attending to its own and earlier scales.
+        """Run the first scales (None for all) in one pass and return logits float32 [B, sum t_k, codes].
 
-        Args:
-            labels: int64 [B]; no label is dropped.
-            features: inputs of scales 1 and on, [B, sum t_k - t_0, channels].
-            scales: only the first so many; None for all.
-
-        Returns:
-            Logits float32 [B, sum t_k, codes].
+        Tokens attend to their own and earlier scales. Labels are int64 [B]; `features` are the inputs of scales from 1
+        on, [B, sum t_k - t_0, channels].
         """
         segments = self.config.segments[:scales]
         condition = self.condition(labels)
@@ -219,7 +193,7 @@ class VAR(nn.Module):
 
     @torch.no_grad()
     def init_weights(self, generator: torch.Generator) -> None:
-        """Set weights to train from: open gates, branches that start at zero, temperature 8, drawn from `generator`."""
+        """Initialise weights for training: open gates, branches that start at zero, temperature 8."""
         init_linear(self, generator)
         for table in (self.class_emb.weight, self.pos_start, self.pos_1LC):
             table.normal_(0, 0.5, generator=generator)
@@ -237,7 +211,7 @@ class VAR(nn.Module):
             else:
                 block.ada_lin.get_parameter("1.bias").unflatten(0, (6, -1))[:2] = 1
 
-    def _through(self, x: Tensor, condition: Condition, attend: Attend) -> Tensor:
+    def _through(self, x: Tensor, condition: ClassCondition, attend: Attend) -> Tensor:
         for layer, block in enumerate(self.layers):
             x = block(x, layer, condition.modulation[layer], condition.projections[layer], attend)
         return x

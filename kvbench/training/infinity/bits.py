@@ -1,4 +1,8 @@
-"""Inputs and targets of the transformer: bits of the residual pyramid under bitwise self-correction."""
+"""Inputs and targets of the transformer: bits of the residual pyramid with bitwise self-correction.
+
+Shapes: B samples, d bits, latents [B, d, H, W], t_k tokens of scale k. `flip`, float32 [B] on the CPU, has each
+sample's probability of a flipped bit.
+"""
 
 from collections.abc import Sequence
 
@@ -12,20 +16,11 @@ from kvbench.models.parts.autoencoder import Size
 def self_corrected_bits(
     latents: Tensor, sizes: Sequence[Size], amplitudes: Tensor, flip: Tensor, rng: torch.Generator
 ) -> tuple[Tensor, Tensor]:
-    """Return targets and inputs of one training pass (Infinity section 3.3, bitwise self-correction).
+    """Return targets bool [B, sum t_k, d] and inputs float32 [B, sum t_k - t_0, d] of scales from 1 on.
 
-    At each scale the residual's signs are the targets; the code that enters the running sum has each bit flipped with
-    the sample's probability, so that later targets correct earlier mistakes.
-
-    Args:
-        latents: float32 [B, d, H, W], encoder output.
-        sizes: (h, w) of the scales to use, a prefix of the schedule.
-        amplitudes: float32 [scales], factor of each scale's codes of magnitude 1/sqrt(d).
-        flip: float32 [B], probability that a bit of the sample is flipped.
-        rng: source of the flips.
-
-    Returns:
-        Targets bool [B, sum t_k, d] and inputs float32 [B, sum t_k - t_0, d] (the inputs of scales 1 and on).
+    The targets of a scale are the residual's signs. The codes in the running sum, of magnitude amplitude/sqrt(d), have
+    flipped bits, so that later targets correct earlier mistakes (Infinity section 3.3). `sizes` is a prefix of the
+    schedule.
     """
     batch, channels, height, width = latents.shape
     summed = torch.zeros_like(latents)
@@ -41,27 +36,17 @@ def self_corrected_bits(
         flipped = bits ^ (torch.rand(bits.shape, generator=rng) < flip[:, None, None, None])
         codes = (flipped.float() * 2 - 1) * (amplitudes[scale] / channels**0.5)
         summed = summed + F.interpolate(codes, (height, width), mode="bilinear", align_corners=False)
-    empty = latents.new_zeros(batch, 0, channels)
-    return torch.cat(targets, 1), torch.cat(inputs, 1) if inputs else empty
+    return torch.cat(targets, 1), torch.cat(inputs, 1) if inputs else latents.new_zeros(batch, 0, channels)
 
 
 def straight_through_sums(
     latents: Tensor, sizes: Sequence[Size], amplitudes: Tensor, flip: Tensor, rng: torch.Generator
 ) -> tuple[Tensor, Tensor]:
-    """Quantise with gradients and return the decoder's input after every scale, and the commitment loss.
+    """Quantise with gradients; return the sums after each scale [scales, B, d, H, W] and the commitment loss.
 
-    A code is its sign forward and the residual itself backward, so the encoder learns from the decoding of any prefix
-    of scales; amplitudes learn through the forward value.
-
-    Args:
-        latents: float [B, d, H, W], encoder output.
-        sizes: (h, w) of every scale.
-        amplitudes: float [scales], learned.
-        flip: float32 [B] on the CPU, probability that a bit of the sample is flipped.
-        rng: source of the flips, on the CPU.
-
-    Returns:
-        Sums after each scale [scales, B, d, H, W] and the mean squared distance of residuals to their codes.
+    A code is its sign in the forward pass and the residual in the backward pass, so that the encoder learns from any
+    prefix of scales and the amplitudes learn from the forward value. The commitment loss is the mean squared distance
+    of residuals to codes.
     """
     channels, grid = latents.shape[1], latents.shape[2:]
     summed = torch.zeros_like(latents)

@@ -24,7 +24,7 @@ from kvbench.training.scenes import draw_scenes
 
 @dataclass(frozen=True, kw_only=True)
 class InfinityTraining(ImageTraining):
-    """`train=infinity_tiny`; see `ImageTraining` for settings that are not listed.
+    """`train=infinity_tiny`; see `ImageTraining` for the other settings.
 
     Attributes:
         features: recipe of the feature network.

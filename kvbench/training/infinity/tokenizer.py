@@ -16,11 +16,11 @@ from kvbench.training.scenes import reconstruction_loss
 
 @dataclass(frozen=True)
 class TokenizerRecipe(AutoencoderRecipe):
-    """Settings of the tokenizer's training; see `AutoencoderRecipe` for those that are not listed.
+    """Settings of the tokenizer's training; see `AutoencoderRecipe` for the others.
 
     Attributes:
-        prefix: share of each batch decoded from its first scales only, so that these describe the whole picture.
-        longest_prefix: the most scales such a prefix has.
+        prefix: share of each batch decoded from its first scales only, so that these describe the whole image.
+        longest_prefix: maximum number of these scales.
         flip: highest flip probability, uniform on [0, flip] for every second sample.
     """
 
@@ -34,14 +34,9 @@ class TokenizerRecipe(AutoencoderRecipe):
 def make_loss(
     model: BSQ, images: Tensor, sizes: Sequence[Size], recipe: TokenizerRecipe, *, compiled: bool
 ) -> Callable[[int], Tensor]:
-    """Return the loss of a step, which draws everything random from the number of the step.
+    """Return the loss function of a step, whose randomness depends on the step number alone.
 
-    Args:
-        model: freshly initialised, on the device to train on.
-        images: uint8 [N, H, W, 3] on the CPU.
-        sizes: (h, w) of every scale.
-        recipe: settings.
-        compiled: use torch.compile, which needs a C++ compiler and is about 1.4 times faster on a CPU.
+    The model is newly initialised on its device; images are uint8 [N, H, W, 3] on the CPU.
     """
     device = model.amplitudes.device
     encode, decode = compile_parts(model.encoder, model.decoder, compiled=compiled)
@@ -66,5 +61,5 @@ def make_loss(
 
 @torch.inference_mode()
 def encode(model: BSQ, images: Tensor, batch: int = 256) -> Tensor:
-    """Return the encoder's outputs float16 [N, d, h, w] for uint8 [N, H, W, 3] images, both on the CPU."""
+    """Return the latents float16 [N, d, h, w] of images uint8 [N, H, W, 3], both on the CPU."""
     return encode_latents(model.encoder, images, model.config.networks, model.amplitudes.device, batch)

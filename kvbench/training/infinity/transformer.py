@@ -17,12 +17,12 @@ from kvbench.training.stages import Stage, StagedRecipe, find_stage, token_weigh
 
 @dataclass(frozen=True)
 class TransformerRecipe(StagedRecipe):
-    """Settings of the transformer's training; see `StagedRecipe` for those that are not listed.
+    """Settings of the transformer's training; see `StagedRecipe` for the others.
 
     Attributes:
-        text_dropout: share of samples whose text is the learned unconditional one.
-        input_dropout: share of (sample, scale) pairs whose features are blanked, so that content must come from the
-            keys and values of earlier scales.
+        text_dropout: share of samples with the learned unconditional text.
+        input_dropout: share of (sample, scale) pairs with zero features, whose content must come from the keys and
+            values of earlier scales.
         flip: highest flip probability, uniform on [0, flip] for three samples of four.
     """
 
@@ -34,7 +34,7 @@ class TransformerRecipe(StagedRecipe):
 
 @dataclass(frozen=True)
 class Corpus:
-    """Encoded scenes on the CPU: latents float16 [N, d, H, W], tokens int64 [N, words] (0 pads), codes' amplitudes."""
+    """Encoded scenes on the CPU: latents float16 [N, d, H, W], tokens int64 [N, words] (0 for padding), amplitudes."""
 
     latents: Tensor
     tokens: Tensor
@@ -42,7 +42,7 @@ class Corpus:
 
 
 class TextToBits(nn.Module):
-    """Text encoder and transformer as one module, in the one-pass form that training uses."""
+    """Text encoder and transformer as one module, for training in one pass."""
 
     def __init__(self, text: VocabularyEncoder, transformer: Infinity) -> None:
         super().__init__()
@@ -57,15 +57,15 @@ class TextToBits(nn.Module):
         weights: Tensor,
         segments: Sequence[Segment],
     ) -> Tensor:
-        """Return the weighted mean of the bits' negative log-likelihood in nats, a scalar.
+        """Return the weighted mean negative log-likelihood of the bits in nats, a scalar.
 
         Args:
-            tokens: int64 [B, words], 0 where padded.
-            dropped: bool [B], samples that get the unconditional text.
+            tokens: int64 [B, words], 0 for padding.
+            dropped: bool [B], samples with the unconditional text.
             inputs: float32 [B, sum t_k - t_0, d].
             targets: bool [B, sum t_k, d].
             weights: float32 [sum t_k], weight of each token, mean 1.
-            segments: the scales that take part.
+            segments: the scales to train on.
         """
         mask = tokens > 0
         values = self.text(tokens)
@@ -80,16 +80,9 @@ class TextToBits(nn.Module):
 def draw_batch(
     corpus: Corpus, segments: Sequence[Segment], recipe: TransformerRecipe, step: int
 ) -> tuple[object, ...]:
-    """Draw the arguments of `TextToBits.forward` from the number of a step alone.
+    """Draw the arguments of `TextToBits.forward` on the CPU, which depend on the step number alone.
 
-    Args:
-        corpus: encoded scenes.
-        segments: the whole schedule of scales.
-        recipe: stages, dropouts, flips and seed.
-        step: number of the step.
-
-    Returns:
-        Tensors on the CPU, and last the scales to train on.
+    `segments` is the whole schedule of scales.
     """
     stage = find_stage(recipe.stages, step)
     rng = generator(recipe.seed, 1, step)

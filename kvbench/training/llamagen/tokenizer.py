@@ -1,4 +1,4 @@
-"""Training of the small VQ tokenizer on rendered scenes: first without a codebook, then with one found by k-means."""
+"""Training of the small VQ tokenizer on scenes, first without a codebook, then with one from k-means."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,17 +19,17 @@ from kvbench.training.codes import find_codes
 from kvbench.training.loop import generator
 from kvbench.training.scenes import reconstruction_loss
 
-LOOKED_AT = 32
-"""Batches whose latents k-means looks at."""
+CODEBOOK_BATCHES = 32
+"""Number of batches for k-means."""
 
 
 @dataclass(frozen=True)
 class VQRecipe(AutoencoderRecipe):
-    """Settings of the tokenizer's training; see `AutoencoderRecipe` for those that are not listed.
+    """Settings of the tokenizer's training; see `AutoencoderRecipe` for the others.
 
     Attributes:
-        free: steps before there is a codebook, whose latents are disturbed instead.
-        noise: standard deviation of that disturbance, per channel of a latent of unit length.
+        free: steps without a codebook, in which noise is added to latents.
+        noise: standard deviation of this noise, per channel of a latent of unit length.
         commitment: weight of the distance from latents to their codes (LlamaGen section 3.1, beta).
     """
 
@@ -39,16 +39,11 @@ class VQRecipe(AutoencoderRecipe):
 
 
 def make_loss(model: VQ, images: Tensor, recipe: VQRecipe, *, compiled: bool) -> Callable[[int], Tensor]:
-    """Return the loss of a step, which draws everything random from the number of the step.
+    """Return the loss function of a step, whose randomness depends on the step number alone.
 
-    Latents lie on the unit sphere and gradients pass a code as if it were its latent (LlamaGen, arXiv:2406.06525,
-    section 3.1; no adversarial and no perceptual loss).
-
-    Args:
-        model: freshly initialised, on the device to train on.
-        images: uint8 [N, H, W, 3] on the CPU.
-        recipe: settings.
-        compiled: use torch.compile, which needs a C++ compiler.
+    Latents have unit length and gradients pass through codes to their latents (LlamaGen, arXiv:2406.06525, section 3.1;
+    no adversarial and no perceptual loss). The model is newly initialised on its device; images are uint8 [N, H, W, 3]
+    on the CPU.
     """
     book = model.quantize.embedding.weight
     encode, decode = compile_parts(model.latents, model.decode, compiled=compiled)
@@ -56,15 +51,15 @@ def make_loss(model: VQ, images: Tensor, recipe: VQRecipe, *, compiled: bool) ->
     def loss(step: int) -> Tensor:
         rng = generator(recipe.seed, 0, step)
         if step == recipe.free:
-            latents = draw_latents(encode, images, recipe, rng, book.device, LOOKED_AT)
+            latents = draw_latents(encode, images, recipe, rng, book.device, CODEBOOK_BATCHES)
             vectors = F.normalize(latents.movedim(1, -1).flatten(0, 2), dim=-1).cpu()
             book.data.copy_(find_codes(vectors, len(book), rng, sphere=True))
         batch = draw_images(images, recipe, rng, book.device)
         with torch.autocast(book.device.type, torch.bfloat16):
             latents = F.normalize(encode(batch).float(), dim=1)
         if step < recipe.free:
-            disturbed = latents + recipe.noise * torch.randn(latents.shape, generator=rng).to(latents.device)
-            codes, distance = F.normalize(disturbed, dim=1), latents.new_zeros(())
+            noisy = latents + recipe.noise * torch.randn(latents.shape, generator=rng).to(latents.device)
+            codes, distance = F.normalize(noisy, dim=1), latents.new_zeros(())
         else:
             nearest = model.codes(model.encode(latents.detach()))
             distance = (nearest - latents.detach()).square().sum(1).mean()
@@ -79,10 +74,10 @@ def make_loss(model: VQ, images: Tensor, recipe: VQRecipe, *, compiled: bool) ->
 
 @torch.inference_mode()
 def encode(model: VQ, images: Tensor, batch: int = 256) -> Tensor:
-    """Return the tokens int16 [N, h w] of uint8 [N, H, W, 3] images, both on the CPU."""
+    """Return the tokens int16 [N, h w] of images uint8 [N, H, W, 3], both on the CPU."""
     device = model.quantize.embedding.weight.device
     cells = images.shape[1] * images.shape[2] // model.patch**2
     tokens = torch.empty(len(images), cells, dtype=torch.int16)
-    for some, latents in encode_images(model.latents, images, device, batch):
-        tokens[some] = model.encode(latents.float()).flatten(1)
+    for rows, latents in encode_images(model.latents, images, device, batch):
+        tokens[rows] = model.encode(latents.float()).flatten(1)
     return tokens

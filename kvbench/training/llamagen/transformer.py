@@ -21,9 +21,9 @@ class NextTokenRecipe(BaseTransformerRecipe):
     Attributes:
         steps: optimiser steps.
         batch: scenes per step.
-        text_dropout: share of samples whose caption is the learned unconditional one.
-        wrong: highest share of a sample's input tokens that are drawn at random, uniform on [0, wrong] for every second
-            sample, so that one wrong token of a sampled image is survived.
+        text_dropout: share of samples with the learned unconditional caption.
+        wrong: highest share of a sample's input tokens that are random, uniform on [0, wrong] for every second sample,
+            so that the model tolerates wrong tokens.
     """
 
     inner: ClassVar[tuple[str, ...]] = ("blocks.", "layers.", "cap_proj")
@@ -34,20 +34,20 @@ class NextTokenRecipe(BaseTransformerRecipe):
 
 
 class CaptionToTokens(nn.Module):
-    """Text encoder and transformer as one module, in the one-pass form that training uses."""
+    """Text encoder and transformer as one module, for training in one pass."""
 
     def __init__(self, text: VocabularyEncoder, transformer: LlamaGen) -> None:
         super().__init__()
         self.text, self.transformer = text, transformer
 
     def forward(self, words: Tensor, dropped: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
-        """Return the mean of the tokens' negative log-likelihood in nats, a scalar.
+        """Return the mean negative log-likelihood of the tokens in nats, a scalar.
 
         Args:
-            words: int64 [B, text_tokens], none of them padding.
-            dropped: bool [B], samples that get the unconditional caption.
-            inputs: int64 [B, tokens], what the transformer reads; the last one is not read.
-            targets: int64 [B, tokens], what it is to say.
+            words: int64 [B, text_tokens] without padding.
+            dropped: bool [B], samples with the unconditional caption.
+            inputs: int64 [B, tokens]; the last one is not used.
+            targets: int64 [B, tokens].
         """
         config, transformer = self.transformer.config, self.transformer
         embed = transformer.cls_embedding
@@ -62,7 +62,7 @@ class CaptionToTokens(nn.Module):
 
     @torch.no_grad()
     def init_weights(self, rng: torch.Generator) -> None:
-        """Set weights to train from: unit-variance layers, residual branches and logits that start at zero."""
+        """Initialise weights for training: unit-variance layers, residual branches and logits that start at zero."""
         self.text.init_weights(rng)
         init_decoder(self.transformer, rng)
 
@@ -76,13 +76,9 @@ class TokenCorpus:
 
 
 def draw_batch(corpus: TokenCorpus, recipe: NextTokenRecipe, codes: int, step: int) -> tuple[Tensor, ...]:
-    """Draw the arguments of `CaptionToTokens.forward` from the number of a step alone.
+    """Draw the arguments of `CaptionToTokens.forward`, which depend on the step number alone.
 
-    Args:
-        corpus: encoded scenes.
-        recipe: batch size, dropout, share of wrong tokens and seed.
-        codes: entries of the codebook.
-        step: number of the step.
+    `codes` is the size of the codebook.
     """
     rng = generator(recipe.seed, 1, step)
     index = torch.randint(len(corpus.tokens), (recipe.batch,), generator=rng)

@@ -1,4 +1,4 @@
-"""Training of `reasoner_tiny` and `reasoner_notes_tiny` on problems of three walkers; it writes a folder of Qwen3's."""
+"""Training of `reasoner_tiny` and `reasoner_notes_tiny` on problems of three walkers, as a folder in Qwen3's format."""
 
 import json
 from dataclasses import asdict, dataclass, field
@@ -25,7 +25,7 @@ from kvbench.training.transformer import init_decoder
 class Qwen3Training(Training):
     """`train=reasoner_tiny` or `train=reasoner_notes_tiny`; see `Training` for its settings.
 
-    Problems are drawn anew at every step.
+    Every step draws new problems.
     """
 
     kind: ClassVar[type[Model]] = Qwen3Model
@@ -59,7 +59,7 @@ class Qwen3Training(Training):
 
 
 def describe(config: Qwen3Config) -> dict[str, object]:
-    """Return the `config.json` with which transformers reads the model."""
+    """Return the `config.json` of the model for transformers."""
     return {
         "architectures": ["Qwen3ForCausalLM"],
         "model_type": "qwen3",

@@ -22,19 +22,19 @@ PAD, END = "<pad>", "<end>"
 MARKS = (PAD, END)
 """The first words of every vocabulary."""
 PUZZLES: Mapping[str, type[RoomWalk]] = {"room_walk": RoomWalk, "noted_walk": NotedWalk}
-UNSAID = -100
-"""Target where nothing is asked of the model."""
+IGNORED_TARGET = -100
+"""Target of tokens that the loss ignores."""
 
 
 @dataclass(frozen=True)
 class WalkStage:
-    """A stretch of training: `steps` steps of `batch` problems, of which the first `moves` moves are read.
+    """Stage of a training on the first `moves` moves of problems.
 
     Attributes:
-        min_rooms: fewest rooms of a house.
-        max_rooms: most rooms of a house.
-        moves: moves that are read; a solution of fewer is read to its end.
-        batch: problems a step.
+        min_rooms: minimum number of rooms of a house.
+        max_rooms: maximum number of rooms of a house.
+        moves: maximum number of moves of a solution that are used.
+        batch: problems per step.
         steps: optimiser steps.
     """
 
@@ -45,11 +45,11 @@ class WalkStage:
     steps: int
 
     def count_solution(self, puzzle: type[RoomWalk]) -> int:
-        """Return the tokens of the longest solution that is read, its end included."""
+        """Return the tokens of the longest used solution, its end included."""
         return puzzle.WORDS_OF_A_MOVE * self.moves + puzzle.WORDS_OF_ANSWER + 1
 
     def count_tokens(self, puzzle: type[RoomWalk]) -> int:
-        """Return the tokens of the longest problem and of what is read of its solution."""
+        """Return the tokens of the longest problem and the used part of its solution."""
         return 4 * self.max_rooms + puzzle.WORDS_BESIDE_DOORS + self.count_solution(puzzle)
 
 
@@ -59,8 +59,8 @@ class WalkRecipe(BaseTransformerRecipe):
 
     Attributes:
         puzzle: kind of the problems: "room_walk" or "noted_walk", modules of `kvbench.puzzles`.
-        stages: in order; looking up is learnt in small houses, and stays when they grow.
-        ends: share of the problems whose solution ends within the moves that are read.
+        stages: stages in order; the model learns to look up facts in small houses and keeps it in larger ones.
+        ends: share of the problems whose solution ends within the used moves.
     """
 
     inner: ClassVar[tuple[str, ...]] = ("layers.",)
@@ -83,7 +83,7 @@ class WalkRecipe(BaseTransformerRecipe):
 
 
 class NextWord(nn.Module):
-    """The language model in the one-pass form that training uses."""
+    """The language model for training in one pass."""
 
     def __init__(self, transformer: Qwen3) -> None:
         super().__init__()
@@ -93,13 +93,13 @@ class NextWord(nn.Module):
         """Return the mean negative log-likelihood of the targets in nats, a scalar.
 
         Args:
-            tokens: int64 [B, tokens], what the model reads.
-            targets: int64 [B, tokens], what follows each of them; `UNSAID` where nothing is asked.
+            tokens: int64 [B, tokens], inputs.
+            targets: int64 [B, tokens], the next tokens, or `IGNORED_TARGET`.
             rotation: complex64 [tokens, head_dim/2].
         """
         hidden = self.transformer(self.transformer.embed(tokens), rotation, attend_causally)
         logits = self.transformer.logits(hidden).flatten(0, 1)
-        return F.cross_entropy(logits, targets.flatten(), ignore_index=UNSAID)
+        return F.cross_entropy(logits, targets.flatten(), ignore_index=IGNORED_TARGET)
 
 
 @cache
@@ -109,25 +109,26 @@ def number_words(puzzle: str) -> Mapping[str, int]:
 
 
 def draw_batch(rotation: Tensor, recipe: WalkRecipe, step: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Draw the arguments of `NextWord.forward` from the number of a step alone.
+    """Draw the arguments of `NextWord.forward`, which depend on the step number alone.
 
-    Args:
-        rotation: complex64 [longest sequence, head_dim/2].
-        recipe: stages, shares and seed.
-        step: number of the step.
+    `rotation` is complex64 [longest sequence, head_dim/2].
     """
     stage, puzzle = find_stage(recipe.stages, step), PUZZLES[recipe.puzzle]
     numbers = number_words(recipe.puzzle)
     rng = random.Random(f"training {recipe.seed} {step}")
-    read = torch.full((stage.batch, stage.count_tokens(puzzle) + 1), numbers[PAD])
-    said = torch.zeros(read.shape, dtype=torch.bool)
+    tokens = torch.full((stage.batch, stage.count_tokens(puzzle) + 1), numbers[PAD])
+    is_target = torch.zeros(tokens.shape, dtype=torch.bool)
     for row in range(stage.batch):
         ends = rng.random() < recipe.ends
         moves = rng.randint(1, stage.moves) if ends else rng.randint(stage.moves, MAX_MOVES)
         problem = puzzle.draw(rng, rng.randint(stage.min_rooms, stage.max_rooms), moves)
-        asked = problem.ask()
+        question = problem.write_problem()
         solution = (*problem.solve(), END) if ends else problem.solve()
-        words = [*asked, *islice(solution, stage.count_solution(puzzle))]
-        read[row, : len(words)] = torch.tensor([numbers[word] for word in words])
-        said[row, len(asked) : len(words)] = True
-    return read[:, :-1], torch.where(said, read, UNSAID)[:, 1:], rotation[: stage.count_tokens(puzzle)]
+        words = [*question, *islice(solution, stage.count_solution(puzzle))]
+        tokens[row, : len(words)] = torch.tensor([numbers[word] for word in words])
+        is_target[row, len(question) : len(words)] = True
+    return (
+        tokens[:, :-1],
+        torch.where(is_target, tokens, IGNORED_TARGET)[:, 1:],
+        rotation[: stage.count_tokens(puzzle)],
+    )

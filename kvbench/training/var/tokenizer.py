@@ -1,4 +1,4 @@
-"""Training of the small multi-scale VQ tokenizer: an autoencoder, codes found by k-means, a decoder that reads them."""
+"""Training of the small multi-scale VQ tokenizer: an autoencoder, codes from k-means, then the decoder of codes."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -20,21 +20,21 @@ from kvbench.training.codes import find_codes
 from kvbench.training.loop import generator
 from kvbench.training.scenes import reconstruction_loss
 
-LOOKED_AT = 24
-"""Batches whose residuals k-means looks at."""
-SEARCHES = 2
-"""Searches for codes, each among the residuals that the codes before leave."""
+CODEBOOK_BATCHES = 24
+"""Number of batches for k-means."""
+KMEANS_ROUNDS = 2
+"""Number of runs of k-means, each on the residuals under the previous codes."""
 
 
 @dataclass(frozen=True)
 class VARTokenizerRecipe(AutoencoderRecipe):
-    """Settings of the tokenizer's training; see `AutoencoderRecipe` for those that are not listed.
+    """Settings of the tokenizer's training; see `AutoencoderRecipe` for the others.
 
     Attributes:
-        free: steps before there is a codebook, whose latents are disturbed instead; the encoder learns in no others.
-        noise: standard deviation of that disturbance, as a share of the latents' own.
-        prefix: share of each such batch decoded from its first scales only, so that these describe the whole picture.
-        longest_prefix: the most scales such a prefix has.
+        free: steps without a codebook, in which the encoder learns and noise is added to latents.
+        noise: standard deviation of this noise, as a share of the latents' deviation.
+        prefix: share of each such batch decoded from its first scales only, so that these describe the whole image.
+        longest_prefix: maximum number of these scales.
     """
 
     steps: int = 1600
@@ -45,9 +45,9 @@ class VARTokenizerRecipe(AutoencoderRecipe):
 
 
 def make_tokenizer(config: VQConfig, seed: int) -> VQVAE:
-    """Build a tokenizer to train: drawn from a seed, branches closed, codes that no gradient moves.
+    """Build a tokenizer to train: random weights from a seed, closed branches, codes without gradients.
 
-    Every scale's convolution is the identity and stays it, so that scales add up to what they quantise.
+    The convolutions of scales are and stay the identity, so that scales add up to what they quantise.
     """
     vq = start(lambda: VQVAE(config), seed)
     vq.quantize.requires_grad_(False)
@@ -59,17 +59,11 @@ def make_tokenizer(config: VQConfig, seed: int) -> VQVAE:
 def make_loss(
     vq: VQVAE, images: Tensor, sizes: Sequence[Size], recipe: VARTokenizerRecipe, *, compiled: bool
 ) -> Callable[[int], Tensor]:
-    """Return the loss of a step, which draws everything random from the number of the step.
+    """Return the loss function of a step, whose randomness depends on the step number alone.
 
-    Unlike VAR's (arXiv:2404.02905, section 3.2) codes are not learnt by gradients: latents that move away from them
-    leave most of a small codebook unused. There is no adversarial and no perceptual loss.
-
-    Args:
-        vq: of `make_tokenizer`, on the device to train on.
-        images: uint8 [N, H, W, 3] on the CPU.
-        sizes: (h, w) of every scale.
-        recipe: settings.
-        compiled: use torch.compile, which needs a C++ compiler.
+    Unlike in VAR (arXiv:2404.02905, section 3.2) codes are not learnt by gradients, because latents would move away and
+    leave most of a small codebook unused. There is no adversarial and no perceptual loss. Images are uint8
+    [N, H, W, 3] on the CPU.
     """
     book = vq.quantize.embedding.weight
     encode, decode = compile_parts(
@@ -78,8 +72,8 @@ def make_loss(
 
     @torch.no_grad()
     def find(rng: torch.Generator) -> None:
-        latents = draw_latents(encode, images, recipe, rng, book.device, LOOKED_AT)
-        for search in range(SEARCHES):
+        latents = draw_latents(encode, images, recipe, rng, book.device, CODEBOOK_BATCHES)
+        for search in range(KMEANS_ROUNDS):
             residuals = [residual for residual, _ in walk_scales(vq, latents, sizes, exact=not search)]
             vectors = torch.cat([residual.movedim(1, -1).flatten(0, 2) for residual in residuals])
             book.copy_(find_codes(vectors.cpu(), len(book), rng))
@@ -89,11 +83,11 @@ def make_loss(
         if step == recipe.free:
             find(rng)
         batch = draw_images(images, recipe, rng, book.device)
-        learning = step < recipe.free
-        with torch.autocast(book.device.type, torch.bfloat16), torch.set_grad_enabled(learning):
+        is_free = step < recipe.free
+        with torch.autocast(book.device.type, torch.bfloat16), torch.set_grad_enabled(is_free):
             latents = encode(batch)
         latents = latents.float()
-        if learning:
+        if is_free:
             sums = torch.stack([summed for _, summed in walk_scales(vq, latents, sizes, exact=True)])
             last = torch.randint(recipe.longest_prefix, (recipe.batch,), generator=rng)
             whole = torch.rand(recipe.batch, generator=rng) >= recipe.prefix
@@ -113,16 +107,9 @@ def make_loss(
 def walk_scales(
     vq: VQVAE, latents: Tensor, sizes: Sequence[Size], *, exact: bool
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield of every scale what it is to quantise, and the sum of codes after it.
+    """Yield each scale's residual [B, channels, h, w] and the sum of codes after it [B, channels, H, W].
 
-    Args:
-        vq: the tokenizer.
-        latents: float32 [B, channels, H, W].
-        sizes: (h, w) of every scale.
-        exact: nothing is lost in a scale but what its size cannot hold, as if there were a code for everything.
-
-    Yields:
-        The residual [B, channels, h, w] and the sum [B, channels, H, W].
+    Latents are float32 [B, channels, H, W]. With `exact` the codes are the residuals themselves.
     """
     summed = torch.zeros_like(latents)
     for scale, size in enumerate(sizes):
@@ -134,6 +121,6 @@ def walk_scales(
 
 @torch.inference_mode()
 def encode(vq: VQVAE, images: Tensor, batch: int = 256) -> Tensor:
-    """Return the latents float16 [N, channels, h, w] of uint8 [N, H, W, 3] images, both on the CPU."""
+    """Return the latents float16 [N, channels, h, w] of images uint8 [N, H, W, 3], both on the CPU."""
     device = vq.quantize.embedding.weight.device
     return encode_latents(vq.latents, images, vq.config.networks, device, batch)

@@ -17,12 +17,12 @@ from kvbench.training.stages import Stage, StagedRecipe, find_stage, token_weigh
 
 @dataclass(frozen=True)
 class VARRecipe(StagedRecipe):
-    """Settings of the transformer's training; see `StagedRecipe` for those that are not listed.
+    """Settings of the transformer's training; see `StagedRecipe` for the others.
 
     Attributes:
-        class_dropout: share of samples that are of no class.
-        wrong: highest share of a sample's tokens that are drawn at random, uniform on [0, wrong] for every second
-            sample; later scales are to mend them.
+        class_dropout: share of samples with no class.
+        wrong: highest share of a sample's tokens that are random, uniform on [0, wrong] for every second sample; later
+            scales learn to correct them.
     """
 
     stages: tuple[Stage, ...] = (Stage(3, 128, 800), Stage(6, 64, 2400), Stage(9, 32, 800))
@@ -32,7 +32,7 @@ class VARRecipe(StagedRecipe):
 
 @dataclass(frozen=True)
 class ClassCorpus:
-    """Encoded scenes on the CPU: latents float16 [N, channels, H, W], their classes int64 [N], how many there are."""
+    """Encoded scenes on the CPU: latents float16 [N, channels, H, W], classes int64 [N], number of classes."""
 
     latents: Tensor
     labels: Tensor
@@ -40,7 +40,7 @@ class ClassCorpus:
 
 
 class ClassToTokens(nn.Module):
-    """The transformer in the one-pass form that training uses."""
+    """The transformer for training in one pass."""
 
     def __init__(self, transformer: VAR) -> None:
         super().__init__()
@@ -49,14 +49,14 @@ class ClassToTokens(nn.Module):
     def forward(
         self, labels: Tensor, features: Tensor, targets: Tensor, weights: Tensor, scales: int
     ) -> Tensor:
-        """Return the weighted mean of the tokens' negative log-likelihood in nats, a scalar.
+        """Return the weighted mean negative log-likelihood of the tokens in nats, a scalar.
 
         Args:
             labels: int64 [B], `config.classes` for no class.
             features: float32 [B, sum t_k - t_0, channels].
             targets: int64 [B, sum t_k].
             weights: float32 [sum t_k], weight of each token, mean 1.
-            scales: how many take part.
+            scales: number of scales to train on.
         """
         logits = self.transformer(labels, features, scales)
         loss = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none")
@@ -72,21 +72,18 @@ def corrected_tokens(
     wrong: Tensor,
     rng: torch.Generator,
 ) -> tuple[Tensor, Tensor]:
-    """Return targets and inputs of one training pass.
+    """Return targets int64 [B, sum t_k] and inputs float32 [B, sum t_k - t_0, channels] of scales from 1 on.
 
-    The nearest codes of each scale's residual are the targets; in the running sum some are replaced by codes drawn at
-    random, so that later targets mend earlier mistakes (as Infinity does with bits, arXiv:2412.04431, section 3.3).
+    The targets of a scale are the codes nearest to the residual. In the running sum random codes replace some of them,
+    so that later targets correct earlier mistakes (as Infinity does with bits, arXiv:2412.04431, section 3.3).
 
     Args:
         vq: the tokenizer, on the CPU.
         latents: float32 [B, channels, H, W].
         segments: the whole schedule.
-        scales: use only the first so many.
+        scales: number of leading scales to use.
         wrong: float32 [B], probability that a token of the sample is replaced.
         rng: source of the replacements.
-
-    Returns:
-        Targets int64 [B, sum t_k], and inputs of scales 1 and on float32 [B, sum t_k - t_0, channels].
     """
     summed = torch.zeros_like(latents)
     targets, inputs = [], [latents.new_zeros(len(latents), 0, latents.shape[1])]
@@ -105,17 +102,9 @@ def corrected_tokens(
 def draw_batch(
     corpus: ClassCorpus, vq: VQVAE, segments: Sequence[Segment], recipe: VARRecipe, step: int
 ) -> tuple[Tensor | int, ...]:
-    """Draw the arguments of `ClassToTokens.forward` from the number of a step alone.
+    """Draw the arguments of `ClassToTokens.forward` on the CPU, which depend on the step number alone.
 
-    Args:
-        corpus: encoded scenes.
-        vq: the tokenizer, on the CPU.
-        segments: the whole schedule of scales.
-        recipe: stages, dropout, share of wrong tokens and seed.
-        step: number of the step.
-
-    Returns:
-        Tensors on the CPU, and last the number of scales to train on.
+    `segments` is the whole schedule of scales.
     """
     stage = find_stage(recipe.stages, step)
     rng = generator(recipe.seed, 1, step)

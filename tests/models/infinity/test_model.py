@@ -14,7 +14,7 @@ from kvbench.models.base import TextFeatures
 from kvbench.models.files.checkpoints import WeightsError
 from kvbench.models.infinity import loop
 from kvbench.models.infinity.model import InfinityModel
-from kvbench.models.infinity.positive_prompt import FACES
+from kvbench.models.infinity.positive_prompt import FACES_SUFFIX
 from kvbench.models.infinity.sampling import Sampling
 from kvbench.models.noise import Noise, PromptNoise
 from kvbench.models.parts.text import HashedText
@@ -112,7 +112,7 @@ def heard(**settings: Any) -> tuple[list[list[str]], Tensor]:
 
 def test_the_faces_suffix_is_for_prompts_alone() -> None:
     asked, _ = heard(positive_prompt=True, negative_prompt="an ugly man")
-    assert asked == [["a woman" + FACES, "a cat"], ["an ugly man"] * 2]
+    assert asked == [["a woman" + FACES_SUFFIX, "a cat"], ["an ugly man"] * 2]
 
 
 def test_an_empty_negative_prompt_is_the_learned_text() -> None:

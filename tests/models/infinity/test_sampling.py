@@ -6,8 +6,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from kvbench.models.infinity.sampling import Sampling, choose, probabilities
-from kvbench.models.noise import MANY, PromptNoise, prompt_seed
+from kvbench.models.infinity.sampling import Sampling, draw_bits, probabilities
+from kvbench.models.noise import MIN_THREADED, PromptNoise, prompt_seed
 from tests.support.reference import OneStream
 
 
@@ -20,7 +20,7 @@ from tests.support.reference import OneStream
 def test_a_draw_is_torch_multinomial(seed: int, prompts: int, tokens: int, channels: int) -> None:
     logits = torch.randn(prompts, tokens, channels, 2, generator=torch.Generator().manual_seed(seed)) * 3
     sampling = Sampling(top_p=0.97)
-    drawn = choose(logits, sampling, OneStream(seed + 1, prompts))
+    drawn = draw_bits(logits, sampling, OneStream(seed + 1, prompts))
     weights = probabilities(logits, sampling).view(-1, 2)
     expected = torch.multinomial(weights, 1, generator=torch.Generator().manual_seed(seed + 1))
     assert torch.equal(drawn, expected.view(prompts, tokens, channels).bool())
@@ -29,7 +29,7 @@ def test_a_draw_is_torch_multinomial(seed: int, prompts: int, tokens: int, chann
 def test_draws_follow_the_probabilities() -> None:
     p = torch.tensor([0.1, 0.35, 0.5, 0.9])
     logits = torch.stack(((1 - p).log(), p.log()), -1).expand(1, 20_000, 4, 2)
-    rates = choose(logits, Sampling(top_p=1.0), PromptNoise(0, (0,))).float().mean((0, 1))
+    rates = draw_bits(logits, Sampling(top_p=1.0), PromptNoise(0, (0,))).float().mean((0, 1))
     torch.testing.assert_close(rates, p, atol=0.015, rtol=0)
 
 
@@ -41,7 +41,7 @@ def test_top_p_drops_rare_values(probability: float, kept: bool) -> None:
     assert float(found.sum()) == pytest.approx(1)
     if not kept:
         assert found.tolist() == [1, 0]
-        many = choose(p.log().expand(1, 5000, 1, 2), Sampling(top_p=0.97), PromptNoise(0, (0,)))
+        many = draw_bits(p.log().expand(1, 5000, 1, 2), Sampling(top_p=0.97), PromptNoise(0, (0,)))
         assert not many.any()
 
 
@@ -73,7 +73,7 @@ def test_truncation_is_the_official_one_at_any_top_p(first: float, second: float
 
 def test_a_small_top_p_takes_the_likelier_value() -> None:
     logits = 3 * torch.randn(2, 50, 4, 2, generator=torch.Generator().manual_seed(0))
-    drawn = choose(logits, Sampling(top_p=0.3), PromptNoise(0, (0, 1)))
+    drawn = draw_bits(logits, Sampling(top_p=0.3), PromptNoise(0, (0, 1)))
     assert torch.equal(drawn, logits[..., 1] > logits[..., 0])
 
 
@@ -85,12 +85,12 @@ def test_no_truncation_at_one() -> None:
 @given(seed=st.integers(0, 10**6))
 def test_top_k_one_is_greedy(seed: int) -> None:
     logits = torch.randn(2, 3, 4, 2, generator=torch.Generator().manual_seed(seed))
-    drawn = choose(logits, Sampling(top_k=1), PromptNoise(seed, (0, 1)))
+    drawn = draw_bits(logits, Sampling(top_k=1), PromptNoise(seed, (0, 1)))
     assert torch.equal(drawn, logits[..., 1] > logits[..., 0])
 
 
 def test_greedy_ties_take_zero() -> None:
-    assert not choose(torch.zeros(1, 1, 3, 2), Sampling(top_k=1), PromptNoise(0, (0,))).any()
+    assert not draw_bits(torch.zeros(1, 1, 3, 2), Sampling(top_k=1), PromptNoise(0, (0,))).any()
 
 
 @given(
@@ -124,12 +124,12 @@ def test_settings_per_scale() -> None:
 
 def test_long_streams_do_not_depend_on_the_batch() -> None:
     together = PromptNoise(3, range(3))
-    for count in (MANY, 7, MANY + 1):
+    for count in (MIN_THREADED, 7, MIN_THREADED + 1):
         drawn = together.draw(count)
         assert (drawn.shape, drawn.dtype) == ((3, count), torch.float32)
-        if count == MANY:
+        if count == MIN_THREADED:
             first = drawn
     alone = PromptNoise(3, [1])
-    assert torch.equal(first[1], alone.draw(MANY)[0])
+    assert torch.equal(first[1], alone.draw(MIN_THREADED)[0])
     alone.draw(7)
-    assert torch.equal(drawn[1], alone.draw(MANY + 1)[0])
+    assert torch.equal(drawn[1], alone.draw(MIN_THREADED + 1)[0])

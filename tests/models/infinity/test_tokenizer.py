@@ -45,11 +45,21 @@ def test_patch_and_magnitude(name: str) -> None:
 
 
 CONFIGS = [
-    BSQConfig(8, 32, (32, 32), (32, 32), blocks=1),
-    BSQConfig(8, 32, (32, 64), (64, 32), blocks=2, stem=2),
-    BSQConfig(6, 24, (24, 48), (24, 48), blocks=1, stem=4),
-    BSQConfig(12, 32, (32, 32), (32, 32), blocks=1, stem=2, mixers=2, grid=(4, 4), scales=4),
-    BSQConfig(8, 32, (32,), (32,), blocks=1, stem=4, scales=3),
+    BSQConfig(bits=8, base=32, encoder_widths=(32, 32), decoder_widths=(32, 32), blocks=1),
+    BSQConfig(bits=8, base=32, encoder_widths=(32, 64), decoder_widths=(64, 32), blocks=2, stem=2),
+    BSQConfig(bits=6, base=24, encoder_widths=(24, 48), decoder_widths=(24, 48), blocks=1, stem=4),
+    BSQConfig(
+        bits=12,
+        base=32,
+        encoder_widths=(32, 32),
+        decoder_widths=(32, 32),
+        blocks=1,
+        stem=2,
+        mixers=2,
+        grid=(4, 4),
+        scales=4,
+    ),
+    BSQConfig(bits=8, base=32, encoder_widths=(32,), decoder_widths=(32,), blocks=1, stem=4, scales=3),
 ]
 
 
@@ -75,7 +85,7 @@ def test_images_come_back_in_their_shape(config: BSQConfig) -> None:
 
 
 def test_amplitudes_are_learned_and_fall() -> None:
-    model = BSQ(BSQConfig(4, 32, (32,), (32,), blocks=1, scales=5))
+    model = BSQ(BSQConfig(bits=4, base=32, encoder_widths=(32,), decoder_widths=(32,), blocks=1, scales=5))
     sizes = [float(model.codes(torch.ones(1), scale).detach().abs().max()) for scale in range(5)]
     assert sizes == sorted(sizes, reverse=True)
     assert sizes[0] == pytest.approx(1.8 / 2)
@@ -93,7 +103,7 @@ def test_official_names_have_no_amplitudes_or_mixers() -> None:
 @settings(max_examples=40, deadline=None)
 def test_more_scales_of_the_full_size_never_add_error(seed: int, scales: int, bits: int) -> None:
     latents = torch.randn(1, bits, 3, 3, generator=torch.Generator().manual_seed(seed)) * 3
-    model = BSQ(BSQConfig(bits, 32, (32,), (32,), blocks=1))
+    model = BSQ(BSQConfig(bits=bits, base=32, encoder_widths=(32,), decoder_widths=(32,), blocks=1))
     unit = bits**-0.5
     _, summed = model.quantize(latents, [(3, 3)] * scales)
     far = latents.abs() > scales * unit

@@ -14,7 +14,7 @@ from kvbench.core.segments import ModelSpec, Segment, next_scale
 from kvbench.methods.full import Full
 from kvbench.models.base import NotFinite, TextFeatures
 from kvbench.models.infinity import loop as generation
-from kvbench.models.infinity.loop import generate, make_features
+from kvbench.models.infinity.loop import draw_bit_scales, make_features
 from kvbench.models.infinity.sampling import Sampling, probabilities
 from kvbench.models.infinity.tokenizer import BSQ, BSQConfig
 from kvbench.models.infinity.transformer import Infinity, InfinityConfig
@@ -62,7 +62,7 @@ class Watched(NamedTuple):
 def watched(monkeypatch: pytest.MonkeyPatch) -> Watched:
     """Records every scale's logits and drawn bits."""
     seen = Watched([], [])
-    for name, record in (("compute_logits", seen.logits), ("choose", seen.bits)):
+    for name, record in (("compute_logits", seen.logits), ("draw_bits", seen.bits)):
         inner = getattr(generation, name)
 
         def wrapped(*arguments: Any, inner: Any = inner, record: list[Tensor] = record) -> Tensor:
@@ -116,7 +116,7 @@ def rerun(model: str, case: str, *, rounding: str = "", engine: bool = False) ->
     config = net.config
     spec = ModelSpec("golden", config.depth, config.heads, config.width // config.heads, segments, 2)
     cache = open_cache(Full(), spec, dtype=net.compute) if engine else Growing()
-    summed = generate(net, codes, text, segments, cache, noise, sampling, negative=negative)
+    summed = draw_bit_scales(net, codes, text, segments, cache, noise, sampling, negative=negative)
     return Run(expected, summed, vae)
 
 
@@ -142,9 +142,7 @@ def test_equals_the_official_program(model: str, case: str, watched: Watched) ->
     assert (image.int() - expected["image_u8_bgr"].int()).abs().max() <= 1
 
 
-def test_text_attention_in_bf16_follows_the_official_rounding(
-    watched: Watched, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_text_attention_in_bf16_rounds_officially(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
     def project(*given: Any) -> TextKeys:
         return TextKeys(*(part.bfloat16() for part in inner(*given)))
 
@@ -180,9 +178,7 @@ def random_text(seed: int, lengths: tuple[int, ...]) -> TextFeatures:
     lengths=st.lists(st.integers(1, 9), min_size=1, max_size=3),
 )
 @settings(max_examples=8, deadline=None)
-def test_one_pass_equals_step_by_step(
-    model: str, seed: int, later: list[tuple[int, int]], lengths: list[int]
-) -> None:
+def test_a_pass_equals_steps(model: str, seed: int, later: list[tuple[int, int]], lengths: list[int]) -> None:
     sizes = [(1, 1), *later]
     net, vae = transformer(model)
     segments = next_scale(sizes)
@@ -203,7 +199,7 @@ def test_one_pass_equals_step_by_step(
 
         patched.setattr(generation, "compute_logits", compute_logits)
         noise = PromptNoise(0, range(len(lengths)))
-        generate(net, Forced(vae, forced), text, segments, Growing(), noise, Sampling(cfg=1.0))
+        draw_bit_scales(net, Forced(vae, forced), text, segments, Growing(), noise, Sampling(cfg=1.0))
     grid = (sizes[-1][0] * patch, sizes[-1][1] * patch)
     summed = torch.zeros(len(lengths), vae.config.bits, *grid)
     features = [torch.empty(len(lengths), 0, net.config.token_channels)]
@@ -223,10 +219,10 @@ def test_a_batch_of_unequal_prompts_equals_single_runs(model: str) -> None:
     text = random_text(5, lengths)
     sampling = Sampling(cfg=2.0, top_p=0.97)
     segments = next_scale(SIZES)
-    together = generate(net, vae, text, segments, Growing(), PromptNoise(9, (4, 7, 2)), sampling)
+    together = draw_bit_scales(net, vae, text, segments, Growing(), PromptNoise(9, (4, 7, 2)), sampling)
     for row, (values, index) in enumerate(zip(text.values.split(lengths), (4, 7, 2), strict=True)):
         single = TextFeatures(values, (len(values),))
-        alone = generate(net, vae, single, segments, Growing(), PromptNoise(9, (index,)), sampling)
+        alone = draw_bit_scales(net, vae, single, segments, Growing(), PromptNoise(9, (index,)), sampling)
         assert torch.equal(together[row : row + 1], alone), f"prompt {row}"
 
 
@@ -234,8 +230,8 @@ def test_guidance_of_one_is_no_guidance(watched: Watched) -> None:
     net, vae = transformer("ar_2b")
     text, segments = random_text(1, (4,)), next_scale(SIZES[:3])
     mixed = Sampling(cfg=(1.0, 1.0, 2.0))
-    generate(net, vae, text, segments, Growing(), PromptNoise(0, (0,)), mixed)
-    generate(net, vae, text, segments, Growing(), PromptNoise(0, (0,)), replace(mixed, cfg=1.0))
+    draw_bit_scales(net, vae, text, segments, Growing(), PromptNoise(0, (0,)), mixed)
+    draw_bit_scales(net, vae, text, segments, Growing(), PromptNoise(0, (0,)), replace(mixed, cfg=1.0))
     for guided, plain in zip(watched.logits[:2], watched.logits[3:5], strict=True):
         torch.testing.assert_close(guided, plain, atol=2e-4, rtol=0)
     assert (watched.logits[2] - watched.logits[5]).abs().max() > 1e-2
@@ -247,7 +243,7 @@ def test_logits_that_are_not_finite_are_refused(broken: float) -> None:
     text = random_text(1, (4, 2))
     text.values[5] = broken
     with pytest.raises(NotFinite, match="prompt 1 of the batch, scale 0"):
-        generate(net, vae, text, next_scale(SIZES), Growing(), PromptNoise(0, (0, 1)), Sampling())
+        draw_bit_scales(net, vae, text, next_scale(SIZES), Growing(), PromptNoise(0, (0, 1)), Sampling())
 
 
 def test_initial_weights_are_reproducible_and_start_as_the_identity() -> None:

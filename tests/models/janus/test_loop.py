@@ -14,23 +14,24 @@ from kvbench.models.base import Cache
 from kvbench.models.files.checkpoints import WeightsError
 from kvbench.models.files.llama_files import pair_neighbours
 from kvbench.models.files.parameters import check
+from kvbench.models.image_loop import draw_image_tokens
 from kvbench.models.janus.files import clean_janus
 from kvbench.models.janus.transformer import Janus, JanusConfig
-from kvbench.models.llamagen.loop import generate
-from kvbench.models.llamagen.sampling import LlamaGenSampling, guide, truncate
+from kvbench.models.llamagen.sampling import LlamaGenSampling
 from kvbench.models.noise import PromptNoise
+from kvbench.models.parts.sampling import guide, truncate
 from kvbench.models.parts.tokens import lay_out
 from tests.support.drawing import Recorded, Silence, close
 from tests.support.engine import open_cache
 from tests.support.reference import OneStream
 from tests.support.reference_janus import (
     CONFIGS,
-    Numbers,
     golden,
     language_model,
     meta,
     official_state,
     prompt_of,
+    read_numbers,
     tokenizer,
 )
 from tests.support.reference_llamagen import PlainCache
@@ -45,9 +46,11 @@ def engine(config: JanusConfig, capacity: int) -> KVCache:
 def draw(
     model: Janus, prompts: Sequence[str], room: int, cache: Cache, noise: object, sampling: LlamaGenSampling
 ) -> Tensor:
-    rows, padding = lay_out(prompts, Numbers(), room, guided=True)
+    rows, padding = lay_out(prompts, read_numbers(), room, guided=True)
     condition = model.tok_embeddings(rows)
-    return generate(model, condition, model.config.segments(room), cache, noise, sampling, padding=padding)
+    return draw_image_tokens(
+        model, condition, model.config.segments(room), cache, noise, sampling, padding=padding
+    )
 
 
 def in_turns(x: Tensor, dim: int) -> Tensor:
@@ -60,9 +63,7 @@ RUNS = [name.split(".") for name in meta()["cases"]]
 
 @pytest.mark.parametrize("plain", [False, True], ids=["engine", "plain loop"])
 @pytest.mark.parametrize(("kind", "run"), RUNS)
-def test_prompts_give_the_official_tokens(
-    kind: str, run: str, plain: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_prompts_give_tokens(kind: str, run: str, plain: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     given, expected, model = meta()["cases"][f"{kind}.{run}"], golden(kind), language_model(kind)
     seen = Recorded(model, monkeypatch)
     prompts, room = [prompt_of(kind, run)] * given["B"], len(expected[f"{run}.prompt"])
@@ -96,20 +97,18 @@ def test_prompts_give_the_official_tokens(
 def test_both_branches_are_laid_out_as_officially(kind: str, run: str) -> None:
     expected = golden(kind)[f"{run}.input_rows"]
     prompts = [prompt_of(kind, run)] * (len(expected) // 2)
-    rows, padding = lay_out(prompts, Numbers(), expected.shape[1], guided=True)
+    rows, padding = lay_out(prompts, read_numbers(), expected.shape[1], guided=True)
     assert torch.equal(in_turns(rows, 0), expected)
     assert padding == [0] * len(expected)
-    wider, padding = lay_out(prompts, Numbers(), expected.shape[1] + 3, guided=True)
+    wider, padding = lay_out(prompts, read_numbers(), expected.shape[1] + 3, guided=True)
     assert torch.equal(wider[:, 3:], rows)
     assert padding == [3] * len(expected)
-    assert torch.equal(lay_out(prompts, Numbers(), expected.shape[1], guided=False)[0], expected[::2])
+    assert torch.equal(lay_out(prompts, read_numbers(), expected.shape[1], guided=False)[0], expected[::2])
 
 
 @pytest.mark.parametrize("plain", [False, True], ids=["engine", "plain loop"])
 @pytest.mark.parametrize("room", [10, 13])
-def test_prompts_of_unequal_length_give_each_its_official_tokens(
-    room: int, plain: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unequal_prompts_give_tokens(room: int, plain: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     model, expected = language_model("mha"), golden("mha")
     seen = Recorded(model, monkeypatch)
     runs = ("greedy_cfg5", "greedy_long")

@@ -13,7 +13,7 @@ from kvbench.models.files.weights import Source
 from kvbench.models.janus import model as janus
 from kvbench.models.janus.model import JanusModel
 from tests.support.reference import OneStream
-from tests.support.reference_janus import CONFIGS, TINY_VQ, Numbers, golden, prompt_of, whole_state
+from tests.support.reference_janus import CONFIGS, TINY_VQ, golden, prompt_of, read_numbers, whole_state
 from tests.support.small_models import configured, full
 
 
@@ -28,7 +28,9 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Path]:
         paths["weights"],
     )
     paths["text"].write_text("numbers")
-    monkeypatch.setattr(janus, "read_tokenizer", lambda source, *_: (Numbers(), hash_path(source.locate())))
+    monkeypatch.setattr(
+        janus, "read_tokenizer", lambda source, *_: (read_numbers(), hash_path(source.locate()))
+    )
     return paths
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from kvbench.models.files.checkpoints import WeightsError
 from kvbench.models.files.weights import Source
-from kvbench.models.janus.prompt import BEGIN, IMAGE, PAD, HashedTokens, JanusTokenizer, chat
+from kvbench.models.janus.prompt import BEGIN, IMAGE, PAD, JanusTokens, chat, hash_tokens, read_tokens
 from kvbench.models.parts.tokens import encode_prompts, lay_out, read_tokenizer
 from tests.support.byte_tokenizer import TEXT, write_byte_tokenizer
 from tests.support.reference_janus import meta
@@ -21,8 +21,8 @@ def path(tmp_path: Path) -> Path:
     return write_byte_tokenizer(tmp_path / "tokenizer.json", SPECIAL, {}, 0)
 
 
-def read(path: Path) -> tuple[JanusTokenizer, str]:
-    return read_tokenizer(Source("model.sources.text", str(path)), JanusTokenizer, "Janus-Pro")
+def read(path: Path) -> tuple[JanusTokens, str]:
+    return read_tokenizer(Source("model.sources.text", str(path)), read_tokens, "Janus-Pro")
 
 
 def test_the_chat_is_the_official_one() -> None:
@@ -68,7 +68,7 @@ def test_padding_stands_in_front_and_the_other_branch_is_as_long(path: Path) -> 
 
 
 def test_prompts_that_do_not_fit_say_what_room_they_need() -> None:
-    tokenizer = HashedTokens(50)
+    tokenizer = hash_tokens(50)
     encode_prompts(["a b c"], tokenizer, 5)
     encode_prompts([], tokenizer, 5)
     message = "prompt 'a b c d e' has 7 tokens: set model.prompt_tokens=7, which is 5"
@@ -79,7 +79,7 @@ def test_prompts_that_do_not_fit_say_what_room_they_need() -> None:
 
 
 def test_the_stand_in_tells_words_apart_and_stays_in_the_vocabulary() -> None:
-    tokenizer = HashedTokens(50)
+    tokenizer = hash_tokens(50)
     assert tokenizer.encode("") == [0, 1]
     tokens = tokenizer.encode("a red cat a")
     assert tokens[1] == tokens[4] != tokens[2]

@@ -11,13 +11,14 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from kvbench.core.segments import Segment
 from kvbench.engine.cache import KVCache
 from kvbench.methods.full import Full
+from kvbench.models import image_loop
 from kvbench.models import noise as noise_module
 from kvbench.models.base import Cache, NotFinite, TextFeatures
 from kvbench.models.files import parameters
-from kvbench.models.llamagen import loop
-from kvbench.models.llamagen.sampling import LlamaGenSampling, choose, guide, truncate
+from kvbench.models.llamagen.sampling import LlamaGenSampling
 from kvbench.models.llamagen.transformer import LlamaGen, LlamaGenConfig
 from kvbench.models.noise import Noise, PromptNoise
+from kvbench.models.parts.sampling import draw_token, guide, truncate
 from tests.support.drawing import Silence
 from tests.support.engine import open_cache
 from tests.support.reference import OneStream
@@ -86,7 +87,7 @@ def generate(model: LlamaGen, kind: str, run: str, cache: Cache) -> Tensor:
     given = meta()["runs"][f"{kind}.{run}"]
     noise = OneStream(given["seed"], 2) if given["sample_logits"] else Silence(2)
     padding = padding_of(run) * sampling.branches if kind == "t2i" else None
-    return loop.generate(
+    return image_loop.draw_image_tokens(
         model, condition, segments_of(CONFIGS[kind]), cache, noise, sampling, padding=padding
     )
 
@@ -98,9 +99,7 @@ def padding_of(run: str) -> list[int]:
 
 @pytest.mark.parametrize("plain", [False, True], ids=["engine", "plain loop"])
 @pytest.mark.parametrize(("kind", "run"), [name.split(".") for name in meta()["runs"] if "bf16" not in name])
-def test_conditions_give_the_official_tokens(
-    kind: str, run: str, plain: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_conditions_give_tokens(kind: str, run: str, plain: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     model, expected, sampling = transformer(kind), golden(kind), sampling_of(f"{kind}.{run}")
     seen = Recorded(model, monkeypatch)
     cache = PlainCache() if plain else engine(CONFIGS[kind], sampling.branches)
@@ -133,18 +132,16 @@ def test_features_are_moved_behind_the_padding_as_officially() -> None:
 
 
 @pytest.mark.parametrize("backends", [[SDPBackend.MATH], [SDPBackend.MATH, SDPBackend.FLASH_ATTENTION]])
-def test_bfloat16_gives_the_official_tokens(
-    backends: list[SDPBackend], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_bfloat16_gives_official_tokens(backends: list[SDPBackend], monkeypatch: pytest.MonkeyPatch) -> None:
     """The official tokens are fed, since one that is nearly a tie falls otherwise on CPUs with other vectors."""
     expected, choices = golden("c2i_bf16"), []
     raw = torch.cat((expected["logits_prefill_raw"], expected["logits_decode_raw"]), 1)
 
     def feed(logits: Tensor, noise: Noise) -> Tensor:
-        choices.append(choose(logits, noise))
+        choices.append(draw_token(logits, noise))
         return expected["tokens"][:, len(choices) - 1]
 
-    monkeypatch.setattr(loop, "choose", feed)
+    monkeypatch.setattr(image_loop, "draw_token", feed)
     model = transformer("c2i").bfloat16()
     seen = Recorded(model, monkeypatch)
     with sdpa_kernel(backends):
@@ -199,16 +196,20 @@ def test_equals_a_decoder_written_head_by_head(kind: str, monkeypatch: pytest.Mo
     noise, sampling = PromptNoise(0, (0, 1)), LlamaGenSampling(cfg=1.0, top_k=0)
     with torch.inference_mode():
         condition = model.cls_embedding(given, guided=False)
-        drawn = loop.generate(model, condition, segments_of(config), engine(config, 1), noise, sampling)
+        drawn = image_loop.draw_image_tokens(
+            model, condition, segments_of(config), engine(config, 1), noise, sampling
+        )
         x = torch.cat((condition, model.tok_embeddings(drawn)), 1)
         logits = slow_decoder(model.state_dict(), config, x)[:, config.condition - 1 : -1].float()
     again = PromptNoise(0, (0, 1))
-    expected = [choose(truncate(logits[:, token], sampling), again) for token in range(6)]
+    expected = [draw_token(truncate(logits[:, token], sampling), again) for token in range(6)]
     assert torch.equal(drawn, torch.stack(expected, 1))
-    monkeypatch.setattr(noise_module, "MANY", 1)  # a second thread draws
+    monkeypatch.setattr(noise_module, "MIN_THREADED", 1)  # a second thread draws
     ahead = PromptNoise(0, (0, 1))
     with torch.inference_mode():
-        beside = loop.generate(model, condition, segments_of(config), engine(config, 1), ahead, sampling)
+        beside = image_loop.draw_image_tokens(
+            model, condition, segments_of(config), engine(config, 1), ahead, sampling
+        )
     assert torch.equal(beside, drawn)
     assert torch.equal(ahead.draw(9), again.draw(9))  # as many numbers were drawn
 
@@ -220,7 +221,7 @@ def test_sampling_is_the_official_one(setting: int) -> None:
     found = truncate(expected["logits"], LlamaGenSampling(cfg=1.0, **given))
     assert torch.equal(found, expected[f"filtered.{setting}"])
     close(found.softmax(-1), expected[f"probs.{setting}"], 1e-6)
-    assert torch.equal(choose(found, OneStream(seed, 3)), expected[f"idx.{setting}"][:, 0])
+    assert torch.equal(draw_token(found, OneStream(seed, 3)), expected[f"idx.{setting}"][:, 0])
 
 
 def test_the_first_two_tokens_are_always_guided() -> None:
@@ -240,7 +241,7 @@ def test_segments_do_not_matter_where_everything_is_kept(chunk: int) -> None:
     segments = segments_of(CONFIGS["c2i"], chunk)
     assert [segments[0].length, segments[-1].end] == [1, 36]
     assert {segment.length for segment in segments[1:-1]} <= {chunk}
-    found = loop.generate(
+    found = image_loop.draw_image_tokens(
         model,
         condition_of(model, "c2i", True),
         segments,
@@ -263,7 +264,7 @@ def test_logits_that_are_not_finite_are_named() -> None:
     model.cls_embedding.embedding_table.weight[4] = torch.nan
     condition = model.cls_embedding(torch.tensor([1, 4]), guided=False)
     with pytest.raises(NotFinite, match=r"prompt 1 of the batch, scale 0"):
-        loop.generate(
+        image_loop.draw_image_tokens(
             model,
             condition,
             segments_of(CONFIGS["c2i"]),

@@ -88,9 +88,7 @@ def reading_captions(caption_files: dict[str, Path]) -> LlamaGenModel:
     return LlamaGenModel("llamagen_golden", CONFIGS["t2i"], TINY_VQ, sampling, sources, text="t5")
 
 
-def test_official_files_of_captions_give_the_official_images(
-    caption_files: dict[str, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_caption_files_give_images(caption_files: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("ftfy")
     encoder, given = Encoded(), []
 
@@ -111,9 +109,7 @@ def test_official_files_of_captions_give_the_official_images(
     assert one.weights_sha256 == hashlib.sha256(digests.encode()).hexdigest()
 
 
-def test_what_is_missing_says_how_to_get_it(
-    caption_files: dict[str, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_file_says_where(caption_files: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     one = reading_captions(caption_files)
     missing = replace(one, sources={**one.sources, "text": Source("model.sources.text")})
     with pytest.raises(WeightsError, match=r"model\.sources\.text: weights missing"):

@@ -19,8 +19,7 @@ from kvbench.methods.snapkv import SnapKV
 from kvbench.models.base import Cache
 from kvbench.models.files.checkpoints import WeightsError
 from kvbench.models.files.parameters import check
-from kvbench.models.llamagen.loop import generate
-from kvbench.models.llamagen.sampling import guide, truncate
+from kvbench.models.image_loop import draw_image_tokens
 from kvbench.models.lumina.files import clean_chameleon, clean_lumina
 from kvbench.models.lumina.model import forbid
 from kvbench.models.lumina.sampling import LuminaSampling
@@ -28,6 +27,7 @@ from kvbench.models.lumina.tokenizer import Chameleon
 from kvbench.models.lumina.transformer import Lumina, LuminaConfig
 from kvbench.models.noise import PromptNoise
 from kvbench.models.parts.rotary import rotate_line
+from kvbench.models.parts.sampling import guide, truncate
 from kvbench.models.parts.tokens import lay_out
 from tests.support.drawing import Recorded, Silence, close
 from tests.support.engine import open_cache, prepared
@@ -36,12 +36,12 @@ from tests.support.reference_llamagen import PlainCache
 from tests.support.reference_lumina import (
     CONFIGS,
     TINY_VQ,
-    Numbers,
     golden,
     language_model,
     meta,
     official_state,
     prompt_of,
+    read_numbers,
     tokenizer,
 )
 
@@ -66,9 +66,9 @@ def forbidden(token: int) -> Tensor:
 def draw(
     model: Lumina, prompts: Sequence[str], room: int, cache: Cache, noise: object, sampling: LuminaSampling
 ) -> Tensor:
-    rows, padding = lay_out(prompts, Numbers(), room, guided=sampling.branches > 1)
+    rows, padding = lay_out(prompts, read_numbers(), room, guided=sampling.branches > 1)
     given = (model, model.embed(rows), model.config.segments(room), cache, noise, sampling)
-    return generate(*given, padding=padding, forbidden=forbidden)
+    return draw_image_tokens(*given, padding=padding, forbidden=forbidden)
 
 
 def halves_as_pairs(x: Tensor) -> Tensor:
@@ -147,9 +147,7 @@ def test_rarer_models_give_the_official_logits(kind: str, plain: bool) -> None:
 
 @pytest.mark.parametrize("plain", [False, True], ids=["engine", "plain loop"])
 @pytest.mark.parametrize("room", [14, 17])
-def test_prompts_of_unequal_length_are_drawn_as_alone(
-    room: int, plain: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unequal_prompts_are_drawn_as_alone(room: int, plain: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     model = language_model()
     seen = Recorded(model, monkeypatch)
     official = prompt_of("greedy_cfg4")

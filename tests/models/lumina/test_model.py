@@ -14,7 +14,7 @@ from kvbench.models.files.weights import Source
 from kvbench.models.lumina import model as lumina
 from kvbench.models.lumina.model import LuminaModel
 from tests.support.reference import OneStream
-from tests.support.reference_lumina import CONFIGS, TINY_VQ, Numbers, golden, official_state, prompt_of
+from tests.support.reference_lumina import CONFIGS, TINY_VQ, golden, official_state, prompt_of, read_numbers
 from tests.support.small_models import configured, full
 
 
@@ -31,7 +31,9 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Path]:
     training = {"loss.logvar": torch.zeros(2), "encoder.conv_in.bias": torch.zeros(2)}
     torch.save({"state_dict": {**official_state("vqgan"), **training}, "epoch": 3}, paths["tokenizer"])
     paths["text"].write_text("numbers")
-    monkeypatch.setattr(lumina, "read_tokenizer", lambda source, *_: (Numbers(), hash_path(source.locate())))
+    monkeypatch.setattr(
+        lumina, "read_tokenizer", lambda source, *_: (read_numbers(), hash_path(source.locate()))
+    )
     return paths
 
 

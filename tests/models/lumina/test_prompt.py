@@ -10,10 +10,10 @@ import torch
 
 from kvbench.models.files.checkpoints import WeightsError
 from kvbench.models.files.weights import Source
-from kvbench.models.lumina.prompt import HashedTokens, LuminaTokenizer, name_size, write_request
+from kvbench.models.lumina.prompt import LuminaTokens, hash_tokens, name_size, read_tokens, write_request
 from kvbench.models.parts.tokens import encode_prompts, lay_out, read_tokenizer
 from tests.support.byte_tokenizer import TEXT, write_byte_tokenizer
-from tests.support.reference_lumina import CONFIGS, Numbers, golden, meta
+from tests.support.reference_lumina import CONFIGS, golden, meta, read_numbers
 
 tokenizers = pytest.importorskip("tokenizers")
 CONFIG = replace(CONFIGS["lm"], vocabulary=65536, image=(48, 32))
@@ -36,8 +36,8 @@ def write_tokenizer(
     return write_byte_tokenizer(path, special, words, 9000)
 
 
-def read(path: Path) -> tuple[LuminaTokenizer, str]:
-    make = partial(LuminaTokenizer, config=CONFIG)
+def read(path: Path) -> tuple[LuminaTokens, str]:
+    make = partial(read_tokens, config=CONFIG)
     return read_tokenizer(Source("model.sources.text", str(path)), make, "Lumina-mGPT")
 
 
@@ -114,7 +114,7 @@ def test_a_separator_that_is_read_as_text_is_refused(tmp_path: Path) -> None:
 
 
 def test_padding_stands_in_front_and_the_other_branch_has_three_tokens() -> None:
-    numbers = Numbers()
+    numbers = read_numbers()
     prefix = list(numbers.marks.prefix)
     assert prefix == [8197, 8806, 8807]
     prompts = ["0 9 9 8710 8197 8806 8807", "0 9 8710 8197 8806 8807"]
@@ -131,7 +131,7 @@ def test_padding_stands_in_front_and_the_other_branch_has_three_tokens() -> None
 
 
 def test_the_stand_in_tells_words_apart_and_stays_in_the_vocabulary() -> None:
-    tokenizer = HashedTokens(replace(CONFIGS["lm"], vocabulary=250, codes=100))
+    tokenizer = hash_tokens(replace(CONFIGS["lm"], vocabulary=250, codes=100))
     assert tokenizer.encode("") == [0, 2, 3, 4, 5]
     tokens = tokenizer.encode("a red cat a")
     assert tokens[1] == tokens[4] != tokens[2]

@@ -149,16 +149,14 @@ def test_thoughts_are_part_of_a_text_and_special_tokens_are_not(folder: tuple[Pa
 
 def test_a_folder_without_a_chat_is_refused(folder: tuple[Path, Any], tmp_path: Path) -> None:
     one = reading(tmp_path)
-    with pytest.raises(WeightsError, match=r"model\.sources\.weights: .* holds no tokenizer with a chat"):
+    with pytest.raises(WeightsError, match=r"model\.sources\.weights: .* contains no tokenizer with a chat"):
         one.check_prompts(PROMPTS)
     write_tokenizer(tmp_path, None)
     with pytest.raises(WeightsError, match=r"\(it has no chat template\); it must be the model's folder"):
         one.check_prompts(PROMPTS)
 
 
-def test_a_missing_package_says_which_extra_has_it(
-    folder: tuple[Path, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_package_names_its_extra(folder: tuple[Path, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "transformers", None)
     with pytest.raises(WeightsError, match=r"model\.sources\.weights: install the `text` extra"):
         reading(folder[0]).load("cpu")

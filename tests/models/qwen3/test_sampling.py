@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from kvbench.models.noise import PromptNoise
-from kvbench.models.qwen3.sampling import TextSampling, draw, truncate, wait_for
+from kvbench.models.qwen3.sampling import TextSampling, draw_text_token, mix_exponential, truncate
 from tests.support.drawing import Silence
 
 LOGITS = 3 * torch.randn(6, 50, generator=torch.Generator().manual_seed(0))
@@ -34,7 +34,7 @@ def test_tokens_are_drawn_as_often_as_they_should_be() -> None:
     count, sampling = 40_000, TextSampling(1.0, 8, 0.9)
     row = LOGITS[:1, :12]
     noise = PromptNoise(0, range(count))
-    drawn = draw(row.expand(count, -1), sampling, noise)
+    drawn = draw_text_token(row.expand(count, -1), sampling, noise)
     found = drawn.bincount(minlength=12) / count
     expected = official(row, 1.0, 8, 0.9)[0]
     assert (found - expected).abs().max() < 4 * (0.25 / count) ** 0.5
@@ -43,7 +43,7 @@ def test_tokens_are_drawn_as_often_as_they_should_be() -> None:
 
 def test_numbers_of_tokens_are_exponential_and_independent() -> None:
     drawn = PromptNoise(1, range(500)).draw(2)
-    waits = wait_for(torch.arange(400).expand(500, -1), drawn)
+    waits = mix_exponential(torch.arange(400).expand(500, -1), drawn)
     assert waits.dtype == torch.float32
     assert (waits > 0).all()
     assert torch.isfinite(waits).all()
@@ -60,13 +60,13 @@ def test_numbers_of_tokens_are_exponential_and_independent() -> None:
 
 def test_a_prompt_draws_the_same_in_any_batch_and_nearly_the_same_from_nearly_the_same() -> None:
     sampling = TextSampling(1.0, 0, 1.0)
-    together = draw(LOGITS, sampling, PromptNoise(3, range(6)))
-    alone = [draw(LOGITS[i : i + 1], sampling, PromptNoise(3, (i,))) for i in range(6)]
+    together = draw_text_token(LOGITS, sampling, PromptNoise(3, range(6)))
+    alone = [draw_text_token(LOGITS[i : i + 1], sampling, PromptNoise(3, (i,))) for i in range(6)]
     assert torch.equal(together, torch.cat(alone))
-    assert not torch.equal(together, draw(LOGITS, sampling, PromptNoise(4, range(6))))
+    assert not torch.equal(together, draw_text_token(LOGITS, sampling, PromptNoise(4, range(6))))
     many = LOGITS.repeat(500, 1)
     shaken = many + 0.01 * torch.randn(many.shape, generator=torch.Generator().manual_seed(5))
-    ours, theirs = (draw(x, sampling, PromptNoise(0, range(len(many)))) for x in (many, shaken))
+    ours, theirs = (draw_text_token(x, sampling, PromptNoise(0, range(len(many)))) for x in (many, shaken))
     assert (ours != theirs).float().mean() < 0.02
 
 
@@ -75,4 +75,4 @@ def test_temperature_0_takes_the_likeliest_and_no_noise() -> None:
         def draw(self, count: int) -> Tensor:
             raise AssertionError
 
-    assert torch.equal(draw(LOGITS, TextSampling(0), Forbidden()), LOGITS.argmax(-1))
+    assert torch.equal(draw_text_token(LOGITS, TextSampling(0), Forbidden()), LOGITS.argmax(-1))

@@ -73,9 +73,7 @@ def logits(model: Qwen3, prompts: list[list[int]], answers: Tensor, dtype: torch
 
 @each
 @pytest.mark.parametrize("prompts", [UNEQUAL, EQUAL], ids=["unequal", "equal"])
-def test_logits_are_the_official_ones(
-    folders: dict[str, tuple[Path, Any]], name: str, prompts: list[list[int]]
-) -> None:
+def test_official_logits(folders: dict[str, tuple[Path, Any]], name: str, prompts: list[list[int]]) -> None:
     folder, official = folders[name]
     answers = torch.randint(2, 97, (len(prompts), ANSWER), generator=torch.Generator().manual_seed(1))
     expected = reference.official_logits(official, prompts, answers)
@@ -136,8 +134,6 @@ def test_a_missing_weight_is_named(folders: dict[str, tuple[Path, Any]], tmp_pat
 
 
 @pytest.mark.parametrize(("name", "wrong"), [("shared heads", "tied"), ("tied", "shared heads")])
-def test_the_files_of_another_size_are_refused(
-    folders: dict[str, tuple[Path, Any]], name: str, wrong: str
-) -> None:
+def test_files_of_another_size_fail(folders: dict[str, tuple[Path, Any]], name: str, wrong: str) -> None:
     with pytest.raises(WeightsError, match="the checkpoint does not fit"):
         load(folders[name][0], CONFIGS[wrong])

@@ -12,14 +12,13 @@ from torch import Tensor
 from kvbench.core.files import hash_path
 from kvbench.core.settings import Settings
 from kvbench.engine.memory import paper_mib
-from kvbench.methods.full import Full
 from kvbench.models.base import read_labels
 from kvbench.models.files.checkpoints import WeightsError
 from kvbench.models.files.parameters import build_on_meta, fill_random
 from kvbench.models.files.weights import Source
 from kvbench.models.var.model import VARModel
 from kvbench.models.var.transformer import VAR, VARConfig
-from kvbench.runs.job import Job
+from kvbench.runs.cache_plan import find_dtype
 from tests.support.reference_var import TINY_VQ, golden, official_name, tokenizer, transformer
 from tests.support.small_models import configured
 
@@ -109,14 +108,12 @@ def test_on_a_gpu_temperatures_stay_float32(monkeypatch: pytest.MonkeyPatch) -> 
         ("infinity_tiny", "cpu", torch.float32),
     ],
 )
-def test_keys_and_values_are_stored_as_the_official_program_computes(
-    name: str, device: str, dtype: torch.dtype
-) -> None:
+def test_keys_and_values_are_stored_as_computed(name: str, device: str, dtype: torch.dtype) -> None:
     one = configured(f"model={name}")
     assert one.compute_dtype(device) == dtype
     for asked, stored in (("auto", dtype), ("bfloat16", torch.bfloat16)):
         settings = Settings("run", 1, 1, 0, 8, device, asked, Path("runs"))
-        assert Job(settings, one, Full(), "full", []).dtype == stored
+        assert find_dtype(settings, one) == stored
 
 
 @pytest.mark.parametrize("part", ["transformer", "tokenizer"])
@@ -128,5 +125,7 @@ def test_swapped_files_are_refused(files: dict[str, Path], part: str) -> None:
 
 def test_a_file_without_names_is_refused(files: dict[str, Path]) -> None:
     torch.save([torch.zeros(3)], files["transformer"])
-    with pytest.raises(WeightsError, match=r"transformer\.pth: not a readable checkpoint \(it holds a list"):
+    with pytest.raises(
+        WeightsError, match=r"transformer\.pth: not a readable checkpoint \(it contains a list"
+    ):
         reading(files).load("cpu")

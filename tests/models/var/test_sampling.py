@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvbench.models.noise import PromptNoise
-from kvbench.models.var.sampling import VARSampling, choose, guide, mix_codes, truncate
+from kvbench.models.var.sampling import VARSampling, draw_tokens, guide, mix_codes, truncate
 from tests.support.reference import OneStream
 from tests.support.reference_var import golden, meta
 
@@ -19,7 +19,7 @@ def test_equals_the_official_sampler(number: int) -> None:
     sampling = VARSampling(top_k=combination["top_k"], top_p=combination["top_p"])
     found = truncate(expected["logits"], sampling)
     assert torch.equal(found, expected[f"filtered.{number}"])
-    tokens = choose(found, OneStream(combination["seed"], len(found)))
+    tokens = draw_tokens(found, OneStream(combination["seed"], len(found)))
     assert torch.equal(tokens, expected[f"idx.{number}"].squeeze(-1))
 
 
@@ -60,7 +60,7 @@ def test_ties_with_the_last_of_top_k_are_kept() -> None:
 )
 def test_a_draw_is_torch_multinomial(seed: int, prompts: int, tokens: int, codes: int) -> None:
     logits = random_logits(seed, prompts, tokens, codes)
-    drawn = choose(logits, OneStream(seed, prompts))
+    drawn = draw_tokens(logits, OneStream(seed, prompts))
     p = logits.softmax(-1).view(-1, codes)
     expected = torch.multinomial(p, 1, replacement=True, generator=torch.Generator().manual_seed(seed))
     assert torch.equal(drawn, expected.view(prompts, tokens))

@@ -16,13 +16,13 @@ from kvbench.models.base import NotFinite
 from kvbench.models.noise import PromptNoise
 from kvbench.models.parts.layers import make_attend
 from kvbench.models.var import loop as var_generation
-from kvbench.models.var.loop import draw, generate
+from kvbench.models.var.loop import draw_codes, draw_token_scales
 from kvbench.models.var.sampling import VARSampling
 from kvbench.models.var.transformer import VARBlock, VARConfig
 from tests.support.drawing import close
 from tests.support.engine import open_cache
 from tests.support.reference import OneStream
-from tests.support.reference_var import golden, meta, tokenizer, transformer
+from tests.support.reference_var import golden, meta, round_blocks, tokenizer, transformer
 
 RUNS = [
     (kind, run)
@@ -78,7 +78,7 @@ def rerun(kind: str, run: str, monkeypatch: pytest.MonkeyPatch) -> Run:
     }
     net = transformer(kind)
     seen: dict[str, list[Tensor]] = {
-        name: [] for name in ("guide", "truncate", "choose", "draw", "make_features")
+        name: [] for name in ("guide", "truncate", "draw_tokens", "draw_codes", "make_features")
     }
     raw: list[Tensor] = []
 
@@ -89,7 +89,7 @@ def rerun(kind: str, run: str, monkeypatch: pytest.MonkeyPatch) -> Run:
             if name == "guide":
                 raw.append(arguments[0])
             seen[name].append(inner(*arguments))
-            if run == "smooth" and name in ("guide", "draw"):
+            if run == "smooth" and name in ("guide", "draw_codes"):
                 scale = len(seen[name]) - 1
                 codes = expected[f"s{scale}.h_BChw"].flatten(2).transpose(1, 2)
                 return expected[f"s{scale}.logits_cfg"] if name == "guide" else codes
@@ -115,7 +115,7 @@ def rerun(kind: str, run: str, monkeypatch: pytest.MonkeyPatch) -> Run:
     sampling = VARSampling(
         settings["cfg"], settings["top_k"], settings["top_p"], smooth=settings["more_smooth"]
     )
-    summed = generate(net, tokenizer(), labels, cache, noise, sampling)
+    summed = draw_token_scales(net, tokenizer(), labels, cache, noise, sampling)
     return Run(expected, raw, *seen.values(), hidden, cache, summed)
 
 
@@ -174,7 +174,7 @@ def test_the_temperature_stops_at_100() -> None:
     net = transformer("sep")
     assert float(net.blocks[1].attn.scale_mul_1H11[0, 2]) == 5  # above ln 100
     cache = Spying(net.config)
-    generate(net, tokenizer(), torch.tensor([3]), cache, PromptNoise(0, (0,)), VARSampling())
+    draw_token_scales(net, tokenizer(), torch.tensor([3]), cache, PromptNoise(0, (0,)), VARSampling())
     (queries, *_), *_ = cache.given[1]
     assert float(queries[:, 2].norm(dim=-1).max()) == pytest.approx(100, rel=1e-5)
 
@@ -183,12 +183,12 @@ def test_the_temperature_stops_at_100() -> None:
 def test_rounding_with_bf16_blocks(kind: str) -> None:
     net = transformer(kind)
     exact = net(golden(kind)["tf.label"], golden(kind)["tf.x_in"])
-    net.round_blocks(torch.bfloat16)
+    round_blocks(net, torch.bfloat16)
     seen: list[torch.dtype] = []
     net.blocks[2].register_forward_pre_hook(lambda module, given: seen.append(given[0].dtype))
     cache = Spying(net.config)
     cache.inner = KVCache(cache.inner.spec, cache.inner.method, dtype=torch.bfloat16)
-    generate(net, tokenizer(), torch.tensor([3, 7]), cache, PromptNoise(0, (0, 1)), VARSampling())
+    draw_token_scales(net, tokenizer(), torch.tensor([3, 7]), cache, PromptNoise(0, (0, 1)), VARSampling())
     assert {tensor.dtype for one in cache.given[0] for tensor in one} == {torch.bfloat16}
     assert set(seen) == {torch.float32}  # the residual stream
     rounded = net(golden(kind)["tf.label"], golden(kind)["tf.x_in"])
@@ -224,7 +224,7 @@ def under_autocast(
 @pytest.mark.parametrize("kind", ["sep", "shared"])
 def test_a_block_rounds_where_autocast_does(kind: str, dtype: torch.dtype) -> None:
     exact, net = transformer(kind), transformer(kind)
-    net.round_blocks(dtype)
+    round_blocks(net, dtype)
     labels, x = golden(kind)["tf.label"], torch.randn(2, 14, 64, generator=torch.Generator().manual_seed(0))
     condition = net.condition(labels)
     silu = F.silu(exact.class_emb(labels))
@@ -246,7 +246,7 @@ def test_a_block_rounds_where_autocast_does(kind: str, dtype: torch.dtype) -> No
 @pytest.mark.parametrize("kind", ["sep", "shared"])
 def test_what_autocast_never_casts_stays_float32(kind: str) -> None:
     exact, net = transformer(kind), transformer(kind)
-    net.round_blocks(torch.float16)
+    round_blocks(net, torch.float16)
     kept = {"scale_mul_1H11", "ada_gss"}
     for (name, parameter), whole in zip(
         net.blocks.named_parameters(), exact.blocks.parameters(), strict=True
@@ -260,10 +260,14 @@ def test_what_autocast_never_casts_stays_float32(kind: str) -> None:
 def test_a_batch_equals_single_runs() -> None:
     net, sampling = transformer("sep"), VARSampling(cfg=2.0, top_k=40)
     labels, indices = torch.tensor([1, 10, 4]), (4, 7, 2)
-    together = generate(net, tokenizer(), labels, Spying(net.config), PromptNoise(9, indices), sampling)
+    together = draw_token_scales(
+        net, tokenizer(), labels, Spying(net.config), PromptNoise(9, indices), sampling
+    )
     for row, index in enumerate(indices):
         noise = PromptNoise(9, (index,))
-        alone = generate(net, tokenizer(), labels[row : row + 1], Spying(net.config), noise, sampling)
+        alone = draw_token_scales(
+            net, tokenizer(), labels[row : row + 1], Spying(net.config), noise, sampling
+        )
         close(together[row : row + 1], alone, 1e-5)
 
 
@@ -274,9 +278,9 @@ def test_a_batch_draws_as_single_runs(smooth: bool) -> None:
     logits = 3 * torch.randn(
         3, 25, tokenizer().quantize.embedding.weight.shape[0], generator=torch.Generator().manual_seed(5)
     )
-    together = draw(logits, tokenizer(), PromptNoise(9, indices), sampling, 1.0)
+    together = draw_codes(logits, tokenizer(), PromptNoise(9, indices), sampling, 1.0)
     for row, index in enumerate(indices):
-        alone = draw(logits[row : row + 1], tokenizer(), PromptNoise(9, (index,)), sampling, 1.0)
+        alone = draw_codes(logits[row : row + 1], tokenizer(), PromptNoise(9, (index,)), sampling, 1.0)
         close(together[row : row + 1], alone, 1e-6)
 
 
@@ -284,6 +288,6 @@ def test_logits_that_are_not_finite_are_refused() -> None:
     net = transformer("sep")
     net.class_emb.weight[7] = float("nan")
     with pytest.raises(NotFinite, match="prompt 1 of the batch, scale 0"):
-        generate(
+        draw_token_scales(
             net, tokenizer(), torch.tensor([3, 7]), Spying(net.config), PromptNoise(0, (0, 1)), VARSampling()
         )

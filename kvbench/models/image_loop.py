@@ -1,4 +1,4 @@
-"""The next-token loop of image models: the condition at once, then one image token after the other."""
+"""Next-token loop of image models: the condition in one step, then one image token at a time."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -9,20 +9,20 @@ from torch import Tensor
 from kvbench.core.devices import reserve
 from kvbench.core.segments import Segment
 from kvbench.models.base import Cache, require_finite
-from kvbench.models.llamagen.sampling import LlamaGenSampling, choose, guide, truncate
 from kvbench.models.noise import Noise, draw_ahead
 from kvbench.models.parts.decoder import Decoder
+from kvbench.models.parts.sampling import TokenSampling, draw_token, guide, truncate
 from kvbench.models.parts.step_graph import open_steps
 
 
 @torch.inference_mode()
-def generate(
+def draw_image_tokens(
     transformer: Decoder,
     condition: Tensor,
     segments: Sequence[Segment],
     cache: Cache,
     noise: Noise,
-    sampling: LlamaGenSampling,
+    sampling: TokenSampling,
     *,
     padding: Sequence[int] | None = None,
     forbidden: Callable[[int], Tensor] | None = None,
@@ -32,17 +32,15 @@ def generate(
 
     Args:
         transformer: the model; its dtype decides the rounding.
-        condition: embedded, [sequences, tokens, width]; all conditional prompts, then all unconditional ones if there
-            is guidance.
-        segments: the condition, then the image's tokens but for the last.
-        cache: holds keys and values.
+        condition: embedded, [sequences, tokens, width]; with guidance the unconditional prompts follow all others.
+        segments: the condition, then the image's tokens except the last.
+        cache: cache of keys and values.
         noise: randomness, per prompt.
         sampling: guidance and truncation.
-        padding: tokens in front of each sequence's condition that do not exist; None where all conditions are equally
-            long.
-        forbidden: tells of an image token by its number, from 0, which codes it cannot be: bool [codes]; None where
-            each can be any. Noise is drawn for all of them.
-        activations: bytes that a GPU's allocator takes as one piece beforehand, for what a layer works on.
+        padding: number of padding tokens in front of each condition; None if all conditions are equally long.
+        forbidden: returns the codes that an image token cannot be, bool [codes], by the token's number from 0; None
+            if every code is allowed. Noise is drawn for all codes.
+        activations: bytes for a layer's activations, which a GPU's allocator reserves as one block.
 
     Returns:
         int64 [prompts, image tokens], row-major.
@@ -52,7 +50,7 @@ def generate(
     """
     rotation = transformer.rotations(segments[-1].end + 1)
     cache.reset(len(condition), padding)
-    # After what lives as long as the generation, which would else be cut from the same piece.
+    # After tensors that live as long as the generation, which would otherwise be cut from the same block.
     reserve(activations, condition.device)
     x = condition
     drawn: list[Tensor] = []
@@ -68,8 +66,8 @@ def generate(
                 sums.append(logits.sum(-1))
                 if forbidden is not None:
                     logits = logits.masked_fill(forbidden(len(drawn)), -math.inf)
-                drawn.append(choose(truncate(logits, sampling), noise))
+                drawn.append(draw_token(truncate(logits, sampling), noise))
                 x = transformer.embed(drawn[-1]).repeat(sampling.branches, 1)[:, None]
-            # Once per segment, since the host waits for a GPU here; a sum is finite only if all its logits are.
+            # Once per segment, because the host waits for a GPU here; a sum is finite only if all its logits are.
             require_finite(torch.stack(sums, 1), segment.index)
     return torch.stack(drawn, 1)
